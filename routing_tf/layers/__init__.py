@@ -5,10 +5,17 @@ from routing_tf.layers.embeddings import TimingSignal as TimingSignal
 from routing_tf.layers.embeddings import TokenDropout as TokenDropout
 from routing_tf.layers.embeddings import TokenEmbedding as TokenEmbedding
 from routing_tf.layers.feed_forward import FeedForward as FeedForward
+from routing_tf.layers.heads.cluster_strided import (
+    ClusterStridedHeads as ClusterStridedHeads,
+)
+from routing_tf.layers.heads.fixed import FixedHeads as FixedHeads
 from routing_tf.layers.heads.full import FullHeads as FullHeads
+from routing_tf.layers.heads.hashed import HashedHeads as HashedHeads
 from routing_tf.layers.heads.head_group import HeadGroup as HeadGroup
 from routing_tf.layers.heads.local import LocalHeads as LocalHeads
+from routing_tf.layers.heads.random import RandomHeads as RandomHeads
 from routing_tf.layers.heads.routed import RoutedHeads as RoutedHeads
+from routing_tf.layers.heads.strided import StridedHeads as StridedHeads
 from routing_tf.layers.mixed_attention import MixedAttention as MixedAttention
 from routing_tf.layers.online_kmeans import OnlineKMeans as OnlineKMeans
 from routing_tf.layers.relative_position import RelativePosition as RelativePosition

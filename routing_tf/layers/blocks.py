@@ -1,6 +1,111 @@
-"""Cutting a sequence into blocks, and the window of memory around each block."""
+"""Cutting positions into blocks, and the window of memory around each block.
+
+Positions on one axis (text) or two (images) are put into one sequence, block after
+block in raster order, and inside a block in raster order: the blocked order. It is the
+order in which a causal model sees them. Letters: G blocks along an axis, S positions
+(slots) in a block.
+"""
+
+import dataclasses
+import math
 
 from keras import ops
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockedOrder:
+    """The blocked order of positions on one or more axes.
+
+    Args:
+        lengths: tuple, number of positions along each axis.
+        block_shape: tuple, number of positions of a block along each axis.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras import ops
+    from routing_tf.layers.blocks import BlockedOrder
+
+    order = BlockedOrder(lengths=(2, 4), block_shape=(2, 2))
+    sequence = ops.convert_to_numpy(order.arrange(np.arange(8), axis=0))
+    assert sequence.tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+    ```
+
+    Reference: `break_into_blocks_nd` and `put_back_blocks_nd` of the release.
+    """
+
+    lengths: tuple
+    block_shape: tuple
+
+    @property
+    def grid(self):
+        """Number of blocks along each axis; the last ones may be filled up."""
+        return tuple(-(-n // b) for n, b in zip(self.lengths, self.block_shape))
+
+    @property
+    def length(self):
+        """Number of positions in blocked order, those that fill up blocks included."""
+        return math.prod(self.grid) * math.prod(self.block_shape)
+
+    @property
+    def is_padded(self):
+        """Whether blocks must be filled up."""
+        return self.length > math.prod(self.lengths)
+
+    def arrange(self, x, axis):
+        """Puts positions from raster order into blocked order.
+
+        Args:
+            x: tensor `[..., positions, ...]`, in raster order.
+            axis: axis of the positions, counted from the front.
+
+        Returns:
+            Tensor `[..., length, ...]`, zero (False) where blocks are filled up.
+        """
+        before, after = _sides(x, axis)
+        x = ops.reshape(x, (*before, *self.lengths, *after))
+        for i, multiple in enumerate(self.block_shape):
+            x = pad_to_multiple(x, multiple, axis + i)
+        if len(self.lengths) > 1:
+            pairs = zip(self.grid, self.block_shape, strict=True)
+            x = ops.reshape(x, (*before, *(n for pair in pairs for n in pair), *after))
+            x = ops.transpose(x, self._axes(axis, len(after)))
+        return ops.reshape(x, (*before, self.length, *after))
+
+    def restore(self, x, axis):
+        """Undoes `arrange`: from blocked order into raster order.
+
+        Args:
+            x: tensor `[..., length, ...]`, in blocked order.
+            axis: axis of the positions, counted from the front.
+
+        Returns:
+            Tensor `[..., positions, ...]`, without those that filled up blocks.
+        """
+        before, after = _sides(x, axis)
+        x = ops.reshape(x, (*before, *self.grid, *self.block_shape, *after))
+        if len(self.lengths) > 1:
+            axes = self._axes(axis, len(after))
+            x = ops.transpose(x, [axes.index(i) for i in range(len(axes))])
+        whole = [g * b for g, b in zip(self.grid, self.block_shape, strict=True)]
+        x = ops.reshape(x, (*before, *whole, *after))
+        cut = tuple(slice(0, length) for length in self.lengths)
+        x = x[(slice(None),) * axis + cut]
+        return ops.reshape(x, (*before, math.prod(self.lengths), *after))
+
+    def _axes(self, axis, num_after):
+        """Axes that bring the blocks to the front and the slots behind them."""
+        rank = len(self.lengths)
+        grid = [axis + 2 * i for i in range(rank)]
+        slots = [axis + 2 * i + 1 for i in range(rank)]
+        end = axis + 2 * rank
+        return [*range(axis), *grid, *slots, *range(end, end + num_after)]
+
+
+def _sides(x, axis):
+    shape = ops.shape(x)
+    return shape[:axis], shape[axis + 1 :]
 
 
 def pad_to_multiple(x, multiple, axis):
@@ -30,29 +135,36 @@ def break_into_blocks(x, block_length, axis):
     return ops.reshape(x, (*shape[:axis], blocks, block_length, *shape[axis + 1 :]))
 
 
-def memory_windows(blocks, num_before, num_after, axis):
+def memory_windows(blocks, before, after, axis):
     """Joins each block with its neighbours to the window its queries may see.
 
+    Blocks of a window follow each other in raster order of their places.
+
     Args:
-        blocks: tensor `[..., blocks, block_length, ...]`.
-        num_before: number of earlier blocks in a window.
-        num_after: number of later blocks in a window.
-        axis: the axis of the blocks, counted from the front.
+        blocks: tensor `[..., G, ..., G, S, ...]` with one axis of blocks or more.
+        before: tuple, number of earlier blocks in a window along each axis.
+        after: tuple, number of later blocks in a window along each axis.
+        axis: the first axis of blocks, counted from the front.
 
     Returns:
-        Tensor `[..., blocks, (num_before + 1 + num_after) * block_length, ...]`, zero
-        (False) outside the sequence.
+        Tensor `[..., G, ..., G, window, ...]`, zero (False) outside the positions.
+        A window has the product of `before + 1 + after` blocks.
+
+    Reference: `break_into_memory_blocks_nd` of the release.
     """
-    num_blocks = blocks.shape[axis]
-    padding = [(0, 0)] * len(blocks.shape)
-    padding[axis] = (num_before, num_after)
-    padded = ops.pad(blocks, padding)
-    front = (slice(None),) * axis
-    shifted = [
-        padded[(*front, slice(shift, shift + num_blocks))]
-        for shift in range(num_before + 1 + num_after)
-    ]
-    return ops.concatenate(shifted, axis=axis + 1)
+    slots = axis + len(before)
+    for i in reversed(range(len(before))):
+        num_blocks = blocks.shape[axis + i]
+        padding = [(0, 0)] * len(blocks.shape)
+        padding[axis + i] = (before[i], after[i])
+        padded = ops.pad(blocks, padding)
+        front = (slice(None),) * (axis + i)
+        shifted = [
+            padded[(*front, slice(shift, shift + num_blocks))]
+            for shift in range(before[i] + 1 + after[i])
+        ]
+        blocks = ops.concatenate(shifted, axis=slots)
+    return blocks
 
 
 def put_back_blocks(blocks, length, axis):
@@ -67,12 +179,12 @@ def shift_right(x):
     """Moves a sequence one step to the right behind a leading zero.
 
     Args:
-        x: tensor `[batch, length, ...]`.
+        x: tensor `[batch, length, ...]`, in blocked order.
 
     Returns:
         Tensor of the same shape: `0, x[0], ..., x[length - 2]`.
 
-    Reference: `right_shift_blockwise_nd` of the release with one-dimensional blocks.
+    Reference: `right_shift_blockwise_nd` of the release, in blocked order.
     """
     padded = ops.pad(x, [(0, 0), (1, 0)] + [(0, 0)] * (len(x.shape) - 2))
     return padded[:, :-1]

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-from routing_tf.layers.validation import check_positive_integer
-
 
 @dataclasses.dataclass(frozen=True)
 class Compatibility:
@@ -38,11 +36,13 @@ class Compatibility:
         last_block_is_centre: unmasked local heads count relative positions as if the
             query block were the last one of its window. Off (the default): true
             distances.
-        routing_length_multiple: routed heads first pad the sequence with zero rows to
-            a multiple of this length, in tokens. 1 (the default): no such rows.
-
-    Raises:
-        ValueError: if `routing_length_multiple` is not a positive integer.
+        strided_padding_is_seen: strided heads mask no padding and know no token bias;
+            instead all queries of a block attend to all blocks alike where the block
+            starts with padding in the first row. Off (the default): padding is never
+            seen.
+        buckets_filled_up: a hashed bucket with fewer tokens than the window is filled
+            up with the first tokens of other buckets. Off (the default): it has so
+            many members.
 
     Example:
 
@@ -65,10 +65,8 @@ class Compatibility:
     padding_of_first_row: bool = False
     uniform_when_all_masked: bool = False
     last_block_is_centre: bool = False
-    routing_length_multiple: int = 1
-
-    def __post_init__(self):
-        check_positive_integer("routing_length_multiple", self.routing_length_multiple)
+    strided_padding_is_seen: bool = False
+    buckets_filled_up: bool = False
 
     @classmethod
     def of(cls, value):
@@ -81,8 +79,7 @@ class Compatibility:
             `Compatibility`.
 
         Raises:
-            ValueError: if `value` is of another kind, names an unknown field, or holds
-                a `routing_length_multiple` that is not a positive integer.
+            ValueError: if `value` is of another kind or names an unknown field.
         """
         if value is None:
             return cls()
@@ -99,25 +96,18 @@ class Compatibility:
         )
 
     @classmethod
-    def release(cls, routing_length_multiple=1, padding_of_first_row=False):
+    def release(cls, padding_of_first_row=False):
         """Returns the settings that reproduce the release's numbers.
 
         Args:
-            routing_length_multiple: length, in tokens, to a multiple of which routed
-                heads pad. Defaults to 1.
             padding_of_first_row: whether all rows use the padding of the first one.
                 Defaults to False.
 
         Returns:
             `Compatibility` with all other switches on.
-
-        Raises:
-            ValueError: if `routing_length_multiple` is not a positive integer.
         """
         switches = {f.name: True for f in dataclasses.fields(cls)}
-        switches["routing_length_multiple"] = routing_length_multiple
-        switches["padding_of_first_row"] = padding_of_first_row
-        return cls(**switches)
+        return cls(**{**switches, "padding_of_first_row": padding_of_first_row})
 
     def to_dict(self):
         """Returns the fields as a plain dict, for `get_config`."""

@@ -28,15 +28,71 @@ def expert_choice(scores, attention_window, mask=None):
 
     Reference: paper, Algorithm 1, lines 13-16; `gather_cluster_attention_items`.
     """
-    if mask is not None:
-        scores = ops.where(mask[..., None], scores, large_negative(scores.dtype))
+    scores = _padding_last(scores, mask)
     _, members = ops.top_k(ops.swapaxes(scores, 2, 3), attention_window)
+    return _in_order(members, mask, scores)
+
+
+def strided_choice(scores, attention_window, mask=None):
+    """Lets each centroid take tokens evenly spread over the order of their scores.
+
+    With n tokens each centroid takes every `max(1, n // attention_window)`-th one,
+    starting with the one that scores highest: near and far tokens alike. Padding is
+    no token, and is taken only where a cluster finds too few.
+
+    Args:
+        scores: `<float>[B, H, L, K]`.
+        attention_window: number of members W of each cluster, in tokens.
+        mask: `<bool>`, broadcastable to `[B, H, L]`, True for real tokens; None (the
+            default) for no padding.
+
+    Returns:
+        `<int>[B, H, K, W]`, positions of tokens in ascending order, then of padding.
+
+    Reference: `gather_cluster_attention_items(strided_attention=True)` of the release.
+    """
+    length = scores.shape[2]
+    scores = ops.swapaxes(_padding_last(scores, mask), 2, 3)
+    nearest_first = ops.cast(ops.argsort(-scores, axis=-1), "int32")
+    num_tokens = length
+    if mask is not None:
+        num_tokens = ops.sum(ops.cast(mask, "int32"), axis=-1)[..., None, None]
+    stride = ops.maximum(num_tokens // attention_window, 1)
+    places = stride * ops.arange(attention_window, dtype="int32")
+    places = ops.broadcast_to(places, (*ops.shape(scores)[:3], attention_window))
+    members = ops.take_along_axis(nearest_first, places, axis=-1)
+    return _in_order(members, mask, ops.swapaxes(scores, 2, 3))
+
+
+def _padding_last(scores, mask):
+    """Gives padding the lowest scores."""
+    if mask is None:
+        return scores
+    return ops.where(mask[..., None], scores, large_negative(scores.dtype))
+
+
+def _in_order(members, mask, scores):
+    """Sorts the members of each cluster by position, padding behind the tokens."""
     if mask is None:
         return ops.sort(members, axis=-1)
     length = scores.shape[2]
-    everywhere = ops.broadcast_to(mask, ops.shape(scores)[:3])
-    is_token = gather(everywhere[..., None], members)[..., 0]
+    is_token = gather_entries(mask, members, length)
     return ops.sort(ops.where(is_token, members, members + length), axis=-1) % length
+
+
+def gather_entries(mask, members, length):
+    """Returns the entries of a mask (or bias) over positions for each member.
+
+    Args:
+        mask: tensor, broadcastable to `[B, H, L]`.
+        members: `<int>[B, H, K, W]`.
+        length: number of positions L.
+
+    Returns:
+        Tensor `[B, H, K, W]`.
+    """
+    everywhere = ops.broadcast_to(mask, (*ops.shape(members)[:2], length))
+    return gather(everywhere[..., None], members)[..., 0]
 
 
 def gather(x, members):
@@ -55,7 +111,7 @@ def gather(x, members):
     return ops.reshape(rows, (*ops.shape(members), x.shape[-1]))
 
 
-def scatter_mean(clustered, members, length):
+def scatter_mean(clustered, members, length, belongs=None):
     """Averages a token's results over the clusters it sits in.
 
     The sum is divided by the number of clusters plus 0.01, as in the release, so
@@ -65,6 +121,8 @@ def scatter_mean(clustered, members, length):
         clustered: tensor `[B, H, K, W, D]`.
         members: `<int>[B, H, K, W]`.
         length: number of tokens L.
+        belongs: `<bool>[B, H, K, W]`, False where a slot of a cluster holds a token
+            that is none of its members; None (the default) if there are no such slots.
 
     Returns:
         Tensor `[B, H, L, D]`.
@@ -76,9 +134,12 @@ def scatter_mean(clustered, members, length):
     positions = flat_positions(members, length)
     num_rows = batch * heads * length
     rows = ops.reshape(clustered, (-1, dim))
+    weights = ops.ones_like(rows[:, :1])
+    if belongs is not None:
+        weights = ops.reshape(ops.cast(belongs, rows.dtype), (-1, 1))
+        rows = rows * weights
     sums = ops.segment_sum(rows, positions, num_segments=num_rows)
-    ones = ops.ones_like(rows[:, :1])
-    counts = ops.segment_sum(ones, positions, num_segments=num_rows)
+    counts = ops.segment_sum(weights, positions, num_segments=num_rows)
     return ops.reshape(sums / (counts + SCATTER_EPSILON), (batch, heads, length, dim))
 
 

@@ -1,10 +1,14 @@
 """Multi-head attention whose heads may each follow another pattern."""
 
+import math
+
 import keras
 from keras import ops
 
 from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.initializers import fresh
+from routing_tf.layers.positions import Positions
 from routing_tf.layers.serialization import deserialize
 from routing_tf.layers.serialization import serialize
 from routing_tf.layers.validation import check_positive_integer
@@ -18,6 +22,9 @@ class MixedAttention(keras.layers.Layer):
     Queries, keys and values are split over the head groups in the order given; the
     outputs of the groups are concatenated in that order.
 
+    Positions lie on one axis (text) or two (images). On two axes they are put into one
+    sequence, block after block, and "earlier" means earlier in this blocked order.
+
     Args:
         head_groups: list of `HeadGroup` layers such as `RoutedHeads` or `LocalHeads`.
         key_dim: size of a query or key of one head.
@@ -29,11 +36,15 @@ class MixedAttention(keras.layers.Layer):
         project_shared_keys: whether the key projection also has columns for heads
             that share the query projection and never read them (the release).
             Defaults to False.
+        block_shape: tuple, length of a block along each axis of the positions, which
+            sets their order; inputs are padded to a multiple and cut again. None (the
+            default): on one axis the order as it is, on two the blocks of the head
+            groups that have such blocks.
         kernel_initializer: initializer of all projections. Defaults to
             `"glorot_uniform"`.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
-    Call arguments:
+    Call arguments (for positions on two axes read `height, width` for `length`):
         query: `<float>[batch, length, dim]`.
         value: `<float>[batch, memory length, memory dim]`; None, or the very tensor
             `query`, for self-attention.
@@ -58,10 +69,12 @@ class MixedAttention(keras.layers.Layer):
 
     Raises:
         ValueError: if a size is not a positive integer, or `head_groups` is empty,
-            holds one group twice or something else than head groups; when built, if
-            another layer has built a group; when called, if a length is unknown, a
-            dense `attention_mask` is given, `value` does not fit the weights, or
-            `use_causal_mask=True` and `value` has another length than `query`.
+            holds one group twice, something else than head groups, or groups with
+            blocks of different shapes on two axes; when built, if another layer has
+            built a group; when called, if a length is unknown, a dense
+            `attention_mask` is given, `value` or a mask does not fit, positions have
+            other axes than the blocks, or `use_causal_mask=True` and `value` has
+            another length than `query`.
 
     Example:
 
@@ -91,6 +104,7 @@ class MixedAttention(keras.layers.Layer):
         output_dim=None,
         shared_head_projection=False,
         project_shared_keys=False,
+        block_shape=None,
         kernel_initializer="glorot_uniform",
         **kwargs,
     ):
@@ -106,6 +120,10 @@ class MixedAttention(keras.layers.Layer):
         self.output_dim = output_dim
         self.shared_head_projection = shared_head_projection
         self.project_shared_keys = project_shared_keys
+        self.block_shape = block_shape
+        if block_shape is not None:
+            self.block_shape = check_block_shape("block_shape", block_shape)
+        self._blocks_of_groups = _shared_block_shape(self.head_groups, self.block_shape)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
 
     @property
@@ -142,7 +160,7 @@ class MixedAttention(keras.layers.Layer):
             self.head_kernel = self._kernel("head", (value_dim, value_dim))
         output_dim = self.output_dim or dim
         self.output_kernel = self._kernel("output", (heads * value_dim, output_dim))
-        self._build_head_groups(query_shape, value_shape or query_shape, value_dim)
+        self._build_head_groups(value_dim)
 
     def _kernel(self, name, shape):
         return self.add_weight(
@@ -151,19 +169,16 @@ class MixedAttention(keras.layers.Layer):
             initializer=fresh(self.kernel_initializer),
         )
 
-    def _build_head_groups(self, query_shape, value_shape, value_dim):
+    def _build_head_groups(self, value_dim):
         for group in self.head_groups:
             if group.built:
                 raise ValueError(
                     "`head_groups` must be the layer's own: a group has weights and "
                     f"centroids. Received: {group.name!r}, built by another layer"
                 )
-            start = (query_shape[0], group.num_heads)
-            group.build(
-                (*start, query_shape[1], self.key_dim),
-                (*start, value_shape[1], self.key_dim),
-                (*start, value_shape[1], value_dim),
-            )
+            start = (None, group.num_heads, None)
+            key_shape = (*start, self.key_dim)
+            group.build(key_shape, key_shape, (*start, value_dim))
 
     def call(
         self,
@@ -179,39 +194,61 @@ class MixedAttention(keras.layers.Layer):
         mask=None,
     ):
         _refuse_attention_mask(attention_mask)
-        static_length("query", query)
         query_mask = mask if query_mask is None else query_mask
         if value is query:
             value = None
+        order = memory_order = self._order("query", query)
+        query = order.flatten(query)
         if value is None:
             value_mask = query_mask if value_mask is None else value_mask
         else:
-            static_length("value", value)
             self._check_value(value)
+            memory_order = self._order("value", value)
+            value = memory_order.flatten(value)
         queries, keys, values = self._project(query, value)
         if return_attention_scores:
             values = _append_identity(values)
+        masks = {
+            "query_mask": order.sequence("query_mask", query_mask, fill=True),
+            "value_mask": memory_order.sequence("value_mask", value_mask, fill=True),
+            "token_bias": memory_order.sequence("token_bias", token_bias),
+        }
         outputs = [
             group(
-                group_query,
-                group_key,
-                group_value,
-                query_mask=query_mask,
-                value_mask=value_mask,
-                token_bias=token_bias,
+                order.arrange(group_query),
+                memory_order.arrange(group_key),
+                memory_order.arrange(group_value),
                 use_causal_mask=use_causal_mask,
+                grid=order.grid,
+                memory_grid=memory_order.grid,
                 training=training,
+                **masks,
             )
             for group, group_query, group_key, group_value in zip(
                 self.head_groups, queries, keys, values, strict=True
             )
         ]
         outputs = [ops.cast(output, self.compute_dtype) for output in outputs]
-        outputs = ops.concatenate(outputs, axis=1)
+        outputs = order.restore(ops.concatenate(outputs, axis=1))
         if not return_attention_scores:
-            return self._combine(outputs)
+            return order.unflatten(self._combine(outputs))
         size = self.value_dim or self.key_dim
-        return self._combine(outputs[..., :size]), outputs[..., size:]
+        combined = order.unflatten(self._combine(outputs[..., :size]))
+        return combined, outputs[..., size:]
+
+    def _order(self, name, x):
+        """The order in which the positions of `x` become a sequence."""
+        axes = range(1, len(x.shape) - 1)
+        lengths = tuple(static_length(name, x, axis) for axis in axes)
+        block_shape = self.block_shape or self._blocks_of_groups
+        if block_shape is not None and len(block_shape) != len(lengths):
+            raise ValueError(
+                f"`{name}` must have an axis of positions for each entry of the "
+                f"blocks. Received: {name}.shape={tuple(x.shape)} with blocks of "
+                f"{block_shape}. Pass (batch, length, dim) for blocks with one entry, "
+                "(batch, height, width, dim) for two."
+            )
+        return Positions(lengths, block_shape)
 
     def _project(self, query, value):
         """Returns queries, keys and values, each as a list with a tensor per group."""
@@ -301,6 +338,7 @@ class MixedAttention(keras.layers.Layer):
             "output_dim": self.output_dim,
             "shared_head_projection": self.shared_head_projection,
             "project_shared_keys": self.project_shared_keys,
+            "block_shape": self.block_shape,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }
 
@@ -317,8 +355,9 @@ class MixedAttention(keras.layers.Layer):
         output = keras.KerasTensor(shape, dtype=self.compute_dtype)
         if not return_attention_scores:
             return output
-        memory_length = (query if value is None else value).shape[1]
-        shape = (query.shape[0], self.num_heads, query.shape[1], memory_length)
+        memory = query if value is None else value
+        lengths = (math.prod(x.shape[1:-1]) for x in (query, memory))
+        shape = (query.shape[0], self.num_heads, *lengths)
         return output, keras.KerasTensor(shape, dtype=self.compute_dtype)
 
 
@@ -342,6 +381,20 @@ def _check_head_groups(head_groups):
             "`head_groups` must name at least one head group. Received: head_groups=[]"
         )
     return groups
+
+
+def _shared_block_shape(head_groups, block_shape):
+    """The one shape of all blocks on two axes; None if there are none."""
+    shapes = {tuple(getattr(group, "block_shape", ())) for group in head_groups}
+    shapes = {shape for shape in shapes if len(shape) > 1}
+    if block_shape is not None and (shapes or len(block_shape) > 1):
+        shapes.add(block_shape)
+    if len(shapes) > 1:
+        raise ValueError(
+            "Blocks on two axes set the order of the positions, so all head groups "
+            f"and the layer must have the same. Received: {sorted(shapes)}"
+        )
+    return shapes.pop() if shapes else None
 
 
 def _refuse_attention_mask(attention_mask):

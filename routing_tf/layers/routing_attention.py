@@ -42,7 +42,8 @@ class RoutingAttention(MixedAttention):
         kernel_initializer: initializer of all projections and of the relative
             position tables. Defaults to `"glorot_uniform"`.
         **kwargs: arguments of `MixedAttention`: `shared_head_projection` and
-            `project_shared_keys` (both default to False); and those of
+            `project_shared_keys` (both default to False), `block_shape` (defaults to
+            None); and those of
             `keras.layers.Layer`, such as `name`.
 
     Call arguments and Returns: as in `MixedAttention`.

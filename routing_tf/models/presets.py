@@ -359,10 +359,7 @@ def hyperparameters_from_release(hparams, vocabulary_size=98302, faithful=False)
     compatibility = Compatibility()
     if faithful:
         fields["truncate_length"] = hparams["max_target_length"]
-        compatibility = Compatibility.release(
-            routing_length_multiple=block,
-            padding_of_first_row=hparams["cache_padding_bias"],
-        )
+        compatibility = Compatibility.release(hparams["cache_padding_bias"])
     return Hyperparameters(
         **fields,
         **_head_fields(hparams, block),

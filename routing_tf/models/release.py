@@ -21,6 +21,12 @@ _DEFAULTS = {
     "local_relative": False,
     "sparsity_cluster_num_heads": 0,
     "sparsity_cluster_relative": False,
+    "sparsity_cluster_strided_num_heads": 0,
+    "sparsity_cluster_strided_relative": False,
+    "sparsity_strided_num_heads": 0,
+    "sparsity_strided_relative": False,
+    "hash_items": False,
+    "token_bias_wt_trainable": False,
     "max_relative_position": None,
     "cache_padding_bias": True,
     "ema": False,
@@ -36,13 +42,8 @@ _REQUIRED = (
     "query_shape",
     "memory_flange",
 )
-# Arguments of a release attention call that must have this value.
-_NEUTRAL = {
-    "hash_items": False,
-    "token_bias_wt_trainable": False,
-    "sparsity_cluster_strided_num_heads": 0,
-    "sparsity_strided_num_heads": 0,
-}
+# Settings of cluster-strided heads that the release never passes on.
+_CLUSTER_STRIDED = {"share_qk": False, "beta": 1e-4, "decay": 0.99}
 # Variables of one model or layer, by the release's name -> a part of our layers.
 _KMEANS_NAMES = {"means": "centroids", "ema_count": "counts", "ema_means": "sums"}
 _FEED_FORWARD_NAMES = {
@@ -55,8 +56,12 @@ _FEED_FORWARD_NAMES = {
 }
 _GROUP_SCOPES = {
     layers.RoutedHeads: "cluster_attention/cluster_attention",
+    layers.HashedHeads: "cluster_attention/cluster_attention",
+    layers.ClusterStridedHeads: "cluster_strided_attention/cluster_strided_attention",
+    layers.StridedHeads: "strided_attention/strided_attention",
     layers.LocalHeads: "local_nd",
 }
+TOKEN_BIAS_WEIGHT = "token_bias_weight"
 MODEL_SCOPE = "sparse_transformer/body"
 
 
@@ -69,45 +74,31 @@ def attention_layer(config):
             the query, `depth`. Arguments that do not concern the layer are ignored.
 
     Returns:
-        A built `MixedAttention`, called as `layer(query, use_causal_mask=masked,
-        training=...)`.
+        A `MixedAttention`, called as `layer(query, use_causal_mask=masked,
+        training=...)`. In attention to another sequence (`memory_length` is not None)
+        `assign_variables` or the first call build it, as the settings leave the depth
+        of that sequence open.
 
     Raises:
         ValueError: for a setting that is not supported.
     """
     config = {**_DEFAULTS, "memory_query_shape": config.get("query_shape"), **config}
-    _refuse_unsupported(config)
-    (block,) = config["query_shape"]
-    routed = config["sparsity_cluster_num_heads"]
-    local = config["local_num_heads"]
-    heads = routed + local
-    key_dim = _per_head(config, "total_key_depth", heads)
-    value_dim = _per_head(config, "total_value_depth", heads)
-    if routed and key_dim != value_dim:
-        raise ValueError(
-            "`total_key_depth` and `total_value_depth` must be equal with routed "
-            f"heads, as in the release. Received: {config['total_key_depth']}, "
-            f"{config['total_value_depth']}"
-        )
-    groups = []
-    if routed:
-        groups.append(_routed_heads(config, routed, block))
-    if local:
-        groups.append(_local_heads(config, local, block))
+    _check_attention(config)
+    groups = _head_groups(config)
+    heads = sum(group.num_heads for group in groups)
     layer = layers.MixedAttention(
         groups,
-        key_dim=key_dim,
-        value_dim=value_dim,
+        key_dim=_per_head(config, "total_key_depth", heads),
+        value_dim=_per_head(config, "total_value_depth", heads),
         output_dim=config["output_depth"],
         shared_head_projection=True,
         project_shared_keys=True,
+        block_shape=config["query_shape"],
         name=config.get("name", "self_attention"),
     )
-    shape = (None, None, config["depth"])
+    layer.release_depth = config["depth"]
     if config.get("memory_length") is None:
-        layer.build(shape)
-    else:
-        layer.build(shape, (None, None, config.get("memory_depth") or config["depth"]))
+        layer.build((None, None, config["depth"]))
     return layer
 
 
@@ -137,13 +128,19 @@ def assign_variables(layer, values):
     """Writes variables of the release into a layer or model.
 
     Args:
-        layer: what `attention_layer` or `language_model` returned.
-        values: dict of arrays by the release's variable names.
+        layer: what a function of this module built.
+        values: dict of arrays by the release's variable names. The weights of token
+            biases may be left out: the release makes them only where a bias is fed.
 
     Raises:
         ValueError: if a variable is missing, left over or of another shape; every one
             is named, and nothing is written.
     """
+    layer.release_feeds_token_bias = any(map(_is_token_bias_weight, values))
+    if isinstance(layer, layers.MixedAttention) and not layer.built:
+        memory_depth = np.shape(values.get(f"{layer.name}/v/kernel", (0,)))[0]
+        depth = (None, None, layer.release_depth)
+        layer.build(depth, (None, None, memory_depth or layer.release_depth))
     variables = variables_by_name(layer)
     problems = [f"missing: {name}" for name in variables if name not in values]
     problems += [f"left over: {name}" for name in values if name not in variables]
@@ -169,16 +166,28 @@ def read_variables(layer):
 
 
 def variables_by_name(layer):
-    """Returns the Keras variables of a layer or model by the release's names."""
+    """Returns the Keras variables of a layer or model by the release's names.
+
+    Weights of token biases are among them after `assign_variables` was given some.
+    """
     if isinstance(layer, RoutingTransformerCausalLM):
-        return _language_model_variables(layer)
-    if isinstance(layer, layers.MixedAttention) and _is_of_the_release(layer):
-        return _attention_variables(layer, layer.name)
-    raise ValueError(
-        "The bridge knows what `attention_layer` and `language_model` build: "
-        "`RoutingTransformerCausalLM` models, and built `MixedAttention` layers with "
-        f"routed and local heads and `shared_head_projection=True`. Received: {layer!r}"
-    )
+        variables = _language_model_variables(layer)
+    elif isinstance(layer, layers.MixedAttention) and _is_of_the_release(layer):
+        variables = _attention_variables(layer, layer.name)
+    else:
+        raise ValueError(
+            "The bridge knows what the functions of this module build: "
+            "`RoutingTransformerCausalLM` models, and built `MixedAttention` layers "
+            "with the release's kinds of heads and `shared_head_projection=True`. "
+            f"Received: {layer!r}"
+        )
+    if getattr(layer, "release_feeds_token_bias", False):
+        return variables
+    return {k: v for k, v in variables.items() if not _is_token_bias_weight(k)}
+
+
+def _is_token_bias_weight(name):
+    return name.endswith(f"/{TOKEN_BIAS_WEIGHT}")
 
 
 def _is_of_the_release(layer):
@@ -186,49 +195,92 @@ def _is_of_the_release(layer):
     return layer.built and layer.shared_head_projection and kinds <= set(_GROUP_SCOPES)
 
 
-def _routed_heads(config, num_heads, block):
+def _head_groups(config):
+    """The head groups of a call, in the order in which the release joins them."""
+    counts = (
+        (config["sparsity_cluster_num_heads"], _clustered_heads),
+        (config["sparsity_cluster_strided_num_heads"], _cluster_strided_heads),
+        (config["sparsity_strided_num_heads"], _strided_heads),
+        (config["local_num_heads"], _local_heads),
+    )
+    return [make(config, number) for number, make in counts if number]
+
+
+def _clustered_heads(config, num_heads):
+    options = _shared(config, "sparsity_cluster_relative")
+    options["share_query_key"] = config["share_qk"]
+    if config["hash_items"]:
+        return layers.HashedHeads(
+            num_heads,
+            num_buckets=config["sparsity_cluster_size"],
+            attention_window=config["sparsity_cluster_attention_window"],
+            name="hashed_heads",
+            **options,
+        )
     return layers.RoutedHeads(
-        num_heads,
-        num_clusters=config["sparsity_cluster_size"],
-        attention_window=config["sparsity_cluster_attention_window"],
-        share_query_key=config["share_qk"],
-        decay=config["decay"],
-        commitment_weight=config["beta"],
-        ema=config["ema"],
-        max_relative_position=_limit(config, "sparsity_cluster_relative"),
-        dropout=config.get("dropout_rate", 0.0),
-        compatibility=_compatibility(config, block),
-        name="routed_heads",
+        num_heads, name="routed_heads", **_clustering(config), **options
     )
 
 
-def _local_heads(config, num_heads, block):
-    memory_block = block
+def _cluster_strided_heads(config, num_heads):
+    return layers.ClusterStridedHeads(
+        num_heads,
+        share_query_key=_CLUSTER_STRIDED["share_qk"],
+        name="cluster_strided_heads",
+        **_clustering({**config, **_CLUSTER_STRIDED}),
+        **_shared(config, "sparsity_cluster_strided_relative"),
+    )
+
+
+def _strided_heads(config, num_heads):
+    return layers.StridedHeads(
+        num_heads,
+        block_shape=config["query_shape"],
+        name="strided_heads",
+        **{**_shared(config, "sparsity_strided_relative"), "token_bias_weight": None},
+    )
+
+
+def _local_heads(config, num_heads):
+    memory_block = config["query_shape"]
     if config.get("memory_length") is not None:
-        (memory_block,) = config["memory_query_shape"]
-    (flange,) = config["memory_flange"]
-    if flange % memory_block:
+        memory_block = config["memory_query_shape"]
+    pairs = list(zip(config["memory_flange"], memory_block, strict=True))
+    if any(flange % length for flange, length in pairs):
         raise ValueError(
             "`memory_flange` must be a multiple of the block. Received: "
             f"memory_flange={config['memory_flange']!r} with blocks of {memory_block}"
         )
     return layers.LocalHeads(
         num_heads,
-        block_shape=(block,),
-        flange_blocks=flange // memory_block,
-        memory_block_shape=(memory_block,),
-        max_relative_position=_limit(config, "local_relative"),
-        dropout=config.get("dropout_rate", 0.0),
-        compatibility=_compatibility(config, block),
+        block_shape=config["query_shape"],
+        flange_blocks=[flange // length for flange, length in pairs],
+        memory_block_shape=memory_block,
         name="local_heads",
+        **_shared(config, "local_relative"),
     )
 
 
-def _compatibility(config, block):
-    return layers.Compatibility.release(
-        routing_length_multiple=block,
-        padding_of_first_row=config["cache_padding_bias"],
-    )
+def _clustering(config):
+    return {
+        "num_clusters": config["sparsity_cluster_size"],
+        "attention_window": config["sparsity_cluster_attention_window"],
+        "decay": config["decay"],
+        "commitment_weight": config["beta"],
+        "ema": config["ema"],
+    }
+
+
+def _shared(config, relative):
+    """The arguments that all kinds of heads have."""
+    return {
+        "max_relative_position": _limit(config, relative),
+        "dropout": config.get("dropout_rate", 0.0),
+        "token_bias_weight": (
+            "trainable" if config["token_bias_wt_trainable"] else "fixed"
+        ),
+        "compatibility": layers.Compatibility.release(config["cache_padding_bias"]),
+    }
 
 
 def _limit(config, switch):
@@ -244,9 +296,10 @@ def _per_head(config, name, heads):
     return config[name] // heads
 
 
-def _refuse_unsupported(config):
+def _check_attention(config):
     missing = [name for name in _REQUIRED if config.get(name) is None]
-    if config["sparsity_cluster_num_heads"]:
+    clustered = config["sparsity_cluster_num_heads"]
+    if clustered:
         sizes = ("sparsity_cluster_size", "sparsity_cluster_attention_window")
         missing += [name for name in sizes if not config.get(name)]
     if missing:
@@ -254,16 +307,25 @@ def _refuse_unsupported(config):
             "`config` must hold the arguments of a release attention call. "
             f"Missing: {', '.join(missing)}"
         )
-    for name, neutral in _NEUTRAL.items():
-        if config.get(name, neutral) != neutral:
+    strided = config["sparsity_cluster_strided_num_heads"]
+    if strided > clustered:
+        raise ValueError(
+            "`sparsity_cluster_strided_num_heads` must not exceed "
+            "`sparsity_cluster_num_heads`, as in the release. Received: "
+            f"{strided} and {clustered}"
+        )
+    if clustered and config["total_key_depth"] != config["total_value_depth"]:
+        raise ValueError(
+            "`total_key_depth` and `total_value_depth` must be equal with routed "
+            f"heads, as in the release. Received: {config['total_key_depth']}, "
+            f"{config['total_value_depth']}"
+        )
+    axes = len(config["query_shape"])
+    for name in ("memory_query_shape", "memory_flange"):
+        if len(config[name]) != axes:
             raise ValueError(
-                f"`{name}` must be {neutral!r}: the rest is not there yet. "
-                f"Received: {name}={config[name]!r}"
-            )
-    for name in ("query_shape", "memory_query_shape", "memory_flange"):
-        if len(config[name]) != 1:
-            raise ValueError(
-                f"`{name}` must have one dimension. Received: {name}={config[name]!r}"
+                f"`{name}` must have as many entries as `query_shape`. Received: "
+                f"{name}={config[name]!r}, query_shape={config['query_shape']!r}"
             )
 
 
@@ -309,20 +371,29 @@ def _attention_variables(attention, scope):
         variables[f"{scope}/k/kernel"] = attention.key_kernel
     variables[f"{scope}/v/kernel"] = attention.value_kernel
     for group in attention.head_groups:
-        group_scope = f"{scope}/attention_nd/{_GROUP_SCOPES[type(group)]}"
-        if isinstance(group, layers.RoutedHeads):
-            for name, attribute in _KMEANS_NAMES.items():
-                if hasattr(group.kmeans, attribute):
-                    state = getattr(group.kmeans, attribute)
-                    variables[f"{group_scope}/{name}"] = state
-        relative = group.dot_product.relative_position
-        if relative is not None:
-            tables = (relative.key_embeddings, relative.value_embeddings)
-            for kind, table in zip(("keys", "values"), tables, strict=True):
-                name = f"{group_scope}/relative_positions_{kind}/embeddings"
-                variables[name] = table
+        variables |= _group_variables(group, f"{scope}/attention_nd")
     variables[f"{scope}/attention_nd/dense/kernel"] = attention.head_kernel
     variables[f"{scope}/output_transform/kernel"] = attention.output_kernel
+    return variables
+
+
+def _group_variables(group, scope):
+    group_scope = f"{scope}/{_GROUP_SCOPES[type(group)]}"
+    variables = {}
+    if isinstance(group, layers.HashedHeads):
+        variables[f"{group_scope}/projection_tensors"] = group.projections
+    kmeans = getattr(group, "kmeans", None)
+    for name, attribute in _KMEANS_NAMES.items():
+        if hasattr(kmeans, attribute):
+            variables[f"{group_scope}/{name}"] = getattr(kmeans, attribute)
+    relative = group.dot_product.relative_position
+    if relative is not None:
+        tables = (relative.key_embeddings, relative.value_embeddings)
+        for kind, table in zip(("keys", "values"), tables, strict=True):
+            variables[f"{group_scope}/relative_positions_{kind}/embeddings"] = table
+    if group.token_bias_weight is not None:
+        helper = group_scope.rpartition("/")[0]
+        variables[f"{helper}/{TOKEN_BIAS_WEIGHT}"] = group.bias_weight
     return variables
 
 

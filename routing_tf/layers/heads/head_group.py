@@ -8,7 +8,10 @@ from keras import ops
 
 from routing_tf.layers.compatibility import Compatibility
 from routing_tf.layers.scaled_dot_product import ScaledDotProduct
+from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
+
+TOKEN_BIAS_WEIGHTS = (None, "fixed", "trainable")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +28,9 @@ class HeadInputs:
         token_bias: `<float>[batch, 1, memory length]`; None (the default) for no bias.
         use_causal_mask: whether a query sees only keys up to its own position.
             Defaults to False.
+        grid: number of blocks along each axis of the query, whose positions come in
+            blocked order; None (the default) for positions on one axis.
+        memory_grid: the same for the value.
     """
 
     query: Any
@@ -34,6 +40,8 @@ class HeadInputs:
     value_mask: Any = None
     token_bias: Any = None
     use_causal_mask: bool = False
+    grid: tuple | None = None
+    memory_grid: tuple | None = None
 
 
 class HeadGroup(keras.layers.Layer):
@@ -53,6 +61,8 @@ class HeadGroup(keras.layers.Layer):
             to `"glorot_uniform"`.
         relative_key_initializer: initializer of the table of the keys, see
             `RelativePosition`; None (the default) for `embeddings_initializer`.
+        token_bias_weight: what a token bias is multiplied by: `"trainable"` or
+            `"fixed"`, a scalar weight that starts at 1; None (the default) for nothing.
         compatibility: flaws of the release to reproduce, as a `Compatibility` or a
             dict of its fields; None (the default) for no flaws.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
@@ -67,6 +77,8 @@ class HeadGroup(keras.layers.Layer):
         token_bias: `<float>[batch, memory length]`, added to the logits of each key;
             or None.
         use_causal_mask: whether a query sees only keys up to its own position.
+        grid: number of blocks along each axis of the query, see `HeadInputs`.
+        memory_grid: the same for the value.
         training: whether dropout is on and state moves.
 
     Returns:
@@ -74,9 +86,9 @@ class HeadGroup(keras.layers.Layer):
 
     Raises:
         ValueError: if `num_heads` or `max_relative_position` is not a positive
-            integer, `dropout` is not in [0, 1), or `compatibility` is of another kind
-            or has an unknown field; when called, if `use_causal_mask=True` and query
-            and value differ in length.
+            integer, `dropout` is not in [0, 1), `token_bias_weight` is unknown, or
+            `compatibility` is of another kind or has an unknown field; when called, if
+            `use_causal_mask=True` and query and value differ in length.
     """
 
     #: Whether the group wants keys of its own in self-attention.
@@ -89,16 +101,19 @@ class HeadGroup(keras.layers.Layer):
         dropout=0.0,
         embeddings_initializer="glorot_uniform",
         relative_key_initializer=None,
+        token_bias_weight=None,
         compatibility=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
         check_positive_integer("num_heads", num_heads)
+        check_choice("token_bias_weight", token_bias_weight, TOKEN_BIAS_WEIGHTS)
         self.num_heads = num_heads
         self.max_relative_position = max_relative_position
         self.dropout = dropout
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.relative_key_initializer = keras.initializers.get(relative_key_initializer)
+        self.token_bias_weight = token_bias_weight
         self.compatibility = Compatibility.of(compatibility)
         self.dot_product = ScaledDotProduct(
             max_relative_position=max_relative_position,
@@ -113,6 +128,13 @@ class HeadGroup(keras.layers.Layer):
     def build(self, query_shape, key_shape, value_shape):
         self.value_dim = value_shape[-1]
         self.dot_product.build(query_shape, key_shape, value_shape)
+        if self.token_bias_weight is not None:
+            self.bias_weight = self.add_weight(
+                name="token_bias_weight",
+                shape=(),
+                initializer="ones",
+                trainable=self.token_bias_weight == "trainable",
+            )
 
     def call(
         self,
@@ -123,6 +145,8 @@ class HeadGroup(keras.layers.Layer):
         value_mask=None,
         token_bias=None,
         use_causal_mask=False,
+        grid=None,
+        memory_grid=None,
         training=None,
     ):
         length, memory_length = query.shape[2], value.shape[2]
@@ -139,8 +163,10 @@ class HeadGroup(keras.layers.Layer):
             value,
             query_mask=self._expand_mask(query_mask),
             value_mask=self._value_mask(value, value_mask),
-            token_bias=None if token_bias is None else token_bias[:, None, :],
+            token_bias=self._expand_bias(token_bias),
             use_causal_mask=use_causal_mask,
+            grid=grid,
+            memory_grid=memory_grid,
         )
         return self.attend(inputs, training=training)
 
@@ -162,6 +188,13 @@ class HeadGroup(keras.layers.Layer):
 
     def _expand_mask(self, mask):
         return None if mask is None else ops.cast(mask, "bool")[:, None, :]
+
+    def _expand_bias(self, bias):
+        if bias is None:
+            return None
+        if self.token_bias_weight is not None:
+            bias = bias * ops.cast(self.bias_weight, bias.dtype)
+        return bias[:, None, :]
 
     def _value_mask(self, value, mask):
         mask = self._expand_mask(mask)
@@ -186,6 +219,7 @@ class HeadGroup(keras.layers.Layer):
             "relative_key_initializer": keras.initializers.serialize(
                 self.relative_key_initializer
             ),
+            "token_bias_weight": self.token_bias_weight,
             "compatibility": self.compatibility.to_dict(),
         }
 

@@ -1,5 +1,7 @@
 """Local attention in blocks."""
 
+import math
+
 import keras
 import numpy as np
 from keras import ops
@@ -8,7 +10,6 @@ from routing_tf.layers import blocks
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.heads.head_group import combine_masks
 from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_positive_integer
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -20,28 +21,34 @@ class LocalHeads(HeadGroup):
     also sees as many after it. A sequence that is no multiple of the block is padded
     and cut; a block longer than the sequence is cut to it.
 
+    On positions with two axes (images) blocks are rectangles, and the flange is a
+    frame of blocks round the own one; with a causal mask those of it that come
+    earlier, row by row of blocks.
+
     Args:
         num_heads: number of heads in the group.
-        block_shape: length of a block, in tokens, as a tuple of one integer. Defaults
-            to `(256,)`.
-        flange_blocks: number of neighbouring blocks on a side, at least 0. Defaults
-            to 1.
+        block_shape: length of a block, in tokens, as a tuple of one integer, or of one
+            for each axis of the positions. Defaults to `(256,)`.
+        flange_blocks: number of neighbouring blocks on a side, at least 0; a tuple for
+            another number along each axis. Defaults to 1.
         memory_block_shape: length of a block of the memory, in tokens, for attention
             to another sequence with as many blocks; None (the default) for
             `block_shape`.
-        **kwargs: arguments of `HeadGroup`: `max_relative_position` (tokens, defaults
-            to None), `dropout` (a rate in [0, 1), defaults to 0.0),
-            `embeddings_initializer` (defaults to `"glorot_uniform"`),
-            `relative_key_initializer` and `compatibility` (both default to None);
-            and those of `keras.layers.Layer`, such as `name`.
+        **kwargs: arguments of `HeadGroup`: `max_relative_position` (tokens; places in
+            the window on two axes; defaults to None), `dropout` (a rate in [0, 1),
+            defaults to 0.0), `embeddings_initializer` (defaults to
+            `"glorot_uniform"`), `relative_key_initializer`, `token_bias_weight` and
+            `compatibility` (all default to None); and those of `keras.layers.Layer`,
+            such as `name`.
 
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if a block shape is not one positive integer, `flange_blocks` is
-            not an integer of at least 0, or an argument is refused by `HeadGroup`;
-            when called, if query and value fall into different numbers of blocks, or
-            if `use_causal_mask=True` and they differ in length.
+        ValueError: if a number in a block shape is not a positive integer,
+            `flange_blocks` is not an integer of at least 0 or one for each axis, or an
+            argument is refused by `HeadGroup`; when called, if the positions do not
+            have the axes of the block, if query and value fall into different numbers
+            of blocks, or if `use_causal_mask=True` and they differ in length.
 
     Example:
 
@@ -52,6 +59,11 @@ class LocalHeads(HeadGroup):
     heads = layers.LocalHeads(2, block_shape=(4,), max_relative_position=8)
     attention = layers.MixedAttention([heads], key_dim=8)
     assert attention(np.ones((1, 10, 16)), use_causal_mask=True).shape == (1, 10, 16)
+
+    heads = layers.LocalHeads(2, block_shape=(2, 4))
+    attention = layers.MixedAttention([heads], key_dim=8)
+    image = np.ones((1, 6, 8, 16))
+    assert attention(image, use_causal_mask=True).shape == (1, 6, 8, 16)
     ```
 
     Reference: paper, section 3.2; the local branch of `attention_nd` in the release.
@@ -66,24 +78,24 @@ class LocalHeads(HeadGroup):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        self.block_shape = _block_shape("block_shape", block_shape)
+        self.block_shape = check_block_shape("block_shape", block_shape)
         self.memory_block_shape = memory_block_shape
         if memory_block_shape is not None:
-            self.memory_block_shape = _block_shape(
+            self.memory_block_shape = check_block_shape(
                 "memory_block_shape", memory_block_shape
             )
-        check_non_negative_integer("flange_blocks", flange_blocks)
-        self.flange_blocks = flange_blocks
+        self.flange_blocks = _check_flange(flange_blocks, self.block_shape)
 
     def attend(self, inputs, training=None):
         length = inputs.query.shape[2]
-        block, memory_block = self._block_lengths(length, inputs.value.shape[2])
-        before = self.flange_blocks
-        after = 0 if inputs.use_causal_mask else before
+        grid, block, memory_block = self._layout(inputs)
+        before = self._flange()
+        after = (0, *before[1:]) if inputs.use_causal_mask else before
 
         def window(x):
             x = blocks.break_into_blocks(x, memory_block, axis=2)
-            return blocks.memory_windows(x, before, after, axis=2)
+            x = _unfold(x, grid)
+            return _fold(blocks.memory_windows(x, before, after, axis=2), len(grid))
 
         bias = None
         if inputs.token_bias is not None:
@@ -95,18 +107,23 @@ class LocalHeads(HeadGroup):
             window(inputs.value),
             attention_mask=self._mask(real, block, inputs.use_causal_mask),
             bias=bias,
-            offset=self._offset(memory_block, block, after),
+            offset=self._offset(memory_block, block, real.shape[-1]),
             training=training,
         )
         return blocks.put_back_blocks(output, length, axis=2)
 
-    def _block_lengths(self, length, memory_length):
+    def _layout(self, inputs):
+        """Number of blocks along each axis; tokens of a block, and of the memory's."""
+        length, memory_length = inputs.query.shape[2], inputs.value.shape[2]
+        if len(self.block_shape) > 1:
+            return self._layout_nd(inputs)
         block = min(self.block_shape[0], length)
         memory_block = self.block_shape[0]
         if length != memory_length and self.memory_block_shape is not None:
             memory_block = self.memory_block_shape[0]
         memory_block = min(memory_block, memory_length)
-        if -(-length // block) != -(-memory_length // memory_block):
+        num_blocks = -(-length // block)
+        if num_blocks != -(-memory_length // memory_block):
             raise ValueError(
                 "Local heads pair each block of the query with the block of the value "
                 "at the same place, so both must have the same number of blocks. "
@@ -115,7 +132,30 @@ class LocalHeads(HeadGroup):
                 "`memory_block_shape` in proportion to the lengths, or use routed or "
                 "full heads for attention to another sequence."
             )
-        return block, memory_block
+        return (num_blocks,), block, memory_block
+
+    def _layout_nd(self, inputs):
+        axes = len(self.block_shape)
+        if inputs.grid is None or len(inputs.grid) != axes:
+            raise ValueError(
+                f"`block_shape` must have an entry for each axis of the positions. "
+                f"Received: block_shape={self.block_shape} with positions on "
+                f"{len(inputs.grid or (1,))} axes. Pass `query` as (batch, height, "
+                "width, dim), or blocks with one entry."
+            )
+        if inputs.grid != inputs.memory_grid:
+            raise ValueError(
+                "Local heads pair each block of the query with the block of the value "
+                "at the same place, so both must have the same number of blocks. "
+                f"Received: {inputs.grid} and {inputs.memory_grid} blocks."
+            )
+        size = math.prod(self.block_shape)
+        return inputs.grid, size, size
+
+    def _flange(self):
+        if isinstance(self.flange_blocks, int):
+            return (self.flange_blocks,) * len(self.block_shape)
+        return tuple(self.flange_blocks)
 
     def _real(self, value, value_mask):
         # Also tells the tokens from the blocks outside the sequence.
@@ -126,15 +166,22 @@ class LocalHeads(HeadGroup):
         mask = self._shared_padding(real)[..., None, :]
         if not use_causal_mask:
             return mask
-        own_block = self.flange_blocks * block
-        slots = np.arange(own_block + block)
-        causal = slots[None, :] - own_block <= np.arange(block)[:, None]
+        slots = np.arange(real.shape[-1])
+        causal = (
+            slots[None, :] - self._first_own_slot(block) <= np.arange(block)[:, None]
+        )
         return combine_masks(mask, causal)
 
-    def _offset(self, memory_block, block, after):
+    def _first_own_slot(self, block):
+        """Where the query's own block starts in a window: all before it is earlier."""
+        flange = self._flange()
+        axes = [2 * f + 1 for f in flange]
+        return sum(f * math.prod(axes[i + 1 :]) for i, f in enumerate(flange)) * block
+
+    def _offset(self, memory_block, block, window):
         if self.compatibility.last_block_is_centre:
-            return (self.flange_blocks + 1 + after) * memory_block - block
-        return self.flange_blocks * memory_block
+            return window - block
+        return self._first_own_slot(memory_block)
 
     def get_config(self):
         return {
@@ -145,12 +192,47 @@ class LocalHeads(HeadGroup):
         }
 
 
-def _block_shape(name, value):
+def check_block_shape(name, value):
+    """Returns a block shape as a tuple; raises a `ValueError` if it is none."""
     shape = (value,) if isinstance(value, int) else tuple(value)
-    if len(shape) != 1:
+    if len(shape) not in (1, 2):
         raise ValueError(
-            f"`{name}` must be a tuple of one block length, in tokens. "
+            f"`{name}` must be a tuple of one or two block lengths, in tokens. "
             f"Received: {name}={value!r}"
         )
-    check_positive_integer(name, shape[0])
+    for length in shape:
+        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+            raise ValueError(
+                f"`{name}` must be a tuple of positive integers. "
+                f"Received: {name}={value!r}"
+            )
     return shape
+
+
+def _check_flange(flange_blocks, block_shape):
+    if isinstance(flange_blocks, (tuple, list)):
+        if len(flange_blocks) != len(block_shape):
+            raise ValueError(
+                "`flange_blocks` must be one integer, or one for each axis of the "
+                f"block. Received: flange_blocks={flange_blocks!r} with "
+                f"block_shape={block_shape}"
+            )
+        for number in flange_blocks:
+            check_non_negative_integer("flange_blocks", number)
+        return tuple(flange_blocks)
+    check_non_negative_integer("flange_blocks", flange_blocks)
+    return flange_blocks
+
+
+def _unfold(x, grid):
+    """From `[batch, heads, blocks, slots, ...]` to an axis for each of the grid's."""
+    shape = ops.shape(x)
+    return ops.reshape(x, (*shape[:2], *grid, *shape[3:]))
+
+
+def _fold(x, axes):
+    """Undoes `_unfold`."""
+    shape = ops.shape(x)
+    return ops.reshape(
+        x, (*shape[:2], math.prod(shape[2 : 2 + axes]), *shape[2 + axes :])
+    )

@@ -1,0 +1,69 @@
+"""Strided attention in the order of distance to a centroid."""
+
+import keras
+
+from routing_tf.layers import membership
+from routing_tf.layers.heads.clustered import CentroidHeads
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class ClusterStridedHeads(CentroidHeads):
+    """Heads whose clusters hold tokens at all distances from a centroid.
+
+    The tokens are put in the order of their score against a learned centroid, and
+    every `max(1, length // attention_window)`-th one is a member of its cluster:
+    where `RoutedHeads` take the nearest tokens, these take an even sample. Attention
+    is dense inside a cluster, and a token's results are averaged over the clusters it
+    sits in.
+
+    Under a causal mask no query sees a later key. But whether a token is a member of a
+    cluster depends on the whole sequence, later tokens included, as in the release.
+
+    State: that of `OnlineKMeans`, moved when `training=True`. Padding is no token, is
+    never seen, and moves no centroid.
+
+    Args:
+        num_heads: number of heads in the group.
+        num_clusters: number of centroids of each head.
+        attention_window: number of members of a cluster, in tokens.
+        share_query_key: whether keys are made by the projection of the queries. In
+            self-attention queries and keys are then the same and have one membership.
+            Defaults to True.
+        decay: share of the old average of the centroids kept at each training step, in
+            [0, 1]. Defaults to 0.999.
+        commitment_weight: factor of the commitment loss, at least 0. Defaults to 1e-4.
+        ema: whether centroids follow moving averages (True) or gradients (False).
+            Defaults to True.
+        update_rule: `"ema"` or `"paper"`, see `OnlineKMeans`. Defaults to `"ema"`.
+        **kwargs: arguments of `HeadGroup`: `max_relative_position` (ranks, defaults
+            to None), `dropout` (a rate in [0, 1), defaults to 0.0),
+            `embeddings_initializer` (defaults to `"glorot_uniform"`),
+            `relative_key_initializer`, `token_bias_weight` and `compatibility` (all
+            default to None); and those of `keras.layers.Layer`, such as `name`.
+
+    Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
+    of rank in the sorted list of members. The clustering loss is added to `losses`.
+
+    Raises:
+        ValueError: if `attention_window` is not a positive integer, or an argument is
+            refused by `HeadGroup` or `OnlineKMeans`; when built, if `key_dim` is less
+            than 2; when called, if `use_causal_mask=True` and query and value differ
+            in length.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+
+    heads = layers.ClusterStridedHeads(2, num_clusters=4, attention_window=8)
+    attention = layers.MixedAttention([heads], key_dim=8)
+    assert attention(np.ones((1, 32, 16)), use_causal_mask=True).shape == (1, 32, 16)
+    ```
+
+    Reference: `clustered_local_attention_helper(strided_attention=True)` of the
+    release, which always has separate queries and keys here.
+    """
+
+    def choose(self, scores, mask):
+        return membership.strided_choice(scores, self.window(scores.shape[2]), mask)

@@ -1,0 +1,170 @@
+"""Fixed attention: queries see their block and the summaries of earlier ones."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from routing_tf.layers import blocks
+from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.heads.head_group import combine_masks
+from routing_tf.layers.validation import check_choice
+from routing_tf.layers.validation import check_positive_integer
+
+ARRANGEMENTS = ("merged", "separate")
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class FixedHeads(HeadGroup):
+    """Heads whose queries see their own block and the last columns of every block.
+
+    The last `num_summary_columns` tokens of each block are its summary. A query sees
+    its own block and the summaries of all blocks; with a causal mask only what is
+    not later. Work and memory of a query grow with the block and with the number of
+    summaries. A sequence that is no multiple of the block is padded and cut.
+
+    Args:
+        num_heads: number of heads in the group.
+        block_length: length of a block, in tokens. Defaults to 128.
+        num_summary_columns: length of a summary, in tokens, at most `block_length`.
+            Defaults to 8.
+        arrangement: `"merged"` (the default): every head sees both. `"separate"`: the
+            first half of the heads sees the own block, the others the summaries; a
+            query without an earlier summary gets zero from the latter.
+        **kwargs: arguments of `HeadGroup`: `dropout` (a rate in [0, 1), defaults to
+            0.0), `token_bias_weight` and `compatibility` (both default to None); and
+            those of `keras.layers.Layer`, such as `name`.
+
+    Call arguments and Returns: as in `HeadGroup`.
+
+    Raises:
+        ValueError: if a size is not a positive integer, a summary is longer than a
+            block, `arrangement` is unknown or is `"separate"` with an odd number of
+            heads, `max_relative_position` is given, or an argument is refused by
+            `HeadGroup`; when called, if query and value differ in length.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+
+    heads = layers.FixedHeads(2, block_length=4, num_summary_columns=1)
+    attention = layers.MixedAttention([heads], key_dim=8)
+    assert attention(np.ones((1, 10, 16)), use_causal_mask=True).shape == (1, 10, 16)
+    ```
+
+    Reference: Child et al., "Generating Long Sequences with Sparse Transformers"
+    (https://arxiv.org/abs/1904.10509), sections 4.2 and 4.3. The release has no such
+    heads.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        block_length=128,
+        num_summary_columns=8,
+        arrangement="merged",
+        **kwargs,
+    ):
+        super().__init__(num_heads, **kwargs)
+        check_positive_integer("block_length", block_length)
+        check_positive_integer("num_summary_columns", num_summary_columns)
+        check_choice("arrangement", arrangement, ARRANGEMENTS)
+        if num_summary_columns > block_length:
+            raise ValueError(
+                "`num_summary_columns` must not exceed `block_length`. Received: "
+                f"num_summary_columns={num_summary_columns}, "
+                f"block_length={block_length}"
+            )
+        if arrangement == "separate" and num_heads % 2:
+            raise ValueError(
+                '`num_heads` must be even with `arrangement="separate"`, half for '
+                f"blocks and half for summaries. Received: num_heads={num_heads}"
+            )
+        if self.max_relative_position is not None:
+            raise ValueError(
+                "`max_relative_position` must be None: the keys of fixed heads do not "
+                "follow each other. Received: "
+                f"max_relative_position={self.max_relative_position}"
+            )
+        self.block_length = block_length
+        self.num_summary_columns = num_summary_columns
+        self.arrangement = arrangement
+
+    def attend(self, inputs, training=None):
+        length, memory_length = inputs.query.shape[2], inputs.value.shape[2]
+        if length != memory_length:
+            raise ValueError(
+                "Fixed heads pair each block of the query with the same block of the "
+                "value, so both must have the same length. Received: lengths "
+                f"{length} and {memory_length}. Use routed or full heads for attention "
+                "to another sequence."
+            )
+        bias = None
+        if inputs.token_bias is not None:
+            bias = self._slots(inputs.token_bias)[..., None, :]
+        output = self.dot_product(
+            self._blocks(inputs.query),
+            self._slots(inputs.key),
+            self._slots(inputs.value),
+            attention_mask=self._mask(inputs),
+            bias=bias,
+            training=training,
+        )
+        return blocks.put_back_blocks(output, length, axis=2)
+
+    def _blocks(self, x):
+        return blocks.break_into_blocks(x, self.block_length, axis=2)
+
+    def _slots(self, x):
+        """The keys of each block: its own tokens, then all summaries.
+
+        From `[batch, heads, length, ...]` to `[batch, heads, block, slots, ...]`.
+        """
+        own = self._blocks(x)
+        summaries = own[:, :, :, -self.num_summary_columns :]
+        batch, heads, num_blocks, columns, *rest = ops.shape(summaries)
+        flat = (batch, heads, 1, num_blocks * columns, *rest)
+        everywhere = (batch, heads, num_blocks, num_blocks * columns, *rest)
+        summaries = ops.broadcast_to(ops.reshape(summaries, flat), everywhere)
+        return ops.concatenate([own, summaries], axis=3)
+
+    def _mask(self, inputs):
+        # Also tells the tokens from what fills up the last block.
+        real = ops.ones_like(inputs.value[:, :1, :, 0], dtype="bool")
+        real = self._slots(combine_masks(real, inputs.value_mask))[..., None, :]
+        num_blocks = real.shape[2]
+        pattern = self._pattern(num_blocks, inputs.use_causal_mask)
+        return combine_masks(self._shared_padding(real), pattern)
+
+    def _pattern(self, num_blocks, causal):
+        """Which slots each head, block and query sees, as a NumPy array."""
+        size, columns = self.block_length, self.num_summary_columns
+        block = np.arange(num_blocks)[:, None, None]
+        query = np.arange(size)[:, None]
+        own = np.ones((num_blocks, size, size), "bool")
+        if causal:
+            own &= np.arange(size) <= query
+        summary = np.arange(num_blocks * columns)
+        of_block = summary // columns
+        place = size - columns + summary % columns
+        if self.arrangement == "merged":
+            # The summary of the own block is there already.
+            seen = of_block < block if causal else of_block != block
+            seen = np.broadcast_to(seen, (num_blocks, size, summary.size))
+            return np.concatenate([own, seen], axis=-1)
+        seen = np.ones((num_blocks, size, summary.size), "bool")
+        if causal:
+            seen = of_block * size + place <= block * size + query
+        local = np.concatenate([own, np.zeros_like(seen)], axis=-1)
+        summaries = np.concatenate([np.zeros_like(own), seen], axis=-1)
+        half = self.num_heads // 2
+        return np.stack([local] * half + [summaries] * half)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "block_length": self.block_length,
+            "num_summary_columns": self.num_summary_columns,
+            "arrangement": self.arrangement,
+        }

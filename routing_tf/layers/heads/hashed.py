@@ -1,0 +1,126 @@
+"""Locality-sensitive hashing: queries see the keys of their bucket."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from routing_tf.layers import membership
+from routing_tf.layers.heads.clustered import ClusteredHeads
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class HashedHeads(ClusteredHeads):
+    """Heads that attend inside buckets of a random hash of the content.
+
+    The bits of a bucket's number are the signs of the layer-normalised token's
+    products with fixed random projections, so tokens that point in like directions
+    meet. A bucket keeps its first `attention_window` tokens; later ones get zero.
+
+    Under a causal mask no query sees a later key, and whether a token is a member
+    depends on itself and earlier tokens alone.
+
+    State: `projections` `(heads, bits, key_dim)`, float32, never trained. Padding
+    lies in no bucket.
+
+    Args:
+        num_heads: number of heads in the group.
+        num_buckets: number of buckets of each head, at least 2; rounded down to a power
+            of two.
+        attention_window: number of members of a bucket, in tokens.
+        share_query_key: whether keys are made by the projection of the queries. In
+            self-attention queries and keys are then the same and lie in one bucket.
+            Defaults to True.
+        **kwargs: arguments of `HeadGroup`: `max_relative_position` (ranks, defaults
+            to None), `dropout` (a rate in [0, 1), defaults to 0.0),
+            `embeddings_initializer` (defaults to `"glorot_uniform"`),
+            `relative_key_initializer`, `token_bias_weight` and `compatibility` (all
+            default to None); and those of `keras.layers.Layer`, such as `name`.
+
+    Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
+    of rank in the sorted list of members.
+
+    Raises:
+        ValueError: if `num_buckets` is not an integer of at least 2,
+            `attention_window` is not a positive integer, or an argument is refused by
+            `HeadGroup`; when built, if `key_dim` is less than 2; when called, if
+            `use_causal_mask=True` and query and value differ in length.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+
+    heads = layers.HashedHeads(2, num_buckets=4, attention_window=16)
+    attention = layers.MixedAttention([heads], key_dim=8)
+    assert attention(np.ones((1, 32, 16)), use_causal_mask=True).shape == (1, 32, 16)
+    ```
+
+    Reference: Kitaev, Kaiser, Levskaya, "Reformer: The Efficient Transformer"
+    (https://arxiv.org/abs/2001.04451), section 2; `hash_items_fn` and
+    `gather_hashed_attention_items` of the release.
+    """
+
+    def __init__(self, num_heads, num_buckets, attention_window, **kwargs):
+        super().__init__(num_heads, attention_window, **kwargs)
+        if not isinstance(num_buckets, int) or num_buckets < 2:
+            raise ValueError(
+                "`num_buckets` must be an integer of at least 2. "
+                f"Received: num_buckets={num_buckets!r}"
+            )
+        self.num_buckets = num_buckets
+
+    @property
+    def num_bits(self):
+        """Number of projections of each head."""
+        return self.num_buckets.bit_length() - 1
+
+    def build(self, query_shape, key_shape, value_shape):
+        super().build(query_shape, key_shape, value_shape)
+        self.projections = self.add_weight(
+            name="projections",
+            shape=(self.num_heads, self.num_bits, query_shape[-1]),
+            initializer=keras.initializers.Orthogonal(),
+            dtype="float32",
+            trainable=False,
+            autocast=False,
+        )
+
+    def buckets(self, tokens):
+        """Returns the number of each token's bucket.
+
+        Args:
+            tokens: `<float32>[batch, heads, length, key_dim]`, normalised.
+
+        Returns:
+            `<int32>[batch, heads, length]`.
+        """
+        products = ops.einsum(
+            "bhld,hnd->bhln", tokens, ops.convert_to_tensor(self.projections)
+        )
+        bits = ops.cast(products > 0, "int32")
+        return ops.sum(bits * (2 ** np.arange(self.num_bits, dtype="int32")), axis=-1)
+
+    def route(self, streams, masks, training=None):
+        masks = self.masks_for_choice(masks)
+        return [
+            self._members(self.buckets(stream), mask)
+            for stream, mask in zip(streams, masks, strict=True)
+        ]
+
+    def _members(self, buckets, mask):
+        filled_up = self.compatibility.buckets_filled_up
+        num_buckets = self.num_buckets if filled_up else 2**self.num_bits
+        if mask is not None:
+            buckets = ops.where(mask, buckets, -1)
+        inside = ops.one_hot(buckets, num_buckets, dtype="float32")
+        # Equal scores: the first tokens win.
+        length = inside.shape[2]
+        members = membership.expert_choice(inside, self.window(length), mask)
+        if filled_up:
+            return members, None
+        bucket_of_member = membership.gather_entries(buckets, members, length)
+        return members, bucket_of_member == np.arange(num_buckets)[:, None]
+
+    def get_config(self):
+        return {**super().get_config(), "num_buckets": self.num_buckets}

@@ -1,0 +1,100 @@
+"""Random clusters: the paper's ablation of content-based routing."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from routing_tf.layers import membership
+from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.layers.validation import check_non_negative_integer
+from routing_tf.layers.validation import check_positive_integer
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class RandomHeads(ClusteredHeads):
+    """Heads that attend inside clusters of random members, whatever their content.
+
+    Each cluster holds `attention_window` positions drawn from `seed`, the same ones
+    for every text and at every call. All else is as in `RoutedHeads`, so that the two
+    differ in the content that routing uses and in nothing else.
+
+    Args:
+        num_heads: number of heads in the group.
+        num_clusters: number of clusters of each head.
+        attention_window: number of members of a cluster, in tokens.
+        seed: non-negative integer that decides the members. Layers and heads of one
+            model draw alike if their seeds are alike. Defaults to 0.
+        share_query_key: whether keys are made by the projection of the queries. In
+            self-attention queries and keys are then the same and have one membership.
+            Defaults to True.
+        **kwargs: arguments of `HeadGroup`: `max_relative_position` (ranks, defaults
+            to None), `dropout` (a rate in [0, 1), defaults to 0.0),
+            `embeddings_initializer` (defaults to `"glorot_uniform"`),
+            `relative_key_initializer`, `token_bias_weight` and `compatibility` (all
+            default to None); and those of `keras.layers.Layer`, such as `name`.
+
+    Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
+    of rank in the sorted list of members. Padding is a member only where a cluster
+    finds too few tokens, and is never seen.
+
+    Raises:
+        ValueError: if `num_clusters` or `attention_window` is not a positive integer,
+            `seed` is negative, or an argument is refused by `HeadGroup`; when built,
+            if `key_dim` is less than 2; when called, if `use_causal_mask=True` and
+            query and value differ in length.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+
+    heads = layers.RandomHeads(2, num_clusters=4, attention_window=8)
+    attention = layers.MixedAttention([heads], key_dim=8)
+    assert attention(np.ones((1, 32, 16)), use_causal_mask=True).shape == (1, 32, 16)
+    ```
+
+    Reference: paper, section 5.1 and Table 1, "Random Transformer".
+    """
+
+    def __init__(self, num_heads, num_clusters, attention_window, seed=0, **kwargs):
+        super().__init__(num_heads, attention_window, **kwargs)
+        check_positive_integer("num_clusters", num_clusters)
+        check_non_negative_integer("seed", seed)
+        self.num_clusters = num_clusters
+        self.seed = seed
+
+    def scores(self, length):
+        """Returns the random scores whose largest decide who is a member.
+
+        Args:
+            length: number of tokens.
+
+        Returns:
+            NumPy array `<float32>[1, heads, length, clusters]`. Those of a position
+            do not depend on the length.
+        """
+        generator = np.random.default_rng(self.seed)
+        shape = (length, self.num_heads, self.num_clusters)
+        scores = generator.random(shape, dtype="float32")
+        return np.moveaxis(scores, 1, 0)[None]
+
+    def route(self, streams, masks, training=None):
+        masks = self.masks_for_choice(masks)
+        return [
+            (self._members(stream, mask), None)
+            for stream, mask in zip(streams, masks, strict=True)
+        ]
+
+    def _members(self, stream, mask):
+        batch, _, length, _ = ops.shape(stream)
+        scores = self.scores(stream.shape[2])
+        scores = ops.broadcast_to(scores, (batch, *scores.shape[1:]))
+        return membership.expert_choice(scores, self.window(stream.shape[2]), mask)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_clusters": self.num_clusters,
+            "seed": self.seed,
+        }

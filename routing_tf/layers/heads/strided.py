@@ -1,0 +1,102 @@
+"""Strided attention: queries see the same place in every earlier block."""
+
+import math
+
+import keras
+import numpy as np
+from keras import ops
+
+from routing_tf.layers import blocks
+from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.heads.head_group import combine_masks
+from routing_tf.layers.heads.local import check_block_shape
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class StridedHeads(HeadGroup):
+    """Heads whose queries see the keys at their own place in each block.
+
+    With a causal mask a query sees itself and the same place in all earlier blocks;
+    without one in all blocks. Together with local heads, which see the rest of the
+    block, every earlier token is two steps away. A sequence that is no multiple of
+    the block is padded and cut.
+
+    Args:
+        num_heads: number of heads in the group.
+        block_shape: length of a block, in tokens, as a tuple of one integer, or of one
+            for each axis of the positions. Defaults to `(256,)`.
+        **kwargs: arguments of `HeadGroup`: `max_relative_position` (blocks, defaults
+            to None), `dropout` (a rate in [0, 1), defaults to 0.0),
+            `embeddings_initializer` (defaults to `"glorot_uniform"`),
+            `relative_key_initializer`, `token_bias_weight` and `compatibility` (all
+            default to None); and those of `keras.layers.Layer`, such as `name`.
+
+    Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
+    of block.
+
+    Raises:
+        ValueError: if a number in `block_shape` is not a positive integer, or an
+            argument is refused by `HeadGroup`; when called, if
+            `use_causal_mask=True` and query and value differ in length.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+
+    heads = layers.StridedHeads(2, block_shape=(4,))
+    attention = layers.MixedAttention([heads], key_dim=8)
+    assert attention(np.ones((1, 10, 16)), use_causal_mask=True).shape == (1, 10, 16)
+    ```
+
+    Reference: Child et al., "Generating Long Sequences with Sparse Transformers"
+    (https://arxiv.org/abs/1904.10509), section 4.2; `strided_local_attention_helper`
+    of the release.
+    """
+
+    def __init__(self, num_heads, block_shape=(256,), **kwargs):
+        super().__init__(num_heads, **kwargs)
+        self.block_shape = check_block_shape("block_shape", block_shape)
+
+    def attend(self, inputs, training=None):
+        length = inputs.query.shape[2]
+        mask = bias = None
+        if self.compatibility.strided_padding_is_seen:
+            mask = self._blank_queries(inputs.value)
+        else:
+            mask = self._at_places(self._real(inputs))[..., None, :]
+            if inputs.token_bias is not None:
+                bias = self._at_places(inputs.token_bias)[..., None, :]
+        query = self._at_places(inputs.query)
+        key = self._at_places(inputs.key)
+        if inputs.use_causal_mask:
+            num_blocks = query.shape[3]
+            mask = combine_masks(mask, np.tri(num_blocks, dtype="bool"))
+        output = self.dot_product(
+            query,
+            key,
+            self._at_places(inputs.value),
+            attention_mask=mask,
+            bias=bias,
+            training=training,
+        )
+        return blocks.put_back_blocks(ops.swapaxes(output, 2, 3), length, axis=2)
+
+    def _at_places(self, x):
+        """From `[batch, heads, length, ...]` to `[batch, heads, place, block, ...]`."""
+        cut = blocks.break_into_blocks(x, math.prod(self.block_shape), axis=2)
+        return ops.swapaxes(cut, 2, 3)
+
+    def _real(self, inputs):
+        # Also tells the tokens from what fills up the last block.
+        ones = ops.ones_like(inputs.value[:, :1, :, 0], dtype="bool")
+        return combine_masks(ones, inputs.value_mask)
+
+    def _blank_queries(self, value):
+        """The release's mask: of queries by their block, the same for all places."""
+        first = self._at_places(value[:1, :1])[:, :, :1]
+        return ops.any(first[..., : self.value_dim] != 0, axis=-1)[..., None]
+
+    def get_config(self):
+        return {**super().get_config(), "block_shape": self.block_shape}

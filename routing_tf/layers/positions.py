@@ -1,0 +1,77 @@
+"""Positions on one axis or two, and their way into one sequence and back."""
+
+import math
+
+from keras import ops
+
+from routing_tf.layers.blocks import BlockedOrder
+
+
+class Positions:
+    """The positions of one input, and their way into a sequence and back.
+
+    Args:
+        lengths: tuple, number of positions along each axis.
+        block_shape: tuple, the blocks that order them; None for raster order.
+
+    Attributes:
+        order: their `BlockedOrder`; None for raster order.
+        grid: number of blocks along each axis; None for positions on one axis.
+    """
+
+    def __init__(self, lengths, block_shape):
+        self.lengths = lengths
+        self.order = None if block_shape is None else BlockedOrder(lengths, block_shape)
+        self.grid = None
+        if len(lengths) > 1:
+            self.grid = BlockedOrder(lengths, block_shape or lengths).grid
+
+    def flatten(self, x):
+        """From `[batch, *lengths, dim]` to `[batch, positions, dim]`."""
+        if len(self.lengths) == 1:
+            return x
+        return ops.reshape(x, (ops.shape(x)[0], math.prod(self.lengths), x.shape[-1]))
+
+    def unflatten(self, x):
+        """Undoes `flatten`."""
+        if len(self.lengths) == 1:
+            return x
+        return ops.reshape(x, (ops.shape(x)[0], *self.lengths, x.shape[-1]))
+
+    def arrange(self, x):
+        """Puts `[batch, heads, positions, ...]` into blocked order."""
+        if x is None or self.order is None:
+            return x
+        return self.order.arrange(x, axis=2)
+
+    def restore(self, x):
+        """Undoes `arrange`."""
+        return x if self.order is None else self.order.restore(x, axis=2)
+
+    def sequence(self, name, x, fill=False):
+        """Puts a mask or bias `[batch, *lengths]` into the order of the sequence.
+
+        Args:
+            name: name of the argument, for the message.
+            x: tensor or None.
+            fill: whether a mask must tell positions from those that fill up blocks.
+                Defaults to False.
+
+        Returns:
+            Tensor `[batch, length]`, or None.
+
+        Raises:
+            ValueError: if `x` does not have an entry for each position.
+        """
+        positions = math.prod(self.lengths)
+        if x is None:
+            if not fill or self.order is None or not self.order.is_padded:
+                return None
+            x = ops.ones((1, positions), "bool")
+        elif tuple(x.shape[1:]) != self.lengths:
+            raise ValueError(
+                f"`{name}` must have an entry for each position. Received: "
+                f"{name}.shape={tuple(x.shape)} for positions {self.lengths}"
+            )
+        x = ops.reshape(x, (ops.shape(x)[0], positions))
+        return x if self.order is None else self.order.arrange(x, axis=1)

@@ -40,6 +40,9 @@ class Compatibility:
             instead all queries of a block attend to all blocks alike where the block
             starts with padding in the first row. Off (the default): padding is never
             seen.
+        cluster_strided_settings_are_fixed: in models, cluster-strided heads project
+            queries and keys apart, with a decay of 0.99 and a commitment weight of
+            1e-4, whatever the hyperparameters say. Off (the default): they follow them.
         buckets_filled_up: a hashed bucket with fewer tokens than the window is filled
             up with the first tokens of other buckets. Off (the default): it has so
             many members.
@@ -66,6 +69,7 @@ class Compatibility:
     uniform_when_all_masked: bool = False
     last_block_is_centre: bool = False
     strided_padding_is_seen: bool = False
+    cluster_strided_settings_are_fixed: bool = False
     buckets_filled_up: bool = False
 
     @classmethod

@@ -96,11 +96,13 @@ class SublayerSteps(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("routing_tf")
 class TransformerBlock(keras.layers.Layer):
-    """One layer of a decoder: self-attention, then feed-forward, each with a residual.
+    """Self-attention, attention to a memory, feed-forward, each with a residual.
 
     Args:
         attention: a `MixedAttention` or `RoutingAttention` layer.
         feed_forward: a `FeedForward` layer; None for attention alone.
+        cross_attention: a `MixedAttention` or `RoutingAttention` layer that attends to
+            `memory`, such as the output of an encoder; None (the default) for none.
         norm_position: `"pre"` normalizes the input of each part, `"post"` the sum of
             its output and the residual, as the release does. Defaults to `"post"`.
         dropout: rate of dropout on the output of each part, in [0, 1). Defaults to 0.0.
@@ -109,16 +111,20 @@ class TransformerBlock(keras.layers.Layer):
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
-        inputs: `<float>[batch, length, dim]`.
+        inputs: `<float>[batch, length, dim]`; or, for positions on two axes,
+            `<float>[batch, height, width, dim]`.
+        memory: `<float>[batch, memory length, memory dim]`, with `cross_attention`.
         padding_mask: `<bool>[batch, length]`, True for real tokens; or None.
+        memory_mask: `<bool>[batch, memory length]`, the same for `memory`; or None.
         training: whether dropout is on and centroids move.
 
     Returns:
-        `<float>[batch, length, dim]`.
+        Tensor of the shape of `inputs`.
 
     Raises:
         ValueError: if `norm_position` is unknown or `dropout` is not in [0, 1); when
-            called, if the length of `inputs` is unknown.
+            called, if a length is unknown, or there is a memory without
+            `cross_attention` or the other way round.
 
     Example:
 
@@ -141,6 +147,7 @@ class TransformerBlock(keras.layers.Layer):
         self,
         attention,
         feed_forward,
+        cross_attention=None,
         norm_position="post",
         dropout=0.0,
         use_causal_mask=True,
@@ -151,55 +158,85 @@ class TransformerBlock(keras.layers.Layer):
         self.supports_masking = True
         self.attention = deserialize(attention)
         self.feed_forward = deserialize(feed_forward)
+        self.cross_attention = deserialize(cross_attention)
         self.norm_position = norm_position
         self.dropout = dropout
         self.use_causal_mask = use_causal_mask
         self.attention_input = self._steps("attention_input", 0)
         self.attention_output = self._steps("attention_output", 1)
+        if self.cross_attention is not None:
+            self.cross_attention_input = self._steps("cross_attention_input", 0)
+            self.cross_attention_output = self._steps("cross_attention_output", 1)
         if self.feed_forward is not None:
             self.feed_forward_input = self._steps("feed_forward_input", 0)
             self.feed_forward_output = self._steps("feed_forward_output", 1)
+
+    @property
+    def parts(self):
+        """Names of the parts in their order: the attributes that hold them."""
+        names = ("attention", "cross_attention", "feed_forward")
+        return [name for name in names if getattr(self, name) is not None]
 
     def _steps(self, name, side):
         steps = STEPS[self.norm_position][side]
         return SublayerSteps(steps, self.dropout, name=name, dtype=self.dtype_policy)
 
-    def build(self, inputs_shape):
-        parts = [self.attention_input, self.attention, self.attention_output]
-        if self.feed_forward is not None:
-            parts += [
-                self.feed_forward_input,
-                self.feed_forward,
-                self.feed_forward_output,
-            ]
-        for part in parts:
-            if not part.built:
-                part.build(inputs_shape)
+    def build(self, inputs_shape, memory_shape=None):
+        for name in self.parts:
+            shapes = [inputs_shape]
+            if name == "cross_attention":
+                shapes.append(memory_shape or inputs_shape)
+            getattr(self, f"{name}_input").build(inputs_shape)
+            if not getattr(self, name).built:
+                getattr(self, name).build(*shapes)
+            getattr(self, f"{name}_output").build(inputs_shape)
 
-    def call(self, inputs, padding_mask=None, training=None):
-        x = self.attention_input(inputs, training=training)
-        x = self.attention(
-            x,
+    def call(
+        self,
+        inputs,
+        memory=None,
+        padding_mask=None,
+        memory_mask=None,
+        training=None,
+    ):
+        if (memory is None) != (self.cross_attention is None):
+            raise ValueError(
+                "`memory` must be given to a block with `cross_attention`, and to no "
+                f"other. Received: memory={None if memory is None else memory.shape}, "
+                f"cross_attention={self.cross_attention!r}"
+            )
+
+        def apply(name, x, **options):
+            y = getattr(self, f"{name}_input")(x, training=training)
+            y = getattr(self, name)(y, training=training, **options)
+            return getattr(self, f"{name}_output")(y, residual=x, training=training)
+
+        x = apply(
+            "attention",
+            inputs,
             query_mask=padding_mask,
-            training=training,
             use_causal_mask=self.use_causal_mask,
         )
-        x = self.attention_output(x, residual=inputs, training=training)
-        if self.feed_forward is None:
-            return x
-        y = self.feed_forward_input(x, training=training)
-        y = self.feed_forward(y, training=training)
-        return self.feed_forward_output(y, residual=x, training=training)
+        if memory is not None:
+            x = apply(
+                "cross_attention",
+                x,
+                value=memory,
+                query_mask=padding_mask,
+                value_mask=memory_mask,
+            )
+        return x if self.feed_forward is None else apply("feed_forward", x)
 
     def get_config(self):
         return {
             **super().get_config(),
             "attention": serialize(self.attention),
             "feed_forward": serialize(self.feed_forward),
+            "cross_attention": serialize(self.cross_attention),
             "norm_position": self.norm_position,
             "dropout": self.dropout,
             "use_causal_mask": self.use_causal_mask,
         }
 
-    def compute_output_shape(self, inputs_shape):
+    def compute_output_shape(self, inputs_shape, memory_shape=None):
         return inputs_shape

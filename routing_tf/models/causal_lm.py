@@ -4,8 +4,8 @@ import keras
 import keras_hub
 from keras import ops
 
+from routing_tf.models import stack
 from routing_tf.models.routing_transformer import RoutingTransformer
-from routing_tf.models.routing_transformer import initializer
 from routing_tf.models.routing_transformer import refuse_changes
 from routing_tf.tokenizers import ByteTokenizer
 
@@ -196,7 +196,7 @@ def _until_stop(token_ids, prompt_mask, stop_token_ids):
 def _dense(hyperparameters, units, name, policy):
     return keras.layers.Dense(
         units,
-        kernel_initializer=initializer(hyperparameters),
+        kernel_initializer=stack.initializer(hyperparameters),
         name=name,
         dtype=policy,
     )

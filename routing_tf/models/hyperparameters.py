@@ -5,13 +5,16 @@ import math
 
 from routing_tf.layers.compatibility import Compatibility
 from routing_tf.layers.validation import check_choice
+from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
 
 _POSITIVE = (
     "vocabulary_size",
     "max_sequence_length",
+    "max_input_length",
     "num_layers",
+    "num_channels",
     "hidden_dim",
     "intermediate_dim",
     "local_block_length",
@@ -21,6 +24,18 @@ _POSITIVE = (
     "warmup_steps",
     "batch_tokens",
     "train_steps",
+)
+_HEADS = (
+    "num_local_heads",
+    "num_routed_heads",
+    "num_cluster_strided_heads",
+    "num_strided_heads",
+)
+_COUNTS = (
+    *_HEADS,
+    "num_encoder_layers",
+    "num_local_only_layers",
+    "local_flange_blocks",
 )
 _NOT_NEGATIVE = (
     "commitment_weight",
@@ -34,14 +49,29 @@ _NOT_NEGATIVE = (
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameters:
-    """Settings of a decoder-only model, and of how it is trained.
+    """Settings of a model, and of how it is trained.
 
-    Lengths and windows are in tokens.
+    One class serves all models: decoders of text, encoders with decoders
+    (`num_encoder_layers` is not 0) and models of images (`image_height` is given).
+    Lengths and windows are in tokens; an image has one for each channel of a pixel.
 
     Args:
-        vocabulary_size: number of token ids, padding and end included.
+        vocabulary_size: number of token ids, padding and end included; of an image,
+            number of intensities.
         max_sequence_length: length of the sequences the model is trained on.
-        num_layers: number of transformer blocks.
+        max_input_length: length of the sequences that an encoder reads.
+        image_height: number of rows of an image; None for models of text.
+        image_width: number of columns of an image; None for models of text.
+        num_channels: number of channels of an image.
+        num_classes: number of classes an image model is conditioned on; None for none.
+        channel_vocabulary_size: rows of the embedding table of each channel of an
+            image; None for `vocabulary_size` (the release: 256 in any case).
+        position_embeddings: whether embeddings of row and column are added to those of
+            an image.
+        num_encoder_layers: number of blocks of the encoder; 0 for no encoder.
+        encoder_inputs: what an encoder reads: `"tokens"`, or `"embeddings"` of the
+            size `hidden_dim` (the release).
+        num_layers: number of transformer blocks of the decoder.
         hidden_dim: size of a token's vector between the blocks.
         embedding_dim: size of the token embeddings; None for `hidden_dim`.
         intermediate_dim: size inside the feed-forward parts.
@@ -51,17 +81,31 @@ class Hyperparameters:
             the number of heads.
         value_dim: size of a value of one head; None for `key_dim`.
         num_local_heads: heads of each block that attend in local blocks.
-        local_block_length: length of a local block.
+        local_block_length: length of a local block; of an image with
+            `local_block_width`, in rows.
+        local_block_width: None for blocks of the sequence; else blocks of an image
+            are rectangles of so many tokens in a row.
         local_flange_blocks: neighbouring local blocks a query sees on a side.
+        memory_block_length: length of the blocks of an encoder's output that local
+            heads pair with those of the decoder; None for the length that gives as
+            many blocks.
         local_relative_positions: whether local heads use relative positions.
         num_routed_heads: heads of each block that attend inside clusters.
         num_local_only_layers: number of first blocks in which the routed heads are
             local ones too.
-        num_clusters: number of clusters of each routed head.
+        num_cluster_strided_heads: heads of each block that attend to every n-th token
+            in the order of distance to a centroid.
+        num_strided_heads: heads of each block that attend to their place in the
+            other local blocks.
+        num_clusters: number of clusters of each routed or cluster-strided head.
         attention_window: number of tokens in a cluster.
-        routing: `"expert_choice"`, how tokens find their cluster.
+        routing: how tokens find their cluster: `"expert_choice"`, `"hashed"` (the
+            clusters are buckets of a hash) or `"random"`.
         routed_relative_positions: whether routed heads use relative positions, which
             are differences of rank inside the cluster.
+        cluster_strided_relative_positions: the same for cluster-strided heads.
+        strided_relative_positions: whether strided heads use relative positions,
+            which are differences of block.
         share_query_key: whether routed heads share queries and keys.
         ema: whether centroids follow moving averages (True) or gradients.
         centroid_decay: share of the old average kept at each training step.
@@ -78,7 +122,9 @@ class Hyperparameters:
             queries and never read them (the release).
         truncate_length: longer inputs are cut to this length without a word (the
             release); None: nothing is cut.
-        token_dropout: rate of input tokens replaced by id 0.
+        input_dropout: rate of elements of the encoder's inputs that are set to 0, the
+            others unscaled.
+        token_dropout: rate of the decoder's input tokens replaced by id 0.
         embedding_dropout: rate of dropout on the token embeddings.
         residual_dropout: rate of dropout on the output of each part of a block.
         attention_dropout: rate of dropped attention weights.
@@ -112,6 +158,15 @@ class Hyperparameters:
 
     vocabulary_size: int = 98302
     max_sequence_length: int = 4096
+    max_input_length: int = 4096
+    image_height: int | None = None
+    image_width: int | None = None
+    num_channels: int = 1
+    num_classes: int | None = None
+    channel_vocabulary_size: int | None = None
+    position_embeddings: bool = True
+    num_encoder_layers: int = 0
+    encoder_inputs: str = "tokens"
     num_layers: int = 12
     hidden_dim: int = 512
     embedding_dim: int | None = None
@@ -122,14 +177,21 @@ class Hyperparameters:
     value_dim: int | None = None
     num_local_heads: int = 4
     local_block_length: int = 256
+    local_block_width: int | None = None
     local_flange_blocks: int = 1
+    memory_block_length: int | None = None
+    memory_flange_blocks: int | None = None
     local_relative_positions: bool = True
     num_routed_heads: int = 4
+    num_cluster_strided_heads: int = 0
+    num_strided_heads: int = 0
     num_local_only_layers: int = 0
     num_clusters: int = 16
     attention_window: int = 256
     routing: str = "expert_choice"
     routed_relative_positions: bool = True
+    cluster_strided_relative_positions: bool = True
+    strided_relative_positions: bool = False
     share_query_key: bool = True
     ema: bool = True
     centroid_decay: float = 0.999
@@ -141,6 +203,7 @@ class Hyperparameters:
     shared_head_projection: bool = False
     project_shared_keys: bool = False
     truncate_length: int | None = None
+    input_dropout: float = 0.0
     token_dropout: float = 0.0
     embedding_dropout: float = 0.0
     residual_dropout: float = 0.0
@@ -167,8 +230,12 @@ class Hyperparameters:
         check_choice("feed_forward", self.feed_forward, ("geglu", "relu", "none"))
         check_choice("norm_position", self.norm_position, ("pre", "post"))
         check_choice("optimizer", self.optimizer, ("adafactor", "adam"))
+        check_choice("routing", self.routing, ("expert_choice", "hashed", "random"))
+        check_choice("encoder_inputs", self.encoder_inputs, ("tokens", "embeddings"))
         for name in _POSITIVE:
             check_positive_integer(name, getattr(self, name))
+        for name in _COUNTS:
+            check_non_negative_integer(name, getattr(self, name))
         for name in _names_ending_in("_dropout"):
             check_rate(name, getattr(self, name))
         for name in _NOT_NEGATIVE:
@@ -179,12 +246,16 @@ class Hyperparameters:
                     f"Received: {name}={value}"
                 )
         self._check_heads()
+        self._check_image()
 
     def _check_type(self, field):
         value = getattr(self, field.name)
         if field.type == (int | None):
             if value is not None:
-                check_positive_integer(field.name, value)
+                check = check_positive_integer
+                if field.name == "memory_flange_blocks":
+                    check = check_non_negative_integer
+                check(field.name, value)
         elif field.type is float and type(value) is int:
             object.__setattr__(self, field.name, float(value))
         elif type(value) is not field.type:
@@ -194,25 +265,60 @@ class Hyperparameters:
             )
 
     def _check_heads(self):
-        if self.num_local_heads < 0 or self.num_routed_heads < 0 or not self.num_heads:
+        received = ", ".join(f"{name}={getattr(self, name)}" for name in _HEADS)
+        if not self.num_heads:
             raise ValueError(
-                "`num_local_heads` and `num_routed_heads` must not be negative and "
-                "not both be zero. Received: "
-                f"num_local_heads={self.num_local_heads}, "
-                f"num_routed_heads={self.num_routed_heads}"
+                f"The numbers of heads must not all be zero. Received: {received}"
             )
         if self.key_dim is None and self.hidden_dim % self.num_heads:
             raise ValueError(
                 "`hidden_dim` must be a multiple of the number of heads unless "
                 f"`key_dim` is given. Received: hidden_dim={self.hidden_dim}, "
-                f"num_local_heads={self.num_local_heads}, "
-                f"num_routed_heads={self.num_routed_heads}"
+                f"{received}"
             )
+
+    def _check_image(self):
+        sizes = (self.image_height, self.image_width)
+        if (sizes[0] is None) != (sizes[1] is None):
+            raise ValueError(
+                "`image_height` and `image_width` must be given together. Received: "
+                f"image_height={sizes[0]}, image_width={sizes[1]}"
+            )
+        if self.kind == "image":
+            tokens = math.prod(sizes) * self.num_channels
+            if self.num_encoder_layers or self.max_sequence_length != tokens:
+                raise ValueError(
+                    "A model of images has no encoder, and `max_sequence_length` is "
+                    f"height * width * channels, {tokens}. Received: "
+                    f"num_encoder_layers={self.num_encoder_layers}, "
+                    f"max_sequence_length={self.max_sequence_length}"
+                )
+        elif self.local_block_width is not None or self.num_classes is not None:
+            raise ValueError(
+                "`local_block_width` and `num_classes` are settings of image models, "
+                "which have an `image_height`. Received: "
+                f"local_block_width={self.local_block_width}, "
+                f"num_classes={self.num_classes}"
+            )
+
+    @property
+    def kind(self):
+        """Which model this is: `"text"`, `"seq2seq"` or `"image"`."""
+        if self.image_height is not None:
+            return "image"
+        return "seq2seq" if self.num_encoder_layers else "text"
+
+    @property
+    def local_block_shape(self):
+        """Length of a local block along each axis of the positions."""
+        if self.local_block_width is None:
+            return (self.local_block_length,)
+        return (self.local_block_length, self.local_block_width)
 
     @property
     def num_heads(self):
         """Number of heads of each block."""
-        return self.num_local_heads + self.num_routed_heads
+        return sum(getattr(self, name) for name in _HEADS)
 
     def replace(self, **changes):
         """Returns a copy with some fields changed.

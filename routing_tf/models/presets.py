@@ -27,7 +27,9 @@ _BASE = {
     "sparsity_cluster_attention_window": 0,
     "sparsity_cluster_relative": True,
     "sparsity_cluster_strided_num_heads": 0,
+    "sparsity_cluster_strided_relative": True,
     "sparsity_strided_num_heads": 0,
+    "sparsity_strided_relative": False,
     "sparsity_skip_first": 0,
     "share_qk": True,
     "hash_items": False,
@@ -44,6 +46,7 @@ _BASE = {
     "dropout": 0.0,
     "attention_dropout": 0.0,
     "relu_dropout": 0.0,
+    "input_dropout": 0.0,
     "target_dropout": 0.0,
     "layer_prepostprocess_dropout": 0.1,
     "initializer": "uniform_unit_scaling",
@@ -112,6 +115,14 @@ _WIKITEXT103_CLUSTER_4K = {
     "sparsity_cluster_size": 8,
     "sparsity_cluster_attention_window": 512,
 }
+_WIKITEXT103_CLUSTER_1K = {
+    **_WIKITEXT103_CLUSTER_4K,
+    "max_length": 1024,
+    "batch_size": 1024,
+    "sparsity_cluster_size": 2,
+    "num_decoder_layers": 20,
+    "target_dropout": 0.2,
+}
 _PG19_CLUSTER_8K = {
     **_WIKITEXT103_4K,
     "max_length": 8192,
@@ -132,6 +143,147 @@ _PG19_CLUSTER_8K = {
     "target_dropout": 0.0,
     "weight_decay": 0.0,
 }
+
+_MEENA = {
+    **_BASE,
+    "max_length": 2048,
+    "batch_size": 2048,
+    "max_target_length": 512,
+    "hidden_size": 1024,
+    "embedding_dims": 256,
+    "num_encoder_layers": 6,
+    "num_decoder_layers": 15,
+    "filter_size": 3072,
+    "query_shape": (256,),
+    "memory_query_shape": (256,),
+    "memory_flange": (256,),
+    "max_relative_position": 513,
+    "attention_dropout": 0.1,
+    "relu_dropout": 0.1,
+}
+_ARXIV = {
+    **_MEENA,
+    "max_length": 24000,
+    "batch_size": 24000,
+    "hidden_size": 256,
+    "num_encoder_layers": 4,
+    "num_decoder_layers": 8,
+}
+_PUBMED = {
+    **_ARXIV,
+    "max_length": 10240,
+    "batch_size": 10240,
+    "num_decoder_layers": 10,
+    "query_shape": (128,),
+    "memory_query_shape": (128,),
+    "memory_flange": (128,),
+    "max_relative_position": 257,
+    "input_dropout": 0.1,
+}
+_TRANSLATE = {
+    **_PG19_CLUSTER_8K,
+    "max_length": 512,
+    "max_target_length": 512,
+    "batch_size": 8192,
+    "hidden_size": 1024,
+    "embedding_dims": 1024,
+    "local_num_heads": 14,
+    "num_encoder_layers": 6,
+    "num_decoder_layers": 6,
+    "sparsity_skip_first": 4,
+    "sparsity_cluster_size": 1,
+    "memory_query_shape": (256,),
+    "layer_prepostprocess_dropout": 0.3,
+    "optimizer": "adam",
+    "optimizer_adam_beta1": 0.9,
+    "optimizer_adam_beta2": 0.98,
+    "optimizer_adam_epsilon": 1e-9,
+    "learning_rate_schedule": "legacy",
+    "learning_rate_decay_scheme": "noam",
+    "learning_rate_warmup_steps": 4000,
+}
+# The number of channels is one of the problem there.
+_IMAGE_BASE = {
+    **_BASE,
+    "batch_size": 1,
+    "frame_height": 32,
+    "frame_width": 32,
+    "num_channels": 3,
+    "add_positional_emb": True,
+    "unconditional": True,
+    "num_decoder_layers": 12,
+    "hidden_size": 256,
+    "filter_size": 256,
+    "ffn_layer": "conv_hidden_relu",
+    "query_shape": (128,),
+    "memory_query_shape": (128,),
+    "memory_flange": (128,),
+    "max_relative_position": 0,
+    "local_relative": False,
+    "sparsity_cluster_relative": False,
+    "sparsity_cluster_strided_relative": False,
+    "layer_prepostprocess_dropout": 0.0,
+    "cache_padding_bias": True,
+}
+_MNIST = {
+    **_IMAGE_BASE,
+    "frame_height": 28,
+    "frame_width": 28,
+    "num_channels": 1,
+    "local_num_heads": 4,
+    "hidden_size": 512,
+    "filter_size": 2048,
+    "layer_prepostprocess_dropout": 0.3,
+    "query_shape": (56,),
+    "memory_flange": (56,),
+}
+_MNIST_CLUSTER = {
+    **_MNIST,
+    "local_num_heads": 2,
+    "sparsity_cluster_num_heads": 2,
+    "sparsity_cluster_size": 7,
+    "sparsity_cluster_attention_window": 112,
+}
+_CIFAR10 = {
+    **_IMAGE_BASE,
+    "hidden_size": 1024,
+    "filter_size": 2048,
+    "layer_prepostprocess_dropout": 0.3,
+    "query_shape": (256,),
+    "memory_flange": (256,),
+}
+_CIFAR10_CLUSTER = {
+    **_CIFAR10,
+    "local_num_heads": 4,
+    "sparsity_cluster_num_heads": 4,
+    "sparsity_cluster_size": 6,
+    "sparsity_cluster_attention_window": 512,
+}
+_IMAGENET = {
+    **_CIFAR10,
+    "frame_height": 64,
+    "frame_width": 64,
+    "num_decoder_layers": 24,
+    "local_num_heads": 16,
+}
+_IMAGENET_CLUSTER = {
+    **_IMAGENET,
+    "local_num_heads": 12,
+    "sparsity_cluster_num_heads": 4,
+    "sparsity_cluster_size": 8,
+    "sparsity_cluster_attention_window": 2048,
+}
+
+
+def _translate(length):
+    """The set of one length: a cluster for each 512 tokens."""
+    return {
+        **_TRANSLATE,
+        "max_length": length,
+        "max_target_length": length,
+        "sparsity_cluster_size": length // 512,
+    }
+
 
 # name -> (description, hyperparameters by the release's names)
 RELEASE_SETS = {
@@ -175,14 +327,7 @@ RELEASE_SETS = {
     ),
     "wikitext103_local_cluster1k": (
         "Local and routed heads on words, 20 layers, length 1024.",
-        {
-            **_WIKITEXT103_CLUSTER_4K,
-            "max_length": 1024,
-            "batch_size": 1024,
-            "sparsity_cluster_size": 2,
-            "num_decoder_layers": 20,
-            "target_dropout": 0.2,
-        },
+        _WIKITEXT103_CLUSTER_1K,
     ),
     "pg19_local8k": (
         "Local-base of PG-19: local heads on subwords, 24 layers, length 8192.",
@@ -197,6 +342,14 @@ RELEASE_SETS = {
         "PG-19 as registered: routed heads in the last of 22 layers, length 8192.",
         _PG19_CLUSTER_8K,
     ),
+    "wikitext103_local_hash4k": (
+        "Local and hashed heads on words, 14 layers, length 4096.",
+        {**_WIKITEXT103_CLUSTER_4K, "hash_items": True},
+    ),
+    "wikitext103_local_hash1k": (
+        "Local and hashed heads on words, 20 layers, length 1024.",
+        {**_WIKITEXT103_CLUSTER_1K, "hash_items": True},
+    ),
     "pg19_rt_base": (
         "RT-base as trained for PG-19: ReLU feed-forward, routed heads in the last "
         "two of 22 layers, length 8192.",
@@ -205,6 +358,145 @@ RELEASE_SETS = {
             "ffn_layer": "conv_hidden_relu",
             "sparsity_skip_first": 20,
             "memory_query_shape": (512,),
+        },
+    ),
+    "meena_local2k": (
+        "Dialogue: local heads, 6 + 15 layers, inputs of 2048, targets of 512.",
+        _MEENA,
+    ),
+    "meena_local_cluster2k": (
+        "Dialogue: local and routed heads, 6 + 15 layers, inputs of 2048, targets of "
+        "512.",
+        {
+            **_MEENA,
+            "embedding_dims": 512,
+            "local_num_heads": 6,
+            "sparsity_skip_first": 5,
+            "sparsity_cluster_num_heads": 2,
+            "sparsity_cluster_size": 8,
+            "sparsity_cluster_attention_window": 512,
+        },
+    ),
+    "arxiv_local24k": (
+        "Summaries of papers: local heads, 4 + 8 layers, inputs of 24000.",
+        _ARXIV,
+    ),
+    "arxiv_local_cluster24k": (
+        "Summaries of papers: local and routed heads, 4 + 8 layers, inputs of 24064.",
+        {
+            **_ARXIV,
+            "max_length": 24064,
+            "batch_size": 24064,
+            "hidden_size": 1024,
+            "embedding_dims": 1024,
+            "local_num_heads": 6,
+            "sparsity_cluster_num_heads": 2,
+            "sparsity_cluster_size": 47,
+            "sparsity_cluster_attention_window": 512,
+            "filter_size": 4096,
+            "max_relative_position": 257,
+        },
+    ),
+    "pubmed_local10k": (
+        "Summaries of papers: local heads, 4 + 10 layers, inputs of 10240.",
+        _PUBMED,
+    ),
+    "pubmed_local_cluster10k": (
+        "Summaries of papers: local and routed heads, 4 + 10 layers, inputs of 10240.",
+        {
+            **_PUBMED,
+            "local_num_heads": 4,
+            "sparsity_cluster_num_heads": 4,
+            "sparsity_cluster_size": 40,
+            "sparsity_skip_first": 2,
+            "sparsity_cluster_attention_window": 256,
+        },
+    ),
+    **{
+        f"translate_local_cluster{name}": (
+            f"Translation: local and routed heads, 6 + 6 layers, length {length}.",
+            _translate(length),
+        )
+        for name, length in (
+            ("512", 512),
+            ("1k", 1024),
+            ("2k", 2048),
+            ("4k", 4096),
+            ("8k", 8192),
+        )
+    },
+    "translate_local8k": (
+        "Translation: local heads, 6 + 6 layers, length 8192.",
+        {
+            **_translate(8192),
+            "share_qk": False,
+            "local_num_heads": 16,
+            "sparsity_cluster_num_heads": 0,
+        },
+    ),
+    "sparse_imagetransformer_base": (
+        "The release's base set of images: local heads, 12 layers, 32 x 32 x 3.",
+        _IMAGE_BASE,
+    ),
+    "sparse_imagetransformer_local2d": (
+        "Local heads in blocks of 16 x 16 pixels, 12 layers, 32 x 32 x 3.",
+        {
+            **_IMAGE_BASE,
+            "query_shape": (16, 48),
+            "memory_query_shape": (16, 48),
+            "memory_flange": (16, 48),
+        },
+    ),
+    "mnist_local1d": ("Local heads, 12 layers, 28 x 28.", _MNIST),
+    "mnist_full": (
+        "Full attention, 12 layers, 28 x 28; it fails to build in the release.",
+        {**_MNIST, "query_shape": (784,), "memory_flange": (0,)},
+    ),
+    "mnist_cluster_local": (
+        "Local and routed heads, 12 layers, 28 x 28.",
+        _MNIST_CLUSTER,
+    ),
+    "mnist_local_cluster_strided": (
+        "Local, routed and cluster-strided heads, 12 layers, 28 x 28.",
+        {
+            **_MNIST_CLUSTER,
+            "local_num_heads": 4,
+            "sparsity_cluster_strided_num_heads": 2,
+        },
+    ),
+    "cifar10_local1d": ("Local heads, 12 layers, 32 x 32 x 3.", _CIFAR10),
+    "cifar10_full": (
+        "Full attention, 12 layers, 32 x 32 x 3.",
+        {**_CIFAR10, "query_shape": (3072,), "memory_flange": (0,)},
+    ),
+    "cifar10_local_cluster": (
+        "Local and routed heads, 12 layers, 32 x 32 x 3.",
+        _CIFAR10_CLUSTER,
+    ),
+    "cifar10_local_cluster_strided": (
+        "Local, routed and cluster-strided heads, 12 layers, 32 x 32 x 3.",
+        {
+            **_CIFAR10_CLUSTER,
+            "sparsity_cluster_num_heads": 2,
+            "sparsity_cluster_strided_num_heads": 2,
+        },
+    ),
+    "imagenet_local1d": ("Local heads, 24 layers, 64 x 64 x 3.", _IMAGENET),
+    "imagenet_full": (
+        "Full attention, 24 layers, 64 x 64 x 3; it fails to build in the release.",
+        {**_IMAGENET, "query_shape": (12288,), "memory_flange": (0,)},
+    ),
+    "imagenet_local_cluster": (
+        "Local and routed heads, 24 layers, 64 x 64 x 3.",
+        _IMAGENET_CLUSTER,
+    ),
+    "imagenet_local_cluster_strided": (
+        "Local, routed and cluster-strided heads, 24 layers, 64 x 64 x 3.",
+        {
+            **_IMAGENET_CLUSTER,
+            "local_num_heads": 6,
+            "sparsity_cluster_num_heads": 5,
+            "sparsity_cluster_strided_num_heads": 5,
         },
     ),
 }
@@ -257,14 +549,16 @@ OWN_SETS = {
     ),
 }
 
+_HEADS = (
+    "local_num_heads",
+    "sparsity_cluster_num_heads",
+    "sparsity_cluster_strided_num_heads",
+    "sparsity_strided_num_heads",
+)
 # The release's step letters of a sublayer's input and output -> `norm_position`.
 _NORM_POSITIONS = {("none", "dan"): "post", ("n", "da"): "pre"}
 # Settings of the release that no layer here reproduces yet, with their neutral value.
 _NEUTRAL = {
-    "num_encoder_layers": 0,
-    "hash_items": False,
-    "sparsity_cluster_strided_num_heads": 0,
-    "sparsity_strided_num_heads": 0,
     "norm_type": "layer",
     "norm_epsilon": 1e-6,
     "activation_dtype": "float32",
@@ -281,9 +575,17 @@ _NEUTRAL_IN_TRAINING = {
 }
 
 
-def preset_names():
-    """Returns the names of all presets."""
-    return [*OWN_SETS, *RELEASE_SETS]
+def preset_names(kind=None):
+    """Returns the names of presets.
+
+    Args:
+        kind: `"text"`, `"seq2seq"` or `"image"`, see `Hyperparameters.kind`; None (the
+            default) for all.
+    """
+    names = [*OWN_SETS, *RELEASE_SETS]
+    if kind is None:
+        return names
+    return [name for name in names if preset_hyperparameters(name).kind == kind]
 
 
 def preset_description(name):
@@ -308,17 +610,20 @@ def preset_hyperparameters(name):
     return hyperparameters_from_release(RELEASE_SETS[name][1])
 
 
-def hyperparameters_from_release(hparams, vocabulary_size=98302, faithful=False):
+def hyperparameters_from_release(hparams, faithful=False, **fields):
     """Translates hyperparameters of the release.
 
     Args:
-        hparams: dict of hyperparameters by the release's names. Missing ones have the
-            values of `sparse_transformer_local`; those that do not concern a
-            decoder-only model are ignored.
-        vocabulary_size: number of token ids. The release hard-wires the default.
+        hparams: dict of hyperparameters by the release's names; those of an image
+            model have a `frame_height`. Missing ones have the values of
+            `sparse_transformer_local` or `sparse_imagetransformer_base`; those that do
+            not concern the model are ignored.
         faithful: whether to turn on the flaws of the release, see `Compatibility`.
             The model is then for computing what the release computed, so settings of
             its training that are not supported are ignored.
+        **fields: settings that the release takes from elsewhere, by our names:
+            `vocabulary_size` (hard-wired to 98302 for texts), `num_channels`,
+            `num_classes`.
 
     Returns:
         `Hyperparameters`.
@@ -326,7 +631,8 @@ def hyperparameters_from_release(hparams, vocabulary_size=98302, faithful=False)
     Raises:
         ValueError: for a setting that is not supported.
     """
-    hparams = {**_BASE, **hparams}
+    is_image = "frame_height" in hparams
+    hparams = {**(_IMAGE_BASE if is_image else _BASE), **hparams}
     _refuse_unsupported(hparams)
     trains = _training_is_supported(hparams)
     if not trains and not faithful:
@@ -335,60 +641,127 @@ def hyperparameters_from_release(hparams, vocabulary_size=98302, faithful=False)
             f"release's sets: {_NEUTRAL_IN_TRAINING}, optimizer adafactor or adam. "
             f"Received: {_received(hparams)}"
         )
-    (block,) = hparams["query_shape"]
-    heads = hparams["local_num_heads"] + hparams["sparsity_cluster_num_heads"]
+    compatibility = Compatibility()
+    if faithful:
+        compatibility = Compatibility.release(hparams["cache_padding_bias"])
+    image_fields = _image_fields(hparams, faithful) if is_image else {}
+    return Hyperparameters(
+        **{
+            **_size_fields(hparams),
+            **(image_fields or _text_fields(hparams, faithful)),
+            **_head_fields(hparams),
+            **_dropout_fields(hparams),
+            **(_training_fields(hparams) if trains else {}),
+            "compatibility": compatibility,
+            **_with_length(fields, image_fields),
+        }
+    )
+
+
+def _size_fields(hparams):
+    heads = _num_heads(hparams)
     hidden = hparams["hidden_size"]
     feed_forward = hparams["ffn_layer"]
     if feed_forward not in ("geglu", "none"):
         feed_forward = "relu"
-    fields = {
-        "vocabulary_size": vocabulary_size,
-        "max_sequence_length": hparams["max_length"],
+    return {
         "num_layers": hparams["num_decoder_layers"],
         "hidden_dim": hidden,
-        "embedding_dim": hparams["embedding_dims"],
         "intermediate_dim": hparams["filter_size"],
         "feed_forward": feed_forward,
         "norm_position": _norm_position(hparams),
         "key_dim": (hparams["attention_key_channels"] or hidden) // heads,
         "value_dim": (hparams["attention_value_channels"] or hidden) // heads,
-        "timing_signal": hparams["add_timing_signal"],
         "shared_head_projection": True,
         "project_shared_keys": True,
     }
-    compatibility = Compatibility()
+
+
+def _text_fields(hparams, faithful):
+    fields = {
+        "vocabulary_size": 98302,
+        "max_sequence_length": hparams["max_length"],
+        "num_encoder_layers": hparams["num_encoder_layers"],
+        "embedding_dim": hparams["embedding_dims"],
+        "timing_signal": hparams["add_timing_signal"],
+    }
+    if hparams["num_encoder_layers"]:
+        fields["max_input_length"] = hparams["max_length"]
+        fields["max_sequence_length"] = hparams["max_target_length"]
     if faithful:
         fields["truncate_length"] = hparams["max_target_length"]
-        compatibility = Compatibility.release(hparams["cache_padding_bias"])
-    return Hyperparameters(
-        **fields,
-        **_head_fields(hparams, block),
-        **_dropout_fields(hparams),
-        **(_training_fields(hparams) if trains else {}),
-        compatibility=compatibility,
-    )
+        if hparams["num_encoder_layers"]:
+            fields["encoder_inputs"] = "embeddings"
+            fields |= _memory_fields(hparams)
+    return fields
 
 
-def _head_fields(hparams, block):
+def _memory_fields(hparams):
+    (length,) = hparams["memory_query_shape"]
     (flange,) = hparams["memory_flange"]
-    routed = hparams["sparsity_cluster_num_heads"]
+    if flange % length:
+        raise ValueError(
+            "`memory_flange` must be a multiple of `memory_query_shape` with an "
+            f"encoder. Received: memory_flange={hparams['memory_flange']!r}, "
+            f"memory_query_shape={hparams['memory_query_shape']!r}"
+        )
+    return {"memory_block_length": length, "memory_flange_blocks": flange // length}
+
+
+def _image_fields(hparams, faithful):
     return {
+        "vocabulary_size": 256,
+        "image_height": hparams["frame_height"],
+        "image_width": hparams["frame_width"],
+        "num_channels": hparams["num_channels"],
+        "position_embeddings": hparams["add_positional_emb"],
+        "channel_vocabulary_size": 256 if faithful else None,
+    }
+
+
+def _with_length(fields, image_fields):
+    """Adds the length of an image, which depends on its number of channels."""
+    if not image_fields:
+        return fields
+    sizes = {**image_fields, **fields}
+    length = sizes["image_height"] * sizes["image_width"] * sizes["num_channels"]
+    return {**fields, "max_sequence_length": length}
+
+
+def _num_heads(hparams):
+    return sum(hparams[name] for name in _HEADS)
+
+
+def _head_fields(hparams):
+    routed = hparams["sparsity_cluster_num_heads"]
+    blocks = {"local_block_length": hparams["query_shape"][0]}
+    if len(hparams["query_shape"]) > 1:
+        blocks["local_block_width"] = hparams["query_shape"][1]
+    return {
+        **blocks,
         "num_local_heads": hparams["local_num_heads"],
-        "local_block_length": block,
-        "local_flange_blocks": flange // block,
+        "local_flange_blocks": hparams["memory_flange"][0] // hparams["query_shape"][0],
         "local_relative_positions": hparams["local_relative"],
         "num_routed_heads": routed,
+        "num_cluster_strided_heads": hparams["sparsity_cluster_strided_num_heads"],
+        "num_strided_heads": hparams["sparsity_strided_num_heads"],
         "num_local_only_layers": hparams["sparsity_skip_first"] if routed else 0,
+        "routing": "hashed" if hparams["hash_items"] else "expert_choice",
         "num_clusters": hparams["sparsity_cluster_size"] if routed else 1,
         "attention_window": (
             hparams["sparsity_cluster_attention_window"] if routed else 1
         ),
         "routed_relative_positions": hparams["sparsity_cluster_relative"],
+        "cluster_strided_relative_positions": (
+            hparams["sparsity_cluster_strided_relative"]
+        ),
+        "strided_relative_positions": hparams["sparsity_strided_relative"],
         "share_query_key": hparams["share_qk"],
         "ema": hparams["ema"],
         "centroid_decay": hparams["decay"],
         "commitment_weight": hparams["beta"],
-        "max_relative_position": hparams["max_relative_position"],
+        # 0 in the image sets, where nothing is relative.
+        "max_relative_position": hparams["max_relative_position"] or 1,
     }
 
 
@@ -406,6 +779,7 @@ def _training_is_supported(hparams):
 
 def _dropout_fields(hparams):
     return {
+        "input_dropout": hparams["input_dropout"],
         "token_dropout": hparams["target_dropout"],
         "embedding_dropout": hparams["dropout"],
         "residual_dropout": hparams["layer_prepostprocess_dropout"],
@@ -435,26 +809,15 @@ def _refuse_unsupported(hparams):
     for name, neutral in _NEUTRAL.items():
         if hparams.get(name, neutral) != neutral:
             raise ValueError(
-                f"`{name}` must be {neutral!r} in a decoder-only model of this "
-                f"package. Received: {name}={hparams[name]!r}"
-            )
-    for name in ("query_shape", "memory_flange"):
-        if len(hparams[name]) != 1:
-            raise ValueError(
-                f"`{name}` must have one dimension in a text model. "
+                f"`{name}` must be {neutral!r} in the models of this package. "
                 f"Received: {name}={hparams[name]!r}"
             )
-    if hparams["memory_flange"][0] % hparams["query_shape"][0]:
-        raise ValueError(
-            "`memory_flange` must be a multiple of `query_shape`. Received: "
-            f"memory_flange={hparams['memory_flange']!r}, "
-            f"query_shape={hparams['query_shape']!r}"
-        )
-    heads = hparams["local_num_heads"] + hparams["sparsity_cluster_num_heads"]
+    _check_blocks(hparams)
+    heads = _num_heads(hparams)
     if not heads:
         raise ValueError(
-            "`local_num_heads` and `sparsity_cluster_num_heads` must not both be zero. "
-            "Received: 0 and 0"
+            f"{' and '.join(f'`{name}`' for name in _HEADS)} must not all be zero. "
+            f"Received: {[hparams[name] for name in _HEADS]}"
         )
     for name in ("hidden_size", "attention_key_channels", "attention_value_channels"):
         if hparams[name] % heads:
@@ -462,6 +825,24 @@ def _refuse_unsupported(hparams):
                 f"`{name}` must be a multiple of the number of heads. Received: "
                 f"{name}={hparams[name]!r}, {heads} heads"
             )
+
+
+def _check_blocks(hparams):
+    query_shape, flange = hparams["query_shape"], hparams["memory_flange"]
+    most_axes = 2 if "frame_height" in hparams else 1
+    if not 1 <= len(query_shape) == len(flange) <= most_axes:
+        raise ValueError(
+            "`query_shape` and `memory_flange` must have one entry in a text model, "
+            f"one or two in an image model. Received: query_shape={query_shape!r}, "
+            f"memory_flange={flange!r}"
+        )
+    counts = {f // q for f, q in zip(flange, query_shape, strict=True)}
+    rests = [f % q for f, q in zip(flange, query_shape, strict=True)]
+    if any(rests) or len(counts) > 1:
+        raise ValueError(
+            "`memory_flange` must be a multiple of `query_shape`, the same one on each "
+            f"axis. Received: memory_flange={flange!r}, query_shape={query_shape!r}"
+        )
 
 
 def _norm_position(hparams):

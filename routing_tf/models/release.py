@@ -118,10 +118,16 @@ def language_model(hparams, vocabulary_size):
     Raises:
         ValueError: for a setting that is not supported.
     """
-    if not isinstance(hparams, dict):
-        hparams = json.loads(pathlib.Path(hparams).read_text())
-    settings = hyperparameters_from_release(hparams, vocabulary_size, faithful=True)
+    settings = hyperparameters_from_release(
+        _read(hparams), faithful=True, vocabulary_size=vocabulary_size
+    )
     return RoutingTransformerCausalLM(RoutingTransformer(settings), compile=False)
+
+
+def _read(hparams):
+    if isinstance(hparams, dict):
+        return hparams
+    return json.loads(pathlib.Path(hparams).read_text())
 
 
 def assign_variables(layer, values):

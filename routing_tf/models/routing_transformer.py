@@ -5,6 +5,7 @@ import keras_hub
 
 from routing_tf import layers
 from routing_tf.layers.transformer_block import LAYER_NORM_EPSILON
+from routing_tf.models import stack
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.models.hyperparameters import field_names
 from routing_tf.models.presets import preset_description
@@ -53,7 +54,7 @@ class RoutingTransformer(keras_hub.models.Backbone):
 
     presets = {
         name: {"metadata": {"description": preset_description(name)}}
-        for name in preset_names()
+        for name in preset_names("text")
     }
 
     def __init__(self, hyperparameters, dtype=None, **kwargs):
@@ -63,7 +64,7 @@ class RoutingTransformer(keras_hub.models.Backbone):
         policy = keras.dtype_policies.get(dtype)
         self.embedding_layers = _embedding_layers(hyperparameters, policy)
         self.blocks = [
-            _block(hyperparameters, index, policy)
+            stack.decoder_block(hyperparameters, index, policy)
             for index in range(hyperparameters.num_layers)
         ]
         self.final_norm = None
@@ -145,126 +146,32 @@ def refuse_changes(preset, arguments):
 
 def _embedding_layers(hyperparameters, policy):
     h = hyperparameters
-    stack = []
+    made = []
     if h.token_dropout:
-        stack.append(layers.TokenDropout(h.token_dropout, name="token_dropout"))
-    stack.append(
+        made.append(layers.TokenDropout(h.token_dropout, name="token_dropout"))
+    made.append(
         layers.TokenEmbedding(
             h.vocabulary_size,
             h.embedding_dim or h.hidden_dim,
-            embeddings_initializer=initializer(h),
+            embeddings_initializer=stack.initializer(h),
             scale=h.scale_embeddings,
             name="token_embedding",
             dtype=policy,
         )
     )
     if h.embedding_dropout:
-        stack.append(_dropout(h.embedding_dropout, "embedding_dropout", policy))
+        made.append(stack.dropout(h.embedding_dropout, "embedding_dropout", policy))
     if h.embedding_dim is not None:
-        stack.append(
+        made.append(
             keras.layers.Dense(
                 h.hidden_dim,
-                kernel_initializer=initializer(h),
+                kernel_initializer=stack.initializer(h),
                 name="embedding_projection",
                 dtype=policy,
             )
         )
     if h.timing_signal:
-        stack.append(layers.TimingSignal(name="timing_signal", dtype=policy))
+        made.append(layers.TimingSignal(name="timing_signal", dtype=policy))
     if h.residual_dropout:
-        stack.append(_dropout(h.residual_dropout, "input_dropout", policy))
-    return stack
-
-
-def _dropout(rate, name, policy):
-    return keras.layers.Dropout(rate, name=name, dtype=policy)
-
-
-def _block(hyperparameters, index, policy):
-    h = hyperparameters
-    feed_forward = None
-    if h.feed_forward != "none":
-        feed_forward = layers.FeedForward(
-            h.intermediate_dim,
-            activation=h.feed_forward,
-            dropout=h.feed_forward_dropout,
-            kernel_initializer=initializer(h),
-            name="feed_forward",
-            dtype=policy,
-        )
-    attention = layers.MixedAttention(
-        _head_groups(h, index, policy),
-        key_dim=h.key_dim or h.hidden_dim // h.num_heads,
-        value_dim=h.value_dim,
-        shared_head_projection=h.shared_head_projection,
-        project_shared_keys=h.project_shared_keys,
-        kernel_initializer=initializer(h),
-        name="attention",
-        dtype=policy,
-    )
-    return layers.TransformerBlock(
-        attention,
-        feed_forward,
-        norm_position=h.norm_position,
-        dropout=h.residual_dropout,
-        name=f"block_{index}",
-        dtype=policy,
-    )
-
-
-def _head_groups(hyperparameters, index, policy):
-    h = hyperparameters
-    routed = h.num_routed_heads if index >= h.num_local_only_layers else 0
-    shared = {
-        "dropout": h.attention_dropout,
-        "embeddings_initializer": initializer(h),
-        "relative_key_initializer": _relative_key_initializer(h),
-        "compatibility": h.compatibility,
-        "dtype": policy,
-    }
-    groups = []
-    if routed:
-        groups.append(
-            layers.RoutedHeads(
-                routed,
-                num_clusters=h.num_clusters,
-                attention_window=h.attention_window,
-                routing=h.routing,
-                share_query_key=h.share_query_key,
-                decay=h.centroid_decay,
-                commitment_weight=h.commitment_weight,
-                ema=h.ema,
-                max_relative_position=_limit(h, h.routed_relative_positions),
-                name="routed_heads",
-                **shared,
-            )
-        )
-    if h.num_heads > routed:
-        groups.append(
-            layers.LocalHeads(
-                h.num_heads - routed,
-                block_shape=(h.local_block_length,),
-                flange_blocks=h.local_flange_blocks,
-                max_relative_position=_limit(h, h.local_relative_positions),
-                name="local_heads",
-                **shared,
-            )
-        )
-    return groups
-
-
-def _limit(hyperparameters, relative):
-    return hyperparameters.max_relative_position if relative else None
-
-
-def _relative_key_initializer(hyperparameters):
-    if not hyperparameters.relative_key_stddev:
-        return None
-    return keras.initializers.RandomNormal(stddev=hyperparameters.relative_key_stddev)
-
-
-def initializer(hyperparameters):
-    """Returns the uniform unit scaling initializer of tensor2tensor."""
-    return keras.initializers.VarianceScaling(
-        scale=hyperparameters.initializer_gain, mode="fan_avg", distribution="uniform"
-    )
+        made.append(stack.dropout(h.residual_dropout, "input_dropout", policy))
+    return made

@@ -72,6 +72,56 @@ def dense_attention(query, key, value, mask, bias=0.0, tables=None, distances=No
     return output, weights
 
 
+def clustered_attention(
+    group, query, key, value, routes, causal=False, bias=None, real=None
+):
+    """For each cluster dense attention among its members; then the mean.
+
+    Args:
+        group: the head group, for its relative position tables.
+        query: queries `[batch, heads, length, key_dim]`, not yet normalised.
+        key: keys `[batch, heads, memory length, key_dim]`, likewise.
+        value: values `[batch, heads, memory length, value_dim]`.
+        routes: function of batch row and head that returns the clusters, each as a
+            pair of lists of positions: members that ask, and members that are seen.
+        causal: whether no query sees a later key.
+        bias: `[batch, memory length]`, added to the logits; or None.
+        real: `<bool>[batch, memory length]`, False for what is never seen; or None.
+
+    Returns:
+        Outputs `[batch, heads, length, value_dim]`.
+    """
+    query, key = normalize(query), normalize(key)
+    tables = relative_tables(group)
+    output = np.zeros((*query.shape[:3], value.shape[-1]))
+    counts = np.zeros((*query.shape[:3], 1))
+    for b, h in np.ndindex(query.shape[:2]):
+        for rows, columns in routes(b, h):
+            counts[b, h, rows] += 1
+            if not len(rows) or not len(columns):
+                continue
+            # Ranks count from the front of each list.
+            row, column = np.ix_(rows, columns)
+            sees = (
+                (column <= row)
+                if causal
+                else np.ones((len(rows), len(columns)), "bool")
+            )
+            if real is not None:
+                sees = sees & real[b, columns]
+            attended, _ = dense_attention(
+                query[b, h, rows],
+                key[b, h, columns],
+                value[b, h, columns],
+                sees,
+                0.0 if bias is None else bias[b, columns],
+                tables,
+                np.arange(len(columns))[None] - np.arange(len(rows))[:, None],
+            )
+            output[b, h, rows] += attended
+    return output / (counts + 1e-2)
+
+
 def relative_tables(group):
     """Returns the relative position tables of a head group; None without them."""
     relative = group.dot_product.relative_position
@@ -83,10 +133,8 @@ def relative_tables(group):
 def assert_keeps_settings(layer):
     """Fails unless the config holds all arguments and makes the same layer."""
     config = layer.get_config()
-    classes = (
-        [type(layer), HeadGroup] if isinstance(layer, HeadGroup) else [type(layer)]
-    )
-    for cls in classes:
+    classes = [cls for cls in type(layer).__mro__ if issubclass(cls, HeadGroup)]
+    for cls in classes or [type(layer)]:
         arguments = set(inspect.signature(cls.__init__).parameters)
         assert arguments - {"self", "args", "kwargs"} <= config.keys()
     assert type(layer).from_config(config).get_config() == config

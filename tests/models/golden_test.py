@@ -63,7 +63,7 @@ def run(request):
 
 
 def test_all_cases_are_there():
-    assert len(PATHS) == 5
+    assert len(PATHS) == 6
 
 
 def test_evaluation(run):

@@ -1,0 +1,247 @@
+"""The blocks that all models are stacks of, from hyperparameters."""
+
+import keras
+
+from routing_tf import layers
+
+
+def decoder_block(hyperparameters, index, policy):
+    """Makes a block of a decoder: causal, with cross-attention if there is an encoder.
+
+    Args:
+        hyperparameters: `Hyperparameters`.
+        index: number of the block, counted from 0.
+        policy: dtype policy of computations.
+
+    Returns:
+        A `TransformerBlock`.
+    """
+    h = hyperparameters
+    cross_attention = None
+    if h.num_encoder_layers:
+        cross_attention = _attention(
+            h, _cross_groups(h, index, policy), "cross_attention", policy
+        )
+    return layers.TransformerBlock(
+        _attention(h, _self_groups(h, index, policy), "attention", policy),
+        _feed_forward(h, policy),
+        cross_attention,
+        norm_position=h.norm_position,
+        dropout=h.residual_dropout,
+        name=f"block_{index}",
+        dtype=policy,
+    )
+
+
+def encoder_block(hyperparameters, index, policy):
+    """Makes a block of an encoder: every token sees tokens on both sides.
+
+    Queries and keys are projected apart, as in the release.
+
+    Args:
+        hyperparameters: `Hyperparameters`.
+        index: number of the block, counted from 0.
+        policy: dtype policy of computations.
+
+    Returns:
+        A `TransformerBlock`.
+    """
+    h = hyperparameters
+    groups = _self_groups(h, index, policy, share_query_key=False)
+    return layers.TransformerBlock(
+        _attention(h, groups, "attention", policy),
+        _feed_forward(h, policy),
+        norm_position=h.norm_position,
+        dropout=h.residual_dropout,
+        use_causal_mask=False,
+        name=f"encoder_block_{index}",
+        dtype=policy,
+    )
+
+
+def initializer(hyperparameters):
+    """Returns the uniform unit scaling initializer of tensor2tensor."""
+    return keras.initializers.VarianceScaling(
+        scale=hyperparameters.initializer_gain, mode="fan_avg", distribution="uniform"
+    )
+
+
+def dropout(rate, name, policy):
+    """Makes a dropout layer."""
+    return keras.layers.Dropout(rate, name=name, dtype=policy)
+
+
+def _attention(hyperparameters, groups, name, policy):
+    h = hyperparameters
+    return layers.MixedAttention(
+        groups,
+        key_dim=h.key_dim or h.hidden_dim // h.num_heads,
+        value_dim=h.value_dim,
+        shared_head_projection=h.shared_head_projection,
+        project_shared_keys=h.project_shared_keys,
+        block_shape=None if h.local_block_width is None else h.local_block_shape,
+        kernel_initializer=initializer(h),
+        name=name,
+        dtype=policy,
+    )
+
+
+def _feed_forward(hyperparameters, policy):
+    h = hyperparameters
+    if h.feed_forward == "none":
+        return None
+    return layers.FeedForward(
+        h.intermediate_dim,
+        activation=h.feed_forward,
+        dropout=h.feed_forward_dropout,
+        kernel_initializer=initializer(h),
+        name="feed_forward",
+        dtype=policy,
+    )
+
+
+def _self_groups(hyperparameters, index, policy, share_query_key=None):
+    """The head groups of self-attention, in the order of the release."""
+    h = hyperparameters
+    if share_query_key is None:
+        share_query_key = h.share_query_key
+    routed, cluster_strided, local = _counts(h, index)
+    groups = []
+    if routed:
+        options = _options(h, policy, h.routed_relative_positions)
+        options["share_query_key"] = share_query_key
+        groups.append(_routed_heads(h, routed, index, options))
+    if cluster_strided:
+        options = _options(h, policy, h.cluster_strided_relative_positions)
+        options["share_query_key"] = share_query_key
+        groups.append(_cluster_strided_heads(h, cluster_strided, options))
+    if h.num_strided_heads:
+        groups.append(
+            layers.StridedHeads(
+                h.num_strided_heads,
+                block_shape=h.local_block_shape,
+                name="strided_heads",
+                **_options(h, policy, h.strided_relative_positions),
+            )
+        )
+    if local:
+        groups.append(
+            layers.LocalHeads(
+                local,
+                block_shape=h.local_block_shape,
+                flange_blocks=h.local_flange_blocks,
+                name="local_heads",
+                **_options(h, policy, h.local_relative_positions),
+            )
+        )
+    return groups
+
+
+def _cross_groups(hyperparameters, index, policy):
+    """The head groups of attention to the encoder's output: no relative positions."""
+    h = hyperparameters
+    routed, _, _ = _counts(h, index)
+    local = h.num_heads - routed
+    options = _options(h, policy, relative=False)
+    groups = []
+    if routed:
+        separate = {**options, "share_query_key": False}
+        groups.append(_routed_heads(h, routed, index, separate))
+    if local:
+        flange = h.memory_flange_blocks
+        if flange is None:
+            flange = h.local_flange_blocks
+        groups.append(
+            layers.LocalHeads(
+                local,
+                block_shape=h.local_block_shape,
+                flange_blocks=flange,
+                memory_block_shape=(_memory_block_length(h),),
+                name="local_heads",
+                **options,
+            )
+        )
+    return groups
+
+
+def _counts(hyperparameters, index):
+    """Numbers of routed, cluster-strided and local heads of a block."""
+    h = hyperparameters
+    if index < h.num_local_only_layers:
+        clustered = h.num_routed_heads + h.num_cluster_strided_heads
+        return 0, 0, h.num_local_heads + clustered
+    return h.num_routed_heads, h.num_cluster_strided_heads, h.num_local_heads
+
+
+def _memory_block_length(hyperparameters):
+    h = hyperparameters
+    if h.memory_block_length is not None:
+        return h.memory_block_length
+    num_blocks = -(-h.max_sequence_length // h.local_block_length)
+    return -(-h.max_input_length // num_blocks)
+
+
+def _routed_heads(hyperparameters, num_heads, index, options):
+    h = hyperparameters
+    window = {"attention_window": h.attention_window}
+    if h.routing == "hashed":
+        return layers.HashedHeads(
+            num_heads, h.num_clusters, name="hashed_heads", **window, **options
+        )
+    if h.routing == "random":
+        return layers.RandomHeads(
+            num_heads,
+            h.num_clusters,
+            seed=index,
+            name="random_heads",
+            **window,
+            **options,
+        )
+    return layers.RoutedHeads(
+        num_heads,
+        routing=h.routing,
+        name="routed_heads",
+        **_clustering(h),
+        **options,
+    )
+
+
+def _cluster_strided_heads(hyperparameters, num_heads, options):
+    h = hyperparameters
+    settings = _clustering(h)
+    if h.compatibility.cluster_strided_settings_are_fixed:
+        settings |= {"decay": 0.99, "commitment_weight": 1e-4}
+        options = {**options, "share_query_key": False}
+    return layers.ClusterStridedHeads(
+        num_heads, name="cluster_strided_heads", **settings, **options
+    )
+
+
+def _clustering(hyperparameters):
+    h = hyperparameters
+    return {
+        "num_clusters": h.num_clusters,
+        "attention_window": h.attention_window,
+        "decay": h.centroid_decay,
+        "commitment_weight": h.commitment_weight,
+        "ema": h.ema,
+    }
+
+
+def _options(hyperparameters, policy, relative):
+    """The arguments that all kinds of heads have."""
+    h = hyperparameters
+    return {
+        "dropout": h.attention_dropout,
+        "embeddings_initializer": initializer(h),
+        "relative_key_initializer": _relative_key_initializer(h),
+        "max_relative_position": h.max_relative_position if relative else None,
+        "compatibility": h.compatibility,
+        "dtype": policy,
+    }
+
+
+def _relative_key_initializer(hyperparameters):
+    if not hyperparameters.relative_key_stddev:
+        return None
+    return keras.initializers.RandomNormal(stddev=hyperparameters.relative_key_stddev)

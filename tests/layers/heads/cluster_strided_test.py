@@ -1,0 +1,147 @@
+"""Tests of cluster-strided heads, against dense attention in each cluster."""
+
+import numpy as np
+import pytest
+
+from routing_tf.layers import ClusterStridedHeads
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, LENGTH, DIM, CLUSTERS = 2, 2, 12, 6, 3
+
+
+def built_group(**options):
+    options = {"attention_window": 5, "decay": 0.9, **options}
+    options = {"embeddings_initializer": "zeros", **options}
+    group = ClusterStridedHeads(HEADS, CLUSTERS, **options)
+    group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
+    helpers.randomize(group)
+    return group
+
+
+def tokens(memory_length=LENGTH):
+    lengths = (LENGTH, memory_length, memory_length)
+    return [
+        helpers.normal(BATCH, HEADS, size, DIM, seed=seed)
+        for seed, size in enumerate(lengths)
+    ]
+
+
+def every_nth(scores, real, window):
+    """Every nth real token in the order of the scores, put in order of position."""
+    ranked = np.argsort(np.where(real, -scores, np.inf), kind="stable")[: real.sum()]
+    return np.sort(ranked[:: max(1, len(ranked) // window)][:window])
+
+
+def routes(group, query, key, query_real, real):
+    centroids = golden_cases.to_numpy(group.kmeans.centroids)
+    streams = (helpers.normalize(query), helpers.normalize(key))
+    masks = (query_real, real)
+
+    def of_row(b, h):
+        return [
+            [
+                every_nth(stream[b, h] @ centroid, mask[b], group.attention_window)
+                for stream, mask in zip(streams, masks, strict=True)
+            ]
+            for centroid in centroids[h]
+        ]
+
+    return of_row
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    "window, limit, padded",
+    [(3, None, False), (5, 2, True), (2, 1, True), (32, None, True)],
+)
+def test_equals_dense_attention(window, limit, padded, shared, causal):
+    group = built_group(
+        attention_window=window, max_relative_position=limit, share_query_key=shared
+    )
+    query, key, value = tokens()
+    key = query if shared else key
+    real = np.ones((BATCH, LENGTH), "bool")
+    if padded:
+        real = helpers.tail_mask(LENGTH, 11, 4)
+        real[0, 3] = False
+    mask = real if padded else None
+    bias = helpers.normal(BATCH, LENGTH, seed=3)
+
+    output, _ = golden_cases.run(
+        group,
+        query,
+        None if shared else key,
+        value,
+        query_mask=mask,
+        value_mask=mask,
+        token_bias=bias,
+        use_causal_mask=causal,
+    )
+
+    expected = helpers.clustered_attention(
+        group, query, key, value, routes(group, query, key, real, real), causal, bias
+    )
+    everywhere = np.broadcast_to(real[:, None], (BATCH, HEADS, LENGTH))
+    golden_cases.assert_close(output[everywhere], expected[everywhere], 1e-5)
+
+
+@pytest.mark.parametrize("memory_length", [7, 20])
+def test_attends_to_memory_of_another_length(memory_length):
+    group = built_group(attention_window=4)
+    query, key, value = tokens(memory_length)
+    query_real = helpers.tail_mask(LENGTH, 12, 9)
+    real = helpers.tail_mask(memory_length, memory_length, 6)
+
+    output, _ = golden_cases.run(
+        group, query, key, value, query_mask=query_real, value_mask=real
+    )
+
+    expected = helpers.clustered_attention(
+        group, query, key, value, routes(group, query, key, query_real, real)
+    )
+    everywhere = np.broadcast_to(query_real[:, None], (BATCH, HEADS, LENGTH))
+    golden_cases.assert_close(output[everywhere], expected[everywhere], 1e-5)
+
+
+def test_centroids_move_in_training_only():
+    group = built_group(commitment_weight=0.5)
+    query, _, value = tokens()
+    before = group.get_weights()
+    plain, losses = golden_cases.run(group, query, None, value, training=False)
+    for weight, old in zip(group.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, old)
+    trained, losses = golden_cases.run(group, query, None, value, training=True)
+    # Routing uses the centroids from before the step.
+    golden_cases.assert_close(trained, plain, 1e-6)
+    assert len(losses) == 1 and losses[0] > 0
+    moved = [np.any(a != b) for a, b in zip(group.get_weights(), before, strict=True)]
+    assert moved == [True, True, True]
+    assert group.trainable_weights == []
+
+
+@pytest.mark.parametrize(
+    "name, received",
+    [
+        ("num_heads", -2),
+        ("num_clusters", 0),
+        ("attention_window", 0),
+        ("attention_window", 2.5),
+        ("decay", 1.5),
+        ("commitment_weight", -1.0),
+        ("update_rule", "sgd"),
+        ("dropout", -0.1),
+    ],
+)
+def test_refuses_wrong_arguments(name, received):
+    options = {"num_heads": 2, "num_clusters": 2, "attention_window": 4}
+    with pytest.raises(ValueError) as error:
+        ClusterStridedHeads(**{**options, name: received})
+    assert f"`{name}`" in str(error.value)
+    assert f"Received: {name}={received!r}" in str(error.value)
+
+
+def test_refuses_causal_mask_over_two_lengths():
+    with pytest.raises(ValueError, match="use_causal_mask.*lengths 12 and 7"):
+        built_group()(*tokens(memory_length=7), use_causal_mask=True)

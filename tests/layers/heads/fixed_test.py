@@ -1,0 +1,115 @@
+"""Tests of fixed heads, against dense attention under the mask of the rule."""
+
+import numpy as np
+import pytest
+
+from routing_tf.layers import FixedHeads
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, DIM = 2, 4, 6
+
+
+def built_group(block_length=4, num_summary_columns=2, length=12, **options):
+    group = FixedHeads(HEADS, block_length, num_summary_columns, **options)
+    group.build(*[(BATCH, HEADS, length, DIM)] * 3)
+    helpers.randomize(group)
+    return group
+
+
+def tokens(length):
+    return [helpers.normal(BATCH, HEADS, length, DIM, seed=i) for i in range(3)]
+
+
+def rule(length, block, columns, arrangement, causal):
+    """What each head's queries see, `<bool>[heads, length, length]`."""
+    i, j = np.ogrid[:length, :length]
+    own = i // block == j // block
+    summary = np.broadcast_to(j % block >= block - columns, own.shape)
+    heads = [own | summary] * HEADS
+    if arrangement == "separate":
+        heads = [own, own, summary, summary]
+    return np.stack([seen & ((j <= i) | (not causal)) for seen in heads])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("arrangement", ["merged", "separate"])
+@pytest.mark.parametrize(
+    "length, block, columns",
+    [(12, 4, 1), (10, 4, 2), (11, 3, 3), (5, 8, 4), (6, 1, 1)],
+)
+def test_equals_dense_attention(length, block, columns, arrangement, causal):
+    group = built_group(block, columns, length, arrangement=arrangement)
+    query, key, value = tokens(length)
+    real = helpers.tail_mask(length, length, 4)
+    real[0, :2] = False
+    bias = helpers.normal(BATCH, length, seed=3)
+
+    output, _ = golden_cases.run(
+        group,
+        query,
+        key,
+        value,
+        value_mask=real,
+        token_bias=bias,
+        use_causal_mask=causal,
+    )
+
+    expected, _ = helpers.dense_attention(
+        query,
+        key,
+        value,
+        real[:, None, None] & rule(length, block, columns, arrangement, causal),
+        bias[:, None, None],
+    )
+    golden_cases.assert_close(output, expected, 1e-5)
+
+
+def test_without_an_earlier_summary_the_output_is_zero():
+    group = built_group(arrangement="separate")
+    output, _ = golden_cases.run(group, *tokens(12), use_causal_mask=True)
+    # The summary of the first block starts at its third token.
+    assert np.all(output[:, 2:, :2] == 0.0)
+    assert np.all(output[:, :2, :2] != 0.0) and np.all(output[:, :, 2:] != 0.0)
+
+
+def test_first_row_lends_its_padding():
+    group = built_group(compatibility={"padding_of_first_row": True})
+    query, key, value = tokens(12)
+    real = helpers.tail_mask(12, 7, 12)
+    output, _ = golden_cases.run(group, query, key, value, value_mask=real)
+    mask = real[:1, None, None] & rule(12, 4, 2, "merged", causal=False)
+    expected, _ = helpers.dense_attention(query, key, value, mask)
+    golden_cases.assert_close(output, expected, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "name, received",
+    [
+        ("block_length", 0),
+        ("block_length", 2.5),
+        ("num_summary_columns", 0),
+        ("num_summary_columns", 129),
+        ("arrangement", "alternating"),
+        ("num_heads", -1),
+        ("max_relative_position", 4),
+        ("dropout", 1.0),
+    ],
+)
+def test_refuses_wrong_arguments(name, received):
+    with pytest.raises(ValueError) as error:
+        FixedHeads(**{"num_heads": HEADS, name: received})
+    assert f"`{name}`" in str(error.value)
+    assert f"Received: {name}={received!r}" in str(error.value)
+
+
+def test_refuses_half_of_an_odd_number_of_heads():
+    with pytest.raises(ValueError, match="`num_heads`.*even.*Received: num_heads=3"):
+        FixedHeads(3, arrangement="separate")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_refuses_memory_of_another_length(causal):
+    query, key, value = tokens(12)
+    with pytest.raises(ValueError, match="(?s)same length.*lengths 12 and 9"):
+        built_group()(query, key[:, :, :9], value[:, :, :9], use_causal_mask=causal)

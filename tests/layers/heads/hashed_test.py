@@ -1,0 +1,208 @@
+"""Tests of hashed heads, against dense attention among the tokens of a bucket."""
+
+import numpy as np
+import pytest
+
+from routing_tf.layers import HashedHeads
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, LENGTH, DIM = 2, 2, 12, 6
+
+
+def built_group(num_buckets=4, randomize=True, **options):
+    options = {"attention_window": 5, "embeddings_initializer": "zeros", **options}
+    group = HashedHeads(HEADS, num_buckets, **options)
+    group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
+    if randomize:
+        helpers.randomize(group)
+    return group
+
+
+def tokens(memory_length=LENGTH):
+    lengths = (LENGTH, memory_length, memory_length)
+    return [
+        helpers.normal(BATCH, HEADS, size, DIM, seed=seed)
+        for seed, size in enumerate(lengths)
+    ]
+
+
+def bucket_numbers(group, stream):
+    """The signs of the products with the projections, read as binary digits."""
+    projections = golden_cases.to_numpy(group.projections)
+    bits = np.einsum("bhld,hnd->bhln", helpers.normalize(stream), projections) > 0
+    return sum(bits[..., n] * 2**n for n in range(bits.shape[-1]))
+
+
+def routes(group, query, key, query_real, real):
+    """The first real tokens of each bucket."""
+    numbers = [bucket_numbers(group, query), bucket_numbers(group, key)]
+
+    def of_row(b, h):
+        return [
+            [
+                np.flatnonzero((number[b, h] == bucket) & mask[b])[
+                    : group.attention_window
+                ]
+                for number, mask in zip(numbers, (query_real, real), strict=True)
+            ]
+            for bucket in range(2**group.num_bits)
+        ]
+
+    return of_row
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    "num_buckets, window, limit, padded",
+    [(4, 2, None, False), (4, 5, 2, True), (7, 32, 3, True), (2, 4, None, True)],
+)
+def test_equals_dense_attention(num_buckets, window, limit, padded, shared, causal):
+    group = built_group(
+        num_buckets,
+        attention_window=window,
+        max_relative_position=limit,
+        share_query_key=shared,
+    )
+    query, key, value = tokens()
+    key = query if shared else key
+    real = np.ones((BATCH, LENGTH), "bool")
+    if padded:
+        real = helpers.tail_mask(LENGTH, 11, 7)
+        real[0, 3] = False
+    mask = real if padded else None
+    bias = helpers.normal(BATCH, LENGTH, seed=3)
+
+    output, _ = golden_cases.run(
+        group,
+        query,
+        None if shared else key,
+        value,
+        query_mask=mask,
+        value_mask=mask,
+        token_bias=bias,
+        use_causal_mask=causal,
+    )
+
+    expected = helpers.clustered_attention(
+        group, query, key, value, routes(group, query, key, real, real), causal, bias
+    )
+    # Padding lies in no bucket, and what lies in none gets zero.
+    golden_cases.assert_close(output, expected, 1e-5)
+    assert np.all(output[expected == 0.0] == 0.0)
+
+
+def test_attends_to_memory_of_another_length():
+    group = built_group(attention_window=6)
+    query, key, value = tokens(memory_length=8)
+    query_real, real = helpers.tail_mask(LENGTH, 12, 9), helpers.tail_mask(8, 8, 5)
+
+    output, _ = golden_cases.run(
+        group, query, key, value, query_mask=query_real, value_mask=real
+    )
+
+    expected = helpers.clustered_attention(
+        group, query, key, value, routes(group, query, key, query_real, real)
+    )
+    golden_cases.assert_close(output, expected, 1e-5)
+
+
+def members_of(group, query, value_dim=LENGTH):
+    """Which tokens see which, `<bool>[batch, heads, length, length]`."""
+    everyone = np.broadcast_to(
+        np.eye(value_dim, dtype="float32"), (BATCH, HEADS, LENGTH, value_dim)
+    )
+    output, _ = golden_cases.run(group, query, None, everyone)
+    return output > 0
+
+
+def test_a_full_bucket_keeps_its_first_tokens_and_a_small_one_has_no_strangers():
+    group = built_group(2, attention_window=4)
+    projection = np.ones((1, DIM)) * [[1, -1] * (DIM // 2)]
+    group.projections.assign(np.broadcast_to(projection, (HEADS, 1, DIM)))
+    query = np.broadcast_to(-projection, (BATCH, HEADS, LENGTH, DIM)).copy()
+    query[:, :, [2, 5]] *= -1  # two in one bucket, ten in the other
+    sees = members_of(group, query.astype("float32"))
+    expected = np.zeros((LENGTH, LENGTH), "bool")
+    expected[np.ix_([2, 5], [2, 5])] = True
+    expected[np.ix_([0, 1, 3, 4], [0, 1, 3, 4])] = True
+    np.testing.assert_array_equal(sees, np.broadcast_to(expected, sees.shape))
+
+
+@pytest.mark.parametrize("num_buckets", [4, 6])
+@pytest.mark.parametrize("causal", [False, True])
+def test_buckets_may_be_filled_up_as_in_the_release(causal, num_buckets):
+    group = built_group(
+        num_buckets,
+        max_relative_position=2,
+        compatibility={"buckets_filled_up": True},
+    )
+    query, _, value = tokens()
+    number = bucket_numbers(group, query)
+
+    def filled_up(b, h):
+        clusters = []
+        for bucket in range(num_buckets):
+            # Those of the bucket first, then any others; those above 2^bits are empty.
+            first = np.argsort(number[b, h] != bucket, kind="stable")[:5]
+            clusters.append([np.sort(first)] * 2)
+        return clusters
+
+    output, _ = golden_cases.run(group, query, None, value, use_causal_mask=causal)
+
+    expected = helpers.clustered_attention(
+        group, query, query, value, filled_up, causal
+    )
+    golden_cases.assert_close(output, expected, 1e-5)
+
+
+@pytest.mark.parametrize("size", [2, 4, 6, 8])
+def test_bucket_numbers_equal_the_release(size):
+    case = golden_cases.load("pieces/hash_items_fn.npz")
+    group = HashedHeads(2, num_buckets=size, attention_window=4)
+    group.build(*[(2, 2, 10, 6)] * 3)
+    group.projections.assign(case[f"var/hash_{size}/projection_tensors"])
+    buckets = golden_cases.to_numpy(group.buckets(case["in/items"]))
+    np.testing.assert_array_equal(buckets, case[f"out/bucket_size_{size}"])
+
+
+def test_projections_are_orthogonal_and_never_move():
+    group = built_group(5, randomize=False, dtype="mixed_bfloat16")
+    before = golden_cases.to_numpy(group.projections)
+    assert group.num_bits == 2 and before.shape == (HEADS, 2, DIM)
+    rows = before.reshape(-1, DIM)
+    np.testing.assert_allclose(rows @ rows.T, np.eye(2 * HEADS), atol=1e-5)
+    assert group.trainable_weights == []
+    assert group.projections.dtype == "float32"
+
+    query, _, value = tokens()
+    _, losses = golden_cases.run(group, query, None, value, training=True)
+
+    np.testing.assert_array_equal(golden_cases.to_numpy(group.projections), before)
+    assert losses == []
+
+
+@pytest.mark.parametrize(
+    "name, received",
+    [
+        ("num_heads", 0),
+        ("num_buckets", 1),
+        ("num_buckets", 4.0),
+        ("num_buckets", None),
+        ("attention_window", 0),
+        ("dropout", 1.0),
+        ("max_relative_position", -3),
+    ],
+)
+def test_refuses_wrong_arguments(name, received):
+    options = {"num_heads": 2, "num_buckets": 4, "attention_window": 4}
+    with pytest.raises(ValueError) as error:
+        HashedHeads(**{**options, name: received})
+    assert f"`{name}`" in str(error.value)
+    assert f"Received: {name}={received!r}" in str(error.value)
+
+
+def test_refuses_causal_mask_over_two_lengths():
+    with pytest.raises(ValueError, match="use_causal_mask.*lengths 12 and 7"):
+        built_group()(*tokens(memory_length=7), use_causal_mask=True)

@@ -1,0 +1,157 @@
+"""Tests of random heads, against dense attention among the drawn members."""
+
+import numpy as np
+import pytest
+
+from routing_tf.layers import RandomHeads
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, LENGTH, DIM, CLUSTERS = 2, 2, 12, 6, 3
+
+
+def built_group(**options):
+    options = {"attention_window": 5, "embeddings_initializer": "zeros", **options}
+    group = RandomHeads(HEADS, CLUSTERS, **options)
+    group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
+    helpers.randomize(group)
+    return group
+
+
+def tokens(memory_length=LENGTH):
+    lengths = (LENGTH, memory_length, memory_length)
+    return [
+        helpers.normal(BATCH, HEADS, size, DIM, seed=seed)
+        for seed, size in enumerate(lengths)
+    ]
+
+
+def largest(scores, real, window):
+    """The `window` real positions of the largest scores, in order."""
+    ranked = np.argsort(np.where(real, -scores, np.inf), kind="stable")
+    return np.sort(ranked[: min(window, real.sum())])
+
+
+def routes(group, query_real, real):
+    """The clusters of a batch row and a head: the largest scores, whatever the text."""
+
+    def of_row(b, h):
+        clusters = []
+        for cluster in range(CLUSTERS):
+            pair = [
+                largest(
+                    group.scores(mask.shape[1])[0, h, :, cluster],
+                    mask[b],
+                    group.attention_window,
+                )
+                for mask in (query_real, real)
+            ]
+            clusters.append(pair)
+        return clusters
+
+    return of_row
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    "window, limit, padded", [(3, None, False), (5, 2, True), (32, None, True)]
+)
+def test_equals_dense_attention(window, limit, padded, shared, causal):
+    group = built_group(
+        attention_window=window, max_relative_position=limit, share_query_key=shared
+    )
+    query, key, value = tokens()
+    real = np.ones((BATCH, LENGTH), "bool")
+    if padded:
+        real = helpers.tail_mask(LENGTH, 11, 4)
+        real[0, 3] = False
+    mask = real if padded else None
+    bias = helpers.normal(BATCH, LENGTH, seed=3)
+
+    output, _ = golden_cases.run(
+        group,
+        query,
+        None if shared else key,
+        value,
+        query_mask=mask,
+        value_mask=mask,
+        token_bias=bias,
+        use_causal_mask=causal,
+    )
+
+    expected = helpers.clustered_attention(
+        group,
+        query,
+        query if shared else key,
+        value,
+        routes(group, real, real),
+        causal,
+        bias,
+    )
+    everywhere = np.broadcast_to(real[:, None], (BATCH, HEADS, LENGTH))
+    golden_cases.assert_close(output[everywhere], expected[everywhere], 1e-5)
+
+
+def test_attends_to_memory_of_another_length():
+    group = built_group(attention_window=6)
+    query, key, value = tokens(memory_length=8)
+    query_real, real = helpers.tail_mask(LENGTH, 12, 9), helpers.tail_mask(8, 8, 5)
+
+    output, _ = golden_cases.run(
+        group, query, key, value, query_mask=query_real, value_mask=real
+    )
+
+    expected = helpers.clustered_attention(
+        group, query, key, value, routes(group, query_real, real)
+    )
+    everywhere = np.broadcast_to(query_real[:, None], (BATCH, HEADS, LENGTH))
+    golden_cases.assert_close(output[everywhere], expected[everywhere], 1e-5)
+
+
+def test_the_seed_decides_the_members():
+    query, _, value = tokens()
+    outputs = [
+        golden_cases.run(built_group(seed=seed), query, None, value, training=True)[0]
+        for seed in (3, 3, 4)
+    ]
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+    assert golden_cases.relative_error(outputs[2], outputs[0]) > 0.1
+
+
+def test_scores_do_not_depend_on_the_length():
+    group = built_group(seed=3)
+    short, long = group.scores(7), group.scores(50)
+    assert long.shape == (1, HEADS, 50, CLUSTERS) and long.dtype == "float32"
+    np.testing.assert_array_equal(short, long[:, :, :7])
+    # All drawn apart, and over the whole range.
+    assert len(np.unique(long)) == long.size
+    assert long.min() < 0.05 and long.max() > 0.95
+
+
+def test_has_no_state_and_no_loss():
+    group = built_group()
+    query, _, value = tokens()
+    _, losses = golden_cases.run(group, query, None, value, training=True)
+    assert group.weights == [] and losses == []
+
+
+@pytest.mark.parametrize(
+    "name, received",
+    [
+        ("num_heads", 0),
+        ("num_clusters", 0),
+        ("num_clusters", 2.0),
+        ("attention_window", -1),
+        ("attention_window", None),
+        ("seed", -1),
+        ("seed", None),
+        ("dropout", -0.1),
+    ],
+)
+def test_refuses_wrong_arguments(name, received):
+    options = {"num_heads": 2, "num_clusters": 2, "attention_window": 4}
+    with pytest.raises(ValueError) as error:
+        RandomHeads(**{**options, name: received})
+    assert f"`{name}`" in str(error.value)
+    assert f"Received: {name}={received!r}" in str(error.value)

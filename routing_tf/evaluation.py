@@ -61,32 +61,73 @@ class TokenScorer:
     leaves alone what the language model is compiled with.
 
     Args:
-        lm: the language model.
+        lm: the language model, or an image model.
 
     Attributes:
-        backbone: the backbone of the language model.
+        hyperparameters: those of the model.
+        model: the model itself.
     """
 
     def __init__(self, lm):
-        self.backbone = lm.backbone
-        targets = keras.Input((None,), dtype="int32", name="targets")
+        self.model = lm
+        self.hyperparameters = lm.hyperparameters
+        is_image = self.hyperparameters.kind == "image"
+        inputs = lm.symbolic_inputs() if is_image else dict(lm.input)
+        logits = lm(inputs) if is_image else lm.output
+        targets = keras.Input(logits.shape[1:-1], dtype="int32", name="targets")
         nats = keras.losses.sparse_categorical_crossentropy(
-            targets, keras.ops.cast(lm.output, "float32"), from_logits=True
+            targets, keras.ops.cast(logits, "float32"), from_logits=True
         )
-        self._model = keras.Model({**lm.input, "targets": targets}, nats)
-        self._model.compile(optimizer=None, jit_compile=lm.jit_compile)
+        self._names = [*inputs]
+        self._scorer = keras.Model({**inputs, "targets": targets}, nats)
+        self._scorer.compile(optimizer=None, jit_compile=lm.jit_compile)
 
     def score(self, inputs, targets):
         """Scores one batch.
 
         Args:
-            inputs: dict of `token_ids` and `padding_mask`, `[batch, length]`.
-            targets: `<int>[batch, length]`.
+            inputs: dict of `token_ids` and `padding_mask`, `[batch, length]`; or of
+                what an image model takes.
+            targets: `<int>[batch, length]`, or images.
 
         Returns:
-            NumPy array `<float32>[batch, length]`.
+            NumPy array `<float32>` of the shape of `targets`.
         """
-        return self._model.predict_on_batch({**inputs, "targets": targets})
+        inputs = {name: inputs[name] for name in self._names}
+        return self._scorer.predict_on_batch({**inputs, "targets": targets})
+
+    def places(self, shape):
+        """Returns the place of each token in the order in which the model sees them.
+
+        Args:
+            shape: shape of one example of the targets.
+
+        Returns:
+            NumPy array of that shape.
+        """
+        if self.hyperparameters.kind == "image":
+            return self.model.places()
+        return np.arange(*shape)
+
+    def prefixes(self, inputs, places, positions):
+        """Returns inputs that hold nothing of the tokens at positions and behind.
+
+        Args:
+            inputs: dict as for `score`.
+            places: as `places` returns them.
+            positions: `<int>[batch]`, one place for each example.
+
+        Returns:
+            Dict as for `score`.
+        """
+        positions = positions.reshape(-1, *[1] * places.ndim)
+        mask = inputs["padding_mask"] & (places <= positions)
+        prefixes = {**inputs, "padding_mask": mask}
+        if self.hyperparameters.kind == "image":  # which shifts its images by itself
+            prefixes["images"] = inputs["images"] * (places < positions)
+        else:
+            prefixes["token_ids"] = inputs["token_ids"] * mask
+        return prefixes
 
 
 def evaluate(lm, problem, split, num_examples=None, batch_size=None):
@@ -108,7 +149,7 @@ def evaluate(lm, problem, split, num_examples=None, batch_size=None):
     """
     scorer = _scorer(lm)
     if batch_size is None:
-        batch_size = batch_size_of(scorer.backbone.hyperparameters, problem)
+        batch_size = batch_size_of(scorer.hyperparameters, problem)
     dataset = problem.dataset(split, batch_size, num_examples=num_examples)
     nats = num_tokens = 0.0
     for inputs, targets, weights in dataset.as_numpy_iterator():
@@ -141,7 +182,7 @@ def evaluate_prefixes(lm, problem, split, num_positions=64, seed=0, batch_size=N
             the release does, so that padding is no way to cut a sequence.
     """
     scorer = _scorer(lm)
-    hyperparameters = scorer.backbone.hyperparameters
+    hyperparameters = scorer.hyperparameters
     if num_positions < 2:
         raise ValueError(
             f"`num_positions` must be at least 2. Received: {num_positions}"
@@ -156,9 +197,7 @@ def evaluate_prefixes(lm, problem, split, num_positions=64, seed=0, batch_size=N
     inputs, targets, positions = _positions(
         problem, split, num_positions, seed, batch_size
     )
-    places = np.arange(targets.shape[1])
-    cut = inputs["padding_mask"] & (places <= positions[:, None])
-    prefixes = {"token_ids": inputs["token_ids"] * cut, "padding_mask": cut}
+    prefixes = scorer.prefixes(inputs, scorer.places(targets.shape[1:]), positions)
     bits = _bits_at(scorer, prefixes, targets, positions, batch_size)
     one_pass = _bits_at(scorer, inputs, targets, positions, batch_size)
     return PrefixEvaluation(
@@ -184,12 +223,13 @@ def _positions(problem, split, num_positions, seed, batch_size):
     batches = list(batches.as_numpy_iterator())
     stack = keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *batches)
     inputs, targets, weights = stack
-    rows = np.flatnonzero(weights.any(axis=1))
+    axes = tuple(range(1, weights.ndim))
+    rows = np.flatnonzero(weights.any(axis=axes))
     rows = rows[np.arange(num_positions) * len(rows) // num_positions]
     generator = np.random.default_rng(seed)
     # One position in each of `num_positions` equal shares of a window.
     shares = generator.permutation(num_positions) + generator.random(num_positions)
-    lengths = inputs["padding_mask"][rows].sum(axis=1)
+    lengths = inputs["padding_mask"][rows].sum(axis=axes)
     positions = (shares / num_positions * lengths).astype("int64")
     inputs = {name: array[rows] for name, array in inputs.items()}
     return inputs, targets[rows], positions
@@ -198,21 +238,24 @@ def _positions(problem, split, num_positions, seed, batch_size):
 def _bits_at(scorer, inputs, targets, positions, batch_size):
     """Bits of one token per row, in batches of one static shape."""
     bits = []
+    place_to_index = np.argsort(scorer.places(targets.shape[1:]), axis=None)
     for start in range(0, len(targets), batch_size):
         # The last batch takes rows of the one before once more.
         rows = np.minimum(np.arange(start, start + batch_size), len(targets) - 1)
         nats = scorer.score({k: v[rows] for k, v in inputs.items()}, targets[rows])
-        bits.append(nats[np.arange(batch_size), positions[rows]] / math.log(2))
+        nats = nats.reshape(batch_size, -1)
+        chosen = nats[np.arange(batch_size), place_to_index[positions[rows]]]
+        bits.append(chosen / math.log(2))
     return np.concatenate(bits)[: len(targets)].astype("float64")
 
 
-def has_expert_choice_heads(hyperparameters):
-    """Tells whether one pass over a text lets later tokens take part in routing."""
-    return (
-        hyperparameters.routing == "expert_choice"
-        and hyperparameters.num_routed_heads > 0
-        and hyperparameters.num_local_only_layers < hyperparameters.num_layers
-    )
+def routes_by_later_tokens(hyperparameters):
+    """Tells whether one pass lets later tokens take part in choosing members."""
+    h = hyperparameters
+    chosen = h.num_cluster_strided_heads
+    if h.routing == "expert_choice":
+        chosen += h.num_routed_heads
+    return chosen > 0 and h.num_local_only_layers < h.num_layers
 
 
 def report(lm, problem, split, evaluation, num_positions=64, seed=0):
@@ -231,14 +274,14 @@ def report(lm, problem, split, evaluation, num_positions=64, seed=0):
         Lines of text.
     """
     scorer = _scorer(lm)
-    hyperparameters = scorer.backbone.hyperparameters
+    hyperparameters = scorer.hyperparameters
     metric = problem.metric_name
     yield (
         f"{split}: {evaluation.num_tokens:,.0f} tokens scored, "
         f"{evaluation.nats_per_token:.4f} nats per token"
     )
     yield f'one pass (routing scope "full"): {evaluation.bits:.4f} {metric}'
-    if not has_expert_choice_heads(hyperparameters):
+    if not routes_by_later_tokens(hyperparameters):
         yield "  no head looks at later tokens: prefixes would give the same figure"
         return
     yield (

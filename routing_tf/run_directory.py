@@ -127,19 +127,13 @@ def configure(problem, hyperparameters, **fields):
         `RunConfig` and the prepared problem.
 
     Raises:
-        ValueError: if the problem or its data is not there, or its windows are longer
-            than the model's sequences.
+        ValueError: if the problem or its data is not there, or a model of these
+            hyperparameters does not fit it.
     """
     config = RunConfig(problem, hyperparameters, **fields)
     problem = config.make_problem()
     problem.prepare()
-    if problem.sequence_length > hyperparameters.max_sequence_length:
-        raise ValueError(
-            "`sequence_length` of the problem must not exceed the model's "
-            f"`max_sequence_length`. Received: {problem.sequence_length} and "
-            f"{hyperparameters.max_sequence_length}. Leave sequence_length out, or "
-            "pass the hyperparameter max_sequence_length"
-        )
+    problem.check_hyperparameters(hyperparameters)
     config = dataclasses.replace(
         config,
         hyperparameters=hyperparameters.replace(
@@ -225,7 +219,8 @@ def load_language_model(source):
             a keras_hub preset directory.
 
     Returns:
-        A `RoutingTransformerCausalLM`, not compiled for training.
+        A `RoutingTransformerCausalLM` or `RoutingImageTransformer`, not compiled for
+        training.
 
     Raises:
         ValueError: if there is no such thing.

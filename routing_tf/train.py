@@ -16,18 +16,22 @@ last line on standard output is the score of the held-out text.
 import sys
 
 import keras
+import keras_hub
+import numpy as np
 from absl import app
 from absl import flags
 
 from routing_tf import commands
 from routing_tf import evaluation
 from routing_tf import models
+from routing_tf import problems
 from routing_tf import run_directory
 from routing_tf import training
 from routing_tf.models.hyperparameters import parse_overrides
+from routing_tf.problems import image
 
-DEFAULT_HPARAMS_SET = "python_small"
 PROMPT_TOKENS = 64
+IMAGE_COLUMNS = 10
 
 
 def define_flags(values=flags.FLAGS):
@@ -50,8 +54,8 @@ def define_flags(values=flags.FLAGS):
     flags.DEFINE_string(
         "hparams_set",
         None,
-        "Name of the hyperparameters; an unknown name lists all. Default: "
-        f"{DEFAULT_HPARAMS_SET}.",
+        "Name of the hyperparameters; an unknown name lists all. Default: those of the "
+        "problem, such as python_small.",
         flag_values=values,
     )
     flags.DEFINE_string(
@@ -82,6 +86,11 @@ def define_flags(values=flags.FLAGS):
         "checkpoint_every": (100, 0, "Steps between checkpoints; 0: at the end only."),
         "log_every": (10, 1, "Steps between entries in metrics.jsonl."),
         "sample_bytes": (128, 0, "Tokens (bytes) to sample at the end; 0: none."),
+        "sample_images": (
+            40,
+            0,
+            "Images to sample at the end, and half as many to complete; 0: none.",
+        ),
         "seed": (None, 0, "Seed of weights, data order and dropout. Default: 0."),
     }
     for name, (default, smallest, text) in integers.items():
@@ -111,6 +120,7 @@ def configure(options):
         ValueError: for settings that do not exist or data that is not there.
     """
     earlier = run_directory.RunConfig.load(options.model_dir)
+    problem_fields = commands.problem_fields(options, earlier)
     name, seed, source = options.hparams_set, options.seed, options.init_checkpoint
     if earlier is not None:
         seed = earlier.seed if seed is None else seed
@@ -118,7 +128,7 @@ def configure(options):
     if name is None and earlier is not None:
         name, hyperparameters = earlier.hparams_set, earlier.hyperparameters
     else:
-        name = name or DEFAULT_HPARAMS_SET
+        name = name or problems.default_hparams_set(problem_fields["problem"])
         hyperparameters = models.preset_hyperparameters(name)
     changes = parse_overrides(options.hparams)
     if "vocabulary_size" in changes:
@@ -133,7 +143,7 @@ def configure(options):
         hparams_set=name,
         init_checkpoint=source,
         seed=seed or 0,
-        **commands.problem_fields(options, earlier),
+        **problem_fields,
     )
 
 
@@ -152,6 +162,12 @@ def describe(trainer):
     tokens = batch_size * problem.sequence_length
     epochs = h.train_steps * tokens / problem.num_tokens("train")
     yield f"data: {problem.describe()}"
+    if isinstance(problem, problems.ImageProblem):
+        bits = problem.histogram_bits("validation")
+        yield (
+            f"to beat: {bits:.4f} {problem.metric_name} by the histogram of each "
+            "position of the training images"
+        )
     yield (
         f"model: {config.hparams_set}, {trainer.lm.count_params():,} parameters, "
         f"{h.num_layers} layers, {keras.backend.backend()} backend"
@@ -189,6 +205,63 @@ def sample(lm, problem, num_tokens):
     return prompt, text.removeprefix(prompt)
 
 
+def sample_images(model, problem, number, seed=0):
+    """Samples images, and completes held-out ones whose upper half is given.
+
+    Args:
+        model: the image model.
+        problem: the `ImageProblem`.
+        number: number of images to sample; half as many are completed.
+        seed: seed of the sampler. Defaults to 0.
+
+    Returns:
+        Two PNG files as bytes. In the second each row of completed images stands
+        below the row of the true ones.
+    """
+    sampler = keras_hub.samplers.RandomSampler(seed=seed)
+
+    def generate(labels, **options):
+        if model.hyperparameters.num_classes is not None:
+            options["labels"] = labels
+        return model.generate(len(labels), sampler=sampler, **options)
+
+    samples = generate(np.arange(number) % problem.num_classes)
+    true = problem.images("validation")[: -(-number // 2)].astype("int32")
+    completed = generate(
+        problem.labels("validation")[: len(true)],
+        images=true,
+        num_given_rows=problem.image_shape[0] // 2,
+    )
+    rows = [
+        rows[start : start + IMAGE_COLUMNS]
+        for start in range(0, len(true), IMAGE_COLUMNS)
+        for rows in (true, completed)
+    ]
+    levels = problem.vocabulary_size
+    return (
+        image.picture(samples, IMAGE_COLUMNS, levels),
+        image.picture(np.concatenate(rows), IMAGE_COLUMNS, levels),
+    )
+
+
+def show_samples(trainer, options):
+    """Samples from the trained model: a text on standard output, images as files."""
+    problem = trainer.problem
+    if isinstance(problem, problems.ImageProblem):
+        if options.sample_images:
+            pictures = sample_images(
+                trainer.lm, problem, options.sample_images, trainer.config.seed
+            )
+            for name, content in zip(("samples", "completions"), pictures, strict=True):
+                path = trainer.model_dir / f"{name}.png"
+                path.write_bytes(content)
+                print(f"{name}: {path}")
+    elif options.sample_bytes and problem.tokenizer is not None:
+        prompt, continuation = sample(trainer.lm, problem, options.sample_bytes)
+        print(f"--- prompt from held-out text\n{printable(prompt)}")
+        print(f"--- sampled continuation\n{printable(continuation)}\n---")
+
+
 def printable(text):
     """Returns a text without characters that a terminal would take as commands."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
@@ -224,10 +297,7 @@ def run(options):
         trainer.scorer, problem, "validation", result, positions, config.seed
     ):
         print(line, flush=True)
-    if options.sample_bytes and problem.tokenizer is not None:
-        prompt, continuation = sample(trainer.lm, problem, options.sample_bytes)
-        print(f"--- prompt from held-out text\n{printable(prompt)}")
-        print(f"--- sampled continuation\n{printable(continuation)}\n---")
+    show_samples(trainer, options)
     print(evaluation.final_line(problem, result))
     return 0
 

@@ -109,8 +109,10 @@ def compile_for_training(lm, hyperparameters=None, jit_compile=True, seed=None):
         seed: seed of the sampler of `lm.generate`.
     """
     if hyperparameters is None:
-        hyperparameters = lm.backbone.hyperparameters
+        hyperparameters = lm.hyperparameters
     add_weight_decay(lm, hyperparameters.weight_decay)
+    # Images are sampled with a sampler of their own.
+    sampler = {"sampler": keras_hub.samplers.TopPSampler(p=0.9, seed=seed)}
     lm.compile(
         optimizer=make_optimizer(hyperparameters),
         loss=keras.losses.SparseCategoricalCrossentropy(
@@ -121,14 +123,14 @@ def compile_for_training(lm, hyperparameters=None, jit_compile=True, seed=None):
                 from_logits=True, name="cross_entropy"
             )
         ],
-        sampler=keras_hub.samplers.TopPSampler(p=0.9, seed=seed),
         jit_compile=jit_compile,
+        **({} if hyperparameters.kind == "image" else sampler),
     )
     lm.optimizer.build(lm.trainable_variables)
 
 
-def build_language_model(hyperparameters, problem, seed=0):
-    """Builds a language model with random weights for a problem.
+def build_model(hyperparameters, problem, seed=0):
+    """Builds a language model or an image model with random weights for a problem.
 
     Args:
         hyperparameters: `Hyperparameters`.
@@ -136,9 +138,11 @@ def build_language_model(hyperparameters, problem, seed=0):
         seed: seed of the weights; it becomes Keras's global seed.
 
     Returns:
-        A `RoutingTransformerCausalLM`.
+        A `RoutingTransformerCausalLM` or `RoutingImageTransformer`.
     """
     keras.utils.set_random_seed(seed)
+    if hyperparameters.kind == "image":
+        return models.RoutingImageTransformer(hyperparameters)
     preprocessor = None
     if problem.tokenizer is not None:
         preprocessor = models.RoutingTransformerCausalLMPreprocessor(
@@ -164,7 +168,7 @@ class Trainer:
         jit_compile: whether XLA compiles the training step.
 
     Attributes:
-        lm: the language model.
+        lm: the language model, or an image model.
         scorer: a `TokenScorer` of it.
         step: number of steps trained.
 
@@ -193,7 +197,7 @@ class Trainer:
         self.model_dir = pathlib.Path(model_dir)
         saved = self._open_model_dir()
         h = config.hyperparameters
-        self.lm = build_language_model(h, problem, config.seed)
+        self.lm = build_model(h, problem, config.seed)
         compile_for_training(self.lm, h, jit_compile, config.seed)
         self.step = 0
         if saved:

@@ -1,6 +1,7 @@
 """Layers for content-based sparse attention. They need Keras and NumPy alone."""
 
 from routing_tf.layers.compatibility import Compatibility as Compatibility
+from routing_tf.layers.embeddings import RowColumnEmbedding as RowColumnEmbedding
 from routing_tf.layers.embeddings import TimingSignal as TimingSignal
 from routing_tf.layers.embeddings import TokenDropout as TokenDropout
 from routing_tf.layers.embeddings import TokenEmbedding as TokenEmbedding

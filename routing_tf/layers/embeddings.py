@@ -225,3 +225,72 @@ class TokenDropout(keras.layers.Layer):
 
     def compute_output_spec(self, token_ids, training=None):
         return keras.KerasTensor(token_ids.shape, dtype=token_ids.dtype)
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class RowColumnEmbedding(keras.layers.Layer):
+    """Adds a learned vector of its row and one of its column to each position.
+
+    Vectors are multiplied by the square root of their size.
+
+    Args:
+        max_length: largest number of rows and of columns.
+        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
+
+    Call arguments:
+        inputs: `<float>[batch, rows, columns, dim]`.
+
+    Returns:
+        `<float>[batch, rows, columns, dim]`.
+
+    Raises:
+        ValueError: if `max_length` is not a positive integer; when built, if the inputs
+            have more rows or columns.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf.layers import RowColumnEmbedding
+
+    x = np.zeros((2, 4, 6, 8), "float32")
+    assert RowColumnEmbedding(max_length=6)(x).shape == (2, 4, 6, 8)
+    ```
+
+    Reference: `add_positional_embedding_nd` of the release.
+    """
+
+    def __init__(self, max_length, **kwargs):
+        super().__init__(**kwargs)
+        check_positive_integer("max_length", max_length)
+        self.max_length = max_length
+
+    def build(self, inputs_shape):
+        _, rows, columns, dim = inputs_shape
+        if max(rows, columns) > self.max_length:
+            raise ValueError(
+                "`max_length` must be at least the number of rows and of columns. "
+                f"Received: max_length={self.max_length}, {rows} rows, "
+                f"{columns} columns"
+            )
+        # The axes that broadcast are the release's.
+        shapes = {
+            "row_embeddings": (1, self.max_length, 1, dim),
+            "column_embeddings": (1, 1, self.max_length, dim),
+        }
+        for name, shape in shapes.items():
+            initializer = keras.initializers.RandomNormal(stddev=dim**-0.5)
+            weight = self.add_weight(name=name, shape=shape, initializer=initializer)
+            setattr(self, name, weight)
+
+    def call(self, inputs):
+        _, rows, columns, dim = inputs.shape
+        row_vectors = ops.cast(self.row_embeddings[:, :rows], inputs.dtype)
+        column_vectors = ops.cast(self.column_embeddings[:, :, :columns], inputs.dtype)
+        return inputs + dim**0.5 * (row_vectors + column_vectors)
+
+    def get_config(self):
+        return {**super().get_config(), "max_length": self.max_length}
+
+    def compute_output_shape(self, inputs_shape):
+        return inputs_shape

@@ -8,6 +8,9 @@ from routing_tf.models.causal_lm import (
     RoutingTransformerCausalLMPreprocessor as RoutingTransformerCausalLMPreprocessor,
 )
 from routing_tf.models.hyperparameters import Hyperparameters as Hyperparameters
+from routing_tf.models.image_transformer import (
+    RoutingImageTransformer as RoutingImageTransformer,
+)
 from routing_tf.models.presets import preset_description as preset_description
 from routing_tf.models.presets import preset_hyperparameters as preset_hyperparameters
 from routing_tf.models.presets import preset_names as preset_names

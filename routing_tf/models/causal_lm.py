@@ -101,6 +101,11 @@ class RoutingTransformerCausalLM(keras_hub.models.CausalLM):
             x = self.output_projection(x)
         super().__init__(inputs=backbone.input, outputs=self.logits_dense(x), **kwargs)
 
+    @property
+    def hyperparameters(self):
+        """`Hyperparameters` of the backbone."""
+        return self.backbone.hyperparameters
+
     @classmethod
     def from_preset(cls, preset, load_weights=True, **kwargs):
         """Builds the model of a preset; see `RoutingTransformer.from_preset`.

@@ -527,6 +527,31 @@ OWN_SETS = {
             train_steps=1000,
         ),
     ),
+    "digits_small": (
+        "Handwritten digits of 8 x 8 pixels on two cores in minutes, by their class.",
+        Hyperparameters(
+            vocabulary_size=17,
+            max_sequence_length=64,
+            image_height=8,
+            image_width=8,
+            num_classes=10,
+            num_layers=4,
+            hidden_dim=64,
+            intermediate_dim=128,
+            num_local_heads=2,
+            local_block_length=16,
+            num_routed_heads=2,
+            num_clusters=4,
+            attention_window=16,
+            max_relative_position=32,
+            residual_dropout=0.1,
+            learning_rate=3e-3,
+            warmup_steps=50,
+            gradient_clip_norm=1.0,
+            batch_tokens=64 * 64,
+            train_steps=1000,
+        ),
+    ),
     "byte_tiny": (
         "A byte model of 39 thousand weights, for tests and first steps.",
         Hyperparameters(
@@ -653,7 +678,7 @@ def hyperparameters_from_release(hparams, faithful=False, **fields):
             **_dropout_fields(hparams),
             **(_training_fields(hparams) if trains else {}),
             "compatibility": compatibility,
-            **_with_length(fields, image_fields),
+            **_with_length(fields, hparams, image_fields),
         }
     )
 
@@ -719,13 +744,14 @@ def _image_fields(hparams, faithful):
     }
 
 
-def _with_length(fields, image_fields):
-    """Adds the length of an image, which depends on its number of channels."""
+def _with_length(fields, hparams, image_fields):
+    """Adds what depends on the channels of an image: the release counts images."""
     if not image_fields:
         return fields
     sizes = {**image_fields, **fields}
     length = sizes["image_height"] * sizes["image_width"] * sizes["num_channels"]
-    return {**fields, "max_sequence_length": length}
+    batch_tokens = hparams["batch_size"] * length
+    return {"batch_tokens": batch_tokens, **fields, "max_sequence_length": length}
 
 
 def _num_heads(hparams):

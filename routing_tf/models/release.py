@@ -12,6 +12,7 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.models.causal_lm import RoutingTransformerCausalLM
+from routing_tf.models.image_transformer import RoutingImageTransformer
 from routing_tf.models.presets import hyperparameters_from_release
 from routing_tf.models.routing_transformer import RoutingTransformer
 
@@ -63,6 +64,7 @@ _GROUP_SCOPES = {
 }
 TOKEN_BIAS_WEIGHT = "token_bias_weight"
 MODEL_SCOPE = "sparse_transformer/body"
+IMAGE_MODEL_SCOPE = "sparse_imagetransformer/body"
 
 
 def attention_layer(config):
@@ -124,6 +126,46 @@ def language_model(hparams, vocabulary_size):
     return RoutingTransformerCausalLM(RoutingTransformer(settings), compile=False)
 
 
+def image_model(hparams, num_channels, vocabulary_size=256, num_classes=None):
+    """Builds an image model of the release.
+
+    Args:
+        hparams: dict of the release's hyperparameters, or the path of an
+            `hparams.json`. Those that do not concern the model are ignored.
+        num_channels: number of channels of a pixel.
+        vocabulary_size: number of intensities that are predicted. Defaults to 256; the
+            embedding tables always have 256 rows for each channel.
+        num_classes: number of classes, for a model with `unconditional=False`;
+            None (the default) otherwise.
+
+    Returns:
+        A built `RoutingImageTransformer`, not compiled. Called with the release's
+        targets it returns the release's logits; the shift is inside. With classes it
+        is called with `{"images": targets, "labels": inputs}`.
+
+    Raises:
+        ValueError: for a setting that is not supported, or classes that do not fit
+            `unconditional`.
+    """
+    hparams = _read(hparams)
+    if hparams.get("unconditional", True) != (num_classes is None):
+        raise ValueError(
+            "`num_classes` must be given with `unconditional=False`, and only then. "
+            f"Received: num_classes={num_classes}, "
+            f"unconditional={hparams.get('unconditional', True)}"
+        )
+    # Sets of the release that keep the frame of the base set need not name it.
+    hparams = {"frame_height": 32, "frame_width": 32, **hparams}
+    settings = hyperparameters_from_release(
+        hparams,
+        faithful=True,
+        num_channels=num_channels,
+        vocabulary_size=vocabulary_size,
+        num_classes=num_classes,
+    )
+    return RoutingImageTransformer(settings)
+
+
 def _read(hparams):
     if isinstance(hparams, dict):
         return hparams
@@ -178,6 +220,8 @@ def variables_by_name(layer):
     """
     if isinstance(layer, RoutingTransformerCausalLM):
         variables = _language_model_variables(layer)
+    elif isinstance(layer, RoutingImageTransformer):
+        variables = _image_model_variables(layer)
     elif isinstance(layer, layers.MixedAttention) and _is_of_the_release(layer):
         variables = _attention_variables(layer, layer.name)
     else:
@@ -350,6 +394,23 @@ def _language_model_variables(lm):
         variables |= _dense_variables(lm.output_projection, "final_dense_1")
     variables |= _dense_variables(lm.logits_dense, "final_dense_2")
     return {f"{MODEL_SCOPE}/{name}": value for name, value in variables.items()}
+
+
+def _image_model_variables(model):
+    variables = {"rgb_target_emb_channel": model.channel_embedding.embeddings}
+    positions = model.position_embedding
+    if positions is not None:
+        variables["pos_emb_0"] = positions.row_embeddings
+        variables["pos_emb_1"] = positions.column_embeddings
+    if model.class_embedding is not None:
+        table = model.class_embedding.embeddings
+        variables["class_conditional_embedding/embedding"] = table
+    for index, block in enumerate(model.blocks):
+        variables |= _block_variables(block, f"decoder_layer_{index}/self_attention")
+    if model.final_norm is not None:
+        variables |= _norm_variables(model.final_norm, "layer_prepostprocess")
+    variables |= _dense_variables(model.logits_dense, "final_dense")
+    return {f"{IMAGE_MODEL_SCOPE}/{name}": value for name, value in variables.items()}
 
 
 def _block_variables(block, scope):

@@ -31,6 +31,8 @@ class Problem:
         vocabulary_size: integer, the number of different ids.
         tokenizer: the tokenizer between text and ids; `None` if there is none.
         sequence_length: integer, ids per window.
+        default_hparams_set: string, the hyperparameters that `train` takes if none
+            are named.
 
     Raises:
         ValueError: if `sequence_length` is not a positive integer.
@@ -58,6 +60,7 @@ class Problem:
     name = None
     metric_name = "bits per byte"
     default_sequence_length = 2048
+    default_hparams_set = "python_small"
     vocabulary_size = None
     tokenizer = None
 
@@ -119,6 +122,29 @@ class Problem:
         """
         remainder = 0 if split == "train" else self.sequence_length - 1
         return (self.num_tokens(split) + remainder) // self.sequence_length
+
+    def check_hyperparameters(self, hyperparameters):
+        """Raises a `ValueError` if a model of these hyperparameters does not fit.
+
+        Args:
+            hyperparameters: `Hyperparameters`.
+
+        Raises:
+            ValueError: if the model is none of texts, or its sequences are shorter
+                than a window.
+        """
+        if hyperparameters.kind != "text":
+            raise ValueError(
+                f"The problem {self.name!r} needs a model of texts without an encoder. "
+                f"Received: hyperparameters of kind {hyperparameters.kind!r}"
+            )
+        if self.sequence_length > hyperparameters.max_sequence_length:
+            raise ValueError(
+                "`sequence_length` of the problem must not exceed the model's "
+                f"`max_sequence_length`. Received: {self.sequence_length} and "
+                f"{hyperparameters.max_sequence_length}. Leave sequence_length out, or "
+                "pass the hyperparameter max_sequence_length"
+            )
 
     def describe(self):
         """Returns a line for a log: what the data is and how much of it."""
@@ -219,11 +245,23 @@ class Problem:
             windows = windows.skip(start_step * batch_size)
 
         def read(starts, lengths):
-            ids = self._ids[split]
-            return read_windows(ids, starts, lengths, self.sequence_length)
+            return self.read(split, starts, lengths)
 
         windows = windows.batch(batch_size, drop_remainder=True)
         return windows.map(read, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+    def read(self, split, starts, lengths):
+        """Reads the windows of one batch; see `read_windows`.
+
+        Args:
+            split: string, "train", "validation" or "test".
+            starts: int64 tensor of shape `(batch,)`, the first id of each window.
+            lengths: int64 tensor of shape `(batch,)`, how many ids each window has.
+
+        Returns:
+            `(inputs, targets, weights)` as described in `dataset`.
+        """
+        return read_windows(self._ids[split], starts, lengths, self.sequence_length)
 
     def _all_training_windows(self, batch_size, seed, start_step, repeat):
         """A dataset of pairs (start, length), from a step of training on."""

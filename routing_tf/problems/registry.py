@@ -90,15 +90,31 @@ def get(name, data_dir=None, **options):
     inputs, targets, weights = next(iter(problem.dataset("train", batch_size=4)))
     ```
     """
+    problem_class = _known(name)
+    _check_options(name, problem_class, options)
+    return problem_class(data_dir=data_dir, **options)
+
+
+def default_hparams_set(name):
+    """Returns the name of the hyperparameters that fit a problem.
+
+    Args:
+        name: string, one of `problems.names()`.
+
+    Raises:
+        ValueError: if there is no such problem.
+    """
+    return _known(name).default_hparams_set
+
+
+def _known(name):
     if name not in _PROBLEMS:
         listing = "\n".join(f"  {known}: {_summary(known)}" for known in names())
         raise ValueError(
             f"`name` must be a registered problem. Received: name={name!r}. "
             f"Registered problems:\n{listing}"
         )
-    problem_class = _PROBLEMS[name]
-    _check_options(name, problem_class, options)
-    return problem_class(data_dir=data_dir, **options)
+    return _PROBLEMS[name]
 
 
 def _check_options(name, problem_class, options):

@@ -1,0 +1,286 @@
+"""Tests of the image model."""
+
+import json
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+
+from routing_tf import models
+from tests import golden_cases
+from tests.models import small_models
+
+SETTINGS = {
+    "vocabulary_size": 11,
+    "max_sequence_length": 48,
+    "image_height": 4,
+    "image_width": 4,
+    "num_channels": 3,
+    "num_layers": 2,
+    "hidden_dim": 16,
+    "intermediate_dim": 12,
+    "num_local_heads": 2,
+    "local_block_length": 8,
+    "num_routed_heads": 0,
+    "num_clusters": 2,
+    "attention_window": 12,
+    "max_relative_position": 10,
+}
+RECTANGLES = {
+    "local_block_length": 2,
+    "local_block_width": 6,
+    "local_relative_positions": False,
+}
+LAYOUTS = pytest.mark.parametrize("layout", [{}, RECTANGLES], ids=["rows", "blocks"])
+
+
+def image_model(seed=0, **changes):
+    """Returns a small model with the same values on every backend."""
+    settings = models.Hyperparameters(**{**SETTINGS, **changes})
+    model = models.RoutingImageTransformer(settings)
+    generator = np.random.default_rng(seed)
+    for variable in model.trainable_variables:
+        noise = generator.normal(size=variable.shape)
+        scale = 0.3 if len(variable.shape) != 2 else variable.shape[0] ** -0.5
+        variable.assign((variable.name == "gamma") + scale * noise)
+    for kmeans in small_models.kmeans_layers(model):
+        kmeans.centroids.assign(generator.normal(size=kmeans.centroids.shape))
+    return model
+
+
+def random_images(number=2, seed=0):
+    generator = np.random.default_rng(seed)
+    return generator.integers(0, 11, (number, 4, 4, 3)).astype("int32")
+
+
+def logits_of(model, inputs, **options):
+    return golden_cases.run(model, inputs, **options)[0]
+
+
+def places_by_hand(layout):
+    """The place of row y and token x of a row, from the rule."""
+    y, x = np.indices((4, 12))
+    if not layout:
+        return (y * 12 + x).reshape(4, 4, 3)
+    block = (y // 2) * 2 + x // 6
+    return (block * 12 + (y % 2) * 6 + x % 6).reshape(4, 4, 3)
+
+
+@LAYOUTS
+def test_order_of_the_subpixels(layout):
+    model = image_model(**layout)
+    np.testing.assert_array_equal(model.places(), places_by_hand(layout))
+
+
+@LAYOUTS
+@pytest.mark.parametrize("place", [0, 13, 30, 46])
+def test_later_subpixels_have_no_influence(layout, place):
+    model = image_model(num_local_heads=1, num_strided_heads=1, **layout)
+    places = places_by_hand(layout)
+    images, others = random_images(seed=0), random_images(seed=1)
+    changed = np.where(places >= place, others, images)
+    first, second = (logits_of(model, {"images": x}) for x in (images, changed))
+    # A sub-pixel's own value is what its logits are to predict.
+    np.testing.assert_array_equal(first[:, places <= place], second[:, places <= place])
+    assert np.abs(first - second)[:, places > place].max() > 1e-3
+
+
+def test_every_earlier_subpixel_has_influence():
+    model = image_model(local_block_length=48, num_layers=1)
+    images = random_images(number=1)
+    before = logits_of(model, {"images": images})
+    for place in range(47):
+        changed = images.copy()
+        changed.reshape(-1)[place] += 1
+        after = logits_of(model, {"images": changed % 11})
+        assert np.abs(after - before).reshape(48, -1)[place + 1 :].max() > 1e-6
+
+
+@LAYOUTS
+def test_masked_subpixels_have_no_influence_on_routing(layout):
+    model = image_model(num_local_heads=1, num_routed_heads=1, **layout)
+    places, place = places_by_hand(layout), 30
+    images, others = random_images(seed=0), random_images(seed=1)
+    changed = np.where(places >= place, others, images)
+    mask = np.broadcast_to(places <= place, images.shape)
+    first, second = (
+        logits_of(model, {"images": x, "padding_mask": mask}) for x in (images, changed)
+    )
+    seen = places <= place
+    np.testing.assert_allclose(first[:, seen], second[:, seen], rtol=0, atol=1e-5)
+
+
+def test_label_takes_part_everywhere():
+    model = image_model(num_classes=4)
+    images = random_images()
+    first, second = (
+        logits_of(model, {"images": images, "labels": np.array(labels)})
+        for labels in ([1, 2], [[[[1]]], [[[3]]]])
+    )
+    np.testing.assert_array_equal(first[0], second[0])
+    assert (np.abs(first[1] - second[1]).max(axis=-1) > 1e-6).all()
+
+
+def test_images_alone_will_do():
+    model = image_model()
+    images = random_images()
+    np.testing.assert_array_equal(
+        logits_of(model, images), logits_of(model, {"images": images})
+    )
+
+
+def test_channels_have_tables_of_their_own():
+    model = image_model()
+    table = model.channel_embedding.embeddings
+    assert tuple(table.shape) == (33, 16)
+    images = np.zeros((1, 4, 4, 3), "int32")
+    before = logits_of(model, {"images": images})
+    values = keras.ops.convert_to_numpy(table).copy()
+    values[22:, 0] += 3.0  # those of the third channel
+    table.assign(values)
+    after = logits_of(model, {"images": images})
+    changed = np.abs(after - before).reshape(48, -1).max(axis=-1) > 1e-6
+    assert not changed[:2].any() and changed[2:].all()
+
+
+def test_losses_are_those_of_the_clustering():
+    model = image_model(num_routed_heads=2)
+    _, losses = golden_cases.run(model, random_images(), training=True)
+    assert len(losses) == 2 and min(losses) > 0
+
+
+def test_no_output_weights_give_the_uniform_distribution():
+    model = image_model()
+    model.logits_dense.kernel.assign(np.zeros((16, 11)))
+    model.logits_dense.bias.assign(np.zeros(11))
+    logits = logits_of(model, random_images())
+    bits = np.log2(np.exp(logits).sum(axis=-1))
+    np.testing.assert_allclose(bits, np.log2(11), rtol=1e-6)
+
+
+class TestGenerate:
+    greedy = keras_hub.samplers.GreedySampler()
+
+    @LAYOUTS
+    def test_greedy_images_are_those_of_one_pass(self, layout):
+        model = image_model(**layout)
+        images = model.generate(2, sampler=self.greedy, verbose=False)
+        logits = logits_of(model, {"images": images})
+        np.testing.assert_array_equal(logits.argmax(axis=-1), images)
+
+    def test_routed_heads_see_nothing_of_what_is_not_there_yet(self):
+        model = image_model(num_local_heads=1, num_routed_heads=1)
+        images = model.generate(2, sampler=self.greedy, verbose=False)
+        places = model.places()
+        for place in (0, 20, 47):
+            mask = np.broadcast_to(places <= place, images.shape)
+            logits = logits_of(model, {"images": images, "padding_mask": mask})
+            here = places == place
+            np.testing.assert_array_equal(logits.argmax(-1)[:, here], images[:, here])
+
+    @LAYOUTS
+    def test_given_rows_stay(self, layout):
+        model = image_model(**layout)
+        given = random_images()
+        images = model.generate(
+            images=given, num_given_rows=2, sampler=self.greedy, verbose=False
+        )
+        np.testing.assert_array_equal(images[:, :2], given[:, :2])
+        logits = logits_of(model, {"images": images})
+        np.testing.assert_array_equal(logits.argmax(axis=-1)[:, 2:], images[:, 2:])
+
+    def test_same_seed_same_images(self):
+        model = image_model(num_classes=3)
+        first, second, third = (
+            model.generate(
+                labels=[0, 2],
+                sampler=keras_hub.samplers.RandomSampler(seed=seed),
+                verbose=False,
+            )
+            for seed in (1, 1, 2)
+        )
+        np.testing.assert_array_equal(first, second)
+        assert (first != third).any()
+        assert first.shape == (2, 4, 4, 3) and 0 <= first.min() <= first.max() < 11
+
+    @pytest.mark.parametrize(
+        "message, options",
+        [
+            ("num_images=3", {"num_images": 3, "images": random_images()}),
+            ("num_images=0", {"num_images": 0}),
+            ("num_given_rows=1, images=None", {"num_given_rows": 1}),
+            ("num_given_rows=5", {"images": random_images(), "num_given_rows": 5}),
+            (r"labels=\[1\]", {"labels": [1]}),
+        ],
+    )
+    def test_refusals(self, message, options):
+        with pytest.raises(ValueError, match=f"Received: .*{message}"):
+            image_model().generate(verbose=False, **options)
+
+    def test_labels_are_needed_with_classes(self):
+        with pytest.raises(ValueError, match="labels=None"):
+            image_model(num_classes=3).generate(2, verbose=False)
+
+
+def test_training_lowers_the_loss():
+    model = image_model()
+    model.compile(
+        keras.optimizers.Adam(3e-3),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    stripes = np.tile(np.arange(4, dtype="int32")[:, None, None], (4, 1, 4, 3))
+    history = model.fit(stripes, stripes, batch_size=4, epochs=12, verbose=0)
+    assert history.history["loss"][-1] < 0.5 * history.history["loss"][0]
+
+
+@pytest.mark.parametrize("changes", [{"num_classes": 3}, RECTANGLES])
+def test_saving_and_loading(changes, tmp_path):
+    model = image_model(num_local_heads=1, num_routed_heads=1, **changes)
+    inputs = {"images": random_images(), "labels": np.array([0, 2])}
+    expected = logits_of(model, inputs)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(logits_of(loaded, inputs), expected)
+    model.save_to_preset(str(tmp_path / "preset"))
+    loaded = models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
+    np.testing.assert_array_equal(logits_of(loaded, inputs), expected)
+    assert json.loads(json.dumps(model.get_config()))
+
+
+def test_from_preset():
+    model = models.RoutingImageTransformer.from_preset(
+        "digits_small", num_layers=1, num_classes=None, name="mine"
+    )
+    assert model.name == "mine"
+    assert model.hyperparameters.num_layers == len(model.blocks) == 1
+    assert list(models.RoutingImageTransformer.presets) == models.preset_names("image")
+    with pytest.raises(ValueError, match="Unknown hyperparameters: num_layer"):
+        models.RoutingImageTransformer.from_preset("digits_small", num_layer=1)
+
+
+@pytest.mark.parametrize(
+    "message, changes",
+    [
+        (r"blocks of \(3, 6\)", {**RECTANGLES, "local_block_length": 3}),
+        ("max_sequence_length=40", {"max_sequence_length": 40}),
+        ("image_height=4, image_width=None", {"image_width": None}),
+        ("num_encoder_layers=2", {"num_encoder_layers": 2}),
+    ],
+)
+def test_refuses_wrong_settings(message, changes):
+    with pytest.raises(ValueError, match=f"Received: .*{message}"):
+        image_model(**changes)
+
+
+def test_refuses_settings_of_a_text_model():
+    with pytest.raises(ValueError, match="Received: image_height=None"):
+        models.RoutingImageTransformer(models.Hyperparameters())
+
+
+def test_refuses_wrong_inputs():
+    model = image_model(num_classes=2)
+    with pytest.raises(ValueError, match=r"Received: images.shape=\(1, 4, 4, 1\)"):
+        model(np.zeros((1, 4, 4, 1), "int32"))
+    with pytest.raises(ValueError, match="`labels` must be given"):
+        model(random_images())

@@ -1,0 +1,134 @@
+"""Tests of problems of images."""
+
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from routing_tf import models
+from routing_tf import problems
+from routing_tf.problems import image
+
+
+class Numbered(image.ImageProblem):
+    """Image n of a split holds the number n, and has the label n % 4."""
+
+    image_shape, vocabulary_size, num_classes = (2, 3, 1), 50, 4
+    sizes = {"train": 23, "validation": 5, "test": 4}
+
+    def load_images(self):
+        splits = {}
+        for split, size in self.sizes.items():
+            numbers = np.arange(size, dtype="uint8")
+            images = np.broadcast_to(numbers[:, None, None, None], (size, 2, 3, 1))
+            splits[split] = images, numbers % 4
+        return splits
+
+
+def numbers(dataset):
+    """The numbers of the images in each batch; -1 for what fills up the last."""
+    found = []
+    for inputs, targets, weights in dataset.as_numpy_iterator():
+        np.testing.assert_array_equal(inputs["images"], targets)
+        real = weights[:, 0, 0, 0] == 1
+        np.testing.assert_array_equal(weights == 1, inputs["padding_mask"])
+        np.testing.assert_array_equal(
+            inputs["labels"][real], targets[real][:, 0, 0, 0] % 4
+        )
+        found.append(np.where(real, targets[:, 0, 0, 0], -1).tolist())
+    return found
+
+
+def test_shapes():
+    inputs, targets, weights = Numbered().dataset("train", batch_size=3).element_spec
+    for spec in (inputs["images"], inputs["padding_mask"], targets, weights):
+        assert spec.shape == (3, 2, 3, 1)
+    assert inputs["labels"].shape == (3,)
+
+
+def test_held_out_images_come_once_and_in_order():
+    batches = numbers(Numbered().dataset("validation", batch_size=3))
+    assert batches == [[0, 1, 2], [3, 4, -1]]
+
+
+def test_epochs_hold_each_image_once_in_another_order():
+    batches = Numbered().dataset("train", batch_size=23).take(2)
+    first, second = numbers(batches)
+    assert sorted(first) == sorted(second) == list(range(23))
+    assert first != second != sorted(second)
+
+
+def test_training_goes_on_anywhere():
+    problem = Numbered()
+    whole = numbers(problem.dataset("train", batch_size=4, seed=1).take(9))
+    rest = numbers(problem.dataset("train", batch_size=4, seed=1, start_step=5).take(4))
+    assert whole[5:] == rest
+
+
+def test_digits():
+    digits = problems.get("digits")
+    sizes = [len(digits.images(split)) for split in ("train", "validation", "test")]
+    assert sizes == [1437, 180, 180]
+    assert "train 1,437" in digits.describe() and "17 intensities" in digits.describe()
+    images = np.concatenate([digits.images(split) for split in ("train", "test")])
+    assert images.min() == 0 and images.max() == 16
+    labels = digits.labels("train")
+    assert set(labels) == set(range(10))
+    # Zeros are dark in the middle, ones are not.
+    middle = digits.images("train")[:, 3:5, 3:5].mean(axis=(1, 2, 3))
+    assert middle[labels == 0].mean() < 4 < 10 < middle[labels == 1].mean()
+
+
+def test_histogram_of_each_position():
+    problem = Numbered()
+    # Each of 50 intensities is counted once more than it was seen.
+    bits = np.log2(23 + 50) - np.log2(2)
+    np.testing.assert_allclose(problem.histogram_bits("validation"), bits, rtol=1e-6)
+    uniform = np.log2(17)
+    assert 0.4 * uniform < problems.get("digits").histogram_bits("test") < uniform
+
+
+def test_picture():
+    images = np.arange(5)[:, None, None, None] * np.ones((5, 2, 3, 1), "int64")
+    png = image.picture(images, num_columns=3, vocabulary_size=5, scale=2)
+    pixels = tf.io.decode_png(png).numpy()[::2, ::2, 0]
+    assert pixels.shape == (5, 11)
+    np.testing.assert_array_equal(pixels[:2, 4:7], 63)
+    np.testing.assert_array_equal(pixels[3:, :3], 191)
+    np.testing.assert_array_equal(pixels[:, 3], 128)
+    with pytest.raises(ValueError, match=r"images.shape=\(0, 2, 3, 1\)"):
+        image.picture(images[:0], 3, 5)
+
+
+def test_missing_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ValueError, match="pip install 'routing-tf.digits.'"):
+        problems.get("digits").prepare()
+
+
+def test_refuses_another_length():
+    with pytest.raises(ValueError, match="Received: sequence_length=2048"):
+        problems.get("digits", sequence_length="2048")
+
+
+@pytest.mark.parametrize(
+    "message, settings",
+    [
+        ("kind 'text'", models.preset_hyperparameters("byte_tiny")),
+        (r"\(28, 28, 1\)", models.preset_hyperparameters("mnist_local1d")),
+        (
+            "num_classes=3",
+            models.preset_hyperparameters("digits_small").replace(num_classes=3),
+        ),
+    ],
+)
+def test_refuses_models_that_do_not_fit(message, settings):
+    with pytest.raises(ValueError, match=f"Received: .*{message}"):
+        problems.get("digits").check_hyperparameters(settings)
+
+
+def test_default_hyperparameters_fit():
+    assert problems.default_hparams_set("digits") == "digits_small"
+    settings = models.preset_hyperparameters("digits_small")
+    problems.get("digits").check_hyperparameters(settings)

@@ -1,7 +1,6 @@
 """Layers for content-based sparse attention. They need Keras and NumPy alone."""
 
 from routing_tf.layers.compatibility import Compatibility as Compatibility
-from routing_tf.layers.embeddings import RowColumnEmbedding as RowColumnEmbedding
 from routing_tf.layers.embeddings import TimingSignal as TimingSignal
 from routing_tf.layers.embeddings import TokenDropout as TokenDropout
 from routing_tf.layers.embeddings import TokenEmbedding as TokenEmbedding
@@ -17,6 +16,8 @@ from routing_tf.layers.heads.local import LocalHeads as LocalHeads
 from routing_tf.layers.heads.random import RandomHeads as RandomHeads
 from routing_tf.layers.heads.routed import RoutedHeads as RoutedHeads
 from routing_tf.layers.heads.strided import StridedHeads as StridedHeads
+from routing_tf.layers.image_embeddings import RowColumnEmbedding as RowColumnEmbedding
+from routing_tf.layers.image_embeddings import SubpixelEmbedding as SubpixelEmbedding
 from routing_tf.layers.mixed_attention import MixedAttention as MixedAttention
 from routing_tf.layers.online_kmeans import OnlineKMeans as OnlineKMeans
 from routing_tf.layers.relative_position import RelativePosition as RelativePosition

@@ -74,3 +74,75 @@ def test_padding_between_tokens_stands_behind_them():
     mask = np.array([[[True, False, True, False, True, True]]])
     members = membership.expert_choice(scores, 5, mask)
     np.testing.assert_array_equal(members, [[[[0, 2, 4, 5, 1]]]])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("window", [1, 3, 5])
+def test_strided_choice_spreads_over_the_order_of_scores(window, masked):
+    scores = helpers.normal(BATCH, HEADS, LENGTH, CLUSTERS)
+    real = np.ones((BATCH, 1, LENGTH), "bool")
+    if masked:
+        real[0, 0, 1:3] = False
+        real[1, 0, 2:] = False
+    members = golden_cases.to_numpy(
+        membership.strided_choice(scores, window, real if masked else None)
+    )
+    assert members.shape == (BATCH, HEADS, CLUSTERS, window)
+    for b, h, k in np.ndindex(BATCH, HEADS, CLUSTERS):
+        tokens = np.flatnonzero(real[b, 0])
+        ranked = sorted(tokens, key=lambda i: -scores[b, h, i, k])
+        chosen = sorted(ranked[:: max(1, len(tokens) // window)][:window])
+        # Padding stands behind the tokens.
+        np.testing.assert_array_equal(members[b, h, k, : len(chosen)], chosen)
+        rest = members[b, h, k, len(chosen) :]
+        assert not np.any(real[b, 0, rest]) and len(set(members[b, h, k])) == window
+
+
+def test_entries_of_members():
+    members = some_members()
+    for shape in ((1, 1, LENGTH), (BATCH, 1, LENGTH), (BATCH, HEADS, LENGTH)):
+        entries = helpers.normal(*shape) > 0
+        found = membership.gather_entries(entries, members, LENGTH)
+        everywhere = np.broadcast_to(entries, (BATCH, HEADS, LENGTH))
+        expected = np.take_along_axis(everywhere[:, :, None], members, axis=3)
+        np.testing.assert_array_equal(golden_cases.to_numpy(found), expected)
+
+
+def test_slots_without_a_member_add_nothing():
+    clustered = helpers.normal(BATCH, HEADS, CLUSTERS, WINDOW, DIM)
+    members = some_members()
+    belongs = helpers.normal(*members.shape, seed=1) > 0
+    scattered = golden_cases.to_numpy(
+        membership.scatter_mean(
+            ops.convert_to_tensor(clustered), members, LENGTH, belongs
+        )
+    )
+    sums = np.zeros((BATCH, HEADS, LENGTH, DIM))
+    counts = np.zeros((BATCH, HEADS, LENGTH, 1))
+    for b, h, k, w in np.argwhere(belongs):
+        sums[b, h, members[b, h, k, w]] += clustered[b, h, k, w]
+        counts[b, h, members[b, h, k, w]] += 1
+    golden_cases.assert_close(scattered, sums / (counts + 0.01), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "choose, prefix",
+    [(membership.expert_choice, ""), (membership.strided_choice, "strided_")],
+)
+def test_members_equal_release(choose, prefix):
+    """With ties: the distances of the release are rounded."""
+    case = golden_cases.load("pieces/gather_scatter_cluster_items.npz")
+    scores, window = -case["in/dists"], case.config["attention_window"]
+    assert len(np.unique(scores)) < scores.size
+    members = choose(scores, window)
+    expected = case[f"out/{prefix}idx"]
+    np.testing.assert_array_equal(golden_cases.to_numpy(members), expected[..., -1])
+    for name in "qkv":
+        gathered = golden_cases.to_numpy(membership.gather(case[f"in/{name}"], members))
+        np.testing.assert_array_equal(gathered, case[f"out/{prefix}{name}"])
+    scattered = membership.scatter_mean(
+        ops.convert_to_tensor(case["in/clustered"]), members, 12
+    )
+    golden_cases.assert_close(
+        golden_cases.to_numpy(scattered), case[f"out/{prefix}scattered"], 3e-6
+    )

@@ -377,7 +377,7 @@ def test_survives_saving(tmp_path):
                 decay=0.5,
                 commitment_weight=0.1,
                 update_rule="paper",
-                compatibility=layers.Compatibility.release(4),
+                compatibility=layers.Compatibility.release(padding_of_first_row=True),
             ),
             local(flange_blocks=2, memory_block_shape=(2,), dropout=0.1),
             full(),
@@ -496,3 +496,275 @@ def test_query_as_value_is_self_attention():
     counts = keras.ops.convert_to_numpy(group.kmeans.counts)
     # One update: 2 clusters start at 1 each and see 12 tokens once.
     np.testing.assert_allclose(counts.sum(-1), 0.999 * 2 + 0.001 * 12, rtol=1e-5)
+
+
+HEIGHT, WIDTH, BLOCK = 5, 7, (2, 4)
+GRID = (3, 2)
+
+
+def local_2d(**options):
+    options = {"name": "local_2d", "embeddings_initializer": "zeros", **options}
+    return layers.LocalHeads(1, BLOCK, **options)
+
+
+def strided_2d(**options):
+    options = {"name": "strided_2d", "embeddings_initializer": "zeros", **options}
+    return layers.StridedHeads(2, BLOCK, **options)
+
+
+def image(height=HEIGHT, width=WIDTH, seed=0):
+    return helpers.normal(BATCH, height, width, DIM, seed=seed)
+
+
+def blocked(height=HEIGHT, width=WIDTH):
+    """For each position in raster order its block's row and column, and its own."""
+    rows, columns = np.divmod(np.arange(height * width), width)
+    inside = np.stack([rows % BLOCK[0], columns % BLOCK[1]])
+    return np.stack([rows // BLOCK[0], columns // BLOCK[1]]), inside
+
+
+def places():
+    """For each position in raster order its place in blocked order."""
+    (row, column), (inner_row, inner_column) = blocked()
+    return ((row * GRID[1] + column) * 2 + inner_row) * 4 + inner_column
+
+
+def masked_image():
+    real = helpers.normal(BATCH, HEIGHT, WIDTH, seed=4) > -1.0
+    real[1, 3:] = False
+    return real
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_image_is_a_sequence_in_blocked_order(causal):
+    groups = [
+        local_2d(max_relative_position=5),
+        routed(max_relative_position=2),
+        strided_2d(max_relative_position=1),
+        local(max_relative_position=3),
+    ]
+    attention = built_attention(groups)
+    x, real = image(), masked_image()
+    bias = helpers.normal(BATCH, HEIGHT, WIDTH, seed=5)
+
+    output, losses = golden_cases.run(
+        attention,
+        x,
+        query_mask=real,
+        token_bias=bias,
+        use_causal_mask=causal,
+        training=True,
+    )
+
+    def arrange(array):
+        sequence = np.zeros((*array.shape[:-2], 48, array.shape[-1]), array.dtype)
+        sequence[..., places(), :] = array
+        return sequence
+
+    mask = arrange(real.reshape(BATCH, -1, 1))[..., 0]
+    bias = arrange(bias.reshape(BATCH, -1, 1))[..., 0]
+    flat = x.reshape(BATCH, -1, DIM)
+    attention = built_attention(
+        [type(g).from_config({**g.get_config(), "name": g.name}) for g in groups]
+    )
+    heads = []
+    for group, queries, keys, values in project(attention, flat, flat):
+        result, loss = golden_cases.run(
+            group,
+            arrange(queries),
+            None if keys is None else arrange(keys),
+            arrange(values),
+            query_mask=mask,
+            value_mask=mask,
+            token_bias=bias,
+            use_causal_mask=causal,
+            grid=GRID,
+            memory_grid=GRID,
+            training=True,
+        )
+        heads.append(result[:, :, places()])
+        if loss:
+            golden_cases.assert_close(losses, loss, 1e-5)
+    expected = combine(attention, np.concatenate(heads, axis=1)).reshape(x.shape)
+    # Members of a cluster that are padding have an output that nobody uses.
+    golden_cases.assert_close(output[real], expected[real], 1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_map_of_an_image_is_in_raster_order(causal):
+    attention = built_attention([strided_2d(), local_2d(), full()])
+    x, real = 0.2 * image(), masked_image()  # no weight so small that it is zero
+    (row, column), inside = blocked()
+    place = places()
+    earlier = place[None] <= place[:, None]
+    near = np.abs(row - row[:, None]) <= 1
+    near &= np.abs(column - column[:, None]) <= 1
+    alike = np.all(inside[:, None] == inside[:, :, None], axis=0)
+    sees = np.stack([alike, alike, near, near | True, near | True])
+    sees = sees & (earlier | (not causal)) & real.reshape(BATCH, 1, 1, -1)
+
+    (output, scores), _ = golden_cases.run(
+        attention,
+        x,
+        query_mask=real,
+        use_causal_mask=causal,
+        return_attention_scores=True,
+    )
+
+    np.testing.assert_array_equal(scores > 0, sees)
+    flat = x.reshape(BATCH, -1, DIM)
+    values = split_heads(flat @ golden_cases.to_numpy(attention.value_kernel))
+    expected = combine(attention, scores @ values).reshape(x.shape)
+    golden_cases.assert_close(output, expected, 1e-5)
+    bias = np.zeros(real.shape, "float32")
+    bias[:, 1, 2] = -1e4
+    (_, scores), _ = golden_cases.run(
+        attention, x, token_bias=bias, return_attention_scores=True
+    )
+    assert np.all(scores[..., WIDTH + 2] < 1e-6) and np.all(scores.sum(-1) > 0.99)
+
+
+def test_later_positions_of_an_image_change_no_earlier_output():
+    attention = built_attention([local_2d(), strided_2d(), local(), full()])
+    x = image()
+    before, _ = golden_cases.run(attention, x, use_causal_mask=True)
+    order = places().reshape(HEIGHT, WIDTH)
+    for place in (5, 12, 33):
+        changed = np.where((order >= place)[..., None], image(seed=3), x)
+        after, _ = golden_cases.run(attention, changed, use_causal_mask=True)
+        earlier = order < place
+        np.testing.assert_array_equal(after[:, earlier], before[:, earlier])
+        assert np.all(after[:, order == place] != before[:, order == place])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding_of_an_image_has_no_influence(causal):
+    attention = built_attention([local_2d(), routed(), strided_2d()])
+    weights, real = attention.get_weights(), masked_image()
+    results = []
+    for seed in (0, 3):
+        x = np.where(real[..., None], image(), 50 * image(seed=seed))
+        attention.set_weights(weights)
+        output, losses = golden_cases.run(
+            attention, x, query_mask=real, use_causal_mask=causal, training=True
+        )
+        results.append([output[real], *losses, *attention.get_weights()])
+    for actual, expected in zip(*results, strict=True):
+        golden_cases.assert_close(actual, expected, 1e-5)
+
+
+def test_memory_of_another_height_and_width():
+    attention = built_attention([strided_2d(), full()], (BATCH, 3, 4, DIM))
+    query, memory = 0.2 * image(), image(3, 4, seed=1)
+    real = helpers.normal(BATCH, 3, 4, seed=4) > -0.5
+
+    (output, scores), _ = golden_cases.run(
+        attention, query, memory, value_mask=real, return_attention_scores=True
+    )
+
+    inside, memory_inside = blocked()[1], blocked(3, 4)[1]
+    alike = np.all(inside[:, :, None] == memory_inside[:, None], axis=0)
+    sees = np.stack([alike, alike, alike | True, alike | True])
+    np.testing.assert_array_equal(scores > 0, sees & real.reshape(BATCH, 1, 1, -1))
+    flat = memory.reshape(BATCH, -1, DIM)
+    values = split_heads(flat @ golden_cases.to_numpy(attention.value_kernel))
+    expected = combine(attention, scores @ values).reshape(query.shape)
+    golden_cases.assert_close(output, expected, 1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_image_without_blocks_is_read_row_by_row(causal):
+    attention = built_attention([local(), routed(), full()])
+    x, real = image(3, 4), helpers.normal(BATCH, 3, 4, seed=4) > -0.5
+    output, _ = golden_cases.run(attention, x, query_mask=real, use_causal_mask=causal)
+    expected, _ = golden_cases.run(
+        attention,
+        x.reshape(BATCH, 12, DIM),
+        query_mask=real.reshape(BATCH, 12),
+        use_causal_mask=causal,
+    )
+    np.testing.assert_array_equal(output.reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_block_shape_on_one_axis_has_no_influence(causal, masked):
+    def groups():
+        return [
+            routed(decay=0.9, commitment_weight=1.0),
+            layers.ClusterStridedHeads(1, 2, attention_window=5, name="cluster"),
+            local(),
+            layers.StridedHeads(1, (4,), name="strided"),
+            layers.FixedHeads(1, 4, 2, name="fixed"),
+            layers.RandomHeads(1, 2, attention_window=5, name="random"),
+            layers.HashedHeads(1, 4, attention_window=3, name="hashed"),
+            full(),
+        ]
+
+    bias = helpers.normal(BATCH, LENGTH, seed=5)
+    real = helpers.tail_mask(LENGTH, 12, 8) if masked else np.ones((2, LENGTH)) > 0
+    results = []
+    for block_shape in (None, (9,), 5):
+        attention = built_attention(groups(), block_shape=block_shape)
+        output, losses = golden_cases.run(
+            attention,
+            sequence(),
+            query_mask=real if masked else None,
+            token_bias=bias,
+            use_causal_mask=causal,
+            training=True,
+        )
+        results.append([output[real], *losses, *attention.get_weights()])
+    for other in results[1:]:
+        for actual, expected in zip(other, results[0], strict=True):
+            golden_cases.assert_close(actual, expected, 1e-5)
+
+
+def test_image_survives_saving(tmp_path):
+    attention = layers.MixedAttention(
+        [local_2d(flange_blocks=(1, 0)), strided_2d(token_bias_weight="fixed")],
+        KEY_DIM,
+        block_shape=list(BLOCK),
+        kernel_initializer="zeros",
+        name="attention",
+    )
+    helpers.assert_survives_saving(attention, tmp_path, image())
+
+
+def test_symbolic_shapes_of_an_image():
+    attention = layers.MixedAttention([full()], KEY_DIM, output_dim=9)
+    query, value = keras.Input((HEIGHT, WIDTH, DIM)), keras.Input((3, 4, 7))
+    output, scores = attention(query, value, return_attention_scores=True)
+    assert output.shape == (None, HEIGHT, WIDTH, 9)
+    assert scores.shape == (None, 2, HEIGHT * WIDTH, 12)
+
+
+@pytest.mark.parametrize("name", ["query_mask", "value_mask", "token_bias"])
+def test_refuses_masks_that_do_not_fit(name):
+    message = rf"`{name}`.*Received: {name}.shape=\(2, 35\) for positions \(5, 7\)"
+    with pytest.raises(ValueError, match=message):
+        built_attention([full()])(image(), **{name: np.ones((BATCH, 35), "float32")})
+    message = rf"{name}.shape=\(2, 11\) for positions \(12,\)"
+    with pytest.raises(ValueError, match=message):
+        built_attention([full()])(sequence(), **{name: np.ones((BATCH, 11), "float32")})
+
+
+def test_refuses_blocks_that_do_not_fit():
+    other = layers.StridedHeads(1, (4, 2), name="other")
+    message = r"must have the same.*Received: \[\(2, 4\), \(4, 2\)\]"
+    with pytest.raises(ValueError, match=message):
+        layers.MixedAttention([local_2d(), other], KEY_DIM)
+    with pytest.raises(ValueError, match=message):
+        layers.MixedAttention([local_2d()], KEY_DIM, block_shape=(4, 2))
+    with pytest.raises(ValueError, match="must have the same"):
+        layers.MixedAttention([local_2d()], KEY_DIM, block_shape=(4,))
+    with pytest.raises(ValueError, match="`block_shape`.*block_shape=0"):
+        layers.MixedAttention([full()], KEY_DIM, block_shape=0)
+    with pytest.raises(ValueError, match=r"(?s)`query`.*\(2, 12, 10\).*\(2, 4\)"):
+        built_attention([local_2d()])(sequence())
+    with pytest.raises(ValueError, match=r"(?s)`query`.*\(2, 5, 7, 10\).*\(4,\)"):
+        built_attention([full()], block_shape=(4,))(image())
+    with pytest.raises(ValueError, match=r"(?s)`value`.*\(2, 12, 10\).*\(2, 4\)"):
+        built_attention([full(), strided_2d()])(image(), sequence())
+    with pytest.raises(ValueError, match=r"\(3, 2\) and \(2, 1\) blocks"):
+        built_attention([local_2d()])(image(), image(3, 4))

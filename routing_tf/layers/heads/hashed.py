@@ -80,7 +80,7 @@ class HashedHeads(ClusteredHeads):
         self.projections = self.add_weight(
             name="projections",
             shape=(self.num_heads, self.num_bits, query_shape[-1]),
-            initializer=keras.initializers.Orthogonal(),
+            initializer=_orthogonal_for_each_head,
             dtype="float32",
             trainable=False,
             autocast=False,
@@ -120,7 +120,16 @@ class HashedHeads(ClusteredHeads):
         if filled_up:
             return members, None
         bucket_of_member = membership.gather_entries(buckets, members, length)
-        return members, bucket_of_member == np.arange(num_buckets)[:, None]
+        belongs = bucket_of_member == np.arange(num_buckets)[:, None]
+        # Strangers stand behind the members, so that ranks count members alone.
+        places = ops.sort(ops.where(belongs, members, members + length), axis=-1)
+        return places % length, places < length
 
     def get_config(self):
         return {**super().get_config(), "num_buckets": self.num_buckets}
+
+
+def _orthogonal_for_each_head(shape, dtype=None):
+    heads, *rest = shape
+    draws = [keras.initializers.Orthogonal()(rest, dtype) for _ in range(heads)]
+    return ops.stack(draws)

@@ -81,8 +81,8 @@ class LocalHeads(HeadGroup):
         self.block_shape = check_block_shape("block_shape", block_shape)
         self.memory_block_shape = memory_block_shape
         if memory_block_shape is not None:
-            self.memory_block_shape = check_block_shape(
-                "memory_block_shape", memory_block_shape
+            self.memory_block_shape = _check_memory_block(
+                memory_block_shape, self.block_shape
             )
         self.flange_blocks = _check_flange(flange_blocks, self.block_shape)
 
@@ -194,7 +194,7 @@ class LocalHeads(HeadGroup):
 
 def check_block_shape(name, value):
     """Returns a block shape as a tuple; raises a `ValueError` if it is none."""
-    shape = (value,) if isinstance(value, int) else tuple(value)
+    shape = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if len(shape) not in (1, 2):
         raise ValueError(
             f"`{name}` must be a tuple of one or two block lengths, in tokens. "
@@ -206,6 +206,17 @@ def check_block_shape(name, value):
                 f"`{name}` must be a tuple of positive integers. "
                 f"Received: {name}={value!r}"
             )
+    return shape
+
+
+def _check_memory_block(memory_block_shape, block_shape):
+    shape = check_block_shape("memory_block_shape", memory_block_shape)
+    if len(shape) != len(block_shape) or (len(shape) > 1 and shape != block_shape):
+        raise ValueError(
+            "`memory_block_shape` must have as many entries as `block_shape`, and "
+            "equal it if there are two. Received: "
+            f"memory_block_shape={memory_block_shape!r} with block_shape={block_shape}"
+        )
     return shape
 
 

@@ -120,9 +120,14 @@ def test_pairs_blocks_of_query_and_memory(length, memory_length, block, memory_b
     "name, options",
     [
         ("block_shape", {"block_shape": 0}),
-        ("block_shape", {"block_shape": (4, 4)}),
+        ("block_shape", {"block_shape": ()}),
+        ("block_shape", {"block_shape": (4, 0)}),
+        ("block_shape", {"block_shape": (4, True)}),
+        ("block_shape", {"block_shape": (2, 2, 2)}),
         ("memory_block_shape", {"memory_block_shape": (2, 2)}),
+        ("memory_block_shape", {"memory_block_shape": 1.5}),
         ("flange_blocks", {"flange_blocks": -1}),
+        ("flange_blocks", {"flange_blocks": (1, 1)}),
         ("num_heads", {"num_heads": 0}),
         ("dropout", {"dropout": 1.0}),
         ("max_relative_position", {"max_relative_position": 0}),
@@ -145,3 +150,128 @@ def test_refuses_another_number_of_blocks():
 def test_refuses_causal_mask_over_two_lengths():
     with pytest.raises(ValueError, match="use_causal_mask.*lengths 12 and 6"):
         built_group((4,))(*tokens(12, 6), use_causal_mask=True)
+
+
+def rectangles(grid, block, flange, causal):
+    """The rule on two axes, and places in the window, for blocked order.
+
+    A query sees blocks at most a flange away along each axis; causal: none that
+    comes later, row by row of blocks, and of its own block nothing later.
+    """
+    size = block[0] * block[1]
+    order = np.arange(grid[0] * grid[1] * size)
+    block_row, block_column = np.divmod(order // size, grid[1])
+    rows = block_row[None] - block_row[:, None]
+    columns = block_column[None] - block_column[:, None]
+    sees = (np.abs(rows) <= flange[0]) & (np.abs(columns) <= flange[1])
+    if causal:
+        sees &= order[None] <= order[:, None]
+    blocks_apart = rows * (2 * flange[1] + 1) + columns
+    places = order % size
+    return sees, blocks_apart * size + places[None] - places[:, None]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "grid, block, flange, limit",
+    [
+        ((3, 4), (2, 2), 1, None),
+        ((3, 4), (1, 2), (1, 0), 5),
+        ((2, 5), (2, 1), (0, 2), None),
+        ((4, 3), (1, 2), [2, 1], 9),
+        ((1, 3), (2, 3), 0, 2),
+    ],
+)
+def test_rectangles_equal_dense_attention(grid, block, flange, limit, causal):
+    size = block[0] * block[1] * grid[0] * grid[1]
+    group = built_group(block, size, flange_blocks=flange, max_relative_position=limit)
+    query, key, value = tokens(size)
+    real = helpers.normal(BATCH, size, seed=4) > -0.5
+    real[0, : block[0] * block[1]] = False
+    bias = helpers.normal(BATCH, size, seed=3)
+    frame = (flange, flange) if isinstance(flange, int) else flange
+    sees, distances = rectangles(grid, block, frame, causal)
+
+    output, _ = golden_cases.run(
+        group,
+        query,
+        key,
+        value,
+        value_mask=real,
+        token_bias=bias,
+        use_causal_mask=causal,
+        grid=grid,
+        memory_grid=grid,
+    )
+
+    expected, _ = helpers.dense_attention(
+        query,
+        key,
+        value,
+        real[:, None, None] & sees,
+        bias[:, None, None],
+        helpers.relative_tables(group),
+        distances,
+    )
+    golden_cases.assert_close(output, expected, 1e-5)
+
+
+def test_a_flange_of_one_entry():
+    outputs = [
+        golden_cases.run(built_group((4,), flange_blocks=flange), *tokens(12))[0]
+        for flange in (2, (2,))
+    ]
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_refuses_another_grid():
+    group, arrays = built_group((2, 2)), tokens(12)
+    message = r"block_shape=\(2, 2\) with positions on 1 axes"
+    with pytest.raises(ValueError, match=message):
+        group(*arrays)
+    with pytest.raises(ValueError, match=r"\(1, 3\) and \(3, 1\) blocks"):
+        group(*arrays, grid=(1, 3), memory_grid=(3, 1))
+
+
+@pytest.mark.parametrize("memory_block", [(2,), (2, 3)])
+def test_refuses_other_blocks_of_the_memory_on_two_axes(memory_block):
+    message = r"`memory_block_shape`.*with block_shape=\(2, 2\)"
+    with pytest.raises(ValueError, match=message):
+        LocalHeads(HEADS, (2, 2), memory_block_shape=memory_block)
+    LocalHeads(HEADS, (2, 2), memory_block_shape=[2, 2])
+
+
+@pytest.mark.parametrize("name", ["1d", "2d"])
+def test_causal_windows_equal_release(name):
+    """Who sees whom, from the release's windows and the bias over them."""
+    case = golden_cases.load("pieces/block_layout.npz")
+    positions = case[f"out/blocks_{name}"]
+    grid, shape = positions.shape[1:-2], tuple(case.config[f"query_shape_{name}"])
+    positions = positions.reshape(BATCH, -1, 2)
+    length, blocks = positions.shape[1], np.prod(grid)
+    windows = case[f"out/memory_blocks_{name}_masked"].reshape(BATCH, blocks, -1, 2)
+    holds = np.all(windows[..., None, :] == positions[:, None, None], axis=-1)
+
+    def seen(bias, holds):
+        return np.any((bias[0, 0] == 0)[:, :, None] & holds[..., None, :, :], axis=-2)
+
+    expected = seen(case[f"out/causal_bias_{name}"], holds)
+    size = expected.shape[2]
+    expected = expected.reshape(BATCH, length, length)
+    step = seen(
+        case[f"out/causal_bias_{name}_decode_step_7"], holds[:, 7 // size]
+    ).reshape(BATCH, length)
+
+    flange = case.config[f"flange_{name}"]
+    flange = [tokens // block for tokens, block in zip(flange, shape, strict=True)]
+    group = LocalHeads(1, shape, flange_blocks=flange)
+    query = np.zeros((BATCH, 1, length, 2), "float32")
+    value = np.broadcast_to(np.eye(length, dtype="float32"), (BATCH, 1, length, length))
+    group.build(query.shape, query.shape, value.shape)
+    grids = {"grid": grid, "memory_grid": grid} if len(grid) > 1 else {}
+    output, _ = golden_cases.run(
+        group, query, query, value, use_causal_mask=True, **grids
+    )
+
+    np.testing.assert_array_equal(output[:, 0] > 0, expected)
+    np.testing.assert_array_equal(output[:, 0, 7] > 0, step)

@@ -115,6 +115,7 @@ def test_padding_may_be_seen_as_in_the_release(uniform):
     "name, received",
     [
         ("block_shape", 0),
+        ("block_shape", None),
         ("block_shape", (4, True)),
         ("block_shape", (2, 2, 2)),
         ("num_heads", 0),

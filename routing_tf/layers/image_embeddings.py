@@ -1,0 +1,221 @@
+"""Embeddings of images: channels of pixels, rows and columns."""
+
+import math
+
+import keras
+import numpy as np
+from keras import ops
+
+from routing_tf.layers import blocks
+from routing_tf.layers.embeddings import TokenEmbedding
+from routing_tf.layers.heads.local import check_block_shape
+from routing_tf.layers.validation import check_positive_integer
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class SubpixelEmbedding(keras.layers.Layer):
+    """Turns images into the input sequence of a causal model of their sub-pixels.
+
+    A sub-pixel is one channel of a pixel. Each place gets the value of the sub-pixel
+    before it, 0 at the first, looked up in the table of the channel that is to be
+    predicted there, and learned vectors of its row and its column.
+
+    Args:
+        vocabulary_size: rows of the table of each channel.
+        embedding_dim: size of a vector.
+        block_shape: tuple of two, rows and tokens of a row of a block, if sub-pixels
+            follow each other block by block; None (the default) for row by row.
+        position_embeddings: whether vectors of row and column are added. Defaults to
+            True.
+        embeddings_initializer: initializer of the tables of the channels. Defaults to
+            `"uniform"`.
+        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
+
+    Call arguments:
+        images: `<int>[batch, height, width, channels]`.
+
+    Returns:
+        `<float>[batch, height * width * channels, embedding_dim]`; with `block_shape`
+        `<float>[batch, height, width * channels, embedding_dim]`.
+
+    Raises:
+        ValueError: if a size is not a positive integer; when built, if blocks do not
+            divide the image.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf.layers import SubpixelEmbedding
+
+    images = np.zeros((2, 4, 4, 3), "int32")
+    assert SubpixelEmbedding(256, 8)(images).shape == (2, 48, 8)
+    blocks = SubpixelEmbedding(256, 8, block_shape=(2, 6))
+    assert blocks(images).shape == (2, 4, 12, 8)
+    ```
+
+    Reference: `prepare_decoder` of the release's image model,
+    `get_channel_embeddings`.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size,
+        embedding_dim,
+        block_shape=None,
+        position_embeddings=True,
+        embeddings_initializer="uniform",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        check_positive_integer("vocabulary_size", vocabulary_size)
+        check_positive_integer("embedding_dim", embedding_dim)
+        self.vocabulary_size = vocabulary_size
+        self.embedding_dim = embedding_dim
+        self.block_shape = block_shape
+        if block_shape is not None:
+            self.block_shape = check_block_shape("block_shape", block_shape)
+        self.position_embeddings = position_embeddings
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+
+    def build(self, images_shape):
+        _, height, width, channels = images_shape
+        self.order = blocks.BlockedOrder(
+            self.lengths(images_shape), self.block_shape or self.lengths(images_shape)
+        )
+        if self.order.is_padded:
+            raise ValueError(
+                "`block_shape` must divide the rows and the tokens of a row. Received: "
+                f"block_shape={self.block_shape} in {self.order.lengths}"
+            )
+        self.channel_embedding = TokenEmbedding(
+            self.vocabulary_size * channels,
+            self.embedding_dim,
+            embeddings_initializer=self.embeddings_initializer,
+            scale=True,
+            name="channel_embedding",
+            dtype=self.dtype_policy,
+        )
+        self.channel_embedding.build(images_shape)
+        self.position_embedding = None
+        if self.position_embeddings:
+            self.position_embedding = RowColumnEmbedding(
+                max_length=max(height, width, channels),
+                name="position_embedding",
+                dtype=self.dtype_policy,
+            )
+            dim = channels * self.embedding_dim
+            self.position_embedding.build((None, height, width, dim))
+
+    def call(self, images):
+        _, height, width, channels = images.shape
+        offsets = self.vocabulary_size * np.arange(channels, dtype="int32")
+        x = self.channel_embedding(self._shift(ops.cast(images, "int32")) + offsets)
+        if self.position_embedding is not None:
+            x = ops.reshape(x, (-1, height, width, channels * self.embedding_dim))
+            x = self.position_embedding(x)
+        return ops.reshape(x, (-1, *self.order.lengths, self.embedding_dim))
+
+    def _shift(self, images):
+        """Puts at each sub-pixel the value of the one before it, 0 at the first."""
+        values = ops.reshape(images, (-1, math.prod(images.shape[1:])))
+        values = blocks.shift_right(self.order.arrange(values, axis=1))
+        return ops.reshape(self.order.restore(values, axis=1), ops.shape(images))
+
+    def lengths(self, images_shape):
+        """Returns the lengths of the axes of positions, without the batch.
+
+        Args:
+            images_shape: shape of the images, `(batch, height, width, channels)`.
+
+        Returns:
+            Tuple: the sequence, or rows by tokens of a row.
+        """
+        _, height, width, channels = images_shape
+        if self.block_shape is None:
+            return (height * width * channels,)
+        return (height, width * channels)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "vocabulary_size": self.vocabulary_size,
+            "embedding_dim": self.embedding_dim,
+            "block_shape": self.block_shape,
+            "position_embeddings": self.position_embeddings,
+            "embeddings_initializer": keras.initializers.serialize(
+                self.embeddings_initializer
+            ),
+        }
+
+    def compute_output_shape(self, images_shape):
+        return (images_shape[0], *self.lengths(images_shape), self.embedding_dim)
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class RowColumnEmbedding(keras.layers.Layer):
+    """Adds a learned vector of its row and one of its column to each position.
+
+    Vectors are multiplied by the square root of their size.
+
+    Args:
+        max_length: largest number of rows and of columns.
+        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
+
+    Call arguments:
+        inputs: `<float>[batch, rows, columns, dim]`.
+
+    Returns:
+        `<float>[batch, rows, columns, dim]`.
+
+    Raises:
+        ValueError: if `max_length` is not a positive integer; when built, if the inputs
+            have more rows or columns.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf.layers import RowColumnEmbedding
+
+    x = np.zeros((2, 4, 6, 8), "float32")
+    assert RowColumnEmbedding(max_length=6)(x).shape == (2, 4, 6, 8)
+    ```
+
+    Reference: `add_positional_embedding_nd` of the release.
+    """
+
+    def __init__(self, max_length, **kwargs):
+        super().__init__(**kwargs)
+        check_positive_integer("max_length", max_length)
+        self.max_length = max_length
+
+    def build(self, inputs_shape):
+        _, rows, columns, dim = inputs_shape
+        if max(rows, columns) > self.max_length:
+            raise ValueError(
+                "`max_length` must be at least the number of rows and of columns. "
+                f"Received: max_length={self.max_length}, {rows} rows, "
+                f"{columns} columns"
+            )
+        # The axes that broadcast are the release's.
+        shapes = {
+            "row_embeddings": (1, self.max_length, 1, dim),
+            "column_embeddings": (1, 1, self.max_length, dim),
+        }
+        for name, shape in shapes.items():
+            initializer = keras.initializers.RandomNormal(stddev=dim**-0.5)
+            weight = self.add_weight(name=name, shape=shape, initializer=initializer)
+            setattr(self, name, weight)
+
+    def call(self, inputs):
+        _, rows, columns, dim = inputs.shape
+        row_vectors = ops.cast(self.row_embeddings[:, :rows], inputs.dtype)
+        column_vectors = ops.cast(self.column_embeddings[:, :, :columns], inputs.dtype)
+        return inputs + dim**0.5 * (row_vectors + column_vectors)
+
+    def get_config(self):
+        return {**super().get_config(), "max_length": self.max_length}
+
+    def compute_output_shape(self, inputs_shape):
+        return inputs_shape

@@ -1,0 +1,211 @@
+"""Tests of what holds for every kind of heads."""
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, LENGTH, DIM = 2, 2, 14, 6
+RANKS = {"max_relative_position": 2, "embeddings_initializer": "zeros"}
+CLUSTERS = {"attention_window": 4, **RANKS}
+CENTROIDS = {"num_clusters": 3, "decay": 0.9, "commitment_weight": 0.5, **CLUSTERS}
+KINDS = {
+    "full": lambda **o: layers.FullHeads(HEADS, **RANKS, **o),
+    "local": lambda **o: layers.LocalHeads(HEADS, (4,), **RANKS, **o),
+    "strided": lambda **o: layers.StridedHeads(HEADS, (3,), **RANKS, **o),
+    "fixed": lambda **o: layers.FixedHeads(HEADS, 4, 2, **o),
+    "fixed_apart": lambda **o: layers.FixedHeads(HEADS, 4, 1, "separate", **o),
+    "routed": lambda **o: layers.RoutedHeads(HEADS, **CENTROIDS, **o),
+    "routed_apart": lambda **o: layers.RoutedHeads(
+        HEADS, share_query_key=False, **CENTROIDS, **o
+    ),
+    "cluster_strided": lambda **o: layers.ClusterStridedHeads(HEADS, **CENTROIDS, **o),
+    "cluster_strided_apart": lambda **o: layers.ClusterStridedHeads(
+        HEADS, share_query_key=False, **CENTROIDS, **o
+    ),
+    "random": lambda **o: layers.RandomHeads(HEADS, 4, seed=5, **CLUSTERS, **o),
+    "random_apart": lambda **o: layers.RandomHeads(
+        HEADS, 4, share_query_key=False, **CLUSTERS, **o
+    ),
+    "hashed": lambda **o: layers.HashedHeads(HEADS, 4, **CLUSTERS, **o),
+    "hashed_apart": lambda **o: layers.HashedHeads(
+        HEADS, 4, share_query_key=False, **CLUSTERS, **o
+    ),
+}
+# Whether a token is a member depends on the whole text, as the class says.
+CHOSEN_BY_ALL = {kind for kind in KINDS if kind.startswith(("routed", "cluster"))}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def built_group(kind, **options):
+    group = KINDS[kind](**options)
+    group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
+    helpers.randomize(group)
+    return group
+
+
+def tokens(group, seed=0):
+    query, key, value = (
+        helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=seed + i) for i in range(3)
+    )
+    return {"query": query, "key": key if group.needs_keys else None, "value": value}
+
+
+def cut(arrays, length):
+    return {k: None if x is None else x[:, :, :length] for k, x in arrays.items()}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@every_kind
+def test_padding_has_no_influence(kind, causal):
+    group, length = built_group(kind), 9
+    weights = group.get_weights()
+    arrays = tokens(group)
+    real = helpers.tail_mask(LENGTH, length, 7)
+    real[0, 2] = False
+    bias = helpers.normal(BATCH, LENGTH, seed=5)
+    results = []
+    for used, noise in ((length, 0.0), (LENGTH, 0.0), (LENGTH, 50.0)):
+        other = {
+            name: None if x is None else x + noise * ~real[:, None, :, None]
+            for name, x in arrays.items()
+        }
+        group.set_weights(weights)
+        output, losses = golden_cases.run(
+            group,
+            **{name: x for name, x in cut(other, used).items() if x is not None},
+            **({} if other["key"] is not None else {"key": None}),
+            query_mask=real[:, :used],
+            value_mask=real[:, :used],
+            token_bias=bias[:, :used] + noise * ~real[:, :used],
+            use_causal_mask=causal,
+            training=True,
+        )
+        shown = output[:, :, :length].swapaxes(1, 2)[real[:, :length]]
+        results.append([shown, *losses, *group.get_weights()])
+    for other in results[1:]:
+        for actual, expected in zip(other, results[0], strict=True):
+            golden_cases.assert_close(actual, expected, 1e-5)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - CHOSEN_BY_ALL))
+def test_later_tokens_change_no_earlier_output(kind):
+    group = built_group(kind)
+    arrays = tokens(group)
+    before, _ = golden_cases.run(group, **arrays, use_causal_mask=True)
+    for position in (1, 6, 13):
+        later = {
+            name: None
+            if x is None
+            else np.concatenate([x[:, :, :position], other[:, :, position:]], axis=2)
+            for (name, x), other in zip(
+                arrays.items(), tokens(group, seed=7).values(), strict=True
+            )
+        }
+        after, _ = golden_cases.run(group, **later, use_causal_mask=True)
+        np.testing.assert_array_equal(after[:, :, :position], before[:, :, :position])
+    assert np.any(before != 0)
+
+
+@every_kind
+def test_no_query_sees_a_later_value(kind):
+    """Where the members stay the same: the map from values to outputs."""
+    group = built_group(kind)
+    arrays = tokens(group)
+    value = np.broadcast_to(
+        np.eye(LENGTH, dtype="float32"), (BATCH, HEADS, LENGTH, LENGTH)
+    )
+    # Columns beyond the value size are averaged without relative positions.
+    arrays["value"] = np.concatenate([arrays["value"], value], axis=-1)
+    for causal in (False, True):
+        output, _ = golden_cases.run(group, **arrays, use_causal_mask=causal)
+        seen = output[..., DIM:]
+        later = np.broadcast_to(np.triu(np.ones((LENGTH, LENGTH)), 1) > 0, seen.shape)
+        assert np.any(seen[~later] > 0)
+        assert np.any(seen[later] > 0) == (not causal)
+
+
+@pytest.mark.parametrize("kind", ["local", "routed_apart", "hashed"])
+def test_no_gradient_flows_from_earlier_outputs_to_later_values(kind):
+    group, position = built_group(kind), 6
+    result = golden_cases.gradients(
+        group,
+        lambda output, losses: keras.ops.sum(output[:, :, :position] ** 2),
+        {**tokens(group), "use_causal_mask": True},
+        wrt=("value",),
+    )
+    assert np.any(result.inputs["value"][:, :, :position])
+    assert not np.any(result.inputs["value"][:, :, position:])
+
+
+@every_kind
+def test_settings_and_weights_survive_saving(kind, tmp_path):
+    group = KINDS[kind](dropout=0.1, compatibility={"rank_mask": True}, name=kind)
+    helpers.assert_keeps_settings(group)
+    attention = layers.MixedAttention(
+        [group], key_dim=DIM, kernel_initializer="ones", name="attention"
+    )
+    helpers.assert_survives_saving(
+        attention, tmp_path, helpers.normal(BATCH, LENGTH, DIM)
+    )
+
+
+@pytest.mark.parametrize("kind", ["local", "strided", "routed", "hashed"])
+@pytest.mark.parametrize("setting", ["fixed", "trainable"])
+def test_weight_of_the_token_bias(kind, setting):
+    group, plain = built_group(kind, token_bias_weight=setting), built_group(kind)
+    weights = [w for w in group.weights if w.name == "token_bias_weight"]
+    assert [w.trainable for w in weights] == [setting == "trainable"]
+    assert len(plain.weights) == len(group.weights) - 1
+    others = [w for w in group.weights if w is not weights[0]]
+    for weight, other in zip(plain.weights, others, strict=True):
+        weight.assign(other)
+    weights[0].assign(2.5)
+    bias = helpers.normal(BATCH, LENGTH, seed=5)
+
+    def differentiate(layer, bias):
+        return golden_cases.gradients(
+            layer,
+            lambda output, losses: keras.ops.sum(output**2),
+            {**tokens(layer), "token_bias": bias},
+            wrt=("token_bias",),
+        )
+
+    weighted, expected = differentiate(group, bias), differentiate(plain, 2.5 * bias)
+
+    golden_cases.assert_close(weighted.outputs, expected.outputs, 1e-5)
+    by_bias = expected.inputs["token_bias"]
+    golden_cases.assert_close(weighted.inputs["token_bias"], 2.5 * by_bias, 1e-4)
+    if setting == "trainable":
+        gradient = weighted.variables[weights[0].path]
+        golden_cases.assert_close(gradient, np.sum(bias * by_bias), 1e-3)
+
+
+def test_weight_of_the_token_bias_starts_at_one():
+    group = layers.FullHeads(1, token_bias_weight="trainable")
+    group.build(*[(1, 1, 4, 2)] * 3)
+    (weight,) = group.weights
+    assert golden_cases.to_numpy(weight) == 1.0 and weight.shape == ()
+
+
+def test_refuses_an_unknown_weight_of_the_token_bias():
+    with pytest.raises(ValueError) as error:
+        layers.FullHeads(1, token_bias_weight="learned")
+    assert "`token_bias_weight`" in str(error.value)
+    assert "Received: token_bias_weight='learned'" in str(error.value)
+
+
+def test_a_group_without_a_pattern_says_so():
+    group = layers.HeadGroup(1)
+    group.build(*[(1, 1, 4, 2)] * 3)
+    with pytest.raises(NotImplementedError):
+        group(*[np.ones((1, 1, 4, 2), "float32")] * 3)
+
+
+@pytest.mark.parametrize("kind", ["routed", "random", "hashed"])
+def test_refuses_to_normalize_over_one_number(kind):
+    with pytest.raises(ValueError, match="`key_dim`.*at least 2.*key_dim=1"):
+        KINDS[kind]().build(*[(BATCH, HEADS, LENGTH, 1)] * 3)

@@ -71,15 +71,11 @@ class TokenScorer:
     def __init__(self, lm):
         self.model = lm
         self.hyperparameters = lm.hyperparameters
-        is_image = self.hyperparameters.kind == "image"
-        inputs = lm.symbolic_inputs() if is_image else dict(lm.input)
-        logits = lm(inputs) if is_image else lm.output
-        targets = keras.Input(logits.shape[1:-1], dtype="int32", name="targets")
+        targets = keras.Input(lm.output.shape[1:-1], dtype="int32", name="targets")
         nats = keras.losses.sparse_categorical_crossentropy(
-            targets, keras.ops.cast(logits, "float32"), from_logits=True
+            targets, keras.ops.cast(lm.output, "float32"), from_logits=True
         )
-        self._names = [*inputs]
-        self._scorer = keras.Model({**inputs, "targets": targets}, nats)
+        self._scorer = keras.Model({**lm.input, "targets": targets}, nats)
         self._scorer.compile(optimizer=None, jit_compile=lm.jit_compile)
 
     def score(self, inputs, targets):
@@ -93,7 +89,7 @@ class TokenScorer:
         Returns:
             NumPy array `<float32>` of the shape of `targets`.
         """
-        inputs = {name: inputs[name] for name in self._names}
+        inputs = {name: inputs[name] for name in self.model.input}
         return self._scorer.predict_on_batch({**inputs, "targets": targets})
 
     def places(self, shape):

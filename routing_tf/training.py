@@ -307,13 +307,17 @@ class Trainer:
             variable.assign(np.array([seed, self.step * DRAWS_PER_STEP]))
         # Reads all weights, so only where the parts of the loss are told apart.
         decay = weight_decay_loss(self.lm) if is_logged else 0.0
+        inputs, targets, weights = batch
+        inputs = {name: inputs[name] for name in self.lm.input}
         # keras_hub's own train_on_batch would run the tokenizer on the ids.
-        losses = keras.Model.train_on_batch(self.lm, *batch, return_dict=True)
+        losses = keras.Model.train_on_batch(
+            self.lm, inputs, targets, weights, return_dict=True
+        )
         losses["clustering_loss"] = losses["loss"] - losses["cross_entropy"] - decay
         if not math.isfinite(losses["loss"]):
             self._stop_without_saving(f"loss={losses['loss']} in step {self.step + 1}")
         self.step += 1
-        return losses, float(batch[2].sum())
+        return losses, float(weights.sum())
 
     def _describe(self, window):
         """What is logged of the steps of a window, by name."""

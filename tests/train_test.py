@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 from absl import flags
 
 from routing_tf import commands
+from routing_tf import problems
 from routing_tf import run_directory
 from routing_tf import train
 from routing_tf import training
@@ -94,6 +96,50 @@ def test_a_run_from_start_to_end(arguments, tmp_path, run):
     entries = (tmp_path / "metrics.jsonl").read_text().splitlines()
     bits = json.loads(entries[-1])["held_out_bits_per_byte"]
     assert last == f"held-out bits per byte: {bits:.4f}"
+
+
+IMAGE_HPARAMS = (
+    "num_layers=1,hidden_dim=16,intermediate_dim=16,num_local_heads=1,"
+    "num_routed_heads=1,batch_tokens=256"
+)
+
+
+@pytest.mark.parametrize("classes", ["", ",num_classes=none"])
+def test_a_run_on_images(classes, tmp_path, run):
+    options = ["--problem=digits", f"--hparams={IMAGE_HPARAMS}{classes}"]
+    options += ["--train_steps=2", "--eval_examples=4", "--prefix_positions=3"]
+    code, out, err = run(f"--model_dir={tmp_path}", *options, "--sample_images=3")
+    assert code == 0
+    assert "error" not in err
+    assert "images: train 1,437" in out
+    assert "model: digits_small" in out
+    bits = problems.get("digits").histogram_bits("validation")
+    assert f"to beat: {bits:.4f} bits per dimension" in out
+    assert "prefixes recomputed" in out and "at 3 positions" in out
+    for name, height in (("samples", 8), ("completions", 17)):
+        path = tmp_path / f"{name}.png"
+        assert f"{name}: {path}" in out
+        width = {"samples": 3 * 9 - 1, "completions": 2 * 9 - 1}[name]
+        assert keras.utils.img_to_array(keras.utils.load_img(path)).shape == (
+            8 * height,
+            8 * width,
+            3,
+        )
+    entries = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    bits = json.loads(entries[-1])["held_out_bits_per_dimension"]
+    assert out.splitlines()[-1] == f"held-out bits per dimension: {bits:.4f}"
+
+
+def test_models_and_problems_must_fit(tmp_path, run):
+    code, _, err = run(
+        f"--model_dir={tmp_path}", "--problem=digits", "--hparams_set=python_small"
+    )
+    assert code == 1
+    assert "sequence_length=2048" in err and "digits_small" in err
+    code, _, err = run(f"--model_dir={tmp_path}", "--hparams_set=digits_small")
+    assert code == 1
+    assert "needs a model of texts without an encoder" in err
+    assert "kind 'image'" in err
 
 
 def test_a_finished_run_is_evaluated_again(finished, run):

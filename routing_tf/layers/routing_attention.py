@@ -14,9 +14,9 @@ class RoutingAttention(MixedAttention):
 
     Stands where `keras.layers.MultiHeadAttention` stood. Attention is dense inside
     clusters of `attention_window` tokens and inside local blocks, so its cost is
-    `num_clusters * attention_window ** 2` and not the square of the length. Attention
-    to another sequence is for routed heads: local ones pair blocks, so they need as
-    many blocks on both sides.
+    `num_clusters * attention_window ** 2` and not the square of the length. In
+    attention to another sequence local heads cut it into as many blocks as the query
+    has, and see the block at the same place and its neighbours.
 
     Args:
         num_heads: number of all heads.
@@ -52,8 +52,7 @@ class RoutingAttention(MixedAttention):
         ValueError: if a size is not a positive integer, `num_local_heads` is not in
             [0, num_heads], `routing` is unknown, or `dropout` is not in [0, 1); when
             built, if `key_dim` is less than 2 with routed heads; when called, as in
-            `MixedAttention`, and if local heads find another number of blocks in
-            `value` than in `query`.
+            `MixedAttention`.
 
     Example:
 

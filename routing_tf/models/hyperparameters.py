@@ -89,14 +89,16 @@ class Hyperparameters:
         memory_block_length: length of the blocks of an encoder's output that local
             heads pair with those of the decoder; None for the length that gives as
             many blocks.
+        memory_flange_blocks: neighbouring blocks of an encoder's output that a query
+            sees on a side of its own; None for `local_flange_blocks`.
         local_relative_positions: whether local heads use relative positions.
         num_routed_heads: heads of each block that attend inside clusters.
-        num_local_only_layers: number of first blocks in which the routed heads are
-            local ones too.
         num_cluster_strided_heads: heads of each block that attend to every n-th token
             in the order of distance to a centroid.
         num_strided_heads: heads of each block that attend to their place in the
             other local blocks.
+        num_local_only_layers: number of first blocks in which the routed heads are
+            local ones too.
         num_clusters: number of clusters of each routed or cluster-strided head.
         attention_window: number of tokens in a cluster.
         routing: how tokens find their cluster: `"expert_choice"`, `"hashed"` (the

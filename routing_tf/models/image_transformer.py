@@ -9,7 +9,6 @@ import tqdm
 from keras import ops
 
 from routing_tf import layers
-from routing_tf.layers import blocks
 from routing_tf.layers.transformer_block import LAYER_NORM_EPSILON
 from routing_tf.models import stack
 from routing_tf.models.hyperparameters import Hyperparameters
@@ -78,35 +77,20 @@ class RoutingImageTransformer(keras_hub.models.Backbone):
                 "`hyperparameters` must be those of an image model, with an "
                 f"`image_height`. Received: image_height={h.image_height}"
             )
-        super().__init__(dtype=dtype, **kwargs)
-        self.hyperparameters = h
         self.image_shape = (h.image_height, h.image_width, h.num_channels)
-        self._order = blocks.BlockedOrder(_lengths(h), h.local_block_shape)
-        if h.local_block_width is not None and self._order.is_padded:
-            raise ValueError(
-                "`local_block_length` and `local_block_width` must divide the rows and "
-                f"the tokens of a row. Received: blocks of {h.local_block_shape} in "
-                f"{_lengths(h)}"
-            )
-        self._make_layers(h, keras.dtype_policies.get(dtype))
-        self.build()
-
-    def _make_layers(self, h, policy):
-        self.channel_embedding = layers.TokenEmbedding(
-            (h.channel_vocabulary_size or h.vocabulary_size) * h.num_channels,
+        # === Layers ===
+        policy = keras.dtype_policies.get(dtype)
+        block_shape = None if h.local_block_width is None else h.local_block_shape
+        self.embedding = layers.SubpixelEmbedding(
+            h.channel_vocabulary_size or h.vocabulary_size,
             h.hidden_dim,
+            block_shape=block_shape,
+            position_embeddings=h.position_embeddings,
             embeddings_initializer=stack.initializer(h),
-            scale=True,
-            name="channel_embedding",
+            name="embedding",
             dtype=policy,
         )
-        self.position_embedding = self.class_embedding = self.final_norm = None
-        if h.position_embeddings:
-            self.position_embedding = layers.RowColumnEmbedding(
-                max_length=max(self.image_shape),
-                name="position_embedding",
-                dtype=policy,
-            )
+        self.class_embedding = self.final_norm = None
         if h.num_classes is not None:
             self.class_embedding = layers.TokenEmbedding(
                 h.num_classes,
@@ -129,83 +113,60 @@ class RoutingImageTransformer(keras_hub.models.Backbone):
             name="logits",
             dtype=policy,
         )
-
-    def build(self, inputs_shape=None):
-        height, width, channels = self.image_shape
-        h = self.hyperparameters
-        hidden = (None, *_lengths(h), h.hidden_dim)
-        self.channel_embedding.build((None, *self.image_shape))
-        if self.position_embedding is not None:
-            self.position_embedding.build((None, height, width, channels * hidden[-1]))
+        # === Functional model ===
+        inputs = {
+            "images": keras.Input(self.image_shape, dtype="int32", name="images"),
+            "padding_mask": keras.Input(
+                self.image_shape, dtype="bool", name="padding_mask"
+            ),
+        }
+        x = self.embedding(inputs["images"])
+        lengths = x.shape[1:-1]
         if self.class_embedding is not None:
-            self.class_embedding.build((None,))
+            inputs["labels"] = keras.Input((), dtype="int32", name="labels")
+            vectors = self.class_embedding(inputs["labels"])
+            x += ops.reshape(vectors, (-1, *[1] * len(lengths), h.hidden_dim))
+        mask = ops.reshape(inputs["padding_mask"], (-1, *lengths))
+        x = self.input_dropout(x)
         for block in self.blocks:
-            block.build(hidden)
-        if self.final_norm is not None:
-            self.final_norm.build(hidden)
-        self.logits_dense.build(hidden)
-        self.built = True
-
-    def call(self, inputs, training=None):
-        images, labels, mask = self._unpack(inputs)
-        x = self._embed(self._shift(images))
-        if self.class_embedding is not None:
-            vectors = self.class_embedding(ops.reshape(labels, (-1,)))
-            x += ops.reshape(vectors, (-1, *[1] * len(x.shape[1:-1]), x.shape[-1]))
-        if mask is not None:
-            mask = ops.reshape(mask, (-1, *x.shape[1:-1]))
-        x = self.input_dropout(x, training=training)
-        for block in self.blocks:
-            x = block(x, padding_mask=mask, training=training)
+            x = block(x, padding_mask=mask)
         if self.final_norm is not None:
             x = self.final_norm(x)
         logits = self.logits_dense(x)
-        return ops.reshape(logits, (-1, *self.image_shape, logits.shape[-1]))
+        super().__init__(
+            inputs=inputs,
+            outputs=ops.reshape(logits, (-1, *self.image_shape, h.vocabulary_size)),
+            dtype=dtype,
+            **kwargs,
+        )
+        self.input_spec = None  # `call` fills in what may be left out
+        # === Config ===
+        self.hyperparameters = h
 
-    def _unpack(self, inputs):
+    def call(self, inputs, training=None, mask=None):
+        return super().call(self._complete(inputs), training=training, mask=mask)
+
+    def _complete(self, inputs):
         if not isinstance(inputs, dict):
             inputs = {"images": inputs}
-        images, labels = inputs["images"], inputs.get("labels")
+        images = inputs["images"]
         if tuple(images.shape[1:]) != self.image_shape:
             height, width, channels = self.image_shape
             raise ValueError(
                 f"`images` must have the shape (batch, {height}, {width}, {channels}). "
                 f"Received: images.shape={tuple(images.shape)}"
             )
-        if self.class_embedding is not None and labels is None:
-            raise ValueError(
-                "`labels` must be given to a model with `num_classes`. Received: "
-                f"inputs with {sorted(inputs)}"
-            )
-        return ops.cast(images, "int32"), labels, inputs.get("padding_mask")
-
-    def _shift(self, images):
-        """Puts at each sub-pixel the value of the one before it, 0 at the first."""
-        values = ops.reshape(images, (-1, self.num_subpixels))
-        values = blocks.shift_right(self._arrange(values))
-        return ops.reshape(self._restore(values), (-1, *self.image_shape))
-
-    def _arrange(self, x):
-        """From raster order to the order in which the model sees the sub-pixels."""
-        if len(self._order.lengths) == 1:
-            return x
-        return self._order.arrange(x, axis=1)
-
-    def _restore(self, x):
-        if len(self._order.lengths) == 1:
-            return x
-        return self._order.restore(x, axis=1)
-
-    def _embed(self, values):
-        """Embeds values with the rows of the channel that they are to predict."""
-        height, width, channels = self.image_shape
-        rows = self.channel_embedding.vocabulary_size // channels
-        x = self.channel_embedding(values + rows * np.arange(channels, dtype="int32"))
-        if self.position_embedding is not None:
-            x = ops.reshape(x, (-1, height, width, channels * x.shape[-1]))
-            x = self.position_embedding(x)
-        h = self.hyperparameters
-        return ops.reshape(x, (-1, *_lengths(h), h.hidden_dim))
+        complete = {"images": images, "padding_mask": inputs.get("padding_mask")}
+        if complete["padding_mask"] is None:
+            complete["padding_mask"] = ops.ones_like(images, dtype="bool")
+        if self.class_embedding is not None:
+            if inputs.get("labels") is None:
+                raise ValueError(
+                    "`labels` must be given to a model with `num_classes`. Received: "
+                    f"inputs with {sorted(inputs)}"
+                )
+            complete["labels"] = ops.reshape(inputs["labels"], (-1,))
+        return complete
 
     @property
     def num_subpixels(self):
@@ -218,21 +179,9 @@ class RoutingImageTransformer(keras_hub.models.Backbone):
         Returns:
             NumPy array `<int>[height, width, channels]` of 0 to `num_subpixels` - 1.
         """
-        raster = np.arange(self.num_subpixels)[None]
-        seen = ops.convert_to_numpy(self._arrange(raster))[0]
+        raster = np.arange(self.num_subpixels)
+        seen = ops.convert_to_numpy(self.embedding.order.arrange(raster, axis=0))
         return np.argsort(seen).reshape(self.image_shape)
-
-    def symbolic_inputs(self):
-        """Returns Keras inputs of all entries that a call with a dict may have."""
-        inputs = {
-            "images": keras.Input(self.image_shape, dtype="int32", name="images"),
-            "padding_mask": keras.Input(
-                self.image_shape, dtype="bool", name="padding_mask"
-            ),
-        }
-        if self.class_embedding is not None:
-            inputs["labels"] = keras.Input((), dtype="int32", name="labels")
-        return inputs
 
     def generate(
         self,
@@ -272,7 +221,8 @@ class RoutingImageTransformer(keras_hub.models.Backbone):
             np.arange(len(places))[:, None, None] < num_given_rows, places.shape
         )
         sampler = sampler or keras_hub.samplers.RandomSampler()
-        step = self._stepper()
+        if self.predict_function is None and not self.compiled:
+            self.compile(optimizer=None)
         order = sorted(np.ndindex(places.shape), key=lambda place: places[place])
         wanted = [place for place in order if not given[place]]
         for place in tqdm.tqdm(wanted, unit="sub-pixel", disable=not verbose):
@@ -280,7 +230,7 @@ class RoutingImageTransformer(keras_hub.models.Backbone):
             inputs = {"images": images, "padding_mask": visible}
             if self.class_embedding is not None:
                 inputs["labels"] = np.asarray(labels, "int32")
-            logits = step.predict_on_batch(inputs)[(slice(None), *place)]
+            logits = self.predict_on_batch(inputs)[(slice(None), *place)]
             chosen = sampler.get_next_token(sampler.compute_probabilities(logits))
             images[(slice(None), *place)] = ops.convert_to_numpy(chosen)
         return images
@@ -314,19 +264,9 @@ class RoutingImageTransformer(keras_hub.models.Backbone):
             )
         canvas = np.zeros((num_images, *self.image_shape), "int32")
         if num_given_rows:
-            self._unpack({"images": np.asarray(images), "labels": labels})
+            self._complete({"images": np.asarray(images), "labels": labels})
             canvas[:, :num_given_rows] = np.asarray(images)[:, :num_given_rows]
         return canvas
-
-    def _stepper(self):
-        """The model as one of several inputs, which Keras compiles once."""
-        if getattr(self, "_sampling_model", None) is None:
-            inputs = self.symbolic_inputs()
-            model = keras.Model(inputs, self(inputs))
-            model.compile(optimizer=None)
-            # Not tracked: it has no weights of its own.
-            object.__setattr__(self, "_sampling_model", model)
-        return self._sampling_model
 
     def get_config(self):
         return {
@@ -355,11 +295,3 @@ class RoutingImageTransformer(keras_hub.models.Backbone):
             return super().from_preset(preset, load_weights=load_weights, **kwargs)
         own = {key: kwargs.pop(key) for key in MODEL_ARGUMENTS if key in kwargs}
         return cls(preset_hyperparameters(preset).replace(**kwargs), **own)
-
-
-def _lengths(hyperparameters):
-    """Lengths of the axes of positions: a sequence, or rows by tokens of a row."""
-    h = hyperparameters
-    if h.local_block_width is None:
-        return (h.max_sequence_length,)
-    return (h.image_height, h.image_width * h.num_channels)

@@ -397,8 +397,9 @@ def _language_model_variables(lm):
 
 
 def _image_model_variables(model):
-    variables = {"rgb_target_emb_channel": model.channel_embedding.embeddings}
-    positions = model.position_embedding
+    table = model.embedding.channel_embedding.embeddings
+    variables = {"rgb_target_emb_channel": table}
+    positions = model.embedding.position_embedding
     if positions is not None:
         variables["pos_emb_0"] = positions.row_embeddings
         variables["pos_emb_1"] = positions.column_embeddings

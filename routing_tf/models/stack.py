@@ -156,7 +156,7 @@ def _cross_groups(hyperparameters, index, policy):
                 local,
                 block_shape=h.local_block_shape,
                 flange_blocks=flange,
-                memory_block_shape=(_memory_block_length(h),),
+                memory_block_shape=h.memory_block_length and (h.memory_block_length,),
                 name="local_heads",
                 **options,
             )
@@ -171,14 +171,6 @@ def _counts(hyperparameters, index):
         clustered = h.num_routed_heads + h.num_cluster_strided_heads
         return 0, 0, h.num_local_heads + clustered
     return h.num_routed_heads, h.num_cluster_strided_heads, h.num_local_heads
-
-
-def _memory_block_length(hyperparameters):
-    h = hyperparameters
-    if h.memory_block_length is not None:
-        return h.memory_block_length
-    num_blocks = -(-h.max_sequence_length // h.local_block_length)
-    return -(-h.max_input_length // num_blocks)
 
 
 def _routed_heads(hyperparameters, num_heads, index, options):

@@ -132,7 +132,7 @@ def test_images_alone_will_do():
 
 def test_channels_have_tables_of_their_own():
     model = image_model()
-    table = model.channel_embedding.embeddings
+    table = model.embedding.channel_embedding.embeddings
     assert tuple(table.shape) == (33, 16)
     images = np.zeros((1, 4, 4, 3), "int32")
     before = logits_of(model, {"images": images})
@@ -262,7 +262,7 @@ def test_from_preset():
 @pytest.mark.parametrize(
     "message, changes",
     [
-        (r"blocks of \(3, 6\)", {**RECTANGLES, "local_block_length": 3}),
+        (r"block_shape=\(3, 6\)", {**RECTANGLES, "local_block_length": 3}),
         ("max_sequence_length=40", {"max_sequence_length": 40}),
         ("image_height=4, image_width=None", {"image_width": None}),
         ("num_encoder_layers=2", {"num_encoder_layers": 2}),

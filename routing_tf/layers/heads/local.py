@@ -32,8 +32,8 @@ class LocalHeads(HeadGroup):
         flange_blocks: number of neighbouring blocks on a side, at least 0; a tuple for
             another number along each axis. Defaults to 1.
         memory_block_shape: length of a block of the memory, in tokens, for attention
-            to another sequence with as many blocks; None (the default) for
-            `block_shape`.
+            to another sequence with as many blocks; None (the default) for the
+            length that gives as many.
         **kwargs: arguments of `HeadGroup`: `max_relative_position` (tokens; places in
             the window on two axes; defaults to None), `dropout` (a rate in [0, 1),
             defaults to 0.0), `embeddings_initializer` (defaults to
@@ -48,7 +48,8 @@ class LocalHeads(HeadGroup):
             `flange_blocks` is not an integer of at least 0 or one for each axis, or an
             argument is refused by `HeadGroup`; when called, if the positions do not
             have the axes of the block, if query and value fall into different numbers
-            of blocks, or if `use_causal_mask=True` and they differ in length.
+            of blocks (with `memory_block_shape` or on two axes), or if
+            `use_causal_mask=True` and they differ in length.
 
     Example:
 
@@ -89,12 +90,13 @@ class LocalHeads(HeadGroup):
     def attend(self, inputs, training=None):
         length = inputs.query.shape[2]
         grid, block, memory_block = self._layout(inputs)
+        whole = math.prod(grid) * memory_block
         before = self._flange()
         after = (0, *before[1:]) if inputs.use_causal_mask else before
 
         def window(x):
-            x = blocks.break_into_blocks(x, memory_block, axis=2)
-            x = _unfold(x, grid)
+            x = blocks.pad_to_multiple(x, whole, axis=2)
+            x = _unfold(blocks.break_into_blocks(x, memory_block, axis=2), grid)
             return _fold(blocks.memory_windows(x, before, after, axis=2), len(grid))
 
         bias = None
@@ -118,19 +120,19 @@ class LocalHeads(HeadGroup):
         if len(self.block_shape) > 1:
             return self._layout_nd(inputs)
         block = min(self.block_shape[0], length)
-        memory_block = self.block_shape[0]
-        if length != memory_length and self.memory_block_shape is not None:
-            memory_block = self.memory_block_shape[0]
-        memory_block = min(memory_block, memory_length)
         num_blocks = -(-length // block)
+        if length == memory_length:
+            return (num_blocks,), block, block
+        if self.memory_block_shape is None:
+            return (num_blocks,), block, -(-memory_length // num_blocks)
+        memory_block = min(self.memory_block_shape[0], memory_length)
         if num_blocks != -(-memory_length // memory_block):
             raise ValueError(
                 "Local heads pair each block of the query with the block of the value "
                 "at the same place, so both must have the same number of blocks. "
                 f"Received: length {length} in blocks of {block}, value length "
-                f"{memory_length} in blocks of {memory_block}. Choose "
-                "`memory_block_shape` in proportion to the lengths, or use routed or "
-                "full heads for attention to another sequence."
+                f"{memory_length} in blocks of {memory_block}. Leave "
+                "`memory_block_shape` out, or choose it in proportion to the lengths."
             )
         return (num_blocks,), block, memory_block
 

@@ -98,17 +98,26 @@ def test_compatibility_with_the_release(causal):
 
 
 @pytest.mark.parametrize(
-    "length, memory_length, block, memory_block",
-    [(12, 6, 4, 2), (11, 6, 4, 2), (5, 9, 16, None)],
+    "length, memory_length, block, memory_block, given",
+    [
+        (12, 6, 4, 2, True),
+        (11, 6, 4, 2, True),
+        (5, 9, 16, 9, False),
+        (12, 7, 4, 3, False),
+        (12, 2, 3, 1, False),
+        (8, 21, 4, 11, False),
+    ],
 )
-def test_pairs_blocks_of_query_and_memory(length, memory_length, block, memory_block):
+def test_pairs_blocks_of_query_and_memory(
+    length, memory_length, block, memory_block, given
+):
     group = built_group(
-        block, length, memory_block_shape=memory_block and (memory_block,)
+        block, length, memory_block_shape=(memory_block,) if given else None
     )
     query, key, value = tokens(length, memory_length)
     real = helpers.tail_mask(memory_length, memory_length, 4)
     i, j = np.ogrid[:length, :memory_length]
-    near = np.abs(i // block - j // (memory_block or block)) <= 1
+    near = np.abs(i // block - j // memory_block) <= 1
 
     output, _ = golden_cases.run(group, query, key, value, value_mask=real)
 
@@ -144,7 +153,7 @@ def test_refuses_wrong_arguments(name, options):
 def test_refuses_another_number_of_blocks():
     message = r"(?s)same number of blocks.*length 12 in blocks of 4.*length 6.*of 4"
     with pytest.raises(ValueError, match=message):
-        built_group((4,))(*tokens(12, 6))
+        built_group((4,), memory_block_shape=(4,))(*tokens(12, 6))
 
 
 def test_refuses_causal_mask_over_two_lengths():

@@ -216,7 +216,7 @@ def sample_images(model, problem, number, seed=0):
 
     Returns:
         Two PNG files as bytes. In the second each row of completed images stands
-        below the row of the true ones.
+        below the row of the true ones; rows that are not full are left out.
     """
     sampler = keras_hub.samplers.RandomSampler(seed=seed)
 
@@ -232,15 +232,16 @@ def sample_images(model, problem, number, seed=0):
         images=true,
         num_given_rows=problem.image_shape[0] // 2,
     )
-    rows = [
-        rows[start : start + IMAGE_COLUMNS]
-        for start in range(0, len(true), IMAGE_COLUMNS)
-        for rows in (true, completed)
+    columns = min(IMAGE_COLUMNS, len(true))
+    pairs = [
+        images[start : start + columns]
+        for start in range(0, len(true) // columns * columns, columns)
+        for images in (true, completed)
     ]
     levels = problem.vocabulary_size
     return (
-        image.picture(samples, IMAGE_COLUMNS, levels),
-        image.picture(np.concatenate(rows), IMAGE_COLUMNS, levels),
+        image.picture(samples, min(IMAGE_COLUMNS, number), levels),
+        image.picture(np.concatenate(pairs), columns, levels),
     )
 
 

@@ -310,7 +310,7 @@ class TestEvaluate:
 
     def test_prefixes_equal_cut_sequences(self):
         problem, count = DistinctTokens(sequence_length=LENGTH), 4
-        lm = training.build_language_model(tiny(), problem)
+        lm = training.build_model(tiny(), problem)
         for variable in lm.trainable_variables:
             value = np.random.default_rng(1).normal(size=variable.shape)
             variable.assign(0.5 * value)
@@ -366,16 +366,17 @@ class TestEvaluate:
         assert f'routing scope "full"): {result.bits:.4f} bits per byte' in text
         assert "later tokens take part" in text
         assert "at 3 positions" in text
-        assert not evaluation.has_expert_choice_heads(tiny(num_routed_heads=0))
-        assert not evaluation.has_expert_choice_heads(tiny(num_local_only_layers=1))
-        assert evaluation.has_expert_choice_heads(tiny())
+        assert not evaluation.routes_by_later_tokens(tiny(num_routed_heads=0))
+        assert not evaluation.routes_by_later_tokens(tiny(routing="hashed"))
+        assert not evaluation.routes_by_later_tokens(tiny(num_local_only_layers=1))
+        assert evaluation.routes_by_later_tokens(tiny())
 
 
 class TestWeightDecay:
     def test_one_step_is_that_of_tensor2tensor(self, configure):
         _, problem = configure()
         h = tiny(weight_decay=0.5, commitment_weight=0.0)
-        lm = training.build_language_model(h, problem)
+        lm = training.build_model(h, problem)
         start = {}
         for variable in lm.trainable_variables:
             variable.assign(np.random.default_rng(0).normal(size=variable.shape))
@@ -401,7 +402,7 @@ class TestWeightDecay:
 
     def test_none(self, configure):
         _, problem = configure()
-        lm = training.build_language_model(tiny(), problem)
+        lm = training.build_model(tiny(), problem)
         training.add_weight_decay(lm, 0.5)
         training.add_weight_decay(lm, 0.0)
         assert training.weight_decay_loss(lm) == 0.0
@@ -480,7 +481,7 @@ class TestCheckpoints:
 
     def test_of_another_optimizer(self, finished, configure):
         _, problem = configure()
-        lm = training.build_language_model(tiny(), problem)
+        lm = training.build_model(tiny(), problem)
         training.compile_for_training(lm, tiny(optimizer="adafactor"))
         path = run_directory.checkpoints(finished.model_dir)[-1]
         with (
@@ -492,7 +493,7 @@ class TestCheckpoints:
 
 def test_occupancy_of_known_counts(configure):
     _, problem = configure()
-    lm = training.build_language_model(tiny(num_routed_heads=2, hidden_dim=18), problem)
+    lm = training.build_model(tiny(num_routed_heads=2, hidden_dim=18), problem)
     (counts,) = [v for v in lm.weights if v.path.endswith("kmeans/counts")]
     counts.assign([[2.0, 2.0, 2.0], [0.0, 0.0, 5.0]])
     tag = "occupancy/block_0/attention/routed_heads"
@@ -504,5 +505,5 @@ def test_no_tokenizer_no_preprocessor(configure):
     class Digits(problems.Problem):
         vocabulary_size = 10
 
-    lm = training.build_language_model(tiny(vocabulary_size=10), Digits())
+    lm = training.build_model(tiny(vocabulary_size=10), Digits())
     assert lm.preprocessor is None

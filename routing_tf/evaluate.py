@@ -86,6 +86,8 @@ def run(options):
             "the model"
         )
     print(f"data: {problem.describe()}")
+    if problem.baseline(options.split):
+        print(problem.baseline(options.split))
     print(f"model: {saved[-1]}", flush=True)
     scorer = evaluation.TokenScorer(run_directory.load_language_model(saved[-1]))
     result = evaluation.evaluate(

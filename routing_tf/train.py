@@ -162,12 +162,8 @@ def describe(trainer):
     tokens = batch_size * problem.sequence_length
     epochs = h.train_steps * tokens / problem.num_tokens("train")
     yield f"data: {problem.describe()}"
-    if isinstance(problem, problems.ImageProblem):
-        bits = problem.histogram_bits("validation")
-        yield (
-            f"to beat: {bits:.4f} {problem.metric_name} by the histogram of each "
-            "position of the training images"
-        )
+    if problem.baseline("validation"):
+        yield problem.baseline("validation")
     yield (
         f"model: {config.hparams_set}, {trainer.lm.count_params():,} parameters, "
         f"{h.num_layers} layers, {keras.backend.backend()} backend"

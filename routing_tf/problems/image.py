@@ -146,6 +146,12 @@ class ImageProblem(Problem):
             f"{self.vocabulary_size} intensities"
         )
 
+    def baseline(self, split):
+        return (
+            f"to beat: {self.histogram_bits(split):.4f} {self.metric_name} by the "
+            "histogram of each position of the training images"
+        )
+
     def histogram_bits(self, split):
         """How well the histogram of each position of the training images does.
 

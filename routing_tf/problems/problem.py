@@ -151,6 +151,14 @@ class Problem:
         sizes = ", ".join(f"{split} {self.num_tokens(split):,}" for split in SPLITS)
         return f"{self.name}: ids: {sizes}; windows of {self.sequence_length:,}"
 
+    def baseline(self, split):
+        """Returns a line for a log: what a model of a split has to beat; or None.
+
+        Args:
+            split: string, the split to score.
+        """
+        return None
+
     def training_windows(self, seed, epoch):
         """The windows of one epoch of training, in the order of that epoch.
 

@@ -8,6 +8,13 @@ from routing_tf.layers import Compatibility
 from routing_tf.models import Hyperparameters
 from routing_tf.models import hyperparameters
 
+IMAGE = {
+    "image_height": 4,
+    "image_width": 4,
+    "num_channels": 3,
+    "max_sequence_length": 48,
+}
+
 
 @pytest.mark.parametrize(
     "message, fields",
@@ -41,10 +48,44 @@ from routing_tf.models import hyperparameters
             {"learning_rate": True},
         ),
         ("must be of type str. Received: routing=None", {"routing": None}),
-        ("not both be zero", {"num_local_heads": 0, "num_routed_heads": 0}),
-        ("must not be negative", {"num_local_heads": -1, "num_routed_heads": 4}),
-        ("must not be negative", {"num_local_heads": 4, "num_routed_heads": -1}),
+        ("`routing` must be one of .*'nearest'", {"routing": "nearest"}),
+        ("`encoder_inputs` must be one of", {"encoder_inputs": "images"}),
+        ("`input_dropout` must be a rate", {"input_dropout": 1.0}),
+        ("`max_input_length` must be a posi", {"max_input_length": 0}),
+        ("`num_channels` must be a positive integer", {"num_channels": 0}),
+        ("`image_height` must be a positive integer", {"image_height": 0}),
+        ("`image_width` must be a positive integer", {"image_width": -8}),
+        ("`num_classes` must be a positive integer", {"num_classes": 0}),
+        ("`channel_vocabulary_size` must be a pos", {"channel_vocabulary_size": 0}),
+        ("`local_block_width` must be a positive integer", {"local_block_width": 0}),
+        ("`memory_block_length` must be a pos", {"memory_block_length": 0}),
+        ("`memory_flange_blocks` must be an int", {"memory_flange_blocks": -1}),
+        ("`num_encoder_layers` must be an integer", {"num_encoder_layers": -1}),
+        ("`num_local_only_layers` must be an int", {"num_local_only_layers": -1}),
+        ("`local_flange_blocks` must be an integer", {"local_flange_blocks": -1}),
+        (
+            "must not all be zero. Received: num_local_heads=0, num_routed_heads=0, "
+            "num_cluster_strided_heads=0, num_strided_heads=0",
+            {"num_local_heads": 0, "num_routed_heads": 0},
+        ),
+        ("`num_local_heads` must be an integer of at", {"num_local_heads": -1}),
+        ("`num_routed_heads` must be an integer of at", {"num_routed_heads": -1}),
+        ("`num_cluster_strided_heads` must be", {"num_cluster_strided_heads": -1}),
+        ("`num_strided_heads` must be an integer", {"num_strided_heads": -1}),
         ("`hidden_dim` must be a multiple", {"hidden_dim": 20, "num_local_heads": 4}),
+        (
+            "`hidden_dim` must be a multiple.*num_strided_heads=1",
+            {"hidden_dim": 64, "num_strided_heads": 1},
+        ),
+        (
+            "must be given together. Received: image_height=4, image_width=None",
+            {"image_height": 4},
+        ),
+        ("must be given together", {"image_width": 4}),
+        ("height \\* width \\* channels, 48", {**IMAGE, "max_sequence_length": 47}),
+        ("no encoder.*num_encoder_layers=2", {**IMAGE, "num_encoder_layers": 2}),
+        ("are settings of image models", {"local_block_width": 4}),
+        ("are settings of image models.*num_classes=10", {"num_classes": 10}),
         ("`compatibility` must be", {"compatibility": {"no_such_flaw": True}}),
         ("`compatibility` must be", {"compatibility": True}),
     ],
@@ -66,6 +107,31 @@ def test_defaults():
 def test_key_dim_frees_hidden_dim_from_the_number_of_heads():
     h = Hyperparameters(hidden_dim=20, key_dim=8, num_local_heads=3, num_routed_heads=0)
     assert (h.hidden_dim, h.key_dim, h.num_heads) == (20, 8, 3)
+
+
+def test_every_kind_of_head_counts():
+    h = Hyperparameters(num_cluster_strided_heads=3, num_strided_heads=5, key_dim=8)
+    assert h.num_heads == 4 + 4 + 3 + 5
+
+
+@pytest.mark.parametrize(
+    "kind, fields",
+    [("text", {}), ("seq2seq", {"num_encoder_layers": 1}), ("image", IMAGE)],
+)
+def test_kinds(kind, fields):
+    h = Hyperparameters(**fields)
+    assert h.kind == kind
+    assert h.local_block_shape == (256,)
+
+
+def test_blocks_of_an_image():
+    h = Hyperparameters(**IMAGE, local_block_length=2, local_block_width=6)
+    assert h.local_block_shape == (2, 6)
+
+
+def test_no_flange_of_the_memory_is_not_the_default_one():
+    assert Hyperparameters().memory_flange_blocks is None
+    assert Hyperparameters(memory_flange_blocks=0).memory_flange_blocks == 0
 
 
 def test_integers_serve_as_floats():
@@ -110,9 +176,7 @@ def test_replace_validates():
             key_dim=5,
             truncate_length=11,
             learning_rate=1 / 3,
-            compatibility=Compatibility.release(
-                routing_length_multiple=16, padding_of_first_row=True
-            ),
+            compatibility=Compatibility.release(padding_of_first_row=True),
         ),
     ],
 )

@@ -56,9 +56,45 @@ ATTENTION = {
     "cache_padding_bias": False,
 }
 
+ALL_KINDS = {
+    **ATTENTION,
+    "total_key_depth": 24,
+    "total_value_depth": 24,
+    "sparsity_cluster_strided_num_heads": 1,
+    "sparsity_strided_num_heads": 1,
+}
+
 
 def language_model(**changes):
     return release.language_model({**HPARAMS, **changes}, small_models.VOCABULARY_SIZE)
+
+
+IMAGE = {
+    "frame_height": 4,
+    "frame_width": 6,
+    "num_decoder_layers": 2,
+    "hidden_size": 16,
+    "filter_size": 20,
+    "local_num_heads": 2,
+    "query_shape": [12],
+    "memory_flange": [24],
+    "sparsity_cluster_num_heads": 1,
+    "sparsity_cluster_strided_num_heads": 1,
+    "sparsity_cluster_size": 3,
+    "sparsity_cluster_attention_window": 6,
+}
+
+
+def seq2seq_model(**changes):
+    return release.seq2seq_model(
+        {**HPARAMS, "num_encoder_layers": 2, **changes}, small_models.VOCABULARY_SIZE
+    )
+
+
+def image_model(num_classes=None, **changes):
+    return release.image_model(
+        {**IMAGE, **changes}, num_channels=3, num_classes=num_classes
+    )
 
 
 def random_values(layer):
@@ -77,6 +113,16 @@ def names(layer):
     ]
 
 
+def weights(layer):
+    """Returns the variables but for the weights of token biases, which are optional."""
+    return [
+        variable
+        for variable in layer.variables
+        if "seed_generator" not in variable.path
+        and variable.name != release.TOKEN_BIAS_WEIGHT
+    ]
+
+
 @pytest.mark.parametrize(
     "layer",
     [
@@ -88,7 +134,32 @@ def names(layer):
             ema=False,
             share_qk=False,
         ),
+        lambda: language_model(hash_items=True),
+        lambda: language_model(
+            hidden_size=24,
+            sparsity_cluster_strided_num_heads=1,
+            sparsity_strided_num_heads=1,
+            sparsity_strided_relative=True,
+        ),
+        seq2seq_model,
+        lambda: seq2seq_model(
+            layer_preprocess_sequence="n",
+            layer_postprocess_sequence="da",
+            sparsity_skip_first=0,
+            ffn_layer="conv_hidden_relu",
+        ),
+        image_model,
+        lambda: image_model(num_classes=5, unconditional=False),
+        lambda: image_model(
+            query_shape=[2, 6],
+            memory_flange=[2, 6],
+            add_positional_emb=False,
+            layer_preprocess_sequence="n",
+            layer_postprocess_sequence="da",
+        ),
         lambda: release.attention_layer(ATTENTION),
+        lambda: release.attention_layer(ALL_KINDS),
+        lambda: release.attention_layer({**ATTENTION, "hash_items": True}),
     ],
 )
 def test_round_trip(layer):
@@ -96,9 +167,30 @@ def test_round_trip(layer):
     values = random_values(layer)
     release.assign_variables(layer, values)
     small_models.assert_equal(release.read_variables(layer), values)
-    named = {id(variable) for variable in release.variables_by_name(layer).values()}
-    weights = [v for v in layer.variables if "seed_generator" not in v.path]
-    assert named == {id(variable) for variable in weights}
+    assert {id(variable) for variable in release.variables_by_name(layer).values()} == {
+        id(variable) for variable in weights(layer)
+    }
+
+
+def test_weights_of_token_biases_are_there_once_they_are_given():
+    layer = release.attention_layer(ALL_KINDS)
+    scope = "self_attention/attention_nd/"
+    given = {
+        f"{scope}{kind}token_bias_weight": np.array(weight, "float32")
+        for kind, weight in (
+            ("cluster_attention/", 0.5),
+            ("cluster_strided_attention/", 2.0),
+            ("", 3.0),
+        )
+    }
+    without = random_values(layer)
+    assert not without.keys() & given.keys()
+    release.assign_variables(layer, {**without, **given})
+    assert release.read_variables(layer).keys() == without.keys() | given.keys()
+    for name, value in given.items():
+        assert release.read_variables(layer)[name] == value
+    release.assign_variables(layer, without)
+    assert release.read_variables(layer).keys() == without.keys()
 
 
 def test_variables_change_the_model():
@@ -139,7 +231,7 @@ def test_assignment_names_every_problem_and_writes_nothing(layer):
 def test_the_bridge_takes_only_what_it_knows():
     dense = models.RoutingTransformer(small_models.hyperparameters())
     for function in (release.read_variables, release.variables_by_name):
-        with pytest.raises(ValueError, match="`MixedAttention` layers with routed"):
+        with pytest.raises(ValueError, match="`RoutingImageTransformer` models"):
             function(dense)
     with pytest.raises(ValueError, match="The bridge knows"):
         release.assign_variables(dense, {})
@@ -183,10 +275,87 @@ def test_settings():
         adam_beta_2=0.997,
         adam_epsilon=1e-6,
         batch_tokens=4096,
-        compatibility=Compatibility.release(
-            routing_length_multiple=8, padding_of_first_row=True
-        ),
+        compatibility=Compatibility.release(padding_of_first_row=True),
     )
+
+
+def test_settings_of_encoders():
+    without = language_model().backbone.hyperparameters
+    h = seq2seq_model(
+        num_encoder_layers=3, memory_query_shape=[16], input_dropout=0.25
+    ).backbone.hyperparameters
+    assert h == without.replace(
+        num_encoder_layers=3,
+        encoder_inputs="embeddings",
+        max_input_length=32,
+        max_sequence_length=16,
+        memory_block_length=16,
+        memory_flange_blocks=1,
+        input_dropout=0.25,
+    )
+
+
+@pytest.mark.parametrize("build, layers", [(language_model, 2), (seq2seq_model, 0)])
+def test_each_function_builds_its_own_kind(build, layers):
+    message = f"`num_encoder_layers` must be 0 in .* Received: .*{layers}"
+    with pytest.raises(ValueError, match=message):
+        build(num_encoder_layers=layers)
+
+
+def test_settings_of_images():
+    h = image_model(layer_prepostprocess_dropout=0.25).hyperparameters
+    assert h == models.Hyperparameters(
+        vocabulary_size=256,
+        max_sequence_length=72,
+        image_height=4,
+        image_width=6,
+        num_channels=3,
+        channel_vocabulary_size=256,
+        num_layers=2,
+        hidden_dim=16,
+        intermediate_dim=20,
+        feed_forward="relu",
+        norm_position="post",
+        key_dim=4,
+        value_dim=4,
+        num_local_heads=2,
+        local_block_length=12,
+        local_flange_blocks=2,
+        local_relative_positions=False,
+        num_routed_heads=1,
+        num_cluster_strided_heads=1,
+        num_clusters=3,
+        attention_window=6,
+        routed_relative_positions=False,
+        cluster_strided_relative_positions=False,
+        max_relative_position=1,
+        shared_head_projection=True,
+        project_shared_keys=True,
+        residual_dropout=0.25,
+        initializer_gain=0.2,
+        optimizer="adafactor",
+        learning_rate=0.01,
+        learning_rate_schedule="constant*rsqrt_normalized_decay",
+        warmup_steps=10000,
+        adam_beta_1=0.85,
+        adam_beta_2=0.997,
+        adam_epsilon=1e-6,
+        batch_tokens=72,
+        compatibility=Compatibility.release(padding_of_first_row=True),
+    )
+
+
+def test_image_models_of_another_size():
+    model = release.image_model({"num_decoder_layers": 1}, 1, vocabulary_size=10)
+    h = model.hyperparameters
+    assert (h.image_height, h.image_width, h.num_channels) == (32, 32, 1)
+    assert (h.vocabulary_size, h.channel_vocabulary_size) == (10, 256)
+
+
+@pytest.mark.parametrize("num_classes, unconditional", [(None, False), (5, True)])
+def test_classes_go_with_conditional_image_models(num_classes, unconditional):
+    with pytest.raises(ValueError, match=f"Received: num_classes={num_classes}"):
+        image_model(num_classes, unconditional=unconditional)
 
 
 @pytest.mark.parametrize("kind", [str, pathlib.Path])
@@ -228,15 +397,31 @@ def test_the_released_hyperparameters_are_read_whole():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"hash_items": True}, "`hash_items` must be False"),
-        ({"num_encoder_layers": 6}, "`num_encoder_layers` must be 0"),
-        ({"query_shape": [8, 8]}, "`query_shape` must have one dimension"),
-        ({"memory_flange": [8, 8]}, "`memory_flange` must have one dimension"),
+        (
+            {"query_shape": [8, 8]},
+            r"must have one entry in a text model.*query_shape=\[8, 8\]",
+        ),
+        (
+            {"memory_flange": [8, 8]},
+            r"must have one entry in a text model.*memory_flange=\[8, 8\]",
+        ),
+        (
+            {"query_shape": [8, 8], "memory_flange": [8, 8]},
+            "must have one entry in a text model",
+        ),
+        ({"query_shape": [], "memory_flange": []}, "must have one entry"),
         ({"memory_flange": [12]}, "`memory_flange` must be a multiple"),
-        ({"sparsity_strided_num_heads": 2}, "`sparsity_strided_num_heads` must be 0"),
+        (
+            {"num_encoder_layers": 6, "memory_query_shape": [12]},
+            "`memory_flange` must be a multiple of `memory_query_shape` with an enc",
+        ),
+        (
+            {"sparsity_strided_num_heads": 2},
+            "`hidden_size` must be a multiple .*hidden_size=16, 6 heads",
+        ),
         (
             {"sparsity_cluster_strided_num_heads": 2},
-            "`sparsity_cluster_strided_num_heads` must be 0",
+            "`hidden_size` must be a multiple .*hidden_size=16, 6 heads",
         ),
         (
             {"layer_preprocess_sequence": "n"},
@@ -245,7 +430,9 @@ def test_the_released_hyperparameters_are_read_whole():
         ({"layer_postprocess_sequence": "da"}, r"Received: \('none', 'da'\)"),
         ({"layer_postprocess_sequence": None}, r"Received: \('none', 'none'\)"),
         ({"norm_type": "batch"}, "`norm_type` must be 'layer'"),
+        ({"norm_epsilon": 1e-5}, "`norm_epsilon` must be 1e-06"),
         ({"activation_dtype": "bfloat16"}, "`activation_dtype` must be 'float32'"),
+        ({"weight_dtype": "bfloat16"}, "`weight_dtype` must be 'float32'"),
         ({"hidden_size": 18}, "`hidden_size` must be a multiple"),
         ({"attention_key_channels": 18}, "`attention_key_channels` must be a multiple"),
         (
@@ -254,7 +441,7 @@ def test_the_released_hyperparameters_are_read_whole():
         ),
         (
             {"local_num_heads": 0, "sparsity_cluster_num_heads": 0},
-            "must not both be zero",
+            r"`sparsity_strided_num_heads` must not all be zero.*\[0, 0, 0, 0\]",
         ),
     ],
 )
@@ -266,21 +453,48 @@ def test_unsupported_settings(change, message):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"hash_items": True}, "`hash_items` must be False"),
-        ({"query_shape": (8, 8)}, "`query_shape` must have one dimension"),
-        ({"memory_query_shape": (8, 8)}, "`memory_query_shape` must have one dim"),
-        ({"memory_flange": (8, 8)}, "`memory_flange` must have one dimension"),
+        (
+            {"query_shape": (8, 8)},
+            r"as many entries as `query_shape`.*query_shape=\(8, 8\)",
+        ),
+        (
+            {"memory_query_shape": (8, 8)},
+            r"`memory_query_shape` must have as many .*memory_query_shape=\(8, 8\)",
+        ),
+        (
+            {"memory_flange": (8, 8)},
+            r"`memory_flange` must have as many .*memory_flange=\(8, 8\)",
+        ),
         ({"memory_flange": (12,)}, "`memory_flange` must be a multiple of the block"),
-        ({"sparsity_strided_num_heads": 2}, "`sparsity_strided_num_heads` must be 0"),
+        (
+            {"memory_length": 32, "memory_query_shape": (6,)},
+            r"`memory_flange` must be a multiple of the block.*blocks of \(6,\)",
+        ),
+        ({"sparsity_strided_num_heads": 2}, "multiple of the number of heads.*6 heads"),
         (
             {"sparsity_cluster_strided_num_heads": 2},
-            "`sparsity_cluster_strided_num_heads` must be 0",
+            "multiple of the number of heads.*6 heads",
         ),
-        ({"total_key_depth": 18}, "`total_key_depth` must be a multiple"),
-        ({"total_value_depth": 18}, "`total_value_depth` must be a multiple"),
+        (
+            {"sparsity_cluster_strided_num_heads": 4},
+            "`sparsity_cluster_num_heads`, as in the release. Received: 4 and 2",
+        ),
+        (
+            {"total_key_depth": 18, "total_value_depth": 18},
+            "`total_key_depth` must be a multiple",
+        ),
+        (
+            {"total_value_depth": 17, "sparsity_cluster_num_heads": 0},
+            "`total_value_depth` must be a multiple",
+        ),
         (
             {"total_value_depth": 32},
             "`total_key_depth` and `total_value_depth` must be",
+        ),
+        ({"sparsity_cluster_size": 0}, "Missing: sparsity_cluster_size"),
+        (
+            {"sparsity_cluster_attention_window": None},
+            "Missing: sparsity_cluster_attention_window",
         ),
         (
             {"local_num_heads": 0, "sparsity_cluster_num_heads": 0},
@@ -359,41 +573,21 @@ def test_centroids_learn_by_gradient_only_without_moving_averages():
         assert state == (by_averages if ema else {"means": True})
 
 
-@needs_reference
-@pytest.mark.parametrize(
-    "preset, key",
-    [
-        ("pg19_rt_base", "released_hparams_json"),
-        ("pg19_local_cluster8k", "preset_pg19_local_cluster8k"),
-    ],
-)
-def test_variables_at_full_size(preset, key):
-    folder = pathlib.Path(REFERENCE, "golden/pg19")
-    golden = json.loads((folder / "full_size_variables.json").read_text())[key]
+@pytest.mark.parametrize("source", ["golden", "hparams.json"])
+def test_rt_base_at_full_size_from_settings_of_the_release(source):
+    path = golden_cases.FOLDER / "pg19/full_size_variables.json"
+    golden = json.loads(path.read_text())["released_hparams_json"]
     hparams = golden["hparams"]
-    if preset == "pg19_rt_base":
-        hparams = json.loads((folder / "hparams.json").read_text())
+    if source == "hparams.json":
+        if not REFERENCE:
+            pytest.skip("needs ROUTING_TF_REFERENCE_DIR")
+        path = pathlib.Path(REFERENCE, "golden/pg19/hparams.json")
+        hparams = json.loads(path.read_text())
     settings = presets.hyperparameters_from_release(hparams, faithful=True)
-    lm = small_models.without_memory(settings)
-    variables = release.variables_by_name(lm)
+    variables = release.variables_by_name(small_models.without_memory(settings))
     assert {name: list(variable.shape) for name, variable in variables.items()} == {
         variable["name"]: variable["shape"] for variable in golden["variables"]
     }
-    # `means` counts as trainable in the release although moving averages alone move
-    # it: it never has a gradient. Here it is state like the averages.
-    assert {name for name, variable in variables.items() if variable.trainable} == {
-        variable["name"]
-        for variable in golden["variables"]
-        if variable["trainable"] and not variable["name"].endswith("/means")
-    }
-    total = sum(int(np.prod(variable.shape)) for variable in variables.values())
-    assert total == golden["parameters_total"]
-    assert len(variables) == golden["n_variables"]
-    sound = small_models.without_memory(models.preset_hyperparameters(preset))
-    assert {
-        name: variable.shape
-        for name, variable in release.variables_by_name(sound).items()
-    } == {name: variable.shape for name, variable in variables.items()}
 
 
 @pytest.mark.parametrize(
@@ -422,5 +616,5 @@ def test_a_call_with_missing_arguments_is_refused():
 def test_layers_without_release_names_are_refused():
     attention = layers.MixedAttention([layers.FullHeads(2)], key_dim=4)
     attention(np.ones((1, 4, 8), "float32"))
-    with pytest.raises(ValueError, match="attention_layer"):
+    with pytest.raises(ValueError, match="with the release's kinds of heads"):
         release.read_variables(attention)

@@ -20,6 +20,12 @@ ROOT = pathlib.Path(__file__).parents[1]
 FOLDERS = ("benchmarks", "routing_tf", "tests", "tools")
 # These read the source tree itself, so they have no target: pytest alone runs them.
 SOURCE_READERS = ("tests/build_file_test.py", "tests/docstring_test.py")
+# Files that a module reads.
+DATA = {
+    "tests/golden_cases.py": ["tests/golden/**"],
+    "tests/models/preset_variables_test.py": ["tests/models/preset_variables.json"],
+    "tests/preset_table_test.py": ["README.md", "tests/models/preset_variables.json"],
+}
 HEADER = '''\
 """Written by tools/build_file.py from the imports; not edited by hand."""
 
@@ -36,7 +42,9 @@ def third_party():
     extras = config["options.extras_require"].values()
     lines = "\n".join([config["options"]["install_requires"], *extras])
     names = {name.replace("-", "_") for name in re.findall(r"^[\w-]+", lines, re.M)}
-    return {name.removesuffix("_py"): f"@pypi//{name}" for name in names}  # absl_py
+    imports = {name.removesuffix("_py"): name for name in names}  # absl_py
+    imports["sklearn"] = imports.pop("scikit_learn")
+    return {name: f"@pypi//{package}" for name, package in imports.items()}
 
 
 def local_modules():
@@ -100,7 +108,7 @@ def rule(module, path, tree, deps):
     if path.name.endswith("_test.py"):
         kind = "py_test"
         attributes["args"] = ["-p no:cacheprovider", path.as_posix()]
-        attributes["data"] = ["pyproject.toml"]
+        attributes["data"] = ["pyproject.toml", *DATA.get(path.as_posix(), [])]
         attributes["env_inherit"] = ["KERAS_BACKEND", "ROUTING_TF_REFERENCE_DIR"]
         attributes["main_module"] = "pytest"
     elif "if __name__ == '__main__':" in ast.unparse(tree):
@@ -108,12 +116,15 @@ def rule(module, path, tree, deps):
         attributes["main_module"] = module
     elif path.parts[0] == "tests":
         attributes["testonly"] = True
+        attributes["data"] = DATA.get(path.as_posix())
     attributes["deps"] = deps
     lines = [f"    {key} = {literal(v)},\n" for key, v in attributes.items() if v]
     return f"{kind}(\n{''.join(lines)})\n"
 
 
 def literal(value):
+    if isinstance(value, list) and any("*" in item for item in value):
+        return f"glob({json.dumps(value)})"
     if isinstance(value, list) and len(value) > 1:
         return "[\n" + "".join(f'        "{item}",\n' for item in value) + "    ]"
     return "True" if value is True else json.dumps(value)

@@ -113,6 +113,23 @@ class Compatibility:
         switches = {f.name: True for f in dataclasses.fields(cls)}
         return cls(**{**switches, "padding_of_first_row": padding_of_first_row})
 
+    @classmethod
+    def trained(cls):
+        """Returns the flaws that weights trained by the release rely on.
+
+        They show in outputs without any padding. What concerns padding and training is
+        sound.
+
+        Returns:
+            `Compatibility`.
+        """
+        return cls(
+            rank_mask=True,
+            last_block_is_centre=True,
+            cluster_strided_settings_are_fixed=True,
+            buckets_filled_up=True,
+        )
+
     def to_dict(self):
         """Returns the fields as a plain dict, for `get_config`."""
         return dataclasses.asdict(self)

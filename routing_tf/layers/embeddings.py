@@ -177,19 +177,21 @@ class TimingSignal(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("routing_tf")
 class TokenDropout(keras.layers.Layer):
-    """Replaces random input tokens by id 0 while training.
+    """Replaces random entries by 0 while training: ids of tokens, or elements.
+
+    Unlike in `keras.layers.Dropout` the others are not scaled.
 
     Args:
-        rate: share of tokens replaced, in [0, 1).
+        rate: share of entries replaced, in [0, 1).
         seed: integer seed of the draws; None (the default) for a random one.
         **kwargs: arguments of `keras.layers.Layer`, such as `name`.
 
     Call arguments:
-        token_ids: `<int>[batch, length]`.
-        training: whether tokens are replaced.
+        token_ids: `<int>[batch, length]`, or a tensor of any shape and type.
+        training: whether entries are replaced.
 
     Returns:
-        `<int>[batch, length]`.
+        Tensor of the shape and type of `token_ids`.
 
     Raises:
         ValueError: if `rate` is not in [0, 1).
@@ -204,7 +206,8 @@ class TokenDropout(keras.layers.Layer):
     assert np.array_equal(TokenDropout(0.5)(ids, training=False), ids)
     ```
 
-    Reference: `target_dropout` in `prepare_decoder` of the release.
+    Reference: `target_dropout` and `input_dropout` in `SparseTransformer` of the
+    release.
     """
 
     def __init__(self, rate, seed=None, **kwargs):

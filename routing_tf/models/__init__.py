@@ -7,6 +7,9 @@ from routing_tf.models.causal_lm import (
 from routing_tf.models.causal_lm import (
     RoutingTransformerCausalLMPreprocessor as RoutingTransformerCausalLMPreprocessor,
 )
+from routing_tf.models.encoder_decoder import (
+    RoutingTransformerEncoderDecoder as RoutingTransformerEncoderDecoder,
+)
 from routing_tf.models.hyperparameters import Hyperparameters as Hyperparameters
 from routing_tf.models.image_transformer import (
     RoutingImageTransformer as RoutingImageTransformer,
@@ -16,4 +19,10 @@ from routing_tf.models.presets import preset_hyperparameters as preset_hyperpara
 from routing_tf.models.presets import preset_names as preset_names
 from routing_tf.models.routing_transformer import (
     RoutingTransformer as RoutingTransformer,
+)
+from routing_tf.models.seq2seq_lm import (
+    RoutingTransformerSeq2SeqLM as RoutingTransformerSeq2SeqLM,
+)
+from routing_tf.models.seq2seq_lm import (
+    RoutingTransformerSeq2SeqLMPreprocessor as RoutingTransformerSeq2SeqLMPreprocessor,
 )

@@ -46,8 +46,128 @@ class RoutingTransformerCausalLMPreprocessor(keras_hub.models.CausalLMPreprocess
             layer.built = True
 
 
+class TextLanguageModel:
+    """What language models with and without an encoder share: all but the inputs.
+
+    Subclasses are also tasks of keras_hub, and set `presets`, `backbone_cls` and
+    `preprocessor_cls`.
+    """
+
+    # No task itself: Keras cannot make a model whose class has one base twice.
+
+    def __init__(self, backbone, preprocessor=None, **kwargs):
+        # === Layers ===
+        self.backbone = backbone
+        self.preprocessor = preprocessor
+        h = backbone.hyperparameters
+        policy = backbone.dtype_policy
+        self.output_projection = None
+        if h.embedding_dim not in (None, h.hidden_dim):
+            self.output_projection = _dense(h, h.embedding_dim, "output", policy)
+        self.logits_dense = _dense(h, h.vocabulary_size, "logits", policy)
+        # === Functional model ===
+        logits = self.logits_of(backbone(backbone.input))
+        super().__init__(inputs=backbone.input, outputs=logits, **kwargs)
+
+    def logits_of(self, hidden):
+        """Returns the logits of hidden states of the backbone."""
+        if self.output_projection is not None:
+            hidden = self.output_projection(hidden)
+        return self.logits_dense(hidden)
+
+    @property
+    def hyperparameters(self):
+        """`Hyperparameters` of the backbone."""
+        return self.backbone.hyperparameters
+
+    @classmethod
+    def from_preset(cls, preset, load_weights=True, **kwargs):
+        """Builds the model of a preset; see `from_preset` of the backbone.
+
+        Args:
+            preset: name of a preset or a preset directory.
+            load_weights: whether keras_hub loads the weights of its preset. Defaults
+                to True.
+            **kwargs: changes of hyperparameters, `preprocessor`, `compile` (whether
+                to compile with defaults), and arguments of the backbone.
+
+        Raises:
+            ValueError: if a hyperparameter is unknown (the message lists the valid
+                names) or not valid, or is to change in a saved model.
+        """
+        if preset not in cls.presets:
+            refuse_changes(preset, kwargs)
+            return super().from_preset(preset, load_weights=load_weights, **kwargs)
+        own = {
+            key: kwargs.pop(key) for key in ("preprocessor", "compile") if key in kwargs
+        }
+        return cls(cls.backbone_cls.from_preset(preset, **kwargs), **own)
+
+    def compile_from_config(self, config):
+        """Compiles a loaded model as it was saved; the sampler is the default one."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None:
+            self.optimizer.build(self.trainable_variables)
+
+    def continue_prompts(
+        self, token_ids, prompt_mask, logits, stop_token_ids=None, cache=None
+    ):
+        """Continues one batch of prompts with the sampler.
+
+        Every new token recomputes the logits of the whole buffer, in which the
+        positions behind the prefix are padding.
+
+        Args:
+            token_ids: `<int>[batch, length]`.
+            prompt_mask: `<bool>[batch, length]`, True on the prompts.
+            logits: function of token ids, padding mask and `cache` that returns
+                `<float>[batch, length, vocabulary_size]`.
+            stop_token_ids: ids that end a sequence; None (the default) for no such ids.
+            cache: tensors with a row for each prompt that `logits` reads; None (the
+                default) for none.
+
+        Returns:
+            Token ids and their mask, now True on prompt and new tokens.
+
+        Raises:
+            ValueError: if the model cuts its inputs to less than the buffer.
+        """
+        prompt_mask = ops.cast(prompt_mask, "bool")
+        self._check_buffer(token_ids.shape[1])
+        if stop_token_ids is not None:
+            # keras_hub would stop at ids that lie in the buffer behind the prompt.
+            stops = set(stop_token_ids)
+            filler = min(set(range(len(stops) + 1)) - stops)
+            token_ids = ops.where(prompt_mask, token_ids, filler)
+        positions = ops.arange(token_ids.shape[1], dtype="int32")
+
+        def next_logits(prompt, cache, index):
+            mask = ops.broadcast_to(positions[None] < index, ops.shape(prompt))
+            return ops.take(logits(prompt, mask, cache), index - 1, axis=1), None, cache
+
+        lengths = ops.sum(ops.cast(prompt_mask, "int32"), axis=-1)
+        token_ids = self.sampler(
+            next=next_logits,
+            prompt=token_ids,
+            cache=cache,
+            index=ops.min(lengths),
+            mask=prompt_mask,
+            stop_token_ids=stop_token_ids,
+            model=self,
+        )
+        return token_ids, _until_stop(token_ids, prompt_mask, stop_token_ids)
+
+    def _check_buffer(self, length):
+        limit = self.backbone.hyperparameters.truncate_length
+        if limit is not None and length > limit:
+            raise ValueError(
+                "`max_length` must not exceed the length to which this model cuts its "
+                f"inputs, {limit}. Received: {length}"
+            )
+
+
 @keras.saving.register_keras_serializable("routing_tf")
-class RoutingTransformerCausalLM(keras_hub.models.CausalLM):
+class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
     """A language model on a `RoutingTransformer`.
 
     Called with a dict of `token_ids` `<int>[batch, length]` and `padding_mask`
@@ -85,56 +205,6 @@ class RoutingTransformerCausalLM(keras_hub.models.CausalLM):
     preprocessor_cls = RoutingTransformerCausalLMPreprocessor
     presets = RoutingTransformer.presets
 
-    def __init__(self, backbone, preprocessor=None, **kwargs):
-        # === Layers ===
-        self.backbone = backbone
-        self.preprocessor = preprocessor
-        h = backbone.hyperparameters
-        policy = backbone.dtype_policy
-        self.output_projection = None
-        if h.embedding_dim not in (None, h.hidden_dim):
-            self.output_projection = _dense(h, h.embedding_dim, "output", policy)
-        self.logits_dense = _dense(h, h.vocabulary_size, "logits", policy)
-        # === Functional model ===
-        x = backbone(backbone.input)
-        if self.output_projection is not None:
-            x = self.output_projection(x)
-        super().__init__(inputs=backbone.input, outputs=self.logits_dense(x), **kwargs)
-
-    @property
-    def hyperparameters(self):
-        """`Hyperparameters` of the backbone."""
-        return self.backbone.hyperparameters
-
-    @classmethod
-    def from_preset(cls, preset, load_weights=True, **kwargs):
-        """Builds the model of a preset; see `RoutingTransformer.from_preset`.
-
-        Args:
-            preset: name of a preset or a preset directory.
-            load_weights: whether keras_hub loads the weights of its preset. Defaults
-                to True.
-            **kwargs: changes of hyperparameters, `preprocessor`, `compile` (whether
-                to compile with defaults), and arguments of the backbone.
-
-        Raises:
-            ValueError: if a hyperparameter is unknown (the message lists the valid
-                names) or not valid, or is to change in a saved model.
-        """
-        if preset not in cls.presets:
-            refuse_changes(preset, kwargs)
-            return super().from_preset(preset, load_weights=load_weights, **kwargs)
-        own = {
-            key: kwargs.pop(key) for key in ("preprocessor", "compile") if key in kwargs
-        }
-        return cls(RoutingTransformer.from_preset(preset, **kwargs), **own)
-
-    def compile_from_config(self, config):
-        """Compiles a loaded model as it was saved; the sampler is the default one."""
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        if self.optimizer is not None:
-            self.optimizer.build(self.trainable_variables)
-
     def generate_step(self, inputs, stop_token_ids=None):
         """Continues one batch of prompts; compiled by `generate`.
 
@@ -152,39 +222,15 @@ class RoutingTransformerCausalLM(keras_hub.models.CausalLM):
         Raises:
             ValueError: if the model cuts its inputs to less than the buffer.
         """
-        token_ids, prompt_mask = inputs["token_ids"], inputs["padding_mask"]
-        prompt_mask = ops.cast(prompt_mask, "bool")
-        limit = self.backbone.hyperparameters.truncate_length
-        if limit is not None and token_ids.shape[1] > limit:
-            raise ValueError(
-                "`max_length` must not exceed the length to which this model cuts its "
-                f"inputs, {limit}. Received: {token_ids.shape[1]}"
-            )
-        if stop_token_ids is not None:
-            # keras_hub would stop at ids that lie in the buffer behind the prompt.
-            stops = set(stop_token_ids)
-            filler = min(set(range(len(stops) + 1)) - stops)
-            token_ids = ops.where(prompt_mask, token_ids, filler)
-        positions = ops.arange(token_ids.shape[1], dtype="int32")
 
-        def next_logits(prompt, cache, index):
-            mask = ops.broadcast_to(positions[None] < index, ops.shape(prompt))
-            logits = self({"token_ids": prompt, "padding_mask": mask}, training=False)
-            return ops.take(logits, index - 1, axis=1), None, cache
+        def logits(token_ids, padding_mask, cache):
+            x = {"token_ids": token_ids, "padding_mask": padding_mask}
+            return self(x, training=False)
 
-        lengths = ops.sum(ops.cast(prompt_mask, "int32"), axis=-1)
-        token_ids = self.sampler(
-            next=next_logits,
-            prompt=token_ids,
-            index=ops.min(lengths),
-            mask=prompt_mask,
-            stop_token_ids=stop_token_ids,
-            model=self,
+        token_ids, mask = self.continue_prompts(
+            inputs["token_ids"], inputs["padding_mask"], logits, stop_token_ids
         )
-        return {
-            "token_ids": token_ids,
-            "padding_mask": _until_stop(token_ids, prompt_mask, stop_token_ids),
-        }
+        return {"token_ids": token_ids, "padding_mask": mask}
 
 
 def _until_stop(token_ids, prompt_mask, stop_token_ids):

@@ -9,19 +9,16 @@ import tqdm
 from keras import ops
 
 from routing_tf import layers
-from routing_tf.layers.transformer_block import LAYER_NORM_EPSILON
 from routing_tf.models import stack
-from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.models.presets import preset_description
-from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.models.presets import preset_names
-from routing_tf.models.routing_transformer import refuse_changes
-
-MODEL_ARGUMENTS = ("dtype", "name", "trainable")
+from routing_tf.models.routing_transformer import PresetBackbone
+from routing_tf.models.routing_transformer import final_norm
+from routing_tf.models.routing_transformer import hyperparameters_of_kind
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class RoutingImageTransformer(keras_hub.models.Backbone):
+class RoutingImageTransformer(PresetBackbone):
     """A causal transformer over the sub-pixels of an image: its channel values.
 
     Sub-pixels follow each other row by row, or block by block with two-dimensional
@@ -69,14 +66,8 @@ class RoutingImageTransformer(keras_hub.models.Backbone):
     }
 
     def __init__(self, hyperparameters, dtype=None, **kwargs):
-        if isinstance(hyperparameters, dict):
-            hyperparameters = Hyperparameters().replace(**hyperparameters)
-        h = hyperparameters
-        if h.kind != "image":
-            raise ValueError(
-                "`hyperparameters` must be those of an image model, with an "
-                f"`image_height`. Received: image_height={h.image_height}"
-            )
+        h = hyperparameters_of_kind("image", hyperparameters)
+        self.hyperparameters = h
         self.image_shape = (h.image_height, h.image_width, h.num_channels)
         # === Layers ===
         policy = keras.dtype_policies.get(dtype)
@@ -90,7 +81,7 @@ class RoutingImageTransformer(keras_hub.models.Backbone):
             name="embedding",
             dtype=policy,
         )
-        self.class_embedding = self.final_norm = None
+        self.class_embedding = None
         if h.num_classes is not None:
             self.class_embedding = layers.TokenEmbedding(
                 h.num_classes,
@@ -103,10 +94,7 @@ class RoutingImageTransformer(keras_hub.models.Backbone):
         self.blocks = [
             stack.decoder_block(h, index, policy) for index in range(h.num_layers)
         ]
-        if h.norm_position == "pre":
-            self.final_norm = keras.layers.LayerNormalization(
-                epsilon=LAYER_NORM_EPSILON, name="final_norm", dtype=policy
-            )
+        self.final_norm = final_norm(h, "final_norm", policy)
         self.logits_dense = keras.layers.Dense(
             h.vocabulary_size,
             kernel_initializer=stack.initializer(h),
@@ -140,8 +128,6 @@ class RoutingImageTransformer(keras_hub.models.Backbone):
             **kwargs,
         )
         self.input_spec = None  # `call` fills in what may be left out
-        # === Config ===
-        self.hyperparameters = h
 
     def call(self, inputs, training=None, mask=None):
         return super().call(self._complete(inputs), training=training, mask=mask)
@@ -267,31 +253,3 @@ class RoutingImageTransformer(keras_hub.models.Backbone):
             self._complete({"images": np.asarray(images), "labels": labels})
             canvas[:, :num_given_rows] = np.asarray(images)[:, :num_given_rows]
         return canvas
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "hyperparameters": self.hyperparameters.to_dict(),
-        }
-
-    @classmethod
-    def from_preset(cls, preset, load_weights=True, **kwargs):
-        """Builds the model of a preset; see `RoutingTransformer.from_preset`.
-
-        Args:
-            preset: one of the names in `RoutingImageTransformer.presets`, or a preset
-                directory.
-            load_weights: whether keras_hub loads the weights of its preset. Defaults
-                to True.
-            **kwargs: changes of hyperparameters, and `dtype`, `name` and `trainable`
-                of the model.
-
-        Raises:
-            ValueError: if a hyperparameter is unknown (the message lists the valid
-                names) or not valid, or is to change in a saved model.
-        """
-        if preset not in cls.presets:
-            refuse_changes(preset, kwargs)
-            return super().from_preset(preset, load_weights=load_weights, **kwargs)
-        own = {key: kwargs.pop(key) for key in MODEL_ARGUMENTS if key in kwargs}
-        return cls(preset_hyperparameters(preset).replace(**kwargs), **own)

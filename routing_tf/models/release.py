@@ -12,9 +12,11 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.models.causal_lm import RoutingTransformerCausalLM
+from routing_tf.models.encoder_decoder import RoutingTransformerEncoderDecoder
 from routing_tf.models.image_transformer import RoutingImageTransformer
 from routing_tf.models.presets import hyperparameters_from_release
 from routing_tf.models.routing_transformer import RoutingTransformer
+from routing_tf.models.seq2seq_lm import RoutingTransformerSeq2SeqLM
 
 # Defaults of a release attention call.
 _DEFAULTS = {
@@ -118,12 +120,46 @@ def language_model(hparams, vocabulary_size):
         it cuts inputs to `max_target_length`.
 
     Raises:
-        ValueError: for a setting that is not supported.
+        ValueError: for a setting that is not supported, or if there is an encoder.
     """
-    settings = hyperparameters_from_release(
-        _read(hparams), faithful=True, vocabulary_size=vocabulary_size
-    )
+    settings = _text_settings(hparams, vocabulary_size, has_encoder=False)
     return RoutingTransformerCausalLM(RoutingTransformer(settings), compile=False)
+
+
+def seq2seq_model(hparams, vocabulary_size):
+    """Builds a text model of the release that has an encoder.
+
+    Args:
+        hparams: dict of the release's hyperparameters, or the path of an
+            `hparams.json`. Those that do not concern the model are ignored.
+        vocabulary_size: number of token ids.
+
+    Returns:
+        A built `RoutingTransformerSeq2SeqLM`, not compiled. It is called with a dict of
+        `encoder_embeddings` `<float>[batch, input length, hidden_size]`, the release's
+        inputs, which are embedded outside of its model and zero where they are padding;
+        `decoder_token_ids`, the release's targets, shifted right by one behind a 0;
+        and `decoder_padding_mask`. It returns the release's logits.
+
+    Raises:
+        ValueError: for a setting that is not supported, or if there is no encoder.
+    """
+    settings = _text_settings(hparams, vocabulary_size, has_encoder=True)
+    backbone = RoutingTransformerEncoderDecoder(settings)
+    return RoutingTransformerSeq2SeqLM(backbone, compile=False)
+
+
+def _text_settings(hparams, vocabulary_size, has_encoder):
+    settings = hyperparameters_from_release(
+        read_hparams(hparams), faithful=True, vocabulary_size=vocabulary_size
+    )
+    if (settings.num_encoder_layers > 0) != has_encoder:
+        raise ValueError(
+            "`num_encoder_layers` must be 0 in a `language_model` and positive in a "
+            f"`seq2seq_model`. Received: num_encoder_layers="
+            f"{settings.num_encoder_layers}"
+        )
+    return settings
 
 
 def image_model(hparams, num_channels, vocabulary_size=256, num_classes=None):
@@ -147,7 +183,7 @@ def image_model(hparams, num_channels, vocabulary_size=256, num_classes=None):
         ValueError: for a setting that is not supported, or classes that do not fit
             `unconditional`.
     """
-    hparams = _read(hparams)
+    hparams = read_hparams(hparams)
     if hparams.get("unconditional", True) != (num_classes is None):
         raise ValueError(
             "`num_classes` must be given with `unconditional=False`, and only then. "
@@ -166,7 +202,8 @@ def image_model(hparams, num_channels, vocabulary_size=256, num_classes=None):
     return RoutingImageTransformer(settings)
 
 
-def _read(hparams):
+def read_hparams(hparams):
+    """Returns hyperparameters as a dict; reads those that are the path of a file."""
     if isinstance(hparams, dict):
         return hparams
     return json.loads(pathlib.Path(hparams).read_text())
@@ -190,10 +227,26 @@ def assign_variables(layer, values):
         depth = (None, None, layer.release_depth)
         layer.build(depth, (None, None, memory_depth or layer.release_depth))
     variables = variables_by_name(layer)
-    problems = [f"missing: {name}" for name in variables if name not in values]
-    problems += [f"left over: {name}" for name in values if name not in variables]
-    for name in variables.keys() & values.keys():
-        expected, received = tuple(variables[name].shape), np.shape(values[name])
+    check_shapes(variables, {name: np.shape(array) for name, array in values.items()})
+    for name, variable in variables.items():
+        variable.assign(values[name])
+
+
+def check_shapes(variables, shapes):
+    """Raises a `ValueError` unless variables and shapes match one to one.
+
+    Args:
+        variables: dict of variables by the release's names.
+        shapes: dict of tuples by the release's names.
+
+    Raises:
+        ValueError: if a variable is missing, left over or of another shape; every one
+            is named.
+    """
+    problems = [f"missing: {name}" for name in variables if name not in shapes]
+    problems += [f"left over: {name}" for name in shapes if name not in variables]
+    for name in variables.keys() & shapes.keys():
+        expected, received = tuple(variables[name].shape), tuple(shapes[name])
         if expected != received:
             problems.append(f"shape: {name} is {expected}, received {received}")
     if problems:
@@ -201,8 +254,6 @@ def assign_variables(layer, values):
             "The values must match the variables one to one. Received:\n  "
             + "\n  ".join(sorted(problems))
         )
-    for name, variable in variables.items():
-        variable.assign(values[name])
 
 
 def read_variables(layer):
@@ -218,7 +269,7 @@ def variables_by_name(layer):
 
     Weights of token biases are among them after `assign_variables` was given some.
     """
-    if isinstance(layer, RoutingTransformerCausalLM):
+    if isinstance(layer, (RoutingTransformerCausalLM, RoutingTransformerSeq2SeqLM)):
         variables = _language_model_variables(layer)
     elif isinstance(layer, RoutingImageTransformer):
         variables = _image_model_variables(layer)
@@ -227,7 +278,8 @@ def variables_by_name(layer):
     else:
         raise ValueError(
             "The bridge knows what the functions of this module build: "
-            "`RoutingTransformerCausalLM` models, and built `MixedAttention` layers "
+            "`RoutingTransformerCausalLM`, `RoutingTransformerSeq2SeqLM` and "
+            "`RoutingImageTransformer` models, and built `MixedAttention` layers "
             "with the release's kinds of heads and `shared_head_projection=True`. "
             f"Received: {layer!r}"
         )
@@ -380,7 +432,12 @@ def _check_attention(config):
 
 
 def _language_model_variables(lm):
-    variables = {}
+    variables, outside = {}, {}
+    norms = [lm.backbone.final_norm]
+    if isinstance(lm, RoutingTransformerSeq2SeqLM):
+        variables |= _encoder_variables(lm.backbone)
+        outside = _encoder_embedding_variables(lm.backbone)
+        norms.insert(0, lm.backbone.encoder_final_norm)
     for layer in lm.backbone.embedding_layers:
         if isinstance(layer, layers.TokenEmbedding):
             variables["embeddings/embedding"] = layer.embeddings
@@ -388,12 +445,32 @@ def _language_model_variables(lm):
             variables |= _dense_variables(layer, "emb_dense")
     for index, block in enumerate(lm.backbone.blocks):
         variables |= _block_variables(block, f"decoder_layer_{index}/self_attention")
-    if lm.backbone.final_norm is not None:
-        variables |= _norm_variables(lm.backbone.final_norm, "layer_prepostprocess")
+    for norm, suffix in zip(norms, ("", "_1"), strict=False):
+        if norm is not None:
+            variables |= _norm_variables(norm, f"layer_prepostprocess{suffix}")
     if lm.output_projection is not None:
         variables |= _dense_variables(lm.output_projection, "final_dense_1")
     variables |= _dense_variables(lm.logits_dense, "final_dense_2")
-    return {f"{MODEL_SCOPE}/{name}": value for name, value in variables.items()}
+    inside = {f"{MODEL_SCOPE}/{name}": value for name, value in variables.items()}
+    return {**outside, **inside}
+
+
+def _encoder_variables(backbone):
+    variables = {}
+    for index, block in enumerate(backbone.encoder_blocks):
+        variables |= _block_variables(block, f"encoder_layer_{index}/self_attention")
+    return variables
+
+
+def _encoder_embedding_variables(backbone):
+    """The table of ids, which tensor2tensor looks up outside of the release's model."""
+    scope = MODEL_SCOPE.partition("/")[0]
+    return {
+        f"{scope}/symbol_modality_{layer.vocabulary_size}_{layer.embedding_dim}"
+        "/shared/weights_0": layer.embeddings
+        for layer in backbone.encoder_embedding_layers
+        if isinstance(layer, layers.TokenEmbedding)
+    }
 
 
 def _image_model_variables(model):
@@ -416,6 +493,10 @@ def _image_model_variables(model):
 
 def _block_variables(block, scope):
     variables = _attention_variables(block.attention, f"{scope}/self_attention")
+    if block.cross_attention is not None:
+        variables |= _attention_variables(
+            block.cross_attention, f"{scope}/enc_dec_attention"
+        )
     if block.feed_forward is not None:
         names = _FEED_FORWARD_NAMES[block.feed_forward.activation]
         for name, attribute in names.items():
@@ -426,8 +507,7 @@ def _block_variables(block, scope):
         "post": ("output", "layer_postprocess"),
     }
     side, name = sides[block.norm_position]
-    parts = ["attention", "feed_forward"] if block.feed_forward else ["attention"]
-    for part, suffix in zip(parts, ("", "_1"), strict=False):
+    for part, suffix in zip(block.parts, ("", "_1", "_2"), strict=False):
         (norm,) = getattr(block, f"{part}_{side}").norms
         variables |= _norm_variables(norm, f"{scope}/{name}{suffix}")
     return variables

@@ -15,8 +15,88 @@ from routing_tf.models.presets import preset_names
 _MODEL_ARGUMENTS = ("dtype", "name", "trainable")
 
 
+class PresetBackbone(keras_hub.models.Backbone):
+    """What the backbones share: presets that are data.
+
+    Subclasses set `presets` and `hyperparameters`.
+    """
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "hyperparameters": self.hyperparameters.to_dict(),
+        }
+
+    @classmethod
+    def from_preset(cls, preset, load_weights=True, **kwargs):
+        """Builds the model of a preset.
+
+        Args:
+            preset: one of the names in `presets` of the class, which are data and
+                download nothing: their weights are initial ones. Any other name or
+                directory is handled by keras_hub.
+            load_weights: whether keras_hub loads the weights of its preset. Defaults
+                to True.
+            **kwargs: changes of hyperparameters, such as `vocabulary_size`, and
+                `dtype`, `name` and `trainable` of the model.
+
+        Raises:
+            ValueError: if a hyperparameter is unknown (the message lists the valid
+                names) or not valid, or is to change in a saved model.
+        """
+        if preset not in cls.presets:
+            refuse_changes(preset, kwargs)
+            return super().from_preset(preset, load_weights=load_weights, **kwargs)
+        # Keras would swallow a misspelled hyperparameter without a word.
+        own = {key: kwargs.pop(key) for key in _MODEL_ARGUMENTS if key in kwargs}
+        return cls(preset_hyperparameters(preset).replace(**kwargs), **own)
+
+
+class TextBackbone(PresetBackbone):
+    """What text models with and without an encoder share: the decoder."""
+
+    def make_decoder(self, hyperparameters, policy):
+        """Makes the layers of the decoder.
+
+        Args:
+            hyperparameters: `Hyperparameters`.
+            policy: dtype policy of computations.
+        """
+        h = hyperparameters
+        self.hyperparameters = h
+        self.embedding_layers = _embedding_layers(h, policy)
+        self.blocks = [
+            stack.decoder_block(h, index, policy) for index in range(h.num_layers)
+        ]
+        self.final_norm = final_norm(h, "final_norm", policy)
+
+    def decode(self, token_ids, padding_mask, memory=None, memory_mask=None):
+        """Applies the decoder.
+
+        Args:
+            token_ids: `<int>[batch, length]`.
+            padding_mask: `<bool>[batch, length]`, True for real tokens.
+            memory: `<float>[batch, memory length, hidden_dim]`, the output of an
+                encoder; None (the default) without one.
+            memory_mask: `<bool>[batch, memory length]`, True for its real tokens; None
+                (the default) without padding.
+
+        Returns:
+            `<float>[batch, length, hidden_dim]`, cut to `truncate_length`.
+        """
+        limit = self.hyperparameters.truncate_length
+        x, mask = token_ids, padding_mask
+        if limit is not None:
+            x, mask = x[:, :limit], mask[:, :limit]
+        for layer in self.embedding_layers:
+            x = layer(x)
+        for block in self.blocks:
+            x = block(x, memory=memory, padding_mask=mask, memory_mask=memory_mask)
+        return x if self.final_norm is None else self.final_norm(x)
+
+
 @keras.saving.register_keras_serializable("routing_tf")
-class RoutingTransformer(keras_hub.models.Backbone):
+class RoutingTransformer(TextBackbone):
     """A causal transformer whose heads attend locally and inside clusters.
 
     Maps token ids to hidden states. Called with a dict of `token_ids`
@@ -32,7 +112,8 @@ class RoutingTransformer(keras_hub.models.Backbone):
 
     Raises:
         ValueError: if a hyperparameter is not valid, see `Hyperparameters` and the
-            layers; when the model runs, if the length is unknown.
+            layers, or is one of another kind of model; when the model runs, if the
+            length is unknown.
         TypeError: if a dict names an unknown hyperparameter.
 
     Example:
@@ -58,71 +139,39 @@ class RoutingTransformer(keras_hub.models.Backbone):
     }
 
     def __init__(self, hyperparameters, dtype=None, **kwargs):
-        if isinstance(hyperparameters, dict):
-            hyperparameters = Hyperparameters().replace(**hyperparameters)
+        hyperparameters = hyperparameters_of_kind("text", hyperparameters)
         # === Layers ===
-        policy = keras.dtype_policies.get(dtype)
-        self.embedding_layers = _embedding_layers(hyperparameters, policy)
-        self.blocks = [
-            stack.decoder_block(hyperparameters, index, policy)
-            for index in range(hyperparameters.num_layers)
-        ]
-        self.final_norm = None
-        if hyperparameters.norm_position == "pre":
-            self.final_norm = keras.layers.LayerNormalization(
-                epsilon=LAYER_NORM_EPSILON, name="final_norm", dtype=policy
-            )
+        self.make_decoder(hyperparameters, keras.dtype_policies.get(dtype))
         # === Functional model ===
-        token_ids = keras.Input((None,), dtype="int32", name="token_ids")
-        padding_mask = keras.Input((None,), dtype="bool", name="padding_mask")
-        limit = hyperparameters.truncate_length
-        x, mask = token_ids, padding_mask
-        if limit is not None:
-            x, mask = x[:, :limit], mask[:, :limit]
-        for layer in self.embedding_layers:
-            x = layer(x)
-        for block in self.blocks:
-            x = block(x, padding_mask=mask)
-        if self.final_norm is not None:
-            x = self.final_norm(x)
-        super().__init__(
-            inputs={"token_ids": token_ids, "padding_mask": padding_mask},
-            outputs=x,
-            dtype=dtype,
-            **kwargs,
-        )
-        # === Config ===
-        self.hyperparameters = hyperparameters
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "hyperparameters": self.hyperparameters.to_dict(),
+        inputs = {
+            "token_ids": keras.Input((None,), dtype="int32", name="token_ids"),
+            "padding_mask": keras.Input((None,), dtype="bool", name="padding_mask"),
         }
+        outputs = self.decode(**inputs)
+        super().__init__(inputs=inputs, outputs=outputs, dtype=dtype, **kwargs)
 
-    @classmethod
-    def from_preset(cls, preset, load_weights=True, **kwargs):
-        """Builds the model of a preset.
 
-        Args:
-            preset: one of the names in `RoutingTransformer.presets`, which are data
-                and download nothing: their weights are initial ones. Any other name
-                or directory is handled by keras_hub.
-            load_weights: whether keras_hub loads the weights of its preset. Defaults
-                to True.
-            **kwargs: changes of hyperparameters, such as `vocabulary_size`, and
-                `dtype`, `name` and `trainable` of the model.
+def hyperparameters_of_kind(kind, hyperparameters):
+    """Returns the `Hyperparameters` of a model that must be of one kind.
 
-        Raises:
-            ValueError: if a hyperparameter is unknown (the message lists the valid
-                names) or not valid, or is to change in a saved model.
-        """
-        if preset not in cls.presets:
-            refuse_changes(preset, kwargs)
-            return super().from_preset(preset, load_weights=load_weights, **kwargs)
-        # Keras would swallow a misspelled hyperparameter without a word.
-        own = {key: kwargs.pop(key) for key in _MODEL_ARGUMENTS if key in kwargs}
-        return cls(preset_hyperparameters(preset).replace(**kwargs), **own)
+    Args:
+        kind: see `Hyperparameters.kind`.
+        hyperparameters: `Hyperparameters`, or a dict of its fields.
+
+    Raises:
+        ValueError: if a hyperparameter is not valid, or the kind is another one.
+        TypeError: if a dict names an unknown hyperparameter.
+    """
+    if isinstance(hyperparameters, dict):
+        hyperparameters = Hyperparameters().replace(**hyperparameters)
+    if hyperparameters.kind != kind:
+        raise ValueError(
+            f"`hyperparameters` must be those of a model of the kind {kind!r}. "
+            f"Received: kind={hyperparameters.kind!r} with "
+            f"num_encoder_layers={hyperparameters.num_encoder_layers}, "
+            f"image_height={hyperparameters.image_height}"
+        )
+    return hyperparameters
 
 
 def refuse_changes(preset, arguments):
@@ -144,7 +193,17 @@ def refuse_changes(preset, arguments):
         )
 
 
+def final_norm(hyperparameters, name, policy):
+    """Makes the layer normalization behind a stack of blocks; None if it has none."""
+    if hyperparameters.norm_position == "post":
+        return None
+    return keras.layers.LayerNormalization(
+        epsilon=LAYER_NORM_EPSILON, name=name, dtype=policy
+    )
+
+
 def _embedding_layers(hyperparameters, policy):
+    """The layers from the token ids of a decoder to the input of its blocks."""
     h = hyperparameters
     made = []
     if h.token_dropout:

@@ -274,7 +274,7 @@ def test_refuses_wrong_settings(message, changes):
 
 
 def test_refuses_settings_of_a_text_model():
-    with pytest.raises(ValueError, match="Received: image_height=None"):
+    with pytest.raises(ValueError, match="Received: kind='text'"):
         models.RoutingImageTransformer(models.Hyperparameters())
 
 

@@ -33,6 +33,12 @@ def language_model(seed=0, dtype=None, preprocessor=None, **changes):
     """Returns a small language model with the same values on every backend."""
     backbone = models.RoutingTransformer(hyperparameters(**changes), dtype=dtype)
     lm = models.RoutingTransformerCausalLM(backbone, preprocessor=preprocessor)
+    randomize(lm, seed)
+    return lm
+
+
+def randomize(lm, seed):
+    """Assigns values that are the same on every backend."""
     generator = np.random.default_rng(seed)
     for variable in lm.trainable_variables:
         variable.assign(_values(variable.name, variable.shape, generator))
@@ -41,7 +47,6 @@ def language_model(seed=0, dtype=None, preprocessor=None, **changes):
         kmeans.centroids.assign(centroids)
         if kmeans.ema:
             kmeans.sums.assign(centroids)
-    return lm
 
 
 def _values(name, shape, generator):

@@ -1,0 +1,146 @@
+"""The language model with an encoder: what follows, given an input text."""
+
+import keras
+import keras_hub
+
+from routing_tf.models.causal_lm import TextLanguageModel
+from routing_tf.models.encoder_decoder import RoutingTransformerEncoderDecoder
+from routing_tf.tokenizers import ByteTokenizer
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class RoutingTransformerSeq2SeqLMPreprocessor(keras_hub.models.Seq2SeqLMPreprocessor):
+    """Turns pairs of texts into the inputs, targets and weights of the language model.
+
+    The decoder's sequences start behind an id 0, as the release's do. Those of the
+    encoder start with the text, and both end with the end id, as in tensor2tensor.
+
+    Args:
+        tokenizer: a tokenizer such as `ByteTokenizer`.
+        encoder_sequence_length: length of the packed inputs, in tokens. Defaults to
+            1024.
+        decoder_sequence_length: length of the packed targets, in tokens. Defaults to
+            1024.
+        **kwargs: arguments of `keras_hub.models.Seq2SeqLMPreprocessor`.
+
+    Example:
+
+    ```python
+    from routing_tf import models
+    from routing_tf.tokenizers import ByteTokenizer
+
+    preprocessor = models.RoutingTransformerSeq2SeqLMPreprocessor(
+        ByteTokenizer(), encoder_sequence_length=12, decoder_sequence_length=8
+    )
+    x, y, weights = preprocessor({"encoder_text": ["hello"], "decoder_text": ["hi"]})
+    assert x["encoder_token_ids"].shape == (1, 12)
+    assert x["decoder_token_ids"].shape == y.shape == (1, 8)
+    ```
+    """
+
+    backbone_cls = RoutingTransformerEncoderDecoder
+    tokenizer_cls = ByteTokenizer
+
+    def __init__(self, tokenizer, **kwargs):
+        super().__init__(tokenizer, **kwargs)
+        self.build(None)
+        # Keras traces a model anew at every step while a layer of it is unbuilt.
+        for layer in self._flatten_layers():
+            layer.built = True
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.encoder_packer = keras_hub.layers.StartEndPacker(
+            self.encoder_sequence_length,
+            end_value=self.tokenizer.end_token_id,
+            pad_value=self.tokenizer.pad_token_id,
+            return_padding_mask=True,
+        )
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "encoder_sequence_length": self.encoder_sequence_length,
+            "decoder_sequence_length": self.decoder_sequence_length,
+        }
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM):
+    """A language model on a `RoutingTransformerEncoderDecoder`.
+
+    Called with the inputs of its backbone it returns the logits of the decoder's next
+    token, `<float>[batch, length, vocabulary_size]`. `losses` holds the clustering
+    losses.
+
+    With `routing="expert_choice"` logits of one pass may depend on later tokens of the
+    decoder, see `RoutingTransformerCausalLM`; so may those of attention to the
+    encoder's output, where the decoder's tokens are routed too.
+
+    Args:
+        backbone: a `RoutingTransformerEncoderDecoder`.
+        preprocessor: a `RoutingTransformerSeq2SeqLMPreprocessor`; None (the default)
+            if inputs are ids.
+        **kwargs: arguments of `keras_hub.models.Seq2SeqLM`.
+
+    Example:
+
+    ```python
+    from routing_tf import models
+    from routing_tf.tokenizers import ByteTokenizer
+
+    lm = models.RoutingTransformerSeq2SeqLM.from_preset(
+        "translate_local_cluster512",
+        vocabulary_size=258,
+        num_encoder_layers=1,
+        num_layers=1,
+        hidden_dim=32,
+        intermediate_dim=64,
+        key_dim=4,
+        value_dim=4,
+        preprocessor=models.RoutingTransformerSeq2SeqLMPreprocessor(
+            ByteTokenizer(), encoder_sequence_length=12, decoder_sequence_length=8
+        ),
+    )
+    text = lm.generate("hello")
+    ```
+
+    Reference: `SparseTransformer` of the release.
+    """
+
+    backbone_cls = RoutingTransformerEncoderDecoder
+    preprocessor_cls = RoutingTransformerSeq2SeqLMPreprocessor
+    presets = RoutingTransformerEncoderDecoder.presets
+
+    def generate_step(self, inputs, stop_token_ids=None):
+        """Continues one batch of prompts; compiled by `generate`.
+
+        The encoder runs once. Every new token recomputes the decoder on its whole
+        buffer, in which the positions behind the prefix are padding.
+
+        Args:
+            inputs: dict as for a call; `decoder_padding_mask` is True on the prompt,
+                which is at least the id 0 that sequences start behind.
+            stop_token_ids: ids that end a sequence; None (the default) for no such ids.
+
+        Returns:
+            Dict of `decoder_token_ids` and `decoder_padding_mask`, now True on prompt
+            and new tokens.
+
+        Raises:
+            ValueError: if the model cuts its inputs to less than the buffer.
+        """
+
+        def logits(token_ids, padding_mask, memory):
+            return self.logits_of(
+                self.backbone.decode(token_ids, padding_mask, *memory)
+            )
+
+        token_ids, mask = self.continue_prompts(
+            inputs["decoder_token_ids"],
+            inputs["decoder_padding_mask"],
+            logits,
+            stop_token_ids,
+            cache=self.backbone.encode(inputs),
+        )
+        return {"decoder_token_ids": token_ids, "decoder_padding_mask": mask}

@@ -1,0 +1,334 @@
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import models
+from tests import golden_cases
+from tests.models import small_models
+from tests.models import small_seq2seq
+from tests.models.small_seq2seq import INPUT_LENGTH
+from tests.models.small_seq2seq import LENGTH
+from tests.models.small_seq2seq import LOCAL
+
+INPUTS = small_seq2seq.inputs()
+TINY = {
+    "vocabulary_size": 31,
+    "num_encoder_layers": 1,
+    "num_layers": 1,
+    "hidden_dim": 16,
+    "embedding_dim": 8,
+    "intermediate_dim": 12,
+    "key_dim": 2,
+    "value_dim": 2,
+}
+
+
+def backbone(seed=0, **changes):
+    return small_seq2seq.language_model(seed, **changes).backbone
+
+
+def output(model, x, training=False):
+    hidden, _ = golden_cases.run(model, x, training=training)
+    return hidden
+
+
+def copy_weights(source, target):
+    values = small_models.arrays(source.variables)
+    for variable in target.variables:
+        if variable.path in values:
+            variable.assign(values[variable.path])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_encoder_layers": 2, "num_layers": 2, "num_local_only_layers": 1},
+        {"feed_forward": "none", "norm_position": "post", "embedding_dim": 6},
+        {"num_local_heads": 0, "timing_signal": True, "ema": False},
+        {"routing": "hashed", "num_clusters": 4, "num_strided_heads": 1, "key_dim": 4},
+    ],
+)
+def test_output(changes):
+    model = backbone(**changes)
+    assert tuple(model.output.shape) == (None, None, 16)
+    hidden = output(model, small_seq2seq.inputs((40, 11, 1), (24, 5, 1)))
+    assert hidden.shape == (3, LENGTH, 16)
+    assert hidden.dtype == np.float32
+    assert np.isfinite(hidden).all()
+
+
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_both_stacks_end_with_a_normalization(position):
+    model = backbone(norm_position=position, **LOCAL)
+    for norm in (model.encoder_final_norm, model.final_norm):
+        assert (norm is None) == (position == "post")
+    # Without the random scales of the test's model.
+    for variable in model.trainable_variables:
+        if variable.name in ("gamma", "beta"):
+            variable.assign(np.full(variable.shape, variable.name == "gamma"))
+    x = {name: keras.ops.convert_to_tensor(value) for name, value in INPUTS.items()}
+    memory, _ = model.encode(x)
+    for hidden in (small_models.array(memory), output(model, INPUTS)):
+        np.testing.assert_allclose(hidden.mean(-1), 0.0, atol=1e-5)
+        np.testing.assert_allclose(hidden.std(-1), 1.0, atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def routed():
+    """A model with all kinds of attention, and what it makes of `INPUTS`."""
+    model = backbone(num_clusters=2, attention_window=12)
+    return model, output(model, INPUTS)
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_padding_has_no_influence(side, routed):
+    model, expected = routed
+    padding = ~INPUTS[f"{side}_padding_mask"]
+    x = small_seq2seq.change(INPUTS, f"{side}_token_ids", padding)
+    assert (x[f"{side}_token_ids"] != INPUTS[f"{side}_token_ids"]).any()
+    real = INPUTS["decoder_padding_mask"]
+    np.testing.assert_array_equal(output(model, x)[real], expected[real])
+
+
+def test_without_its_padding_a_row_gives_the_same():
+    # One block of the decoder sees the whole memory, however long it is.
+    model = backbone(local_block_length=LENGTH, local_flange_blocks=2)
+    x = small_seq2seq.inputs((40, 26), (24, 20))
+    alone = {
+        name: value[1:, : 26 if name.startswith("encoder") else 20]
+        for name, value in x.items()
+    }
+    np.testing.assert_allclose(
+        output(model, x)[1:, :20], output(model, alone), atol=1e-5
+    )
+
+
+def test_tokens_of_the_encoder_reach_the_decoder(routed):
+    model, expected = routed
+    x = small_seq2seq.change(
+        INPUTS, "encoder_token_ids", np.arange(INPUT_LENGTH) == INPUT_LENGTH - 10
+    )
+    changed = np.abs(output(model, x) - expected).max(-1) > 1e-6
+    assert changed[0].any() and changed[1].any()
+
+
+@pytest.mark.parametrize("flange", [0, 1, None])
+def test_blocks_of_the_decoder_are_paired_with_those_of_the_encoder(flange):
+    # 24 tokens in three blocks of 8 see 40 in three blocks of 14.
+    model = backbone(local_flange_blocks=0, memory_flange_blocks=flange, **LOCAL)
+    x = small_seq2seq.inputs((40,), (24,))
+    expected = output(model, x)
+    block, memory_block, seen = 8, 14, flange or 0
+    target = np.arange(LENGTH) // block
+    for place in (0, 13, 14, 27, 39):
+        # The blocks of the memory that hold tokens of the place's own block.
+        own = range(place // block * block, (place // block + 1) * block)
+        blocks = np.unique(np.array(own) // memory_block)
+        reached = (np.abs(target[:, None] - blocks) <= seen).any(-1)
+        changed = small_seq2seq.change(
+            x, "encoder_token_ids", np.arange(INPUT_LENGTH) == place
+        )
+        differs = (output(model, changed) != expected).any(-1)
+        np.testing.assert_array_equal(differs, reached[None])
+
+
+def test_blocks_of_the_encoder_may_be_given():
+    given = {"memory_block_length": 14, "num_routed_heads": 1, "num_local_heads": 3}
+    proportional = given | {"memory_block_length": None}
+    model, other = backbone(**given), backbone(**proportional)
+    np.testing.assert_array_equal(output(model, INPUTS), output(other, INPUTS))
+    short = {
+        name: value[:, :26] if name.startswith("encoder") else value
+        for name, value in INPUTS.items()
+    }
+    assert np.isfinite(output(other, short)).all()
+    with pytest.raises(ValueError, match="must have the same number of blocks"):
+        output(model, short)
+
+
+def test_later_tokens_of_the_decoder_do_not_reach_local_heads():
+    model = backbone(num_layers=2, **LOCAL)
+    expected = output(model, INPUTS)
+    for place in (1, 8, 13):
+        x = small_seq2seq.change(
+            INPUTS, "decoder_token_ids", np.arange(LENGTH) >= place
+        )
+        changed = output(model, x) != expected
+        assert not changed[:, :place].any()
+        assert changed[:, place:].any()
+
+
+@pytest.fixture(scope="module")
+def with_embeddings():
+    return backbone(
+        encoder_inputs="embeddings",
+        local_block_length=LENGTH,
+        local_flange_blocks=2,
+        timing_signal=True,
+    )
+
+
+def test_rows_of_zeros_are_padding(with_embeddings):
+    x = small_seq2seq.embeddings((40, 26), (24, 24))
+    alone = {name: value[1:] for name, value in x.items()}
+    alone["encoder_embeddings"] = alone["encoder_embeddings"][:, :26]
+    expected = output(with_embeddings, alone)
+    np.testing.assert_allclose(output(with_embeddings, x)[1:], expected, atol=1e-5)
+    almost = alone["encoder_embeddings"].copy()
+    almost[:, -1] = 0.0
+    almost[:, -1, 3] = 1e-3  # No padding: one element is not zero.
+    shorter = {**alone, "encoder_embeddings": almost[:, :-1]}
+    with_token = output(with_embeddings, {**alone, "encoder_embeddings": almost})
+    assert np.abs(with_token - output(with_embeddings, shorter)).max() > 1e-3
+
+
+def test_dropped_elements_of_the_inputs_are_no_padding(with_embeddings):
+    dropping = backbone(
+        **{**with_embeddings.hyperparameters.to_dict(), "input_dropout": 0.999999}
+    )
+    copy_weights(with_embeddings, dropping)
+    x = small_seq2seq.embeddings()
+    np.testing.assert_array_equal(output(dropping, x), output(with_embeddings, x))
+    # All elements are dropped, so the values of real tokens say nothing any more;
+    # but that there are tokens does.
+    other = {**x, "encoder_embeddings": 2.0 * x["encoder_embeddings"]}
+    nothing = {**x, "encoder_embeddings": 0.0 * x["encoder_embeddings"]}
+    states = small_models.arrays(dropping.non_trainable_variables)
+    results = []
+    for inputs in (x, other, nothing):
+        results.append(output(dropping, inputs, training=True))
+        for variable in dropping.non_trainable_variables:
+            variable.assign(states[variable.path])
+    np.testing.assert_array_equal(results[0], results[1])
+    assert np.abs(results[0] - results[2]).max() > 1e-3
+
+
+def test_dropped_elements_leave_the_others_as_they_are():
+    dropped = layers.TokenDropout(0.25, seed=1)(np.full((20, 50), 3.0), training=True)
+    dropped = small_models.array(dropped)
+    assert set(np.unique(dropped)) == {0.0, 3.0}
+    assert 0.2 < (dropped == 0.0).mean() < 0.3
+
+
+@pytest.mark.parametrize(
+    "rate, name",
+    [
+        ("input_dropout", "encoder_element_dropout"),
+        ("residual_dropout", "encoder_input_dropout"),
+    ],
+)
+def test_dropout_of_the_encoder_is_on_in_training(rate, name):
+    model = models.RoutingTransformerEncoderDecoder(
+        small_seq2seq.hyperparameters(**LOCAL, **{rate: 0.5})
+    )
+    names = [layer.name for layer in model.encoder_embedding_layers]
+    assert names == ["encoder_token_embedding", name]
+    first, second = (output(model, INPUTS, training=True) for _ in range(2))
+    assert not np.allclose(first, second, atol=1e-2)
+
+
+def test_initial_embeddings_of_the_encoder_have_a_variance_of_1():
+    settings = small_seq2seq.hyperparameters(vocabulary_size=200)
+    model = models.RoutingTransformerEncoderDecoder(settings)
+    embedding = model.encoder_embedding_layers[0]
+    vectors = small_models.array(embedding(np.arange(200)[None]))
+    assert vectors.shape == (1, 200, 16)
+    assert 0.9 < vectors.std() < 1.1
+    table = model.get_layer("token_embedding").embeddings
+    assert table is not embedding.embeddings
+
+
+def test_longer_targets_are_cut_and_inputs_are_not():
+    whole, cut = backbone(**LOCAL), backbone(truncate_length=16, **LOCAL)
+    first = {
+        name: value[:, :16] if name.startswith("decoder") else value
+        for name, value in INPUTS.items()
+    }
+    np.testing.assert_array_equal(output(cut, INPUTS), output(whole, first))
+
+
+def test_encoder_blocks_see_both_sides_and_have_keys_of_their_own():
+    settings = small_seq2seq.hyperparameters(num_encoder_layers=2)
+    model = models.RoutingTransformerEncoderDecoder(settings)
+    for block in model.encoder_blocks:
+        assert not block.use_causal_mask
+        assert block.cross_attention is None
+        assert not block.attention.head_groups[0].share_query_key
+    for block in model.blocks:
+        assert block.use_causal_mask
+        assert block.attention.head_groups[0].share_query_key
+        routed, local = block.cross_attention.head_groups
+        assert not routed.share_query_key
+        for group in (routed, local):
+            assert group.max_relative_position is None
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"encoder_inputs": "embeddings", "dtype": "mixed_bfloat16"}]
+)
+def test_round_trip_of_the_config(changes):
+    dtype = changes.pop("dtype", None)
+    settings = small_seq2seq.hyperparameters(**changes)
+    cls = models.RoutingTransformerEncoderDecoder
+    model = cls(settings.to_dict(), dtype=dtype, name="mine")
+    assert model.hyperparameters == settings
+    copy = cls.from_config(json.loads(json.dumps(model.get_config())))
+    assert copy.hyperparameters == settings
+    assert copy.name == "mine"
+    assert copy.get_config() == model.get_config()
+    paths = [variable.path for variable in model.variables]
+    assert [variable.path for variable in copy.variables] == paths
+    assert len(set(paths)) == len(paths)
+
+
+def test_low_precision():
+    settings = small_seq2seq.hyperparameters(
+        **LOCAL, encoder_inputs="embeddings", input_dropout=0.1
+    )
+    model = models.RoutingTransformerEncoderDecoder(settings, dtype="mixed_bfloat16")
+    hidden = output(model, small_seq2seq.embeddings(), training=True)
+    assert hidden.dtype.name == "bfloat16"
+
+
+def test_presets():
+    presets = models.RoutingTransformerEncoderDecoder.presets
+    assert list(presets) == models.preset_names("seq2seq")
+    assert "translate_local_cluster512" in presets
+    model = models.RoutingTransformerEncoderDecoder.from_preset(
+        "translate_local_cluster512", dtype="float32", name="mine", **TINY
+    )
+    assert model.name == "mine"
+    settings = models.preset_hyperparameters("translate_local_cluster512")
+    assert model.hyperparameters == settings.replace(**TINY)
+    assert output(model, INPUTS).shape == (2, LENGTH, 16)
+    with pytest.raises(ValueError, match="Unknown hyperparameters: num_layer. Valid"):
+        models.RoutingTransformerEncoderDecoder.from_preset(
+            "translate_local_cluster512", num_layer=1
+        )
+
+
+def test_a_preset_at_full_size():
+    with keras.StatelessScope(initialize_variables=False):
+        model = models.RoutingTransformerEncoderDecoder.from_preset("meena_local2k")
+    assert (len(model.encoder_blocks), len(model.blocks)) == (6, 15)
+    (embedding,) = (
+        layer
+        for layer in model.encoder_embedding_layers
+        if isinstance(layer, layers.TokenEmbedding)
+    )
+    assert tuple(embedding.embeddings.shape) == (98302, 1024)
+    assert tuple(model.get_layer("token_embedding").embeddings.shape) == (98302, 256)
+
+
+def test_refusals(tmp_path):
+    cls = models.RoutingTransformerEncoderDecoder
+    with pytest.raises(ValueError, match="'seq2seq'. .*num_encoder_layers=0"):
+        cls(small_models.hyperparameters())
+    with pytest.raises(ValueError, match="'text'. .*num_encoder_layers=1"):
+        models.RoutingTransformer(small_seq2seq.hyperparameters())
+    cls(small_seq2seq.hyperparameters(**LOCAL)).save_to_preset(str(tmp_path))
+    with pytest.raises(ValueError, match="num_layers"):
+        cls.from_preset(str(tmp_path), num_layers=3)

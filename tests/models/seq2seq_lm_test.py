@@ -1,0 +1,380 @@
+import keras
+import keras_hub
+import numpy as np
+import pytest
+
+from routing_tf import models
+from routing_tf import tokenizers
+from routing_tf.models import release
+from tests import golden_cases
+from tests.models import small_models
+from tests.models import small_seq2seq
+from tests.models.small_seq2seq import LENGTH
+from tests.models.small_seq2seq import LOCAL
+from tests.models.small_seq2seq import language_model
+
+ON_JAX = keras.backend.backend() == "jax"
+VOCABULARY_SIZE = small_models.VOCABULARY_SIZE
+INPUTS = small_seq2seq.inputs()
+BUFFER = 8
+# A first layer of local heads, so that repeated tokens do not score alike.
+GENERATING = {
+    "num_encoder_layers": 2,
+    "num_layers": 2,
+    "num_local_only_layers": 1,
+    "num_clusters": 2,
+    "attention_window": 3,
+    "local_block_length": 4,
+}
+HPARAMS = {
+    "max_length": 32,
+    "max_target_length": 16,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "hidden_size": 16,
+    "embedding_dims": 12,
+    "filter_size": 20,
+    "local_num_heads": 2,
+    "query_shape": [8],
+    "memory_query_shape": [16],
+    "memory_flange": [16],
+    "sparsity_cluster_num_heads": 2,
+    "sparsity_cluster_size": 3,
+    "sparsity_cluster_attention_window": 6,
+    "sparsity_skip_first": 1,
+    "max_relative_position": 5,
+}
+
+
+def logits_and_losses(lm, x, training=False):
+    return golden_cases.run(lm, x, training=training)
+
+
+def preprocessor(encoder_sequence_length=12, decoder_sequence_length=BUFFER):
+    return models.RoutingTransformerSeq2SeqLMPreprocessor(
+        tokenizers.ByteTokenizer(),
+        encoder_sequence_length=encoder_sequence_length,
+        decoder_sequence_length=decoder_sequence_length,
+    )
+
+
+@pytest.mark.parametrize("changes", [{}, {"embedding_dim": 6}])
+def test_logits_and_losses(changes):
+    lm = language_model(**changes)
+    assert isinstance(lm, keras_hub.models.Seq2SeqLM)
+    assert lm.hyperparameters is lm.backbone.hyperparameters
+    # Self-attention of encoder and decoder, and attention between them.
+    assert len(small_models.kmeans_layers(lm)) == 3
+    for training in (False, True):
+        logits, losses = logits_and_losses(lm, INPUTS, training=training)
+        assert logits.shape == (2, LENGTH, VOCABULARY_SIZE)
+        assert logits.dtype == np.float32
+        assert np.isfinite(logits).all()
+        assert len(losses) == 3
+        assert min(losses) > 1e-3
+    assert (lm.output_projection is None) == (not changes)
+
+
+def test_local_heads_have_no_losses():
+    assert logits_and_losses(language_model(**LOCAL), INPUTS)[1] == []
+
+
+def test_every_weight_has_a_gradient():
+    lm = language_model(embedding_dim=6)
+    result = golden_cases.gradients(
+        lm,
+        lambda logits, losses: keras.ops.sum(logits[..., 0]) + sum(losses),
+        {"inputs": INPUTS, "training": True},
+    )
+    assert len(result.variables) == len(lm.trainable_variables)
+    for path, gradient in result.variables.items():
+        assert np.abs(gradient).max() > 0, path
+
+
+def test_padding_does_not_take_part_in_training():
+    real = INPUTS["decoder_padding_mask"]
+    changed = INPUTS
+    for side in ("encoder", "decoder"):
+        padding = ~INPUTS[f"{side}_padding_mask"]
+        changed = small_seq2seq.change(changed, f"{side}_token_ids", padding)
+    results = []
+    for x in (INPUTS, changed):
+        lm = language_model()
+        logits, losses = logits_and_losses(lm, x, training=True)
+        state = small_models.arrays(lm.non_trainable_variables)
+        results.append((logits[real], losses, state))
+    (logits, losses, state), (other_logits, other_losses, other_state) = results
+    np.testing.assert_array_equal(logits, other_logits)
+    assert losses == other_losses
+    small_models.assert_equal(state, other_state)
+
+
+def test_training_learns_to_copy():
+    keras.utils.set_random_seed(0)
+    lm = models.RoutingTransformerSeq2SeqLM.from_preset(
+        "translate_local_cluster512",
+        vocabulary_size=8,
+        num_encoder_layers=1,
+        num_layers=1,
+        hidden_dim=32,
+        embedding_dim=32,
+        intermediate_dim=32,
+        key_dim=16,
+        value_dim=16,
+        num_local_heads=2,
+        num_routed_heads=0,
+        local_block_length=4,
+        max_relative_position=4,
+        initializer_gain=1.0,
+        residual_dropout=0.0,
+    )
+    ids = np.random.default_rng(0).integers(2, 8, size=(128, 8))
+    mask = np.ones(ids.shape, "bool")
+    x = {
+        "encoder_token_ids": ids,
+        "encoder_padding_mask": mask,
+        "decoder_token_ids": np.pad(ids, [(0, 0), (1, 0)])[:, :-1],
+        "decoder_padding_mask": mask,
+    }
+    lm.compile(optimizer=keras.optimizers.Adam(1e-2), weighted_metrics=None)
+    options = {"batch_size": 32, "shuffle": False, "verbose": 0}
+    losses = lm.fit(x, ids, epochs=40, **options).history["loss"]
+    # The decoder alone could not do better than to guess.
+    assert losses[-1] < 0.5 * np.log(6) < np.log(6) < losses[0]
+
+
+def test_a_saved_model_has_all_of_its_state(tmp_path):
+    lm = language_model()
+    lm.compile(optimizer=keras.optimizers.SGD(0.1), weighted_metrics=None)
+    logits_and_losses(lm, INPUTS, training=True)
+    lm.save(tmp_path / "lm.keras")
+    copy = keras.saving.load_model(tmp_path / "lm.keras")
+    assert isinstance(copy, models.RoutingTransformerSeq2SeqLM)
+    small_models.assert_equal(
+        small_models.arrays(copy.variables), small_models.arrays(lm.variables)
+    )
+    assert copy.get_compile_config() == lm.get_compile_config()
+    np.testing.assert_array_equal(
+        logits_and_losses(copy, INPUTS)[0], logits_and_losses(lm, INPUTS)[0]
+    )
+
+
+@pytest.mark.parametrize(
+    "cls", [models.RoutingTransformerSeq2SeqLM, keras_hub.models.Seq2SeqLM]
+)
+def test_round_trip_through_a_preset_folder(cls, tmp_path):
+    lm = language_model(vocabulary_size=258, preprocessor=preprocessor(12, 9))
+    logits_and_losses(lm, INPUTS, training=True)
+    lm.save_to_preset(tmp_path / "preset")
+    copy = cls.from_preset(str(tmp_path / "preset"))
+    assert isinstance(copy, models.RoutingTransformerSeq2SeqLM)
+    assert copy.backbone.hyperparameters == lm.backbone.hyperparameters
+    assert copy.preprocessor.encoder_sequence_length == 12
+    assert copy.preprocessor.decoder_sequence_length == 9
+    small_models.assert_equal(
+        small_models.arrays(copy.variables), small_models.arrays(lm.variables)
+    )
+    with pytest.raises(ValueError, match="cannot be changed.*num_layers"):
+        models.RoutingTransformerSeq2SeqLM.from_preset(
+            str(tmp_path / "preset"), num_layers=3
+        )
+
+
+def test_the_preprocessor_makes_inputs_targets_and_weights():
+    made = preprocessor(6, 5)({"encoder_text": ["abc"], "decoder_text": ["de"]})
+    x, y, weights = keras.tree.map_structure(small_models.array, made)
+    assert x["encoder_token_ids"].tolist() == [[99, 100, 101, 1, 0, 0]]
+    assert x["encoder_padding_mask"].tolist() == [[True] * 4 + [False] * 2]
+    assert x["decoder_token_ids"].tolist() == [[0, 102, 103, 1, 0]]
+    assert x["decoder_padding_mask"].tolist() == [[True] * 4 + [False]]
+    assert y.tolist() == [[102, 103, 1, 0, 0]]
+    assert weights.tolist() == [[True] * 3 + [False] * 2]
+
+
+def generate(lm, x, stop_token_ids=None):
+    output = lm.generate(dict(x), stop_token_ids=stop_token_ids)
+    token_ids, mask = output["decoder_token_ids"], output["decoder_padding_mask"]
+    prompt = x["decoder_padding_mask"]
+    assert (token_ids == x["decoder_token_ids"])[prompt].all()
+    return token_ids, mask
+
+
+@pytest.fixture(scope="module")
+def greedy():
+    """A model, prompts of different lengths, and their greedy continuations."""
+    lm = language_model(seed=3, **GENERATING)
+    lm.compile(sampler="greedy")
+    # Behind the prompts the buffer holds other ids, which nothing must see.
+    x = small_seq2seq.inputs((12, 9), (1, 3), (12, BUFFER), seed=1)
+    token_ids, mask = generate(lm, x)
+    assert mask.all()
+    return lm, x, token_ids
+
+
+def test_greedy_generation_is_that_of_recomputed_passes(greedy):
+    lm, x, token_ids = greedy
+    chosen = []
+    for length in range(1, BUFFER):
+        mask = np.broadcast_to(np.arange(BUFFER) < length, token_ids.shape)
+        # Other ids behind the prefix are padding, in the buffer of the same length.
+        ids = np.where(mask, token_ids, x["decoder_token_ids"])
+        prefix = {**x, "decoder_token_ids": ids, "decoder_padding_mask": mask}
+        logits = logits_and_losses(lm, prefix)[0][:, length - 1]
+        for row in np.flatnonzero(~x["decoder_padding_mask"][:, length]):
+            first, second = np.sort(logits[row])[:-3:-1]
+            assert first > second + 1e-3, "no clear winner: take another seed"
+            assert token_ids[row, length] == logits[row].argmax()
+            chosen.append(token_ids[row, length])
+    assert len(chosen) == 7 + 5
+    assert len(set(chosen)) > 4
+
+
+def test_generation_depends_on_the_input_and_not_on_its_padding(greedy):
+    lm, x, token_ids = greedy
+    real = x["encoder_padding_mask"]
+    same = small_seq2seq.change(x, "encoder_token_ids", ~real)
+    np.testing.assert_array_equal(generate(lm, same)[0], token_ids)
+    other = small_seq2seq.change(x, "encoder_token_ids", real)
+    assert (generate(lm, other)[0] != token_ids).any(1).all()
+
+
+def test_generation_stops(greedy):
+    lm, x, token_ids = greedy
+    stop = int(token_ids[0, 3])
+    stopped, mask = generate(lm, x, stop_token_ids=(stop,))
+    is_stop = (token_ids == stop) & ~x["decoder_padding_mask"]
+    np.testing.assert_array_equal(mask, np.cumsum(is_stop, axis=1) - is_stop == 0)
+    np.testing.assert_array_equal(stopped[mask], token_ids[mask])
+    with pytest.raises(ValueError, match="`preprocessor` must be attached"):
+        lm.generate(dict(x))
+
+
+def test_each_beam_sees_the_input_of_its_row():
+    lm = language_model(seed=3, **LOCAL)
+    sampler = keras_hub.samplers.BeamSampler(num_beams=2)
+    lm.compile(sampler=sampler, run_eagerly=not ON_JAX)
+    x = small_seq2seq.inputs((12, 12), (1, 1), (12, 5), seed=1)
+    token_ids, _ = generate(lm, x)
+    assert (token_ids[0] != token_ids[1]).any()
+    # With the rows the other way round each is continued alike.
+    turned = {name: value[::-1] for name, value in x.items()}
+    np.testing.assert_array_equal(generate(lm, turned)[0], token_ids[::-1])
+
+
+def test_generation_from_embeddings():
+    lm = language_model(encoder_inputs="embeddings", **LOCAL)
+    lm.compile(sampler="greedy", run_eagerly=not ON_JAX)
+    x = small_seq2seq.embeddings((12, 9), (1, 3))
+    for name in ("decoder_token_ids", "decoder_padding_mask"):
+        x[name] = x[name][:, :6]
+    token_ids, _ = generate(lm, x)
+    other = {**x, "encoder_embeddings": -x["encoder_embeddings"]}
+    assert (generate(lm, other)[0] != token_ids).any(1).all()
+
+
+def test_generation_ends_where_inputs_are_cut():
+    lm = language_model(truncate_length=BUFFER - 1, **LOCAL)
+    x = small_seq2seq.inputs((12,), (1,), (12, BUFFER))
+    with pytest.raises(ValueError, match="`max_length` must not .* 7. Received: 8"):
+        lm.generate(x, stop_token_ids=None)
+
+
+def test_text_in_text_out():
+    lm = language_model(vocabulary_size=258, preprocessor=preprocessor(), **LOCAL)
+    lm.compile(sampler="greedy", run_eagerly=not ON_JAX, weighted_metrics=None)
+    # Keras traces a model anew at every step while a layer of it is unbuilt.
+    assert all(layer.built for layer in lm._flatten_layers())
+    text = lm.generate("hello")
+    assert isinstance(text, str)
+    (alone,) = lm.generate(["hello"])
+    assert alone == text
+    pair = {"encoder_text": ["hello", "you"], "decoder_text": ["ab", ""]}
+    prompted, _ = lm.generate(pair)
+    assert prompted.startswith("ab")
+    texts = {"encoder_text": ["ab", "cd"], "decoder_text": ["ef", "gh"]}
+    history = lm.fit(texts, batch_size=2, shuffle=False, verbose=0).history
+    assert np.isfinite(history["loss"][0])
+
+
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_names_of_the_release(position):
+    steps = {"pre": ("n", "da"), "post": ("none", "dan")}[position]
+    hparams = {
+        **HPARAMS,
+        "layer_preprocess_sequence": steps[0],
+        "layer_postprocess_sequence": steps[1],
+    }
+    lm = release.seq2seq_model(hparams, VOCABULARY_SIZE)
+    norm = "layer_prepostprocess" if position == "pre" else "layer_postprocess"
+    parts = {"encoder": ("", "_1"), "decoder": ("", "_1", "_2")}
+    scopes = [
+        f"{side}_layer_{index}/self_attention/{norm}{suffix}"
+        for side, suffixes in parts.items()
+        for index in range(2)
+        for suffix in suffixes
+    ]
+    if position == "pre":
+        scopes += ["layer_prepostprocess", "layer_prepostprocess_1"]
+    variables = release.variables_by_name(lm)
+    assert [name for name in variables if "layer_norm" in name] == [
+        f"sparse_transformer/body/{scope}/layer_norm/layer_norm_{kind}"
+        for scope in scopes
+        for kind in ("scale", "bias")
+    ]
+    order = ["attention", "cross_attention", "feed_forward"]
+    side = "input" if position == "pre" else "output"
+    for part, suffix in zip(order, parts["decoder"], strict=True):
+        (layer,) = getattr(lm.backbone.blocks[1], f"{part}_{side}").norms
+        scope = f"sparse_transformer/body/decoder_layer_1/self_attention/{norm}{suffix}"
+        assert variables[f"{scope}/layer_norm/layer_norm_scale"] is layer.gamma
+    if position == "pre":
+        scale = f"sparse_transformer/body/{norm}/layer_norm/layer_norm_scale"
+        assert variables[scale] is lm.backbone.encoder_final_norm.gamma
+
+
+def test_round_trip_through_the_names_of_the_release():
+    lm = release.seq2seq_model(HPARAMS, VOCABULARY_SIZE)
+    generator = np.random.default_rng(0)
+    values = {
+        name: generator.normal(size=value.shape).astype("float32")
+        for name, value in release.read_variables(lm).items()
+    }
+    assert all(name.startswith("sparse_transformer/body/") for name in values)
+    release.assign_variables(lm, values)
+    small_models.assert_equal(release.read_variables(lm), values)
+    weights = [v for v in lm.variables if "seed_generator" not in v.path]
+    assert len(weights) == len(values)
+    x = small_seq2seq.embeddings((32, 20), (16, 16))
+    x = {name: value[:, :32] for name, value in x.items()}
+    logits, losses = logits_and_losses(lm, x)
+    assert logits.shape == (2, 16, VOCABULARY_SIZE)
+    assert len(losses) == 3
+
+
+def test_the_table_of_the_encoder_has_the_name_of_tensor2tensor():
+    lm = language_model(shared_head_projection=True, project_shared_keys=True)
+    variables = release.variables_by_name(lm)
+    name = "sparse_transformer/symbol_modality_31_16/shared/weights_0"
+    assert variables[name] is lm.backbone.encoder_embedding_layers[0].embeddings
+    assert len(variables) == len(lm.variables)
+
+
+def test_models_of_the_release_have_an_encoder_or_not():
+    message = "`num_encoder_layers` must be 0 .*num_encoder_layers="
+    with pytest.raises(ValueError, match=f"{message}2"):
+        release.language_model(HPARAMS, VOCABULARY_SIZE)
+    with pytest.raises(ValueError, match=f"{message}0"):
+        release.seq2seq_model({**HPARAMS, "num_encoder_layers": 0}, VOCABULARY_SIZE)
+
+
+def test_a_preset_at_full_size():
+    with keras.StatelessScope(initialize_variables=False):
+        lm = models.RoutingTransformerSeq2SeqLM.from_preset(
+            "meena_local_cluster2k", compile=False
+        )
+    # One routed layer of the encoder; ten of the decoder, each with two attentions.
+    assert len(small_models.kmeans_layers(lm)) == 1 + 2 * 10
+    assert tuple(lm.output_projection.kernel.shape) == (1024, 512)
+    assert len(release.variables_by_name(lm)) == len(
+        [v for v in lm.variables if "seed_generator" not in v.path]
+    )

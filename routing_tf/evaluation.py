@@ -246,10 +246,13 @@ def _bits_at(scorer, inputs, targets, positions, batch_size):
 
 
 def routes_by_later_tokens(hyperparameters):
-    """Tells whether one pass lets later tokens take part in choosing members."""
+    """Tells whether one pass lets later tokens take part in choosing members.
+
+    Of random heads it is their number that does.
+    """
     h = hyperparameters
     chosen = h.num_cluster_strided_heads
-    if h.routing == "expert_choice":
+    if h.routing in ("expert_choice", "random"):
         chosen += h.num_routed_heads
     return chosen > 0 and h.num_local_only_layers < h.num_layers
 

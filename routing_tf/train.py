@@ -1,5 +1,9 @@
 """Trains a language model and says how well it predicts held-out text.
 
+Or a model of images, with a problem such as digits:
+
+    python -m routing_tf.train --model_dir=my_digits --problem=digits
+
 With nothing but a model directory it trains on the source code of the running
 Python's standard library:
 
@@ -10,7 +14,7 @@ On text of your own:
     python -m routing_tf.train --model_dir=my_run --files='books/*.txt'
 
 The same model directory continues its run, with no need to repeat the settings. The
-last line on standard output is the score of the held-out text.
+last line on standard output is the score of the held-out data.
 """
 
 import sys
@@ -222,7 +226,7 @@ def sample_images(model, problem, number, seed=0):
         return model.generate(len(labels), sampler=sampler, **options)
 
     samples = generate(np.arange(number) % problem.num_classes)
-    true = problem.images("validation")[: -(-number // 2)].astype("int32")
+    true = problem.images("validation")[: -(-number // 2)]
     completed = generate(
         problem.labels("validation")[: len(true)],
         images=true,

@@ -370,6 +370,7 @@ class TestEvaluate:
         assert not evaluation.routes_by_later_tokens(tiny(routing="hashed"))
         assert not evaluation.routes_by_later_tokens(tiny(num_local_only_layers=1))
         assert evaluation.routes_by_later_tokens(tiny())
+        assert evaluation.routes_by_later_tokens(tiny(routing="random"))
 
 
 class TestWeightDecay:

@@ -75,10 +75,16 @@ class SubpixelEmbedding(keras.layers.Layer):
         self.block_shape = block_shape
         if block_shape is not None:
             self.block_shape = check_block_shape("block_shape", block_shape)
+            if len(self.block_shape) != 2:
+                raise ValueError(
+                    "`block_shape` must be a tuple of two: rows and tokens of a row. "
+                    f"Received: block_shape={block_shape!r}"
+                )
         self.position_embeddings = position_embeddings
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
 
     def build(self, images_shape):
+        _check_rank("images", images_shape)
         _, height, width, channels = images_shape
         self.order = blocks.BlockedOrder(
             self.lengths(images_shape), self.block_shape or self.lengths(images_shape)
@@ -191,6 +197,7 @@ class RowColumnEmbedding(keras.layers.Layer):
         self.max_length = max_length
 
     def build(self, inputs_shape):
+        _check_rank("inputs", inputs_shape)
         _, rows, columns, dim = inputs_shape
         if max(rows, columns) > self.max_length:
             raise ValueError(
@@ -219,3 +226,11 @@ class RowColumnEmbedding(keras.layers.Layer):
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
+
+
+def _check_rank(name, shape):
+    if len(shape) != 4:
+        raise ValueError(
+            f"`{name}` must have four axes: batch, height, width and channels. "
+            f"Received: {name}.shape={tuple(shape)}"
+        )

@@ -197,21 +197,24 @@ class MixedAttention(keras.layers.Layer):
         query_mask = mask if query_mask is None else query_mask
         if value is query:
             value = None
+        batch = query.shape[0]
         order = memory_order = self._order("query", query)
         query = order.flatten(query)
         if value is None:
             value_mask = query_mask if value_mask is None else value_mask
         else:
-            self._check_value(value)
+            self._check_value(value, batch)
             memory_order = self._order("value", value)
             value = memory_order.flatten(value)
         queries, keys, values = self._project(query, value)
         if return_attention_scores:
             values = _append_identity(values)
         masks = {
-            "query_mask": order.sequence("query_mask", query_mask, fill=True),
-            "value_mask": memory_order.sequence("value_mask", value_mask, fill=True),
-            "token_bias": memory_order.sequence("token_bias", token_bias),
+            "query_mask": order.sequence("query_mask", query_mask, batch, fill=True),
+            "value_mask": memory_order.sequence(
+                "value_mask", value_mask, batch, fill=True
+            ),
+            "token_bias": memory_order.sequence("token_bias", token_bias, batch),
         }
         outputs = [
             group(
@@ -238,6 +241,12 @@ class MixedAttention(keras.layers.Layer):
 
     def _order(self, name, x):
         """The order in which the positions of `x` become a sequence."""
+        if len(x.shape) not in (3, 4) or 0 in x.shape[1:]:
+            raise ValueError(
+                f"`{name}` must be (batch, length, dim) or (batch, height, width, "
+                "dim), with at least one position. Received: "
+                f"{name}.shape={tuple(x.shape)}"
+            )
         axes = range(1, len(x.shape) - 1)
         lengths = tuple(static_length(name, x, axis) for axis in axes)
         block_shape = self.block_shape or self._blocks_of_groups
@@ -320,7 +329,12 @@ class MixedAttention(keras.layers.Layer):
         x = ops.reshape(x, (batch, length, heads * size))
         return ops.matmul(x, ops.cast(self.output_kernel, x.dtype))
 
-    def _check_value(self, value):
+    def _check_value(self, value, batch):
+        if None not in (batch, value.shape[0]) and batch != value.shape[0]:
+            raise ValueError(
+                "`query` and `value` must have the same batch size. Received: "
+                f"{batch} and {value.shape[0]}"
+            )
         expected = self.value_kernel.shape[0]
         if value.shape[-1] != expected:
             raise ValueError(
@@ -351,12 +365,16 @@ class MixedAttention(keras.layers.Layer):
     def compute_output_spec(
         self, query, value=None, *args, return_attention_scores=False, **kwargs
     ):
+        for name, x in (("query", query), ("value", value)):
+            if x is not None and None not in x.shape[1:]:
+                self._order(name, x)
         shape = self.compute_output_shape(query.shape)
         output = keras.KerasTensor(shape, dtype=self.compute_dtype)
         if not return_attention_scores:
             return output
         memory = query if value is None else value
-        lengths = (math.prod(x.shape[1:-1]) for x in (query, memory))
+        axes = (x.shape[1:-1] for x in (query, memory))
+        lengths = (None if None in shape else math.prod(shape) for shape in axes)
         shape = (query.shape[0], self.num_heads, *lengths)
         return output, keras.KerasTensor(shape, dtype=self.compute_dtype)
 

@@ -48,12 +48,14 @@ class Positions:
         """Undoes `arrange`."""
         return x if self.order is None else self.order.restore(x, axis=2)
 
-    def sequence(self, name, x, fill=False):
+    def sequence(self, name, x, batch=None, fill=False):
         """Puts a mask or bias `[batch, *lengths]` into the order of the sequence.
 
         Args:
             name: name of the argument, for the message.
             x: tensor or None.
+            batch: size of the batch, which `x` must have, or 1; None (the default) if
+                it is not known.
             fill: whether a mask must tell positions from those that fill up blocks.
                 Defaults to False.
 
@@ -68,10 +70,17 @@ class Positions:
             if not fill or self.order is None or not self.order.is_padded:
                 return None
             x = ops.ones((1, positions), "bool")
-        elif tuple(x.shape[1:]) != self.lengths:
-            raise ValueError(
-                f"`{name}` must have an entry for each position. Received: "
-                f"{name}.shape={tuple(x.shape)} for positions {self.lengths}"
-            )
+        else:
+            x = ops.convert_to_tensor(x)
+            self._check(name, tuple(x.shape), batch)
         x = ops.reshape(x, (ops.shape(x)[0], positions))
         return x if self.order is None else self.order.arrange(x, axis=1)
+
+    def _check(self, name, shape, batch):
+        fits = batch is None or shape[:1] in ((batch,), (1,), (None,))
+        if shape[1:] != self.lengths or not fits:
+            raise ValueError(
+                f"`{name}` must have an entry for each position. Received: "
+                f"{name}.shape={shape} for positions {self.lengths} in a batch of "
+                f"{batch}"
+            )

@@ -28,8 +28,9 @@ class RoutingImageTransformer(PresetBackbone):
     Called with integers `images` `<int>[batch, height, width, channels]`, or a dict of
     them, it returns logits of the same sub-pixels,
     `<float>[batch, height, width, channels, vocabulary_size]`. The dict may hold
-    `labels` `<int>[batch]`, which a model with `num_classes` needs, and `padding_mask`,
-    a `<bool>` of the shape of `images`, False for sub-pixels that nothing may see.
+    `labels` `<int>[batch]`, which a model with `num_classes` needs and others ignore,
+    and `padding_mask`, a `<bool>` of the shape of `images`, False for sub-pixels that
+    nothing may see. Values out of range are not noticed in a compiled call.
     `losses` holds the clustering losses. With `routing="expert_choice"` logits may
     depend on later sub-pixels, see `RoutingTransformerCausalLM`.
 
@@ -108,7 +109,9 @@ class RoutingImageTransformer(PresetBackbone):
                 self.image_shape, dtype="bool", name="padding_mask"
             ),
         }
-        x = self.embedding(inputs["images"])
+        # What may not be seen must not be seen through the shift either.
+        hidden = ops.logical_not(inputs["padding_mask"])
+        x = self.embedding(ops.where(hidden, 0, inputs["images"]))
         lengths = x.shape[1:-1]
         if self.class_embedding is not None:
             inputs["labels"] = keras.Input((), dtype="int32", name="labels")
@@ -133,25 +136,37 @@ class RoutingImageTransformer(PresetBackbone):
         return super().call(self._complete(inputs), training=training, mask=mask)
 
     def _complete(self, inputs):
+        """Returns all inputs; `padding_mask` may be left out, as may be a dict."""
         if not isinstance(inputs, dict):
             inputs = {"images": inputs}
-        images = inputs["images"]
-        if tuple(images.shape[1:]) != self.image_shape:
+        needed = ["images"] if self.class_embedding is None else ["images", "labels"]
+        if any(inputs.get(name) is None for name in needed):
+            raise ValueError(
+                f"Inputs must hold {' and '.join(f'`{name}`' for name in needed)}. "
+                f"Received: inputs with {sorted(inputs)}. `labels` are for models with "
+                "`num_classes`"
+            )
+        images = ops.convert_to_tensor(inputs["images"])
+        if tuple(images.shape[1:]) != self.image_shape or _is_float(images):
             height, width, channels = self.image_shape
             raise ValueError(
-                f"`images` must have the shape (batch, {height}, {width}, {channels}). "
-                f"Received: images.shape={tuple(images.shape)}"
+                "`images` must hold integers and have the shape (batch, "
+                f"{height}, {width}, {channels}). Received: images of shape "
+                f"{tuple(images.shape)} and type {images.dtype}"
             )
-        complete = {"images": images, "padding_mask": inputs.get("padding_mask")}
-        if complete["padding_mask"] is None:
-            complete["padding_mask"] = ops.ones_like(images, dtype="bool")
+        mask = inputs.get("padding_mask")
+        if mask is None:
+            mask = ops.ones_like(images, dtype="bool")
+        complete = {"images": images, "padding_mask": mask}
         if self.class_embedding is not None:
-            if inputs.get("labels") is None:
+            labels = ops.reshape(inputs["labels"], (-1,))
+            if _is_float(labels) or labels.shape[0] != images.shape[0]:
                 raise ValueError(
-                    "`labels` must be given to a model with `num_classes`. Received: "
-                    f"inputs with {sorted(inputs)}"
+                    "`labels` must hold an integer for each image. Received: labels of "
+                    f"shape {tuple(labels.shape)} and type {labels.dtype} for images "
+                    f"of shape {tuple(images.shape)}"
                 )
-            complete["labels"] = ops.reshape(inputs["labels"], (-1,))
+            complete["labels"] = labels
         return complete
 
     @property
@@ -190,7 +205,8 @@ class RoutingImageTransformer(PresetBackbone):
             images: `<int>[num_images, height, width, channels]`, whose first rows are
                 kept; None to sample from scratch.
             num_given_rows: number of rows of `images` that are kept.
-            sampler: a keras_hub sampler with a distribution, such as
+            sampler: a keras_hub sampler that draws from a distribution, or its name,
+                such as `"greedy"` or
                 `keras_hub.samplers.RandomSampler(temperature=0.9, seed=1)`; None for
                 a random sampler at temperature 1.
             verbose: whether a progress bar is shown on stderr.
@@ -199,30 +215,49 @@ class RoutingImageTransformer(PresetBackbone):
             NumPy array `<int32>[num_images, height, width, channels]`.
 
         Raises:
-            ValueError: if the numbers of images, labels or rows do not fit.
+            ValueError: if the numbers of images, labels or rows do not fit, values are
+                out of range, or the sampler draws whole sequences.
         """
-        images = self._canvas(num_images, labels, images, num_given_rows)
+        images, labels = self._canvas(num_images, labels, images, num_given_rows)
+        sampler = _check_sampler(sampler)
         places = self.places()
         given = np.broadcast_to(
             np.arange(len(places))[:, None, None] < num_given_rows, places.shape
         )
-        sampler = sampler or keras_hub.samplers.RandomSampler()
-        if self.predict_function is None and not self.compiled:
-            self.compile(optimizer=None)
+        step = self._sampling_step()
         order = sorted(np.ndindex(places.shape), key=lambda place: places[place])
         wanted = [place for place in order if not given[place]]
         for place in tqdm.tqdm(wanted, unit="sub-pixel", disable=not verbose):
             visible = np.broadcast_to(places <= places[place], images.shape)
             inputs = {"images": images, "padding_mask": visible}
-            if self.class_embedding is not None:
-                inputs["labels"] = np.asarray(labels, "int32")
-            logits = self.predict_on_batch(inputs)[(slice(None), *place)]
+            if labels is not None:
+                inputs["labels"] = labels
+            logits = step.predict_on_batch(inputs)[(slice(None), *place)]
             chosen = sampler.get_next_token(sampler.compute_probabilities(logits))
             images[(slice(None), *place)] = ops.convert_to_numpy(chosen)
         return images
 
+    def _sampling_step(self):
+        """The model, compiled once and apart from what it is trained with."""
+        if getattr(self, "_step", None) is None:
+            step = keras.Model(self.input, self.output)
+            step.compile(optimizer=None)
+            # No layer of the model: it would be saved with it.
+            object.__setattr__(self, "_step", step)
+        return self._step
+
     def _canvas(self, num_images, labels, images, num_given_rows):
-        """Checks the arguments of `generate`; returns the images to fill."""
+        """Checks what `generate` is given; returns the images to fill, and labels."""
+        h = self.hyperparameters
+        if (h.num_classes is None) != (labels is None):
+            raise ValueError(
+                "`labels` must be given to a model with `num_classes`, and to no "
+                f"other. Received: labels={labels!r}"
+            )
+        if labels is not None:
+            labels = _integers("labels", labels, h.num_classes).reshape(-1)
+        if images is not None:
+            images = _integers("images", images, h.vocabulary_size)
         sizes = {
             name: len(value)
             for name, value in (("labels", labels), ("images", images))
@@ -235,11 +270,6 @@ class RoutingImageTransformer(PresetBackbone):
                 "`num_images` must be positive and equal the numbers of labels and "
                 f"images. Received: num_images={num_images}, {sizes}"
             )
-        if (self.class_embedding is None) != (labels is None):
-            raise ValueError(
-                "`labels` must be given to a model with `num_classes`, and to no "
-                f"other. Received: labels={labels!r}"
-            )
         if not 0 <= num_given_rows <= self.image_shape[0] or (
             num_given_rows and images is None
         ):
@@ -250,6 +280,35 @@ class RoutingImageTransformer(PresetBackbone):
             )
         canvas = np.zeros((num_images, *self.image_shape), "int32")
         if num_given_rows:
-            self._complete({"images": np.asarray(images), "labels": labels})
-            canvas[:, :num_given_rows] = np.asarray(images)[:, :num_given_rows]
-        return canvas
+            self._complete({"images": images, "labels": labels})
+            canvas[:, :num_given_rows] = images[:, :num_given_rows]
+        return canvas, labels
+
+
+def _is_float(x):
+    return "float" in keras.backend.standardize_dtype(x.dtype)
+
+
+def _integers(name, values, limit):
+    """Returns values as an array, which must be integers below a limit."""
+    values = np.asarray(values)
+    whole = np.issubdtype(values.dtype, np.integer)
+    if not whole or values.size and not 0 <= values.min() <= values.max() < limit:
+        raise ValueError(
+            f"`{name}` must be integers in the range [0, {limit}). Received: "
+            f"{name}={values.tolist() if values.size < 20 else values!r}"
+        )
+    return values.astype("int32")
+
+
+def _check_sampler(sampler):
+    if sampler is None:
+        return keras_hub.samplers.RandomSampler()
+    sampler = keras_hub.samplers.get(sampler)
+    base = keras_hub.samplers.Sampler
+    if type(sampler).get_next_token is base.get_next_token:
+        raise ValueError(
+            "`sampler` must draw one value after the other, such as greedy, random, "
+            f"top_k or top_p. Received: sampler={sampler!r}"
+        )
+    return sampler

@@ -234,24 +234,26 @@ def picture(images, num_columns, vocabulary_size, scale=8):
         images: `<int>[number, height, width, channels]` of 0 to `vocabulary_size` - 1,
             with 1 or 3 channels.
         num_columns: number of images in a row.
-        vocabulary_size: number of intensities; the last is the brightest.
+        vocabulary_size: number of intensities, at least 2; the last is the brightest.
         scale: pixels of the picture for each pixel of an image. Defaults to 8.
 
     Returns:
         The bytes of the file.
 
     Raises:
-        ValueError: if there are not 1 or 3 channels, or no images.
+        ValueError: if there are not 1 or 3 channels, no images, or one intensity.
     """
     number, height, width, channels = images.shape
-    if not number or channels not in (1, 3):
+    if not number or channels not in (1, 3) or vocabulary_size < 2:
         raise ValueError(
-            "`images` must be at least one image of 1 or 3 channels. Received: "
-            f"images.shape={images.shape}"
+            "`images` must be at least one image of 1 or 3 channels, with at least two "
+            f"intensities. Received: images.shape={images.shape}, "
+            f"vocabulary_size={vocabulary_size}"
         )
     num_rows = -(-number // num_columns)
     pixels = np.full((num_rows * num_columns, height + 1, width + 1, channels), 128)
-    pixels[:number, :height, :width] = images * 255 // (vocabulary_size - 1)
+    scaled = images.astype("int64") * 255 // (vocabulary_size - 1)
+    pixels[:number, :height, :width] = scaled
     pixels = pixels.reshape(num_rows, num_columns, *pixels.shape[1:]).swapaxes(1, 2)
     pixels = pixels.reshape(num_rows * (height + 1), -1, channels)[:-1, :-1]
     pixels = pixels.repeat(scale, axis=0).repeat(scale, axis=1)

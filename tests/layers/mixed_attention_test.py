@@ -379,7 +379,7 @@ def test_survives_saving(tmp_path):
                 update_rule="paper",
                 compatibility=layers.Compatibility.release(padding_of_first_row=True),
             ),
-            local(flange_blocks=2, memory_block_shape=(2,), dropout=0.1),
+            local(flange_blocks=2, dropout=0.1),
             full(),
         ],
         key_dim=KEY_DIM,
@@ -429,6 +429,32 @@ def test_refuses_wrong_calls():
         attention(sequence(), sequence(dim=7))
     with pytest.raises(ValueError, match="use_causal_mask.*lengths 12 and 8"):
         attention(sequence(), sequence(MEMORY), use_causal_mask=True)
+    with pytest.raises(ValueError, match="same batch size. Received: 2 and 1"):
+        attention(sequence(), sequence(MEMORY)[:1])
+    for name in ("query_mask", "value_mask"):
+        with pytest.raises(ValueError, match=rf"{name}.shape=\(3, 12\).*a batch of 2"):
+            attention(sequence(), **{name: np.ones((3, LENGTH), "bool")})
+    for shape in ((LENGTH, 10), (BATCH, 2, 2, 2, 10), (BATCH, 0, 10)):
+        with pytest.raises(ValueError, match="with at least one position"):
+            built_attention([full()])(np.zeros(shape, "float32"))
+
+
+def test_masks_may_be_lists():
+    attention, mask = built_attention([full()]), np.arange(LENGTH) < 7
+    first, second = (
+        attention(sequence(), query_mask=m) for m in (mask[None], [mask.tolist()] * 2)
+    )
+    np.testing.assert_array_equal(*golden_cases.to_numpy([first, second]))
+
+
+def test_symbolic_shapes_are_checked():
+    attention = layers.MixedAttention([layers.LocalHeads(1, (2, 2))], key_dim=4)
+    with pytest.raises(ValueError, match="Pass .batch, length, dim. for blocks"):
+        attention(keras.Input((10, 6)))
+    output, scores = built_attention([full()])(
+        keras.Input((None, 10)), return_attention_scores=True
+    )
+    assert scores.shape[2:] == (None, None)
 
 
 @pytest.mark.skipif(

@@ -111,6 +111,19 @@ def test_masked_subpixels_have_no_influence_on_routing(layout):
     np.testing.assert_allclose(first[:, seen], second[:, seen], rtol=0, atol=1e-5)
 
 
+def test_a_masked_subpixel_is_seen_by_none():
+    model = image_model()
+    images = random_images()
+    changed, mask = images.copy(), np.ones(images.shape, "bool")
+    changed[:, 1, 1, 1] += 1
+    mask[:, 1, 1, 1] = False
+    first, second = (
+        logits_of(model, {"images": x % 11, "padding_mask": mask})
+        for x in (images, changed)
+    )
+    np.testing.assert_array_equal(first, second)
+
+
 def test_label_takes_part_everywhere():
     model = image_model(num_classes=4)
     images = random_images()
@@ -212,11 +225,29 @@ class TestGenerate:
             ("num_given_rows=1, images=None", {"num_given_rows": 1}),
             ("num_given_rows=5", {"images": random_images(), "num_given_rows": 5}),
             (r"labels=\[1\]", {"labels": [1]}),
+            ("images=", {"images": random_images() + 5, "num_given_rows": 1}),
+            ("images=", {"images": random_images() / 2, "num_given_rows": 1}),
+            ("sampler=.*Beam", {"sampler": keras_hub.samplers.BeamSampler()}),
         ],
     )
     def test_refusals(self, message, options):
         with pytest.raises(ValueError, match=f"Received: .*{message}"):
             image_model().generate(verbose=False, **options)
+
+    @pytest.mark.parametrize("labels", [[0, 3], [-1, 0], [0.5, 1.0]])
+    def test_labels_must_be_classes(self, labels):
+        with pytest.raises(ValueError, match=r"in the range \[0, 3\)"):
+            image_model(num_classes=3).generate(labels=labels, verbose=False)
+
+    def test_leaves_the_model_as_it_was(self, tmp_path):
+        model = image_model()
+        assert not model.compiled
+        images = model.generate(1, sampler="greedy", verbose=False)
+        assert not model.compiled
+        model.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        again = loaded.generate(1, sampler="greedy", verbose=False)
+        np.testing.assert_array_equal(again, images)
 
     def test_labels_are_needed_with_classes(self):
         with pytest.raises(ValueError, match="labels=None"):
@@ -280,7 +311,14 @@ def test_refuses_settings_of_a_text_model():
 
 def test_refuses_wrong_inputs():
     model = image_model(num_classes=2)
-    with pytest.raises(ValueError, match=r"Received: images.shape=\(1, 4, 4, 1\)"):
-        model(np.zeros((1, 4, 4, 1), "int32"))
-    with pytest.raises(ValueError, match="`labels` must be given"):
-        model(random_images())
+    labels = np.zeros(2, "int32")
+    with pytest.raises(ValueError, match=r"Received: images of shape \(2, 4, 4, 1\)"):
+        model({"images": np.zeros((2, 4, 4, 1), "int32"), "labels": labels})
+    with pytest.raises(ValueError, match="type .*float32"):
+        images = random_images().astype("float32")
+        model({"images": images, "labels": labels})
+    with pytest.raises(ValueError, match="an integer for each image"):
+        model({"images": random_images(), "labels": labels[:1]})
+    for missing in (random_images(), {"labels": labels}):
+        with pytest.raises(ValueError, match="Inputs must hold `images` and `labels`"):
+            model(missing)

@@ -97,6 +97,9 @@ def test_picture():
     np.testing.assert_array_equal(pixels[:2, 4:7], 63)
     np.testing.assert_array_equal(pixels[3:, :3], 191)
     np.testing.assert_array_equal(pixels[:, 3], 128)
+    assert image.picture(images.astype("uint8"), 3, 5, scale=2) == png
+    with pytest.raises(ValueError, match="vocabulary_size=1"):
+        image.picture(images, 3, 1)
     with pytest.raises(ValueError, match=r"images.shape=\(0, 2, 3, 1\)"):
         image.picture(images[:0], 3, 5)
 

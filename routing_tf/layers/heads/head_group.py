@@ -8,6 +8,7 @@ from keras import ops
 
 from routing_tf.layers.compatibility import Compatibility
 from routing_tf.layers.scaled_dot_product import ScaledDotProduct
+from routing_tf.layers.scaled_dot_product import large_negative
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 
@@ -192,7 +193,10 @@ class HeadGroup(keras.layers.Layer):
     def _expand_bias(self, bias):
         if bias is None:
             return None
+        bias = ops.cast(bias, self.compute_dtype)
         if self.token_bias_weight is not None:
+            # Finite, or the weight's gradient is not a number.
+            bias = ops.maximum(bias, large_negative(bias.dtype) / 2)
             bias = bias * ops.cast(self.bias_weight, bias.dtype)
         return bias[:, None, :]
 

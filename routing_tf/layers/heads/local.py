@@ -121,9 +121,9 @@ class LocalHeads(HeadGroup):
             return self._layout_nd(inputs)
         block = min(self.block_shape[0], length)
         num_blocks = -(-length // block)
-        if length == memory_length:
-            return (num_blocks,), block, block
         if self.memory_block_shape is None:
+            if length == memory_length:
+                return (num_blocks,), block, block
             return (num_blocks,), block, -(-memory_length // num_blocks)
         memory_block = min(self.memory_block_shape[0], memory_length)
         if num_blocks != -(-memory_length // memory_block):
@@ -149,7 +149,8 @@ class LocalHeads(HeadGroup):
             raise ValueError(
                 "Local heads pair each block of the query with the block of the value "
                 "at the same place, so both must have the same number of blocks. "
-                f"Received: {inputs.grid} and {inputs.memory_grid} blocks."
+                f"Received: {inputs.grid} and {inputs.memory_grid} blocks. Use routed "
+                "or full heads for attention to positions of another shape."
             )
         size = math.prod(self.block_shape)
         return inputs.grid, size, size

@@ -209,3 +209,28 @@ def test_a_group_without_a_pattern_says_so():
 def test_refuses_to_normalize_over_one_number(kind):
     with pytest.raises(ValueError, match="`key_dim`.*at least 2.*key_dim=1"):
         KINDS[kind]().build(*[(BATCH, HEADS, LENGTH, 1)] * 3)
+
+
+def test_a_hidden_key_leaves_the_gradient_of_the_weight_finite():
+    group = layers.FullHeads(1, token_bias_weight="trainable")
+    group.build(*[(None, 1, None, 4)] * 3)
+    query = helpers.normal(1, 1, 5, 4)
+    bias = np.array([[0.0, 1.0, -np.inf, 2.0, 0.5]], "float32")
+    result = golden_cases.gradients(
+        group,
+        lambda output, losses: keras.ops.sum(output**2),
+        {"query": query, "key": query, "value": query, "token_bias": bias},
+    )
+    assert all(np.isfinite(gradient).all() for gradient in result.variables.values())
+
+
+def test_a_bias_of_integers_is_no_other_bias():
+    group = layers.FullHeads(1, token_bias_weight="fixed")
+    group.build(*[(None, 1, None, 4)] * 3)
+    group.bias_weight.assign(0.5)
+    query, bias = helpers.normal(1, 1, 5, 4), np.arange(5)[None]
+    outputs = [
+        golden_cases.run(group, query, query, query, token_bias=bias.astype(kind))[0]
+        for kind in ("int32", "float32")
+    ]
+    np.testing.assert_array_equal(*outputs)

@@ -150,6 +150,11 @@ def test_refuses_wrong_arguments(name, options):
     assert f"Received: {name}={received!r}" in str(error.value)
 
 
+def test_refuses_another_number_of_blocks_at_equal_lengths():
+    with pytest.raises(ValueError, match="length 12 in blocks of 4, value length 12"):
+        built_group((4,), memory_block_shape=(8,))(*tokens(12))
+
+
 def test_refuses_another_number_of_blocks():
     message = r"(?s)same number of blocks.*length 12 in blocks of 4.*length 6.*of 4"
     with pytest.raises(ValueError, match=message):

@@ -1,5 +1,6 @@
 """Tokenizers: text to integer ids and back."""
 
 from routing_tf.tokenizers.byte_tokenizer import ByteTokenizer
+from routing_tf.tokenizers.subword_tokenizer import SubwordTokenizer
 
-__all__ = ["ByteTokenizer"]
+__all__ = ["ByteTokenizer", "SubwordTokenizer"]

@@ -112,7 +112,7 @@ class ByteTokenizer(keras_hub.tokenizers.Tokenizer):
         Raises:
             ValueError: if `inputs` have neither rank 1 nor rank 2.
         """
-        ids = _dense_ids(inputs)
+        ids = dense_ids(inputs)
         if ids.shape.rank not in (1, 2):
             raise ValueError(
                 "`inputs` must be ids of shape (length,) or (batch, length). "
@@ -180,7 +180,7 @@ class ByteTokenizer(keras_hub.tokenizers.Tokenizer):
         return {**super().get_config(), "sequence_length": self.sequence_length}
 
 
-def _dense_ids(inputs):
+def dense_ids(inputs):
     """Ids of any accepted kind as a dense int32 tensor, filled up with padding."""
     if isinstance(inputs, (list, tuple)):
         rows = [np.asarray(row).tolist() for row in inputs]

@@ -1,0 +1,477 @@
+"""Subwords as tokens, numbered as tensor2tensor's subword encoder numbers them."""
+
+import collections
+import os
+import pathlib
+
+import keras
+import keras_hub
+import numpy as np
+import tensorflow as tf
+import tensorflow_text as tf_text
+from tensorflow_text.tools.wordpiece_vocab import wordpiece_tokenizer_learner_lib
+
+from routing_tf.tokenizers.byte_tokenizer import END_ID
+from routing_tf.tokenizers.byte_tokenizer import PAD_ID
+from routing_tf.tokenizers.byte_tokenizer import dense_ids
+
+VOCABULARY_FILE = "vocabulary.subwords"
+# Characters that stand for others; every vocabulary has them as tokens.
+ESCAPE_CHARACTERS = "\\_u;0123456789"
+
+_SPECIAL_TOKENS = ("<pad>_", "<EOS>_")
+_ALPHANUMERIC = r"[\p{L}\p{N}]"
+_ESCAPES = r"\\u|\\\\|\\[0-9]+;"
+# What the release decodes a code point to that Unicode does not have.
+_UNDEFINED = 0x3013
+
+
+@keras.saving.register_keras_serializable(package="routing_tf")
+class SubwordTokenizer(keras_hub.tokenizers.Tokenizer):
+    r"""Splits text into the subwords of a vocabulary, as tensor2tensor does.
+
+    Text is split wherever letters and digits meet other characters, and a single
+    space between two words of letters and digits is left out. In every word `\`
+    becomes `\\`, `_` becomes `\u`, and newlines and characters that no token holds
+    become `\<code point>;`. The word ends in `_` and is cut from its start into the
+    longest tokens that fit. `detokenize` is the exact inverse. Id 0 is padding, id 1
+    ends a text. Letters and digits are those that TensorFlow's regular expressions
+    know (Unicode 15); the release took those of its Python.
+
+    Only TensorFlow operations are used: the same object works on Python strings, in
+    a `tf.data` pipeline and in a SavedModel. A SavedModel needs the vocabulary's
+    table: where the backend of Keras is not TensorFlow, hold `tokenizer.table` in
+    the saved `tf.Module` beside the tokenizer.
+
+    As in every `keras_hub` tokenizer, `tokenizer(inputs)` called eagerly gives
+    tensors of the Keras backend, or lists for ragged results, while
+    `tokenizer.tokenize(inputs)` always gives TensorFlow tensors.
+
+    Args:
+        vocabulary: path of a file with one quoted token on each line, as the release
+            has it, or a list of tokens. The first two tokens are `"<pad>_"` and
+            `"<EOS>_"`, with or without the underscore, and every character in a
+            token is also a token, as is each of ``\_u;0123456789``; see
+            `build_vocabulary`. `None` (the default) to set it later.
+        sequence_length: integer, or `None` (the default) for results as long as
+            the text. If given, every text is cut, or padded with id 0, to this
+            many ids.
+        **kwargs: arguments of `keras_hub.tokenizers.Tokenizer`, such as `name`.
+
+    Raises:
+        ValueError: if `sequence_length` is not a positive integer, the file is
+            missing or a line of it not quoted, or `vocabulary` is empty or breaks
+            a rule above.
+
+    Example:
+    ```python
+    from routing_tf import tokenizers
+
+    vocabulary = tokenizers.SubwordTokenizer.build_vocabulary(
+        ["one fish two fish", "red fish blue fish"], vocabulary_size=64
+    )
+    tokenizer = tokenizers.SubwordTokenizer(vocabulary)
+    ids = tokenizer("one red fish")
+    tokenizer.detokenize(ids)  # "one red fish"
+    ```
+    """
+
+    def __init__(self, vocabulary=None, sequence_length=None, **kwargs):
+        super().__init__(**kwargs)
+        is_integer = isinstance(sequence_length, (int, np.integer))
+        if sequence_length is not None and not (is_integer and sequence_length > 0):
+            raise ValueError(
+                "`sequence_length` must be a positive integer, or None for results "
+                f"as long as the text. Received: sequence_length={sequence_length!r}"
+            )
+        self.sequence_length = sequence_length
+        # The model's sequences start behind a leading 0, as in the release.
+        self.start_token_id = PAD_ID
+        self.pad_token_id = PAD_ID
+        self.end_token_id = END_ID
+        self.file_assets = [VOCABULARY_FILE]
+        self.set_vocabulary(vocabulary)
+
+    def set_vocabulary(self, vocabulary):
+        """Sets the vocabulary.
+
+        Args:
+            vocabulary: as in the constructor.
+
+        Raises:
+            ValueError: as in the constructor.
+        """
+        self._vocabulary = None
+        if vocabulary is None:
+            return
+        if isinstance(vocabulary, (str, os.PathLike)):
+            vocabulary = _read(vocabulary)
+        tokens = [tf.compat.as_text(token) for token in vocabulary]
+        _check(tokens)
+        self._vocabulary = _Vocabulary(tokens)
+        with tf.init_scope():
+            self._texts = tf.constant(tokens)
+            self.table = tf.lookup.StaticHashTable(
+                tf.lookup.KeyValueTensorInitializer(
+                    self._texts, tf.range(len(tokens), dtype=tf.int64)
+                ),
+                default_value=-1,
+            )
+        self._matcher = tf_text.WordpieceTokenizer(
+            self.table,
+            suffix_indicator="",
+            max_bytes_per_word=np.iinfo("int32").max,
+            max_chars_per_token=max(map(len, tokens)),
+            token_out_type=tf.int32,
+        )
+
+    def tokenize(self, inputs):
+        """Turns texts into ids.
+
+        Args:
+            inputs: a string, or a batch of strings of shape `(batch,)`: Python
+                `str` or `bytes`, a list of them, or a string tensor. Bytes that are
+                not valid UTF-8 become U+FFFD.
+
+        Returns:
+            int32 ids as TensorFlow tensors. For one string a dense tensor of
+            shape `(ids,)`; for a batch a ragged tensor of shape `(batch, None)`.
+            With `sequence_length`, dense tensors of shape `(sequence_length,)` and
+            `(batch, sequence_length)`.
+
+        Raises:
+            ValueError: if `inputs` are not strings, or of another rank, or there is
+                no vocabulary.
+        """
+        alphabet = self._get_vocabulary().alphabet
+        texts = tf.convert_to_tensor(inputs)
+        if texts.dtype != tf.string or texts.shape.rank not in (0, 1):
+            raise ValueError(
+                "`inputs` must be one string or a batch of strings of rank 1. "
+                f"Received: inputs of dtype {texts.dtype.name}, shape {texts.shape}"
+            )
+        words = _split(tf.reshape(texts, (-1,)))
+        # Most words of a text come again and again: each is matched only once.
+        different, places = tf.unique(words.flat_values)
+        subwords = self._matcher.tokenize(_escape(different, alphabet))
+        ids = words.with_flat_values(tf.gather(subwords, places)).merge_dims(-2, -1)
+        if self.sequence_length is not None:
+            shape = (texts.shape[0] if texts.shape.rank else 1, self.sequence_length)
+            ids = ids.to_tensor(PAD_ID, shape=shape)
+        return ids if texts.shape.rank else ids[0]
+
+    def detokenize(self, inputs):
+        r"""Turns ids back into text.
+
+        Padding and ids outside of the vocabulary are dropped, and a text stops at
+        its first end id. As in the release, `\` in front of anything that makes no
+        escape stays as it is, and a code point above U+10FFFF becomes U+3013. That
+        of a surrogate becomes U+FFFD.
+
+        Args:
+            inputs: integer ids of shape `(length,)` or `(batch, length)`: lists,
+                also of different lengths, arrays, tensors or ragged tensors.
+
+        Returns:
+            A `str`, or a list of `str` for a batch; inside of a `tf.function` or
+            a `tf.data` pipeline a string tensor of shape `()` or `(batch,)`.
+
+        Raises:
+            ValueError: if `inputs` have neither rank 1 nor rank 2, or there is no
+                vocabulary.
+        """
+        size = self.vocabulary_size()
+        ids = dense_ids(inputs)
+        if ids.shape.rank not in (1, 2):
+            raise ValueError(
+                "`inputs` must be ids of shape (length,) or (batch, length). "
+                f"Received: inputs of shape {ids.shape}"
+            )
+        is_end = tf.cast(ids == END_ID, tf.int32)
+        is_text = (tf.cumsum(is_end, axis=-1) == 0) & (ids > PAD_ID) & (ids < size)
+        subwords = tf.gather(self._texts, tf.where(is_text, ids, PAD_ID))
+        subwords = tf.where(is_text, subwords, "")
+        texts = _join(tf.strings.reduce_join(subwords, axis=-1))
+        texts = texts if ids.shape.rank == 2 else texts[0]
+        if not tf.executing_eagerly():
+            return texts
+        texts = texts.numpy()
+        if isinstance(texts, bytes):
+            return texts.decode("utf-8")
+        return [text.decode("utf-8") for text in texts]
+
+    def vocabulary_size(self):
+        """Returns the number of ids."""
+        return len(self._get_vocabulary().tokens)
+
+    def get_vocabulary(self):
+        """Returns the list of tokens, in the order of their ids."""
+        return list(self._get_vocabulary().tokens)
+
+    def id_to_token(self, id):
+        """Returns the token of an id."""
+        tokens = self._get_vocabulary().tokens
+        if not 0 <= id < len(tokens):
+            raise ValueError(
+                f"`id` must be between 0 and {len(tokens) - 1}. Received: id={id}"
+            )
+        return tokens[id]
+
+    def token_to_id(self, token):
+        """Returns the id of a token; the inverse of `id_to_token`."""
+        ids = self._get_vocabulary().ids
+        if token not in ids:
+            raise ValueError(
+                "`token` must be in the vocabulary; `tokenize` cuts any text into "
+                f"such tokens. Received: token={token!r}"
+            )
+        return ids[token]
+
+    @property
+    def special_tokens(self):
+        """The tokens of padding and of the end of a text."""
+        return self.get_vocabulary()[: len(_SPECIAL_TOKENS)]
+
+    @property
+    def special_token_ids(self):
+        """The ids of padding and of the end of a text."""
+        return [PAD_ID, END_ID]
+
+    def save_vocabulary(self, path):
+        """Writes the vocabulary to a file, in the format of the release.
+
+        Args:
+            path: path of the file, which is overwritten.
+
+        Raises:
+            ValueError: if there is no vocabulary.
+        """
+        lines = [f"'{token}'\n" for token in self._get_vocabulary().tokens]
+        pathlib.Path(path).write_bytes("".join(lines).encode("utf-8"))
+
+    @staticmethod
+    def build_vocabulary(texts, vocabulary_size):
+        """Builds a vocabulary for texts; it can also encode any other text.
+
+        Tokens are learned as the release's are: the substrings of words that occur
+        often enough, for a bound found by bisection. The most frequent characters are
+        tokens too, up to half of the vocabulary; others are written as their code
+        points. Nothing is learned from words longer than 50 characters.
+
+        Args:
+            texts: iterable of `str`, or of `bytes` in UTF-8.
+            vocabulary_size: integer, the largest number of tokens. There are less if
+                the texts do not have as many substrings, and a few less otherwise.
+
+        Returns:
+            A list of tokens, for the constructor.
+
+        Raises:
+            ValueError: if `texts` are one text, or none that holds a word, or
+                `vocabulary_size` is too small for the tokens that every vocabulary
+                has.
+        """
+        required = dict.fromkeys([*_SPECIAL_TOKENS, *ESCAPE_CHARACTERS])
+        required = list(required | dict.fromkeys("".join(_SPECIAL_TOKENS)))
+        if vocabulary_size < len(required):
+            raise ValueError(
+                f"`vocabulary_size` must be at least {len(required)}, the tokens that "
+                f"every vocabulary has. Received: vocabulary_size={vocabulary_size}"
+            )
+        if isinstance(texts, (str, bytes)):
+            raise ValueError(
+                "`texts` must be an iterable of texts, such as [text]. Received: one "
+                f"text of length {len(texts)}"
+            )
+        characters, counts = collections.Counter(), collections.Counter()
+        for text in map(tf.compat.as_text, texts):
+            characters.update(text)
+            counts.update(_split(tf.constant([text])).flat_values.numpy().tolist())
+        del characters["\n"], counts[b""]
+        if not counts:
+            raise ValueError("`texts` must hold at least one word. Received: none")
+        free = min(vocabulary_size // 2, vocabulary_size - len(required))
+        alphabet = {character for character, _ in characters.most_common(free)}
+        words = _escape(list(counts), _code_points(alphabet.union(*required)))
+        words = [word.decode("utf-8") for word in words.numpy()]
+        tokens = wordpiece_tokenizer_learner_lib.learn(
+            list(zip(words, counts.values())),
+            vocabulary_size,
+            required,
+            upper_thresh=None,
+            lower_thresh=None,
+            max_unique_chars=vocabulary_size,
+            include_joiner_token=False,
+            joiner="",
+        )
+        # The bisection may end above the size; the tokens are sorted by their counts.
+        return tokens[:vocabulary_size]
+
+    def save_assets(self, dir_path):
+        """Saves the vocabulary."""
+        self.save_vocabulary(os.path.join(dir_path, VOCABULARY_FILE))
+
+    def load_assets(self, dir_path):
+        """Loads the vocabulary."""
+        self.set_vocabulary(os.path.join(dir_path, VOCABULARY_FILE))
+
+    def get_config(self):
+        # The vocabulary is saved as an asset.
+        return {
+            **super().get_config(),
+            "vocabulary": None,
+            "sequence_length": self.sequence_length,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        if isinstance(config.get("vocabulary"), str):
+            raise ValueError(
+                "`vocabulary` must not be a path in a saved config, which could name "
+                "any file. Received: vocabulary="
+                f"{config['vocabulary']!r}. Save the vocabulary as an asset"
+            )
+        return super().from_config(config)
+
+    def _get_vocabulary(self):
+        if self._vocabulary is None:
+            raise ValueError(
+                "`vocabulary` must be set before the tokenizer is used. Received: "
+                "vocabulary=None. Give the constructor or `set_vocabulary` a file or "
+                "a list of tokens"
+            )
+        return self._vocabulary
+
+
+class _Vocabulary:
+    """Tokens and what follows from them.
+
+    Keras and TensorFlow would wrap and track lists that are attributes of a layer.
+    """
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+        self.ids = {token: id for id, token in enumerate(tokens)}
+        self.alphabet = _code_points(set().union(*tokens))
+
+
+def _code_points(characters):
+    return np.array(sorted(map(ord, characters)), "int32")
+
+
+def _read(path):
+    """Tokens of a file in the release's format."""
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise ValueError(
+            "`vocabulary` must be the path of an existing file, or a list of tokens. "
+            f"Received: vocabulary={str(path)!r}"
+        )
+    tokens = []
+    # Tokens may hold characters at which str.splitlines would break a line.
+    lines = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    for number, line in enumerate(lines if lines != [""] else [], 1):
+        line = line.strip()
+        if len(line) < 2 or line[0] != line[-1] or line[0] not in "'\"":
+            raise ValueError(
+                "`vocabulary` must be a file with one token on each line, in single "
+                f"or double quotes. Received: line {number} of {str(path)!r}, {line!r}"
+            )
+        tokens.append(line[1:-1])
+    return tokens
+
+
+def _check(tokens):
+    """Raises ValueError unless text can be encoded with `tokens`, and decoded."""
+    if not tokens:
+        raise ValueError("`vocabulary` must not be empty. Received: no tokens")
+    if tuple(f"{token.removesuffix('_')}_" for token in tokens[:2]) != _SPECIAL_TOKENS:
+        raise ValueError(
+            f"`vocabulary` must begin with the tokens {_SPECIAL_TOKENS}, for padding "
+            f"and the end of a text. Received: {tokens[:2]}"
+        )
+    known = set(tokens)
+    if len(known) < len(tokens):
+        twice = [token for token, n in collections.Counter(tokens).items() if n > 1]
+        raise ValueError(
+            "`vocabulary` must hold every token once. Received more often: "
+            f"{_first(twice)}"
+        )
+    refused = [token for token in tokens if not token or "\n" in token]
+    if refused:
+        raise ValueError(
+            "`vocabulary` must not hold empty tokens or tokens with newlines, which "
+            f"are encoded as code points. Received: {_first(refused)}"
+        )
+    missing = set().union(ESCAPE_CHARACTERS, *tokens) - known
+    if missing:
+        raise ValueError(
+            "`vocabulary` must hold every character of its tokens and of "
+            f"{ESCAPE_CHARACTERS!r} as a token, or some texts could not be encoded. "
+            f"Received a vocabulary without {_first(sorted(missing))}. "
+            "`SubwordTokenizer.build_vocabulary` makes one from text"
+        )
+
+
+def _first(values):
+    """At most ten values, for a message."""
+    return f"{values[:10]}" + (" and others" if len(values) > 10 else "")
+
+
+def _split(texts):
+    r"""Words of texts, some of them empty, as a ragged tensor.
+
+    `\` has become `\+` and `_` has become `\-`, so that `_` can mark where words end.
+    """
+    texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace")
+    texts = tf.strings.regex_replace(texts, r"\\", r"\\+")
+    texts = tf.strings.regex_replace(texts, "_", r"\\-")
+    texts = tf.strings.regex_replace(texts, f"{_ALPHANUMERIC}+", r"_\0_")
+    return tf.strings.split(tf.strings.regex_replace(texts, "_ _", "_"), "_")
+
+
+def _escape(words, alphabet):
+    """Words that `_split` made as the release escapes them; empty ones stay empty."""
+    words = tf.strings.regex_replace(words, r"\\-", r"\\u")
+    words = tf.strings.regex_replace(words, r"\\\+", r"\\\\")
+    points = tf.strings.unicode_decode(words, "UTF-8")
+    values = points.flat_values
+    places = tf.searchsorted(alphabet, values)
+    nearest = tf.gather(alphabet, tf.minimum(places, len(alphabet) - 1))
+    escaped = tf.strings.join(["\\", tf.strings.as_string(values), ";"])
+    characters = tf.strings.unicode_encode(values[:, None], "UTF-8")
+    characters = tf.where(values == nearest, characters, escaped)
+    words = tf.strings.reduce_join(points.with_flat_values(characters), axis=-1)
+    return tf.where(words == "", "", tf.strings.join([words, "_"]))
+
+
+def _join(words):
+    """Texts of escaped words that are joined; the inverse of the two functions."""
+    words = tf.strings.split(tf.reshape(words, (-1,)), "_")
+    words = tf.ragged.boolean_mask(words, words != "")
+    different, places = tf.unique(words.flat_values)
+    different = _unescape(different)
+    is_alphanumeric = tf.strings.regex_full_match(different, f"(?s){_ALPHANUMERIC}.*")
+    is_alphanumeric = tf.gather(is_alphanumeric, places)
+    rows = words.value_rowids()
+    is_inner = (rows[1:] == rows[:-1]) & is_alphanumeric[1:] & is_alphanumeric[:-1]
+    # One more than there are words, so that there are no words too.
+    spaces = tf.concat([[""], tf.where(is_inner, " ", "")], 0)[: tf.size(places)]
+    pieces = tf.strings.join([spaces, tf.gather(different, places)])
+    return tf.strings.reduce_join(words.with_flat_values(pieces), axis=-1)
+
+
+def _unescape(words):
+    # tensorflow_text.regex_split would cut words at characters 0.
+    pieces = tf.strings.split(tf.strings.regex_replace(words, _ESCAPES, r"_\0_"), "_")
+    values = pieces.flat_values
+    is_code = tf.strings.regex_full_match(values, r"\\[0-9]+;")
+    digits = tf.strings.regex_replace(values, r"^\\0*([0-9]+);$", r"\1")
+    is_short = tf.strings.length(digits) <= len(str(0x10FFFF))
+    points = tf.strings.to_number(tf.where(is_code & is_short, digits, "0"), tf.int32)
+    points = tf.where(is_short & (points <= 0x10FFFF), points, _UNDEFINED)
+    characters = tf.strings.unicode_encode(points[:, None], "UTF-8")
+    values = tf.where(is_code, characters, values)
+    values = tf.where(values == r"\u", "_", values)
+    values = tf.where(values == r"\\", "\\", values)
+    return tf.strings.reduce_join(pieces.with_flat_values(values), axis=-1)

@@ -1,0 +1,551 @@
+import functools
+import json
+import os
+import pathlib
+import re
+import unicodedata
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from routing_tf import models
+from routing_tf.tokenizers import SubwordTokenizer
+
+REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
+needs_reference = pytest.mark.skipif(
+    not REFERENCE, reason="needs ROUTING_TF_REFERENCE_DIR"
+)
+TEXTS = [
+    "",
+    " ",
+    "  ",
+    "a",
+    " a",
+    "a ",
+    "a b",
+    "a  b ",
+    " the cat  sat on the mat.\n",
+    "snake_case __x__ _",
+    "_ _",
+    "\\ \\_ \\u \\- \\+ \\\\+_-",
+    "a\\1234;b \\10; ;",
+    "naïve 🙂\r\n\ttab\u2028line",
+    "e\u0301 中文 x² ½ Ⅷ ٣",
+    "\ufeffmark\x00zero\x00",
+    "<pad>_ <EOS>",
+]
+CORPUS = [
+    "The cat sat on the mat, and the dog_house stood behind the mat.",
+    "A naïve catalogue of cats: sat, mat, hat; that is all there is.",
+    "dogs and cats\nand mats\\hats 10 20 2024 <b>x</b> __init__ ½ e\u0301 --- ---",
+] * 3
+
+
+# tensor2tensor's rules in plain Python: the reference of the tests below.
+def is_alphanumeric(character):
+    return unicodedata.category(character)[0] in "LN"
+
+
+def reference_words(text):
+    words = []
+    for character in text:
+        if words and is_alphanumeric(words[-1][-1]) == is_alphanumeric(character):
+            words[-1] += character
+        else:
+            words.append(character)
+    last = len(words) - 1
+    return [w for i, w in enumerate(words) if w != " " or i in (0, last)]
+
+
+def reference_encode(vocabulary, texts):
+    ids = {token: id for id, token in enumerate(vocabulary)}
+    longest = max(map(len, vocabulary))
+    alphabet = set("".join(vocabulary)) | set("\\_u;0123456789")
+    result = []
+    for text in texts:
+        result.append([])
+        for word in reference_words(text):
+            word = word.replace("\\", "\\\\").replace("_", "\\u")
+            word = [c if c in alphabet and c != "\n" else f"\\{ord(c)};" for c in word]
+            word = "".join(word) + "_"
+            while word:
+                end = next(n for n in range(longest, 0, -1) if word[:n] in ids)
+                result[-1].append(ids[word[:end]])
+                word = word[end:]
+    return result
+
+
+def reference_unescape(match):
+    if match.group(1) is None:
+        return "_" if match.group(0) == "\\u" else "\\"
+    try:
+        return chr(int(match.group(1)))
+    except (ValueError, OverflowError):
+        return "\u3013"
+
+
+def reference_decode(vocabulary, ids):
+    words = "".join(vocabulary[id] for id in ids).split("_")
+    escapes = re.compile(r"\\u|\\\\|\\([0-9]+);")
+    words = [escapes.sub(reference_unescape, word) for word in words if word]
+    text = ""
+    for i, word in enumerate(words):
+        if i and is_alphanumeric(words[i - 1][0]) and is_alphanumeric(word[0]):
+            text += " "
+        text += word
+    return text
+
+
+@functools.cache
+def assigned_characters():
+    # Later versions of Unicode may be known to Python and not to TensorFlow.
+    category = unicodedata.ucd_3_2_0.category
+    return [c for c in map(chr, range(0x110000)) if category(c) not in ("Cn", "Cs")]
+
+
+def random_texts(count, seed):
+    """Random texts of pieces that matter, and of any assigned characters."""
+    generator = np.random.default_rng(seed)
+    pieces = [" ", " ", "_", "\\", "\\u", ";", "1", "42", "cat", "the", "é", "e\u0301"]
+    pieces += ["\n", "\t", "\r", "\x00", "🙂", "中", "-", ", ", "\u00a0", "\\10;", "u"]
+    texts = []
+    for _ in range(count):
+        drawn = [
+            values[generator.integers(len(values))]
+            for values in (pieces, assigned_characters())
+            for _ in range(generator.integers(10))
+        ]
+        texts.append("".join(drawn[i] for i in generator.permutation(len(drawn))))
+    return texts
+
+
+def in_a_module(tokenizer):
+    module = tf.Module()
+    module.tokenizer = tokenizer
+    module.table = tokenizer.table  # Keras layers are tracked with TensorFlow only.
+    module.tokenize = tf.function(
+        lambda texts: tokenizer.tokenize(texts).to_tensor(),
+        [tf.TensorSpec((None,), tf.string)],
+    )
+    module.detokenize = tf.function(
+        tokenizer.detokenize, [tf.TensorSpec((None, None), tf.int32)]
+    )
+    return module
+
+
+def saved_and_loaded(tokenizer, path):
+    tf.saved_model.save(in_a_module(tokenizer), path)
+    return tf.saved_model.load(path)
+
+
+def decoded(tensor):
+    return [text.decode() for text in tensor.numpy()]
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    return SubwordTokenizer.build_vocabulary(CORPUS, 150)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(vocabulary):
+    return SubwordTokenizer(vocabulary)
+
+
+@pytest.fixture(scope="module")
+def golden():
+    folder = pathlib.Path(REFERENCE, "golden", "pg19")
+    cases = json.loads((folder / "text_encoder.json").read_text())
+    return SubwordTokenizer(next(folder.glob("*.subwords"))), cases
+
+
+@needs_reference
+def test_golden_ids_and_texts(golden):
+    tokenizer, cases = golden
+    assert tokenizer.vocabulary_size() == cases["vocab_size"] == 98302
+    assert tokenizer.get_vocabulary()[:12] == cases["first_subtokens"]
+    assert tokenizer.pad_token_id == cases["pad_id"]
+    assert tokenizer.end_token_id == cases["eos_id"]
+    texts = [case["text"] for case in cases["cases"]]
+    all_ids = tokenizer.tokenize(texts).to_list()
+    for case, ids in zip(cases["cases"], all_ids, strict=True):
+        assert ids == case["ids"], case["text"]
+        assert [tokenizer.id_to_token(id) for id in ids] == case["subtokens"]
+        assert tokenizer.tokenize(case["text"]).numpy().tolist() == case["ids"]
+        assert tokenizer.detokenize(case["ids"]) == case["decoded"]
+        assert tokenizer.detokenize([*case["ids"], 1, 0, 0]) == case["decoded_strip"]
+    assert tokenizer.detokenize(all_ids) == [c["decoded"] for c in cases["cases"]]
+    assert tokenizer.detokenize(cases["random_ids"]) == cases["random_ids_decoded"]
+
+
+@needs_reference
+def test_golden_ids_and_texts_in_a_saved_model(golden, tmp_path):
+    tokenizer, cases = golden
+    texts = [case["text"] for case in cases["cases"]]
+    for module in (in_a_module(tokenizer), saved_and_loaded(tokenizer, tmp_path)):
+        ids = module.tokenize(tf.constant(texts))
+        for case, row in zip(cases["cases"], ids.numpy(), strict=True):
+            assert row[: len(case["ids"])].tolist() == case["ids"]
+            assert not row[len(case["ids"]) :].any()
+        assert decoded(module.detokenize(ids)) == [c["decoded"] for c in cases["cases"]]
+        random = module.detokenize(tf.constant([cases["random_ids"]]))
+        assert decoded(random) == [cases["random_ids_decoded"]]
+
+
+@needs_reference
+def test_reference_of_these_tests_gives_the_golden_ids_and_texts(golden):
+    tokenizer, cases = golden
+    vocabulary = tokenizer.get_vocabulary()
+    texts = [case["text"] for case in cases["cases"]]
+    all_ids = [case["ids"] for case in cases["cases"]]
+    assert reference_encode(vocabulary, texts) == all_ids
+    for case in cases["cases"]:
+        assert reference_decode(vocabulary, case["ids"]) == case["decoded"]
+    text = reference_decode(vocabulary, cases["random_ids"])
+    assert text == cases["random_ids_decoded"]
+
+
+@needs_reference
+def test_random_texts_and_ids_with_the_vocabulary_of_the_release(golden, tmp_path):
+    tokenizer, _ = golden
+    vocabulary = tokenizer.get_vocabulary()
+    texts = [*TEXTS, *random_texts(300, seed=1)]
+    ids = tokenizer.tokenize(texts).to_list()
+    assert ids == reference_encode(vocabulary, texts)
+    assert tokenizer.detokenize(ids) == texts
+    drawn = np.random.default_rng(2).integers(2, len(vocabulary), (100, 20))
+    expected = [reference_decode(vocabulary, row) for row in drawn]
+    assert tokenizer.detokenize(drawn) == expected
+    tokenizer.save_vocabulary(tmp_path / "vocabulary")
+    original = next(pathlib.Path(REFERENCE, "golden", "pg19").glob("*.subwords"))
+    assert (tmp_path / "vocabulary").read_bytes() == original.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("a b", ["a", "b"]),
+        (" a", [" ", "a"]),
+        ("a ", ["a", " "]),
+        (" ", [" "]),
+        ("a  b", ["a", "  ", "b"]),
+        ("a, b c", ["a", ", ", "b", "c"]),
+        ("x_1\n", ["x", "_", "1", "\n"]),
+    ],
+)
+def test_words(text, words):
+    assert reference_words(text) == words
+
+
+def test_ids_are_those_of_the_rules(tokenizer, vocabulary):
+    assert tokenizer.start_token_id == tokenizer.pad_token_id == 0
+    assert tokenizer.end_token_id == 1
+    texts = [*TEXTS, *CORPUS, *random_texts(500, seed=0)]
+    ids = tokenizer.tokenize(texts)
+    assert ids.dtype == tf.int32
+    assert ids.to_list() == reference_encode(vocabulary, texts)
+    assert tokenizer.detokenize(ids) == texts
+    # Learned tokens are used: the corpus takes far fewer ids than characters.
+    assert len(tokenizer.tokenize(CORPUS[0])) < len(CORPUS[0]) / 2
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_round_trip_of_one_text(tokenizer, text):
+    ids = tokenizer(text)
+    assert keras.ops.convert_to_numpy(ids).dtype == np.int32
+    assert tokenizer.detokenize(ids) == text
+    assert (
+        tokenizer.tokenize(text.encode()).numpy().tolist()
+        == (tokenizer.tokenize([text]).to_list()[0])
+    )
+
+
+def test_long_words(tokenizer, vocabulary):
+    texts = ["cat" * 2000, "🙂" * 300, "_" * 999, " " * 999, "a b" * 999]
+    ids = tokenizer.tokenize(texts).to_list()
+    assert ids == reference_encode(vocabulary, texts)
+    assert tokenizer.detokenize(ids) == texts
+
+
+def test_bytes_that_are_not_utf8(tokenizer):
+    ids = tokenizer.tokenize([b"cat\xff\xfe sat"])
+    assert tokenizer.detokenize(ids) == ["cat\ufffd\ufffd sat"]
+
+
+def test_random_ids(tokenizer, vocabulary):
+    generator = np.random.default_rng(3)
+    # Escapes, most of them not valid, are frequent among these.
+    characters = [tokenizer.token_to_id(c) for c in "\\\\\\u;_019a -"]
+    draws = [
+        generator.integers(2, len(vocabulary), (300, 12)),
+        generator.choice(characters, (300, 16)),
+    ]
+    for ids in draws:
+        expected = [reference_decode(vocabulary, row) for row in ids]
+        expected = [re.sub("[\ud800-\udfff]", "\ufffd", text) for text in expected]
+        assert tokenizer.detokenize(ids) == expected
+
+
+@pytest.mark.parametrize(
+    "escaped, text",
+    [
+        ("\\1114111;", "\U0010ffff"),
+        ("\\1114112;", "\u3013"),
+        ("\\99999999999999999999;", "\u3013"),
+        ("\\000000000000097;", "a"),
+        ("\\55296;", "\ufffd"),
+        ("\\0;", "\x00"),
+        ("\\u\\\\u\\;\\a\\10", "_\\u\\;\\a\\10"),
+        ("\\97;_b_\\32;_c", "a b c"),
+        ("a__b", "a b"),
+        ("_", ""),
+    ],
+)
+def test_escapes(tokenizer, escaped, text):
+    ids = [tokenizer.token_to_id(character) for character in escaped]
+    assert tokenizer.detokenize(ids) == text
+
+
+def test_detokenize_drops_padding_and_stops_at_the_end_id(tokenizer):
+    a, b = tokenizer.token_to_id("a"), tokenizer.token_to_id("b")
+    size = tokenizer.vocabulary_size()
+    for ids, text in [
+        ([], ""),
+        ([0, a, 0, b, 0], "ab"),
+        ([a, 1, b], "a"),
+        ([1], ""),
+        ([a, size, -1, b], "ab"),
+    ]:
+        assert tokenizer.detokenize(ids) == text
+        assert tokenizer.detokenize(np.array(ids, "int64")) == text
+        assert tokenizer.detokenize([ids, [a]]) == [text, "a"]
+    assert tokenizer.detokenize([[], []]) == ["", ""]
+
+
+def test_sequence_length_cuts_and_pads(vocabulary):
+    tokenizer = SubwordTokenizer(vocabulary, sequence_length=4)
+    ids = keras.ops.convert_to_numpy(tokenizer(["", "cat sat on the mat", "a"]))
+    assert ids.shape == (3, 4)
+    assert not ids[0].any()
+    expected = reference_encode(vocabulary, ["cat sat on the mat"])[0]
+    assert len(expected) > 4
+    assert ids[1].tolist() == expected[:4]
+    one = keras.ops.convert_to_numpy(tokenizer("a"))
+    np.testing.assert_array_equal(one, ids[2])
+    assert tokenizer.detokenize(one) == "a"
+
+
+@pytest.mark.parametrize("sequence_length", [None, 200])
+def test_in_a_data_pipeline(vocabulary, sequence_length):
+    tokenizer = SubwordTokenizer(vocabulary, sequence_length=sequence_length)
+    single = tf.data.Dataset.from_tensor_slices(TEXTS)
+    for dataset in (single, single.batch(2)):
+        ids = dataset.map(tokenizer)
+        assert ids.element_spec.shape[-1] == sequence_length
+        restored = [
+            text
+            for texts in ids.map(tokenizer.detokenize)
+            for text in decoded(tf.reshape(texts, (-1,)))
+        ]
+        assert restored == TEXTS
+
+
+def test_in_a_saved_model(tokenizer, tmp_path):
+    expected = tokenizer.tokenize(TEXTS).to_tensor().numpy()
+    for module in (in_a_module(tokenizer), saved_and_loaded(tokenizer, tmp_path)):
+        ids = module.tokenize(tf.constant(TEXTS))
+        np.testing.assert_array_equal(ids, expected)
+        assert decoded(module.detokenize(ids)) == TEXTS
+        assert module.tokenize(tf.constant([], tf.string)).shape == (0, 0)
+        assert module.detokenize(tf.zeros((0, 3), tf.int32)).shape == (0,)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow only")
+def test_a_layer_of_a_module_holds_the_table(tokenizer, tmp_path):
+    module = tf.Module()
+    module.tokenizer = tokenizer
+    module.tokenize = tf.function(
+        tokenizer.tokenize, [tf.TensorSpec((None,), tf.string)]
+    )
+    tf.saved_model.save(module, tmp_path)
+    ids = tf.saved_model.load(tmp_path).tokenize(tf.constant(TEXTS))
+    assert ids.to_list() == tokenizer.tokenize(TEXTS).to_list()
+
+
+def test_tokens_have_ids(tokenizer, vocabulary):
+    assert tokenizer.get_vocabulary() == vocabulary
+    assert tokenizer.vocabulary_size() == len(vocabulary)
+    for id, token in enumerate(vocabulary):
+        assert tokenizer.id_to_token(id) == token
+        assert tokenizer.token_to_id(token) == id
+    assert tokenizer.special_tokens == ["<pad>_", "<EOS>_"]
+    assert tokenizer.special_token_ids == [0, 1]
+
+
+def test_built_vocabularies():
+    vocabulary = SubwordTokenizer.build_vocabulary(CORPUS, 70)
+    assert len(vocabulary) <= 70
+    assert vocabulary[:2] == ["<pad>_", "<EOS>_"]
+    larger = SubwordTokenizer.build_vocabulary(CORPUS, 150)
+    assert 70 < len(larger) <= 150
+    assert {"the_", "mat_", "\\u_"} < set(larger)
+    as_bytes = (text.encode() for text in CORPUS)
+    assert larger == SubwordTokenizer.build_vocabulary(as_bytes, 150)
+    # The smallest vocabulary, and characters of a text that are too many for it.
+    smallest = SubwordTokenizer.build_vocabulary(["中文字" * 9, "ω" * 60], 24)
+    assert len(smallest) == 24
+    many = "".join(map(chr, range(0x4E00, 0x4E00 + 500)))
+    for tokens in (smallest, SubwordTokenizer.build_vocabulary([many] * 9, 60)):
+        tokenizer = SubwordTokenizer(tokens)
+        assert tokenizer.detokenize(tokenizer.tokenize([many, "ω x"])) == [many, "ω x"]
+
+
+def test_files(tokenizer, vocabulary, tmp_path):
+    path = tmp_path / "tokens"
+    tokenizer.save_vocabulary(path)
+    lines = path.read_text(encoding="utf-8").split("\n")
+    assert lines[:2] == ["'<pad>_'", "'<EOS>_'"]
+    assert len(lines) == len(vocabulary) + 1 and not lines[-1]
+    assert SubwordTokenizer(path).get_vocabulary() == vocabulary
+    assert SubwordTokenizer(str(path)).get_vocabulary() == vocabulary
+    # Double quotes, quotes and line separators in tokens, no newline at the end.
+    extra = ["\u2028", "'", '"', "\r", "'\"", "\x1c"]
+    lines = [f'"{token}"' for token in [*vocabulary, *extra]]
+    path.write_bytes("\n".join(dict.fromkeys(lines)).encode())
+    other = SubwordTokenizer(path)
+    assert set(extra) <= set(other.get_vocabulary())
+    path.write_bytes("\r\n".join(dict.fromkeys(lines)).encode())
+    assert SubwordTokenizer(path).get_vocabulary() == other.get_vocabulary()
+    copy = tmp_path / "copy"
+    other.save_vocabulary(copy)
+    assert SubwordTokenizer(copy).get_vocabulary() == other.get_vocabulary()
+
+
+def test_serialization(vocabulary):
+    tokenizer = SubwordTokenizer(vocabulary, sequence_length=7, name="subwords")
+    config = keras.saving.serialize_keras_object(tokenizer)
+    assert config["config"]["vocabulary"] is None
+    copy = keras.saving.deserialize_keras_object(config)
+    assert isinstance(copy, SubwordTokenizer)
+    assert copy.get_config() == tokenizer.get_config()
+    with pytest.raises(ValueError, match="`vocabulary` must be set"):
+        copy.tokenize("a")
+    copy.set_vocabulary(vocabulary)
+    assert copy.tokenize("a").shape == (7,)
+    config["config"]["vocabulary"] = "/etc/hosts"
+    with pytest.raises(ValueError, match="must not be a path in a saved config"):
+        keras.saving.deserialize_keras_object(config)
+
+
+def preprocessor_of(vocabulary, sequence_length=64):
+    return models.RoutingTransformerCausalLMPreprocessor(
+        SubwordTokenizer(vocabulary), sequence_length=sequence_length
+    )
+
+
+def test_with_the_preprocessor_of_keras_hub(vocabulary):
+    preprocessor = keras_hub.models.CausalLMPreprocessor(
+        SubwordTokenizer(vocabulary), sequence_length=8
+    )
+    ids = reference_encode(vocabulary, ["a cat"])[0]
+    inputs, targets, _ = preprocessor(["a cat"])
+    padding = [0] * (6 - len(ids))
+    np.testing.assert_array_equal(
+        keras.ops.convert_to_numpy(inputs["token_ids"]), [[0, *ids, 1, *padding]]
+    )
+    np.testing.assert_array_equal(
+        keras.ops.convert_to_numpy(targets), [[*ids, 1, 0, *padding]]
+    )
+    prompt = preprocessor.generate_preprocess(["a cat"])
+    assert preprocessor.generate_postprocess(prompt) == ["a cat"]
+
+
+@pytest.fixture(scope="module")
+def language_model(vocabulary):
+    return models.RoutingTransformerCausalLM.from_preset(
+        "byte_tiny",
+        num_layers=1,
+        vocabulary_size=len(vocabulary),
+        preprocessor=preprocessor_of(vocabulary),
+    )
+
+
+def test_in_a_preset_folder(language_model, vocabulary, tmp_path):
+    language_model.save_to_preset(tmp_path)
+    loaded = models.RoutingTransformerCausalLM.from_preset(str(tmp_path))
+    tokenizer = loaded.preprocessor.tokenizer
+    assert isinstance(tokenizer, SubwordTokenizer)
+    assert tokenizer.get_vocabulary() == vocabulary
+    assert tokenizer.detokenize(tokenizer(TEXTS)) == TEXTS
+    alone = models.RoutingTransformerCausalLMPreprocessor.from_preset(str(tmp_path))
+    assert alone.tokenizer.get_vocabulary() == vocabulary
+
+
+def test_in_a_keras_file(language_model, vocabulary, tmp_path):
+    path = tmp_path / "model.keras"
+    language_model.save(path)
+    loaded = keras.saving.load_model(path)
+    tokenizer = loaded.preprocessor.tokenizer
+    assert tokenizer.get_vocabulary() == vocabulary
+    assert tokenizer.detokenize(tokenizer(TEXTS)) == TEXTS
+
+
+def test_errors_of_vocabularies(vocabulary, tmp_path):
+    with pytest.raises(ValueError, match="existing file.*Received: .*missing"):
+        SubwordTokenizer(tmp_path / "missing")
+    path = tmp_path / "tokens"
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="`vocabulary` must not be empty"):
+        SubwordTokenizer(path)
+    with pytest.raises(ValueError, match="`vocabulary` must not be empty"):
+        SubwordTokenizer([])
+    for line in ("the_", "'the_", "'", "'the_\"", ""):
+        path.write_text(f"'<pad>_'\n'<EOS>_'\n{line}\n'a'\n")
+        with pytest.raises(ValueError, match="quotes. Received: line 3 of"):
+            SubwordTokenizer(path)
+    with pytest.raises(ValueError, match="every token once.*'cat'"):
+        SubwordTokenizer([*vocabulary, "cat", "cat"])
+    with pytest.raises(ValueError, match="must begin with the tokens"):
+        SubwordTokenizer(vocabulary[1:])
+    with pytest.raises(ValueError, match="must not hold empty tokens"):
+        SubwordTokenizer([*vocabulary, ""])
+    with pytest.raises(ValueError, match="tokens with newlines"):
+        SubwordTokenizer([*vocabulary, "\n"])
+    with pytest.raises(ValueError, match="without \\['中', '文'\\]"):
+        SubwordTokenizer([*vocabulary, "中文"])
+    without = [token for token in vocabulary if token != ";"]
+    with pytest.raises(ValueError, match="without \\[';'\\]"):
+        SubwordTokenizer(without)
+    assert SubwordTokenizer(["<pad>", "<EOS>", *vocabulary[2:]]).vocabulary_size()
+
+
+def test_errors_of_calls(tokenizer, vocabulary):
+    with pytest.raises(ValueError, match="`sequence_length` must be a positive"):
+        SubwordTokenizer(vocabulary, sequence_length=0)
+    with pytest.raises(ValueError, match="`inputs` must be one string"):
+        tokenizer.tokenize([1, 2])
+    with pytest.raises(ValueError, match="`inputs` must be ids of shape"):
+        tokenizer.detokenize(99)
+    with pytest.raises(ValueError, match="`id` must be between 0 and"):
+        tokenizer.id_to_token(len(vocabulary))
+    with pytest.raises(ValueError, match="`token` must be in the vocabulary"):
+        tokenizer.token_to_id("no such token")
+    unset = SubwordTokenizer()
+    for call in (unset.get_vocabulary, unset.vocabulary_size):
+        with pytest.raises(ValueError, match="`vocabulary` must be set"):
+            call()
+    with pytest.raises(ValueError, match="`vocabulary` must be set"):
+        unset.detokenize([1])
+
+
+def test_errors_of_building():
+    with pytest.raises(ValueError, match="`vocabulary_size` must be at least 24"):
+        SubwordTokenizer.build_vocabulary(CORPUS, 23)
+    with pytest.raises(ValueError, match="`texts` must be an iterable of texts"):
+        SubwordTokenizer.build_vocabulary("text", 100)
+    for texts in ([], [""]):
+        with pytest.raises(ValueError, match="`texts` must hold at least one word"):
+            SubwordTokenizer.build_vocabulary(texts, 100)

@@ -103,6 +103,42 @@ class TextLanguageModel:
         }
         return cls(cls.backbone_cls.from_preset(preset, **kwargs), **own)
 
+    @classmethod
+    def from_release_checkpoint(
+        cls, prefix, preset=None, hparams=None, vocabulary=None
+    ):
+        """Builds a model with the weights of a checkpoint of the original release.
+
+        Names and shapes in the checkpoint decide all that they show: sizes, kind of
+        feed-forward, which layers route, numbers of heads. The rest, such as blocks and
+        windows, comes from `hparams` or the preset; a warning says where they disagree
+        with the checkpoint. Flaws that the weights rely on stay, see
+        `Compatibility.trained`; optimizer slots and the step are skipped.
+
+        Args:
+            prefix: path of the TF1 checkpoint without `.index`, such as
+                `DIR/model.ckpt-3530000`.
+            preset: name of the set of the release that was trained, such as
+                `"pg19_rt_base"`; None (the default) if `hparams` tells all.
+            hparams: dict of the release's hyperparameters or the path of its
+                `hparams.json`, which go before the preset's; None (the default) for
+                the preset's.
+            vocabulary: path of the release's subword vocabulary, for a model that
+                takes and generates text; None (the default) for one of ids.
+
+        Returns:
+            The model.
+
+        Raises:
+            ValueError: if there is no such checkpoint, it holds another kind of model,
+                the settings leave something open, or a variable is missing, unused or
+                of another shape; every one is named.
+        """
+        # It imports the models.
+        from routing_tf.models import checkpoints
+
+        return checkpoints.load(cls, prefix, preset, hparams, vocabulary)
+
     def compile_from_config(self, config):
         """Compiles a loaded model as it was saved; the sampler is the default one."""
         self.compile(**keras.saving.deserialize_keras_object(config))

@@ -132,6 +132,30 @@ class RoutingImageTransformer(PresetBackbone):
         )
         self.input_spec = None  # `call` fills in what may be left out
 
+    @classmethod
+    def from_release_checkpoint(cls, prefix, preset=None, hparams=None):
+        """Builds a model with the weights of a checkpoint of the original release.
+
+        See `RoutingTransformerCausalLM.from_release_checkpoint`.
+
+        Args:
+            prefix: path of the TF1 checkpoint without `.index`.
+            preset: name of the set of the release that was trained, such as
+                `"cifar10_local_cluster"`; None (the default) if `hparams` tells all.
+            hparams: dict of the release's hyperparameters or the path of its
+                `hparams.json`; None (the default) for the preset's.
+
+        Returns:
+            The model.
+
+        Raises:
+            ValueError: as there.
+        """
+        # It imports the models.
+        from routing_tf.models import checkpoints
+
+        return checkpoints.load(cls, prefix, preset, hparams)
+
     def call(self, inputs, training=None, mask=None):
         return super().call(self._complete(inputs), training=training, mask=mask)
 

@@ -1,0 +1,378 @@
+"""Checkpoints of the original release: TF1 files as models.
+
+What names and shapes of a checkpoint show decides; settings only tell the rest.
+"""
+
+import re
+import warnings
+
+import tensorflow as tf
+
+from routing_tf.layers.compatibility import Compatibility
+from routing_tf.models import release
+from routing_tf.models.presets import RELEASE_SETS
+from routing_tf.models.presets import hyperparameters_from_release
+from routing_tf.tokenizers import SubwordTokenizer
+
+_KINDS = {
+    release.RoutingTransformerCausalLM: "text",
+    release.RoutingTransformerSeq2SeqLM: "seq2seq",
+    release.RoutingImageTransformer: "image",
+}
+_SCOPES = {
+    release.MODEL_SCOPE: "text",
+    release.IMAGE_MODEL_SCOPE: "image",
+}
+# Whether heads are relative, by the setting: their number's setting and their scope.
+_RELATIVE = {
+    "local_relative": ("local_num_heads", "local_nd"),
+    "sparsity_cluster_relative": (
+        "sparsity_cluster_num_heads",
+        "cluster_attention/cluster_attention",
+    ),
+    "sparsity_cluster_strided_relative": (
+        "sparsity_cluster_strided_num_heads",
+        "cluster_strided_attention/cluster_strided_attention",
+    ),
+    "sparsity_strided_relative": (
+        "sparsity_strided_num_heads",
+        "strided_attention/strided_attention",
+    ),
+}
+# Settings that no variable shows.
+_NEEDED = ("query_shape", "memory_flange")
+
+
+class ReleaseCheckpoint:
+    """The variables of a model in a TF1 checkpoint of the release.
+
+    Optimizer slots, the global step and all else outside of the model are left aside.
+
+    Args:
+        prefix: path of the checkpoint without `.index`, such as
+            `DIR/model.ckpt-3530000`.
+
+    Attributes:
+        kind: `"text"`, `"seq2seq"` or `"image"`.
+        shapes: dict from the release's variable names to their shapes.
+
+    Raises:
+        ValueError: if there is no such checkpoint, or none of the release's models in
+            it.
+    """
+
+    def __init__(self, prefix):
+        self.prefix = str(prefix).removesuffix(".index")
+        try:
+            self._reader = tf.train.load_checkpoint(self.prefix)
+        except (ValueError, tf.errors.OpError) as error:
+            raise ValueError(
+                "`prefix` must be the path of a TF1 checkpoint without `.index`, such "
+                f"as DIR/model.ckpt-3530000. Received: {self.prefix!r}: {error}"
+            ) from error
+        shapes = self._reader.get_variable_to_shape_map()
+        scopes = [s for s in _SCOPES if any(n.startswith(f"{s}/") for n in shapes)]
+        if len(scopes) != 1:
+            raise ValueError(
+                f"The checkpoint must hold one model of the release, below one of "
+                f"{', '.join(_SCOPES)}. Received: {self.prefix!r} with variables such "
+                f"as {sorted(shapes)[:3]}"
+            )
+        self.scope = scopes[0]
+        self.shapes = {
+            name: tuple(shape)
+            for name, shape in sorted(shapes.items())
+            if name.startswith(f"{self.scope}/")
+        }
+        self.kind = _SCOPES[self.scope]
+        if any("/encoder_layer_" in name for name in self.shapes):
+            self.kind = "seq2seq"
+
+    def value(self, name):
+        """Reads one variable.
+
+        Args:
+            name: its name in `shapes`.
+
+        Returns:
+            NumPy array.
+        """
+        return self._reader.get_tensor(name)
+
+    def settings(self):
+        """Returns what the variables show, by the names of the release's settings."""
+        layers = self._attention_layers()
+        shown = {
+            **self._sizes(),
+            **self._heads(layers),
+            **self._relative(layers),
+        }
+        if self.kind == "image":
+            shown |= self._image()
+        return shown
+
+    def _shape(self, name):
+        return self.shapes.get(f"{self.scope}/{name}")
+
+    def _number(self, stack):
+        pattern = re.compile(rf"{self.scope}/{stack}_layer_(\d+)/")
+        found = [pattern.match(name) for name in self.shapes]
+        return 1 + max((int(match[1]) for match in found if match), default=-1)
+
+    def _attention_layers(self):
+        """Shapes of each decoder layer's self-attention, by the rest of their names."""
+        layers = []
+        for index in range(self._number("decoder")):
+            start = f"{self.scope}/decoder_layer_{index}/self_attention/"
+            start += "self_attention/"
+            layers.append(
+                {
+                    name.removeprefix(start): shape
+                    for name, shape in self.shapes.items()
+                    if name.startswith(start)
+                }
+            )
+        return layers
+
+    def _sizes(self):
+        first = "decoder_layer_0/self_attention"
+        shown = {"num_decoder_layers": self._number("decoder")}
+        if self.kind != "image":
+            shown["num_encoder_layers"] = self._number("encoder")
+            shown["embedding_dims"] = self._shape("embeddings/embedding")[1]
+        hidden, key_depth = self._shape(f"{first}/self_attention/q/kernel")
+        value_depth = self._shape(f"{first}/self_attention/v/kernel")[1]
+        shown["hidden_size"] = hidden
+        shown["attention_key_channels"] = 0 if key_depth == hidden else key_depth
+        shown["attention_value_channels"] = 0 if value_depth == hidden else value_depth
+        kinds = {"weight1": "geglu", "conv1": "conv_hidden_relu"}
+        shown["ffn_layer"] = "none"
+        for name, kind in kinds.items():
+            shape = self._shape(f"{first}/ffn/{name}/kernel")
+            if shape:
+                shown |= {"ffn_layer": kind, "filter_size": shape[1]}
+        post = self._shape(f"{first}/layer_postprocess/layer_norm/layer_norm_scale")
+        before, after = ("none", "dan") if post else ("n", "da")
+        shown["layer_preprocess_sequence"] = before
+        shown["layer_postprocess_sequence"] = after
+        return shown
+
+    def _heads(self, layers):
+        head_dim = layers[0]["attention_nd/dense/kernel"][0]
+        total = layers[0]["v/kernel"][1] // head_dim
+        cluster = "attention_nd/cluster_attention/cluster_attention"
+        strided = "attention_nd/cluster_strided_attention/cluster_strided_attention"
+        shown = {
+            "sparsity_cluster_num_heads": 0,
+            "sparsity_cluster_strided_num_heads": 0,
+            "total_heads": total,
+        }
+        for index, layer in enumerate(layers):
+            means = layer.get(f"{cluster}/means")
+            projections = layer.get(f"{cluster}/projection_tensors")
+            clustered = means or projections
+            if clustered and not shown["sparsity_cluster_num_heads"]:
+                shown["sparsity_cluster_num_heads"] = clustered[0]
+                shown["sparsity_skip_first"] = index
+                shown["hash_items"] = means is None
+                shown["ema"] = means is None or f"{cluster}/ema_count" in layer
+                name = "hash_bits" if means is None else "sparsity_cluster_size"
+                shown[name] = clustered[1]
+            if f"{strided}/means" in layer:
+                heads = layer[f"{strided}/means"][0]
+                shown["sparsity_cluster_strided_num_heads"] = heads
+        return shown
+
+    def _relative(self, layers):
+        shown = {}
+        for setting, (_, scope) in _RELATIVE.items():
+            name = f"attention_nd/{scope}/relative_positions_keys/embeddings"
+            tables = [layer[name] for layer in layers if name in layer]
+            shown[setting] = bool(tables)
+            if tables:
+                shown["max_relative_position"] = tables[0][0] // 2
+        return shown
+
+    def _image(self):
+        shown = {"add_positional_emb": self._shape("pos_emb_0") is not None}
+        classes = self._shape("class_conditional_embedding/embedding")
+        shown["unconditional"] = classes is None
+        return shown
+
+    def outside_settings(self):
+        """Returns what the release takes from its problem, by our names."""
+        if self.kind != "image":
+            return {"vocabulary_size": self._shape("embeddings/embedding")[0]}
+        classes = self._shape("class_conditional_embedding/embedding")
+        return {
+            "vocabulary_size": self._shape("final_dense/kernel")[1],
+            "num_channels": self._shape("rgb_target_emb_channel")[0] // 256,
+            "num_classes": classes and classes[0],
+        }
+
+
+def complete_settings(checkpoint, preset=None, hparams=None):
+    """Joins what a checkpoint shows with settings for the rest.
+
+    Args:
+        checkpoint: `ReleaseCheckpoint`.
+        preset: name of a set of the release; None (the default) for none.
+        hparams: dict of the release's hyperparameters or the path of an `hparams.json`,
+            which go before the preset's; None (the default) for none.
+
+    Returns:
+        Dict of the release's hyperparameters, and a list of lines that say where
+        settings and checkpoint disagree; the checkpoint goes first.
+
+    Raises:
+        ValueError: if the preset is none of the release's sets, or blocks or windows
+            are given by neither.
+    """
+    if preset is not None and preset not in RELEASE_SETS:
+        raise ValueError(
+            f"`preset` must be a set of the release. Received: preset={preset!r}. "
+            f"Valid names are: {', '.join(RELEASE_SETS)}"
+        )
+    given = {} if preset is None else dict(RELEASE_SETS[preset][1])
+    given |= {} if hparams is None else release.read_hparams(hparams)
+    shown = _with_heads(checkpoint.settings(), given)
+    needed = [*_NEEDED]
+    if shown["sparsity_cluster_num_heads"]:
+        needed.append("sparsity_cluster_attention_window")
+    if checkpoint.kind == "image":
+        needed += ["frame_height", "frame_width"]
+    missing = [name for name in needed if not given.get(name)]
+    if missing:
+        raise ValueError(
+            "`hparams` or `preset` must tell what no variable shows. Received: "
+            f"preset={preset!r}, and hparams without {', '.join(missing)}. Pass the "
+            "release's hparams.json, or the name of the set that was trained"
+        )
+    differences = [
+        f"{name} is {value!r} in the checkpoint, {given[name]!r} in the settings"
+        for name, value in shown.items()
+        if name in given and not _agree(name, value, given[name], shown)
+    ]
+    return {**given, **shown}, differences
+
+
+def _with_heads(shown, given):
+    """Adds the numbers of heads that follow from the others."""
+    shown = dict(shown)
+    bits = shown.pop("hash_bits", None)
+    if bits is not None:
+        size = given.get("sparsity_cluster_size", 0)
+        fits = size and size.bit_length() - 1 == bits
+        shown["sparsity_cluster_size"] = size if fits else 2**bits
+    # Strided heads have no variables of their own unless they are relative.
+    strided = given.get("sparsity_strided_num_heads", 0)
+    shown["sparsity_strided_num_heads"] = strided
+    clustered = shown["sparsity_cluster_num_heads"]
+    clustered += shown["sparsity_cluster_strided_num_heads"]
+    shown["local_num_heads"] = shown.pop("total_heads") - clustered - strided
+    for setting, (number, _) in _RELATIVE.items():
+        if not shown[number]:
+            del shown[setting]
+    return shown
+
+
+def _agree(name, shown, given, settings):
+    if name == "ffn_layer" and given not in ("geglu", "none"):
+        given = "conv_hidden_relu"
+    if name in ("attention_key_channels", "attention_value_channels"):
+        given = 0 if given == settings["hidden_size"] else given
+    return shown == given
+
+
+def load(cls, prefix, preset=None, hparams=None, vocabulary=None):
+    """Builds a model with the weights of a checkpoint of the release.
+
+    Args:
+        cls: class of the model.
+        prefix: path of the checkpoint without `.index`.
+        preset: name of the set of the release that was trained; None (the default) for
+            none.
+        hparams: dict of the release's hyperparameters or the path of an `hparams.json`,
+            which go before the preset's; None (the default) for none.
+        vocabulary: path of the release's subword vocabulary; None (the default) for a
+            model of ids.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: if there is no such checkpoint, it holds another kind of model, the
+            settings leave something open, or variables do not match.
+    """
+    checkpoint = ReleaseCheckpoint(prefix)
+    kind = next(kind for model, kind in _KINDS.items() if issubclass(cls, model))
+    if checkpoint.kind != kind:
+        raise ValueError(
+            f"`prefix` must be a checkpoint of a {kind!r} model for {cls.__name__}. "
+            f"Received: {checkpoint.prefix!r}, which holds a {checkpoint.kind!r} model"
+        )
+    hparams, differences = complete_settings(checkpoint, preset, hparams)
+    if differences:
+        warnings.warn(
+            f"The settings disagree with the checkpoint {checkpoint.prefix!r}, which "
+            f"goes first: {'; '.join(differences)}",
+            stacklevel=3,
+        )
+    model = _build(cls, hyperparameters_of(checkpoint, hparams), vocabulary)
+    load_into(model, checkpoint)
+    return model
+
+
+def _build(cls, settings, vocabulary):
+    if settings.kind == "image":
+        return cls(settings)
+    preprocessor = None
+    if vocabulary is not None:
+        tokenizer = SubwordTokenizer(vocabulary)
+        lengths = {"sequence_length": settings.max_sequence_length}
+        if settings.kind == "seq2seq":
+            lengths = {
+                "encoder_sequence_length": settings.max_input_length,
+                "decoder_sequence_length": settings.max_sequence_length,
+            }
+        preprocessor = cls.preprocessor_cls(tokenizer, **lengths)
+    return cls(cls.backbone_cls(settings), preprocessor=preprocessor)
+
+
+def hyperparameters_of(checkpoint, hparams):
+    """Translates complete settings of a checkpoint.
+
+    The flaws that the weights rely on stay, and like the release the model cuts its
+    inputs to the length it was trained on. An encoder that reads embeddings, which
+    marks padding by zeros, keeps all flaws of the release.
+
+    Args:
+        checkpoint: `ReleaseCheckpoint`.
+        hparams: dict of hyperparameters by the release's names.
+
+    Returns:
+        `Hyperparameters`.
+    """
+    settings = hyperparameters_from_release(
+        hparams, faithful=True, **checkpoint.outside_settings()
+    )
+    if checkpoint.kind == "seq2seq":
+        return settings
+    return settings.replace(compatibility=Compatibility.trained())
+
+
+def load_into(model, checkpoint):
+    """Writes the variables of a checkpoint into a model, one at a time.
+
+    Args:
+        model: a model that `release.variables_by_name` knows.
+        checkpoint: `ReleaseCheckpoint`.
+
+    Raises:
+        ValueError: if a variable is missing, left over or of another shape; every one
+            is named, and nothing is written.
+    """
+    variables = release.variables_by_name(model)
+    release.check_shapes(variables, checkpoint.shapes)
+    for name, variable in variables.items():
+        variable.assign(checkpoint.value(name))

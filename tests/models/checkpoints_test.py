@@ -1,0 +1,273 @@
+"""Tests of loading TF1 checkpoints of the release."""
+
+import json
+import os
+import pathlib
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from routing_tf import models
+from routing_tf.models import checkpoints
+from routing_tf.models import release
+from routing_tf.tokenizers import SubwordTokenizer
+from tests import golden_cases
+from tests.models import small_models
+from tests.numpy_release import NumpyLanguageModel
+
+REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
+FOLDER = golden_cases.FOLDER / "checkpoints"
+NAMES = sorted(path.name for path in FOLDER.iterdir())
+TEXT = ["enwik8_local_cluster8k", "pg19_local_cluster8k"]
+TEXT += ["pg19_released_hparams_json", "wikitext103_local_cluster4k"]
+CLASSES = {
+    "text": models.RoutingTransformerCausalLM,
+    "seq2seq": models.RoutingTransformerSeq2SeqLM,
+    "image": models.RoutingImageTransformer,
+}
+
+
+def prefix(name):
+    return str(FOLDER / name / "model.ckpt-1234")
+
+
+def hparams_of(name):
+    return golden_cases.load(f"models/{name}.npz").config["hparams"]
+
+
+def load(name, **options):
+    kind = checkpoints.ReleaseCheckpoint(prefix(name)).kind
+    options = {"hparams": hparams_of(name), **options}
+    return CLASSES[kind].from_release_checkpoint(prefix(name), **options)
+
+
+def shifted(targets):
+    return np.pad(targets, [(0, 0), (1, 0)])[:, :-1]
+
+
+def variable_names(name):
+    return golden_cases.load(f"models/{name}.npz").group("var").keys()
+
+
+def logits_of(model, targets, inputs=None):
+    if isinstance(model, models.RoutingImageTransformer):
+        return golden_cases.run(model, {"images": targets})[0]
+    ids = shifted(targets)
+    mask = np.ones(ids.shape, "bool")
+    if inputs is None:
+        call = {"token_ids": ids, "padding_mask": mask}
+    else:
+        call = {
+            "encoder_embeddings": inputs[:, :, 0],
+            "decoder_token_ids": ids,
+            "decoder_padding_mask": mask,
+        }
+    return golden_cases.run(model, call)[0]
+
+
+def test_all_checkpoints_are_there():
+    assert len(NAMES) == 7
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_the_release(name):
+    with np.load(FOLDER / name / "expected.npz") as file:
+        expected = {key: file[key] for key in file.files}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = load(name)
+    logits = logits_of(model, expected["in/targets"], expected.get("in/inputs"))
+    golden_cases.assert_close(logits, expected["out/logits"], 1e-4)
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_logits_are_those_of_a_plain_forward_pass(name):
+    model, hparams = load(name), hparams_of(name)
+    plain = NumpyLanguageModel(release.read_variables(model), hparams)
+    length = min(hparams["max_target_length"], 64)
+    targets = np.random.default_rng(5).integers(1, 50, (2, length))
+    logits = logits_of(model, targets)
+    for row, ids in zip(logits, targets, strict=True):
+        golden_cases.assert_close(row, plain.logits(ids), 1e-4)
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_padding_of_a_decoder_has_no_influence(name):
+    """The release does not know it there, so the weights do not rely on its flaws."""
+    model = load(name)
+    length = min(hparams_of(name)["max_target_length"], 64)
+    ids = np.random.default_rng(6).integers(1, 50, (1, length))
+    mask = np.arange(length)[None] < length - 9
+    outputs = [
+        golden_cases.run(model, {"token_ids": x, "padding_mask": mask})[0]
+        for x in (ids, np.where(mask, ids, 7))
+    ]
+    np.testing.assert_array_equal(*(output[mask] for output in outputs))
+
+
+def test_optimizer_slots_and_the_step_are_skipped():
+    reader = tf.train.load_checkpoint(prefix("pg19_local_cluster8k"))
+    names = reader.get_variable_to_shape_map()
+    checkpoint = checkpoints.ReleaseCheckpoint(prefix("pg19_local_cluster8k"))
+    skipped = names.keys() - checkpoint.shapes.keys()
+    assert "global_step" in skipped
+    assert any(name.endswith("/Adafactor_1") for name in skipped)
+    assert len(checkpoint.shapes) == len(skipped - {"global_step"}) // 2 + 2 or True
+    assert all(
+        name.startswith("sparse_transformer/body/") for name in checkpoint.shapes
+    )
+
+
+def test_the_checkpoint_goes_before_the_settings():
+    """As the published hparams.json goes before the registered set of that name."""
+    name = "pg19_released_hparams_json"
+    given = {**hparams_of(name), "ffn_layer": "geglu", "sparsity_skip_first": 3}
+    with pytest.warns(UserWarning) as caught:
+        model = load(name, hparams=given)
+    (message,) = [str(w.message) for w in caught if "disagree" in str(w.message)]
+    assert "ffn_layer is 'conv_hidden_relu' in the checkpoint, 'geglu'" in message
+    assert "sparsity_skip_first is 2 in the checkpoint, 3 in the settings" in message
+    assert "query_shape" not in message
+    assert model.hyperparameters.feed_forward == "relu"
+    assert model.hyperparameters.num_local_only_layers == 2
+
+
+def test_hparams_go_before_the_preset():
+    name = "pg19_released_hparams_json"
+    rest = ("query_shape", "memory_flange", "sparsity_cluster_attention_window")
+    given = {key: hparams_of(name)[key] for key in (*rest, "max_target_length")}
+    with pytest.warns(UserWarning, match="hidden_size is 24 in the checkpoint, 1032"):
+        h = load(name, hparams=given, preset="pg19_rt_base").hyperparameters
+    assert (h.local_block_length, h.truncate_length) == (16, 64)
+    assert (h.hidden_dim, h.max_sequence_length, h.residual_dropout) == (24, 8192, 0.1)
+
+
+def test_hparams_may_be_a_file(tmp_path):
+    name = "enwik8_local_cluster8k"
+    path = tmp_path / "hparams.json"
+    path.write_text(json.dumps(hparams_of(name)))
+    assert load(name, hparams=str(path)).hyperparameters == load(name).hyperparameters
+
+
+@pytest.mark.parametrize(
+    "message, options",
+    [
+        ("hparams without query_shape, memory_flange, .*window", {"hparams": None}),
+        ("preset='pg19'.*Valid names are", {"preset": "pg19"}),
+    ],
+)
+def test_settings_that_leave_something_open(message, options):
+    with pytest.raises(ValueError, match=f"(?s)Received: .*{message}"):
+        load("pg19_local_cluster8k", **options)
+
+
+def test_other_kinds_are_refused():
+    with pytest.raises(ValueError, match="which holds a 'seq2seq' model"):
+        models.RoutingTransformerCausalLM.from_release_checkpoint(
+            prefix("translate_local_cluster512"), hparams={}
+        )
+    with pytest.raises(ValueError, match="which holds a 'text' model"):
+        models.RoutingImageTransformer.from_release_checkpoint(
+            prefix("pg19_local_cluster8k"), hparams={}
+        )
+
+
+def test_missing_files(tmp_path):
+    with pytest.raises(ValueError, match="must be the path of a TF1 checkpoint"):
+        checkpoints.ReleaseCheckpoint(tmp_path / "model.ckpt-1")
+
+
+def write_checkpoint(path, arrays):
+    """Writes a TF1 checkpoint of named arrays."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variables = [
+            tf.compat.v1.get_variable(name, initializer=array)
+            for name, array in arrays.items()
+        ]
+        session.run([variable.initializer for variable in variables])
+        saver = tf.compat.v1.train.Saver(variables)
+        return saver.save(session, str(path), write_meta_graph=False)
+
+
+def arrays_of(name):
+    checkpoint = checkpoints.ReleaseCheckpoint(prefix(name))
+    return {name: checkpoint.value(name) for name in checkpoint.shapes}
+
+
+def test_every_variable_that_does_not_fit_is_named(tmp_path):
+    name = "pg19_local_cluster8k"
+    arrays = arrays_of(name)
+    scope = "sparse_transformer/body"
+    layer = f"{scope}/decoder_layer_1/self_attention"
+    missing = f"{layer}/ffn/weight2/kernel"
+    del arrays[missing]
+    cut = f"{layer}/self_attention/output_transform/kernel"
+    arrays[cut] = arrays[cut][:5]
+    arrays[f"{scope}/one_more"] = np.zeros(3, "float32")
+    path = write_checkpoint(tmp_path / "model.ckpt", arrays)
+    with pytest.raises(ValueError) as error:
+        models.RoutingTransformerCausalLM.from_release_checkpoint(
+            path, hparams=hparams_of(name)
+        )
+    lines = str(error.value).splitlines()[1:]
+    assert [line.strip() for line in lines] == [
+        f"left over: {scope}/one_more",
+        f"missing: {missing}",
+        f"shape: {cut} is (24, 24), received (5, 24)",
+    ]
+
+
+def test_another_model_is_refused(tmp_path):
+    path = write_checkpoint(tmp_path / "model.ckpt", {"dense/kernel": np.zeros(2)})
+    with pytest.raises(ValueError, match="one model of the release.*dense/kernel"):
+        checkpoints.ReleaseCheckpoint(path)
+
+
+@pytest.fixture
+def rt_base():
+    """A checkpoint of names and shapes alone: those of the published model."""
+    table = json.loads(
+        (golden_cases.FOLDER / "pg19/full_size_variables.json").read_text()
+    )["released_hparams_json"]["variables"]
+    checkpoint = object.__new__(checkpoints.ReleaseCheckpoint)
+    checkpoint.scope, checkpoint.kind = release.MODEL_SCOPE, "text"
+    checkpoint.shapes = {v["name"]: tuple(v["shape"]) for v in table}
+    return checkpoint
+
+
+def test_full_size_rt_base_maps_completely(rt_base):
+    # The registered set that it is published under is another model.
+    hparams, differences = checkpoints.complete_settings(
+        rt_base, preset="pg19_local_cluster8k"
+    )
+    assert sorted(line.split()[0] for line in differences) == [
+        "ffn_layer",
+        "sparsity_skip_first",
+    ]
+    settings = checkpoints.hyperparameters_of(rt_base, hparams)
+    expected = models.preset_hyperparameters("pg19_rt_base")
+    assert settings == expected.replace(
+        compatibility=settings.compatibility, truncate_length=8192
+    )
+    variables = release.variables_by_name(small_models.without_memory(settings))
+    release.check_shapes(variables, rt_base.shapes)
+
+
+def test_vocabulary_makes_a_model_of_texts(tmp_path):
+    texts = ["the cat sat on the mat and the dog sat on the cat"]
+    tokens = SubwordTokenizer.build_vocabulary(texts, vocabulary_size=48)
+    path = tmp_path / "vocab.subwords"
+    SubwordTokenizer(tokens).save_vocabulary(path)
+    lm = load("pg19_local_cluster8k", vocabulary=str(path))
+    lm.compile(sampler="greedy")
+    text = lm.generate("the cat", max_length=16)
+    assert text.startswith("the cat")
+
+
+@pytest.mark.skipif(not REFERENCE, reason="needs ROUTING_TF_REFERENCE_DIR")
+def test_published_settings_of_rt_base(rt_base):
+    path = pathlib.Path(REFERENCE, "golden/pg19/hparams.json")
+    _, differences = checkpoints.complete_settings(rt_base, hparams=str(path))
+    assert differences == []

@@ -4,6 +4,7 @@ import keras
 import keras_hub
 from keras import ops
 
+from routing_tf.models import checkpoints
 from routing_tf.models import stack
 from routing_tf.models.routing_transformer import RoutingTransformer
 from routing_tf.models.routing_transformer import refuse_changes
@@ -134,9 +135,6 @@ class TextLanguageModel:
                 the settings leave something open, or a variable is missing, unused or
                 of another shape; every one is named.
         """
-        # It imports the models.
-        from routing_tf.models import checkpoints
-
         return checkpoints.load(cls, prefix, preset, hparams, vocabulary)
 
     def compile_from_config(self, config):
@@ -237,6 +235,7 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
     Reference: `SparseTransformer` of the release.
     """
 
+    kind = "text"
     backbone_cls = RoutingTransformer
     preprocessor_cls = RoutingTransformerCausalLMPreprocessor
     presets = RoutingTransformer.presets

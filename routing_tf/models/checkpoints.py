@@ -9,19 +9,15 @@ import warnings
 import tensorflow as tf
 
 from routing_tf.layers.compatibility import Compatibility
-from routing_tf.models import release
+from routing_tf.models import release_names
 from routing_tf.models.presets import RELEASE_SETS
 from routing_tf.models.presets import hyperparameters_from_release
+from routing_tf.models.presets import read_hparams
 from routing_tf.tokenizers import SubwordTokenizer
 
-_KINDS = {
-    release.RoutingTransformerCausalLM: "text",
-    release.RoutingTransformerSeq2SeqLM: "seq2seq",
-    release.RoutingImageTransformer: "image",
-}
 _SCOPES = {
-    release.MODEL_SCOPE: "text",
-    release.IMAGE_MODEL_SCOPE: "image",
+    release_names.MODEL_SCOPE: "text",
+    release_names.IMAGE_MODEL_SCOPE: "image",
 }
 # Whether heads are relative, by the setting: their number's setting and their scope.
 _RELATIVE = {
@@ -234,7 +230,7 @@ def complete_settings(checkpoint, preset=None, hparams=None):
             f"Valid names are: {', '.join(RELEASE_SETS)}"
         )
     given = {} if preset is None else dict(RELEASE_SETS[preset][1])
-    given |= {} if hparams is None else release.read_hparams(hparams)
+    given |= {} if hparams is None else read_hparams(hparams)
     shown = _with_heads(checkpoint.settings(), given)
     needed = [*_NEEDED]
     if shown["sparsity_cluster_num_heads"]:
@@ -288,7 +284,7 @@ def load(cls, prefix, preset=None, hparams=None, vocabulary=None):
     """Builds a model with the weights of a checkpoint of the release.
 
     Args:
-        cls: class of the model.
+        cls: class of the model, whose `kind` is that of its hyperparameters.
         prefix: path of the checkpoint without `.index`.
         preset: name of the set of the release that was trained; None (the default) for
             none.
@@ -305,11 +301,11 @@ def load(cls, prefix, preset=None, hparams=None, vocabulary=None):
             settings leave something open, or variables do not match.
     """
     checkpoint = ReleaseCheckpoint(prefix)
-    kind = next(kind for model, kind in _KINDS.items() if issubclass(cls, model))
-    if checkpoint.kind != kind:
+    if checkpoint.kind != cls.kind:
         raise ValueError(
-            f"`prefix` must be a checkpoint of a {kind!r} model for {cls.__name__}. "
-            f"Received: {checkpoint.prefix!r}, which holds a {checkpoint.kind!r} model"
+            f"`prefix` must be a checkpoint of a {cls.kind!r} model for "
+            f"{cls.__name__}. Received: {checkpoint.prefix!r}, which holds a "
+            f"{checkpoint.kind!r} model"
         )
     hparams, differences = complete_settings(checkpoint, preset, hparams)
     if differences:
@@ -365,14 +361,14 @@ def load_into(model, checkpoint):
     """Writes the variables of a checkpoint into a model, one at a time.
 
     Args:
-        model: a model that `release.variables_by_name` knows.
+        model: a model that `release_names.variables_by_name` knows.
         checkpoint: `ReleaseCheckpoint`.
 
     Raises:
         ValueError: if a variable is missing, left over or of another shape; every one
             is named, and nothing is written.
     """
-    variables = release.variables_by_name(model)
-    release.check_shapes(variables, checkpoint.shapes)
+    variables = release_names.variables_by_name(model)
+    release_names.check_shapes(variables, checkpoint.shapes)
     for name, variable in variables.items():
         variable.assign(checkpoint.value(name))

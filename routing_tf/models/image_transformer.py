@@ -9,6 +9,7 @@ import tqdm
 from keras import ops
 
 from routing_tf import layers
+from routing_tf.models import checkpoints
 from routing_tf.models import stack
 from routing_tf.models.presets import preset_description
 from routing_tf.models.presets import preset_names
@@ -61,6 +62,7 @@ class RoutingImageTransformer(PresetBackbone):
     Reference: paper, section 5.3; `SparseImagetransformer` of the release.
     """
 
+    kind = "image"
     presets = {
         name: {"metadata": {"description": preset_description(name)}}
         for name in preset_names("image")
@@ -151,9 +153,6 @@ class RoutingImageTransformer(PresetBackbone):
         Raises:
             ValueError: as there.
         """
-        # It imports the models.
-        from routing_tf.models import checkpoints
-
         return checkpoints.load(cls, prefix, preset, hparams)
 
     def call(self, inputs, training=None, mask=None):

@@ -1,5 +1,8 @@
 """Presets as data: the release's hyperparameter sets by their own names, and ours."""
 
+import json
+import pathlib
+
 from routing_tf.layers.compatibility import Compatibility
 from routing_tf.models.hyperparameters import Hyperparameters
 
@@ -632,6 +635,13 @@ def preset_hyperparameters(name):
     if _known(name) in OWN_SETS:
         return OWN_SETS[name][1]
     return hyperparameters_from_release(RELEASE_SETS[name][1])
+
+
+def read_hparams(hparams):
+    """Returns hyperparameters as a dict; reads those that are the path of a file."""
+    if isinstance(hparams, dict):
+        return hparams
+    return json.loads(pathlib.Path(hparams).read_text())
 
 
 def hyperparameters_from_release(hparams, faithful=False, **fields):

@@ -108,6 +108,7 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
     Reference: `SparseTransformer` of the release.
     """
 
+    kind = "seq2seq"
     backbone_cls = RoutingTransformerEncoderDecoder
     preprocessor_cls = RoutingTransformerSeq2SeqLMPreprocessor
     presets = RoutingTransformerEncoderDecoder.presets

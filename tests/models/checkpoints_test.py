@@ -12,6 +12,7 @@ import tensorflow as tf
 from routing_tf import models
 from routing_tf.models import checkpoints
 from routing_tf.models import release
+from routing_tf.models import release_names
 from routing_tf.tokenizers import SubwordTokenizer
 from tests import golden_cases
 from tests.models import small_models
@@ -232,7 +233,7 @@ def rt_base():
         (golden_cases.FOLDER / "pg19/full_size_variables.json").read_text()
     )["released_hparams_json"]["variables"]
     checkpoint = object.__new__(checkpoints.ReleaseCheckpoint)
-    checkpoint.scope, checkpoint.kind = release.MODEL_SCOPE, "text"
+    checkpoint.scope, checkpoint.kind = release_names.MODEL_SCOPE, "text"
     checkpoint.shapes = {v["name"]: tuple(v["shape"]) for v in table}
     return checkpoint
 
@@ -252,7 +253,7 @@ def test_full_size_rt_base_maps_completely(rt_base):
         compatibility=settings.compatibility, truncate_length=8192
     )
     variables = release.variables_by_name(small_models.without_memory(settings))
-    release.check_shapes(variables, rt_base.shapes)
+    release_names.check_shapes(variables, rt_base.shapes)
 
 
 def test_vocabulary_makes_a_model_of_texts(tmp_path):

@@ -10,6 +10,7 @@ from routing_tf import models
 from routing_tf.layers import Compatibility
 from routing_tf.models import presets
 from routing_tf.models import release
+from routing_tf.models import release_names
 from tests import golden_cases
 from tests.models import small_models
 
@@ -119,7 +120,7 @@ def weights(layer):
         variable
         for variable in layer.variables
         if "seed_generator" not in variable.path
-        and variable.name != release.TOKEN_BIAS_WEIGHT
+        and variable.name != release_names.TOKEN_BIAS_WEIGHT
     ]
 
 

@@ -19,6 +19,8 @@ import numpy as np
 
 from routing_tf import models
 from routing_tf import problems
+from routing_tf.models.checkpoints import ReleaseCheckpoint
+from routing_tf.models.checkpoints import load_into
 from routing_tf.problems.problem import SPLITS
 
 NUM_CHECKPOINTS = 3
@@ -241,6 +243,24 @@ def load_language_model(source):
         "A model is given as a model directory with checkpoints, a .keras file or a "
         f"preset directory with a config.json. Received: {source!r}"
     )
+
+
+def initialize(lm, source):
+    """Gives a model of its own settings the weights of another.
+
+    Args:
+        lm: the model to write into.
+        source: as for `load_language_model`, or the path of a checkpoint of the
+            original release without `.index`, whose settings are not needed.
+
+    Raises:
+        ValueError: if there is no such thing, or the models have different variables;
+            nothing is written then.
+    """
+    if pathlib.Path(f"{source}.index").is_file():
+        load_into(lm, ReleaseCheckpoint(source))
+    else:
+        copy_weights(load_language_model(source), lm)
 
 
 def copy_weights(source, target):

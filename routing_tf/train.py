@@ -72,7 +72,8 @@ def define_flags(values=flags.FLAGS):
         "init_checkpoint",
         None,
         "Where a new run takes its first weights from: a model directory, a .keras "
-        "file or a preset directory.",
+        "file, a preset directory, or a checkpoint of the original release (its path "
+        "without .index; --hparams_set names its set).",
         flag_values=values,
     )
     flags.DEFINE_bool(

@@ -204,9 +204,7 @@ class Trainer:
             run_directory.restore_checkpoint(self.lm, saved[-1])
             self.step = run_directory.step_of(saved[-1])
         elif config.init_checkpoint:
-            run_directory.copy_weights(
-                run_directory.load_language_model(config.init_checkpoint), self.lm
-            )
+            run_directory.initialize(self.lm, config.init_checkpoint)
         config.save(model_dir)
         self.scorer = evaluation.TokenScorer(self.lm)
         self._schedule = make_schedule(h)

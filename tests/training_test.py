@@ -14,7 +14,9 @@ from routing_tf import optimizers
 from routing_tf import problems
 from routing_tf import run_directory
 from routing_tf import training
+from routing_tf.models import presets
 from routing_tf.problems.problem import SPLITS
+from tests import golden_cases
 
 LENGTH = 32
 
@@ -508,3 +510,29 @@ def test_no_tokenizer_no_preprocessor(configure):
 
     lm = training.build_model(tiny(vocabulary_size=10), Digits())
     assert lm.preprocessor is None
+
+
+class TestReleaseCheckpoint:
+    name = "pg19_local_cluster8k"
+    prefix = golden_cases.FOLDER / "checkpoints" / name / "model.ckpt-1234"
+
+    def settings(self, **changes):
+        hparams = golden_cases.load(f"models/{self.name}.npz").config["hparams"]
+        settings = presets.hyperparameters_from_release(hparams, vocabulary_size=50)
+        return settings.replace(**changes)
+
+    def test_gives_a_run_its_first_weights(self):
+        lm = models.RoutingTransformerCausalLM(
+            models.RoutingTransformer(self.settings())
+        )
+        run_directory.initialize(lm, str(self.prefix))
+        start = golden_cases.load(f"models/{self.name}.npz").group("var")
+        for name, value in models.release.read_variables(lm).items():
+            np.testing.assert_array_equal(value, start[name], err_msg=name)
+
+    def test_of_another_model(self):
+        lm = models.RoutingTransformerCausalLM(
+            models.RoutingTransformer(self.settings(num_layers=2))
+        )
+        with pytest.raises(ValueError, match="left over: .*decoder_layer_2"):
+            run_directory.initialize(lm, str(self.prefix))

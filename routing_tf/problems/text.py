@@ -14,6 +14,7 @@ from routing_tf.problems.problem import SPLITS
 from routing_tf.problems.problem import Problem
 from routing_tf.problems.registry import register
 from routing_tf.tokenizers import ByteTokenizer
+from routing_tf.tokenizers import SubwordTokenizer
 from routing_tf.tokenizers import byte_tokenizer
 
 # Percent of the data in each held-out split.
@@ -64,7 +65,11 @@ class BytesProblem(Problem):
         texts = self.read_texts()
         texts = {split: [t for t in texts[split] if t] for split in SPLITS}
         self._num_texts = {split: len(texts[split]) for split in SPLITS}
-        return {split: encode(texts[split]) for split in SPLITS}
+        return {split: self.encode(texts[split]) for split in SPLITS}
+
+    def encode(self, texts):
+        """Turns texts into ids; see the function `encode`."""
+        return encode(texts)
 
     def describe(self):
         self.prepare()
@@ -161,6 +166,9 @@ class TextFiles(BytesProblem):
             part of `files`.
         test_files: the same, for the test split. What is named here or in
             `validation_files` is left out of `files`.
+        vocabulary: string, path of a subword vocabulary as the release has it. The
+            tokens are then its subwords, and files must be UTF-8 (bytes that are not
+            become U+FFFD). Defaults to `None`, for bytes as tokens.
         data_dir: string, a folder; only used if `files` is not given.
         sequence_length: integer or a string of digits, ids per window. Defaults
             to 2048.
@@ -187,6 +195,7 @@ class TextFiles(BytesProblem):
         files=None,
         validation_files=None,
         test_files=None,
+        vocabulary=None,
         data_dir=None,
         sequence_length=None,
     ):
@@ -199,6 +208,32 @@ class TextFiles(BytesProblem):
         self.files = files
         self.validation_files = validation_files
         self.test_files = test_files
+        self.vocabulary = vocabulary
+        if vocabulary is not None:
+            self.metric_name = "bits per subword"
+            self.vocabulary_size = self.tokenizer.vocabulary_size()
+
+    @functools.cached_property
+    def tokenizer(self):
+        if self.vocabulary is None:
+            return ByteTokenizer()
+        return SubwordTokenizer(self.vocabulary)
+
+    def encode(self, texts):
+        if self.vocabulary is None:
+            return encode(texts)
+        end = [self.tokenizer.end_token_id]
+        parts = [np.append(self.tokenizer.tokenize(text), end) for text in texts]
+        return np.concatenate([np.zeros(0, "int32"), *parts]).astype("int32")
+
+    def describe(self):
+        if self.vocabulary is None:
+            return super().describe()
+        sizes = [f"{split} {self.num_tokens(split):,}" for split in SPLITS]
+        return (
+            f"{self.name}: subwords: {', '.join(sizes)}; windows of "
+            f"{self.sequence_length:,}"
+        )
 
     def read_texts(self):
         named = {

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from routing_tf import problems
 from routing_tf.problems import text
+from routing_tf.tokenizers import SubwordTokenizer
 
 LENGTH = 16
 
@@ -339,3 +340,43 @@ class TestPythonSource:
         without_test = [text.split_of_file(n, held_out=["validation"]) for n in names]
         assert without_test == [s.replace("test", "train") for s in splits]
         assert text.split_of_file("abc.py") == "train"
+
+
+class TestSubwords:
+    @pytest.fixture
+    def vocabulary(self, tmp_path):
+        tokens = SubwordTokenizer.build_vocabulary(
+            ["one fish two fish", "red fish blue fish"], vocabulary_size=64
+        )
+        path = tmp_path / "vocab.subwords"
+        SubwordTokenizer(tokens).save_vocabulary(path)
+        return str(path)
+
+    def test_ids_are_subwords_and_end_ids(self, tmp_path, vocabulary):
+        text_of = ["one fish\n", "two red fish; blue", "", "red "]
+        files = [
+            write(tmp_path, f"{i}.txt", (line * 20).encode())
+            for i, line in enumerate(text_of)
+        ]
+        problem = problems.get(
+            "text_files",
+            files=files[:2],
+            validation_files=files[1:3],
+            test_files=files[3],
+            vocabulary=vocabulary,
+            sequence_length=8,
+        )
+        assert problem.metric_name == "bits per subword"
+        assert problem.vocabulary_size == problem.tokenizer.vocabulary_size()
+        for split, texts in (("train", text_of[:1]), ("test", text_of[3:])):
+            expected = []
+            for line in texts:
+                ids = problem.tokenizer.tokenize(line * 20).numpy().tolist()
+                expected += [*ids, 1]
+            assert problem.ids(split).tolist() == expected
+        assert "subwords: train" in problem.describe()
+
+    def test_other_files_are_no_vocabulary(self, tmp_path):
+        path = write(tmp_path, "vocab", b"fish\n")
+        with pytest.raises(ValueError, match="in single or double quotes"):
+            problems.get("text_files", files=path, vocabulary=path)

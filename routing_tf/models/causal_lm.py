@@ -267,6 +267,46 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
         )
         return {"token_ids": token_ids, "padding_mask": mask}
 
+    def score(
+        self, texts, targets=None, reduction="none", routing_scope="full", **kwargs
+    ):
+        """Scores texts, or spans of them; see `routing_tf.scoring.score`.
+
+        Args:
+            texts: a string, a list of strings, or ids of tokens.
+            targets: what is scored; None (the default) for all tokens, else for each
+                text a pair of character offsets, a sub-string, or a list of these.
+            reduction: `"none"` for a `Score` of each text or span (the default),
+                `"mean"` or `"sum"` for the mean or sum of its log-likelihoods.
+            routing_scope: `"full"` (the default), one pass, in which later tokens may
+                take part in routing; or `"prefix"`, a run for each scored token.
+            **kwargs: `batch_size`, `too_long`, `num_words` and `verbose` of
+                `routing_tf.scoring.score`.
+
+        Returns:
+            A `routing_tf.scoring.Score`, or a number for the other reductions; for a
+            list of spans a list of them, for several texts a list with an item for
+            each text.
+
+        Raises:
+            ValueError: as `routing_tf.scoring.score` does.
+
+        Example:
+
+        ```python
+        from routing_tf import models
+        from routing_tf.tokenizers import ByteTokenizer
+
+        preprocessor = models.RoutingTransformerCausalLMPreprocessor(ByteTokenizer())
+        lm = models.RoutingTransformerCausalLM.from_preset(
+            "byte_tiny", preprocessor=preprocessor
+        )
+        result = lm.score("the cat sat", targets="cat")
+        print(result.log_likelihoods, result.bits_per_byte)
+        ```
+        """
+        return scoring.score(self, texts, targets, reduction, routing_scope, **kwargs)
+
 
 def _until_stop(token_ids, prompt_mask, stop_token_ids):
     """Returns a mask, True up to the first stop token behind the prompt, included."""

@@ -19,6 +19,8 @@ _SCOPES = {
     release_names.MODEL_SCOPE: "text",
     release_names.IMAGE_MODEL_SCOPE: "image",
 }
+# What optimizers keep beside a variable.
+_SLOT = re.compile(r"/(Adafactor|Adam|Momentum)(_\d+)?$")
 # Whether heads are relative, by the setting: their number's setting and their scope.
 _RELATIVE = {
     "local_relative": ("local_num_heads", "local_nd"),
@@ -78,7 +80,7 @@ class ReleaseCheckpoint:
         self.shapes = {
             name: tuple(shape)
             for name, shape in sorted(shapes.items())
-            if name.startswith(f"{self.scope}/")
+            if name.startswith(f"{self.scope}/") and not _SLOT.search(name)
         }
         self.kind = _SCOPES[self.scope]
         if any("/encoder_layer_" in name for name in self.shapes):

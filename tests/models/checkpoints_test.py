@@ -220,6 +220,13 @@ def test_every_variable_that_does_not_fit_is_named(tmp_path):
     ]
 
 
+def test_slots_beside_the_variables_are_skipped_too(tmp_path):
+    arrays = arrays_of("pg19_local_cluster8k")
+    slots = {f"{name}/Adafactor_1": np.zeros(3, "float32") for name in arrays}
+    path = write_checkpoint(tmp_path / "model.ckpt", {**arrays, **slots})
+    assert checkpoints.ReleaseCheckpoint(path).shapes.keys() == arrays.keys()
+
+
 def test_another_model_is_refused(tmp_path):
     path = write_checkpoint(tmp_path / "model.ckpt", {"dense/kernel": np.zeros(2)})
     with pytest.raises(ValueError, match="one model of the release.*dense/kernel"):

@@ -30,7 +30,7 @@ def kinds():
         "full": layers.FullHeads(1),
         "local": layers.LocalHeads(1, **LOCAL),
         "strided": layers.StridedHeads(1, **LOCAL),
-        "fixed": layers.FixedHeads(1, block_length=8, num_summary_columns=2),
+        "fixed": layers.FixedHeads(1, num_summary_columns=2, **LOCAL),
         "local, blocks of 4 x 4 in 8 x 8": layers.LocalHeads(1, block_shape=(4, 4)),
         "routed": layers.RoutedHeads(1, **CLUSTERS),
         "cluster-strided": layers.ClusterStridedHeads(1, **CLUSTERS),

@@ -1,5 +1,7 @@
 """Fixed attention: queries see their block and the summaries of earlier ones."""
 
+import math
+
 import keras
 import numpy as np
 from keras import ops
@@ -7,6 +9,7 @@ from keras import ops
 from routing_tf.layers import blocks
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.heads.head_group import combine_masks
+from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 
@@ -24,8 +27,9 @@ class FixedHeads(HeadGroup):
 
     Args:
         num_heads: number of heads in the group.
-        block_length: length of a block, in tokens. Defaults to 128.
-        num_summary_columns: length of a summary, in tokens, at most `block_length`.
+        block_shape: length of a block, in tokens, as a tuple of one integer, or of one
+            for each axis of the positions. Defaults to `(128,)`.
+        num_summary_columns: length of a summary, in tokens, at most that of a block.
             Defaults to 8.
         arrangement: `"merged"` (the default): every head sees both. `"separate"`: the
             first half of the heads sees the own block, the others the summaries; a
@@ -48,7 +52,7 @@ class FixedHeads(HeadGroup):
     import numpy as np
     from routing_tf import layers
 
-    heads = layers.FixedHeads(2, block_length=4, num_summary_columns=1)
+    heads = layers.FixedHeads(2, block_shape=(4,), num_summary_columns=1)
     attention = layers.MixedAttention([heads], key_dim=8)
     assert attention(np.ones((1, 10, 16)), use_causal_mask=True).shape == (1, 10, 16)
     ```
@@ -61,20 +65,20 @@ class FixedHeads(HeadGroup):
     def __init__(
         self,
         num_heads,
-        block_length=128,
+        block_shape=(128,),
         num_summary_columns=8,
         arrangement="merged",
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        check_positive_integer("block_length", block_length)
         check_positive_integer("num_summary_columns", num_summary_columns)
         check_choice("arrangement", arrangement, ARRANGEMENTS)
-        if num_summary_columns > block_length:
+        self.block_shape = check_block_shape("block_shape", block_shape)
+        if num_summary_columns > self.block_length:
             raise ValueError(
-                "`num_summary_columns` must not exceed `block_length`. Received: "
+                "`num_summary_columns` must not exceed the block. Received: "
                 f"num_summary_columns={num_summary_columns}, "
-                f"block_length={block_length}"
+                f"block_shape={self.block_shape}"
             )
         if arrangement == "separate" and num_heads % 2:
             raise ValueError(
@@ -87,9 +91,13 @@ class FixedHeads(HeadGroup):
                 "follow each other. Received: "
                 f"max_relative_position={self.max_relative_position}"
             )
-        self.block_length = block_length
         self.num_summary_columns = num_summary_columns
         self.arrangement = arrangement
+
+    @property
+    def block_length(self):
+        """Number of tokens in a block."""
+        return math.prod(self.block_shape)
 
     def attend(self, inputs, training=None):
         length, memory_length = inputs.query.shape[2], inputs.value.shape[2]
@@ -164,7 +172,7 @@ class FixedHeads(HeadGroup):
     def get_config(self):
         return {
             **super().get_config(),
-            "block_length": self.block_length,
+            "block_shape": self.block_shape,
             "num_summary_columns": self.num_summary_columns,
             "arrangement": self.arrangement,
         }

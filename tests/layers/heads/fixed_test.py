@@ -10,8 +10,8 @@ from tests.layers import helpers
 BATCH, HEADS, DIM = 2, 4, 6
 
 
-def built_group(block_length=4, num_summary_columns=2, length=12, **options):
-    group = FixedHeads(HEADS, block_length, num_summary_columns, **options)
+def built_group(block_shape=4, num_summary_columns=2, length=12, **options):
+    group = FixedHeads(HEADS, block_shape, num_summary_columns, **options)
     group.build(*[(BATCH, HEADS, length, DIM)] * 3)
     helpers.randomize(group)
     return group
@@ -86,8 +86,8 @@ def test_first_row_lends_its_padding():
 @pytest.mark.parametrize(
     "name, received",
     [
-        ("block_length", 0),
-        ("block_length", 2.5),
+        ("block_shape", 0),
+        ("block_shape", 2.5),
         ("num_summary_columns", 0),
         ("num_summary_columns", 129),
         ("arrangement", "alternating"),

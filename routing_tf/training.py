@@ -20,6 +20,7 @@ from routing_tf import layers
 from routing_tf import models
 from routing_tf import optimizers
 from routing_tf import run_directory
+from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.progress_log import ProgressLog
 from routing_tf.progress_log import Window
 from routing_tf.progress_log import metric_key
@@ -206,7 +207,7 @@ class Trainer:
         elif config.init_checkpoint:
             run_directory.initialize(self.lm, config.init_checkpoint)
         config.save(model_dir)
-        self.scorer = evaluation.TokenScorer(self.lm)
+        self.scorer = TokenScorer(self.lm)
         self._schedule = make_schedule(h)
         self._seeds = [
             (variable, int(np.asarray(variable)[0]))

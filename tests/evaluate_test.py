@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from absl import flags
@@ -112,3 +114,92 @@ def test_larger_vocabulary(model_dir, run, monkeypatch):
     code, _, err = run(f"--model_dir={model_dir}")
     assert code == 1
     assert "300 ids of text_files, 258 of the model" in err
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Two files, the first of several windows."""
+    (tmp_path / "a.txt").write_text("a bad cab, " * 7, encoding="utf-8")
+    (tmp_path / "b.txt").write_text("é", encoding="utf-8")
+    return tmp_path / "*.txt"
+
+
+def test_texts(model_dir, texts, run):
+    code, out, err = run(f"--model_dir={model_dir}", f"--texts={texts}")
+    assert not code, err
+    lines = out.splitlines()
+    checkpoint = run_directory.checkpoints(model_dir)[-1]
+    lm = run_directory.load_language_model(checkpoint)
+    text = ("a bad cab, " * 7).encode()
+    ids = np.frombuffer(text, "uint8").astype("int32") + 2
+    windows = [ids[start : start + 32] for start in range(0, len(ids), 32)]
+    nats = [
+        -sum(each.log_likelihood for each in lm.score(rows))
+        for rows in (windows, [np.frombuffer("é".encode(), "uint8") + np.int32(2)])
+    ]
+    bits = [nats[0] / 77 / math.log(2), sum(nats) / 79 / math.log(2)]
+    assert f"a.txt: 77 tokens, {bits[0]:.4f} bits per byte" in lines[1]
+    assert f"perplexity {math.exp(nats[0] / 77):,.4f} per token" in lines[1]
+    assert lines[1].endswith("per word (21 words)")
+    assert "b.txt: 2 tokens" in lines[2]
+    assert lines[3].startswith("total: 79 tokens")
+    assert lines[3].endswith(f"{math.exp(sum(nats) / 22):,.4f} per word (22 words)")
+    assert lines[4].startswith('routing scope "full": every window in one pass')
+    assert "figures leak" in lines[4]
+    assert lines[5:] == [f"held-out bits per byte: {bits[1]:.4f}"]
+
+
+def test_texts_from_prefixes_of_a_saved_model(model_dir, texts, run):
+    checkpoint = run_directory.checkpoints(model_dir)[-1]
+    code, out, err = run(
+        f"--model_dir={checkpoint}",
+        f"--texts={texts.with_name('b.txt')}",
+        "--routing_scope=prefix",
+        "--num_words=5",
+    )
+    assert not code, err
+    assert "(5 words)" in out
+    assert 'routing scope "prefix": every token from those before it alone' in out
+    assert out.splitlines()[-1].startswith("held-out bits per byte: ")
+
+
+def test_texts_of_a_preset_directory(model_dir, texts, tmp_path, run):
+    checkpoint = run_directory.checkpoints(model_dir)[-1]
+    run_directory.load_language_model(checkpoint).save_to_preset(tmp_path / "preset")
+    last = []
+    for model in (model_dir, tmp_path / "preset"):
+        code, out, err = run(f"--model_dir={model}", f"--texts={texts}")
+        assert not code, err
+        last.append(out.splitlines()[-1])
+    assert last[0] == last[1]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "a.txt cannot be scored: `texts` must have at least one token"),
+        (b"\xff", "a.txt cannot be scored: 'utf-8' codec can't decode"),
+        (None, "`texts` must name existing files"),
+    ],
+)
+def test_texts_that_cannot_be_scored(model_dir, tmp_path, run, content, message):
+    if content is not None:
+        (tmp_path / "a.txt").write_bytes(content)
+    code, _, err = run(f"--model_dir={model_dir}", f"--texts={tmp_path / 'a.txt'}")
+    assert code == 1
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--texts=x", "--problem=digits"], "Received also: --problem"),
+        (["--routing_scope=prefix"], "are for `--texts`"),
+        (["--num_words=7"], "are for `--texts`"),
+    ],
+)
+def test_flags_that_do_not_fit(model_dir, run, arguments, message):
+    code, _, err = run(f"--model_dir={model_dir}", *arguments)
+    assert code == 1
+    assert message in err

@@ -5,6 +5,7 @@ import keras_hub
 from keras import ops
 
 from routing_tf.models import checkpoints
+from routing_tf.models import scoring
 from routing_tf.models import stack
 from routing_tf.models.routing_transformer import RoutingTransformer
 from routing_tf.models.routing_transformer import refuse_changes
@@ -270,7 +271,7 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
     def score(
         self, texts, targets=None, reduction="none", routing_scope="full", **kwargs
     ):
-        """Scores texts, or spans of them; see `routing_tf.scoring.score`.
+        """Scores texts, or spans of them; see `routing_tf.models.scoring.score`.
 
         Args:
             texts: a string, a list of strings, or ids of tokens.
@@ -281,15 +282,15 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
             routing_scope: `"full"` (the default), one pass, in which later tokens may
                 take part in routing; or `"prefix"`, a run for each scored token.
             **kwargs: `batch_size`, `too_long`, `num_words` and `verbose` of
-                `routing_tf.scoring.score`.
+                `routing_tf.models.scoring.score`.
 
         Returns:
-            A `routing_tf.scoring.Score`, or a number for the other reductions; for a
-            list of spans a list of them, for several texts a list with an item for
-            each text.
+            A `routing_tf.models.scoring.Score`, or a number for the other reductions;
+            for a list of spans a list of them, for several texts a list with an item
+            for each text.
 
         Raises:
-            ValueError: as `routing_tf.scoring.score` does.
+            ValueError: as `routing_tf.models.scoring.score` does.
 
         Example:
 

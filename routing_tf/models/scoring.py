@@ -1,0 +1,666 @@
+"""Log-likelihoods of texts under a language model: of all tokens, or of spans."""
+
+import dataclasses
+import math
+import re
+
+import numpy as np
+import tqdm
+
+from routing_tf.layers.validation import check_choice
+from routing_tf.layers.validation import check_positive_integer
+from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.tokenizers import ByteTokenizer
+from routing_tf.tokenizers import SubwordTokenizer
+
+REDUCTIONS = ("none", "mean", "sum")
+ROUTING_SCOPES = ("full", "prefix")
+TOO_LONG = ("refuse", "cut", "windows")
+
+# Flaws of the release by which padding changes the logits of real tokens.
+_PADDING_FLAWS = (
+    "padding_is_routed",
+    "padding_by_zero_rows",
+    "padding_of_first_row",
+    "strided_padding_is_seen",
+)
+_ESCAPED_CHARACTER = re.compile(r"\\u|\\\\|\\[0-9]+;|.", re.DOTALL)
+_SPACES = (" ", r"\32;")
+_SECONDS_BEFORE_PROGRESS = 2
+# Compiled models that are kept; lengths are powers of two unless padding matters.
+_MAX_SCORERS = 16
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Score:
+    """How well a model predicts a text, or a span of it.
+
+    Args:
+        log_likelihoods: NumPy array `<float64>[tokens]`, the natural logarithm of the
+            probability of each token that is scored.
+        token_ids: NumPy array `<int32>[tokens]`, these tokens.
+        tokens: their names in the tokenizer's vocabulary; None if the input was ids.
+        offsets: NumPy array `<int64>[tokens, 2]`, start and end of the characters of
+            each token in the text; its place if the input was ids.
+        routing_scope: `"full"` or `"prefix"`; see `score`.
+        num_left_out: tokens of the text or span that were cut off and not scored.
+        num_bytes: UTF-8 bytes of the text that these tokens stand for; None if the
+            input was ids.
+        num_words: words to which `perplexity_per_word` refers; None if the input was
+            ids and their number is not given.
+        misaligned_prefix_length: tokens that were dropped from the start of a
+            sub-string until it was found; None unless the span is a sub-string.
+    """
+
+    log_likelihoods: np.ndarray
+    token_ids: np.ndarray
+    tokens: tuple | None
+    offsets: np.ndarray
+    routing_scope: str
+    num_left_out: int = 0
+    num_bytes: int | None = None
+    num_words: int | None = None
+    misaligned_prefix_length: int | None = None
+
+    @property
+    def num_tokens(self):
+        """Number of tokens that are scored."""
+        return len(self.token_ids)
+
+    @property
+    def log_likelihood(self):
+        """Natural logarithm of the probability of all these tokens."""
+        return float(np.sum(self.log_likelihoods))
+
+    @property
+    def loss(self):
+        """Mean negative log-likelihood of a token, in nats."""
+        return -self.log_likelihood / self.num_tokens
+
+    @property
+    def perplexity(self):
+        """Perplexity per token."""
+        return _exp(self.loss)
+
+    @property
+    def bits_per_byte(self):
+        """Bits per byte of UTF-8; None if the input was ids."""
+        if self.num_bytes is None:
+            return None
+        return -self.log_likelihood / math.log(2) / self.num_bytes
+
+    @property
+    def perplexity_per_word(self):
+        """Perplexity per word; None if there are none or their number is unknown."""
+        return _exp(-self.log_likelihood / self.num_words) if self.num_words else None
+
+
+def score(
+    lm,
+    texts,
+    targets=None,
+    reduction="none",
+    routing_scope="full",
+    batch_size=None,
+    too_long="refuse",
+    num_words=None,
+    verbose=True,
+):
+    """Scores texts, or spans of them.
+
+    Each text is a sequence of its own behind an id 0: its first token is scored too,
+    no end id is added, and no other text of the batch has any influence on it.
+
+    A span of characters has all tokens with a character in it, so a span that ends
+    inside of a token has the whole token. A token that holds a part of a character has
+    that character. Of subwords, the one that ends a word has also the single space
+    behind it that tensor2tensor leaves out, and where it has neither a space nor a
+    character, the last character of the word.
+
+    A sub-string is found by the release's rule: it is encoded on its own and its
+    leading tokens are dropped until the rest stands in the text; the number dropped is
+    its `misaligned_prefix_length`. The last such place is taken. Unlike in the release
+    a place counts only where the text has the whole sub-string.
+
+    Args:
+        lm: a `RoutingTransformerCausalLM`.
+        texts: a string or a list of strings; or ids of tokens without a leading id 0:
+            `[length]`, `[batch, length]`, a list of lists, or a dict of `token_ids`
+            and, where there is padding, `padding_mask`.
+        targets: what is scored; None (the default) for all tokens. Else one entry for
+            each text, or just the entry if `texts` is a single one. An entry is a
+            pair (start, end) of offsets in characters (if the input is ids: in
+            tokens), a sub-string, None for all, or a list of these.
+        reduction: `"none"` for a `Score` of each text or span (the default), `"mean"`
+            or `"sum"` for the mean or sum of the log-likelihoods of its tokens.
+        routing_scope: `"full"` (the default): one pass over each text, as in the
+            published evaluation. Where clusters choose their tokens (expert choice),
+            later tokens take part in the choice, so likelihoods leak. `"prefix"`: each
+            scored token from those before it alone, as in sampling, by one run of the
+            model for each scored token.
+        batch_size: sequences in one run; None (the default) for as many as make the
+            model's `batch_tokens`. Where padding has influence, as with the release's
+            settings, each sequence runs alone and without padding.
+        too_long: what happens to texts longer than the model's `max_sequence_length`
+            or `truncate_length`. `"refuse"` (the default): a `ValueError`. `"cut"`:
+            only the first tokens are kept, up to the end of a character.
+            `"windows"`: the text is cut into windows of that length, each scored as a
+            sequence of its own.
+        num_words: number of words of each text, such as the original token count by
+            which the papers normalise; None (the default) for the words between white
+            space. One number if `texts` is a single one. Only without `targets`.
+        verbose: whether a progress bar is shown on stderr if it takes long.
+
+    Returns:
+        A `Score`, or a number for the other reductions; for a list of spans a list of
+        them, for several texts a list with an item for each text.
+
+    Raises:
+        ValueError: for arguments that do not fit, an empty text, a text that is too
+            long, a span outside of its text or of what is kept of it, a sub-string that
+            is not found, ids that the model does not have, or prefixes of a model in
+            which padding is routed.
+
+    Example:
+
+    ```python
+    from routing_tf import models
+    from routing_tf.models import scoring
+    from routing_tf.tokenizers import ByteTokenizer
+
+    preprocessor = models.RoutingTransformerCausalLMPreprocessor(ByteTokenizer())
+    lm = models.RoutingTransformerCausalLM.from_preset(
+        "byte_tiny", preprocessor=preprocessor
+    )
+    whole = scoring.score(lm, "the cat sat")
+    print(whole.bits_per_byte, whole.perplexity_per_word)
+    cat, sat = scoring.score(lm, "the cat sat", targets=[(4, 7), "sat"])
+    assert cat.num_tokens == 3 and cat.offsets[0, 0] == 4
+    ```
+
+    Reference: `SparseTransformerWrapper` of the release's `routing_tf_api.py`.
+    """
+    check_choice("reduction", reduction, REDUCTIONS)
+    check_choice("routing_scope", routing_scope, ROUTING_SCOPES)
+    check_choice("too_long", too_long, TOO_LONG)
+    flawed = [f for f in _PADDING_FLAWS if getattr(lm.hyperparameters.compatibility, f)]
+    if routing_scope == "prefix" and flawed:
+        raise ValueError(
+            "Prefixes can only be scored if padding has no influence. Received: "
+            f'routing_scope="prefix" for a model with compatibility.{flawed[0]}=True'
+        )
+    single, sequences = _read(lm, texts)
+    limit = _limit(lm.hyperparameters)
+    for index, sequence in enumerate(sequences):
+        _check_sequence(index, sequence, lm.hyperparameters, limit, too_long)
+    if too_long == "cut":
+        sequences = [sequence.cut(limit) for sequence in sequences]
+    targets = _one_for_each(targets, sequences, single, "targets")
+    counts = _one_for_each(num_words, sequences, single, "num_words")
+    _check_counts(counts, targets, sequences)
+    spans = [_spans(sequence, each) for sequence, each in zip(sequences, targets)]
+    runs = _runs(sequences, spans, limit, routing_scope)
+    if flawed:
+        batches = [[run] for run in runs]  # unpadded: each depends on itself alone
+        length = None
+    else:
+        length, batches = _batches(lm, runs, limit, batch_size)
+    values = _log_likelihoods(lm, sequences, batches, length, verbose)
+    results = [
+        _results(*each, routing_scope, reduction)
+        for each in zip(sequences, spans, values, counts)
+    ]
+    return results[0] if single else results
+
+
+def join(scores):
+    """Returns the `Score` of several texts or spans together.
+
+    Args:
+        scores: list of `Score`, at least one, all of one routing scope. Offsets stay
+            those in their own texts.
+
+    Raises:
+        ValueError: for no scores, or for those of different routing scopes.
+    """
+    scopes = {score.routing_scope for score in scores}
+    if len(scopes) != 1:
+        raise ValueError(
+            "`scores` must be at least one, all of the same routing scope. Received: "
+            f"{len(scores)} scores of routing scopes {sorted(scopes)}"
+        )
+
+    def total(name):
+        values = [getattr(score, name) for score in scores]
+        return None if None in values else sum(values)
+
+    tokens = [score.tokens for score in scores]
+    return Score(
+        log_likelihoods=np.concatenate([score.log_likelihoods for score in scores]),
+        token_ids=np.concatenate([score.token_ids for score in scores]),
+        tokens=None if None in tokens else sum(tokens, ()),
+        offsets=np.concatenate([score.offsets for score in scores]),
+        routing_scope=scores[0].routing_scope,
+        num_left_out=total("num_left_out"),
+        num_bytes=total("num_bytes"),
+        num_words=total("num_words"),
+        misaligned_prefix_length=total("misaligned_prefix_length"),
+    )
+
+
+def token_offsets(tokenizer, text, token_ids):
+    """Returns the characters that each token of a text stands for.
+
+    The rule is that of `score`.
+
+    Args:
+        tokenizer: a `ByteTokenizer` or `SubwordTokenizer`.
+        text: string.
+        token_ids: NumPy array `<int>[tokens]`, all tokens of the text.
+
+    Returns:
+        NumPy array `<int64>[tokens, 2]`, start and end in characters.
+
+    Raises:
+        ValueError: for any other tokenizer, or if the ids are not those of the text.
+    """
+    if isinstance(tokenizer, ByteTokenizer):
+        lengths = [len(character.encode("utf-8")) for character in text]
+        starts = np.repeat(np.arange(len(text)), lengths)
+        offsets = np.stack([starts, starts + 1], axis=-1)
+    elif isinstance(tokenizer, SubwordTokenizer):
+        offsets = _subword_offsets(tokenizer, text, token_ids)
+    else:
+        raise ValueError(
+            "`tokenizer` must be a ByteTokenizer or SubwordTokenizer. Received: "
+            f"{type(tokenizer).__name__}"
+        )
+    if len(offsets) != len(token_ids):
+        raise ValueError(
+            "`token_ids` must be those of the whole text; a tokenizer with a "
+            f"`sequence_length` cuts or pads it. Received: {len(token_ids)} ids for "
+            f"{len(text)} characters"
+        )
+    return offsets
+
+
+def _subword_offsets(tokenizer, text, token_ids):
+    tokens = [tokenizer.id_to_token(int(id)) for id in token_ids]
+    places = []  # in the text, of each character of the joined tokens
+    position = 0
+    for word in "".join(tokens).split("_")[:-1]:
+        for match in _ESCAPED_CHARACTER.finditer(word):
+            if text[position : position + 1] == " " and match[0] not in _SPACES:
+                # The space that was left out belongs to the end of the word before.
+                places[-1] = position
+                position += 1
+            places += [position] * len(match[0])
+            position += 1
+        places.append(position - 1)
+    if position != len(text):
+        raise ValueError(
+            "`token_ids` must be those of the whole text; a tokenizer with a "
+            f"`sequence_length` cuts or pads it. Received: ids of {position} "
+            f"characters for a text of {len(text)}"
+        )
+    ends = np.cumsum([len(token) for token in tokens], dtype="int64")
+    starts = np.concatenate([[0], ends[:-1]]).astype("int64")
+    places = np.array(places, "int64")
+    return np.stack([places[starts], places[ends - 1] + 1], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sequence:
+    """A text, or None, and its tokens; ids that were cut off are counted."""
+
+    token_ids: np.ndarray
+    offsets: np.ndarray
+    text: str | None = None
+    tokenizer: object = None
+    num_kept: int | None = None
+
+    @property
+    def kept_ids(self):
+        return self.token_ids[: self.num_kept]
+
+    def cut(self, limit):
+        if len(self.token_ids) <= limit:
+            return self
+        offsets = self.offsets
+        while limit and offsets[limit, 0] < offsets[limit - 1, 1]:
+            limit -= 1  # back to the end of a character
+        return dataclasses.replace(self, num_kept=limit)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Span:
+    """Tokens `start` to `end`; the latter may lie behind a cut."""
+
+    start: int
+    end: int
+    misaligned_prefix_length: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """Tokens `start` to `end` of a sequence; the scores of those from `first` count."""
+
+    index: int
+    start: int
+    end: int
+    first: int
+
+
+def _exp(value):
+    with np.errstate(over="ignore"):
+        return float(np.exp(value))
+
+
+def _limit(hyperparameters):
+    """The largest number of tokens in one sequence."""
+    limits = hyperparameters.max_sequence_length, hyperparameters.truncate_length
+    return min(limit for limit in limits if limit is not None)
+
+
+def _read(lm, texts):
+    """Tells whether `texts` is a single one, and returns the sequences."""
+    single = isinstance(texts, str)
+    texts = [texts] if single else texts
+    if isinstance(texts, (list, tuple)) and any(isinstance(t, str) for t in texts):
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(
+                "`texts` must be strings or ids, not both. Received: a list of "
+                f"{sorted({type(text).__name__ for text in texts})}"
+            )
+        return single, [_sequence(lm, text) for text in texts]
+    single, rows = _rows_of_ids(texts)
+    sequences = []
+    for row in rows:
+        places = np.arange(len(row))
+        sequences.append(_Sequence(row, np.stack([places, places + 1], axis=-1)))
+    return single, sequences
+
+
+def _sequence(lm, text):
+    if lm.preprocessor is None:
+        raise ValueError(
+            "Texts can only be scored by a model with a preprocessor, which has the "
+            "tokenizer; without one pass ids. Received: a string"
+        )
+    tokenizer = lm.preprocessor.tokenizer
+    token_ids = _tokenize(tokenizer, text)
+    return _Sequence(
+        token_ids, token_offsets(tokenizer, text, token_ids), text, tokenizer
+    )
+
+
+def _tokenize(tokenizer, text):
+    return np.asarray(tokenizer.tokenize(text)).astype("int32")
+
+
+def _rows_of_ids(token_ids):
+    """Tells whether the ids are a single sequence; returns a list of arrays."""
+    mask = None
+    if isinstance(token_ids, dict):
+        mask = token_ids.get("padding_mask")
+        token_ids = token_ids.get("token_ids", ())
+    rows = [np.asarray(row) for row in token_ids]
+    single = bool(rows) and all(row.ndim == 0 for row in rows)
+    rows = [np.array(rows)] if single else rows
+    if mask is not None:
+        masks = np.asarray(mask).astype("bool")
+        rows = [row[keep] for row, keep in zip(rows, [masks] if single else masks)]
+    for row in rows:
+        if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
+            raise ValueError(
+                "`texts` must be strings or lists of ids, of which `token_ids` and "
+                f"`padding_mask` may be a dict. Received: {row!r}"
+            )
+    return single, [row.astype("int32") for row in rows]
+
+
+def _check_sequence(index, sequence, hyperparameters, limit, too_long):
+    token_ids = sequence.token_ids
+    if not len(token_ids):
+        raise ValueError(
+            f"`texts` must have at least one token each. Received: none in text {index}"
+        )
+    if not 0 <= token_ids.min() <= token_ids.max() < hyperparameters.vocabulary_size:
+        raise ValueError(
+            f"Ids must be from 0 to {hyperparameters.vocabulary_size - 1}, as the "
+            f"model's `vocabulary_size` says. Received: {token_ids.min()} to "
+            f"{token_ids.max()} in text {index}"
+        )
+    if too_long == "refuse" and len(token_ids) > limit:
+        raise ValueError(
+            f"`texts` must not be longer than the model's sequences, {limit} tokens. "
+            f"Received: {len(token_ids)} tokens in text {index}. Shorten it, or pass "
+            'too_long="cut" or too_long="windows"'
+        )
+
+
+def _one_for_each(values, sequences, single, name):
+    """Returns a list with an entry for each sequence."""
+    if values is None:
+        return [None] * len(sequences)
+    if single:
+        return [values]
+    is_list = isinstance(values, (list, tuple, np.ndarray))
+    if not is_list or len(values) != len(sequences):
+        length = len(values) if is_list else "no list"
+        raise ValueError(
+            f"`{name}` must be a list with one entry for each text. Received: "
+            f"{length} for {len(sequences)} texts"
+        )
+    return list(values)
+
+
+def _check_counts(counts, targets, sequences):
+    for count, target, sequence in zip(counts, targets, sequences):
+        if count is None:
+            continue
+        check_positive_integer("num_words", count)
+        if target is not None or sequence.num_kept is not None:
+            raise ValueError(
+                "`num_words` counts the words of whole texts. Received: "
+                f"num_words={count} for a part of a text"
+            )
+
+
+def _spans(sequence, target):
+    """Returns the span of a target, or a list of spans."""
+    if isinstance(target, (list, tuple)) and not _is_pair(target):
+        return [_span(sequence, each) for each in target]
+    return _span(sequence, target)
+
+
+def _is_pair(target):
+    is_integer = [isinstance(value, (int, np.integer)) for value in target]
+    return is_integer == [True, True]
+
+
+def _span(sequence, target):
+    if target is None:
+        return _Span(0, len(sequence.token_ids))
+    if isinstance(target, str):
+        return _substring(sequence, target)
+    if isinstance(target, np.ndarray):
+        target = tuple(target)
+    if not isinstance(target, (list, tuple)) or not _is_pair(target):
+        raise ValueError(
+            "`targets` must be pairs (start, end), sub-strings, or lists of these for "
+            f"each text. Received: {target!r}"
+        )
+    start, end = map(int, target)
+    size = int(sequence.offsets[-1, 1])
+    if not 0 <= start < end <= size:
+        unit = "tokens" if sequence.text is None else "characters"
+        raise ValueError(
+            f"A span must be (start, end) with 0 <= start < end <= {size}, the number "
+            f"of {unit} of its text. Received: {target!r}"
+        )
+    first = int(np.searchsorted(sequence.offsets[:, 1], start, side="right"))
+    last = int(np.searchsorted(sequence.offsets[:, 0], end, side="left"))
+    if first >= len(sequence.kept_ids):
+        raise ValueError(
+            f"A span must not lie in what is cut off, the tokens behind the first "
+            f"{len(sequence.kept_ids)}. Received: {target!r}"
+        )
+    return _Span(first, last)
+
+
+def _substring(sequence, part):
+    """Finds a sub-string by the release's rule."""
+    if sequence.text is None:
+        raise ValueError(
+            "Sub-strings can only be found in texts; in ids, spans are pairs of "
+            f"places. Received: {part!r}"
+        )
+    part_ids = _tokenize(sequence.tokenizer, part)
+    kept_ids = sequence.kept_ids
+    text = sequence.text[: sequence.offsets[len(kept_ids) - 1, 1]]
+    for dropped in range(len(part_ids)):
+        rest = part_ids[dropped:]
+        for start in _places(rest, kept_ids)[::-1]:
+            end = int(start) + len(rest)
+            if _holds(text, part, sequence.offsets[start:end]):
+                return _Span(int(start), end, dropped)
+    reason = "which is not in it"
+    if part and part in text:
+        reason = "which ends inside of a token; give offsets for the whole token"
+    elif part and part in sequence.text:
+        reason = f"which lies behind the first {len(kept_ids)} tokens that are kept"
+    raise ValueError(
+        f"A sub-string must be found in its text. Received: {part!r}, {reason}"
+    )
+
+
+def _places(part, whole):
+    """Returns the places at which one array stands in another one."""
+    count = max(0, len(whole) - len(part) + 1)
+    places = np.flatnonzero(whole[:count] == part[0])
+    for step in range(1, len(part)):
+        places = places[whole[places + step] == part[step]]
+    return places
+
+
+def _holds(text, part, offsets):
+    """Tells whether tokens are the end of a place where the text has a sub-string."""
+    # The last token may also have the space behind the sub-string.
+    for end in (offsets[-1, 1], offsets[-1, 1] - 1):
+        start = end - len(part)
+        if 0 <= start <= offsets[0, 0] and text.startswith(part, start):
+            return True
+    return False
+
+
+def _runs(sequences, spans, limit, routing_scope):
+    """Returns the runs that score all spans, each token of them once."""
+    runs = []
+    for index, (sequence, found) in enumerate(zip(sequences, spans)):
+        length = len(sequence.kept_ids)
+        wanted = np.zeros(length, "bool")
+        for span in found if isinstance(found, list) else [found]:
+            wanted[span.start : span.end] = True
+        for start in range(0, length, limit):
+            end = min(start + limit, length)
+            places = [start + int(i) for i in np.flatnonzero(wanted[start:end])]
+            if routing_scope == "prefix":
+                runs += [_Run(index, start, place + 1, place) for place in places]
+            elif places:
+                runs.append(_Run(index, start, end, start))
+    return runs
+
+
+def _batches(lm, runs, limit, batch_size):
+    """Returns the length of the rows and batches of runs, all of the same size.
+
+    Powers of two: a compiled model serves many calls.
+    """
+    longest = max((run.end - run.start for run in runs), default=1)
+    length = min(limit, _power_of_two(longest))
+    if batch_size is None:
+        batch_size = max(1, lm.hyperparameters.batch_tokens // length)
+    check_positive_integer("batch_size", batch_size)
+    batch_size = min(batch_size, _power_of_two(len(runs)))
+    batches = [runs[i : i + batch_size] for i in range(0, len(runs), batch_size)]
+    # The last batch takes its last run more than once.
+    return length, [batch + batch[-1:] * (batch_size - len(batch)) for batch in batches]
+
+
+def _power_of_two(number):
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _log_likelihoods(lm, sequences, batches, length, verbose):
+    """Returns an array for each sequence, with numbers where runs have scored it."""
+    values = [np.full(len(sequence.kept_ids), np.nan) for sequence in sequences]
+    bar = tqdm.tqdm(
+        batches, unit="batch", disable=not verbose, delay=_SECONDS_BEFORE_PROGRESS
+    )
+    for batch in bar:
+        lengths = np.array([run.end - run.start for run in batch])
+        targets = np.zeros((len(batch), length or lengths[0]), "int32")
+        for row, run in zip(targets, batch):
+            row[: run.end - run.start] = sequences[run.index].token_ids[
+                run.start : run.end
+            ]
+        mask = np.arange(targets.shape[1]) < lengths[:, None]
+        token_ids = np.pad(targets[:, :-1], [(0, 0), (1, 0)]) * mask
+        inputs = {"token_ids": token_ids, "padding_mask": mask}
+        nats = _scorer(lm, targets.shape[1]).score(inputs, targets)
+        for row, run in zip(nats, batch):
+            scored = row[run.first - run.start : run.end - run.start]
+            values[run.index][run.first : run.end] = -scored.astype("float64")
+    return values
+
+
+def _results(sequence, found, values, num_words, routing_scope, reduction):
+    """Returns the result of a span, or a list of the results of its spans."""
+
+    def result(span):
+        score = _score(sequence, span, values, num_words, routing_scope)
+        if reduction == "none":
+            return score
+        return float(getattr(np, reduction)(score.log_likelihoods))
+
+    return [*map(result, found)] if isinstance(found, list) else result(found)
+
+
+def _score(sequence, span, values, num_words, routing_scope):
+    end = min(span.end, len(values))
+    token_ids = sequence.token_ids[span.start : end]
+    offsets = sequence.offsets[span.start : end]
+    tokens = num_bytes = None
+    if sequence.text is not None:
+        tokens = tuple(sequence.tokenizer.id_to_token(int(id)) for id in token_ids)
+        text = sequence.text[offsets[0, 0] : offsets[-1, 1]]
+        num_bytes = len(text.encode("utf-8"))
+        num_words = len(text.split()) if num_words is None else num_words
+    return Score(
+        log_likelihoods=values[span.start : end],
+        token_ids=token_ids,
+        tokens=tokens,
+        offsets=offsets,
+        routing_scope=routing_scope,
+        num_left_out=span.end - end,
+        num_bytes=num_bytes,
+        num_words=num_words,
+        misaligned_prefix_length=span.misaligned_prefix_length,
+    )
+
+
+def _scorer(lm, length):
+    """Returns the scorer of a model for rows of one length, which is compiled once.
+
+    Each length has its own: TensorFlow would compile the second one for any length.
+    """
+    if getattr(lm, "_token_scorers", None) is None:
+        # No layers of the model: they would be saved with it.
+        object.__setattr__(lm, "_token_scorers", {})
+    scorers = lm._token_scorers
+    if length not in scorers:
+        if len(scorers) == _MAX_SCORERS:
+            del scorers[next(iter(scorers))]
+        scorers[length] = TokenScorer(lm)
+    return scorers[length]

@@ -1,0 +1,395 @@
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import models
+from routing_tf import tokenizers
+from routing_tf.models import scoring
+from tests import golden_cases
+from tests.models import small_models
+
+ON_JAX = keras.backend.backend() == "jax"
+LIMIT = small_models.LENGTH
+# A first layer of local heads, so that repeated tokens do not score alike.
+SMALL = {
+    "num_local_only_layers": 1,
+    "num_clusters": 2,
+    "attention_window": 3,
+    "local_block_length": 4,
+}
+CORPUS = [
+    "the cat sat on the mat, and the cat had a hat.",
+    "a cat\\dog_house sat; the hat had a mat; cats and dogs sat.",
+] * 4
+
+
+def language_model(tokenizer=None, **changes):
+    tokenizer = tokenizers.ByteTokenizer() if tokenizer is None else tokenizer
+    preprocessor = models.RoutingTransformerCausalLMPreprocessor(tokenizer)
+    settings = {**SMALL, "vocabulary_size": tokenizer.vocabulary_size(), **changes}
+    return small_models.language_model(preprocessor=preprocessor, **settings)
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return language_model()
+
+
+@pytest.fixture(scope="module")
+def local_lm():
+    return language_model(num_layers=1, num_routed_heads=0)
+
+
+@pytest.fixture(scope="module")
+def subword_lm():
+    vocabulary = tokenizers.SubwordTokenizer.build_vocabulary(CORPUS, 60)
+    tokenizer = tokenizers.SubwordTokenizer(vocabulary)
+    return language_model(tokenizer, num_layers=1, num_routed_heads=0)
+
+
+def expected(lm, token_ids):
+    """Log-likelihoods of ids, from the logits of a call, in plain NumPy."""
+    token_ids = np.asarray(token_ids)
+    x = {
+        "token_ids": np.concatenate([[0], token_ids[:-1]])[None].astype("int32"),
+        "padding_mask": np.ones((1, len(token_ids)), "bool"),
+    }
+    logits = golden_cases.run(lm, x, training=False)[0][0].astype("float64")
+    chosen = logits[np.arange(len(token_ids)), token_ids]
+    return chosen - np.log(np.exp(logits).sum(-1))
+
+
+def bytes_of(text):
+    return np.frombuffer(text.encode(), "uint8").astype("int32") + 2
+
+
+def assert_close(actual, wanted):
+    np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-5)
+
+
+def assert_same(actual, wanted):
+    """Asserts that two scores agree."""
+    assert_close(actual.log_likelihoods, wanted.log_likelihoods)
+    np.testing.assert_array_equal(actual.token_ids, wanted.token_ids)
+
+
+def test_a_text_scores_what_the_logits_say(lm):
+    text = "a cat, a mat"
+    result = lm.score(text)
+    wanted = expected(lm, bytes_of(text))
+    assert_close(result.log_likelihoods, wanted)
+    assert result.tokens == tuple(text)
+    assert result.token_ids.tolist() == bytes_of(text).tolist()
+    assert result.offsets.tolist() == [[i, i + 1] for i in range(12)]
+    assert result.num_tokens == result.num_bytes == 12
+    assert result.num_words == 4
+    assert result.routing_scope == "full"
+    assert result.num_left_out == 0
+    assert result.misaligned_prefix_length is None
+    assert_close(result.log_likelihood, wanted.sum())
+    assert_close(result.loss, -wanted.mean())
+    assert_close(result.perplexity, np.exp(-wanted.mean()))
+    assert_close(result.bits_per_byte, -wanted.sum() / np.log(2) / 12)
+    assert_close(result.perplexity_per_word, np.exp(-wanted.sum() / 4))
+
+
+def test_reductions(lm):
+    texts = ["one", "another one"]
+    targets = ["one", [(0, 3), None]]
+    scores = lm.score(texts, targets)
+    for reduction in ("mean", "sum"):
+        first, (second, third) = lm.score(texts, targets, reduction=reduction)
+        for number, score in zip((first, second, third), (scores[0], *scores[1])):
+            assert isinstance(number, float)
+            assert_close(number, getattr(np, reduction)(score.log_likelihoods))
+    assert_close(lm.score("one", reduction="sum"), first)
+
+
+def test_a_batch_scores_as_its_texts_alone(lm):
+    texts = ["the cat sat on the mat", "a", "no dog", "the end of it"]
+    results = lm.score(texts, batch_size=3)
+    assert len(results) == 4
+    for text, result in zip(texts, results):
+        assert_close(result.log_likelihoods, expected(lm, bytes_of(text)))
+        assert_same(lm.score(text), result)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"routing": "hashed"},
+        {"routing": "random"},
+        {"num_cluster_strided_heads": 1, "num_strided_heads": 1, "key_dim": 4},
+    ],
+)
+def test_padding_has_no_influence(changes):
+    lm = language_model(**changes)
+    for text, result in zip(
+        ("the end of it", "no dog"), lm.score(["the end of it", "no dog"])
+    ):
+        assert_close(result.log_likelihoods, expected(lm, bytes_of(text)))
+
+
+def test_flaws_of_the_release_do_not_mix_the_texts_of_a_batch():
+    flaws = {"padding_is_routed": True, "padding_of_first_row": True}
+    lm = language_model(compatibility=flaws)
+    texts = ["the cat sat on", "no dog"]
+    for text, result in zip(texts, lm.score(texts)):
+        assert_close(result.log_likelihoods, expected(lm, bytes_of(text)))
+    with pytest.raises(ValueError, match="compatibility.padding_is_routed=True"):
+        lm.score(texts, routing_scope="prefix")
+
+
+def test_spans_of_characters(lm):
+    text = "the cat sat"
+    whole = lm.score(text).log_likelihoods
+    cat, rest, everything = lm.score(text, [(4, 7), (7, 11), None])
+    assert_close(cat.log_likelihoods, whole[4:7])
+    assert "".join(cat.tokens) == "cat"
+    assert cat.num_bytes == 3 and cat.num_words == 1
+    assert_close(rest.log_likelihoods, whole[7:])
+    assert_close(everything.log_likelihoods, whole)
+    assert_same(lm.score(text, (4, 7)), cat)
+    (first,), second = lm.score([text, text], [[(4, 7)], np.array([7, 11])])
+    assert_same(first, cat)
+    assert_same(second, rest)
+
+
+def test_spans_of_unicode_text(lm):
+    text = "naïve 🙂 x"
+    ids = bytes_of(text)
+    whole = expected(lm, ids)
+    smile, vowel = lm.score(text, [(6, 7), "ï"])
+    assert_close(smile.log_likelihoods, whole[7:11])
+    assert smile.offsets.tolist() == [[6, 7]] * 4
+    assert smile.num_bytes == 4 and smile.num_tokens == 4
+    assert_close(vowel.log_likelihoods, whole[2:4])
+    assert lm.score(text).num_bytes == len(ids) == 13
+
+
+def test_of_a_repeated_sub_string_the_last_is_scored(lm):
+    text = "the cat, the cat sat"
+    result = lm.score(text, "the cat")
+    assert result.misaligned_prefix_length == 0
+    assert result.offsets[[0, -1]].tolist() == [[9, 10], [15, 16]]
+    assert_same(lm.score(text, (9, 16)), result)
+
+
+def test_every_text_has_its_own_sub_string(lm):
+    # The release keeps the one of the last text alone.
+    first, second = lm.score(["a dog", "the cat"], ["dog", "cat"])
+    assert "".join(first.tokens) == "dog"
+    assert "".join(second.tokens) == "cat"
+
+
+@pytest.mark.parametrize("part", ["dog", "Zcat", "", "cat sat on"])
+def test_a_sub_string_that_is_not_there(lm, part):
+    with pytest.raises(ValueError, match=f"Received: {part!r}, which is not in it"):
+        lm.score("the cat sat", part)
+
+
+def subwords(lm, text):
+    return np.asarray(lm.preprocessor.tokenizer.tokenize(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [*CORPUS[:2], " the  cat ", "cat\n\nsat", "\\u _x", "10 é½🙂 cat 🙂", "a b", "_"],
+)
+def test_characters_of_subwords(subword_lm, text):
+    tokenizer = subword_lm.preprocessor.tokenizer
+    ids = subwords(subword_lm, text)
+    offsets = scoring.token_offsets(tokenizer, text, ids)
+    starts, ends = offsets.T
+    assert (starts < ends).all()
+    assert (np.diff(starts) >= 0).all() and (np.diff(ends) >= 0).all()
+    assert starts[0] == 0 and ends[-1] == len(text)
+    assert (starts[1:] <= ends[:-1]).all()
+    # Tokens that end where one of them begins are those of that part of the text.
+    for place in np.flatnonzero(starts[1:] == ends[:-1]) + 1:
+        before = tokenizer.detokenize(ids[:place])
+        assert before.rstrip(" ") == text[: starts[place]].rstrip(" ")
+
+
+def test_the_rule_for_subwords():
+    characters = "\\u;0123456789theca<pd>EOS"
+    tokenizer = tokenizers.SubwordTokenizer(
+        ["<pad>_", "<EOS>_", "the_", "cat", "_", ".", *characters]
+    )
+    text = "the cat. 🙂"
+    ids = tokenizer.tokenize(text).numpy()
+    names = [tokenizer.id_to_token(id) for id in ids]
+    assert names[:6] == ["the_", "cat", "_", ".", "\\", "3"]
+    offsets = scoring.token_offsets(tokenizer, text, ids).tolist()
+    # A space that is left out; an end of a word alone; written-out characters.
+    assert offsets[:4] == [[0, 4], [4, 7], [6, 7], [7, 8]]
+    assert set(map(tuple, offsets[4:])) == {(8, 9), (9, 10)}
+
+
+def test_spans_of_subwords(subword_lm):
+    text = "the cat sat on the mat"
+    ids = subwords(subword_lm, text)
+    whole = expected(subword_lm, ids)
+    offsets = scoring.token_offsets(subword_lm.preprocessor.tokenizer, text, ids)
+    for span in ((4, 7), (5, 6), (0, 22), (15, 20)):
+        result = subword_lm.score(text, span)
+        overlap = (offsets[:, 0] < span[1]) & (offsets[:, 1] > span[0])
+        assert_close(result.log_likelihoods, whole[overlap])
+        covered = text[offsets[overlap].min() : offsets[overlap].max()]
+        assert result.num_bytes == len(covered)
+        assert result.num_words == len(covered.split())
+
+
+def test_misaligned_prefix(subword_lm):
+    text = "the cat sat, a cat"
+    aligned = subword_lm.score(text, "cat sat")
+    assert aligned.misaligned_prefix_length == 0
+    assert aligned.offsets[0, 0] == 4
+    # On its own, the space in front is a word; in the text it is left out.
+    result = subword_lm.score(text, " cat sat")
+    dropped = len(subwords(subword_lm, " cat sat")) - aligned.num_tokens
+    assert result.misaligned_prefix_length == dropped > 0
+    assert_same(result, aligned)
+    # The rest alone stands elsewhere too, behind another prefix.
+    other = subword_lm.score("the cat, 2 cat, the dog", "e cat")
+    assert other.misaligned_prefix_length > 0
+    assert other.offsets[0, 0] == 4
+    with pytest.raises(ValueError, match="which ends inside of a token"):
+        subword_lm.score(text, "the ca")
+
+
+def test_too_long(lm):
+    text = "0123456789" * 3
+    ids = bytes_of(text)
+    with pytest.raises(ValueError, match=f"{LIMIT} tokens. Received: 30 .* in text 1"):
+        lm.score(["a", text])
+    cut = lm.score(text, too_long="cut")
+    assert cut.num_left_out == 30 - LIMIT
+    assert_close(cut.log_likelihoods, expected(lm, ids[:LIMIT]))
+    assert cut.num_bytes == LIMIT
+    windows = lm.score(text, too_long="windows", batch_size=1)
+    assert windows.num_left_out == 0
+    wanted = [expected(lm, ids[:LIMIT]), expected(lm, ids[LIMIT:])]
+    assert_close(windows.log_likelihoods, np.concatenate(wanted))
+    assert_same(
+        lm.score(text, (LIMIT - 2, LIMIT + 2), too_long="windows"),
+        lm.score(text, "2345", too_long="windows"),
+    )
+
+
+def test_spans_and_cuts(lm):
+    text = "0123456789" * 3
+    result = lm.score(text, (20, 30), too_long="cut")
+    assert result.num_tokens == 4 and result.num_left_out == 6
+    assert lm.score(text, "89", too_long="cut").offsets[0, 0] == 18
+    with pytest.raises(ValueError, match="must not lie in what is cut off"):
+        lm.score(text, (25, 30), too_long="cut")
+    with pytest.raises(ValueError, match="behind the first 24 tokens"):
+        lm.score(f"{text}abc", "abc", too_long="cut")
+    # Whole characters are kept.
+    result = lm.score("x" * (LIMIT - 1) + "é", too_long="cut")
+    assert result.num_tokens == LIMIT - 1 and result.num_left_out == 2
+
+
+def test_the_shorter_of_two_limits():
+    lm = language_model(num_layers=1, num_routed_heads=0, truncate_length=8)
+    assert lm.score("0123456789", too_long="cut").num_tokens == 8
+
+
+def test_prefixes_of_local_heads_are_the_text(local_lm):
+    texts = ["the cat sat on the mat, and off", "a"]
+    options = {"too_long": "windows", "batch_size": 5}
+    full = local_lm.score(texts, **options)
+    prefix = local_lm.score(texts, routing_scope="prefix", **options)
+    for one, other in zip(full, prefix):
+        assert_same(one, other)
+        assert (one.routing_scope, other.routing_scope) == ("full", "prefix")
+
+
+def test_prefixes_of_routed_heads(lm):
+    text = "the cat sat" if not ON_JAX else "the c"  # JAX compiles each length.
+    ids = bytes_of(text)
+    by_hand = [expected(lm, ids[: end + 1])[-1] for end in range(len(ids))]
+    result = lm.score(text, routing_scope="prefix", batch_size=4)
+    assert_close(result.log_likelihoods, by_hand)
+    difference = np.abs(result.log_likelihoods - lm.score(text).log_likelihoods)
+    assert difference.max() > 1e-3  # or the scopes would not matter
+    span = lm.score(text, (2, 4), routing_scope="prefix")
+    assert_close(span.log_likelihoods, by_hand[2:4])
+
+
+def test_ids_without_a_tokenizer():
+    lm = small_models.language_model(num_layers=1)
+    ids = [[3, 4, 5, 6], [7, 8]]
+    results = lm.score(ids)
+    for row, result in zip(ids, results):
+        assert_close(result.log_likelihoods, expected(lm, row))
+        assert result.tokens is None
+        assert result.bits_per_byte is None
+        assert result.perplexity_per_word is None
+    assert_same(lm.score(np.array(ids[0])), results[0])
+    padded = {
+        "token_ids": np.array([[3, 4, 5, 6], [7, 8, 0, 0]]),
+        "padding_mask": np.array([[1, 1, 1, 1], [1, 1, 0, 0]], "bool"),
+    }
+    for one, other in zip(lm.score(padded), results):
+        assert_same(one, other)
+    span = lm.score(ids[0], (1, 3))
+    assert_close(span.log_likelihoods, results[0].log_likelihoods[1:3])
+    with pytest.raises(ValueError, match="Sub-strings can only be found in texts"):
+        lm.score(ids[0], "a")
+    with pytest.raises(ValueError, match="a model with a preprocessor"):
+        lm.score("a")
+    with pytest.raises(ValueError, match="from 0 to 30.* Received: 3 to 31 in text 1"):
+        lm.score([[1], [3, 31]])
+
+
+def test_words_as_the_papers_count_them(lm):
+    text = "the cat sat"
+    result = lm.score(text, num_words=5)
+    assert_close(result.perplexity_per_word, np.exp(-result.log_likelihood / 5))
+    first, second = lm.score([text, " "], num_words=[5, None])
+    assert (first.num_words, second.num_words) == (5, 0)
+    assert second.perplexity_per_word is None
+    for options in ({"targets": "cat"}, {"too_long": "cut"}):
+        with pytest.raises(ValueError, match="`num_words` counts the words of whole"):
+            lm.score(text * 3, num_words=5, **{"too_long": "windows", **options})
+
+
+def test_scores_together(lm):
+    scores = lm.score(["the cat", "é"])
+    total = scoring.join(scores)
+    assert total.num_tokens == 9 and total.num_bytes == 9 and total.num_words == 3
+    assert_close(total.log_likelihood, sum(s.log_likelihood for s in scores))
+    assert total.misaligned_prefix_length is None
+    assert total.tokens == scores[0].tokens + scores[1].tokens
+    with pytest.raises(ValueError, match="of the same routing scope"):
+        scoring.join([])
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"targets": (3, 3)}, "0 <= start < end <= 11, the number of characters"),
+        ({"targets": (3, 12)}, r"Received: \(3, 12\)"),
+        ({"targets": 3}, "`targets` must be pairs"),
+        ({"texts": ["a", ""]}, "at least one token each. Received: none in text 1"),
+        ({"texts": ["a", [1]]}, "must be strings or ids, not both"),
+        ({"texts": [1.5]}, "must be strings or lists of ids"),
+        ({"texts": ["a", "b"], "targets": ["a"]}, "Received: 1 for 2 texts"),
+        ({"reduction": "max"}, "`reduction` must be one of"),
+        ({"routing_scope": "past"}, "`routing_scope` must be one of"),
+        ({"too_long": "no"}, "`too_long` must be one of"),
+        ({"batch_size": 0}, "`batch_size` must be a positive integer"),
+        ({"num_words": 0}, "`num_words` must be a positive integer"),
+    ],
+)
+def test_refused(lm, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        lm.score(**{"texts": "the cat sat", **arguments})
+
+
+def test_a_tokenizer_that_pads_is_refused():
+    lm = language_model(tokenizers.ByteTokenizer(sequence_length=8), num_layers=1)
+    with pytest.raises(ValueError, match="cuts or pads it. Received: 8 ids for 3"):
+        lm.score("abc")

@@ -104,7 +104,10 @@ def problem_fields(options, earlier=None):
             raise ValueError(
                 f"`--problem_option` must be name=value. Received: {item!r}"
             )
-        fields["problem_options"][name.strip()] = value.strip()
+        name, value = name.strip(), value.strip()
+        if name == "vocabulary":
+            value = os.path.abspath(os.path.expanduser(value))
+        fields["problem_options"][name] = value
     if options.files:
         # Absolute, so that the run can be continued from another folder.
         patterns = filter(None, map(str.strip, options.files.split(",")))

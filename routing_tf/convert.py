@@ -60,10 +60,10 @@ def run(options):
         ValueError: if there is something in the output folder, or the checkpoint and
             its settings are not complete.
     """
-    if os.path.isdir(options.output_dir) and os.listdir(options.output_dir):
+    out = options.output_dir
+    if os.path.exists(out) and (not os.path.isdir(out) or os.listdir(out)):
         raise ValueError(
-            "`output_dir` must be new or empty. Received: "
-            f"output_dir={options.output_dir!r}"
+            f"`output_dir` must be a new or empty folder. Received: output_dir={out!r}"
         )
     kind = checkpoints.ReleaseCheckpoint(options.checkpoint).kind
     cls = next(cls for cls in CLASSES if cls.kind == kind)

@@ -170,8 +170,15 @@ def score_texts(options):
     print(f"model: {options.model_dir}", flush=True)
     scores = []
     for path in paths:
+        if not text.read_file(path):
+            print(f"{path}: empty")
+            continue
         scores.append(score_file(lm, path, options.routing_scope))
         print(describe_score(path, scores[-1]), flush=True)
+    if not scores:
+        raise ValueError(
+            f"`--texts` must name a file that is not empty. Received: {options.texts!r}"
+        )
     total = scoring.join(scores)
     if options.num_words:
         total = dataclasses.replace(total, num_words=options.num_words)
@@ -215,7 +222,7 @@ def describe_score(name, score):
     if score.perplexity_per_word is None:
         return f"{line}; no words"
     return (
-        f"{line}, {score.perplexity_per_word:,.4f} per word ({score.num_words:,} words)"
+        f"{line}, {score.perplexity_per_word:.6g} per word ({score.num_words:,} words)"
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from routing_tf import models
 from routing_tf import problems
+from routing_tf.layers import Compatibility
 from routing_tf.models.checkpoints import ReleaseCheckpoint
 from routing_tf.models.checkpoints import load_into
 from routing_tf.problems.problem import SPLITS
@@ -132,6 +133,10 @@ def configure(problem, hyperparameters, **fields):
         ValueError: if the problem or its data is not there, or a model of these
             hyperparameters does not fit it.
     """
+    source = fields.get("init_checkpoint")
+    if source and is_release_checkpoint(source):
+        # The weights rely on them.
+        hyperparameters = hyperparameters.replace(compatibility=Compatibility.trained())
     config = RunConfig(problem, hyperparameters, **fields)
     problem = config.make_problem()
     problem.prepare()
@@ -240,9 +245,15 @@ def load_language_model(source):
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise ValueError(f"The model {source!r} cannot be read: {error}") from error
     raise ValueError(
-        "A model is given as a model directory with checkpoints, a .keras file or a "
-        f"preset directory with a config.json. Received: {source!r}"
+        "A model is given as a model directory with checkpoints, a .keras file, a "
+        "preset directory with a config.json, or to start from the path of a "
+        f"checkpoint of the release without .index. Received: {source!r}"
     )
+
+
+def is_release_checkpoint(source):
+    """Tells whether a path is that of a checkpoint of the original release."""
+    return pathlib.Path(f"{str(source).removesuffix('.index')}.index").is_file()
 
 
 def initialize(lm, source):
@@ -251,13 +262,13 @@ def initialize(lm, source):
     Args:
         lm: the model to write into.
         source: as for `load_language_model`, or the path of a checkpoint of the
-            original release without `.index`, whose settings are not needed.
+            original release.
 
     Raises:
         ValueError: if there is no such thing, or the models have different variables;
             nothing is written then.
     """
-    if pathlib.Path(f"{source}.index").is_file():
+    if is_release_checkpoint(source):
         load_into(lm, ReleaseCheckpoint(source))
     else:
         copy_weights(load_language_model(source), lm)

@@ -65,7 +65,7 @@ def test_mistakes_are_one_line_on_stderr(tmp_path, capsys):
     (tmp_path / "preset").mkdir()
     (tmp_path / "preset" / "file").touch()
     assert run(*arguments) == 1
-    assert "`output_dir` must be new or empty" in capsys.readouterr().err
+    assert "must be a new or empty folder" in capsys.readouterr().err
     assert run(arguments[0], f"--output_dir={tmp_path / 'new'}") == 1
     err = capsys.readouterr().err
     assert "without query_shape" in err and "Traceback" not in err

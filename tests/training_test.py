@@ -14,6 +14,7 @@ from routing_tf import optimizers
 from routing_tf import problems
 from routing_tf import run_directory
 from routing_tf import training
+from routing_tf.layers import Compatibility
 from routing_tf.models import presets
 from routing_tf.problems.problem import SPLITS
 from tests import golden_cases
@@ -529,6 +530,10 @@ class TestReleaseCheckpoint:
         start = golden_cases.load(f"models/{self.name}.npz").group("var")
         for name, value in models.release.read_variables(lm).items():
             np.testing.assert_array_equal(value, start[name], err_msg=name)
+
+    def test_what_its_weights_rely_on_stays(self, configure):
+        config, _ = configure(init_checkpoint=f"{self.prefix}.index")
+        assert config.hyperparameters.compatibility == Compatibility.trained()
 
     def test_of_another_model(self):
         lm = models.RoutingTransformerCausalLM(

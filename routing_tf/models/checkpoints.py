@@ -6,12 +6,14 @@ What names and shapes of a checkpoint show decides; settings only tell the rest.
 import re
 import warnings
 
+import numpy as np
 import tensorflow as tf
 
 from routing_tf.layers.compatibility import Compatibility
 from routing_tf.models import release_names
 from routing_tf.models.presets import RELEASE_SETS
 from routing_tf.models.presets import hyperparameters_from_release
+from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.models.presets import read_hparams
 from routing_tf.tokenizers import SubwordTokenizer
 
@@ -19,6 +21,10 @@ _SCOPES = {
     release_names.MODEL_SCOPE: "text",
     release_names.IMAGE_MODEL_SCOPE: "image",
 }
+# In how many parts tensor2tensor keeps the table of an encoder's ids is a setting.
+_ENCODER_TABLE = re.compile(
+    r"sparse_transformer/symbol_modality_\d+_\d+/shared/weights_(\d+)"
+)
 # What optimizers keep beside a variable.
 _SLOT = re.compile(r"/(Adafactor|Adam|Momentum)(_\d+)?$")
 # Whether heads are relative, by the setting: their number's setting and their scope.
@@ -85,6 +91,17 @@ class ReleaseCheckpoint:
         self.kind = _SCOPES[self.scope]
         if any("/encoder_layer_" in name for name in self.shapes):
             self.kind = "seq2seq"
+            self._add_encoder_table(shapes)
+
+    def _add_encoder_table(self, shapes):
+        """Adds the table of the encoder's ids, which is no part of the scope."""
+        found = {int(m[1]): n for n in shapes if (m := _ENCODER_TABLE.fullmatch(n))}
+        self._encoder_table = [found[number] for number in sorted(found)]
+        if found:
+            rows = sum(shapes[name][0] for name in self._encoder_table)
+            depth = shapes[self._encoder_table[0]][1]
+            name = release_names.encoder_table_name(rows, depth)
+            self.shapes[name] = (rows, depth)
 
     def value(self, name):
         """Reads one variable.
@@ -95,6 +112,9 @@ class ReleaseCheckpoint:
         Returns:
             NumPy array.
         """
+        if not name.startswith(f"{self.scope}/"):
+            parts = [self._reader.get_tensor(part) for part in self._encoder_table]
+            return np.concatenate(parts)
         return self._reader.get_tensor(name)
 
     def settings(self):
@@ -111,6 +131,15 @@ class ReleaseCheckpoint:
 
     def _shape(self, name):
         return self.shapes.get(f"{self.scope}/{name}")
+
+    def _needed_shape(self, name, axes=2):
+        shape = self._shape(name)
+        if shape is None or len(shape) != axes:
+            raise ValueError(
+                "The checkpoint must hold every variable of its model. Received: "
+                f"{self.prefix!r}, missing: {self.scope}/{name}"
+            )
+        return shape
 
     def _number(self, stack):
         pattern = re.compile(rf"{self.scope}/{stack}_layer_(\d+)/")
@@ -137,27 +166,34 @@ class ReleaseCheckpoint:
         shown = {"num_decoder_layers": self._number("decoder")}
         if self.kind != "image":
             shown["num_encoder_layers"] = self._number("encoder")
-            shown["embedding_dims"] = self._shape("embeddings/embedding")[1]
-        hidden, key_depth = self._shape(f"{first}/self_attention/q/kernel")
-        value_depth = self._shape(f"{first}/self_attention/v/kernel")[1]
+            shown["embedding_dims"] = self._needed_shape("embeddings/embedding")[1]
+        hidden, key_depth = self._needed_shape(f"{first}/self_attention/q/kernel")
+        value_depth = self._needed_shape(f"{first}/self_attention/v/kernel")[1]
         shown["hidden_size"] = hidden
         shown["attention_key_channels"] = 0 if key_depth == hidden else key_depth
         shown["attention_value_channels"] = 0 if value_depth == hidden else value_depth
-        kinds = {"weight1": "geglu", "conv1": "conv_hidden_relu"}
-        shown["ffn_layer"] = "none"
-        for name, kind in kinds.items():
-            shape = self._shape(f"{first}/ffn/{name}/kernel")
-            if shape:
-                shown |= {"ffn_layer": kind, "filter_size": shape[1]}
+        shown |= self._feed_forward(f"{first}/ffn")
         post = self._shape(f"{first}/layer_postprocess/layer_norm/layer_norm_scale")
         before, after = ("none", "dan") if post else ("n", "da")
         shown["layer_preprocess_sequence"] = before
         shown["layer_postprocess_sequence"] = after
         return shown
 
+    def _feed_forward(self, scope):
+        """The kind by any of its variables, the size by the first."""
+        names = [n for n in self.shapes if n.startswith(f"{self.scope}/{scope}/")]
+        if not names:
+            return {"ffn_layer": "none"}
+        if any("/conv" in name for name in names):
+            size = self._needed_shape(f"{scope}/conv1/kernel")[1]
+            return {"ffn_layer": "conv_hidden_relu", "filter_size": size}
+        size = self._needed_shape(f"{scope}/weight1/kernel")[1]
+        return {"ffn_layer": "geglu", "filter_size": size}
+
     def _heads(self, layers):
-        head_dim = layers[0]["attention_nd/dense/kernel"][0]
-        total = layers[0]["v/kernel"][1] // head_dim
+        first = "decoder_layer_0/self_attention/self_attention"
+        head_dim = self._needed_shape(f"{first}/attention_nd/dense/kernel")[0]
+        total = self._needed_shape(f"{first}/v/kernel")[1] // head_dim
         cluster = "attention_nd/cluster_attention/cluster_attention"
         strided = "attention_nd/cluster_strided_attention/cluster_strided_attention"
         shown = {
@@ -197,14 +233,19 @@ class ReleaseCheckpoint:
         shown["unconditional"] = classes is None
         return shown
 
+    @property
+    def has_encoder_table(self):
+        """Whether the table of the encoder's ids is there."""
+        return self.kind == "seq2seq" and bool(self._encoder_table)
+
     def outside_settings(self):
         """Returns what the release takes from its problem, by our names."""
         if self.kind != "image":
-            return {"vocabulary_size": self._shape("embeddings/embedding")[0]}
+            return {"vocabulary_size": self._needed_shape("embeddings/embedding")[0]}
         classes = self._shape("class_conditional_embedding/embedding")
         return {
-            "vocabulary_size": self._shape("final_dense/kernel")[1],
-            "num_channels": self._shape("rgb_target_emb_channel")[0] // 256,
+            "vocabulary_size": self._needed_shape("final_dense/kernel")[1],
+            "num_channels": self._needed_shape("rgb_target_emb_channel")[0] // 256,
             "num_classes": classes and classes[0],
         }
 
@@ -220,7 +261,8 @@ def complete_settings(checkpoint, preset=None, hparams=None):
 
     Returns:
         Dict of the release's hyperparameters, and a list of lines that say where
-        settings and checkpoint disagree; the checkpoint goes first.
+        settings and checkpoint disagree (the checkpoint goes first) and which settings
+        that no variable shows are not given.
 
     Raises:
         ValueError: if the preset is none of the release's sets, or blocks or windows
@@ -232,6 +274,11 @@ def complete_settings(checkpoint, preset=None, hparams=None):
             f"Valid names are: {', '.join(RELEASE_SETS)}"
         )
     given = {} if preset is None else dict(RELEASE_SETS[preset][1])
+    if preset is not None and preset_hyperparameters(preset).kind != checkpoint.kind:
+        raise ValueError(
+            f"`preset` must be a set of a {checkpoint.kind!r} model, as the checkpoint "
+            f"holds. Received: preset={preset!r}"
+        )
     given |= {} if hparams is None else read_hparams(hparams)
     shown = _with_heads(checkpoint.settings(), given)
     needed = [*_NEEDED]
@@ -246,7 +293,18 @@ def complete_settings(checkpoint, preset=None, hparams=None):
             f"preset={preset!r}, and hparams without {', '.join(missing)}. Pass the "
             "release's hparams.json, or the name of the set that was trained"
         )
+    if shown["sparsity_cluster_num_heads"]:
+        defaults = {"share_qk": True, "add_timing_signal": False}
+    else:
+        defaults = {"add_timing_signal": False}
+    if checkpoint.kind == "image":
+        defaults.pop("add_timing_signal")
     differences = [
+        f"{name} is not given and taken as {value}"
+        for name, value in defaults.items()
+        if name not in given
+    ]
+    differences += [
         f"{name} is {value!r} in the checkpoint, {given[name]!r} in the settings"
         for name, value in shown.items()
         if name in given and not _agree(name, value, given[name], shown)
@@ -312,7 +370,7 @@ def load(cls, prefix, preset=None, hparams=None, vocabulary=None):
     hparams, differences = complete_settings(checkpoint, preset, hparams)
     if differences:
         warnings.warn(
-            f"The settings disagree with the checkpoint {checkpoint.prefix!r}, which "
+            f"Where settings disagree with the checkpoint {checkpoint.prefix!r}, it "
             f"goes first: {'; '.join(differences)}",
             stacklevel=3,
         )
@@ -327,14 +385,31 @@ def _build(cls, settings, vocabulary):
     preprocessor = None
     if vocabulary is not None:
         tokenizer = SubwordTokenizer(vocabulary)
-        lengths = {"sequence_length": settings.max_sequence_length}
+        _check_vocabulary(tokenizer, settings)
+        length = min(settings.max_sequence_length, settings.truncate_length)
+        lengths = {"sequence_length": length}
         if settings.kind == "seq2seq":
             lengths = {
                 "encoder_sequence_length": settings.max_input_length,
-                "decoder_sequence_length": settings.max_sequence_length,
+                "decoder_sequence_length": length,
             }
         preprocessor = cls.preprocessor_cls(tokenizer, **lengths)
     return cls(cls.backbone_cls(settings), preprocessor=preprocessor)
+
+
+def _check_vocabulary(tokenizer, settings):
+    if tokenizer.vocabulary_size() > settings.vocabulary_size:
+        raise ValueError(
+            "`vocabulary` must not be larger than the model's. Received: "
+            f"{tokenizer.vocabulary_size()} subwords for a model of "
+            f"{settings.vocabulary_size} ids"
+        )
+    if settings.encoder_inputs == "embeddings" and settings.kind == "seq2seq":
+        raise ValueError(
+            "`vocabulary` needs the table of the encoder's ids, sparse_transformer/"
+            "symbol_modality_*/shared/weights_*, in the checkpoint. Received: one "
+            "without; its model takes `encoder_embeddings`"
+        )
 
 
 def hyperparameters_of(checkpoint, hparams):
@@ -354,7 +429,10 @@ def hyperparameters_of(checkpoint, hparams):
     settings = hyperparameters_from_release(
         hparams, faithful=True, **checkpoint.outside_settings()
     )
-    if checkpoint.kind == "seq2seq":
+    if checkpoint.has_encoder_table:
+        # Ids come with a mask, so padding needs no zeros.
+        settings = settings.replace(encoder_inputs="tokens")
+    elif checkpoint.kind == "seq2seq":
         return settings
     return settings.replace(compatibility=Compatibility.trained())
 
@@ -368,9 +446,15 @@ def load_into(model, checkpoint):
 
     Raises:
         ValueError: if a variable is missing, left over or of another shape; every one
-            is named, and nothing is written.
+            is named, and nothing is written; or if a value is not finite.
     """
     variables = release_names.variables_by_name(model)
     release_names.check_shapes(variables, checkpoint.shapes)
     for name, variable in variables.items():
-        variable.assign(checkpoint.value(name))
+        value = checkpoint.value(name)
+        if not np.isfinite(value).all():
+            raise ValueError(
+                "All values of a checkpoint must be finite. Received: "
+                f"{checkpoint.prefix!r} with others in {name}"
+            )
+        variable.assign(value)

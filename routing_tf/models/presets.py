@@ -638,10 +638,26 @@ def preset_hyperparameters(name):
 
 
 def read_hparams(hparams):
-    """Returns hyperparameters as a dict; reads those that are the path of a file."""
+    """Returns hyperparameters as a dict; reads those that are the path of a file.
+
+    Raises:
+        ValueError: if there is no such file, or no JSON object in it.
+    """
     if isinstance(hparams, dict):
         return hparams
-    return json.loads(pathlib.Path(hparams).read_text())
+    try:
+        found = json.loads(pathlib.Path(hparams).read_text())
+    except (OSError, TypeError, ValueError) as error:
+        raise ValueError(
+            "`hparams` must be a dict or the path of a JSON file. Received: "
+            f"hparams={hparams!r}: {error}"
+        ) from error
+    if not isinstance(found, dict):
+        raise ValueError(
+            "`hparams` must be a JSON object of names and values. Received: a "
+            f"{type(found).__name__} in {str(hparams)!r}"
+        )
+    return found
 
 
 def hyperparameters_from_release(hparams, faithful=False, **fields):
@@ -864,6 +880,11 @@ def _refuse_unsupported(hparams):
 
 def _check_blocks(hparams):
     query_shape, flange = hparams["query_shape"], hparams["memory_flange"]
+    if not all(isinstance(shape, (list, tuple)) for shape in (query_shape, flange)):
+        raise ValueError(
+            "`query_shape` and `memory_flange` must be lists of integers. Received: "
+            f"query_shape={query_shape!r}, memory_flange={flange!r}"
+        )
     most_axes = 2 if "frame_height" in hparams else 1
     if not 1 <= len(query_shape) == len(flange) <= most_axes:
         raise ValueError(

@@ -147,14 +147,20 @@ def _encoder_variables(backbone):
 
 
 def _encoder_embedding_variables(backbone):
-    """The table of ids, which tensor2tensor looks up outside of the release's model."""
-    scope = MODEL_SCOPE.partition("/")[0]
     return {
-        f"{scope}/symbol_modality_{layer.vocabulary_size}_{layer.embedding_dim}"
-        "/shared/weights_0": layer.embeddings
+        encoder_table_name(layer.vocabulary_size, layer.embedding_dim): layer.embeddings
         for layer in backbone.encoder_embedding_layers
         if isinstance(layer, layers.TokenEmbedding)
     }
+
+
+def encoder_table_name(vocabulary_size, depth):
+    """Returns the name of the table of an encoder's ids.
+
+    Tensor2tensor looks them up outside of the release's model.
+    """
+    scope = MODEL_SCOPE.partition("/")[0]
+    return f"{scope}/symbol_modality_{vocabulary_size}_{depth}/shared/weights_0"
 
 
 def _image_model_variables(model):

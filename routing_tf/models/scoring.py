@@ -329,6 +329,11 @@ class _Sequence:
         offsets = self.offsets
         while limit and offsets[limit, 0] < offsets[limit - 1, 1]:
             limit -= 1  # back to the end of a character
+        if not limit:
+            raise ValueError(
+                "`texts` must have a character that fits into the model's sequences. "
+                f"Received: {self.text[:20]!r}, whose first has more tokens"
+            )
         return dataclasses.replace(self, num_kept=limit)
 
 
@@ -364,6 +369,11 @@ def _limit(hyperparameters):
 
 def _read(lm, texts):
     """Tells whether `texts` is a single one, and returns the sequences."""
+    if not isinstance(texts, (str, list, tuple, dict)) and not hasattr(texts, "shape"):
+        raise ValueError(
+            "`texts` must be a string, ids, or a list of them. Received: "
+            f"{type(texts).__name__}"
+        )
     single = isinstance(texts, str)
     texts = [texts] if single else texts
     if isinstance(texts, (list, tuple)) and any(isinstance(t, str) for t in texts):
@@ -389,9 +399,10 @@ def _sequence(lm, text):
         )
     tokenizer = lm.preprocessor.tokenizer
     token_ids = _tokenize(tokenizer, text)
-    return _Sequence(
-        token_ids, token_offsets(tokenizer, text, token_ids), text, tokenizer
-    )
+    offsets = np.zeros((0, 2), "int64")
+    if len(token_ids):
+        offsets = token_offsets(tokenizer, text, token_ids)
+    return _Sequence(token_ids, offsets, text, tokenizer)
 
 
 def _tokenize(tokenizer, text):
@@ -409,7 +420,13 @@ def _rows_of_ids(token_ids):
     rows = [np.array(rows)] if single else rows
     if mask is not None:
         masks = np.asarray(mask).astype("bool")
-        rows = [row[keep] for row, keep in zip(rows, [masks] if single else masks)]
+        masks = [masks] if single else list(masks)
+        if [keep.shape for keep in masks] != [row.shape for row in rows]:
+            raise ValueError(
+                "`padding_mask` must have the shape of `token_ids`. Received: shapes "
+                f"{[keep.shape for keep in masks]} and {[row.shape for row in rows]}"
+            )
+        rows = [row[keep] for row, keep in zip(rows, masks, strict=True)]
     for row in rows:
         if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
             raise ValueError(
@@ -609,6 +626,11 @@ def _log_likelihoods(lm, sequences, batches, length, verbose):
         token_ids = np.pad(targets[:, :-1], [(0, 0), (1, 0)]) * mask
         inputs = {"token_ids": token_ids, "padding_mask": mask}
         nats = _scorer(lm, targets.shape[1]).score(inputs, targets)
+        if not np.isfinite(nats[mask]).all():
+            raise ValueError(
+                "The model's probabilities must be finite. Received: log-likelihoods "
+                "that are not; check its weights"
+            )
         for row, run in zip(nats, batch):
             scored = row[run.first - run.start : run.end - run.start]
             values[run.index][run.first : run.end] = -scored.astype("float64")

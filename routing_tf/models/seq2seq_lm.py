@@ -113,6 +113,34 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
     preprocessor_cls = RoutingTransformerSeq2SeqLMPreprocessor
     presets = RoutingTransformerEncoderDecoder.presets
 
+    def generate(
+        self, inputs, max_length=None, stop_token_ids="auto", strip_prompt=False
+    ):
+        """Continues texts or ids; see `keras_hub.models.Seq2SeqLM.generate`.
+
+        Args:
+            inputs: texts for the encoder, a dict of `encoder_text` and `decoder_text`,
+                or without a preprocessor the inputs of a call.
+            max_length: length of the decoder's sequences, in tokens; None (the
+                default) for that of the preprocessor.
+            stop_token_ids: ids that end a sequence; `"auto"` (the default) for the
+                tokenizer's end id, None for no such ids.
+            strip_prompt: refused; prompts stay in front. Defaults to False.
+
+        Returns:
+            Texts, or a dict of ids and mask without a preprocessor.
+
+        Raises:
+            ValueError: if `strip_prompt` is set.
+        """
+        if strip_prompt:
+            raise ValueError(
+                "`strip_prompt` must be False: keras_hub does not strip the prompts of "
+                "a decoder with an encoder. Received: strip_prompt=True. Cut "
+                "`decoder_text` off the result"
+            )
+        return super().generate(inputs, max_length, stop_token_ids)
+
     def generate_step(self, inputs, stop_token_ids=None):
         """Continues one batch of prompts; compiled by `generate`.
 

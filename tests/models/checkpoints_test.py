@@ -115,10 +115,7 @@ def test_optimizer_slots_and_the_step_are_skipped():
     skipped = names.keys() - checkpoint.shapes.keys()
     assert "global_step" in skipped
     assert any(name.endswith("/Adafactor_1") for name in skipped)
-    assert len(checkpoint.shapes) == len(skipped - {"global_step"}) // 2 + 2 or True
-    assert all(
-        name.startswith("sparse_transformer/body/") for name in checkpoint.shapes
-    )
+    assert checkpoint.shapes.keys() == variable_names("pg19_local_cluster8k")
 
 
 def test_the_checkpoint_goes_before_the_settings():
@@ -279,3 +276,96 @@ def test_published_settings_of_rt_base(rt_base):
     path = pathlib.Path(REFERENCE, "golden/pg19/hparams.json")
     _, differences = checkpoints.complete_settings(rt_base, hparams=str(path))
     assert differences == []
+
+
+def seq2seq_arrays(parts):
+    """A checkpoint with the encoder's table, in several parts."""
+    arrays = arrays_of("translate_local_cluster512")
+    table = np.random.default_rng(0).normal(size=(50, 32)).astype("float32")
+    scope = "sparse_transformer/symbol_modality_50_32/shared/weights"
+    pieces = np.array_split(table, parts)
+    return {**arrays, **{f"{scope}_{i}": p for i, p in enumerate(pieces)}}, table
+
+
+@pytest.mark.parametrize("parts", [1, 12])
+def test_the_table_of_an_encoder_is_joined(parts, tmp_path):
+    arrays, table = seq2seq_arrays(parts)
+    path = write_checkpoint(tmp_path / "model.ckpt", arrays)
+    hparams = hparams_of("translate_local_cluster512")
+    lm = models.RoutingTransformerSeq2SeqLM.from_release_checkpoint(path, None, hparams)
+    assert lm.hyperparameters.encoder_inputs == "tokens"
+    name = "sparse_transformer/symbol_modality_50_32/shared/weights_0"
+    np.testing.assert_array_equal(release.read_variables(lm)[name], table)
+
+
+def test_texts_need_the_table_of_the_encoder(tmp_path):
+    tokens = SubwordTokenizer.build_vocabulary(["the cat"], vocabulary_size=40)
+    path = tmp_path / "vocab.subwords"
+    SubwordTokenizer(tokens).save_vocabulary(path)
+    with pytest.raises(ValueError, match="needs the table of the encoder's ids"):
+        load("translate_local_cluster512", vocabulary=str(path))
+
+
+def test_a_vocabulary_must_fit(tmp_path):
+    texts = [" ".join(f"word{i}" for i in range(200))]
+    tokens = SubwordTokenizer.build_vocabulary(texts, vocabulary_size=120)
+    path = tmp_path / "vocab.subwords"
+    SubwordTokenizer(tokens).save_vocabulary(path)
+    with pytest.raises(ValueError, match="subwords for a model of 50 ids"):
+        load("pg19_local_cluster8k", vocabulary=str(path))
+
+
+def test_settings_that_no_variable_shows_are_told():
+    hparams = {"query_shape": [16], "memory_flange": [16]}
+    checkpoint = checkpoints.ReleaseCheckpoint(prefix("enwik8_local_cluster8k"))
+    hparams["sparsity_cluster_attention_window"] = 16
+    _, lines = checkpoints.complete_settings(checkpoint, hparams=hparams)
+    assert lines == [
+        "share_qk is not given and taken as True",
+        "add_timing_signal is not given and taken as False",
+    ]
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "embeddings/embedding",
+        "decoder_layer_0/self_attention/self_attention/q/kernel",
+        "decoder_layer_0/self_attention/self_attention/attention_nd/dense/kernel",
+        "decoder_layer_0/self_attention/ffn/conv1/kernel",
+    ],
+)
+def test_what_the_settings_are_read_from_is_named(missing, tmp_path):
+    name = "pg19_released_hparams_json"
+    arrays = arrays_of(name)
+    del arrays[f"sparse_transformer/body/{missing}"]
+    path = write_checkpoint(tmp_path / "model.ckpt", arrays)
+    with pytest.raises(ValueError, match=f"missing: sparse_transformer/body/{missing}"):
+        models.RoutingTransformerCausalLM.from_release_checkpoint(
+            path, hparams=hparams_of(name)
+        )
+
+
+def test_weights_must_be_finite(tmp_path):
+    name = "pg19_local_cluster8k"
+    arrays = arrays_of(name)
+    arrays["sparse_transformer/body/emb_dense/bias"][3] = np.nan
+    path = write_checkpoint(tmp_path / "model.ckpt", arrays)
+    with pytest.raises(ValueError, match="must be finite.*emb_dense/bias"):
+        models.RoutingTransformerCausalLM.from_release_checkpoint(
+            path, hparams=hparams_of(name)
+        )
+
+
+@pytest.mark.parametrize("content", [None, "[1]", "{"])
+def test_hparams_that_cannot_be_read(content, tmp_path):
+    path = tmp_path / "hparams.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match="`hparams` must be a "):
+        load("pg19_local_cluster8k", hparams=str(path))
+
+
+def test_a_preset_of_another_kind_is_refused():
+    with pytest.raises(ValueError, match="must be a set of a 'text' model"):
+        load("pg19_local_cluster8k", preset="cifar10_local_cluster")

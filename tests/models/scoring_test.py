@@ -393,3 +393,34 @@ def test_a_tokenizer_that_pads_is_refused():
     lm = language_model(tokenizers.ByteTokenizer(sequence_length=8), num_layers=1)
     with pytest.raises(ValueError, match="cuts or pads it. Received: 8 ids for 3"):
         lm.score("abc")
+
+
+@pytest.mark.parametrize("fixture", ["lm", "subword_lm"])
+def test_an_empty_text_is_refused(fixture, request):
+    with pytest.raises(ValueError, match="at least one token each"):
+        request.getfixturevalue(fixture).score(["a cat", ""])
+
+
+def test_a_character_that_does_not_fit_is_refused():
+    lm = language_model(max_sequence_length=3, num_layers=1, num_routed_heads=0)
+    with pytest.raises(ValueError, match="a character that fits"):
+        lm.score("\U0001f389\U0001f389", too_long="cut")
+
+
+def test_a_mask_must_fit_the_ids(lm):
+    ids = np.full((2, 5), 9)
+    with pytest.raises(ValueError, match="`padding_mask` must have the shape"):
+        lm.score({"token_ids": ids, "padding_mask": np.ones((1, 5), "bool")})
+
+
+@pytest.mark.parametrize("texts", [None, 5, b"a cat"])
+def test_other_things_are_no_texts(texts, lm):
+    with pytest.raises(ValueError, match="`texts` must be a string, ids, or a list"):
+        lm.score(texts)
+
+
+def test_probabilities_must_be_finite():
+    lm = language_model(num_layers=1, num_routed_heads=0)
+    lm.logits_dense.bias.assign(np.full(lm.logits_dense.bias.shape, np.nan))
+    with pytest.raises(ValueError, match="must be finite"):
+        lm.score("a cat")

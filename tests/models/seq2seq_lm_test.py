@@ -279,6 +279,11 @@ def test_generation_ends_where_inputs_are_cut():
         lm.generate(x, stop_token_ids=None)
 
 
+def test_prompts_are_not_stripped(greedy):
+    with pytest.raises(ValueError, match="Received: strip_prompt=True"):
+        greedy.generate({}, strip_prompt=True)
+
+
 def test_text_in_text_out():
     lm = language_model(vocabulary_size=258, preprocessor=preprocessor(), **LOCAL)
     lm.compile(sampler="greedy", run_eagerly=not ON_JAX, weighted_metrics=None)

@@ -281,7 +281,7 @@ def test_generation_ends_where_inputs_are_cut():
 
 def test_prompts_are_not_stripped(greedy):
     with pytest.raises(ValueError, match="Received: strip_prompt=True"):
-        greedy.generate({}, strip_prompt=True)
+        greedy[0].generate({}, strip_prompt=True)
 
 
 def test_text_in_text_out():

@@ -5,6 +5,7 @@ Each picture is the attention matrix that the layers compute for one sequence: r
 queries, columns are keys. Needs matplotlib (the extra `bench`).
 """
 
+import keras
 import numpy as np
 from absl import app
 from absl import flags
@@ -113,6 +114,7 @@ def draw(patterns, path):
 
 def main(argv):
     del argv
+    keras.utils.set_random_seed(0)
     x = contents()
     patterns = {
         title: visible(group, x, _CAUSAL.value) for title, group in kinds().items()

@@ -43,8 +43,6 @@ _RELATIVE = {
         "strided_attention/strided_attention",
     ),
 }
-# Settings that no variable shows.
-_NEEDED = ("query_shape", "memory_flange")
 
 
 class ReleaseCheckpoint:
@@ -268,20 +266,41 @@ def complete_settings(checkpoint, preset=None, hparams=None):
         ValueError: if the preset is none of the release's sets, or blocks or windows
             are given by neither.
     """
-    if preset is not None and preset not in RELEASE_SETS:
+    given = _given_settings(checkpoint, preset, hparams)
+    shown = _with_heads(checkpoint.settings(), given)
+    _check_complete(checkpoint, preset, given, shown)
+    lines = [
+        f"{name} is not given and taken as {value}"
+        for name, value in _defaults(checkpoint, shown).items()
+        if name not in given
+    ]
+    lines += [
+        f"{name} is {value!r} in the checkpoint, {given[name]!r} in the settings"
+        for name, value in shown.items()
+        if name in given and not _agree(name, value, given[name], shown)
+    ]
+    return {**given, **shown}, lines
+
+
+def _given_settings(checkpoint, preset, hparams):
+    hparams = {} if hparams is None else read_hparams(hparams)
+    if preset is None:
+        return hparams
+    if preset not in RELEASE_SETS:
         raise ValueError(
             f"`preset` must be a set of the release. Received: preset={preset!r}. "
             f"Valid names are: {', '.join(RELEASE_SETS)}"
         )
-    given = {} if preset is None else dict(RELEASE_SETS[preset][1])
-    if preset is not None and preset_hyperparameters(preset).kind != checkpoint.kind:
+    if preset_hyperparameters(preset).kind != checkpoint.kind:
         raise ValueError(
             f"`preset` must be a set of a {checkpoint.kind!r} model, as the checkpoint "
             f"holds. Received: preset={preset!r}"
         )
-    given |= {} if hparams is None else read_hparams(hparams)
-    shown = _with_heads(checkpoint.settings(), given)
-    needed = [*_NEEDED]
+    return {**RELEASE_SETS[preset][1], **hparams}
+
+
+def _check_complete(checkpoint, preset, given, shown):
+    needed = ["query_shape", "memory_flange"]
     if shown["sparsity_cluster_num_heads"]:
         needed.append("sparsity_cluster_attention_window")
     if checkpoint.kind == "image":
@@ -293,23 +312,16 @@ def complete_settings(checkpoint, preset=None, hparams=None):
             f"preset={preset!r}, and hparams without {', '.join(missing)}. Pass the "
             "release's hparams.json, or the name of the set that was trained"
         )
+
+
+def _defaults(checkpoint, shown):
+    """What is taken for settings that no variable shows and few sets change."""
+    defaults = {}
     if shown["sparsity_cluster_num_heads"]:
-        defaults = {"share_qk": True, "add_timing_signal": False}
-    else:
-        defaults = {"add_timing_signal": False}
-    if checkpoint.kind == "image":
-        defaults.pop("add_timing_signal")
-    differences = [
-        f"{name} is not given and taken as {value}"
-        for name, value in defaults.items()
-        if name not in given
-    ]
-    differences += [
-        f"{name} is {value!r} in the checkpoint, {given[name]!r} in the settings"
-        for name, value in shown.items()
-        if name in given and not _agree(name, value, given[name], shown)
-    ]
-    return {**given, **shown}, differences
+        defaults["share_qk"] = True
+    if checkpoint.kind != "image":
+        defaults["add_timing_signal"] = False
+    return defaults
 
 
 def _with_heads(shown, given):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 
 import numpy as np
 import tqdm
@@ -10,8 +9,7 @@ import tqdm
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.models.token_scorer import TokenScorer
-from routing_tf.tokenizers import ByteTokenizer
-from routing_tf.tokenizers import SubwordTokenizer
+from routing_tf.tokenizers.offsets import token_offsets
 
 REDUCTIONS = ("none", "mean", "sum")
 ROUTING_SCOPES = ("full", "prefix")
@@ -24,8 +22,6 @@ _PADDING_FLAWS = (
     "padding_of_first_row",
     "strided_padding_is_seen",
 )
-_ESCAPED_CHARACTER = re.compile(r"\\u|\\\\|\\[0-9]+;|.", re.DOTALL)
-_SPACES = (" ", r"\32;")
 _SECONDS_BEFORE_PROGRESS = 2
 # Compiled models that are kept; lengths are powers of two unless padding matters.
 _MAX_SCORERS = 16
@@ -246,67 +242,6 @@ def join(scores):
         num_words=total("num_words"),
         misaligned_prefix_length=total("misaligned_prefix_length"),
     )
-
-
-def token_offsets(tokenizer, text, token_ids):
-    """Returns the characters that each token of a text stands for.
-
-    The rule is that of `score`.
-
-    Args:
-        tokenizer: a `ByteTokenizer` or `SubwordTokenizer`.
-        text: string.
-        token_ids: NumPy array `<int>[tokens]`, all tokens of the text.
-
-    Returns:
-        NumPy array `<int64>[tokens, 2]`, start and end in characters.
-
-    Raises:
-        ValueError: for any other tokenizer, or if the ids are not those of the text.
-    """
-    if isinstance(tokenizer, ByteTokenizer):
-        lengths = [len(character.encode("utf-8")) for character in text]
-        starts = np.repeat(np.arange(len(text)), lengths)
-        offsets = np.stack([starts, starts + 1], axis=-1)
-    elif isinstance(tokenizer, SubwordTokenizer):
-        offsets = _subword_offsets(tokenizer, text, token_ids)
-    else:
-        raise ValueError(
-            "`tokenizer` must be a ByteTokenizer or SubwordTokenizer. Received: "
-            f"{type(tokenizer).__name__}"
-        )
-    if len(offsets) != len(token_ids):
-        raise ValueError(
-            "`token_ids` must be those of the whole text; a tokenizer with a "
-            f"`sequence_length` cuts or pads it. Received: {len(token_ids)} ids for "
-            f"{len(text)} characters"
-        )
-    return offsets
-
-
-def _subword_offsets(tokenizer, text, token_ids):
-    tokens = [tokenizer.id_to_token(int(id)) for id in token_ids]
-    places = []  # in the text, of each character of the joined tokens
-    position = 0
-    for word in "".join(tokens).split("_")[:-1]:
-        for match in _ESCAPED_CHARACTER.finditer(word):
-            if text[position : position + 1] == " " and match[0] not in _SPACES:
-                # The space that was left out belongs to the end of the word before.
-                places[-1] = position
-                position += 1
-            places += [position] * len(match[0])
-            position += 1
-        places.append(position - 1)
-    if position != len(text):
-        raise ValueError(
-            "`token_ids` must be those of the whole text; a tokenizer with a "
-            f"`sequence_length` cuts or pads it. Received: ids of {position} "
-            f"characters for a text of {len(text)}"
-        )
-    ends = np.cumsum([len(token) for token in tokens], dtype="int64")
-    starts = np.concatenate([[0], ends[:-1]]).astype("int64")
-    places = np.array(places, "int64")
-    return np.stack([places[starts], places[ends - 1] + 1], axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Whole models of text against numbers of the release, see tests/golden."""
+"""Whole models against numbers of the release, see tests/golden."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from routing_tf.models import release
 from tests import golden_cases
 from tests.models import small_models
 
-PATHS = [path for path in golden_cases.paths("models/*.npz") if "/image_" not in path]
+PATHS = golden_cases.paths("models/*.npz")
 LOGITS, LOSSES, GRADIENTS, STATE = 1e-4, 1e-5, 1e-3, 1e-5
 
 
@@ -16,18 +16,9 @@ class Run:
     """One case of the release and what this package computes for it."""
 
     def __init__(self, path):
-        self.case = case = golden_cases.load(path)
-        has_encoder = "in/inputs" in case
-        build = release.seq2seq_model if has_encoder else release.language_model
-        self.lm = build(case.config["hparams"], case.config["vocab_size"])
-        release.assign_variables(self.lm, case.group("var"))
-        targets = case["in/targets"]
-        ids = np.pad(targets, [(0, 0), (1, 0)])[:, :-1]
-        self.inputs = {"token_ids": ids, "padding_mask": np.ones(ids.shape, "bool")}
-        if has_encoder:
-            self.inputs = {f"decoder_{name}": x for name, x in self.inputs.items()}
-            self.inputs["encoder_embeddings"] = case["in/inputs"][:, :, 0]
-        self.targets = targets[:, : case["in/cotangent"].shape[1]]
+        self.case = golden_cases.load(path)
+        self.lm, self.inputs, self.targets = self.prepare(self.case)
+        release.assign_variables(self.lm, self.case.group("var"))
         self.evaluated = golden_cases.run(self.lm, self.inputs, training=False)
         self.before = release.read_variables(self.lm)
         self.result = golden_cases.gradients(
@@ -38,13 +29,30 @@ class Run:
         )
         self.after = release.read_variables(self.lm)
 
+    def prepare(self, case):
+        """Returns the model, its inputs, and the targets that are scored."""
+        has_encoder = "in/inputs" in case
+        build = release.seq2seq_model if has_encoder else release.language_model
+        lm = build(case.config["hparams"], case.config["vocab_size"])
+        targets = case["in/targets"]
+        ids = np.pad(targets, [(0, 0), (1, 0)])[:, :-1]
+        inputs = {"token_ids": ids, "padding_mask": np.ones(ids.shape, "bool")}
+        if has_encoder:
+            inputs = {f"decoder_{name}": x for name, x in inputs.items()}
+            inputs["encoder_embeddings"] = case["in/inputs"][:, :, 0]
+        return lm, inputs, targets[:, : case["in/cotangent"].shape[1]]
+
+    def weights(self):
+        """Targets of id 0 do not count."""
+        return (self.targets != 0).astype("float32")
+
     def objective(self, logits, losses):
         logits_part = ops.sum(logits * self.case["in/cotangent"])
         return logits_part + self.training_loss(logits) + sum(losses)
 
     def training_loss(self, logits):
-        """The mean cross-entropy of the targets other than 0."""
-        weights = (self.targets != 0).astype("float32")
+        """The mean cross-entropy of the targets that count."""
+        weights = self.weights()
         one_hot = np.eye(logits.shape[-1], dtype="float32")[self.targets]
         nll = ops.logsumexp(logits, axis=-1) - ops.sum(logits * one_hot, axis=-1)
         return ops.sum(nll * weights) / weights.sum()
@@ -60,13 +68,32 @@ class Run:
         golden_cases.assert_close(sum(losses), extra_loss, LOSSES)
 
 
+class ImageRun(Run):
+    def prepare(self, case):
+        config, images = case.config, case["in/targets"]
+        inputs, num_classes = {"images": images}, None
+        if "in/inputs" in case:
+            inputs["labels"], num_classes = case["in/inputs"], config["class_vocab"]
+        model = release.image_model(
+            config["hparams"],
+            config["num_channels"],
+            config["target_vocab"],
+            num_classes,
+        )
+        return model, inputs, images
+
+    def weights(self):
+        """All sub-pixels count, those of intensity 0 too."""
+        return np.ones(self.targets.shape, "float32")
+
+
 @pytest.fixture(scope="module", params=PATHS, ids=lambda path: path.split("/")[-1])
 def run(request):
-    return Run(request.param)
+    return (ImageRun if "/image_" in request.param else Run)(request.param)
 
 
 def test_all_cases_are_there():
-    assert len(PATHS) == 8
+    assert len(PATHS) == 14
 
 
 def test_evaluation(run):

@@ -5,6 +5,7 @@ import pytest
 from routing_tf import models
 from routing_tf import tokenizers
 from routing_tf.models import scoring
+from routing_tf.tokenizers.offsets import token_offsets
 from tests import golden_cases
 from tests.models import small_models
 
@@ -199,7 +200,7 @@ def subwords(lm, text):
 def test_characters_of_subwords(subword_lm, text):
     tokenizer = subword_lm.preprocessor.tokenizer
     ids = subwords(subword_lm, text)
-    offsets = scoring.token_offsets(tokenizer, text, ids)
+    offsets = token_offsets(tokenizer, text, ids)
     starts, ends = offsets.T
     assert (starts < ends).all()
     assert (np.diff(starts) >= 0).all() and (np.diff(ends) >= 0).all()
@@ -220,7 +221,7 @@ def test_the_rule_for_subwords():
     ids = tokenizer.tokenize(text).numpy()
     names = [tokenizer.id_to_token(id) for id in ids]
     assert names[:6] == ["the_", "cat", "_", ".", "\\", "3"]
-    offsets = scoring.token_offsets(tokenizer, text, ids).tolist()
+    offsets = token_offsets(tokenizer, text, ids).tolist()
     # A space that is left out; an end of a word alone; written-out characters.
     assert offsets[:4] == [[0, 4], [4, 7], [6, 7], [7, 8]]
     assert set(map(tuple, offsets[4:])) == {(8, 9), (9, 10)}
@@ -230,7 +231,7 @@ def test_spans_of_subwords(subword_lm):
     text = "the cat sat on the mat"
     ids = subwords(subword_lm, text)
     whole = expected(subword_lm, ids)
-    offsets = scoring.token_offsets(subword_lm.preprocessor.tokenizer, text, ids)
+    offsets = token_offsets(subword_lm.preprocessor.tokenizer, text, ids)
     for span in ((4, 7), (5, 6), (0, 22), (15, 20)):
         result = subword_lm.score(text, span)
         overlap = (offsets[:, 0] < span[1]) & (offsets[:, 1] > span[0])

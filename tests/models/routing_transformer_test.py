@@ -183,7 +183,8 @@ def test_initial_relative_positions_of_keys(stddev):
     }
     assert tables.keys() == {"key_embeddings", "value_embeddings"}
     assert tables["value_embeddings"].std() < 0.5
-    assert (tables["key_embeddings"].std() > 1.5) == (stddev == 2.0)
+    # Far from both: the draws are another lot in every run.
+    assert (tables["key_embeddings"].std() > 1.0) == (stddev == 2.0)
 
 
 def test_scaled_embeddings():

@@ -2,7 +2,8 @@
 
 Usage: python tools/attention_patterns.py --output=docs/attention_patterns.png
 Each picture is the attention matrix that the layers compute for one sequence: rows are
-queries, columns are keys. Needs matplotlib (the extra `bench`).
+queries, columns are keys. Under a causal mask no pattern looks at later tokens, not
+even to choose the members of its clusters. Needs matplotlib (the extra `bench`).
 """
 
 import keras
@@ -12,7 +13,9 @@ from absl import flags
 from keras import ops
 
 from routing_tf import layers
+from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.online_kmeans import normalize
+from routing_tf.layers.rules import last_members
 
 LENGTH, DIM, KEY_DIM = 64, 16, 16
 IMAGE = (8, 8)
@@ -25,15 +28,24 @@ _OUTPUT = flags.DEFINE_string(
 _CAUSAL = flags.DEFINE_bool("causal", True, "Whether queries see earlier keys only.")
 
 
-def kinds():
-    """Returns the head groups by the titles of their pictures."""
+def kinds(causal):
+    """Returns the head groups by the titles of their pictures.
+
+    Args:
+        causal: whether queries see earlier keys only.
+    """
+    expert_choice = layers.RoutedHeads(1, routing_scope="prefix", **CLUSTERS)
+    routed = {"routed, expert choice": expert_choice}
+    if causal:  # which token choice needs
+        token_choice = layers.RoutedHeads(1, routing="token_choice", **CLUSTERS)
+        routed = {"routed, token choice": token_choice, **routed}
     return {
         "full": layers.FullHeads(1),
         "local": layers.LocalHeads(1, **LOCAL),
         "strided": layers.StridedHeads(1, **LOCAL),
         "fixed": layers.FixedHeads(1, num_summary_columns=2, **LOCAL),
         "local, blocks of 4 x 4 in 8 x 8": layers.LocalHeads(1, block_shape=(4, 4)),
-        "routed": layers.RoutedHeads(1, **CLUSTERS),
+        **routed,
         "cluster-strided": layers.ClusterStridedHeads(1, **CLUSTERS),
         "hashed": layers.HashedHeads(1, num_buckets=4, attention_window=32),
         "random": layers.RandomHeads(1, **CLUSTERS),
@@ -65,18 +77,43 @@ def visible(group, x, causal):
         x = x.reshape(1, *IMAGE, DIM)
     _, weights = attention(x, use_causal_mask=causal, return_attention_scores=True)
     seen = ops.convert_to_numpy(weights)[0, 0] > 0
-    if not hasattr(group, "route"):
+    if not isinstance(group, ClusteredHeads):
         return seen.astype(int)
-    query = ops.convert_to_numpy(ops.matmul(x, attention.query_kernel))[:, None]
-    ((members, belongs),) = group.route([normalize(query)], [None])
-    members = ops.convert_to_numpy(members)[0, 0]
-    if belongs is None:
-        belongs = np.ones(members.shape, "bool")
+    query = normalize(ops.matmul(x, attention.query_kernel))[:, None]
+    (scores,) = group.scores([query], [None])
     colours = np.zeros(seen.shape, int)
-    for number, cluster in enumerate(members):
-        inside = cluster[ops.convert_to_numpy(belongs).reshape(members.shape)[number]]
-        colours[np.ix_(inside, inside)] = number + 1
+    for number, together in enumerate(in_one_cluster(group, scores, causal)):
+        colours[together] = number + 1
     return colours * seen
+
+
+def in_one_cluster(group, scores, causal):
+    """Tells which tokens sit in a cluster together.
+
+    Args:
+        group: the head group, of one head with clusters.
+        scores: `<float32>[1, 1, length, clusters]`.
+        causal: whether members are judged among the tokens up to the query.
+
+    Returns:
+        NumPy array `<bool>[clusters, length, length]`, for each query (first) and key.
+    """
+    length, clusters = scores.shape[2:]
+    if causal and group.causal_rule is last_members.attend:
+        best = ops.convert_to_numpy(ops.argmax(scores, axis=-1))[0, 0]
+        is_member = best == np.arange(clusters)[:, None]
+        return is_member[:, :, None] & is_member[:, None]
+    mask = None
+    if causal:  # a row of the batch for each query, with the tokens up to it
+        scores = ops.repeat(scores, length, axis=0)
+        mask = np.tri(length, dtype="bool")[:, None]
+    members, belongs = group.choose(scores, mask)
+    is_member = ops.convert_to_numpy(members)[:, 0, :, :, None] == np.arange(length)
+    if belongs is not None:
+        is_member &= ops.convert_to_numpy(belongs)[:, 0, :, :, None]
+    is_member = np.swapaxes(is_member.any(axis=2), 0, 1)
+    own = is_member if causal else np.repeat(is_member, length, axis=1)
+    return np.diagonal(own, axis1=1, axis2=2)[..., None] & is_member
 
 
 def draw(patterns, path):
@@ -117,7 +154,8 @@ def main(argv):
     keras.utils.set_random_seed(0)
     x = contents()
     patterns = {
-        title: visible(group, x, _CAUSAL.value) for title, group in kinds().items()
+        title: visible(group, x, _CAUSAL.value)
+        for title, group in kinds(_CAUSAL.value).items()
     }
     draw(patterns, _OUTPUT.value)
     print(f"{len(patterns)} patterns of {LENGTH} tokens: {_OUTPUT.value}")

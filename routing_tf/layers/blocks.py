@@ -9,7 +9,10 @@ order in which a causal model sees them. Letters: G blocks along an axis, S posi
 import dataclasses
 import math
 
+import numpy as np
 from keras import ops
+
+RUNNING_SUM_BLOCK = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +176,26 @@ def put_back_blocks(blocks, length, axis):
     joined = shape[axis] * shape[axis + 1]
     x = ops.reshape(blocks, (*shape[:axis], joined, *shape[axis + 2 :]))
     return x[(slice(None),) * axis + (slice(0, length),)]
+
+
+def running_sum(x):
+    """Returns the cumulative sum over the last axis.
+
+    In blocks, by matrix products: `ops.cumsum` takes three times as long on a CPU.
+
+    Args:
+        x: `<float32>[..., length]`.
+
+    Returns:
+        Tensor of the same shape.
+    """
+    length = x.shape[-1]
+    x = break_into_blocks(x, RUNNING_SUM_BLOCK, axis=len(x.shape) - 1)
+    num_blocks, size = x.shape[-2:]
+    inside = ops.matmul(x, np.triu(np.ones((size, size), "float32")))
+    earlier = np.triu(np.ones((num_blocks, num_blocks), "float32"), k=1)
+    inside += ops.matmul(inside[..., -1], earlier)[..., None]
+    return put_back_blocks(inside, length, axis=len(x.shape) - 2)
 
 
 def shift_right(x):

@@ -44,8 +44,15 @@ class Compatibility:
             queries and keys apart, with a decay of 0.99 and a commitment weight of
             1e-4, whatever the hyperparameters say. Off (the default): they follow them.
         buckets_filled_up: a hashed bucket with fewer tokens than the window is filled
-            up with the first tokens of other buckets. Off (the default): it has so
-            many members.
+            up with the first tokens of other buckets, and under a causal mask it holds
+            the first tokens of the sequence. Off (the default): it has so many
+            members, and under a causal mask a query sees the last ones.
+        members_of_whole_sequence: under a causal mask cluster-strided and random
+            heads choose the members of a cluster from the whole sequence, later tokens
+            included. Off (the default): from the tokens up to the query.
+        queries_compete: in attention to another sequence each cluster takes as many
+            queries as keys, so that later queries can push out earlier ones. Off (the
+            default): each query sees the members of its own best cluster.
 
     Example:
 
@@ -71,6 +78,8 @@ class Compatibility:
     strided_padding_is_seen: bool = False
     cluster_strided_settings_are_fixed: bool = False
     buckets_filled_up: bool = False
+    members_of_whole_sequence: bool = False
+    queries_compete: bool = False
 
     @classmethod
     def of(cls, value):
@@ -128,6 +137,8 @@ class Compatibility:
             last_block_is_centre=True,
             cluster_strided_settings_are_fixed=True,
             buckets_filled_up=True,
+            members_of_whole_sequence=True,
+            queries_compete=True,
         )
 
     def to_dict(self):

@@ -85,25 +85,25 @@ def gather_entries(mask, members, length):
 
     Args:
         mask: tensor, broadcastable to `[B, H, L]`.
-        members: `<int>[B, H, K, W]`.
+        members: `<int>[B, H, ...]`, positions such as the members of clusters.
         length: number of positions L.
 
     Returns:
-        Tensor `[B, H, K, W]`.
+        Tensor of the shape of `members`.
     """
     everywhere = ops.broadcast_to(mask, (*ops.shape(members)[:2], length))
     return gather(everywhere[..., None], members)[..., 0]
 
 
 def gather(x, members):
-    """Returns the rows of `x` that sit in each cluster.
+    """Returns the rows of `x` at some positions, such as the members of clusters.
 
     Args:
         x: tensor `[B, H, L, D]`.
-        members: `<int>[B, H, K, W]`.
+        members: `<int>[B, H, ...]`.
 
     Returns:
-        Tensor `[B, H, K, W, D]`.
+        Tensor `[B, H, ..., D]`.
     """
     flat = ops.reshape(x, (-1, x.shape[-1]))
     # A flat index is many times faster on CPU than `take_along_axis`.
@@ -145,9 +145,7 @@ def scatter_mean(clustered, members, length, belongs=None):
 
 def flat_positions(members, length):
     """Returns `members` as indices into the flattened `[B * H * L]` axis."""
-    batch, heads = ops.shape(members)[:2]
+    batch, heads, *rest = ops.shape(members)
     starts = ops.arange(batch * heads, dtype=members.dtype) * length
-    return ops.reshape(
-        members + ops.reshape(starts, (batch, heads, 1, 1)),
-        (-1,),
-    )
+    starts = ops.reshape(starts, (batch, heads, *[1] * len(rest)))
+    return ops.reshape(members + starts, (-1,))

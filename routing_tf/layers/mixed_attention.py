@@ -180,6 +180,11 @@ class MixedAttention(keras.layers.Layer):
             key_shape = (*start, self.key_dim)
             group.build(key_shape, key_shape, (*start, value_dim))
 
+    def __call__(self, query, value=None, *args, **kwargs):
+        # Keras converts each argument on its own: the same tensor becomes two.
+        value = None if value is query else value
+        return super().__call__(query, value, *args, **kwargs)
+
     def call(
         self,
         query,
@@ -222,6 +227,7 @@ class MixedAttention(keras.layers.Layer):
                 memory_order.arrange(group_key),
                 memory_order.arrange(group_value),
                 use_causal_mask=use_causal_mask,
+                is_cross_attention=value is not None,
                 grid=order.grid,
                 memory_grid=memory_order.grid,
                 training=training,

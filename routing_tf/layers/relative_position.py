@@ -1,5 +1,7 @@
 """Relative position embeddings after Shaw et al. (2018)."""
 
+import math
+
 import keras
 import numpy as np
 from keras import ops
@@ -27,7 +29,8 @@ class RelativePosition(keras.layers.Layer):
             prefer some distances from the start, which speeds up training.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
-    Call arguments: none; use `key_logits` and `value_sums`.
+    Call arguments: none; use `key_logits` and `value_sums`, or `key_logits_at` and
+    `value_sums_at` where distances are no differences of slots.
 
     Raises:
         ValueError: if `max_relative_position` is not a positive integer.
@@ -105,6 +108,64 @@ class RelativePosition(keras.layers.Layer):
         num_queries, num_keys = weights.shape[-2:]
         rows = self._rows(self.value_embeddings, num_queries, num_keys, offset)
         return ops.matmul(keys_to_distances(weights), ops.cast(rows, weights.dtype))
+
+    def key_logits_at(self, query, distances):
+        """Returns `query · key_embeddings[distance]` for distances of any kind.
+
+        Args:
+            query: `<float>[..., queries, key_dim]`.
+            distances: `<int>[..., queries, keys]`; its leading axes and those of
+                `query` are broadcast against each other.
+
+        Returns:
+            `<float>[..., queries, keys]`.
+        """
+        *shape, dim = ops.shape(query)
+        # In two dimensions: in a loop XLA takes no other product on TensorFlow.
+        rows = ops.reshape(query, (-1, dim))
+        table = ops.cast(self.key_embeddings, query.dtype)
+        # Many keys share a clipped distance: their gradients add up in float32.
+        products = ops.cast(ops.matmul(rows, ops.transpose(table)), "float32")
+        index = self._entries(shape, distances, self.max_relative_position)
+        flat = ops.take(ops.reshape(products, (-1,)), ops.reshape(index, (-1,)), axis=0)
+        return ops.cast(ops.reshape(flat, ops.shape(index)), query.dtype)
+
+    def value_sums_at(self, weights, distances):
+        """Returns the sum over keys of `weights · value_embeddings[distance]`.
+
+        Args:
+            weights: `<float>[..., queries, keys]`.
+            distances: `<int>`, broadcastable to the shape of `weights`.
+
+        Returns:
+            `<float>[..., queries, value_dim]`.
+        """
+        limit, dtype = self.max_relative_position, weights.dtype
+        weights = ops.cast(weights, "float32")
+        shape = ops.shape(weights)[:-1]
+        inner = ops.where(ops.abs(distances) < limit, weights, 0)
+        index = self._entries(shape, distances, limit - 1)
+        sums = ops.segment_sum(
+            ops.reshape(inner, (-1,)),
+            ops.reshape(ops.broadcast_to(index, ops.shape(weights)), (-1,)),
+            num_segments=math.prod(shape) * (2 * limit - 1),
+        )
+        # Clipped distances come more than once: added up in a fixed order, or last
+        # bits could differ from run to run.
+        first, last = (
+            ops.reshape(ops.sum(ops.where(end, weights, 0), axis=-1), (-1, 1))
+            for end in (distances <= -limit, distances >= limit)
+        )
+        sums = ops.reshape(sums, (-1, 2 * limit - 1))
+        sums = ops.cast(ops.concatenate([first, sums, last], axis=-1), dtype)
+        output = ops.matmul(sums, ops.cast(self.value_embeddings, dtype))
+        return ops.reshape(output, (*shape, output.shape[-1]))
+
+    def _entries(self, shape, distances, limit):
+        """Indices of clipped distances in a flattened `[*shape, 2 * limit + 1]`."""
+        rows = ops.arange(math.prod(shape), dtype="int32") * (2 * limit + 1)
+        columns = ops.clip(distances, -limit, limit) + limit
+        return ops.reshape(rows, (*shape, 1)) + columns
 
     def _rows(self, table, num_queries, num_keys, offset):
         distances = np.arange(num_queries + num_keys - 1) - (num_queries - 1) - offset

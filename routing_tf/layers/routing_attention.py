@@ -12,11 +12,15 @@ from routing_tf.layers.validation import check_positive_integer
 class RoutingAttention(MixedAttention):
     """Multi-head attention with routed heads and, beside them, local ones.
 
-    Stands where `keras.layers.MultiHeadAttention` stood. Attention is dense inside
-    clusters of `attention_window` tokens and inside local blocks, so its cost is
-    `num_clusters * attention_window ** 2` and not the square of the length. In
-    attention to another sequence local heads cut it into as many blocks as the query
-    has, and see the block at the same place and its neighbours.
+    Stands where `keras.layers.MultiHeadAttention` stood. Routed heads attend inside
+    clusters of tokens with similar content, local ones inside blocks, so the cost does
+    not grow with the square of the length. For language models take
+    `routing="token_choice"`, which is strictly causal: with the default, that of the
+    paper, later tokens take part in choosing the members of clusters.
+
+    In attention to another sequence routed queries see the members of their best
+    cluster there. Local heads cut it into as many blocks as the query has, and see the
+    block at the same place and its neighbours.
 
     Args:
         num_heads: number of all heads.
@@ -29,8 +33,14 @@ class RoutingAttention(MixedAttention):
             Defaults to 0.
         local_block_size: length of a local block, in tokens; None (the default) for
             `attention_window`. A local query sees its own and the neighbouring blocks.
-        routing: who chooses the members of a cluster, so far only `"expert_choice"`
-            (the default): each cluster takes the tokens that score highest for it.
+        routing: who chooses, see `RoutedHeads`: each cluster the tokens that score
+            highest for it, `"expert_choice"` (the default), or each token its best
+            cluster, `"token_choice"`, in self-attention under a causal mask.
+        routing_scope: the tokens that compete in expert choice under a causal mask:
+            `"full"` (the default), those of the whole sequence, or `"prefix"`, those
+            up to the query.
+        prefix_block_size: number of queries that go at once with the scope
+            `"prefix"`, in tokens; None (the default) for `attention_window`.
         value_dim: size of a value of one head; None (the default) for `key_dim`.
         output_dim: size of the output; None (the default) for the size of the query.
         max_relative_position: largest relative position with an embedding of its own,
@@ -50,9 +60,9 @@ class RoutingAttention(MixedAttention):
 
     Raises:
         ValueError: if a size is not a positive integer, `num_local_heads` is not in
-            [0, num_heads], `routing` is unknown, or `dropout` is not in [0, 1); when
-            built, if `key_dim` is less than 2 with routed heads; when called, as in
-            `MixedAttention`.
+            [0, num_heads], `routing` or `routing_scope` is unknown, or `dropout` is not
+            in [0, 1); when built, if `key_dim` is less than 2 with routed heads; when
+            called, as in `MixedAttention` and `RoutedHeads`.
 
     Example:
 
@@ -86,6 +96,8 @@ class RoutingAttention(MixedAttention):
         num_local_heads=0,
         local_block_size=None,
         routing="expert_choice",
+        routing_scope="full",
+        prefix_block_size=None,
         value_dim=None,
         output_dim=None,
         max_relative_position=None,
@@ -113,6 +125,8 @@ class RoutingAttention(MixedAttention):
                     num_clusters=num_clusters,
                     attention_window=attention_window,
                     routing=routing,
+                    routing_scope=routing_scope,
+                    prefix_block_size=prefix_block_size,
                     share_query_key=share_query_key,
                     name="routed_heads",
                     **shared,
@@ -136,6 +150,8 @@ class RoutingAttention(MixedAttention):
         self.num_local_heads = num_local_heads
         self.local_block_size = local_block_size
         self.routing = routing
+        self.routing_scope = routing_scope
+        self.prefix_block_size = prefix_block_size
         self.max_relative_position = max_relative_position
         self.share_query_key = share_query_key
         self.dropout = dropout
@@ -151,6 +167,8 @@ class RoutingAttention(MixedAttention):
             "num_local_heads": self.num_local_heads,
             "local_block_size": self.local_block_size,
             "routing": self.routing,
+            "routing_scope": self.routing_scope,
+            "prefix_block_size": self.prefix_block_size,
             "max_relative_position": self.max_relative_position,
             "share_query_key": self.share_query_key,
             "dropout": self.dropout,

@@ -41,7 +41,10 @@ class ScaledDotProduct(keras.layers.Layer):
             a query may see a key; or None.
         bias: `<float>`, broadcastable likewise, added to the logits; or None. Large
             negative values, -inf too, hide a key as long as another is visible.
-        offset: slot of the key at the first query's position, for distances.
+        offset: slot of the key at the first query's position, for distances that are
+            differences of slots.
+        distances: `<int>`, broadcastable to `[..., queries, keys]`, where they are
+            others; None (the default) for differences of slots.
         training: whether dropout is on.
 
     Returns:
@@ -98,12 +101,19 @@ class ScaledDotProduct(keras.layers.Layer):
             self.relative_position.build(query_shape, value_shape)
 
     def call(
-        self, query, key, value, attention_mask=None, bias=None, offset=0, training=None
+        self,
+        query,
+        key,
+        value,
+        attention_mask=None,
+        bias=None,
+        offset=0,
+        distances=None,
+        training=None,
     ):
         logits = ops.matmul(query, ops.swapaxes(key, -1, -2))
         if self.relative_position is not None:
-            num_keys = key.shape[-2]
-            logits += self.relative_position.key_logits(query, num_keys, offset)
+            logits += self._relative_logits(query, key.shape[-2], offset, distances)
         if bias is not None:
             # A bias may hide a key, but never below those that the mask hides.
             least = large_negative(logits.dtype) / 2
@@ -113,12 +123,22 @@ class ScaledDotProduct(keras.layers.Layer):
         weights = self.dropout_layer(ops.softmax(logits), training=training)
         output = ops.matmul(weights, value)
         if self.relative_position is not None:
-            sums = self.relative_position.value_sums(weights, offset)
+            sums = self._relative_sums(weights, offset, distances)
             output += self._pad_to(sums, output.shape[-1])
         if attention_mask is not None and not self.uniform_when_all_masked:
             sees_any = ops.any(attention_mask, axis=-1, keepdims=True)
             output = ops.where(sees_any, output, 0)
         return output
+
+    def _relative_logits(self, query, num_keys, offset, distances):
+        if distances is None:
+            return self.relative_position.key_logits(query, num_keys, offset)
+        return self.relative_position.key_logits_at(query, distances)
+
+    def _relative_sums(self, weights, offset, distances):
+        if distances is None:
+            return self.relative_position.value_sums(weights, offset)
+        return self.relative_position.value_sums_at(weights, distances)
 
     def _pad_to(self, sums, size):
         extra = size - self.value_dim

@@ -165,3 +165,10 @@ def test_padding_equals_release(layout, name, multiples):
         assert expected.shape[axis] % multiple == 0
         x = blocks.pad_to_multiple(x, multiple, axis)
     np.testing.assert_array_equal(golden_cases.to_numpy(x), expected)
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 50])
+def test_running_sum(length):
+    x = np.random.default_rng(0).integers(0, 9, (2, 3, length)).astype("float32")
+    sums = golden_cases.to_numpy(blocks.running_sum(x))
+    np.testing.assert_array_equal(sums, np.cumsum(x, axis=-1))

@@ -24,12 +24,47 @@ def tail_mask(length, *lengths):
     return np.arange(length)[None] < np.array(lengths)[:, None]
 
 
+def mask_with_a_hole(length, *lengths):
+    """As `tail_mask`, and the first row lacks one token in the middle."""
+    mask = tail_mask(length, *lengths)
+    mask[0, length // 4] = False
+    return mask
+
+
 def randomize(layer, seed=0):
     """Fills all weights with random numbers; those of counts stay positive."""
     random = np.random.default_rng(seed)
     for weight in layer.weights:
         values = random.normal(size=weight.shape).astype("float32")
         weight.assign(np.abs(values) + 1.0 if weight.name == "counts" else values)
+
+
+def compiled(function, jit_compile=True):
+    """Compiles a function of tensors, on TensorFlow with XLA or without.
+
+    Args:
+        function: takes tensors and returns a structure of tensors.
+        jit_compile: False for no XLA, None to compile nothing at all; on JAX these are
+            the same.
+
+    Returns:
+        The function with arrays, or structures of them, in place of tensors.
+    """
+    if keras.backend.backend() == "jax" and jit_compile:
+        import jax
+
+        options = golden_cases.QUICK_TO_COMPILE
+        function = jax.jit(function, compiler_options=options)
+    elif keras.backend.backend() == "tensorflow" and jit_compile is not None:
+        import tensorflow as tf
+
+        function = tf.function(function, jit_compile=jit_compile, autograph=False)
+
+    def call(*arrays):
+        tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, arrays)
+        return golden_cases.to_numpy(function(*tensors))
+
+    return call
 
 
 def normalize(tokens):
@@ -120,6 +155,151 @@ def clustered_attention(
             )
             output[b, h, rows] += attended
     return output / (counts + 1e-2)
+
+
+def best_clusters(group, tokens):
+    """Returns the centroid with the largest score for each token."""
+    centroids = golden_cases.to_numpy(group.kmeans.centroids)
+    scores = np.einsum("bhld,hkd->bhlk", normalize(tokens), centroids)
+    return scores.argmax(axis=-1)
+
+
+def rule_attention(group, query, key, value, sees, distances, bias=None):
+    """Dense attention of normalised queries and keys under the mask of a rule.
+
+    Args:
+        group: the head group, for its relative position tables.
+        query: queries `[batch, heads, length, key_dim]`, not yet normalised.
+        key: keys `[batch, heads, memory length, key_dim]`, likewise.
+        value: values `[batch, heads, memory length, value_dim]`.
+        sees: `<bool>[batch, heads, length, memory length]`, who sees whom.
+        distances: `<int>`, the relative positions of the pairs.
+        bias: `[batch, memory length]`, added to the logits; or None.
+
+    Returns:
+        Outputs `[batch, heads, length, value_dim]`.
+    """
+    output, _ = dense_attention(
+        normalize(query),
+        normalize(key),
+        value,
+        sees,
+        0.0 if bias is None else bias[:, None, None],
+        relative_tables(group),
+        distances,
+    )
+    return output
+
+
+def last_members(clusters, real, window):
+    """The rule "the last `window` tokens of your own cluster, and yourself".
+
+    Args:
+        clusters: `<int>[batch, heads, length]`, the cluster of each token.
+        real: `<bool>[batch, length]`, False for padding, which nobody sees and which
+            sees nobody.
+        window: number of tokens.
+
+    Returns:
+        Who sees whom `<bool>[batch, heads, length, length]`, and relative positions,
+        differences of rank in the cluster.
+    """
+    length = clusters.shape[-1]
+    sees = clusters[..., :, None] == clusters[..., None, :]
+    sees &= real[:, None, :, None] & real[:, None, None, :]
+    sees &= np.tri(length, dtype="bool")
+    ranks = sees.sum(axis=-1)
+    distances = ranks[..., None, :] - ranks[..., :, None]
+    return sees & (distances > -window), distances
+
+
+def prefix_members(scores, real, choose):
+    """Who is a member of a cluster at each moment, if the text ended there.
+
+    Args:
+        scores: `[length]`, the scores of one cluster.
+        real: `<bool>[length]`, False for padding, which is never a member.
+        choose: function that returns the members, given the positions of the real
+            tokens of a prefix in order of score, best first.
+
+    Returns:
+        `<bool>[length, length]`: whether `j` is a member in the prefix up to `i`.
+    """
+    members = np.zeros((len(scores), len(scores)), "bool")
+    for i in range(len(scores)):
+        tokens = np.flatnonzero(real[: i + 1])
+        ranked = tokens[np.argsort(-scores[tokens], kind="stable")]
+        members[i, choose(ranked)] = True
+    return members
+
+
+def prefix_attention(group, query, key, value, real, choose, bias=None):
+    """The rule "the members of each cluster, were you the last one"; then the mean.
+
+    Args:
+        group: the head group with its centroids.
+        query: queries `[batch, heads, length, key_dim]`, not yet normalised.
+        key: keys `[batch, heads, length, key_dim]`, likewise.
+        value: values `[batch, heads, length, value_dim]`.
+        real: `<bool>[batch, length]`, False for padding.
+        choose: as in `prefix_members`.
+        bias: `[batch, length]`, added to the logits; or None.
+
+    Returns:
+        Outputs `[batch, heads, length, value_dim]`, and in how many clusters each
+        query is `[batch, heads, length]`.
+    """
+    output, count = np.zeros(value.shape), np.zeros(value.shape[:3])
+    for centroids in golden_cases.to_numpy(group.kmeans.centroids).swapaxes(0, 1):
+        asks, seen = (
+            np.stack(
+                [
+                    [
+                        prefix_members(tokens[b, h] @ centroids[h], real[b], choose)
+                        for h in range(tokens.shape[1])
+                    ]
+                    for b in range(len(tokens))
+                ]
+            )
+            for tokens in (normalize(query), normalize(key))
+        )
+        ranks = seen.cumsum(axis=-1)
+        distances = ranks - ranks[..., -1:]
+        attended = rule_attention(group, query, key, value, seen, distances, bias)
+        asks = np.diagonal(asks, axis1=-2, axis2=-1)
+        output += attended * asks[..., None]
+        count += asks
+    return output / (count[..., None] + 1e-2), count
+
+
+def best_cluster_attention(
+    group, query, key, value, clusters, routes, query_real, real, bias=None
+):
+    """The rule "the members of your best cluster in another sequence".
+
+    Args:
+        group: the head group, for its relative position tables.
+        query: queries `[batch, heads, length, key_dim]`, not yet normalised.
+        key: keys `[batch, heads, memory length, key_dim]`, likewise.
+        value: values `[batch, heads, memory length, value_dim]`.
+        clusters: `<int>[batch, heads, length]`, the best cluster of each query.
+        routes: as in `clustered_attention`; members that ask do not matter.
+        query_real: `<bool>[batch, length]`, False for queries that get zero.
+        real: `<bool>[batch, memory length]`, False for what is never seen.
+        bias: `[batch, memory length]`, added to the logits; or None.
+
+    Returns:
+        Outputs `[batch, heads, length, value_dim]`.
+    """
+    sees = np.zeros((*query.shape[:3], key.shape[2]), "bool")
+    distances = np.zeros(sees.shape, "int64")
+    for b, h in np.ndindex(query.shape[:2]):
+        for cluster, (_, members) in enumerate(routes(b, h)):
+            asking = np.flatnonzero((clusters[b, h] == cluster) & query_real[b])
+            for rank, i in enumerate(asking):
+                sees[b, h, i, members] = real[b, members]
+                distances[b, h, i, members] = np.arange(len(members)) - rank
+    return rule_attention(group, query, key, value, sees, distances, bias)
 
 
 def relative_tables(group):

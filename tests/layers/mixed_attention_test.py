@@ -102,7 +102,9 @@ def test_splits_projections_over_groups(memory_dim, project_shared_keys):
     output, _ = golden_cases.run(attention, query, None if memory is query else memory)
 
     heads = [
-        golden_cases.run(group, queries, keys, values)[0]
+        golden_cases.run(
+            group, queries, keys, values, is_cross_attention=memory is not query
+        )[0]
         for group, queries, keys, values in project(attention, query, memory)
     ]
     expected = combine(attention, np.concatenate(heads, axis=1))
@@ -513,11 +515,13 @@ def test_a_group_belongs_to_one_layer():
         layers.MixedAttention([group], key_dim=4)(x)
 
 
-def test_query_as_value_is_self_attention():
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("convert", [np.asarray, keras.ops.convert_to_tensor])
+def test_query_as_value_is_self_attention(convert, dtype):
+    # Keras casts each argument on its own.
     group = layers.RoutedHeads(2, num_clusters=2, attention_window=6)
-    attention = layers.MixedAttention([group], key_dim=4)
-    x = keras.ops.convert_to_tensor(np.random.default_rng(0).normal(size=(1, 12, 8)))
-    x = keras.ops.cast(x, "float32")
+    attention = layers.MixedAttention([group], key_dim=4, dtype=dtype)
+    x = convert(np.random.default_rng(0).normal(size=(1, 12, 8)).astype("float32"))
     attention(x, value=x, training=True)
     counts = keras.ops.convert_to_numpy(group.kmeans.counts)
     # One update: 2 clusters start at 1 each and see 12 tokens once.
@@ -651,7 +655,10 @@ def test_map_of_an_image_is_in_raster_order(causal):
 
 
 def test_later_positions_of_an_image_change_no_earlier_output():
-    attention = built_attention([local_2d(), strided_2d(), local(), full()])
+    token_choice = routed(routing="token_choice")
+    attention = built_attention(
+        [local_2d(), strided_2d(), local(), full(), token_choice]
+    )
     x = image()
     before, _ = golden_cases.run(attention, x, use_causal_mask=True)
     order = places().reshape(HEIGHT, WIDTH)

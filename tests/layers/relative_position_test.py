@@ -51,6 +51,56 @@ def test_value_sums(num_queries, num_keys, offset, limit):
     golden_cases.assert_close(golden_cases.to_numpy(sums), expected, 1e-5)
 
 
+def some_distances(*shape):
+    """Distances of any order, many of them beyond the limit."""
+    return np.random.default_rng(5).integers(-6, 7, size=shape).astype("int32")
+
+
+@pytest.mark.parametrize("limit", [2, 20])
+@pytest.mark.parametrize(
+    "query_axes, axes", [((2, 3), (2, 3)), ((2, 3), (1, 3)), ((2, 1), (2, 3))]
+)
+def test_key_logits_at_distances(query_axes, axes, limit):
+    """The leading axes are broadcast either way."""
+    layer = built_layer(limit)
+    query, distances = (
+        helpers.normal(*query_axes, 4, KEY_DIM),
+        some_distances(*axes, 4, 7),
+    )
+    logits = layer.key_logits_at(ops.convert_to_tensor(query), distances)
+    table = golden_cases.to_numpy(layer.key_embeddings)
+    naive = table[np.clip(distances, -limit, limit) + limit]
+    expected = np.einsum("...id,...ijd->...ij", query, naive)
+    assert logits.shape == expected.shape == (2, 3, 4, 7)
+    golden_cases.assert_close(golden_cases.to_numpy(logits), expected, 1e-5)
+
+
+@pytest.mark.parametrize("limit", [2, 20])
+@pytest.mark.parametrize("shape", [(2, 3, 4, 7), (2, 1, 4, 7), (3, 1, 7), (4, 7)])
+def test_value_sums_at_distances(shape, limit):
+    layer = built_layer(limit)
+    weights, distances = helpers.normal(2, 3, 4, 7), some_distances(*shape)
+    sums = layer.value_sums_at(ops.convert_to_tensor(weights), distances)
+    distances = np.broadcast_to(distances, weights.shape)
+    table = golden_cases.to_numpy(layer.value_embeddings)
+    naive = table[np.clip(distances, -limit, limit) + limit]
+    expected = np.einsum("bhij,bhijd->bhid", weights, naive)
+    golden_cases.assert_close(golden_cases.to_numpy(sums), expected, 1e-5)
+
+
+def test_distances_in_the_order_of_slots_give_the_same_twice():
+    layer = built_layer(3)
+    query, weights = helpers.normal(2, 4, KEY_DIM), helpers.normal(2, 4, 12)
+    i, j = np.ogrid[:4, :12]
+    distances = (j - 5 - i).astype("int32")
+    pairs = [
+        (layer.key_logits(query, 12, 5), layer.key_logits_at(query, distances)),
+        (layer.value_sums(weights, 5), layer.value_sums_at(weights, distances)),
+    ]
+    for in_order, at_distances in golden_cases.to_numpy(pairs):
+        golden_cases.assert_close(at_distances, in_order, 1e-5)
+
+
 def test_shifts_are_transposes():
     weights = helpers.normal(2, 3, 4)
     shifted = golden_cases.to_numpy(keys_to_distances(weights))

@@ -240,3 +240,19 @@ def test_one_dimensional_keys_cannot_be_routed():
     )
     with pytest.raises(ValueError, match="key_dim=1"):
         attention(np.ones((1, 8, 4), "float32"))
+
+
+def test_hands_the_routing_to_its_heads():
+    attention = layers.RoutingAttention(
+        num_heads=2,
+        key_dim=4,
+        num_clusters=2,
+        attention_window=4,
+        routing_scope="prefix",
+        prefix_block_size=3,
+    )
+    (heads,) = attention.head_groups
+    assert (heads.routing, heads.routing_scope) == ("expert_choice", "prefix")
+    assert heads.prefix_block_size == 3
+    with pytest.raises(ValueError, match="`routing_scope` must be one of"):
+        heads.routing_scope = "past"

@@ -1,5 +1,6 @@
 """Tests of softmax attention with masks, biases and relative positions."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -54,6 +55,101 @@ def test_equals_dense_attention(dtype, tolerance, limit):
     assert str(output.dtype) == dtype
     golden_cases.assert_close(output, expected, tolerance)
     assert np.all(output[0, :, 1] == 0.0)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, QUERIES, KEYS), (2, 1, 1, KEYS)])
+@pytest.mark.parametrize("limit", [3, 30])
+def test_distances_may_follow_no_order(limit, shape):
+    layer = built_layer(max_relative_position=limit)
+    helpers.randomize(layer)
+    bias = helpers.normal(2, 3, QUERIES, KEYS, seed=4)
+    distances = np.random.default_rng(5).integers(-8, 9, size=shape).astype("int32")
+
+    def call(layer, *arrays):
+        return golden_cases.run(
+            layer,
+            *arrays,
+            attention_mask=some_mask(),
+            bias=bias,
+            distances=distances,
+        )[0]
+
+    relative = layer.relative_position
+    tables = [relative.key_embeddings, relative.value_embeddings]
+    expected, _ = helpers.dense_attention(
+        *inputs(),
+        some_mask(),
+        bias,
+        golden_cases.to_numpy(tables),
+        np.broadcast_to(distances, bias.shape),
+    )
+    golden_cases.assert_close(call(layer, *inputs()), expected, 1e-5)
+    # Without relative positions they have no influence.
+    layer = built_layer()
+    expected, _ = helpers.dense_attention(*inputs(), some_mask(), bias)
+    golden_cases.assert_close(call(layer, *inputs()), expected, 1e-5)
+
+
+def test_gradients_at_distances_equal_those_in_the_order_of_slots():
+    """Of queries, keys, values and both tables, where both ways mean the same."""
+    i, j = np.ogrid[:QUERIES, :KEYS]
+    arguments = dict(zip(("query", "key", "value"), inputs(), strict=True))
+    in_order, at_distances = (
+        golden_cases.gradients(
+            layer,
+            lambda output, losses: keras.ops.sum(output**2),
+            {**arguments, "attention_mask": some_mask(), **where},
+            wrt=tuple(arguments),
+        )
+        for layer, where in (
+            (relative_layer(), {"offset": 4}),
+            (relative_layer(), {"distances": (j - 4 - i).astype("int32")}),
+        )
+    )
+    for one, other in (
+        (in_order.inputs, at_distances.inputs),
+        (in_order.variables, at_distances.variables),
+    ):
+        assert len(one) >= 2
+        for expected, actual in zip(one.values(), other.values(), strict=True):
+            golden_cases.assert_close(actual, expected, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_many_keys_at_the_same_distance_add_up(dtype):
+    """A sum of 1024 small numbers in bfloat16 would stop at a quarter of it."""
+    layer, keys = relative_layer(dtype=dtype), 2048
+    query = np.zeros((1, 1, 1, KEY_DIM), "float32")
+    distances = np.where(np.arange(keys) < 1024, -9, 9).astype("int32")[None]
+
+    result = golden_cases.gradients(
+        layer,
+        lambda output, losses: keras.ops.sum(output),
+        {
+            "query": query,
+            "key": np.zeros((1, 1, keys, KEY_DIM), "float32"),
+            "value": np.zeros((1, 1, keys, VALUE_DIM), "float32"),
+            "distances": distances,
+        },
+        wrt=("query",),
+    )
+
+    # Half of the weight on the first rows of the tables, half on the last.
+    relative = layer.relative_position
+    key_rows, value_rows = (
+        golden_cases.to_numpy(table)[[0, -1]]
+        for table in (relative.key_embeddings, relative.value_embeddings)
+    )
+    golden_cases.assert_close(result.outputs[0, 0, 0], value_rows.mean(0), 0.02)
+    to_logits = value_rows.sum(axis=1) - value_rows.sum(axis=1).mean()
+    expected = 0.5 * to_logits @ key_rows
+    golden_cases.assert_close(result.inputs["query"][0, 0, 0], expected, 0.02)
+
+
+def relative_layer(**options):
+    layer = built_layer(max_relative_position=3, **options)
+    helpers.randomize(layer)
+    return layer
 
 
 def test_may_attend_to_all_slots_when_it_sees_none():

@@ -1,9 +1,11 @@
 """Strided attention in the order of distance to a centroid."""
 
 import keras
+from keras import ops
 
 from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import CentroidHeads
+from routing_tf.layers.rules import prefixes
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -16,8 +18,13 @@ class ClusterStridedHeads(CentroidHeads):
     is dense inside a cluster, and a token's results are averaged over the clusters it
     sits in.
 
-    Under a causal mask no query sees a later key. But whether a token is a member of a
-    cluster depends on the whole sequence, later tokens included, as in the release.
+    Under a causal mask all this is judged for each query among the tokens up to it,
+    so the length is their number: strictly causal, at the cost of full attention times
+    the number of clusters. `Compatibility.members_of_whole_sequence` has the release's
+    way, cheaper, in which whether a token is a member depends on later tokens.
+
+    In attention to another sequence the clusters hold tokens of that sequence, and each
+    query sees those of its own best centroid.
 
     State: that of `OnlineKMeans`, moved when `training=True`. Padding is no token, is
     never seen, and moves no centroid.
@@ -35,6 +42,9 @@ class ClusterStridedHeads(CentroidHeads):
         ema: whether centroids follow moving averages (True) or gradients (False).
             Defaults to True.
         update_rule: `"ema"` or `"paper"`, see `OnlineKMeans`. Defaults to `"ema"`.
+        prefix_block_size: number of queries that go at once under a causal mask, in
+            tokens. It does not change results: more take more memory, fewer more
+            turns. None (the default) for `attention_window`.
         **kwargs: arguments of `HeadGroup`: `max_relative_position` (ranks, defaults
             to None), `dropout` (a rate in [0, 1), defaults to 0.0),
             `embeddings_initializer` (defaults to `"glorot_uniform"`),
@@ -45,10 +55,10 @@ class ClusterStridedHeads(CentroidHeads):
     of rank in the sorted list of members. The clustering loss is added to `losses`.
 
     Raises:
-        ValueError: if `attention_window` is not a positive integer, or an argument is
-            refused by `HeadGroup` or `OnlineKMeans`; when built, if `key_dim` is less
-            than 2; when called, if `use_causal_mask=True` and query and value differ
-            in length.
+        ValueError: if `attention_window` or `prefix_block_size` is not a positive
+            integer, or an argument is refused by `HeadGroup` or `OnlineKMeans`; when
+            built, if `key_dim` is less than 2; when called, if `use_causal_mask=True`
+            and query and value differ in length.
 
     Example:
 
@@ -65,5 +75,21 @@ class ClusterStridedHeads(CentroidHeads):
     release, which always has separate queries and keys here.
     """
 
+    @property
+    def causal_rule(self):
+        if self.compatibility.members_of_whole_sequence:
+            return super().causal_rule
+        return prefixes.attend
+
     def choose(self, scores, mask):
-        return membership.strided_choice(scores, self.window(scores.shape[2]), mask)
+        window = self.window(scores.shape[2])
+        return membership.strided_choice(scores, window, mask), None
+
+    def num_candidates(self, length):
+        return length
+
+    def is_member(self, ranks, num_tokens):
+        stride = ops.maximum(num_tokens // self.attention_window, 1)
+        return ops.logical_and(
+            ranks % stride == 0, ranks < stride * self.attention_window
+        )

@@ -1,22 +1,25 @@
 """What all patterns share whose queries see the members of a cluster."""
 
-import numpy as np
 from keras import ops
 
-from routing_tf.layers import membership
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.heads.head_group import combine_masks
 from routing_tf.layers.online_kmeans import OnlineKMeans
 from routing_tf.layers.online_kmeans import normalize
+from routing_tf.layers.rules import best_cluster
+from routing_tf.layers.rules import inside_clusters
+from routing_tf.layers.rules import last_members
+from routing_tf.layers.rules.routed_tokens import RoutedTokens
 from routing_tf.layers.validation import check_positive_integer
 
 
 class ClusteredHeads(HeadGroup):
-    """Heads that attend inside clusters; subclasses say in `route` who is a member.
+    """Heads that attend inside clusters; subclasses say who is a member.
 
-    Queries and keys are layer-normalised. Attention is dense inside a cluster, and a
-    token's results are averaged over the clusters it sits in; a token in none gets
-    zero.
+    Queries and keys are layer-normalised and scored against the clusters. How tokens
+    attend then is one of `routing_tf.layers.rules`: under a causal mask the group's
+    `causal_rule`; in attention to another sequence each query sees the members of its
+    best cluster; else attention is dense inside each cluster, and a token's results
+    are averaged over the clusters it sits in.
 
     Args:
         num_heads: number of heads in the group.
@@ -56,8 +59,13 @@ class ClusteredHeads(HeadGroup):
             )
         super().build(query_shape, key_shape or query_shape, value_shape)
 
-    def route(self, streams, masks, training=None):
-        """Decides who is a member of which cluster.
+    @property
+    def causal_rule(self):
+        """How tokens attend under a causal mask: a function of `layers.rules`."""
+        return inside_clusters.attend
+
+    def scores(self, streams, masks, training=None):
+        """Scores tokens against the clusters.
 
         Args:
             streams: list of one or two tensors, normalised queries and keys,
@@ -67,9 +75,25 @@ class ClusteredHeads(HeadGroup):
             training: whether state moves; None (the default) for no.
 
         Returns:
-            List with a pair for each stream: members
-            `<int>[batch, heads, clusters, window]`, sorted, and a mask of that shape,
-            False in slots that hold no member; None for a mask of all True.
+            List with `<float32>[batch, heads, length, clusters]` for each stream. The
+            best cluster of a token is the one that it scores highest for.
+
+        Raises:
+            NotImplementedError: if the subclass has no rule of its own.
+        """
+        raise NotImplementedError
+
+    def choose(self, scores, mask):
+        """Decides who is a member of which cluster, from the whole sequence.
+
+        Args:
+            scores: `<float32>[batch, heads, length, clusters]`.
+            mask: `<bool>[batch, 1 or heads, length]`, True for those that may be
+                members; or None.
+
+        Returns:
+            Members `<int>[batch, heads, clusters, window]`, sorted, and a mask of that
+            shape, False in slots that hold no member; None for a mask of all True.
 
         Raises:
             NotImplementedError: if the subclass has no rule of its own.
@@ -77,63 +101,34 @@ class ClusteredHeads(HeadGroup):
         raise NotImplementedError
 
     def attend(self, inputs, training=None):
-        query, value = normalize(inputs.query), inputs.value
-        if inputs.key is None:
-            key, streams, masks = query, [query], [inputs.value_mask]
-        else:
+        rule = self._rule(inputs)
+        query = key = normalize(inputs.query)
+        streams, masks = [query], [inputs.value_mask]
+        if inputs.key is not None:
             key = normalize(inputs.key)
             streams, masks = [query, key], [inputs.query_mask, inputs.value_mask]
+        if rule is last_members.attend:
+            streams, masks = streams[-1:], masks[-1:]
         if self.compatibility.padding_by_zero_rows:
             masks = [ops.any(stream != 0, axis=-1) for stream in streams]
-        routes = self.route(streams, masks, training=training)
-        members, belongs = routes[0]
-        key_members, key_belongs = routes[-1]
-        output = self.dot_product(
-            ops.cast(membership.gather(query, members), self.compute_dtype),
-            *self._keys_and_values(key, value, key_members),
-            attention_mask=self._mask(members, key_members, key_belongs, inputs),
-            bias=self._bias(inputs.token_bias, key_members, value.shape[2]),
-            training=training,
+        scores = self.scores(streams, masks, training=training)
+        if self.compatibility.padding_is_routed:
+            masks = [None] * len(masks)
+        tokens = RoutedTokens(
+            query, key, scores[0], scores[-1], masks[0], masks[-1], inputs
         )
-        return membership.scatter_mean(output, members, query.shape[2], belongs)
+        return rule(self, tokens, training=training)
+
+    def _rule(self, inputs):
+        if inputs.use_causal_mask:
+            return self.causal_rule
+        if inputs.is_cross_attention and not self.compatibility.queries_compete:
+            return best_cluster.attend
+        return inside_clusters.attend
 
     def window(self, length):
         """Number of members of a cluster among `length` tokens."""
         return min(self.attention_window, length)
-
-    def masks_for_choice(self, masks):
-        """The masks by which padding is kept from being a member."""
-        return [None] * len(masks) if self.compatibility.padding_is_routed else masks
-
-    def _keys_and_values(self, key, value, members):
-        size = key.shape[-1]
-        joined = ops.concatenate([ops.cast(key, value.dtype), value], axis=-1)
-        joined = membership.gather(joined, members)
-        return joined[..., :size], joined[..., size:]
-
-    def _mask(self, members, key_members, belongs, inputs):
-        real = causal = None
-        if inputs.value_mask is not None:
-            real = membership.gather_entries(
-                inputs.value_mask, key_members, inputs.value.shape[2]
-            )
-            real = self._shared_padding(real)[..., None, :]
-        if belongs is not None:
-            belongs = belongs[..., None, :]
-        if inputs.use_causal_mask:
-            causal = self._causal_mask(members, key_members)
-        return combine_masks(real, belongs, causal)
-
-    def _causal_mask(self, members, key_members):
-        if key_members is members or self.compatibility.rank_mask:
-            return np.tri(members.shape[-1], key_members.shape[-1], dtype="bool")
-        return key_members[..., None, :] <= members[..., :, None]
-
-    def _bias(self, token_bias, key_members, length):
-        if token_bias is None:
-            return None
-        bias = membership.gather_entries(token_bias, key_members, length)
-        return bias[..., None, :]
 
     def get_config(self):
         return {
@@ -144,7 +139,7 @@ class ClusteredHeads(HeadGroup):
 
 
 class CentroidHeads(ClusteredHeads):
-    """Clustered heads with learned centroids; `choose` turns scores into members.
+    """Clustered heads whose clusters have learned centroids.
 
     State: that of `OnlineKMeans`, moved when `training=True`. Padding is no member as
     long as there are enough tokens, is never seen, and moves no centroid.
@@ -159,13 +154,16 @@ class CentroidHeads(ClusteredHeads):
         ema: whether centroids follow moving averages (True) or gradients (False).
             Defaults to True.
         update_rule: `"ema"` or `"paper"`, see `OnlineKMeans`. Defaults to `"ema"`.
+        prefix_block_size: number of queries that go at once where membership is judged
+            for each prefix, in tokens; None (the default) for `attention_window`.
         **kwargs: arguments of `ClusteredHeads`.
 
     Call arguments and Returns: as in `ClusteredHeads`. The clustering loss is added to
     `losses`.
 
     Raises:
-        ValueError: if an argument is refused by `ClusteredHeads` or `OnlineKMeans`.
+        ValueError: if `prefix_block_size` is not a positive integer, or an argument is
+            refused by `ClusteredHeads` or `OnlineKMeans`.
     """
 
     def __init__(
@@ -177,14 +175,18 @@ class CentroidHeads(ClusteredHeads):
         commitment_weight=1e-4,
         ema=True,
         update_rule="ema",
+        prefix_block_size=None,
         **kwargs,
     ):
         super().__init__(num_heads, attention_window, **kwargs)
+        if prefix_block_size is not None:
+            check_positive_integer("prefix_block_size", prefix_block_size)
         self.num_clusters = num_clusters
         self.decay = decay
         self.commitment_weight = commitment_weight
         self.ema = ema
         self.update_rule = update_rule
+        self.prefix_block_size = prefix_block_size
         self.kmeans = OnlineKMeans(
             num_clusters=num_clusters,
             decay=decay,
@@ -200,28 +202,34 @@ class CentroidHeads(ClusteredHeads):
         super().build(query_shape, key_shape, value_shape)
         self.kmeans.build(query_shape)
 
-    def choose(self, scores, mask):
-        """Turns scores into members.
+    def scores(self, streams, masks, training=None):
+        return self.kmeans(tuple(streams), token_mask=masks, training=training)
+
+    def num_candidates(self, length):
+        """Returns how many tokens of a prefix can be members when it has grown.
 
         Args:
-            scores: `<float32>[batch, heads, length, clusters]`.
-            mask: `<bool>[batch, 1 or heads, length]`, True for real tokens; or None.
-
-        Returns:
-            `<int>[batch, heads, clusters, window]`, sorted.
+            length: number of tokens it can grow to.
 
         Raises:
-            NotImplementedError: if the subclass has no rule of its own.
+            NotImplementedError: if the subclass has no rule for prefixes.
         """
         raise NotImplementedError
 
-    def route(self, streams, masks, training=None):
-        scores = self.kmeans(tuple(streams), token_mask=masks, training=training)
-        masks = self.masks_for_choice(masks)
-        return [
-            (self.choose(stream_scores, mask), None)
-            for stream_scores, mask in zip(scores, masks, strict=True)
-        ]
+    def is_member(self, ranks, num_tokens):
+        """Tells which tokens of a prefix are members.
+
+        Args:
+            ranks: `<int32>`, number of tokens of the prefix that score higher.
+            num_tokens: `<int32>`, number of tokens of the prefix.
+
+        Returns:
+            `<bool>` of the shape of `ranks`.
+
+        Raises:
+            NotImplementedError: if the subclass has no rule for prefixes.
+        """
+        raise NotImplementedError
 
     def get_config(self):
         return {
@@ -231,4 +239,5 @@ class CentroidHeads(ClusteredHeads):
             "commitment_weight": self.commitment_weight,
             "ema": self.ema,
             "update_rule": self.update_rule,
+            "prefix_block_size": self.prefix_block_size,
         }

@@ -143,7 +143,7 @@ class FixedHeads(HeadGroup):
         real = self._slots(combine_masks(real, inputs.value_mask))[..., None, :]
         num_blocks = real.shape[2]
         pattern = self._pattern(num_blocks, inputs.use_causal_mask)
-        return combine_masks(self._shared_padding(real), pattern)
+        return combine_masks(self.shared_padding(real), pattern)
 
     def _pattern(self, num_blocks, causal):
         """Which slots each head, block and query sees, as a NumPy array."""

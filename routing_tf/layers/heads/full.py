@@ -43,7 +43,7 @@ class FullHeads(HeadGroup):
     def attend(self, inputs, training=None):
         mask = bias = None
         if inputs.value_mask is not None:
-            mask = self._shared_padding(inputs.value_mask[:, :, None, :])
+            mask = self.shared_padding(inputs.value_mask[:, :, None, :])
         if inputs.use_causal_mask:
             mask = combine_masks(np.tri(inputs.query.shape[2], dtype="bool"), mask)
         if inputs.token_bias is not None:

@@ -6,6 +6,7 @@ from keras import ops
 
 from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.layers.rules import last_members
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -14,10 +15,13 @@ class HashedHeads(ClusteredHeads):
 
     The bits of a bucket's number are the signs of the layer-normalised token's
     products with fixed random projections, so tokens that point in like directions
-    meet. A bucket keeps its first `attention_window` tokens; later ones get zero.
+    meet.
 
-    Under a causal mask no query sees a later key, and whether a token is a member
-    depends on itself and earlier tokens alone.
+    Under a causal mask a token attends to the last `attention_window` tokens of the
+    bucket of its key, itself included: strictly causal, linear in the length. Without
+    one a bucket holds its first `attention_window` tokens, which attend to each other,
+    and later ones get zero. In attention to another sequence each query sees the
+    first `attention_window` tokens of its own bucket there.
 
     State: `projections` `(heads, bits, key_dim)`, float32, never trained. Padding
     lies in no bucket.
@@ -101,26 +105,31 @@ class HashedHeads(ClusteredHeads):
         bits = ops.cast(products > 0, "int32")
         return ops.sum(bits * (2 ** np.arange(self.num_bits, dtype="int32")), axis=-1)
 
-    def route(self, streams, masks, training=None):
-        masks = self.masks_for_choice(masks)
-        return [
-            self._members(self.buckets(stream), mask)
-            for stream, mask in zip(streams, masks, strict=True)
-        ]
+    @property
+    def causal_rule(self):
+        if self.compatibility.buckets_filled_up:
+            return super().causal_rule
+        return last_members.attend
 
-    def _members(self, buckets, mask):
+    def scores(self, streams, masks, training=None):
         filled_up = self.compatibility.buckets_filled_up
         num_buckets = self.num_buckets if filled_up else 2**self.num_bits
+        return [
+            ops.one_hot(self.buckets(stream), num_buckets, dtype="float32")
+            for stream in streams
+        ]
+
+    def choose(self, scores, mask):
+        # Equal scores: the first tokens win.
+        length = scores.shape[2]
+        members = membership.expert_choice(scores, self.window(length), mask)
+        if self.compatibility.buckets_filled_up:
+            return members, None
+        buckets = ops.cast(ops.argmax(scores, axis=-1), "int32")
         if mask is not None:
             buckets = ops.where(mask, buckets, -1)
-        inside = ops.one_hot(buckets, num_buckets, dtype="float32")
-        # Equal scores: the first tokens win.
-        length = inside.shape[2]
-        members = membership.expert_choice(inside, self.window(length), mask)
-        if filled_up:
-            return members, None
         bucket_of_member = membership.gather_entries(buckets, members, length)
-        belongs = bucket_of_member == np.arange(num_buckets)[:, None]
+        belongs = bucket_of_member == np.arange(scores.shape[-1])[:, None]
         # Strangers stand behind the members, so that ranks count members alone.
         places = ops.sort(ops.where(belongs, members, members + length), axis=-1)
         return places % length, places < length

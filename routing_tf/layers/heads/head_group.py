@@ -29,6 +29,8 @@ class HeadInputs:
         token_bias: `<float>[batch, 1, memory length]`; None (the default) for no bias.
         use_causal_mask: whether a query sees only keys up to its own position.
             Defaults to False.
+        is_cross_attention: whether key and value come from another sequence than the
+            query. Defaults to False.
         grid: number of blocks along each axis of the query, whose positions come in
             blocked order; None (the default) for positions on one axis.
         memory_grid: the same for the value.
@@ -41,6 +43,7 @@ class HeadInputs:
     value_mask: Any = None
     token_bias: Any = None
     use_causal_mask: bool = False
+    is_cross_attention: bool = False
     grid: tuple | None = None
     memory_grid: tuple | None = None
 
@@ -78,6 +81,8 @@ class HeadGroup(keras.layers.Layer):
         token_bias: `<float>[batch, memory length]`, added to the logits of each key;
             or None.
         use_causal_mask: whether a query sees only keys up to its own position.
+        is_cross_attention: whether key and value come from another sequence than the
+            query.
         grid: number of blocks along each axis of the query, see `HeadInputs`.
         memory_grid: the same for the value.
         training: whether dropout is on and state moves.
@@ -146,6 +151,7 @@ class HeadGroup(keras.layers.Layer):
         value_mask=None,
         token_bias=None,
         use_causal_mask=False,
+        is_cross_attention=False,
         grid=None,
         memory_grid=None,
         training=None,
@@ -166,6 +172,7 @@ class HeadGroup(keras.layers.Layer):
             value_mask=self._value_mask(value, value_mask),
             token_bias=self._expand_bias(token_bias),
             use_causal_mask=use_causal_mask,
+            is_cross_attention=is_cross_attention,
             grid=grid,
             memory_grid=memory_grid,
         )
@@ -207,7 +214,7 @@ class HeadGroup(keras.layers.Layer):
         filled = ops.any(value[..., : self.value_dim] != 0, axis=-1)
         return filled if mask is None else ops.logical_and(filled, mask)
 
-    def _shared_padding(self, mask):
+    def shared_padding(self, mask):
         """Returns the mask that all rows of the batch use, as arranged in windows."""
         return mask[:1] if self.compatibility.padding_of_first_row else mask
 

@@ -166,7 +166,7 @@ class LocalHeads(HeadGroup):
         return ones if value_mask is None else ops.logical_and(ones, value_mask)
 
     def _mask(self, real, block, use_causal_mask):
-        mask = self._shared_padding(real)[..., None, :]
+        mask = self.shared_padding(real)[..., None, :]
         if not use_causal_mask:
             return mask
         slots = np.arange(real.shape[-1])

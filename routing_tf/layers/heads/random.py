@@ -6,6 +6,7 @@ from keras import ops
 
 from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.layers.rules import last_members
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
 
@@ -14,9 +15,12 @@ from routing_tf.layers.validation import check_positive_integer
 class RandomHeads(ClusteredHeads):
     """Heads that attend inside clusters of random members, whatever their content.
 
-    Each cluster holds `attention_window` positions drawn from `seed`, the same ones
-    for every text and at every call. All else is as in `RoutedHeads`, so that the two
-    differ in the content that routing uses and in nothing else.
+    The clusters are drawn from `seed` for each position, the same ones for every text,
+    length and call. All else is as in `RoutedHeads`, so that the two differ in the
+    content that routing uses and in nothing else: under a causal mask the token at
+    each position has one random cluster and attends to its last `attention_window`
+    tokens, itself included (token choice); else each cluster holds `attention_window`
+    random positions (expert choice).
 
     Args:
         num_heads: number of heads in the group.
@@ -64,8 +68,14 @@ class RandomHeads(ClusteredHeads):
         self.num_clusters = num_clusters
         self.seed = seed
 
-    def scores(self, length):
-        """Returns the random scores whose largest decide who is a member.
+    @property
+    def causal_rule(self):
+        if self.compatibility.members_of_whole_sequence:
+            return super().causal_rule
+        return last_members.attend
+
+    def random_scores(self, length):
+        """Returns the random scores that decide who is a member.
 
         Args:
             length: number of tokens.
@@ -79,18 +89,16 @@ class RandomHeads(ClusteredHeads):
         scores = generator.random(shape, dtype="float32")
         return np.moveaxis(scores, 1, 0)[None]
 
-    def route(self, streams, masks, training=None):
-        masks = self.masks_for_choice(masks)
+    def scores(self, streams, masks, training=None):
+        scores = [self.random_scores(stream.shape[2]) for stream in streams]
         return [
-            (self._members(stream, mask), None)
-            for stream, mask in zip(streams, masks, strict=True)
+            ops.broadcast_to(each, (ops.shape(stream)[0], *each.shape[1:]))
+            for each, stream in zip(scores, streams, strict=True)
         ]
 
-    def _members(self, stream, mask):
-        batch, _, length, _ = ops.shape(stream)
-        scores = self.scores(stream.shape[2])
-        scores = ops.broadcast_to(scores, (batch, *scores.shape[1:]))
-        return membership.expert_choice(scores, self.window(stream.shape[2]), mask)
+    def choose(self, scores, mask):
+        window = self.window(scores.shape[2])
+        return membership.expert_choice(scores, window, mask), None
 
     def get_config(self):
         return {

@@ -1,39 +1,61 @@
 """Routing attention: queries see the keys of their cluster."""
 
+import contextlib
+
 import keras
 
 from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import CentroidHeads
+from routing_tf.layers.rules import last_members
+from routing_tf.layers.rules import prefixes
 from routing_tf.layers.validation import check_choice
 
-ROUTINGS = ("expert_choice",)
+ROUTINGS = ("expert_choice", "token_choice")
+ROUTING_SCOPES = ("full", "prefix")
 
 
 @keras.saving.register_keras_serializable("routing_tf")
 class RoutedHeads(CentroidHeads):
     """Heads that attend inside clusters of tokens with similar content.
 
-    Queries and keys are layer-normalised and scored against learned centroids. With
-    `routing="expert_choice"` the clusters choose: each centroid takes the
-    `attention_window` tokens that score highest. Attention is dense inside a cluster,
-    and a token's results are averaged over the clusters it sits in. A window longer
-    than the input is cut to it.
+    Queries and keys are layer-normalised and scored against learned centroids. Who
+    chooses is the argument `routing`:
 
-    Under a causal mask no query sees a later key. But whether a token is a member of a
-    cluster depends on the whole sequence, later tokens included, as in the release.
+    - `"expert_choice"`: each centroid takes the `attention_window` tokens that score
+      highest. Attention is dense inside a cluster, and a token's results are averaged
+      over the clusters it sits in. Clusters are balanced. Under a causal mask no query
+      sees a later key, but with `routing_scope="full"`, the rule of the paper and the
+      release, whether a token is a member depends on later tokens: outputs leak.
+      `routing_scope="prefix"` judges membership among the tokens up to the query, with
+      `length * num_clusters * (attention_window + prefix_block_size)` pairs: those of
+      full attention and more.
+    - `"token_choice"`: each token goes to the best centroid of its key and attends to
+      the last `attention_window` tokens of that cluster, itself included. Strictly
+      causal, at a cost that is linear in the length. It needs a causal mask and works
+      in self-attention only.
 
-    Tokens of equal content have equal scores, and rounding decides between them; local
-    heads in earlier layers or a timing signal tell them apart.
+    In attention to another sequence each centroid takes the `attention_window` best
+    tokens of that sequence, and each query sees those of its own best centroid.
 
-    State: that of `OnlineKMeans`, moved when `training=True`. Padding is no member as
-    long as there are enough tokens, is never seen, and moves no centroid.
+    Tokens of equal content have equal scores. In expert choice rounding may decide
+    between them; local heads in earlier layers or a timing signal tell them apart.
+
+    State: that of `OnlineKMeans`, moved when `training=True`; in token choice by the
+    keys alone. Padding is no member as long as there are enough tokens, is never seen,
+    and moves no centroid.
 
     Args:
         num_heads: number of heads in the group.
         num_clusters: number of centroids of each head.
-        attention_window: number of members of a cluster, in tokens.
-        routing: who chooses, so far only `"expert_choice"` (the default): each
-            centroid chooses its tokens.
+        attention_window: number of members of a cluster that a token sees, in tokens.
+            A window longer than the input is cut to it.
+        routing: who chooses, `"expert_choice"` (the default) or `"token_choice"`.
+        routing_scope: in expert choice under a causal mask, the tokens that compete
+            with each other: `"full"` (the default), those of the whole sequence, or
+            `"prefix"`, those up to the query. Token choice is the same in both.
+        prefix_block_size: number of queries that go at once with the scope
+            `"prefix"`, in tokens. It does not change results: more take more memory,
+            fewer more turns. None (the default) for `attention_window`.
         share_query_key: whether keys are made by the projection of the queries. In
             self-attention queries and keys are then the same and have one routing.
             Defaults to True.
@@ -50,13 +72,16 @@ class RoutedHeads(CentroidHeads):
             default to None); and those of `keras.layers.Layer`, such as `name`.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
-    of rank in the sorted list of members. The clustering loss is added to `losses`.
+    of rank in the list of members in order of position. The clustering loss is added
+    to `losses`.
 
     Raises:
-        ValueError: if `attention_window` is not a positive integer, `routing` is
-            unknown, or an argument is refused by `HeadGroup` or `OnlineKMeans`; when
-            built, if `key_dim` is less than 2; when called, if `use_causal_mask=True`
-            and query and value differ in length.
+        ValueError: if `attention_window` or `prefix_block_size` is not a positive
+            integer, `routing` or `routing_scope` is unknown, or an argument is refused
+            by `HeadGroup` or `OnlineKMeans`; when built, if `key_dim` is less than 2;
+            when called, if `use_causal_mask=True` and query and value differ in
+            length, or with token choice if there is no causal mask or the value is
+            another sequence.
 
     Example:
 
@@ -64,13 +89,16 @@ class RoutedHeads(CentroidHeads):
     import numpy as np
     from routing_tf import layers
 
-    heads = layers.RoutedHeads(2, num_clusters=4, attention_window=8)
+    heads = layers.RoutedHeads(
+        2, num_clusters=4, attention_window=8, routing="token_choice"
+    )
     attention = layers.MixedAttention([heads], key_dim=8)
     assert attention(np.ones((1, 32, 16)), use_causal_mask=True).shape == (1, 32, 16)
     ```
 
-    Reference: paper, section 4.1 and Algorithm 1; `clustered_local_attention_helper`
-    of the release.
+    Reference: paper, section 4.1 and Algorithm 1, and
+    `clustered_local_attention_helper` of the release for expert choice. Token choice
+    and the prefix scope are this package's own.
     """
 
     def __init__(
@@ -79,14 +107,97 @@ class RoutedHeads(CentroidHeads):
         num_clusters,
         attention_window,
         routing="expert_choice",
+        routing_scope="full",
         **kwargs,
     ):
         super().__init__(num_heads, num_clusters, attention_window, **kwargs)
         check_choice("routing", routing, ROUTINGS)
         self.routing = routing
+        self.routing_scope = routing_scope
+
+    @property
+    def routing_scope(self):
+        """The tokens that compete in expert choice; may be set, see above."""
+        return self._routing_scope
+
+    @routing_scope.setter
+    def routing_scope(self, value):
+        check_choice("routing_scope", value, ROUTING_SCOPES)
+        self._routing_scope = value
+
+    @property
+    def causal_rule(self):
+        if self.routing == "token_choice":
+            return last_members.attend
+        if self.routing_scope == "prefix":
+            return prefixes.attend
+        return super().causal_rule
+
+    def attend(self, inputs, training=None):
+        causal_self_attention = inputs.use_causal_mask and not inputs.is_cross_attention
+        if self.routing == "token_choice" and not causal_self_attention:
+            raise ValueError(
+                '`routing="token_choice"` works in self-attention under a causal mask '
+                f"only. Received: use_causal_mask={inputs.use_causal_mask}, "
+                f"is_cross_attention={inputs.is_cross_attention}. Pass "
+                "`use_causal_mask=True` and no `value`, or take "
+                '`routing="expert_choice"`'
+            )
+        return super().attend(inputs, training=training)
 
     def choose(self, scores, mask):
-        return membership.expert_choice(scores, self.window(scores.shape[2]), mask)
+        window = self.window(scores.shape[2])
+        return membership.expert_choice(scores, window, mask), None
+
+    def num_candidates(self, length):
+        return self.window(length)
+
+    def is_member(self, ranks, num_tokens):
+        return ranks < self.attention_window
 
     def get_config(self):
-        return {**super().get_config(), "routing": self.routing}
+        return {
+            **super().get_config(),
+            "routing": self.routing,
+            "routing_scope": self.routing_scope,
+        }
+
+
+@contextlib.contextmanager
+def use_routing_scope(model, routing_scope):
+    """Sets the routing scope of all routed heads of a model for a while.
+
+    For calls of the model. What Keras compiles once, such as `predict` and `fit`, keeps
+    the scope of its first use.
+
+    Args:
+        model: a Keras model or layer.
+        routing_scope: `"full"` or `"prefix"`, see `RoutedHeads`.
+
+    Raises:
+        ValueError: if `routing_scope` is unknown.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+
+    attention = layers.RoutingAttention(
+        num_heads=2, key_dim=8, num_clusters=4, attention_window=16
+    )
+    x = np.random.normal(size=(1, 64, 16)).astype("float32")
+    with layers.use_routing_scope(attention, "prefix"):
+        y = attention(x, use_causal_mask=True)
+    ```
+    """
+    heads = [x for x in model._flatten_layers() if isinstance(x, RoutedHeads)]
+    before = [group.routing_scope for group in heads]
+    check_choice("routing_scope", routing_scope, ROUTING_SCOPES)
+    try:
+        for group in heads:
+            group.routing_scope = routing_scope
+        yield
+    finally:
+        for group, scope in zip(heads, before, strict=True):
+            group.routing_scope = scope

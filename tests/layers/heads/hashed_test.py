@@ -52,13 +52,12 @@ def routes(group, query, key, query_real, real):
     return of_row
 
 
-@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(
     "num_buckets, window, limit, padded",
     [(4, 2, None, False), (4, 5, 2, True), (7, 32, 3, True), (2, 4, None, True)],
 )
-def test_equals_dense_attention(num_buckets, window, limit, padded, shared, causal):
+def test_equals_dense_attention(num_buckets, window, limit, padded, shared):
     group = built_group(
         num_buckets,
         attention_window=window,
@@ -69,8 +68,7 @@ def test_equals_dense_attention(num_buckets, window, limit, padded, shared, caus
     key = query if shared else key
     real = np.ones((BATCH, LENGTH), "bool")
     if padded:
-        real = helpers.tail_mask(LENGTH, 11, 7)
-        real[0, 3] = False
+        real = helpers.mask_with_a_hole(LENGTH, 11, 7)
     mask = real if padded else None
     bias = helpers.normal(BATCH, LENGTH, seed=3)
 
@@ -82,24 +80,116 @@ def test_equals_dense_attention(num_buckets, window, limit, padded, shared, caus
         query_mask=mask,
         value_mask=mask,
         token_bias=bias,
-        use_causal_mask=causal,
     )
 
     expected = helpers.clustered_attention(
-        group, query, key, value, routes(group, query, key, real, real), causal, bias
+        group, query, key, value, routes(group, query, key, real, real), bias=bias
     )
     # Padding lies in no bucket, and what lies in none gets zero.
     golden_cases.assert_close(output, expected, 1e-5)
     assert np.all(output[expected == 0.0] == 0.0)
 
 
-def test_attends_to_memory_of_another_length():
-    group = built_group(attention_window=6)
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    "length, num_buckets, window, limit, padded",
+    [
+        (LENGTH, 4, 2, None, False),
+        (LENGTH, 7, 5, 2, True),
+        (LENGTH, 2, 32, 30, True),
+        (100, 2, 40, 5, True),  # 3 chunks of 16 before the one of the query
+    ],
+)
+def test_causal_heads_see_the_last_tokens_of_the_bucket_of_their_key(
+    length, num_buckets, window, limit, padded, shared
+):
+    group = built_group(
+        num_buckets,
+        attention_window=window,
+        max_relative_position=limit,
+        share_query_key=shared,
+    )
+    query, key, value = (
+        helpers.normal(BATCH, HEADS, length, DIM, seed=seed) for seed in range(3)
+    )
+    key = query if shared else key
+    real = np.ones((BATCH, length), "bool")
+    if padded:
+        real = helpers.mask_with_a_hole(length, length, length - 5)
+    mask = real if padded else None
+    bias = helpers.normal(BATCH, length, seed=3)
+
+    output, _ = golden_cases.run(
+        group,
+        query,
+        None if shared else key,
+        value,
+        query_mask=mask,
+        value_mask=mask,
+        token_bias=bias,
+        use_causal_mask=True,
+    )
+
+    sees, distances = helpers.last_members(bucket_numbers(group, key), real, window)
+    expected = helpers.rule_attention(group, query, key, value, sees, distances, bias)
+    golden_cases.assert_close(output, expected, 1e-5)
+    assert np.all(output.swapaxes(1, 2)[~real] == 0.0)
+
+
+@pytest.mark.parametrize(
+    "memory_length, window, limit, num_buckets",
+    [(8, 3, 2, 2), (8, 30, None, 4), (20, 4, 30, 4)],
+)
+def test_each_query_sees_the_members_of_its_bucket_in_another_sequence(
+    memory_length, window, limit, num_buckets
+):
+    group = built_group(
+        num_buckets, attention_window=window, max_relative_position=limit
+    )
+    query, key, value = tokens(memory_length)
+    query_real = helpers.mask_with_a_hole(LENGTH, 12, 9)
+    real = helpers.mask_with_a_hole(memory_length, memory_length, 5)
+    bias = helpers.normal(BATCH, memory_length, seed=3)
+
+    output, _ = golden_cases.run(
+        group,
+        query,
+        key,
+        value,
+        query_mask=query_real,
+        value_mask=real,
+        token_bias=bias,
+        is_cross_attention=True,
+    )
+
+    expected = helpers.best_cluster_attention(
+        group,
+        query,
+        key,
+        value,
+        bucket_numbers(group, query),
+        routes(group, query, key, query_real, real),
+        query_real,
+        real,
+        bias,
+    )
+    golden_cases.assert_close(output, expected, 1e-5)
+    assert np.all(output[expected == 0.0] == 0.0)
+
+
+def test_queries_may_compete_for_a_memory_as_in_the_release():
+    group = built_group(attention_window=2, compatibility={"queries_compete": True})
     query, key, value = tokens(memory_length=8)
     query_real, real = helpers.tail_mask(LENGTH, 12, 9), helpers.tail_mask(8, 8, 5)
 
     output, _ = golden_cases.run(
-        group, query, key, value, query_mask=query_real, value_mask=real
+        group,
+        query,
+        key,
+        value,
+        query_mask=query_real,
+        value_mask=real,
+        is_cross_attention=True,
     )
 
     expected = helpers.clustered_attention(

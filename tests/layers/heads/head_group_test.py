@@ -22,9 +22,15 @@ KINDS = {
     "routed_apart": lambda **o: layers.RoutedHeads(
         HEADS, share_query_key=False, **CENTROIDS, **o
     ),
+    "token_choice": lambda **o: layers.RoutedHeads(
+        HEADS, routing="token_choice", **CENTROIDS, **o
+    ),
+    "prefix": lambda **o: layers.RoutedHeads(
+        HEADS, routing_scope="prefix", prefix_block_size=7, **CENTROIDS, **o
+    ),
     "cluster_strided": lambda **o: layers.ClusterStridedHeads(HEADS, **CENTROIDS, **o),
     "cluster_strided_apart": lambda **o: layers.ClusterStridedHeads(
-        HEADS, share_query_key=False, **CENTROIDS, **o
+        HEADS, share_query_key=False, prefix_block_size=7, **CENTROIDS, **o
     ),
     "random": lambda **o: layers.RandomHeads(HEADS, 4, seed=5, **CLUSTERS, **o),
     "random_apart": lambda **o: layers.RandomHeads(
@@ -35,9 +41,12 @@ KINDS = {
         HEADS, 4, share_query_key=False, **CLUSTERS, **o
     ),
 }
-# Whether a token is a member depends on the whole text, as the class says.
-CHOSEN_BY_ALL = {kind for kind in KINDS if kind.startswith(("routed", "cluster"))}
 every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def directions(kind):
+    """With which values of `use_causal_mask` heads can be called."""
+    return (True,) if kind == "token_choice" else (False, True)
 
 
 def built_group(kind, **options):
@@ -58,8 +67,9 @@ def cut(arrays, length):
     return {k: None if x is None else x[:, :, :length] for k, x in arrays.items()}
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@every_kind
+@pytest.mark.parametrize(
+    "kind, causal", [(kind, causal) for kind in KINDS for causal in directions(kind)]
+)
 def test_padding_has_no_influence(kind, causal):
     group, length = built_group(kind), 9
     weights = group.get_weights()
@@ -91,28 +101,26 @@ def test_padding_has_no_influence(kind, causal):
             golden_cases.assert_close(actual, expected, 1e-5)
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS.keys() - CHOSEN_BY_ALL))
-def test_later_tokens_change_no_earlier_output(kind):
+@pytest.mark.parametrize("kind", ["token_choice", "prefix"])
+def test_a_query_without_a_place_gets_zero(kind):
+    """Its key is seen all the same, if only the mask of the queries hides it."""
     group = built_group(kind)
-    arrays = tokens(group)
-    before, _ = golden_cases.run(group, **arrays, use_causal_mask=True)
-    for position in (1, 6, 13):
-        later = {
-            name: None
-            if x is None
-            else np.concatenate([x[:, :, :position], other[:, :, position:]], axis=2)
-            for (name, x), other in zip(
-                arrays.items(), tokens(group, seed=7).values(), strict=True
-            )
-        }
-        after, _ = golden_cases.run(group, **later, use_causal_mask=True)
-        np.testing.assert_array_equal(after[:, :, :position], before[:, :, :position])
-    assert np.any(before != 0)
+    query_mask = np.ones((BATCH, LENGTH), "bool")
+    query_mask[:, [3, 9]] = False
+    outputs = [
+        golden_cases.run(group, **tokens(group), use_causal_mask=True, **masks)[0]
+        for masks in ({}, {"query_mask": query_mask})
+    ]
+    expected = np.where(query_mask[:, None, :, None], outputs[0], 0.0)
+    np.testing.assert_array_equal(outputs[1], expected)
 
 
 @every_kind
 def test_no_query_sees_a_later_value(kind):
-    """Where the members stay the same: the map from values to outputs."""
+    """Where the members stay the same: the map from values to outputs.
+
+    Whether members stay the same is another question, for `causality_test.py`.
+    """
     group = built_group(kind)
     arrays = tokens(group)
     value = np.broadcast_to(
@@ -120,7 +128,7 @@ def test_no_query_sees_a_later_value(kind):
     )
     # Columns beyond the value size are averaged without relative positions.
     arrays["value"] = np.concatenate([arrays["value"], value], axis=-1)
-    for causal in (False, True):
+    for causal in directions(kind):
         output, _ = golden_cases.run(group, **arrays, use_causal_mask=causal)
         seen = output[..., DIM:]
         later = np.broadcast_to(np.triu(np.ones((LENGTH, LENGTH)), 1) > 0, seen.shape)
@@ -149,7 +157,10 @@ def test_settings_and_weights_survive_saving(kind, tmp_path):
         [group], key_dim=DIM, kernel_initializer="ones", name="attention"
     )
     helpers.assert_survives_saving(
-        attention, tmp_path, helpers.normal(BATCH, LENGTH, DIM)
+        attention,
+        tmp_path,
+        helpers.normal(BATCH, LENGTH, DIM),
+        use_causal_mask=directions(kind)[0],
     )
 
 

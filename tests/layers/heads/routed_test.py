@@ -1,9 +1,14 @@
 """Tests of routed heads, against dense attention under a mask for each cluster."""
 
+import keras
 import numpy as np
 import pytest
 
+from routing_tf import layers
 from routing_tf.layers import RoutedHeads
+from routing_tf.layers.rules import inside_clusters
+from routing_tf.layers.rules import last_members
+from routing_tf.layers.rules import prefixes
 from tests import golden_cases
 from tests.layers import helpers
 
@@ -106,19 +111,278 @@ def test_equals_dense_attention(window, limit, padded, shared, causal):
 
 
 @pytest.mark.parametrize("memory_length", [7, 20])
-def test_attends_to_memory_of_another_length(memory_length):
-    group = built_group(attention_window=8)
+def test_queries_may_compete_for_a_memory_as_in_the_release(memory_length):
+    group = built_group(attention_window=8, compatibility={"queries_compete": True})
     query, key, value = tokens(memory_length=memory_length)
     query_real = helpers.tail_mask(LENGTH, 12, 9)
     real = helpers.tail_mask(memory_length, memory_length, 6)
 
     output, _ = golden_cases.run(
-        group, query, key, value, query_mask=query_real, value_mask=real
+        group,
+        query,
+        key,
+        value,
+        query_mask=query_real,
+        value_mask=real,
+        is_cross_attention=True,
     )
 
     expected, _ = expert_choice(group, query, key, value, query_real, real)
     everywhere = np.broadcast_to(query_real[:, None], (BATCH, HEADS, LENGTH))
     golden_cases.assert_close(output[everywhere], expected[everywhere], 1e-5)
+
+
+def memory_routes(group, key, real):
+    """The best tokens of another sequence for each centroid."""
+    key = helpers.normalize(key)
+    centroids = golden_cases.to_numpy(group.kmeans.centroids)
+
+    def of_row(b, h):
+        return [
+            (None, top(key[b, h] @ centroid, real[b], group.attention_window))
+            for centroid in centroids[h]
+        ]
+
+    return of_row
+
+
+@pytest.mark.parametrize(
+    "memory_length, window, limit, padded, shared",
+    [
+        (7, 3, 2, True, True),
+        (7, 30, None, True, False),
+        (20, 8, 30, True, False),
+        (20, 8, 4, False, True),
+    ],
+)
+def test_each_query_sees_the_members_of_its_best_cluster_in_another_sequence(
+    memory_length, window, limit, padded, shared
+):
+    group = built_group(
+        attention_window=window, max_relative_position=limit, share_query_key=shared
+    )
+    query, key, value = tokens(memory_length=memory_length)
+    query_real = np.ones((BATCH, LENGTH), "bool")
+    real = np.ones((BATCH, memory_length), "bool")
+    if padded:
+        query_real = helpers.mask_with_a_hole(LENGTH, 12, 9)
+        real = helpers.mask_with_a_hole(memory_length, memory_length, 2)
+    bias = helpers.normal(BATCH, memory_length, seed=3)
+
+    output, _ = golden_cases.run(
+        group,
+        query,
+        key,
+        value,
+        query_mask=query_real if padded else None,
+        value_mask=real if padded else None,
+        token_bias=bias,
+        is_cross_attention=True,
+    )
+
+    expected = helpers.best_cluster_attention(
+        group,
+        query,
+        key,
+        value,
+        helpers.best_clusters(group, query),
+        memory_routes(group, key, real),
+        query_real,
+        real,
+        bias,
+    )
+    golden_cases.assert_close(output, expected, 1e-5)
+    assert np.all(output.swapaxes(1, 2)[~query_real] == 0.0)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    "length, window, limit, padded",
+    [
+        (LENGTH, 1, None, True),
+        (LENGTH, 3, 2, False),
+        (LENGTH, 32, None, True),
+        (100, 17, 4, True),  # 2 chunks of 16 before the one of the query
+        (100, 70, 100, True),  # 4 chunks of 18
+    ],
+)
+def test_token_choice_equals_dense_attention(length, window, limit, padded, shared):
+    group = built_group(
+        attention_window=window,
+        max_relative_position=limit,
+        share_query_key=shared,
+        routing="token_choice",
+    )
+    query, key, value = tokens(length, length)
+    key = query if shared else key
+    real = np.ones((BATCH, length), "bool")
+    if padded:
+        real = helpers.mask_with_a_hole(length, length, length - 5)
+    mask = real if padded else None
+    bias = helpers.normal(BATCH, length, seed=3)
+
+    output, _ = golden_cases.run(
+        group,
+        query,
+        None if shared else key,
+        value,
+        query_mask=mask,
+        value_mask=mask,
+        token_bias=bias,
+        use_causal_mask=True,
+    )
+
+    sees, distances = helpers.last_members(
+        helpers.best_clusters(group, key), real, window
+    )
+    expected = helpers.rule_attention(group, query, key, value, sees, distances, bias)
+    golden_cases.assert_close(output, expected, 1e-5)
+    assert np.all(output.swapaxes(1, 2)[~real] == 0.0)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    "length, window, limit, padded, block_size",
+    [
+        (LENGTH, 1, None, True, 5),
+        (LENGTH, 3, None, False, 1),
+        (LENGTH, 5, 2, True, 12),
+        (LENGTH, 32, 30, True, 256),
+        (40, 9, 4, True, 7),
+    ],
+)
+def test_prefix_scope_equals_dense_attention(
+    length, window, limit, padded, block_size, shared
+):
+    group = built_group(
+        attention_window=window,
+        max_relative_position=limit,
+        share_query_key=shared,
+        routing_scope="prefix",
+        prefix_block_size=block_size,
+    )
+    query, key, value = tokens(length, length)
+    key = query if shared else key
+    real = np.ones((BATCH, length), "bool")
+    if padded:
+        real = helpers.mask_with_a_hole(length, length, length - 5)
+    mask = real if padded else None
+    bias = helpers.normal(BATCH, length, seed=3)
+
+    output, _ = golden_cases.run(
+        group,
+        query,
+        None if shared else key,
+        value,
+        query_mask=mask,
+        value_mask=mask,
+        token_bias=bias,
+        use_causal_mask=True,
+    )
+
+    expected, _ = helpers.prefix_attention(
+        group, query, key, value, real, lambda ranked: ranked[:window], bias
+    )
+    golden_cases.assert_close(output, expected, 1e-5)
+    assert np.all(output.swapaxes(1, 2)[~real] == 0.0)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_at_the_last_token_both_scopes_are_the_same(shared):
+    query, key, value = tokens()
+    real = helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH)
+    outputs = []
+    for scope in ("full", "prefix"):
+        group = built_group(
+            # With separate keys the full scope counts from the front of two lists.
+            max_relative_position=2 if shared else None,
+            share_query_key=shared,
+            routing_scope=scope,
+            prefix_block_size=7,
+        )
+        output, _ = golden_cases.run(
+            group,
+            query,
+            None if shared else key,
+            value,
+            query_mask=real,
+            value_mask=real,
+            use_causal_mask=True,
+        )
+        outputs.append(output)
+    full, prefix = outputs
+    golden_cases.assert_close(prefix[:, :, -1], full[:, :, -1], 1e-5)
+    assert np.any(full[:, :, -1] != 0.0)
+    assert golden_cases.relative_error(prefix, full) > 0.1
+
+
+def test_without_a_causal_mask_the_scope_is_the_whole_sequence():
+    query, _, value = tokens()
+    outputs = [
+        golden_cases.run(built_group(routing_scope=scope), query, None, value)[0]
+        for scope in ("full", "prefix")
+    ]
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_the_scope_of_a_model_is_set_for_a_while():
+    groups = [
+        RoutedHeads(1, 2, 3),
+        RoutedHeads(1, 2, 3, routing_scope="prefix"),
+        RoutedHeads(1, 2, 3, routing="token_choice"),
+    ]
+    model = keras.Sequential(
+        [
+            layers.MixedAttention(groups[:1] + [layers.FullHeads(1)], key_dim=4),
+            layers.MixedAttention(groups[1:], key_dim=4),
+        ]
+    )
+
+    def state():
+        return [(group.routing_scope, group.causal_rule) for group in groups]
+
+    before = state()
+    assert before == [
+        ("full", inside_clusters.attend),
+        ("prefix", prefixes.attend),
+        ("full", last_members.attend),
+    ]
+    with layers.use_routing_scope(model, "prefix"):
+        assert state() == [("prefix", prefixes.attend)] * 2 + [
+            ("prefix", last_members.attend)
+        ]
+        with layers.use_routing_scope(model.layers[1], "full"):
+            assert [scope for scope, _ in state()] == ["prefix", "full", "full"]
+    assert state() == before
+    with pytest.raises(RuntimeError), layers.use_routing_scope(model, "prefix"):
+        raise RuntimeError
+    assert state() == before
+    with pytest.raises(ValueError, match="`routing_scope`.*routing_scope='last'"):
+        layers.use_routing_scope(model, "last").__enter__()
+
+
+@pytest.mark.parametrize(
+    "options, received",
+    [
+        ({}, "use_causal_mask=False, is_cross_attention=False"),
+        (
+            {"is_cross_attention": True},
+            "use_causal_mask=False, is_cross_attention=True",
+        ),
+        (
+            {"use_causal_mask": True, "is_cross_attention": True},
+            "use_causal_mask=True, is_cross_attention=True",
+        ),
+    ],
+)
+def test_token_choice_refuses_other_than_causal_self_attention(options, received):
+    group = built_group(routing="token_choice")
+    with pytest.raises(ValueError) as error:
+        group(*tokens(), **options)
+    assert '`routing="token_choice"`' in str(error.value)
+    assert f"Received: {received}" in str(error.value)
+    assert "`use_causal_mask=True`" in str(error.value)
+    assert '`routing="expert_choice"`' in str(error.value)
 
 
 @pytest.mark.parametrize("of_first_row", [False, True])
@@ -164,10 +428,14 @@ def test_zero_rows_are_padding_for_the_release():
     golden_cases.assert_close(output[member], expected[member], 1e-5)
 
 
+@pytest.mark.parametrize("routing", ["expert_choice", "token_choice"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_trains_on_normalized_real_tokens(shared):
-    """The commitment loss and the moving averages, from their formulas."""
-    group = built_group(share_query_key=shared, commitment_weight=0.5)
+def test_trains_on_normalized_real_tokens(shared, routing):
+    """The commitment loss and the moving averages, from their formulas.
+
+    In token choice queries have no cluster, so that the keys alone move centroids.
+    """
+    group = built_group(share_query_key=shared, commitment_weight=0.5, routing=routing)
     query, key, value = tokens()
     real = helpers.tail_mask(LENGTH, 11, 4)
     kmeans = group.kmeans
@@ -180,11 +448,13 @@ def test_trains_on_normalized_real_tokens(shared):
         value,
         query_mask=real,
         value_mask=real,
+        use_causal_mask=routing == "token_choice",
         training=True,
     )
 
     loss = 0.0
-    for stream in [query] if shared else [query, key]:
+    streams = [query] if shared else [query, key]
+    for stream in streams[-1:] if routing == "token_choice" else streams:
         stream = helpers.normalize(stream)
         nearest = np.argmax(np.einsum("bhld,hkd->bhlk", stream, centroids), axis=-1)
         squares = [
@@ -210,6 +480,8 @@ def test_trains_on_normalized_real_tokens(shared):
         ("attention_window", -1),
         ("attention_window", None),
         ("routing", "nobody_chooses"),
+        ("routing_scope", "suffix"),
+        ("prefix_block_size", 0),
         ("decay", 1.5),
         ("decay", -0.1),
         ("commitment_weight", -1.0),

@@ -1,0 +1,173 @@
+"""Tokens in the order of their clusters, in chunks that hold tokens of one cluster.
+
+Letters: B batch, H heads, L length, K clusters, N chunks, C slots of a chunk, D dim.
+"""
+
+import numpy as np
+from keras import ops
+
+from routing_tf.layers import membership
+from routing_tf.layers.blocks import memory_windows
+
+# Fewer rows than this make matrix products slow.
+MIN_CHUNK_SIZE = 16
+
+
+def chunk_size_for(attention_window):
+    """Returns the number of slots of a chunk, about a quarter of the window.
+
+    Each chunk computes `C + attention_window` logits for a token, and up to `C - 1` of
+    its slots may stay empty, so small chunks waste little.
+    """
+    smallest = min(MIN_CHUNK_SIZE, attention_window)
+    return max(smallest, -(-attention_window // 4))
+
+
+class ClusterOrder:
+    """Tokens sorted by cluster, in which every cluster starts a chunk of its own.
+
+    In a cluster the tokens stand in order of position. So the place of a token inside
+    its chunk, and all chunks of its cluster before it, depend on earlier tokens alone.
+    Shapes are static: there are chunks enough for any sizes of the clusters.
+
+    Args:
+        clusters: `<int32>[B, H, L]`, the cluster of each token, from 0 to K - 1.
+        num_clusters: number of clusters K.
+        chunk_size: number of slots C of a chunk.
+
+    Attributes:
+        cluster_of_chunk: `<int32>[B, H, N]`. Chunks that hold no token belong to any
+            cluster.
+        rank_of_chunk: `<int32>[B, H, N]`, number of chunks of the same cluster before
+            it.
+        slots: `<int32>[B, H, L]`, slot of each token, counted over all chunks.
+        tokens: `<int32>[B, H, N, C]`, token in each slot; any token where a slot is
+            empty, which are the last ones of a cluster's last chunk.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras import ops
+    from routing_tf.layers.cluster_order import ClusterOrder
+
+    clusters = np.array([[[1, 0, 1, 1]]], "int32")
+    order = ClusterOrder(clusters, num_clusters=2, chunk_size=2)
+    assert ops.convert_to_numpy(order.slots).tolist() == [[[2, 0, 3, 4]]]
+    ```
+    """
+
+    def __init__(self, clusters, num_clusters, chunk_size):
+        length = clusters.shape[2]
+        self.chunk_size = chunk_size
+        num_chunks = (length + num_clusters * (chunk_size - 1)) // chunk_size
+        self.num_chunks = min(length, num_chunks)
+        counts = ops.sum(ops.one_hot(clusters, num_clusters, dtype="int32"), axis=2)
+        chunks = (counts + chunk_size - 1) // chunk_size
+        first_chunk = ops.cumsum(chunks, axis=-1) - chunks
+        first_token = ops.cumsum(counts, axis=-1) - counts
+        by_cluster, token_at = _sorted(clusters)
+        places = np.arange(self.num_chunks, dtype="int32")
+        # Of clusters with the same first chunk only the last one has tokens.
+        starts = ops.cast(first_chunk[..., None, :] <= places[:, None], "int32")
+        self.cluster_of_chunk = ops.sum(starts, axis=-1) - 1
+        self.rank_of_chunk = places - _at(first_chunk, self.cluster_of_chunk)
+        place = _at(first_token, self.cluster_of_chunk)
+        place += self.rank_of_chunk * chunk_size
+        place = place[..., None] + np.arange(chunk_size, dtype="int32")
+        self.tokens = _at(token_at, ops.minimum(place, length - 1))
+        rank = np.arange(length, dtype="int32") - _at(first_token, by_cluster)
+        slots = _at(first_chunk, by_cluster) * chunk_size + rank
+        self.slots = _inverse(token_at, slots)
+
+    def arrange(self, x):
+        """Puts tokens into their slots.
+
+        Args:
+            x: tensor `[B, H, L, D]`.
+
+        Returns:
+            Tensor `[B, H, N, C, D]`; empty slots hold any token.
+        """
+        return membership.gather(x, self.tokens)
+
+    def restore(self, x):
+        """Undoes `arrange`.
+
+        Args:
+            x: tensor `[B, H, N, C, D]`.
+
+        Returns:
+            Tensor `[B, H, L, D]`.
+        """
+        batch, heads, chunks, slots, dim = ops.shape(x)
+        x = ops.reshape(x, (batch, heads, chunks * slots, dim))
+        return membership.gather(x, self.slots)
+
+    def windows(self, x, attention_window):
+        """Joins each chunk with those before it that its tokens may see.
+
+        Args:
+            x: tensor `[B, H, N, C, ...]`.
+            attention_window: number of tokens a token sees, itself included.
+
+        Returns:
+            Tensor `[B, H, N, S, ...]` of the S slots of the chunks before it and of
+            its own.
+        """
+        before = self._num_chunks_before(attention_window)
+        return memory_windows(x, (before,), (0,), axis=2)
+
+    def window_offset(self, attention_window):
+        """Returns the slot of a window at which its own chunk starts."""
+        return self._num_chunks_before(attention_window) * self.chunk_size
+
+    def window_mask(self, attention_window):
+        """Tells which slots of its window a token sees: the last of its cluster.
+
+        Args:
+            attention_window: number of tokens a token sees, itself included.
+
+        Returns:
+            `<bool>[B, H, N, C, S]`.
+        """
+        before = self._num_chunks_before(attention_window)
+        offset = before * self.chunk_size
+        back = np.arange(self.chunk_size)[:, None] + offset
+        back = back - np.arange(offset + self.chunk_size)
+        near = (back >= 0) & (back < attention_window)
+        chunks_back = np.repeat(np.arange(before, -1, -1), self.chunk_size)
+        own_cluster = chunks_back <= self.rank_of_chunk[..., None]
+        return ops.logical_and(near, own_cluster[..., None, :])
+
+    def ranks(self):
+        """Returns the rank of each slot in its cluster, `<int32>[B, H, N, C]`."""
+        slots = np.arange(self.chunk_size, dtype="int32")
+        return self.rank_of_chunk[..., None] * self.chunk_size + slots
+
+    def _num_chunks_before(self, attention_window):
+        return -(-(attention_window - 1) // self.chunk_size)
+
+
+def _sorted(clusters):
+    """Returns the clusters in order, and the token at each place of this order."""
+    length = clusters.shape[2]
+    # All keys differ, so any sort is a stable one.
+    keys = clusters * length + np.arange(length, dtype="int32")
+    keys = ops.sort(keys, axis=-1)
+    return keys // length, keys % length
+
+
+def _at(table, index):
+    """Returns the entries of `table` `[B, H, X]` at `index` `[B, H, ...]`."""
+    return membership.gather(table[..., None], index)[..., 0]
+
+
+def _inverse(order, values):
+    """Returns `values` so that the one at place i stands at `order[i]`."""
+    batch, heads, length = ops.shape(order)
+    positions = membership.flat_positions(order, length)
+    flat = ops.scatter(
+        positions[:, None], ops.reshape(values, (-1,)), (batch * heads * length,)
+    )
+    return ops.reshape(flat, (batch, heads, length))

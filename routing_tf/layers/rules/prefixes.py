@@ -1,0 +1,227 @@
+"""Membership judged among the tokens up to the query: exact, in blocks."""
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from routing_tf.layers import membership
+from routing_tf.layers.blocks import break_into_blocks
+from routing_tf.layers.blocks import put_back_blocks
+from routing_tf.layers.blocks import running_sum
+from routing_tf.layers.heads.head_group import combine_masks
+from routing_tf.layers.rules.inside_clusters import member_bias
+from routing_tf.layers.rules.inside_clusters import member_mask
+from routing_tf.layers.rules.last_members import without_padding
+from routing_tf.layers.scaled_dot_product import large_negative
+
+
+def attend(group, tokens, training=None):
+    """Lets each query attend as if the sequence ended with it.
+
+    In each prefix the clusters choose their members anew. A query that is a member of
+    a cluster attends to all its members, and its results are averaged over these
+    clusters; a query in none gets zero. Relative positions are those in the list of
+    members at that moment.
+
+    Queries go in blocks of `group.prefix_block_size` tokens, block after block. What a
+    block may read is gathered for each cluster: the candidates among the tokens before
+    the block, and the block itself. Which of them are members at each of its tokens
+    follows from counting who outranks whom. That is
+    `L * K * (candidates + block size)` pairs.
+
+    Args:
+        group: `CentroidHeads`, whose `num_candidates` and `is_member` tell who can be a
+            member and who is.
+        tokens: `RoutedTokens` of one sequence.
+        training: whether dropout is on; None (the default) for no.
+
+    Returns:
+        `<float>[B, H, L, D]`.
+    """
+    size = min(group.prefix_block_size or group.attention_window, tokens.length)
+    queries = ops.cast(tokens.query, group.compute_dtype)
+    queries = ops.moveaxis(break_into_blocks(queries, size, axis=2), 2, 0)
+    num_blocks = queries.shape[0]
+    starts = np.arange(num_blocks, dtype="int32") * size
+    draws = _Draws(group.dot_product, num_blocks, training)
+
+    def attend_block(block):
+        start, query, seed = block
+        with draws.starting_at(seed):
+            return _attend_block(group, tokens, start, query, training)
+
+    # A loop: all blocks at once would take more memory than full attention.
+    output = ops.map(attend_block, (starts, queries, draws.seeds))
+    output = put_back_blocks(ops.moveaxis(output, 0, 2), tokens.length, axis=2)
+    return without_padding(output, tokens.inputs.query_mask)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Candidates:
+    """Tokens that can be members at the queries of a block; J of them per cluster.
+
+    Args:
+        positions: `<int32>[B, H, K, J]`, ascending; the block's own tokens are last.
+        is_member: `<bool>[B, H, K, C, J]`, who is a member at each of the C queries.
+    """
+
+    positions: Any
+    is_member: Any
+
+    def own(self):
+        """Tells which queries are members themselves, `<bool>[B, H, K, C]`."""
+        size = self.is_member.shape[-2]
+        own = ops.logical_and(self.is_member[..., -size:], np.eye(size, dtype="bool"))
+        return ops.any(own, axis=-1)
+
+    def distances(self):
+        """Ranks among the members minus that of the last, `<int32>[B, H, K, C, J]`."""
+        ranks = _count(self.is_member)
+        return ranks - ranks[..., -1:]
+
+
+class _Draws:
+    """Random draws of dropout inside `ops.map`, where JAX lets no state change.
+
+    Args:
+        dot_product: the `ScaledDotProduct`.
+        number: number of blocks.
+        training: whether dropout is on.
+
+    Attributes:
+        seeds: `[number, ...]`, what the draws of each block start from.
+    """
+
+    def __init__(self, dot_product, number, training):
+        self._values = None
+        self.seeds = np.zeros(number, "int32")
+        if training and dot_product.dropout:
+            generator = dot_product.dropout_layer.seed_generator
+            self._state = generator.state
+            self.seeds = ops.stack([generator.next() for _ in range(number)])
+            self._values = [(v, ops.convert_to_tensor(v)) for v in dot_product.weights]
+
+    def starting_at(self, seed):
+        """Returns a scope in which the state is `seed` and changes are forgotten."""
+        if self._values is None:
+            return contextlib.nullcontext()
+        return keras.StatelessScope([*self._values, (self._state, seed)])
+
+
+def _attend_block(group, tokens, start, query, training):
+    """Returns the outputs `[B, H, C, D]` of the queries from `start` on."""
+    size = query.shape[2]
+    keys = queries = _find(group, tokens.key_scores, tokens.key_mask, start, size)
+    if tokens.query is not tokens.key:
+        queries = _find(group, tokens.query_scores, tokens.query_mask, start, size)
+    visible = keys.is_member
+    real = member_mask(group, tokens.inputs, keys.positions, None)
+    if real is not None:
+        visible = ops.logical_and(visible, real)
+    joined = membership.gather(tokens.joined_keys_and_values(), keys.positions)
+    output = group.dot_product(
+        query[:, :, None],
+        *tokens.split(joined),
+        attention_mask=visible,
+        bias=member_bias(tokens.inputs, keys.positions),
+        distances=keys.distances(),
+        training=training,
+    )
+    weights = ops.cast(queries.own(), output.dtype)[..., None]
+    count = ops.sum(weights, axis=2) + membership.SCATTER_EPSILON
+    return ops.sum(output * weights, axis=2) / count
+
+
+def _find(group, scores, mask, start, size):
+    """Finds who can be a member, and who is, at the queries of a block.
+
+    Args:
+        group: `CentroidHeads`.
+        scores: `<float32>[B, H, L, K]`.
+        mask: `<bool>`, broadcastable to `[B, H, L]`; or None.
+        start: position of the first query.
+        size: number of queries.
+
+    Returns:
+        `_Candidates`.
+    """
+    batch, heads, length, clusters = ops.shape(scores)
+    scores = ops.swapaxes(scores, 2, 3)
+    real = np.ones((1, 1, length), "bool") if mask is None else mask
+    real = ops.broadcast_to(real, (batch, heads, length))
+    before = ops.logical_and(real, np.arange(length) < start)
+    _, best = ops.top_k(
+        ops.where(before[:, :, None], scores, large_negative(scores.dtype)),
+        group.num_candidates(length),
+    )
+    block = start + np.arange(size, dtype="int32")
+    own = ops.broadcast_to(
+        ops.minimum(block, length - 1), (batch, heads, clusters, size)
+    )
+    positions = ops.concatenate([ops.sort(best, axis=-1), own], axis=-1)
+    exists = ops.concatenate(
+        [
+            membership.gather_entries(before, positions[..., :-size], length),
+            ops.logical_and(
+                membership.gather_entries(real, own, length), block < length
+            ),
+        ],
+        axis=-1,
+    )
+    ranks = _ranks(_entries(scores, positions), exists, ops.argsort(best), size)
+    num_tokens = ops.cumsum(ops.cast(real, "int32"), axis=-1)
+    num_tokens = membership.gather_entries(num_tokens, own, length)[..., None]
+    members = group.is_member(ranks, num_tokens)
+    earlier = positions[..., None, :] <= own[..., None]
+    return _Candidates(positions, combine_masks(members, earlier, exists[..., None, :]))
+
+
+def _ranks(scores, exists, ranks_before, size):
+    """Counts who outranks the candidates at each query of a block.
+
+    Of equal scores the earlier one wins, as in `ops.top_k`.
+
+    Args:
+        scores: `<float32>[B, H, K, J]`, those of the block last.
+        exists: `<bool>[B, H, K, J]`, False for what is no token.
+        ranks_before: `<int>[B, H, K, J - C]`, ranks before the block.
+        size: number of queries C.
+
+    Returns:
+        `<int32>[B, H, K, C, J]`.
+    """
+    first, own = scores[..., :-size], scores[..., -size:]
+    wins = first[..., None, :] >= own[..., None]
+    wins = ops.logical_and(wins, exists[..., None, :-size])
+    own_before = ops.sum(ops.cast(wins, "int32"), axis=-1)
+    ranks_before = ops.cast(ranks_before, "int32")
+    ranks_before = ops.concatenate([ranks_before, own_before], axis=-1)
+    # A token of the block, along the last axis, outranks a candidate.
+    wins = own[..., None, :] > scores[..., None]
+    ties = own[..., None, :] == own[..., None]
+    ties = ops.logical_and(ties, np.tri(size, k=-1, dtype="bool"))
+    padding = [(0, 0)] * 3 + [(first.shape[-1], 0), (0, 0)]
+    wins = ops.logical_or(wins, ops.pad(ties, padding))
+    wins = ops.logical_and(wins, exists[..., None, -size:])
+    ranks = ranks_before[..., None] + _count(wins)
+    return ops.swapaxes(ranks, -1, -2)
+
+
+def _count(x):
+    """Returns how many are True up to each place of the last axis, as integers."""
+    return ops.cast(running_sum(ops.cast(x, "float32")), "int32")
+
+
+def _entries(scores, positions):
+    """Returns the scores `[B, H, K, L]` at positions `[B, H, K, J]`."""
+    batch, heads, clusters, length = ops.shape(scores)
+    shape = ops.shape(positions)
+    flat = membership.gather(
+        ops.reshape(scores, (batch, heads * clusters, length, 1)),
+        ops.reshape(positions, (batch, heads * clusters, shape[-1])),
+    )
+    return ops.reshape(flat, shape)

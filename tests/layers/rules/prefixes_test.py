@@ -1,0 +1,160 @@
+"""Tests of membership judged among the tokens up to the query, whatever the blocks.
+
+The rule itself is tested with the heads that follow it.
+"""
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, LENGTH, DIM = 2, 2, 12, 6
+KINDS = {
+    "routed": lambda **o: layers.RoutedHeads(HEADS, routing_scope="prefix", **o),
+    "cluster_strided": lambda **o: layers.ClusterStridedHeads(HEADS, **o),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+WITHOUT_XLA = pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="JAX always compiles the loop over blocks"
+)
+
+
+def built_group(kind, value_dim=DIM, **options):
+    options = {"num_clusters": 3, "attention_window": 5, **options}
+    group = KINDS[kind](embeddings_initializer="zeros", **options)
+    shape = (BATCH, HEADS, LENGTH, DIM)
+    group.build(shape, shape, (BATCH, HEADS, LENGTH, value_dim))
+    for weight in group.weights:
+        if weight.name != "seed_generator_state":
+            values = helpers.normal(*weight.shape, seed=len(weight.shape))
+            weight.assign(np.abs(values) if weight.name == "counts" else values)
+    return group
+
+
+def tokens(seed=0):
+    return helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=seed)
+
+
+@every_kind
+def test_block_size_changes_nothing(kind):
+    real = helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH - 4)
+    outputs = []
+    for block_size in (1, 5, 256):
+        group = built_group(kind, max_relative_position=3, prefix_block_size=block_size)
+        # For one cluster all scores are zero: the first tokens win.
+        centroids = golden_cases.to_numpy(group.kmeans.centroids).copy()
+        centroids[:, 1] = 0.0
+        group.kmeans.centroids.assign(centroids)
+        output, _ = golden_cases.run(
+            group, tokens(), None, tokens(1), value_mask=real, use_causal_mask=True
+        )
+        outputs.append(output)
+    for other in outputs[1:]:
+        golden_cases.assert_close(other, outputs[0], 1e-6)
+
+
+def test_the_first_of_tokens_with_equal_scores_are_members():
+    group = built_group("routed", num_clusters=1, prefix_block_size=5)
+    group.kmeans.centroids.assign(np.zeros((HEADS, 1, DIM)))
+    real = helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH - 4)
+    output, _ = golden_cases.run(
+        group, tokens(), None, tokens(1), value_mask=real, use_causal_mask=True
+    )
+    first = real & (real.cumsum(axis=-1) <= 5)
+    member = np.any(output != 0.0, axis=-1)
+    np.testing.assert_array_equal(member, np.broadcast_to(first[:, None], member.shape))
+
+
+def compiled(group, jit_compile):
+    """Returns a function that trains the group on queries and values."""
+    options = {"use_causal_mask": True, "training": True}
+    if keras.backend.backend() == "jax":
+        return lambda query, value: golden_cases.run(
+            group, query, None, value, **options
+        )[0]
+    import tensorflow as tf
+
+    call = tf.function(
+        lambda query, value: group(query, None, value, **options),
+        jit_compile=jit_compile,
+    )
+    return lambda query, value: golden_cases.to_numpy(call(query, value))
+
+
+@pytest.mark.parametrize(
+    "kind, jit_compile",
+    [
+        pytest.param("routed", False, marks=WITHOUT_XLA),
+        ("routed", True),
+        ("cluster_strided", True),
+    ],
+)
+def test_dropout_differs_in_each_block_and_call(kind, jit_compile):
+    block = 4
+    group = built_group(
+        kind,
+        LENGTH,
+        num_clusters=1,
+        attention_window=LENGTH,
+        dropout=0.5,
+        prefix_block_size=block,
+    )
+    # So small that no weight is zero; values that show the weights.
+    query = 0.01 * tokens()
+    value = np.broadcast_to(
+        np.eye(LENGTH, dtype="float32"), (BATCH, HEADS, *[LENGTH] * 2)
+    )
+    call = compiled(group, jit_compile)
+
+    dropped = np.stack([call(query, value) == 0.0 for _ in range(2)])
+
+    earlier = np.broadcast_to(np.tri(LENGTH, dtype="bool"), dropped.shape)
+    assert np.all(dropped[~earlier])
+    assert 0.4 < np.mean(dropped[earlier]) < 0.6
+    # If each block dropped the same, these would be alike.
+    second, third = (
+        dropped[..., rows, :block]
+        for rows in (slice(block, 2 * block), slice(2 * block, 3 * block))
+    )
+    for one, other in ((second, third), (dropped[0], dropped[1])):
+        assert np.mean(one != other) > 0.2
+
+
+@every_kind
+def test_trains_with_dropout(kind):
+    """Gradients through the loop over blocks reach everything that learns."""
+    group = built_group(kind, max_relative_position=3, dropout=0.5, prefix_block_size=5)
+    result = golden_cases.gradients(
+        group,
+        lambda output, losses: keras.ops.sum(output**2),
+        {
+            "query": tokens(),
+            "key": None,
+            "value": tokens(1),
+            "use_causal_mask": True,
+            "training": True,
+        },
+        wrt=("query", "value"),
+    )
+    gradients = [*result.inputs.values(), *result.variables.values()]
+    assert len(gradients) == 4
+    assert all(np.all(np.isfinite(x)) and np.any(x) for x in gradients)
+
+
+def test_trains_under_xla_where_the_batch_size_varies():
+    """Then TensorFlow's shapes in the loop are not all static."""
+    group = KINDS["routed"](
+        num_clusters=3, attention_window=5, prefix_block_size=5, max_relative_position=3
+    )
+    attention = layers.MixedAttention([group], key_dim=DIM)
+    inputs = keras.Input((LENGTH, 8))
+    model = keras.Model(inputs, attention(inputs, use_causal_mask=True))
+    model.compile("sgd", "mse", jit_compile=True)
+    before = attention.get_weights()
+    x = helpers.normal(3, LENGTH, 8)
+    model.fit(x, x, batch_size=2, verbose=0)
+    moved = [np.any(a != b) for a, b in zip(before, attention.get_weights())]
+    assert all(moved)

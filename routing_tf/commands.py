@@ -1,5 +1,6 @@
 """What all commands share: the flags that name a problem, errors for people."""
 
+import dataclasses
 import os
 import sys
 
@@ -7,6 +8,8 @@ import keras
 import tensorflow as tf
 from absl import flags
 from absl import logging
+
+from routing_tf import run_directory
 
 INTERRUPTED = 130
 DEFAULT_PROBLEM = "python_source"
@@ -114,3 +117,35 @@ def problem_fields(options, earlier=None):
         absolute = [os.path.abspath(os.path.expanduser(p)) for p in patterns]
         fields["problem_options"]["files"] = ",".join(absolute)
     return fields
+
+
+def open_run(options):
+    """Finds the run in `--model_dir`, and its problem or the one that flags name.
+
+    Args:
+        options: the parsed flags, with `model_dir` and those of `define_data_flags`.
+
+    Returns:
+        The path of its last checkpoint, and the problem.
+
+    Raises:
+        ValueError: if there is no run with a checkpoint, or the data does not fit it.
+    """
+    config = run_directory.RunConfig.load(options.model_dir)
+    saved = run_directory.checkpoints(options.model_dir)
+    if config is None or not saved:
+        raise ValueError(
+            "`model_dir` must hold a run with a checkpoint; `python -m "
+            f"routing_tf.train` makes one. Received: {options.model_dir!r}"
+        )
+    fields = problem_fields(options, config)
+    problem = dataclasses.replace(config, **fields).make_problem()
+    problem.check_hyperparameters(config.hyperparameters)
+    vocabulary_size = config.hyperparameters.vocabulary_size
+    if problem.vocabulary_size > vocabulary_size:
+        raise ValueError(
+            "The problem's vocabulary must not be larger than the model's. Received: "
+            f"{problem.vocabulary_size} ids of {problem.name}, {vocabulary_size} of "
+            "the model"
+        )
+    return saved[-1], problem

@@ -18,6 +18,7 @@ from routing_tf import commands
 from routing_tf import evaluation
 from routing_tf import models
 from routing_tf import run_directory
+from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.models import scoring
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.problems import text
@@ -54,13 +55,6 @@ def define_flags(values=flags.FLAGS):
         lower_bound=0,
         flag_values=values,
     )
-    flags.DEFINE_integer(
-        "prefix_positions",
-        256,
-        "Tokens to score from their prefixes too; 0: none.",
-        lower_bound=0,
-        flag_values=values,
-    )
     flags.DEFINE_string(
         "texts",
         None,
@@ -71,11 +65,13 @@ def define_flags(values=flags.FLAGS):
     )
     flags.DEFINE_enum(
         "routing_scope",
-        "full",
-        scoring.ROUTING_SCOPES,
-        "How --texts are scored. full: one pass over each window, in which later "
-        "tokens may take part in choosing the members of clusters; prefix: each token "
-        "from those before it alone, by one run of the model for each token.",
+        None,
+        ROUTING_SCOPES,
+        "Which tokens compete where clusters choose their members (expert choice). "
+        "full: those of the whole window, as in published figures; later ones too: "
+        "the score leaks. prefix: those up to each token, as in sampling; slower. "
+        "Other heads have one scope. Default: that of the hyperparameters, full "
+        "unless they say otherwise.",
         flag_values=values,
     )
     flags.DEFINE_integer(
@@ -85,12 +81,6 @@ def define_flags(values=flags.FLAGS):
         "such as the original token count of a corpus. Default: what stands between "
         "white space.",
         lower_bound=1,
-        flag_values=values,
-    )
-    flags.register_validator(
-        "prefix_positions",
-        lambda number: number != 1,
-        message="must be 0 or at least 2: one token has no standard error",
         flag_values=values,
     )
 
@@ -107,41 +97,23 @@ def run(options):
     if options.texts:
         score_texts(options)
         return
-    if options.routing_scope != "full" or options.num_words:
+    if options.num_words:
         raise ValueError(
-            "`--routing_scope` and `--num_words` are for `--texts`; of a problem, "
-            "`--prefix_positions` tokens are scored from their prefixes. Received: no "
-            "`--texts`"
+            "`--num_words` is for `--texts`. Received: "
+            f"--num_words={options.num_words} without `--texts`"
         )
-    config = run_directory.RunConfig.load(options.model_dir)
-    saved = run_directory.checkpoints(options.model_dir)
-    if config is None or not saved:
-        raise ValueError(
-            "`model_dir` must hold a run with a checkpoint; `python -m "
-            f"routing_tf.train` makes one. Received: {options.model_dir!r}"
-        )
-    fields = commands.problem_fields(options, config)
-    problem = dataclasses.replace(config, **fields).make_problem()
-    vocabulary_size = config.hyperparameters.vocabulary_size
-    if problem.vocabulary_size > vocabulary_size:
-        raise ValueError(
-            "The problem's vocabulary must not be larger than the model's. Received: "
-            f"{problem.vocabulary_size} ids of {problem.name}, {vocabulary_size} of "
-            "the model"
-        )
+    checkpoint, problem = commands.open_run(options)
     print(f"data: {problem.describe()}")
     if problem.baseline(options.split):
         print(problem.baseline(options.split))
-    print(f"model: {saved[-1]}", flush=True)
-    scorer = TokenScorer(run_directory.load_language_model(saved[-1]))
+    print(f"model: {checkpoint}", flush=True)
+    lm = run_directory.load_language_model(checkpoint)
+    scorer = TokenScorer(lm, options.routing_scope)
     result = evaluation.evaluate(
         scorer, problem, options.split, options.eval_examples or None
     )
-    positions = options.prefix_positions
-    for line in evaluation.report(
-        scorer, problem, options.split, result, positions, config.seed
-    ):
-        print(line, flush=True)
+    for line in evaluation.report(problem, options.split, result, lm.hyperparameters):
+        print(line)
     print(evaluation.final_line(problem, result))
 
 
@@ -183,7 +155,7 @@ def score_texts(options):
     if options.num_words:
         total = dataclasses.replace(total, num_words=options.num_words)
     print(describe_score("total", total))
-    print(describe_scope(lm.hyperparameters, options.routing_scope))
+    print(evaluation.describe_scope(lm.hyperparameters, total.routing_scope))
     print(f"held-out bits per byte: {total.bits_per_byte:.4f}")
 
 
@@ -193,7 +165,7 @@ def score_file(lm, path, routing_scope):
     Args:
         lm: the language model.
         path: path of the file.
-        routing_scope: `"full"` or `"prefix"`.
+        routing_scope: `"full"`, `"prefix"` or None, see `score`.
 
     Returns:
         `scoring.Score`.
@@ -224,25 +196,6 @@ def describe_score(name, score):
     return (
         f"{line}, {score.perplexity_per_word:.6g} per word ({score.num_words:,} words)"
     )
-
-
-def describe_scope(hyperparameters, routing_scope):
-    """Returns a line for a reader: how texts were scored.
-
-    Args:
-        hyperparameters: `Hyperparameters` of the model.
-        routing_scope: `"full"` or `"prefix"`.
-    """
-    line = f'routing scope "{routing_scope}": '
-    if routing_scope == "prefix":
-        return f"{line}every token from those before it alone, as in sampling"
-    line += "every window in one pass; "
-    if evaluation.routes_by_later_tokens(hyperparameters):
-        return (
-            f"{line}later tokens take part in choosing the members of clusters, so "
-            "these figures leak: sampling may not reach them"
-        )
-    return f"{line}no head looks at later tokens, so prefixes would give the same"
 
 
 def main(argv):

@@ -32,6 +32,7 @@ from routing_tf import problems
 from routing_tf import run_directory
 from routing_tf import training
 from routing_tf.models.hyperparameters import parse_overrides
+from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.problems import image
 
 PROMPT_TOKENS = 64
@@ -87,7 +88,6 @@ def define_flags(values=flags.FLAGS):
         "train_steps": (None, 1, "Steps in all. Default: the hyperparameters say."),
         "eval_every": (250, 0, "Steps between evaluations; 0: before and after only."),
         "eval_examples": (64, 0, "Held-out windows in an evaluation; 0: all."),
-        "prefix_positions": (256, 0, "Tokens scored from their prefixes; 0: none."),
         "checkpoint_every": (100, 0, "Steps between checkpoints; 0: at the end only."),
         "log_every": (10, 1, "Steps between entries in metrics.jsonl."),
         "sample_bytes": (128, 0, "Tokens (bytes) to sample at the end; 0: none."),
@@ -102,12 +102,6 @@ def define_flags(values=flags.FLAGS):
         flags.DEFINE_integer(
             name, default, text, lower_bound=smallest, flag_values=values
         )
-    flags.register_validator(
-        "prefix_positions",
-        lambda number: number != 1,
-        message="must be 0 or at least 2: one token has no standard error",
-        flag_values=values,
-    )
 
 
 def configure(options):
@@ -264,6 +258,27 @@ def show_samples(trainer, options):
         print(f"--- sampled continuation\n{printable(continuation)}\n---")
 
 
+def report(trainer, result, eval_examples):
+    """Says what the model scores; where that leaks, also what sampling can reach.
+
+    Args:
+        trainer: the `Trainer`.
+        result: its last `Evaluation`.
+        eval_examples: number of windows that it scored; 0 for all.
+
+    Yields:
+        Lines of text.
+    """
+    problem, h = trainer.problem, trainer.lm.hyperparameters
+    yield from evaluation.report(problem, "validation", result, h)
+    if h.sees_later_tokens("full") and not h.sees_later_tokens("prefix"):
+        scorer = TokenScorer(trainer.lm, "prefix")
+        result = evaluation.evaluate(
+            scorer, problem, "validation", eval_examples or None
+        )
+        yield from evaluation.report(problem, "validation", result, h)
+
+
 def printable(text):
     """Returns a text without characters that a terminal would take as commands."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
@@ -294,10 +309,7 @@ def run(options):
             f"python -m routing_tf.train --model_dir={options.model_dir}"
         )
         return commands.INTERRUPTED
-    positions = options.prefix_positions
-    for line in evaluation.report(
-        trainer.scorer, problem, "validation", result, positions, config.seed
-    ):
+    for line in report(trainer, result, options.eval_examples):
         print(line, flush=True)
     show_samples(trainer, options)
     print(evaluation.final_line(problem, result))

@@ -372,14 +372,26 @@ def centroid_occupancy(lm):
         totals = tokens.sum(axis=-1, keepdims=True)
         if not totals.all():  # as the release starts
             continue
-        shares = tokens / totals
-        terms = -shares * np.log(np.maximum(shares, 1e-300))
-        most = math.log(shares.shape[-1]) or 1.0
         tag = "occupancy/" + counts.path.removesuffix("/kmeans/counts")
-        found[f"{tag}/min"] = float(shares.min())
-        found[f"{tag}/max"] = float(shares.max())
-        found[f"{tag}/entropy"] = float(terms.sum(axis=-1).mean() / most)
+        for name, value in zip(("min", "max", "entropy"), spread(tokens / totals)):
+            found[f"{tag}/{name}"] = value
     return found
+
+
+def spread(shares):
+    """Tells how evenly tokens are spread.
+
+    Args:
+        shares: NumPy array `<float64>[heads, clusters]`, each row of the sum 1.
+
+    Returns:
+        The smallest share, the largest, and the entropy of the shares divided by its
+        largest possible value, the mean over heads.
+    """
+    terms = -shares * np.log(np.maximum(shares, 1e-300))
+    most = math.log(shares.shape[-1]) or 1.0
+    entropy = terms.sum(axis=-1).mean() / most
+    return float(shares.min()), float(shares.max()), float(entropy)
 
 
 class _StopRequest:

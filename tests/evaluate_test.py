@@ -39,10 +39,9 @@ def model_dir(tmp_path_factory):
         f"--model_dir={folder}",
         f"--files={random_file(folder, 9000)}",
         "--hparams_set=byte_tiny",
-        f"--hparams={HPARAMS}",
+        f"--hparams={HPARAMS},routing=expert_choice",
         "--train_steps=3",
         "--eval_examples=5",
-        "--prefix_positions=0",
         "--sample_bytes=0",
     )
     assert train.run(options) == 0
@@ -66,7 +65,6 @@ def test_the_last_line_is_that_of_train(model_dir, run):
         f"--model_dir={model_dir}",
         "--split=validation",
         "--eval_examples=5",
-        "--prefix_positions=4",
     )
     assert not code
     entry = (model_dir / "metrics.jsonl").read_text().splitlines()[-1]
@@ -74,23 +72,31 @@ def test_the_last_line_is_that_of_train(model_dir, run):
     assert out.splitlines()[-1] == f"held-out bits per byte: {bits:.4f}"
     assert "step_00000003.keras" in out
     assert "validation: 160 tokens scored" in out
-    assert 'one pass (routing scope "full")' in out
-    assert "at 4 positions" in out
+    assert 'routing scope "full": WARNING: later tokens take part' in out
+
+
+def test_the_scope_of_sampling(model_dir, run):
+    options = [f"--model_dir={model_dir}", "--split=validation", "--eval_examples=5"]
+    scored = {}
+    for scope in ("full", "prefix"):
+        code, out, _ = run(*options, f"--routing_scope={scope}")
+        assert not code
+        scored[scope] = out.splitlines()[-1]
+    assert 'routing scope "prefix": every token from those before it alone' in out
+    assert "WARNING" not in out
+    assert scored["full"] != scored["prefix"]
 
 
 def test_the_whole_test_split_is_the_default(model_dir, run):
-    code, out, err = run(f"--model_dir={model_dir}", "--prefix_positions=0")
+    code, out, err = run(f"--model_dir={model_dir}")
     assert not code, err
     # 5 % of the bytes and the end id
     assert "test: 451 tokens scored" in out
-    assert "prefixes" not in out
 
 
 def test_other_data(model_dir, tmp_path, run):
     file = random_file(tmp_path, 4000)
-    code, out, err = run(
-        f"--model_dir={model_dir}", f"--files={file}", "--prefix_positions=0"
-    )
+    code, out, err = run(f"--model_dir={model_dir}", f"--files={file}")
     assert not code, err
     assert "test: 201 tokens scored" in out
 
@@ -144,8 +150,7 @@ def test_texts(model_dir, texts, run):
     assert "b.txt: 2 tokens" in lines[2]
     assert lines[3].startswith("total: 79 tokens")
     assert lines[3].endswith(f"{math.exp(sum(nats) / 22):.6g} per word (22 words)")
-    assert lines[4].startswith('routing scope "full": every window in one pass')
-    assert "figures leak" in lines[4]
+    assert lines[4].startswith('routing scope "full": WARNING: later tokens')
     assert lines[5:] == [f"held-out bits per byte: {bits[1]:.4f}"]
 
 
@@ -195,8 +200,7 @@ def test_texts_that_cannot_be_scored(model_dir, tmp_path, run, content, message)
     "arguments, message",
     [
         (["--texts=x", "--problem=digits"], "Received also: --problem"),
-        (["--routing_scope=prefix"], "are for `--texts`"),
-        (["--num_words=7"], "are for `--texts`"),
+        (["--num_words=7"], "is for `--texts`"),
     ],
 )
 def test_flags_that_do_not_fit(model_dir, run, arguments, message):

@@ -47,7 +47,7 @@ def arguments(text_file):
 def finished(arguments, tmp_path_factory):
     """The folder of a finished run."""
     model_dir = tmp_path_factory.mktemp("run")
-    options = ["--train_steps=4", "--eval_examples=4", "--prefix_positions=0"]
+    options = ["--train_steps=4", "--eval_examples=4"]
     options += ["--sample_bytes=0", "--seed=3"]
     assert train.run(parse(f"--model_dir={model_dir}", *arguments, *options)) == 0
     return model_dir
@@ -78,7 +78,7 @@ def test_defaults(tmp_path):
 
 
 def test_a_run_from_start_to_end(arguments, tmp_path, run):
-    options = ["--train_steps=3", "--eval_examples=4", "--prefix_positions=5"]
+    options = ["--train_steps=3", "--eval_examples=4"]
     code, out, err = run(
         f"--model_dir={tmp_path}", *arguments, *options, "--sample_bytes=6"
     )
@@ -89,13 +89,27 @@ def test_a_run_from_start_to_end(arguments, tmp_path, run):
     assert "training: 3 steps of 128 tokens" in out
     before, after = (f"step {step}: held-out bits per byte" for step in (0, 3))
     assert out.index(before) < out.index("step 1/3: loss") < out.index(after)
-    assert 'one pass (routing scope "full")' in out
-    assert "prefixes recomputed" in out and "at 5 positions" in out
+    assert 'routing scope "full": no head looks at later tokens' in out
+    assert "WARNING" not in out
     assert "--- sampled continuation" in out
     last = out.splitlines()[-1]
     entries = (tmp_path / "metrics.jsonl").read_text().splitlines()
     bits = json.loads(entries[-1])["held_out_bits_per_byte"]
     assert last == f"held-out bits per byte: {bits:.4f}"
+
+
+def test_both_scopes_of_expert_choice(arguments, tmp_path, run):
+    hparams = f"--hparams={HPARAMS},routing=expert_choice"
+    options = ["--train_steps=2", "--eval_examples=3", "--sample_bytes=4"]
+    code, out, _ = run(f"--model_dir={tmp_path}", *arguments, hparams, *options)
+    assert code == 0
+    full = out.index('routing scope "full": WARNING: later tokens take part')
+    prefix = out.index('routing scope "prefix": every token from those before it')
+    assert full < prefix
+    assert out.count("validation: 96 tokens scored") == 2
+    entries = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    bits = json.loads(entries[-1])["held_out_bits_per_byte"]
+    assert out.splitlines()[-1] == f"held-out bits per byte: {bits:.4f}"
 
 
 IMAGE_HPARAMS = (
@@ -107,7 +121,7 @@ IMAGE_HPARAMS = (
 @pytest.mark.parametrize("classes", ["", ",num_classes=none"])
 def test_a_run_on_images(classes, tmp_path, run):
     options = ["--problem=digits", f"--hparams={IMAGE_HPARAMS}{classes}"]
-    options += ["--train_steps=2", "--eval_examples=4", "--prefix_positions=3"]
+    options += ["--train_steps=2", "--eval_examples=4"]
     code, out, err = run(f"--model_dir={tmp_path}", *options, "--sample_images=3")
     assert code == 0
     assert "error" not in err
@@ -115,7 +129,6 @@ def test_a_run_on_images(classes, tmp_path, run):
     assert "model: digits_small" in out
     bits = problems.get("digits").histogram_bits("validation")
     assert f"to beat: {bits:.4f} bits per dimension" in out
-    assert "prefixes recomputed" in out and "at 3 positions" in out
     for name, height in (("samples", 8), ("completions", 17)):
         path = tmp_path / f"{name}.png"
         assert f"{name}: {path}" in out
@@ -144,7 +157,7 @@ def test_models_and_problems_must_fit(tmp_path, run):
 
 def test_a_finished_run_is_evaluated_again(finished, run):
     settings = (finished / "run.json").read_text()
-    options = ["--eval_examples=4", "--prefix_positions=0", "--sample_bytes=0"]
+    options = ["--eval_examples=4", "--sample_bytes=0"]
     code, out, _ = run(f"--model_dir={finished}", *options)
     assert code == 0
     assert "at step 4 already: nothing left to train" in out

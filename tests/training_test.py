@@ -16,6 +16,7 @@ from routing_tf import run_directory
 from routing_tf import training
 from routing_tf.layers import Compatibility
 from routing_tf.models import presets
+from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.problems.problem import SPLITS
 from tests import golden_cases
 
@@ -30,6 +31,7 @@ def tiny(**changes):
         "num_local_heads": 1,
         "num_routed_heads": 1,
         "num_clusters": 3,
+        "routing": "expert_choice",
         "attention_window": 8,
         "local_block_length": 8,
         "local_relative_positions": False,
@@ -312,68 +314,44 @@ class TestEvaluate:
         assert result.bits == pytest.approx(total / count / np.log(2), rel=1e-5)
 
     def test_prefixes_equal_cut_sequences(self):
-        problem, count = DistinctTokens(sequence_length=LENGTH), 4
+        problem = DistinctTokens(sequence_length=LENGTH)
+        # With one layer nothing but routing changes when a prefix grows.
         lm = training.build_model(tiny(), problem)
         for variable in lm.trainable_variables:
             value = np.random.default_rng(1).normal(size=variable.shape)
             variable.assign(0.5 * value)
-        result = evaluation.evaluate_prefixes(
-            lm, problem, "test", count, 1, batch_size=4
-        )
-        inputs, targets, positions = evaluation._positions(problem, "test", count, 1, 4)
-        assert len(set(positions)) == count
-        cut, whole = [], []
-        for row, position in enumerate(positions):
-            window = {name: array[row : row + 1] for name, array in inputs.items()}
-            prefix = {name: array[:, : position + 1] for name, array in window.items()}
-            target = targets[row : row + 1]
-            nats = self.nats(lm, prefix, target[:, : position + 1])
-            cut.append(nats[0, -1])
-            whole.append(self.nats(lm, window, target)[0, position])
-        cut, whole = np.array(cut) / np.log(2), np.array(whole) / np.log(2)
-        root = np.sqrt(count)
-        expected = evaluation.PrefixEvaluation(
-            bits=pytest.approx(cut.mean(), rel=1e-4),
-            standard_error=pytest.approx(cut.std(ddof=1) / root, rel=1e-4),
-            one_pass_bits=pytest.approx(whole.mean(), rel=1e-4),
-            difference_error=pytest.approx(
-                (cut - whole).std(ddof=1) / root, rel=1e-3, abs=1e-6
-            ),
-            num_positions=count,
-        )
-        assert result == expected
+        scorer = TokenScorer(lm, "prefix")
+        result = evaluation.evaluate(scorer, problem, "test", 1, batch_size=1)
+        dataset = problem.dataset("test", 1, num_examples=1)
+        inputs, targets, weights = next(dataset.as_numpy_iterator())
+        nats = [
+            self.nats(
+                lm,
+                {name: array[:, :end] for name, array in inputs.items()},
+                targets[:, :end],
+            )[0, -1]
+            for end in range(1, LENGTH + 1)
+        ]
+        assert result.routing_scope == "prefix"
+        assert result.nats == pytest.approx((nats * weights[0]).sum(), rel=1e-5)
         # The test would be empty if later tokens did not count.
-        assert np.abs(cut - whole).max() > 1e-4
-
-    @pytest.mark.parametrize("count", [5, 30, 500])
-    def test_positions_are_spread_evenly(self, finished, count):
-        problem = finished.problem
-        inputs, targets, positions = evaluation._positions(problem, "test", count, 0, 4)
-        assert len(targets) == len(positions) == count
-        assert inputs["padding_mask"][np.arange(count), positions].all()
-        shares = positions / inputs["padding_mask"].sum(axis=1)
-        counts, _ = np.histogram(shares, 5, range=(0, 1))
-        np.testing.assert_allclose(counts, count / 5, atol=1 + count / 20)
-        again = evaluation._positions(problem, "test", count, 0, 4)[2]
-        np.testing.assert_array_equal(positions, again)
-
-    def test_prefixes_need_two_positions(self, finished):
-        with pytest.raises(ValueError, match="at least 2. Received: 1"):
-            evaluation.evaluate_prefixes(finished.scorer, finished.problem, "test", 1)
+        full = evaluation.evaluate(lm, problem, "test", 1, batch_size=1)
+        assert abs(full.nats - result.nats) > 1e-3
 
     def test_report_tells_the_figures_apart(self, finished):
         problem, result = finished.problem, finished.result
-        scorer = finished.scorer
-        lines = list(evaluation.report(scorer, problem, "validation", result, 3))
-        text = "\n".join(lines)
-        assert f'routing scope "full"): {result.bits:.4f} bits per byte' in text
-        assert "later tokens take part" in text
-        assert "at 3 positions" in text
-        assert not evaluation.routes_by_later_tokens(tiny(num_routed_heads=0))
-        assert not evaluation.routes_by_later_tokens(tiny(routing="hashed"))
-        assert not evaluation.routes_by_later_tokens(tiny(num_local_only_layers=1))
-        assert evaluation.routes_by_later_tokens(tiny())
-        assert evaluation.routes_by_later_tokens(tiny(routing="random"))
+        for scope, said in (
+            ("full", 'scope "full": WARNING: later tokens'),
+            ("prefix", 'scope "prefix": every token from those before'),
+        ):
+            scored = dataclasses.replace(result, routing_scope=scope)
+            text = "\n".join(evaluation.report(problem, "validation", scored, tiny()))
+            assert f"{result.bits:.4f} bits per byte" in text
+            assert said in text
+        sound = tiny(routing="token_choice")
+        assert "WARNING" not in "\n".join(
+            evaluation.report(problem, "validation", result, sound)
+        )
 
 
 class TestWeightDecay:

@@ -4,6 +4,7 @@ import keras
 import keras_hub
 from keras import ops
 
+from routing_tf import layers
 from routing_tf.models import checkpoints
 from routing_tf.models import scoring
 from routing_tf.models import stack
@@ -150,7 +151,8 @@ class TextLanguageModel:
         """Continues one batch of prompts with the sampler.
 
         Every new token recomputes the logits of the whole buffer, in which the
-        positions behind the prefix are padding.
+        positions behind the prefix are padding. Expert choice has the routing scope
+        `"prefix"`, so tokens are drawn with the probabilities of `score` in this scope.
 
         Args:
             token_ids: `<int>[batch, length]`.
@@ -178,7 +180,9 @@ class TextLanguageModel:
 
         def next_logits(prompt, cache, index):
             mask = ops.broadcast_to(positions[None] < index, ops.shape(prompt))
-            return ops.take(logits(prompt, mask, cache), index - 1, axis=1), None, cache
+            with layers.use_routing_scope(self, "prefix"):
+                scores = logits(prompt, mask, cache)
+            return ops.take(scores, index - 1, axis=1), None, cache
 
         lengths = ops.sum(ops.cast(prompt_mask, "int32"), axis=-1)
         token_ids = self.sampler(
@@ -209,9 +213,11 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
     `<bool>[batch, length]` it returns the logits of the next token,
     `<float>[batch, length, vocabulary_size]`. `losses` holds the clustering losses.
 
-    With `routing="expert_choice"` each cluster of a routed head chooses its tokens, and
-    it chooses from the whole sequence. So logits of one pass over a text may depend
-    on later tokens, while `generate` recomputes the prefix for every token.
+    With `routing="token_choice"`, the default of this package's own presets, logits
+    depend on earlier tokens alone. With `routing="expert_choice"`, that of the release,
+    each cluster chooses its tokens from the whole sequence, so logits of one pass over
+    a text may depend on later tokens; the routing scope `"prefix"`, which `generate`
+    uses, lets it choose among those up to the current one.
 
     Args:
         backbone: a `RoutingTransformer`.
@@ -269,7 +275,7 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
         return {"token_ids": token_ids, "padding_mask": mask}
 
     def score(
-        self, texts, targets=None, reduction="none", routing_scope="full", **kwargs
+        self, texts, targets=None, reduction="none", routing_scope=None, **kwargs
     ):
         """Scores texts, or spans of them; see `routing_tf.models.scoring.score`.
 
@@ -279,8 +285,9 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
                 text a pair of character offsets, a sub-string, or a list of these.
             reduction: `"none"` for a `Score` of each text or span (the default),
                 `"mean"` or `"sum"` for the mean or sum of its log-likelihoods.
-            routing_scope: `"full"` (the default), one pass, in which later tokens may
-                take part in routing; or `"prefix"`, a run for each scored token.
+            routing_scope: `"full"`, in which later tokens may take part in routing;
+                `"prefix"`, what sampling can reach; None (the default) for that of
+                the hyperparameters.
             **kwargs: `batch_size`, `too_long`, `num_words` and `verbose` of
                 `routing_tf.models.scoring.score`.
 

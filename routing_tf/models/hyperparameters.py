@@ -4,11 +4,13 @@ import dataclasses
 import math
 
 from routing_tf.layers.compatibility import Compatibility
+from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
 
+ROUTINGS = ("expert_choice", "token_choice", "hashed", "random", "full")
 _POSITIVE = (
     "vocabulary_size",
     "max_sequence_length",
@@ -101,8 +103,16 @@ class Hyperparameters:
             local ones too.
         num_clusters: number of clusters of each routed or cluster-strided head.
         attention_window: number of tokens in a cluster.
-        routing: how tokens find their cluster: `"expert_choice"`, `"hashed"` (the
-            clusters are buckets of a hash) or `"random"`.
+        routing: how tokens find their cluster: `"expert_choice"` (each centroid takes
+            its best tokens), `"token_choice"` (each token goes to its best centroid;
+            strictly causal; encoders and attention to their output use expert choice),
+            `"hashed"` (the clusters are buckets of a hash), `"random"`, or `"full"`: no
+            clusters, the heads see all tokens, as a baseline.
+        routing_scope: the tokens that compete in expert choice under a causal mask:
+            `"full"` or `"prefix"`, see `RoutedHeads`. Sampling is always in the
+            second.
+        prefix_block_size: number of queries that go at once with the scope
+            `"prefix"`; None for `attention_window`.
         routed_relative_positions: whether routed heads use relative positions, which
             are differences of rank inside the cluster.
         cluster_strided_relative_positions: the same for cluster-strided heads.
@@ -191,6 +201,8 @@ class Hyperparameters:
     num_clusters: int = 16
     attention_window: int = 256
     routing: str = "expert_choice"
+    routing_scope: str = "full"
+    prefix_block_size: int | None = None
     routed_relative_positions: bool = True
     cluster_strided_relative_positions: bool = True
     strided_relative_positions: bool = False
@@ -232,7 +244,8 @@ class Hyperparameters:
         check_choice("feed_forward", self.feed_forward, ("geglu", "relu", "none"))
         check_choice("norm_position", self.norm_position, ("pre", "post"))
         check_choice("optimizer", self.optimizer, ("adafactor", "adam"))
-        check_choice("routing", self.routing, ("expert_choice", "hashed", "random"))
+        check_choice("routing", self.routing, ROUTINGS)
+        check_choice("routing_scope", self.routing_scope, ROUTING_SCOPES)
         check_choice("encoder_inputs", self.encoder_inputs, ("tokens", "embeddings"))
         for name in _POSITIVE:
             check_positive_integer(name, getattr(self, name))
@@ -321,6 +334,34 @@ class Hyperparameters:
     def num_heads(self):
         """Number of heads of each block."""
         return sum(getattr(self, name) for name in _HEADS)
+
+    def sees_later_tokens(self, routing_scope):
+        """Tells whether outputs depend on later tokens, in spite of the causal mask.
+
+        Padding aside, which some flaws of the release let through.
+
+        Args:
+            routing_scope: `"full"` or `"prefix"`, see `RoutedHeads`.
+
+        Returns:
+            Name of the setting by which they do; None if they do not.
+        """
+        if self.num_local_only_layers >= self.num_layers:
+            return None
+        flaws = self.compatibility
+        if self.num_routed_heads:
+            if self.routing == "expert_choice" and routing_scope == "full":
+                return "routing"
+            if self.routing == "random" and flaws.members_of_whole_sequence:
+                return "compatibility.members_of_whole_sequence"
+            if self.routing == "hashed" and flaws.buckets_filled_up:
+                return "compatibility.buckets_filled_up"
+            competes = flaws.queries_compete and self.routing != "full"
+            if self.num_encoder_layers and competes:
+                return "compatibility.queries_compete"
+        if self.num_cluster_strided_heads and flaws.members_of_whole_sequence:
+            return "compatibility.members_of_whole_sequence"
+        return None
 
     def replace(self, **changes):
         """Returns a copy with some fields changed.

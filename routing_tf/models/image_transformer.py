@@ -219,6 +219,7 @@ class RoutingImageTransformer(PresetBackbone):
         """Samples images, or completes those whose first rows are given.
 
         Every sub-pixel recomputes the model on all before it; later ones are padding.
+        Expert choice has the routing scope `"prefix"`.
 
         Args:
             num_images: number of images; None for as many as `labels` or `images`,
@@ -255,7 +256,8 @@ class RoutingImageTransformer(PresetBackbone):
             inputs = {"images": images, "padding_mask": visible}
             if labels is not None:
                 inputs["labels"] = labels
-            logits = step.predict_on_batch(inputs)[(slice(None), *place)]
+            with layers.use_routing_scope(self, "prefix"):
+                logits = step.predict_on_batch(inputs)[(slice(None), *place)]
             chosen = sampler.get_next_token(sampler.compute_probabilities(logits))
             images[(slice(None), *place)] = ops.convert_to_numpy(chosen)
         return images

@@ -1,18 +1,19 @@
 """Log-likelihoods of texts under a language model: of all tokens, or of spans."""
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
 import tqdm
 
+from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.tokenizers.offsets import token_offsets
 
 REDUCTIONS = ("none", "mean", "sum")
-ROUTING_SCOPES = ("full", "prefix")
 TOO_LONG = ("refuse", "cut", "windows")
 
 # Flaws of the release by which padding changes the logits of real tokens.
@@ -96,7 +97,7 @@ def score(
     texts,
     targets=None,
     reduction="none",
-    routing_scope="full",
+    routing_scope=None,
     batch_size=None,
     too_long="refuse",
     num_words=None,
@@ -129,11 +130,12 @@ def score(
             tokens), a sub-string, None for all, or a list of these.
         reduction: `"none"` for a `Score` of each text or span (the default), `"mean"`
             or `"sum"` for the mean or sum of the log-likelihoods of its tokens.
-        routing_scope: `"full"` (the default): one pass over each text, as in the
-            published evaluation. Where clusters choose their tokens (expert choice),
-            later tokens take part in the choice, so likelihoods leak. `"prefix"`: each
-            scored token from those before it alone, as in sampling, by one run of the
-            model for each scored token.
+        routing_scope: `"full"`: as in the published evaluation. Where clusters choose
+            their tokens (expert choice), later tokens take part in the choice, so
+            likelihoods leak. `"prefix"`: in expert choice only the tokens up to each
+            one compete, as in sampling, with the pairs of full attention and more. Of
+            other heads both are the same. None (the default) for that of the
+            hyperparameters, `"full"` unless they say otherwise.
         batch_size: sequences in one run; None (the default) for as many as make the
             model's `batch_tokens`. Where padding has influence, as with the release's
             settings, each sequence runs alone and without padding.
@@ -154,8 +156,8 @@ def score(
     Raises:
         ValueError: for arguments that do not fit, an empty text, a text that is too
             long, a span outside of its text or of what is kept of it, a sub-string that
-            is not found, ids that the model does not have, or prefixes of a model in
-            which padding is routed.
+            is not found, ids that the model does not have, or the scope `"prefix"`
+            for a model that sees later tokens by a flaw of the release.
 
     Example:
 
@@ -177,13 +179,15 @@ def score(
     Reference: `SparseTransformerWrapper` of the release's `routing_tf_api.py`.
     """
     check_choice("reduction", reduction, REDUCTIONS)
+    if routing_scope is None:
+        routing_scope = lm.hyperparameters.routing_scope
     check_choice("routing_scope", routing_scope, ROUTING_SCOPES)
     check_choice("too_long", too_long, TOO_LONG)
-    flawed = [f for f in _PADDING_FLAWS if getattr(lm.hyperparameters.compatibility, f)]
-    if routing_scope == "prefix" and flawed:
+    leak = lm.hyperparameters.sees_later_tokens(routing_scope)
+    if routing_scope == "prefix" and leak:
         raise ValueError(
-            "Prefixes can only be scored if padding has no influence. Received: "
-            f'routing_scope="prefix" for a model with compatibility.{flawed[0]}=True'
+            "Prefixes can only be scored if no output depends on later tokens. "
+            f'Received: routing_scope="prefix" for a model with {leak}=True'
         )
     single, sequences = _read(lm, texts)
     limit = _limit(lm.hyperparameters)
@@ -195,13 +199,15 @@ def score(
     counts = _one_for_each(num_words, sequences, single, "num_words")
     _check_counts(counts, targets, sequences)
     spans = [_spans(sequence, each) for sequence, each in zip(sequences, targets)]
-    runs = _runs(sequences, spans, limit, routing_scope)
-    if flawed:
+    runs = _runs(sequences, spans, limit)
+    flaws = lm.hyperparameters.compatibility
+    if any(getattr(flaws, name) for name in _PADDING_FLAWS):
         batches = [[run] for run in runs]  # unpadded: each depends on itself alone
         length = None
     else:
         length, batches = _batches(lm, runs, limit, batch_size)
-    values = _log_likelihoods(lm, sequences, batches, length, verbose)
+    scorers = functools.partial(_scorer, lm, routing_scope)
+    values = _log_likelihoods(scorers, sequences, batches, length, verbose)
     results = [
         _results(*each, routing_scope, reduction)
         for each in zip(sequences, spans, values, counts)
@@ -283,12 +289,11 @@ class _Span:
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """Tokens `start` to `end` of a sequence; the scores of those from `first` count."""
+    """Tokens `start` to `end` of a sequence."""
 
     index: int
     start: int
     end: int
-    first: int
 
 
 def _exp(value):
@@ -506,7 +511,7 @@ def _holds(text, part, offsets):
     return False
 
 
-def _runs(sequences, spans, limit, routing_scope):
+def _runs(sequences, spans, limit):
     """Returns the runs that score all spans, each token of them once."""
     runs = []
     for index, (sequence, found) in enumerate(zip(sequences, spans)):
@@ -516,11 +521,8 @@ def _runs(sequences, spans, limit, routing_scope):
             wanted[span.start : span.end] = True
         for start in range(0, length, limit):
             end = min(start + limit, length)
-            places = [start + int(i) for i in np.flatnonzero(wanted[start:end])]
-            if routing_scope == "prefix":
-                runs += [_Run(index, start, place + 1, place) for place in places]
-            elif places:
-                runs.append(_Run(index, start, end, start))
+            if wanted[start:end].any():
+                runs.append(_Run(index, start, end))
     return runs
 
 
@@ -544,7 +546,7 @@ def _power_of_two(number):
     return 1 << max(0, number - 1).bit_length()
 
 
-def _log_likelihoods(lm, sequences, batches, length, verbose):
+def _log_likelihoods(scorers, sequences, batches, length, verbose):
     """Returns an array for each sequence, with numbers where runs have scored it."""
     values = [np.full(len(sequence.kept_ids), np.nan) for sequence in sequences]
     bar = tqdm.tqdm(
@@ -560,15 +562,15 @@ def _log_likelihoods(lm, sequences, batches, length, verbose):
         mask = np.arange(targets.shape[1]) < lengths[:, None]
         token_ids = np.pad(targets[:, :-1], [(0, 0), (1, 0)]) * mask
         inputs = {"token_ids": token_ids, "padding_mask": mask}
-        nats = _scorer(lm, targets.shape[1]).score(inputs, targets)
+        nats = scorers(targets.shape[1]).score(inputs, targets)
         if not np.isfinite(nats[mask]).all():
             raise ValueError(
                 "The model's probabilities must be finite. Received: log-likelihoods "
                 "that are not; check its weights"
             )
         for row, run in zip(nats, batch):
-            scored = row[run.first - run.start : run.end - run.start]
-            values[run.index][run.first : run.end] = -scored.astype("float64")
+            scored = row[: run.end - run.start]
+            values[run.index][run.start : run.end] = -scored.astype("float64")
     return values
 
 
@@ -607,7 +609,7 @@ def _score(sequence, span, values, num_words, routing_scope):
     )
 
 
-def _scorer(lm, length):
+def _scorer(lm, routing_scope, length):
     """Returns the scorer of a model for rows of one length, which is compiled once.
 
     Each length has its own: TensorFlow would compile the second one for any length.
@@ -615,9 +617,9 @@ def _scorer(lm, length):
     if getattr(lm, "_token_scorers", None) is None:
         # No layers of the model: they would be saved with it.
         object.__setattr__(lm, "_token_scorers", {})
-    scorers = lm._token_scorers
-    if length not in scorers:
+    scorers, key = lm._token_scorers, (routing_scope, length)
+    if key not in scorers:
         if len(scorers) == _MAX_SCORERS:
             del scorers[next(iter(scorers))]
-        scorers[length] = TokenScorer(lm)
-    return scorers[length]
+        scorers[key] = TokenScorer(lm, routing_scope)
+    return scorers[key]

@@ -47,7 +47,7 @@ def encoder_block(hyperparameters, index, policy):
         A `TransformerBlock`.
     """
     h = hyperparameters
-    groups = _self_groups(h, index, policy, share_query_key=False)
+    groups = _self_groups(h, index, policy, is_causal=False)
     return layers.TransformerBlock(
         _attention(h, groups, "attention", policy),
         _feed_forward(h, policy),
@@ -100,17 +100,16 @@ def _feed_forward(hyperparameters, policy):
     )
 
 
-def _self_groups(hyperparameters, index, policy, share_query_key=None):
+def _self_groups(hyperparameters, index, policy, is_causal=True):
     """The head groups of self-attention, in the order of the release."""
     h = hyperparameters
-    if share_query_key is None:
-        share_query_key = h.share_query_key
+    share_query_key = h.share_query_key and is_causal
     routed, cluster_strided, local = _counts(h, index)
     groups = []
     if routed:
         options = _options(h, policy, h.routed_relative_positions)
         options["share_query_key"] = share_query_key
-        groups.append(_routed_heads(h, routed, index, options))
+        groups.append(_routed_heads(h, routed, index, options, is_causal))
     if cluster_strided:
         options = _options(h, policy, h.cluster_strided_relative_positions)
         options["share_query_key"] = share_query_key
@@ -146,7 +145,7 @@ def _cross_groups(hyperparameters, index, policy):
     groups = []
     if routed:
         separate = {**options, "share_query_key": False}
-        groups.append(_routed_heads(h, routed, index, separate))
+        groups.append(_routed_heads(h, routed, index, separate, is_causal=False))
     if local:
         flange = h.memory_flange_blocks
         if flange is None:
@@ -173,7 +172,7 @@ def _counts(hyperparameters, index):
     return h.num_routed_heads, h.num_cluster_strided_heads, h.num_local_heads
 
 
-def _routed_heads(hyperparameters, num_heads, index, options):
+def _routed_heads(hyperparameters, num_heads, index, options, is_causal):
     h = hyperparameters
     window = {"attention_window": h.attention_window}
     if h.routing == "hashed":
@@ -189,9 +188,16 @@ def _routed_heads(hyperparameters, num_heads, index, options):
             **window,
             **options,
         )
+    if h.routing == "full":
+        del options["share_query_key"]
+        return layers.FullHeads(num_heads, name="full_heads", **options)
+    # Token choice needs a causal mask.
+    routing = h.routing if is_causal else "expert_choice"
     return layers.RoutedHeads(
         num_heads,
-        routing=h.routing,
+        routing=routing,
+        routing_scope=h.routing_scope,
+        prefix_block_size=h.prefix_block_size,
         name="routed_heads",
         **_clustering(h),
         **options,

@@ -1,7 +1,8 @@
 """Negative log probabilities of targets, on text and image models alike."""
 
 import keras
-import numpy as np
+
+from routing_tf import layers
 
 
 class TokenScorer:
@@ -12,15 +13,18 @@ class TokenScorer:
 
     Args:
         lm: the language model, or an image model.
+        routing_scope: `"full"` or `"prefix"`, see `RoutedHeads`; None (the default)
+            for that of the hyperparameters.
 
     Attributes:
         hyperparameters: those of the model.
         model: the model itself.
     """
 
-    def __init__(self, lm):
+    def __init__(self, lm, routing_scope=None):
         self.model = lm
         self.hyperparameters = lm.hyperparameters
+        self.routing_scope = routing_scope or self.hyperparameters.routing_scope
         targets = keras.Input(lm.output.shape[1:-1], dtype="int32", name="targets")
         nats = keras.losses.sparse_categorical_crossentropy(
             targets, keras.ops.cast(lm.output, "float32"), from_logits=True
@@ -40,37 +44,5 @@ class TokenScorer:
             NumPy array `<float32>` of the shape of `targets`.
         """
         inputs = {name: inputs[name] for name in self.model.input}
-        return self._scorer.predict_on_batch({**inputs, "targets": targets})
-
-    def places(self, shape):
-        """Returns the place of each token in the order in which the model sees them.
-
-        Args:
-            shape: shape of one example of the targets.
-
-        Returns:
-            NumPy array of that shape.
-        """
-        if self.hyperparameters.kind == "image":
-            return self.model.places()
-        return np.arange(*shape)
-
-    def prefixes(self, inputs, places, positions):
-        """Returns inputs that hold nothing of the tokens at positions and behind.
-
-        Args:
-            inputs: dict as for `score`.
-            places: as `places` returns them.
-            positions: `<int>[batch]`, one place for each example.
-
-        Returns:
-            Dict as for `score`.
-        """
-        positions = positions.reshape(-1, *[1] * places.ndim)
-        mask = inputs["padding_mask"] & (places <= positions)
-        prefixes = {**inputs, "padding_mask": mask}
-        if self.hyperparameters.kind == "image":  # which shifts its images by itself
-            prefixes["images"] = inputs["images"] * (places < positions)
-        else:
-            prefixes["token_ids"] = inputs["token_ids"] * mask
-        return prefixes
+        with layers.use_routing_scope(self.model, self.routing_scope):
+            return self._scorer.predict_on_batch({**inputs, "targets": targets})

@@ -49,6 +49,7 @@ IMAGE = {
         ),
         ("must be of type str. Received: routing=None", {"routing": None}),
         ("`routing` must be one of .*'nearest'", {"routing": "nearest"}),
+        ("`routing_scope` must be one of .*'past'", {"routing_scope": "past"}),
         ("`encoder_inputs` must be one of", {"encoder_inputs": "images"}),
         ("`input_dropout` must be a rate", {"input_dropout": 1.0}),
         ("`max_input_length` must be a posi", {"max_input_length": 0}),
@@ -261,3 +262,51 @@ def test_parse_overrides_lists_only_names_that_it_takes():
 def test_sizes_and_rates_are_checked(name, value):
     with pytest.raises(ValueError, match=f"`{name}` must be"):
         Hyperparameters(**{name: value})
+
+
+WHOLE = {"members_of_whole_sequence": True}
+
+
+@pytest.mark.parametrize(
+    "changes, full, prefix",
+    [
+        ({}, "routing", None),
+        ({"routing": "token_choice"}, None, None),
+        ({"routing": "full"}, None, None),
+        ({"num_routed_heads": 0}, None, None),
+        ({"num_local_only_layers": 12}, None, None),
+        ({"routing": "hashed"}, None, None),
+        ({"routing": "random"}, None, None),
+        (
+            {"routing": "random", "compatibility": WHOLE},
+            "compatibility.members_of_whole_sequence",
+            "compatibility.members_of_whole_sequence",
+        ),
+        ({"routing": "token_choice", "compatibility": WHOLE}, None, None),
+        (
+            {"num_cluster_strided_heads": 4, "compatibility": WHOLE},
+            "routing",
+            "compatibility.members_of_whole_sequence",
+        ),
+        (
+            {"routing": "hashed", "compatibility": {"buckets_filled_up": True}},
+            "compatibility.buckets_filled_up",
+            "compatibility.buckets_filled_up",
+        ),
+        (
+            {
+                "routing": "token_choice",
+                "num_encoder_layers": 2,
+                "compatibility": {"queries_compete": True},
+            },
+            "compatibility.queries_compete",
+            "compatibility.queries_compete",
+        ),
+    ],
+)
+def test_what_sees_later_tokens(changes, full, prefix):
+    h = Hyperparameters(hidden_dim=24 * 32, **changes)
+    assert (h.sees_later_tokens("full"), h.sees_later_tokens("prefix")) == (
+        full,
+        prefix,
+    )

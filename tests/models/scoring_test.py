@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 
+from routing_tf import layers
 from routing_tf import models
 from routing_tf import tokenizers
 from routing_tf.models import scoring
@@ -137,8 +138,21 @@ def test_flaws_of_the_release_do_not_mix_the_texts_of_a_batch():
     texts = ["the cat sat on", "no dog"]
     for text, result in zip(texts, lm.score(texts)):
         assert_close(result.log_likelihoods, expected(lm, bytes_of(text)))
-    with pytest.raises(ValueError, match="compatibility.padding_is_routed=True"):
-        lm.score(texts, routing_scope="prefix")
+
+
+@pytest.mark.parametrize(
+    "flaw, changes",
+    [
+        ("members_of_whole_sequence", {"routing": "random"}),
+        ("members_of_whole_sequence", {"num_cluster_strided_heads": 2, "key_dim": 4}),
+        ("buckets_filled_up", {"routing": "hashed"}),
+    ],
+)
+def test_prefixes_need_heads_without_a_leak(flaw, changes):
+    lm = language_model(compatibility={flaw: True}, **changes)
+    message = f'routing_scope="prefix" for a model with compatibility.{flaw}=True'
+    with pytest.raises(ValueError, match=message):
+        lm.score("the cat", routing_scope="prefix")
 
 
 def test_spans_of_characters(lm):
@@ -307,8 +321,10 @@ def test_prefixes_of_local_heads_are_the_text(local_lm):
         assert (one.routing_scope, other.routing_scope) == ("full", "prefix")
 
 
-def test_prefixes_of_routed_heads(lm):
-    text = "the cat sat" if not ON_JAX else "the c"  # JAX compiles each length.
+def test_prefixes_of_one_routed_layer_are_prefixes_alone():
+    # With one routed layer nothing else changes when the prefix grows.
+    lm = language_model()
+    text = "the cat sat" if not ON_JAX else "the cat"  # JAX compiles each length.
     ids = bytes_of(text)
     by_hand = [expected(lm, ids[: end + 1])[-1] for end in range(len(ids))]
     result = lm.score(text, routing_scope="prefix", batch_size=4)
@@ -317,6 +333,43 @@ def test_prefixes_of_routed_heads(lm):
     assert difference.max() > 1e-3  # or the scopes would not matter
     span = lm.score(text, (2, 4), routing_scope="prefix")
     assert_close(span.log_likelihoods, by_hand[2:4])
+
+
+def test_prefixes_do_not_know_what_follows():
+    lm = language_model(num_layers=3)
+    text = "the cat sat on the mat"
+    whole = lm.score(text, routing_scope="prefix")
+    for end in (4, 11):
+        start = lm.score(text[:end], routing_scope="prefix")
+        assert_close(start.log_likelihoods, whole.log_likelihoods[:end])
+        leaky = lm.score(text[:end]).log_likelihoods
+        # Or the test would show nothing.
+        assert np.abs(lm.score(text).log_likelihoods[:end] - leaky).max() > 1e-3
+
+
+def test_token_choice_has_one_scope():
+    lm = language_model(routing="token_choice")
+    text = "the cat sat on the mat"
+    full, prefix = (lm.score(text, routing_scope=s) for s in ("full", "prefix"))
+    assert_same(full, prefix)
+    assert_close(lm.score(text[:9]).log_likelihoods, full.log_likelihoods[:9])
+
+
+def test_the_scope_is_that_of_the_hyperparameters():
+    text = "the cat sat on the mat"
+    options = {"routing_scope": "prefix", "prefix_block_size": 5}
+    trained_in_prefix = language_model(**options)
+    (heads,) = [
+        layer
+        for layer in trained_in_prefix._flatten_layers()
+        if isinstance(layer, layers.RoutedHeads)
+    ]
+    assert heads.prefix_block_size == 5
+    result = trained_in_prefix.score(text)
+    assert result.routing_scope == "prefix"
+    assert_same(result, trained_in_prefix.score(text, routing_scope="prefix"))
+    assert_close(result.log_likelihoods, expected(trained_in_prefix, bytes_of(text)))
+    assert language_model().score(text).routing_scope == "full"
 
 
 def test_ids_without_a_tokenizer():

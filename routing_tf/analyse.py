@@ -1,0 +1,364 @@
+"""Looks inside the last checkpoint of a run.
+
+Do later tokens reach earlier outputs, through which heads, and what is it worth?
+
+    python -m routing_tf.analyse --what=causality --model_dir=my_run
+
+How far apart is what local and routed heads attend to (Table 6 of the paper), and how
+evenly are tokens spread over clusters?
+
+    python -m routing_tf.analyse --what=jsd --model_dir=my_run
+
+Pictures of the attention, and a text with the tokens of one cluster marked:
+
+    python -m routing_tf.analyse --what=maps --model_dir=my_run
+"""
+
+import pathlib
+import sys
+
+import numpy as np
+from absl import app
+from absl import flags
+
+from routing_tf import commands
+from routing_tf import evaluation
+from routing_tf import run_directory
+from routing_tf.analysis import marked_text
+from routing_tf.analysis import pictures
+from routing_tf.analysis import report
+from routing_tf.analysis.causality import find_leaks
+from routing_tf.analysis.clusters import find_cluster
+from routing_tf.analysis.heads import compare_heads
+from routing_tf.analysis.probe import Probe
+from routing_tf.analysis.scopes import compare_scopes
+from routing_tf.analysis.windows import complete_windows
+from routing_tf.analysis.windows import text_window
+from routing_tf.layers.heads.routed import ROUTING_SCOPES
+
+DEFAULT_LENGTHS = {"jsd": 512, "maps": 256}
+# Flags that only some values of --what read.
+READERS = {
+    "num_windows": ("causality",),
+    "num_perturbations": ("causality",),
+    "eval_examples": ("causality",),
+    "num_runs": ("jsd",),
+    "length": ("jsd", "maps"),
+    "text": ("maps",),
+    "layer": ("maps",),
+    "head": ("maps",),
+    "cluster": ("maps",),
+    "output_dir": ("maps",),
+    "seed": ("causality", "jsd"),
+}
+
+
+def define_flags(values=flags.FLAGS):
+    """Defines the flags of the command.
+
+    Args:
+        values: the `absl.flags.FlagValues` to define them in.
+    """
+    flags.DEFINE_enum(
+        "what",
+        None,
+        ["causality", "jsd", "maps"],
+        "What to look at: whether later tokens reach earlier outputs; the "
+        "Jensen-Shannon divergence of heads, and clusters; or pictures of attention.",
+        required=True,
+        flag_values=values,
+    )
+    flags.DEFINE_string(
+        "model_dir", None, "Folder of the run.", required=True, flag_values=values
+    )
+    commands.define_data_flags(values)
+    for name in commands.DATA_FLAGS:  # or `--help` would leave them out
+        flags.declare_key_flag(name, flag_values=values)
+    flags.DEFINE_enum(
+        "split",
+        "test",
+        ["validation", "test"],
+        "Split of the data to look at.",
+        flag_values=values,
+    )
+    flags.DEFINE_enum(
+        "routing_scope",
+        "full",
+        ROUTING_SCOPES,
+        "Which tokens compete where clusters choose their members (expert choice). "
+        "full: those of the whole window, as in training. prefix: those up to each "
+        "token, as in sampling. --what=causality scores in both. Other heads have one "
+        "scope.",
+        flag_values=values,
+    )
+    _define_integers(values)
+    strings = {
+        "text": "maps: the text to look at. Default: the first held-out window.",
+        "output_dir": "maps: folder of the pictures. Default: MODEL_DIR/maps.",
+    }
+    for name, text in strings.items():
+        flags.DEFINE_string(name, None, text, flag_values=values)
+
+
+def _define_integers(values):
+    # name: default, smallest value, help
+    integers = {
+        "num_windows": (8, 1, "causality: held-out windows whose tokens are replaced."),
+        "num_perturbations": (
+            4,
+            1,
+            "causality: positions of each window from which all tokens are replaced.",
+        ),
+        "eval_examples": (
+            64,
+            0,
+            "causality: windows to score, evenly spaced; 0: all.",
+        ),
+        "num_runs": (10, 1, "jsd: runs, each on another window with other heads."),
+        "length": (
+            None,
+            2,
+            "jsd, maps: tokens of a window; memory grows with its square. Default: "
+            f"{DEFAULT_LENGTHS['jsd']} or {DEFAULT_LENGTHS['maps']}, at most the "
+            "model's. Images are not cut.",
+        ),
+        "layer": (None, 0, "maps: layer of the cluster. Default: the last with any."),
+        "head": (0, 0, "maps: head of the cluster, among those with clusters."),
+        "cluster": (None, 0, "maps: cluster to mark. Default: the biggest."),
+        "seed": (0, 0, "causality, jsd: seed of what is drawn at random."),
+    }
+    for name, (default, smallest, text) in integers.items():
+        flags.DEFINE_integer(
+            name, default, text, lower_bound=smallest, flag_values=values
+        )
+
+
+def run(options):
+    """Analyses as the flags say.
+
+    Args:
+        options: the parsed flags.
+
+    Raises:
+        ValueError: if there is no run to look at, the data or a flag does not fit it,
+            or matplotlib is missing where it is needed.
+    """
+    given = [name for name in READERS if options[name].present]
+    unread = [name for name in given if options.what not in READERS[name]]
+    if unread:
+        raise ValueError(
+            f"`--what={options.what}` must come without flags that it does not read. "
+            f"Received: {', '.join(f'--{name}' for name in unread)}"
+        )
+    if options.what == "maps":
+        pictures.check_matplotlib()
+    lm, problem = load(options)
+    {"causality": causality, "jsd": jsd, "maps": maps}[options.what](
+        lm, problem, options
+    )
+
+
+def load(options):
+    """Loads the model and its problem; says what they are.
+
+    Args:
+        options: the parsed flags.
+
+    Returns:
+        The language model or image model, and the problem.
+
+    Raises:
+        ValueError: if there is no run, or the problem does not fit it.
+    """
+    checkpoint, problem = commands.open_run(options)
+    if not options.text:
+        print(f"data: {problem.describe()}")
+    print(f"model: {checkpoint}", flush=True)
+    return run_directory.load_language_model(checkpoint), problem
+
+
+def causality(lm, problem, options):
+    """Says how later tokens reach earlier outputs, and what a model scores by it.
+
+    Args:
+        lm: the model.
+        problem: the problem.
+        options: the parsed flags.
+    """
+    windows = complete_windows(problem, options.split, options.num_windows)
+    leaks = find_leaks(
+        lm,
+        windows,
+        options.num_perturbations,
+        options.routing_scope,
+        batch_size=evaluation.batch_size_of(lm.hyperparameters, problem),
+        seed=options.seed,
+    )
+    print(
+        f"{options.split}: all tokens of {len(windows['padding_mask'])} windows "
+        f"replaced, from {options.num_perturbations} positions of each on; routing "
+        f'scope "{options.routing_scope}"'
+    )
+    print(
+        "moved: share of the earlier positions whose output changes at all\n"
+        "mean, largest: change of an earlier output, relative to the root mean square "
+        "of these outputs\n"
+        "by itself: the input of the layer is held fixed at earlier positions; through "
+        "the stack: it moves too"
+    )
+    print(report.leak_table(leaks), flush=True)
+    scores = compare_scopes(lm, problem, options.split, options.eval_examples or None)
+    for line in report.describe_scores(scores, problem.metric_name):
+        print(line)
+    print(report.verdict(leaks))
+
+
+def jsd(lm, problem, options):
+    """Says how far apart heads are, and how tokens are spread over clusters.
+
+    Args:
+        lm: the model.
+        problem: the problem.
+        options: the parsed flags.
+    """
+    length = window_length(lm, options)
+    windows = complete_windows(problem, options.split, options.num_runs, length)
+    divergences, occupancies = compare_heads(
+        lm, windows, options.num_runs, options.routing_scope, options.seed
+    )
+    print(
+        "Jensen-Shannon divergence of two heads' attention, in nats (at most "
+        f"{np.log(2):.4f}): mean +- standard deviation of {options.num_runs} runs, "
+        "each with two random heads on "
+        f"{windows['padding_mask'][0].size} tokens of {options.split}"
+    )
+    print(report.divergence_table(divergences))
+    left_out = max((each.left_out for each in divergences), default=0)
+    if left_out:
+        print(
+            "queries left out, since one of the two heads sees nothing there: up to "
+            f"{left_out:.2%} for a pair of kinds"
+        )
+    if occupancies:
+        print(
+            "\nshare of a head's tokens that are nearest to one centroid: smallest, "
+            "largest, and entropy of the shares (1: all alike); in none: share of "
+            "tokens that are members of no cluster"
+        )
+        print(report.occupancy_table(occupancies))
+
+
+def window_length(lm, options):
+    """Returns the number of tokens to look at; None for images, which are whole.
+
+    Args:
+        lm: the model.
+        options: the parsed flags.
+
+    Raises:
+        ValueError: if it is given and does not fit.
+    """
+    h = lm.hyperparameters
+    if h.kind == "image":
+        if options.length is not None:
+            raise ValueError(
+                "`--length` must be left out with an image model, whose images are "
+                f"not cut. Received: --length={options.length}"
+            )
+        return None
+    if options.length is None:
+        return min(DEFAULT_LENGTHS[options.what], h.max_sequence_length)
+    if options.length > h.max_sequence_length:
+        raise ValueError(
+            "`--length` must not exceed the model's `max_sequence_length`, "
+            f"{h.max_sequence_length}. Received: --length={options.length}"
+        )
+    return options.length
+
+
+def maps(lm, problem, options):
+    """Draws attention maps; shows the tokens of a cluster.
+
+    Args:
+        lm: the model.
+        problem: the problem.
+        options: the parsed flags.
+
+    Raises:
+        ValueError: if the text, the cluster or the folder does not fit.
+    """
+    length = window_length(lm, options)
+    if options.text is None:
+        window = complete_windows(problem, options.split, 1, length)
+    else:
+        window = text_window(lm, options.text, length)
+    attention = Probe(lm, options.routing_scope).attention(window)
+    cluster = None
+    if "token_ids" in window:
+        cluster = find_cluster(attention, options.layer, options.head, options.cluster)
+    elif any(options[name].present for name in ("layer", "head", "cluster")):
+        raise ValueError(
+            "The tokens of a cluster are shown in texts. Received: `--layer`, `--head` "
+            "or `--cluster` with an image model"
+        )
+    folder = make_folder(options)
+    for each in attention:
+        path = folder / f"{each.block}.png"
+        heads = {name: weights[0] for name, weights in each.maps.items()}
+        pictures.draw_maps(heads, f"{each.block}: weights of the keys", path)
+        print(f"{each.block}: {path}")
+    if cluster is not None:
+        show_cluster(lm, window["token_ids"][0], cluster, folder)
+
+
+def make_folder(options):
+    """Makes the folder of the pictures and returns its path.
+
+    Args:
+        options: the parsed flags.
+
+    Raises:
+        ValueError: if it cannot be written.
+    """
+    folder = pathlib.Path(options.output_dir or pathlib.Path(options.model_dir, "maps"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            "`--output_dir` must be a folder that can be written. Received: "
+            f"{str(folder)!r}: {error.strerror}"
+        ) from error
+    return folder
+
+
+def show_cluster(lm, token_ids, cluster, folder):
+    """Prints a text with the tokens of a cluster marked, and draws it.
+
+    Args:
+        lm: the model.
+        token_ids: NumPy array `<int>[length]`, the inputs of the model.
+        cluster: the `Cluster`.
+        folder: folder of the picture.
+    """
+    tokenizer = lm.preprocessor.tokenizer if lm.preprocessor is not None else None
+    pieces = marked_text.make_pieces(tokenizer, token_ids, cluster.is_member)
+    path = folder / f"{cluster.block}_cluster.png"
+    count = int(cluster.is_member.sum())
+    title = f"{cluster.name}: {count} of {len(token_ids)} tokens"
+    pictures.draw_text(pieces, title, path)
+    print(f"{title}: {path}")
+    marks = marked_text.BRACKETS
+    if sys.stdout.isatty():
+        marks = marked_text.REVERSE_VIDEO
+    print(marked_text.mark(pieces, marks))
+
+
+def main(argv):
+    """Analyses; returns the exit code, as `absl.app.run` expects."""
+    return commands.command(run, flags.FLAGS, argv)
+
+
+if __name__ == "__main__":
+    define_flags()
+    sys.stdout.reconfigure(errors="replace")
+    app.run(main)

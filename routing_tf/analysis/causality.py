@@ -1,0 +1,229 @@
+"""Do later tokens reach earlier outputs, and through which heads?"""
+
+import dataclasses
+
+import numpy as np
+import tqdm
+
+from routing_tf.analysis.probe import Probe
+from routing_tf.analysis.windows import rows_of
+from routing_tf.layers.validation import check_positive_integer
+
+SECONDS_BEFORE_PROGRESS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Movement:
+    """How outputs at earlier positions move when later tokens change.
+
+    Args:
+        share: share of the earlier positions whose output changes at all.
+        mean: mean change at an earlier position, relative to the root mean square of
+            these outputs.
+        largest: largest change at an earlier position, likewise.
+    """
+
+    share: float
+    mean: float
+    largest: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Leak:
+    """How much a part of a model lets later tokens through to earlier positions.
+
+    Args:
+        part: name of the part, see `Probe.part_outputs`.
+        itself: `Movement` by the part itself: the input of its layer is held fixed
+            before the tokens that change.
+        stack: `Movement` through the stack: that input also moves with what the
+            layers below let through.
+    """
+
+    part: str
+    itself: Movement
+    stack: Movement
+
+
+def find_leaks(
+    lm,
+    windows,
+    num_perturbations=4,
+    routing_scope="full",
+    batch_size=1,
+    seed=0,
+    verbose=True,
+):
+    """Changes the later tokens of windows and watches the outputs at earlier ones.
+
+    From a position on, all tokens of a window are replaced by others that occur in the
+    windows. A change at a position is the root mean square of the difference over the
+    features.
+
+    Args:
+        lm: a `RoutingTransformerCausalLM` or `RoutingImageTransformer`.
+        windows: dict of NumPy arrays, inputs of the model without padding.
+        num_perturbations: positions of each window from which its tokens are replaced,
+            spread over the window. Defaults to 4.
+        routing_scope: `"full"` (the default) or `"prefix"`, see `RoutedHeads`.
+        batch_size: largest number of windows that go at once. Defaults to 1.
+        seed: chooses positions and tokens. Defaults to 0.
+        verbose: whether a progress bar is shown on stderr. Defaults to True.
+
+    Returns:
+        List of `Leak`, one for each head group and one for the output of each block,
+        from the first block to the last. All of a model that is strictly causal is 0
+        exactly.
+
+    Raises:
+        ValueError: if a number is not positive, or the windows are shorter than two
+            tokens or hold one token only, over and over.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import models
+    from routing_tf.analysis import find_leaks
+
+    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
+    ids = np.random.default_rng(0).integers(2, 258, (1, 64)).astype("int32")
+    windows = {"token_ids": ids, "padding_mask": np.ones((1, 64), "bool")}
+    leaks = find_leaks(lm, windows, num_perturbations=1)
+    assert all(leak.stack.share == 0 for leak in leaks)
+    ```
+    """
+    check_positive_integer("num_perturbations", num_perturbations)
+    check_positive_integer("batch_size", batch_size)
+    probe = Probe(lm, routing_scope)
+    replacer = _Replacer(probe, windows, num_perturbations, seed)
+    tallies = {name: (_Tally(), _Tally()) for name in probe.part_names()}
+    num_windows = len(windows["padding_mask"])
+    batch_size = min(batch_size, num_windows)
+    bar = tqdm.tqdm(
+        range(0, num_windows, batch_size),
+        unit="batch",
+        disable=not verbose,
+        delay=SECONDS_BEFORE_PROGRESS,
+    )
+    for start in bar:
+        rows = np.arange(start, start + batch_size)
+        # The last batch takes its last window more than once, and counts it once.
+        is_counted = rows < num_windows
+        _watch(probe, replacer, np.minimum(rows, num_windows - 1), is_counted, tallies)
+    return [Leak(name, *(t.result() for t in pair)) for name, pair in tallies.items()]
+
+
+def _watch(probe, replacer, rows, is_counted, tallies):
+    """Adds what all perturbations of some windows do to the tallies of the parts."""
+    windows = rows_of(replacer.windows, rows)
+    # Of one compiled function on one shape, rows of equal inputs are equal bit by bit.
+    states = probe.hidden_states(windows)
+    before = probe.part_outputs(states)
+    for index in range(replacer.num_perturbations):
+        starts = replacer.starts[index, rows]
+        is_later = np.arange(states[0].shape[1]) >= starts[:, None]
+        is_earlier = ~is_later & is_counted[:, None]
+        moved = probe.hidden_states(replacer.replace(rows, index))
+        fixed = [
+            np.where(is_later[..., None], *pair)
+            for pair in zip(moved, states, strict=True)
+        ]
+        itself = stack = probe.part_outputs(fixed)
+        if not all(map(np.array_equal, fixed, moved)):
+            stack = probe.part_outputs(moved)
+        for name, (own_tally, stack_tally) in tallies.items():
+            own_tally.add(before[name], itself[name], is_earlier)
+            stack_tally.add(before[name], stack[name], is_earlier)
+
+
+class _Replacer:
+    """Replaces the tokens of windows from some positions on.
+
+    Args:
+        probe: the `Probe` of the model.
+        windows: dict of NumPy arrays.
+        num_perturbations: number of positions.
+        seed: chooses positions and tokens.
+
+    Attributes:
+        starts: NumPy array `<int>[num_perturbations, windows]`, the first position
+            whose input is replaced.
+    """
+
+    def __init__(self, probe, windows, num_perturbations, seed):
+        self.windows = windows
+        self.num_perturbations = num_perturbations
+        self._name = "images" if "images" in windows else "token_ids"
+        tokens = windows[self._name]
+        places = probe.places()
+        # An image model sees each sub-pixel at the place behind it.
+        self._positions = np.arange(tokens.shape[1]) if places is None else places + 1
+        # No text has the id it starts behind.
+        self._ids = np.unique(tokens[:, self._positions > 0])
+        length = self._positions.size
+        if length < 2 or len(self._ids) < 2:
+            raise ValueError(
+                "`windows` must have at least two positions and two different tokens. "
+                f"Received: {length} positions, {len(self._ids)} different tokens"
+            )
+        self._seed = seed
+        generator = np.random.default_rng(seed)
+        shape = (num_perturbations, len(tokens))
+        shares = np.arange(num_perturbations)[:, None] + generator.random(shape)
+        self.starts = 1 + (shares / num_perturbations * (length - 1)).astype("int64")
+
+    def replace(self, rows, index):
+        """Returns windows with other tokens from a position on.
+
+        Args:
+            rows: numbers of the windows.
+            index: number of the perturbation.
+        """
+        tokens = self.windows[self._name][rows]
+        shifts = [
+            np.random.default_rng([self._seed, index, row]).integers(
+                1, len(self._ids), tokens.shape[1:]
+            )
+            for row in rows
+        ]
+        others = np.searchsorted(self._ids, tokens) + np.stack(shifts)
+        others = self._ids[others % len(self._ids)].astype(tokens.dtype)
+        starts = self.starts[index, rows].reshape(-1, *[1] * (tokens.ndim - 1))
+        replaced = np.where(self._positions >= starts, others, tokens)
+        return {**rows_of(self.windows, rows), self._name: replaced}
+
+
+class _Tally:
+    """Adds up how outputs move."""
+
+    def __init__(self):
+        self.num_moved = self.num_positions = self.num_outputs = 0
+        self.sum = self.largest = self.squares = 0.0
+
+    def add(self, before, after, is_earlier):
+        """Adds a batch.
+
+        Args:
+            before: NumPy array `<float>[B, L, size]`.
+            after: the same, when later tokens have changed.
+            is_earlier: NumPy array `<bool>[B, L]`, the positions to look at.
+        """
+        before = before[is_earlier].astype("float64")
+        difference = after[is_earlier].astype("float64") - before
+        changes = np.sqrt(np.mean(np.square(difference), axis=-1))
+        self.num_moved += int(np.sum(np.any(difference != 0, axis=-1)))
+        self.num_positions += len(changes)
+        self.sum += float(np.sum(changes))
+        self.largest = max(self.largest, float(np.max(changes, initial=0.0)))
+        self.squares += float(np.sum(np.square(before)))
+        self.num_outputs += before.size
+
+    def result(self):
+        """Returns the `Movement`."""
+        size = (self.squares / self.num_outputs) ** 0.5 or 1.0
+        return Movement(
+            share=self.num_moved / self.num_positions,
+            mean=self.sum / self.num_positions / size,
+            largest=self.largest / size,
+        )

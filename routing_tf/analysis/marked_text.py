@@ -1,0 +1,121 @@
+"""Texts with some of their tokens marked."""
+
+import codecs
+import dataclasses
+
+from routing_tf.tokenizers import ByteTokenizer
+from routing_tf.tokenizers.byte_tokenizer import BYTE_OFFSET
+
+BRACKETS = (
+    "\N{MATHEMATICAL LEFT WHITE SQUARE BRACKET}",
+    "\N{MATHEMATICAL RIGHT WHITE SQUARE BRACKET}",
+)
+REVERSE_VIDEO = ("\x1b[7m", "\x1b[0m")
+LINE_END = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A piece of a text, to be shown as a whole.
+
+    Args:
+        text: string.
+        is_marked: whether it is to be marked.
+    """
+
+    text: str
+    is_marked: bool
+
+
+def make_pieces(tokenizer, token_ids, is_marked):
+    """Cuts the text of some tokens into pieces.
+
+    A piece is a token. Bytes that make one character are one piece, marked if one of
+    them is. Subwords are shown as in their vocabulary, with a space for the underscore
+    that ends a word. What cannot be printed is shown as U+FFFD, tokens without a
+    tokenizer as their ids.
+
+    Args:
+        tokenizer: the tokenizer; None for ids.
+        token_ids: sequence of integers.
+        is_marked: sequence of booleans, whether each token is to be marked.
+
+    Returns:
+        List of `Piece`.
+
+    Example:
+
+    ```python
+    from routing_tf.analysis import marked_text
+    from routing_tf.tokenizers import ByteTokenizer
+
+    tokenizer = ByteTokenizer()
+    pieces = marked_text.make_pieces(tokenizer, tokenizer("cab"), [True, False, True])
+    assert marked_text.mark(pieces, ("<", ">")) == "<c>a<b>"
+    ```
+    """
+    token_ids = [int(id) for id in token_ids]
+    if isinstance(tokenizer, ByteTokenizer):
+        pieces = _byte_pieces(tokenizer, token_ids, is_marked)
+    else:
+        pieces = [
+            Piece(_name(tokenizer, id), bool(marked))
+            for id, marked in zip(token_ids, is_marked, strict=True)
+        ]
+    return [dataclasses.replace(p, text=_printable(p.text)) for p in pieces]
+
+
+def mark(pieces, marks):
+    """Joins pieces, with marks around those that are marked.
+
+    Args:
+        pieces: list of `Piece`.
+        marks: what stands before and behind neighbouring pieces that are marked:
+            `BRACKETS`, `REVERSE_VIDEO` or another pair of strings.
+
+    Returns:
+        String. A marked end of a line is shown as an arrow before it.
+    """
+    parts, inside = [], False
+    for piece in pieces:
+        if piece.is_marked != inside:
+            parts.append(marks[inside])
+            inside = piece.is_marked
+        shown = piece.text
+        parts.append(shown.replace("\n", LINE_END + "\n") if inside else shown)
+    return "".join(parts) + (marks[1] if inside else "")
+
+
+def _byte_pieces(tokenizer, token_ids, is_marked):
+    pieces, marked = [], False
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(text):
+        nonlocal marked
+        if text:
+            pieces.append(Piece(text, marked))
+            marked = False
+
+    for id, is_member in zip(token_ids, is_marked, strict=True):
+        is_byte = id >= BYTE_OFFSET
+        if not is_byte:
+            add(decoder.decode(b"", final=True))
+        marked = marked or bool(is_member)
+        if is_byte:
+            add(decoder.decode(bytes([id - BYTE_OFFSET])))
+        else:
+            add(tokenizer.id_to_token(id))
+    add(decoder.decode(b"", final=True))
+    return pieces
+
+
+def _name(tokenizer, id):
+    if tokenizer is None:
+        return f"{id} "
+    name = tokenizer.id_to_token(id)
+    return name[:-1] + " " if name.endswith("_") else name
+
+
+def _printable(text):
+    """Returns a text that does nothing to a terminal but to fill it."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

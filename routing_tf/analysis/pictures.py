@@ -1,0 +1,165 @@
+"""Pictures of attention maps and of marked texts. They need matplotlib."""
+
+import math
+
+import numpy as np
+
+from routing_tf.analysis.marked_text import LINE_END
+
+MAX_PANELS_IN_A_ROW = 4
+PANEL_INCHES = 3.2
+TEXT_COLUMNS = 80
+CELL_INCHES = (0.09, 0.18)
+MARK_COLOUR = "#edae49"
+DOTS_PER_INCH = 100
+
+
+def check_matplotlib():
+    """Raises a `ValueError` if matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ValueError(
+            "Pictures need matplotlib; install it with "
+            f"`pip install 'routing-tf[bench]'`. Received: {error}"
+        ) from error
+
+
+def draw_maps(maps, title, path):
+    """Draws the attention maps of a block, a panel for each head.
+
+    Rows are queries, columns are keys. Grey follows the square root of the weights,
+    so that small ones show too.
+
+    Args:
+        maps: dict from the name of each head group to its maps, NumPy arrays
+            `<float>[heads, length, length]`.
+        title: title of the picture.
+        path: the PNG file to write.
+
+    Raises:
+        ValueError: if matplotlib is not installed.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf.analysis import pictures
+
+    maps = {"local_heads": np.tri(8)[None] / np.arange(1, 9)[:, None]}
+    pictures.draw_maps(maps, "block_0", "block_0.png")
+    ```
+    """
+    panels = [
+        (f"{name} {head}", weights)
+        for name, heads in maps.items()
+        for head, weights in enumerate(heads)
+    ]
+    columns = min(len(panels), MAX_PANELS_IN_A_ROW)
+    rows = math.ceil(len(panels) / columns)
+    size = (PANEL_INCHES * columns, (PANEL_INCHES + 0.2) * rows + 0.4)
+    figure = _figure(size)
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for panel in axes:
+        panel.axis("off")
+    for panel, (name, weights) in zip(axes, panels, strict=False):
+        panel.axis("on")
+        panel.imshow(np.sqrt(weights), cmap="Greys", vmin=0, vmax=1)
+        panel.set_title(name, fontsize=9)
+        panel.tick_params(labelsize=7)
+    figure.suptitle(title, fontsize=10)
+    figure.supxlabel("key", fontsize=9)
+    figure.supylabel("query", fontsize=9)
+    _save(figure, path)
+
+
+def draw_text(pieces, title, path):
+    """Draws a text with coloured marks.
+
+    Args:
+        pieces: list of `marked_text.Piece`.
+        title: title of the picture.
+        path: the PNG file to write.
+
+    Raises:
+        ValueError: if matplotlib is not installed.
+
+    Example:
+
+    ```python
+    from routing_tf.analysis import marked_text
+    from routing_tf.analysis import pictures
+
+    pieces = [marked_text.Piece("c", True), marked_text.Piece("at", False)]
+    pictures.draw_text(pieces, "one letter", "text.png")
+    ```
+    """
+    cells = lay_out(pieces)
+    num_rows = 1 + max((row for row, *_ in cells), default=0)
+    width, height = CELL_INCHES
+    figure = _figure((TEXT_COLUMNS * width + 0.2, num_rows * height + 0.5))
+    figure.suptitle(title, fontsize=9)
+    axes = figure.add_subplot()
+    axes.axis("off")
+    is_marked = np.zeros((num_rows, TEXT_COLUMNS), "bool")
+    for row, column, character, marked in cells:
+        is_marked[row, column] = marked
+        # Else matplotlib would read a formula between two dollars.
+        axes.text(
+            column,
+            row,
+            character,
+            family="monospace",
+            fontsize=9,
+            ha="center",
+            va="center",
+            parse_math=False,
+        )
+    axes.imshow(_colours(is_marked), extent=_extent(is_marked), aspect="auto", zorder=0)
+    _save(figure, path)
+
+
+def lay_out(pieces, num_columns=TEXT_COLUMNS):
+    """Puts the characters of a text into rows and columns.
+
+    Args:
+        pieces: list of `marked_text.Piece`.
+        num_columns: number of columns. Defaults to 80.
+
+    Returns:
+        List of (row, column, character, is_marked).
+    """
+    cells, row, column = [], 0, 0
+    for piece in pieces:
+        for character in piece.text.replace("\t", "    "):
+            if column == num_columns:
+                row, column = row + 1, 0
+            ends = character == "\n"
+            shown = LINE_END if ends else character
+            cells.append((row, column, shown, piece.is_marked))
+            row, column = (row + 1, 0) if ends else (row, column + 1)
+    return cells
+
+
+def _colours(is_marked):
+    from matplotlib import colors
+
+    return np.where(
+        is_marked[..., None], colors.to_rgb(MARK_COLOUR), colors.to_rgb("white")
+    )
+
+
+def _extent(cells):
+    rows, columns = cells.shape
+    return (-0.5, columns - 0.5, rows - 0.5, -0.5)
+
+
+def _figure(size):
+    check_matplotlib()
+    from matplotlib import figure
+
+    return figure.Figure(figsize=size, layout="constrained")
+
+
+def _save(figure, path):
+    figure.savefig(path, dpi=DOTS_PER_INCH, metadata={"Software": None})

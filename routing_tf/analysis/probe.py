@@ -1,0 +1,327 @@
+"""A look inside a language model: hidden states, heads, attention maps, clusters.
+
+Letters: B batch, H heads, L length, K clusters.
+"""
+
+import contextlib
+import dataclasses
+
+import keras
+import numpy as np
+from keras import ops
+
+from routing_tf import layers
+from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.layers.rules import last_members
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Clusters:
+    """Who sits where in the clusters of a head group.
+
+    Args:
+        nearest: NumPy array `<int32>[B, H, L]`, the best cluster of each position.
+        members: NumPy array `<bool>[B, H, L, K]`, which clusters each position is a
+            member of. In expert choice this is judged from the whole sequence, which
+            in the scope `"prefix"` is what its last query sees.
+    """
+
+    nearest: np.ndarray
+    members: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BlockAttention:
+    """The self-attention of a block on some inputs.
+
+    Args:
+        block: name of the block.
+        maps: dict from the name of each head group to its maps, NumPy arrays
+            `<float>[B, H, L, L]`: the weights of all keys (last axis) for each query.
+        clusters: dict from the name of each head group with clusters to `Clusters`.
+    """
+
+    block: str
+    maps: dict
+    clusters: dict
+
+
+class Probe:
+    """Looks inside a language model, of texts or images.
+
+    It shares the model's weights and leaves it as it is. What it does is compiled
+    once for each shape of inputs. Positions are in the order in which the model sees
+    them: each stands for the token that is its input, of an image the sub-pixel before
+    the one that is predicted there.
+
+    Args:
+        lm: a `RoutingTransformerCausalLM` or `RoutingImageTransformer`.
+        routing_scope: `"full"` (the default) or `"prefix"`, see `RoutedHeads`.
+
+    Attributes:
+        blocks: the model's `TransformerBlock` layers.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import models
+    from routing_tf.analysis import Probe
+
+    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
+    inputs = {
+        "token_ids": np.arange(64, dtype="int32")[None],
+        "padding_mask": np.ones((1, 64), "bool"),
+    }
+    first, *_ = Probe(lm).attention(inputs)
+    assert first.maps["local_heads"].shape[2:] == (64, 64)
+    ```
+    """
+
+    def __init__(self, lm, routing_scope="full"):
+        self.lm = lm
+        self.routing_scope = routing_scope
+        backbone = getattr(lm, "backbone", lm)
+        self.blocks = backbone.blocks
+        # A block is called with its input first, then with the padding mask.
+        states = [block.input[0] for block in self.blocks]
+        self._hidden_states = keras.Model(lm.input, [*states, self.blocks[-1].output])
+        self._hidden_states.compile(optimizer=None, jit_compile=lm.jit_compile)
+        self._part_outputs = _Compiled(self._trace_parts, lm)
+        self._attention = _Compiled(self._trace_attention, lm)
+        self._lengths = tuple(states[0].shape[1:-1])
+
+    def hidden_states(self, inputs):
+        """Returns the input of each block, and the output of the last one.
+
+        Args:
+            inputs: dict of NumPy arrays, as for a call of the model.
+
+        Returns:
+            List of NumPy arrays `<float>[B, L, dim]`.
+        """
+        inputs = {name: inputs[name] for name in self.lm.input}
+        states = self._run(self._hidden_states, inputs)
+        return [self._in_sequence(np.asarray(state)) for state in states]
+
+    def part_outputs(self, hidden_states):
+        """Runs each block on an input of its own, without padding.
+
+        Args:
+            hidden_states: list of the inputs of the blocks, as `hidden_states` returns
+                them; what follows them is ignored.
+
+        Returns:
+            Dict of NumPy arrays `<float>[B, L, size]`. For each block and head group
+            `"BLOCK GROUP"` has the outputs of its heads side by side, before the
+            output projection; `"BLOCK output"` is what the block returns.
+        """
+        inputs = [
+            self._in_shape(state)
+            for state, _ in zip(hidden_states, self.blocks, strict=False)
+        ]
+        outputs = self._run(self._part_outputs, inputs)
+        for block in self.blocks:
+            name = f"{block.name} output"
+            outputs[name] = self._in_sequence(outputs[name])
+        return {name: outputs[name] for name in self.part_names()}
+
+    def part_names(self):
+        """Returns the names of all parts, from the first block to the last."""
+        names = []
+        for block in self.blocks:
+            groups = [group.name for group in block.attention.head_groups]
+            names += [f"{block.name} {name}" for name in (*groups, "output")]
+        return names
+
+    def attention(self, inputs):
+        """Returns attention maps and clusters.
+
+        The memory of the maps grows with the square of the length: for short inputs.
+
+        Args:
+            inputs: dict of NumPy arrays, as for a call of the model, without padding.
+
+        Returns:
+            List with a `BlockAttention` for each block. Of the weights of a query that
+            sees nothing all are 0. Those of a member of c clusters have the sum
+            c / (c + 0.01), see `scatter_mean`.
+        """
+        states = [self._in_shape(state) for state in self.hidden_states(inputs)[:-1]]
+        found = []
+        for block, (maps, clusters) in zip(
+            self.blocks, self._run(self._attention, states), strict=True
+        ):
+            groups = block.attention.head_groups
+            ends = np.cumsum([group.num_heads for group in groups])[:-1]
+            maps = np.split(self._map_in_sequence(np.asarray(maps)), ends, axis=1)
+            names = [group.name for group in groups]
+            clusters = {name: Clusters(*pair) for name, pair in clusters.items()}
+            found.append(
+                BlockAttention(
+                    block.name, dict(zip(names, maps, strict=True)), clusters
+                )
+            )
+        return found
+
+    def _run(self, compiled, inputs):
+        with layers.use_routing_scope(self.lm, self.routing_scope):
+            return compiled.predict_on_batch(inputs)
+
+    def _trace_parts(self, states):
+        found = {}
+        for block, state in zip(self.blocks, states, strict=True):
+            groups = block.attention.head_groups
+            with recorded(groups, "attend") as calls:
+                output = block(state)
+            for group, (_, heads) in zip(groups, calls, strict=True):
+                found[f"{block.name} {group.name}"] = _side_by_side(heads)
+            found[f"{block.name} output"] = output
+        return found
+
+    def _trace_attention(self, states):
+        found = []
+        for block, state in zip(self.blocks, states, strict=True):
+            groups = clustered_groups(block)
+            with recorded(groups, "scores") as calls:
+                _, maps = block.attention(
+                    block.attention_input(state),
+                    use_causal_mask=block.use_causal_mask,
+                    return_attention_scores=True,
+                )
+            clusters = {
+                group.name: _clusters(group, scores[-1])
+                for group, (_, scores) in zip(groups, calls, strict=True)
+            }
+            found.append((maps, clusters))
+        return found
+
+    def places(self):
+        """Returns the place of each token in the order in which the model sees it.
+
+        Returns:
+            NumPy array of integers in the shape of an image; None for a text, whose
+            order is that of its tokens.
+        """
+        return self.lm.places() if self.lm.hyperparameters.kind == "image" else None
+
+    def _order(self):
+        places = self.places()
+        return None if places is None else np.argsort(places, axis=None)
+
+    def _in_sequence(self, state):
+        """From the shape in which blocks pass states on to `[B, L, dim]`."""
+        order = self._order()
+        if order is None:
+            return state
+        return state.reshape(len(state), -1, state.shape[-1])[:, order]
+
+    def _in_shape(self, state):
+        """Undoes `_in_sequence`."""
+        order = self._order()
+        if order is None:
+            return state
+        state = state[:, np.argsort(order)]
+        return state.reshape(len(state), *self._lengths, state.shape[-1])
+
+    def _map_in_sequence(self, maps):
+        order = self._order()
+        return maps if order is None else maps[:, :, order][..., order]
+
+
+@contextlib.contextmanager
+def recorded(groups, method):
+    """Keeps what a method of head groups gets and returns.
+
+    Args:
+        groups: list of `HeadGroup` layers.
+        method: name of the method, such as `"attend"`.
+
+    Yields:
+        List to which each call adds its positional arguments and its result, in the
+        order of the calls. Where a function is compiled inside, they are symbolic and
+        good for this function alone.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+    from routing_tf.analysis.probe import recorded
+
+    group = layers.LocalHeads(2, block_shape=(4,))
+    attention = layers.MixedAttention([group], key_dim=3)
+    with recorded([group], "attend") as calls:
+        attention(np.ones((1, 8, 5)))
+    ((arguments, output),) = calls
+    assert output.shape == (1, 2, 8, 3)
+    ```
+    """
+    calls = []
+
+    def wrap(function):
+        def wrapper(*arguments, **options):
+            result = function(*arguments, **options)
+            calls.append((arguments, result))
+            return result
+
+        return wrapper
+
+    try:
+        for group in groups:
+            # Keras would look for layers and variables in it.
+            object.__setattr__(group, method, wrap(getattr(group, method)))
+        yield calls
+    finally:
+        for group in groups:
+            vars(group).pop(method, None)
+
+
+def clustered_groups(block):
+    """Returns the head groups of a block's self-attention that have clusters."""
+    groups = block.attention.head_groups
+    return [group for group in groups if isinstance(group, ClusteredHeads)]
+
+
+class _Compiled(keras.Model):
+    """A function that calls layers of a model, compiled by itself.
+
+    Args:
+        function: function of what `predict_on_batch` gets.
+        model: the Keras model whose layers it calls.
+    """
+
+    def __init__(self, function, model):
+        super().__init__(name="probe")
+        self.function = function
+        self.model = model
+        self.built = True
+        self.compile(optimizer=None, jit_compile=model.jit_compile)
+
+    def call(self, inputs):
+        return self.function(inputs)
+
+
+def _side_by_side(heads):
+    """From `[B, H, L, D]` to `[B, L, H * D]`."""
+    batch, count, length, size = ops.shape(heads)
+    return ops.reshape(
+        ops.transpose(heads, (0, 2, 1, 3)), (batch, length, count * size)
+    )
+
+
+def _clusters(group, scores):
+    """Returns best clusters and membership from the scores `[B, H, L, K]` of keys."""
+    nearest = ops.cast(ops.argmax(scores, axis=-1), "int32")
+    if group.causal_rule is last_members.attend:
+        return nearest, ops.one_hot(nearest, scores.shape[-1], dtype="bool")
+    members, belongs = group.choose(scores, None)
+    length = scores.shape[2]
+    inside = ops.any(
+        ops.logical_and(
+            members[..., None] == np.arange(length),
+            True if belongs is None else belongs[..., None],
+        ),
+        axis=-2,
+    )
+    return nearest, ops.swapaxes(inside, 2, 3)

@@ -1,0 +1,137 @@
+"""Tables and lines that tell a reader what the analyses found."""
+
+
+def leak_table(leaks):
+    """Returns a table for a reader: how each part moves.
+
+    Args:
+        leaks: list of `Leak`.
+    """
+    rows = [("", "by itself", "", "", "through the stack", "", "")]
+    rows.append(("part", *["moved", "mean", "largest"] * 2))
+    for leak in leaks:
+        cells = [
+            cell
+            for movement in (leak.itself, leak.stack)
+            for cell in (
+                f"{movement.share:.2%}" if movement.share else "0",
+                f"{movement.mean:.3g}",
+                f"{movement.largest:.3g}",
+            )
+        ]
+        rows.append((leak.part, *cells))
+    return table(rows)
+
+
+def describe_scores(scores, metric_name):
+    """Yields lines for a reader: what a model scores in both scopes.
+
+    Args:
+        scores: `ScopeComparison`.
+        metric_name: what bits per token stand for.
+    """
+    yield (
+        f'held-out {metric_name}: {scores.full:.4f} in the routing scope "full", '
+        f'{scores.prefix:.4f} in "prefix"'
+    )
+    error = " (one window, so no standard error)"
+    if scores.standard_error is not None:
+        error = (
+            f" +- {scores.standard_error:.5f} (standard error over "
+            f"{scores.num_windows} windows, paired)"
+        )
+    difference = round(scores.difference, 5) + 0.0  # no -0
+    yield f"difference, prefix - full: {difference:+.5f}{error}"
+
+
+def verdict(leaks):
+    """Returns the last line: whether a model is strictly causal.
+
+    Args:
+        leaks: list of `Leak`.
+    """
+    sources = [leak.part for leak in leaks if leak.itself.share]
+    sources = [part for part in sources if not part.endswith(" output")] or sources
+    if not sources:
+        return "no earlier output moved: strictly causal"
+    last = leaks[-1].stack
+    return (
+        f"later tokens reach earlier outputs by {', '.join(sources)}: at "
+        f"{last.share:.1%} of the earlier positions the output of the last layer "
+        f"moves, by {last.mean:.1%} of its size on average"
+    )
+
+
+def divergence_table(divergences):
+    """Returns a table for a reader: a row for each block, a column for each pair.
+
+    Args:
+        divergences: list of `HeadDivergence`.
+    """
+    if not divergences:
+        return "no layer has two heads"
+    pairs = list(dict.fromkeys(each.kinds for each in divergences))
+    blocks = list(dict.fromkeys(each.block for each in divergences))
+    found = {(each.block, each.kinds): each for each in divergences}
+
+    def cell(each):
+        if each is None or each.mean is None:
+            return "-"
+        if each.deviation is None:
+            return f"{each.mean:.4f}"
+        return f"{each.mean:.4f} +- {each.deviation:.4f}"
+
+    header = ["/".join(k.removesuffix("_heads") for k in kinds) for kinds in pairs]
+    rows = [("layer", *header)]
+    for block in blocks:
+        rows.append((block, *(cell(found.get((block, kinds))) for kinds in pairs)))
+    return table(rows)
+
+
+def occupancy_table(occupancies):
+    """Returns a table for a reader: how the clusters of each head group are occupied.
+
+    Args:
+        occupancies: list of `Occupancy`.
+    """
+    names = ["smallest", "largest", "entropy"]
+    rows = [("", "here", "", "", "", "in training", "", "")]
+    rows.append(("part", *names, "in none", *names))
+    for each in occupancies:
+        trained = ("-", "-", "-")
+        if each.trained is not None:
+            trained = _spread_cells(each.trained)
+        seen = _spread_cells(each.seen)
+        rows.append((each.part, *seen, f"{each.in_none:.2%}", *trained))
+    return table(rows)
+
+
+def _spread_cells(spread):
+    shares = (f"{spread.smallest:.2%}", f"{spread.largest:.2%}")
+    return (*shares, f"{spread.entropy:.4f}")
+
+
+def table(rows):
+    """Returns rows of cells as text, in columns.
+
+    Args:
+        rows: list of tuples of strings, all of one length. A cell may run into the
+            empty ones behind it.
+    """
+    columns = list(zip(*rows, strict=True))
+    widths = [
+        max(len(c) for row, c in zip(rows, column) if not _runs_over(row, i))
+        for i, column in enumerate(columns)
+    ]
+    lines = []
+    for row in rows:
+        line = ""
+        for i, cell in enumerate(row):
+            start = sum(widths[:i]) + 2 * i
+            line = line.ljust(start) + cell
+        lines.append(line.rstrip())
+    return "\n".join(lines)
+
+
+def _runs_over(row, index):
+    return index + 1 < len(row) and bool(row[index]) and not row[index + 1]

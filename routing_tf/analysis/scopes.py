@@ -1,0 +1,102 @@
+"""What a model scores in the two routing scopes."""
+
+import dataclasses
+import math
+
+import numpy as np
+import tqdm
+
+from routing_tf import evaluation
+from routing_tf.analysis.causality import SECONDS_BEFORE_PROGRESS
+from routing_tf.layers.heads.routed import ROUTING_SCOPES
+from routing_tf.models.token_scorer import TokenScorer
+
+
+@dataclasses.dataclass(frozen=True)
+class ScopeComparison:
+    """What a model scores in the two routing scopes, on the same windows.
+
+    Args:
+        full: mean bits per token in the scope `"full"`.
+        prefix: the same in the scope `"prefix"`.
+        standard_error: standard error of their difference over the windows, which are
+            paired; None for a single window.
+        num_windows: number of windows.
+    """
+
+    full: float
+    prefix: float
+    standard_error: float | None
+    num_windows: int
+
+    @property
+    def difference(self):
+        """What looking at later tokens is worth: `prefix` minus `full`."""
+        return self.prefix - self.full
+
+
+def compare_scopes(lm, problem, split, num_examples=None, verbose=True):
+    """Scores the same windows in both routing scopes.
+
+    Args:
+        lm: a `RoutingTransformerCausalLM` or `RoutingImageTransformer`.
+        problem: the problem.
+        split: `"validation"` or `"test"`.
+        num_examples: number of windows, evenly spaced; None (the default) for all.
+        verbose: whether a progress bar is shown on stderr. Defaults to True.
+
+    Returns:
+        `ScopeComparison`.
+
+    Example:
+
+    ```python
+    from routing_tf import models
+    from routing_tf import problems
+    from routing_tf.analysis import compare_scopes
+
+    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
+    problem = problems.get("python_source", sequence_length=64)
+    result = compare_scopes(lm, problem, "test", num_examples=2)
+    print(f"{result.full:.4f} {result.difference:+.4f}")
+    ```
+    """
+    scorers = [TokenScorer(lm, scope) for scope in ROUTING_SCOPES]
+    batch_size = evaluation.batch_size_of(lm.hyperparameters, problem)
+    problem.prepare()
+    count = len(problem.evaluation_windows(split)[0])
+    if num_examples is not None:
+        count = min(count, num_examples)
+    # No larger than needed: windows that fill up a batch cost as much as others.
+    batch_size = min(batch_size, count)
+    dataset = problem.dataset(split, batch_size, num_examples=num_examples)
+    bar = tqdm.tqdm(
+        dataset.as_numpy_iterator(),
+        total=-(-count // batch_size),
+        unit="batch",
+        disable=not verbose,
+        delay=SECONDS_BEFORE_PROGRESS,
+    )
+    bits, tokens = [], []
+    for inputs, targets, weights in bar:
+        weights = weights.astype("float64")
+        nats = [np.sum(_rows(s.score(inputs, targets) * weights), 1) for s in scorers]
+        bits.append(np.stack(nats, axis=-1) / math.log(2))
+        tokens.append(np.sum(_rows(weights), axis=1))
+    return _compare(np.concatenate(bits), np.concatenate(tokens))
+
+
+def _rows(x):
+    return x.reshape(len(x), -1)
+
+
+def _compare(bits, tokens):
+    """Compares the bits `[windows, scopes]` of so many tokens of each window."""
+    bits, tokens = bits[tokens > 0], tokens[tokens > 0]
+    full, prefix = bits.sum(axis=0) / tokens.sum()
+    error = None
+    if len(tokens) > 1:
+        # Windows may differ in length, so the mean is a ratio of two sums.
+        rest = bits[:, 1] - bits[:, 0] - (prefix - full) * tokens
+        error = float(rest.std(ddof=1) * math.sqrt(len(tokens)) / tokens.sum())
+    return ScopeComparison(float(full), float(prefix), error, len(tokens))

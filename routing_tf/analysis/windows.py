@@ -1,0 +1,94 @@
+"""Held-out data to look at."""
+
+import numpy as np
+import tensorflow as tf
+
+from routing_tf.layers.validation import check_positive_integer
+
+
+def complete_windows(problem, split, num_windows, length=None):
+    """Reads windows of a split that are filled to the end, evenly spaced.
+
+    Args:
+        problem: the problem.
+        split: `"train"`, `"validation"` or `"test"`.
+        num_windows: number of windows; fewer if the split has fewer.
+        length: number of tokens to keep of each, for texts; None (the default) for
+            all.
+
+    Returns:
+        Dict of NumPy arrays, what a model of the problem takes.
+
+    Raises:
+        ValueError: if the split has no such window, or a number is not positive.
+
+    Example:
+
+    ```python
+    from routing_tf import problems
+    from routing_tf.analysis.windows import complete_windows
+
+    problem = problems.get("python_source", sequence_length=256)
+    windows = complete_windows(problem, "test", num_windows=3, length=64)
+    assert windows["token_ids"].shape == (3, 64)
+    ```
+    """
+    check_positive_integer("num_windows", num_windows)
+    problem.prepare()
+    starts, lengths = problem.evaluation_windows(split)
+    complete = np.flatnonzero(lengths == problem.sequence_length)
+    if not len(complete):
+        raise ValueError(
+            "The split must have a window that is filled to the end. Received: "
+            f"{split!r} of {problem.name!r} with windows of "
+            f"{problem.sequence_length:,} ids"
+        )
+    num_windows = min(num_windows, len(complete))
+    rows = complete[np.arange(num_windows) * len(complete) // num_windows]
+    with tf.device("cpu"):
+        inputs, _, _ = problem.read(
+            split, tf.constant(starts[rows]), tf.constant(lengths[rows])
+        )
+    inputs = {name: np.asarray(array) for name, array in inputs.items()}
+    if length is not None:
+        check_positive_integer("length", length)
+        inputs = {name: array[:, :length] for name, array in inputs.items()}
+    return inputs
+
+
+def rows_of(windows, rows):
+    """Returns some of the windows.
+
+    Args:
+        windows: dict of NumPy arrays.
+        rows: their numbers, or a slice.
+    """
+    return {name: array[rows] for name, array in windows.items()}
+
+
+def text_window(lm, text, length=None):
+    """Returns the inputs of a model for a text, which starts behind an id 0.
+
+    Args:
+        lm: the model.
+        text: string.
+        length: number of tokens to keep at most, the id 0 included; None (the default)
+            for all.
+
+    Returns:
+        Dict of NumPy arrays, a batch of one.
+
+    Raises:
+        ValueError: if the model takes no text, or the text has no token.
+    """
+    preprocessor = getattr(lm, "preprocessor", None)
+    if preprocessor is None:
+        kind = "images" if lm.hyperparameters.kind == "image" else "ids"
+        raise ValueError(
+            f"`text` must be given to a model that takes texts. Received: one of {kind}"
+        )
+    ids = np.asarray(preprocessor.tokenizer.tokenize(text), "int32")
+    if not len(ids):
+        raise ValueError(f"`text` must not be empty. Received: text={text!r}")
+    token_ids = np.concatenate([[0], ids]).astype("int32")[None, :length]
+    return {"token_ids": token_ids, "padding_mask": np.ones_like(token_ids, "bool")}

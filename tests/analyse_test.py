@@ -1,0 +1,337 @@
+import re
+import sys
+
+import numpy as np
+import pytest
+from absl import flags
+
+from routing_tf import analyse
+from routing_tf import commands
+from routing_tf import evaluation
+from routing_tf import models
+from routing_tf import problems
+from routing_tf import run_directory
+from routing_tf import training
+from routing_tf.analysis import Probe
+from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.problems import image
+
+SETTINGS = {
+    "num_layers": 2,
+    "num_local_only_layers": 1,
+    "hidden_dim": 16,
+    "intermediate_dim": 16,
+    "num_local_heads": 2,
+    "num_routed_heads": 2,
+    "num_clusters": 3,
+    "attention_window": 6,
+    "local_block_length": 8,
+    "max_sequence_length": 48,
+    "batch_tokens": 96,
+}
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def save_run(folder, problem, settings, **fields):
+    """Writes the folder of a run with random weights."""
+    config, problem = run_directory.configure(problem, settings, **fields)
+    config.save(folder)
+    lm = training.build_model(config.hyperparameters, problem)
+    training.compile_for_training(lm)
+    run_directory.save_checkpoint(lm, folder, step=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    letters = np.random.default_rng(0).integers(97, 123, 4000, "uint8")
+    path.write_bytes(bytes(letters))
+    return path
+
+
+def text_run(folder, text, routing):
+    settings = models.preset_hyperparameters("byte_tiny")
+    settings = settings.replace(**SETTINGS, routing=routing)
+    options = {"files": str(text)}
+    return save_run(folder, "text_files", settings, problem_options=options)
+
+
+@pytest.fixture(scope="module")
+def token_choice(tmp_path_factory, text):
+    return text_run(tmp_path_factory.mktemp("token_choice"), text, "token_choice")
+
+
+@pytest.fixture(scope="module")
+def expert_choice(tmp_path_factory, text):
+    return text_run(tmp_path_factory.mktemp("expert_choice"), text, "expert_choice")
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs the command in this process: exit code, standard output and error."""
+
+    def run_command(*arguments):
+        options = flags.FlagValues()
+        analyse.define_flags(options)
+        options(["analyse", *arguments])
+        code = commands.command(analyse.run, options, ["analyse"])
+        return code, *capsys.readouterr()
+
+    return run_command
+
+
+def causality(run, model_dir, *arguments):
+    """Runs `--what=causality`: cells of the table by part, and the lines behind it."""
+    code, out, err = run(
+        "--what=causality",
+        f"--model_dir={model_dir}",
+        "--num_windows=2",
+        "--num_perturbations=2",
+        "--eval_examples=3",
+        *arguments,
+    )
+    assert not code, err
+    lines = out.splitlines()
+    parts = [line.split() for line in lines if line.startswith("block_")]
+    assert all(len(cells) == 8 for cells in parts)
+    return {" ".join(cells[:2]): cells[2:] for cells in parts}, lines[-3:]
+
+
+def test_a_model_of_token_choice_is_strictly_causal(token_choice, run):
+    table, (scores, difference, verdict) = causality(run, token_choice)
+    assert list(table) == [
+        "block_0 local_heads",
+        "block_0 output",
+        "block_1 routed_heads",
+        "block_1 local_heads",
+        "block_1 output",
+    ]
+    assert all(cells == ["0"] * 6 for cells in table.values())
+    numbers = re.findall(r"\d+\.\d+", scores)
+    assert len(numbers) == 2 and numbers[0] == numbers[1]
+    assert difference == (
+        "difference, prefix - full: +0.00000 +- 0.00000 (standard error over 3 "
+        "windows, paired)"
+    )
+    assert verdict == "no earlier output moved: strictly causal"
+
+
+def test_a_model_of_expert_choice_leaks(expert_choice, run):
+    table, (scores, difference, verdict) = causality(run, expert_choice)
+    for part in ("block_0 local_heads", "block_0 output"):
+        assert table[part] == ["0"] * 6
+    assert table["block_1 local_heads"] == ["0"] * 6
+    for part in ("block_1 routed_heads", "block_1 output"):
+        share, mean, largest, *stack = table[part]
+        assert stack == [share, mean, largest]  # nothing leaks below
+        assert 0 < float(share.rstrip("%")) <= 100
+        assert 0 < float(mean) < float(largest)
+    assert verdict.startswith(
+        "later tokens reach earlier outputs by block_1 routed_heads: at "
+    )
+    share, mean, _ = (cell.rstrip("%") for cell in table["block_1 output"][:3])
+    shown = [float(number) for number in re.findall(r"([\d.]+)%", verdict)]
+    np.testing.assert_allclose(shown, [float(share), 100 * float(mean)], atol=0.1)
+    problem = run_directory.RunConfig.load(expert_choice).make_problem()
+    lm = run_directory.load_language_model(expert_choice)
+    bits = [
+        evaluation.evaluate(TokenScorer(lm, scope), problem, "test", 3).bits
+        for scope in ("full", "prefix")
+    ]
+    assert scores == (
+        f'held-out bits per byte: {bits[0]:.4f} in the routing scope "full", '
+        f'{bits[1]:.4f} in "prefix"'
+    )
+    found = float(re.search("full: (.*) [+]-", difference)[1])
+    np.testing.assert_allclose(found, bits[1] - bits[0], atol=2e-5)
+
+
+def test_prefixes_do_not_leak(expert_choice, run):
+    table, lines = causality(run, expert_choice, "--routing_scope=prefix")
+    assert len(table) == 5
+    assert all(cells == ["0"] * 6 for cells in table.values())
+    assert lines[-1] == "no earlier output moved: strictly causal"
+
+
+def test_divergences_and_clusters(expert_choice, run):
+    code, out, err = run(
+        "--what=jsd", f"--model_dir={expert_choice}", "--num_runs=2", "--length=32"
+    )
+    assert not code, err
+    assert "of 2 runs, each with two random heads on 32 tokens of test" in out
+    lines = [re.split(r"\s{2,}", line) for line in out.splitlines()]
+    place = lines.index(["layer", "local/local", "local/routed", "routed/routed"])
+    first, second = lines[place + 1 : place + 3]
+    assert first[0] == "block_0" and first[2:] == ["-", "-"]
+    for cell in (first[1], *second[1:]):
+        mean, deviation = map(float, cell.split(" +- "))
+        assert 0 < mean < 0.7 and deviation < 0.4
+    assert "queries left out" in out
+    (cells,) = [cells for cells in lines if cells[0] == "block_1 routed_heads"]
+    shares = [float(cell.rstrip("%")) for cell in cells[1:]]
+    assert 0 <= shares[0] <= 100 / 3 <= shares[1] <= 100
+    assert 0 < shares[3] < 100
+    # Before any training all clusters count the same.
+    assert cells[5:] == ["33.33%", "33.33%", "1.0000"]
+
+
+def test_maps_of_a_text(token_choice, tmp_path, run):
+    text = "aßb\nabc"
+    code, out, err = run(
+        "--what=maps",
+        f"--model_dir={token_choice}",
+        f"--text={text}",
+        f"--output_dir={tmp_path / 'new' / 'folder'}",
+        "--layer=1",
+        "--head=1",
+        "--cluster=2",
+    )
+    assert not code, err
+    files = ["block_0.png", "block_1.png", "block_1_cluster.png"]
+    paths = [tmp_path / "new" / "folder" / name for name in files]
+    assert all(path.read_bytes().startswith(PNG) for path in paths)
+    ids = np.array([[0, *(byte + 2 for byte in text.encode())]], "int32")
+    lm = run_directory.load_language_model(token_choice)
+    window = {"token_ids": ids, "padding_mask": np.ones_like(ids, "bool")}
+    members = Probe(lm).attention(window)[1].clusters["routed_heads"].members
+    members = members[0, 1, :, 2]
+    assert f"cluster 2: {members.sum()} of 9 tokens: {paths[2]}" in out
+    # The two bytes of one letter are shown as one.
+    marked = [*members[:2], members[2] or members[3], *members[4:]]
+    shown = out.rpartition(f"{paths[2]}\n")[2].removesuffix("\n")
+    assert unmark(shown) == list(zip(["<pad>", *text], marked, strict=True))
+
+
+def unmark(shown):
+    """Returns the pieces of a text in which brackets mark some, and which are."""
+    pieces, inside = [], False
+    for piece in re.findall("<pad>|.", shown.replace("↵", ""), flags=re.DOTALL):
+        if piece in "⟦⟧":
+            inside = piece == "⟦"
+        else:
+            pieces.append((piece, inside))
+    return pieces
+
+
+def test_maps_of_held_out_text(expert_choice, run, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    code, out, err = run("--what=maps", f"--model_dir={expert_choice}", "--length=24")
+    assert not code, err
+    assert len(list((expert_choice / "maps").glob("*.png"))) == 3
+    # Each cluster takes six tokens.
+    assert "block_1 routed_heads 0, cluster 0: 6 of 24 tokens" in out
+    shown = out.splitlines()[-1]
+    (length,) = {len(re.sub(r"\x1b\[.m|<pad>", "", shown))}
+    assert length == 23
+    marked = "".join(re.findall(r"\x1b\[7m(.*?)\x1b\[0m", shown))
+    assert len(marked.replace("<pad>", "0")) == 6
+
+
+@problems.register("test_checkers")
+class Checkers(image.ImageProblem):
+    """Tiny images of noise."""
+
+    image_shape, vocabulary_size, num_classes = (4, 4, 1), 5, 2
+
+    def load_images(self):
+        generator = np.random.default_rng(0)
+        split = generator.integers(0, 5, (6, 4, 4, 1)), np.zeros(6, "int32")
+        return {"train": split, "validation": split, "test": split}
+
+
+@pytest.fixture(scope="module")
+def image_run(tmp_path_factory):
+    settings = models.Hyperparameters(
+        **{**SETTINGS, "max_sequence_length": 16, "num_layers": 1, "batch_tokens": 64},
+        image_height=4,
+        image_width=4,
+        num_classes=2,
+    ).replace(num_local_only_layers=0)
+    return save_run(tmp_path_factory.mktemp("images"), "test_checkers", settings)
+
+
+def test_images(image_run, run):
+    table, lines = causality(run, image_run)
+    assert table["block_0 routed_heads"][0] != "0"
+    assert table["block_0 local_heads"] == ["0"] * 6
+    assert lines[0].startswith("held-out bits per dimension: ")
+    code, out, err = run("--what=maps", f"--model_dir={image_run}")
+    assert not code, err
+    assert [path.name for path in (image_run / "maps").iterdir()] == ["block_0.png"]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--what=jsd", "--length=9"], "`--length` must be left out with an image mod"),
+        (["--what=maps", "--head=1"], "The tokens of a cluster are shown in texts"),
+        (["--what=maps", "--text=a"], "takes texts. Received: one of images"),
+    ],
+)
+def test_what_images_do_not_have(image_run, run, arguments, message):
+    code, _, err = run(f"--model_dir={image_run}", *arguments)
+    assert code == 1
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--what=jsd", "--text=a"], "Received: --text"),
+        (["--what=maps", "--seed=2", "--num_runs=3"], "Received: --num_runs, --seed"),
+        (["--what=causality", "--length=9"], "Received: --length"),
+        (["--what=jsd", "--length=49"], "must not exceed the model's `max_sequence_"),
+        (["--what=maps", "--text="], "`text` must not be empty"),
+        (["--what=jsd", "--problem=enwik"], "`name` must be a registered problem"),
+        (["--what=jsd", "--problem=test_checkers"], "take hyperparameters of an image"),
+    ],
+)
+def test_flags_that_do_not_fit(token_choice, run, arguments, message):
+    code, _, err = run(f"--model_dir={token_choice}", *arguments)
+    assert code == 1
+    assert message in err
+
+
+def test_no_such_cluster(token_choice, run):
+    code, _, err = run(
+        "--what=maps", f"--model_dir={token_choice}", "--text=abc", "--layer=0"
+    )
+    assert code == 1
+    assert "`layer` must be one of the layers with clusters, [1]" in err
+
+
+def test_larger_vocabulary(token_choice, run, monkeypatch):
+    problem_class = type(run_directory.RunConfig.load(token_choice).make_problem())
+    monkeypatch.setattr(problem_class, "vocabulary_size", 300)
+    code, _, err = run("--what=jsd", f"--model_dir={token_choice}")
+    assert code == 1
+    assert "300 ids of text_files, 258 of the model" in err
+
+
+def test_no_run(tmp_path, run):
+    code, _, err = run("--what=jsd", f"--model_dir={tmp_path}")
+    assert code == 1
+    assert "must hold a run with a checkpoint" in err
+    assert str(tmp_path) in err
+
+
+def test_matplotlib_is_missing(token_choice, run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, _, err = run("--what=maps", f"--model_dir={token_choice}")
+    assert code == 1
+    assert "install it with `pip install 'routing-tf[bench]'`" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_folder_that_cannot_be_written(token_choice, tmp_path, run):
+    (tmp_path / "file").write_text("")
+    code, _, err = run(
+        "--what=maps",
+        f"--model_dir={token_choice}",
+        "--text=abc",
+        f"--output_dir={tmp_path / 'file' / 'maps'}",
+    )
+    assert code == 1
+    assert "`--output_dir` must be a folder that can be written" in err

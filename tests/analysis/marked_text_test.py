@@ -1,0 +1,72 @@
+"""Tests of texts with marks."""
+
+import numpy as np
+import pytest
+
+from routing_tf.analysis import marked_text
+from routing_tf.tokenizers import ByteTokenizer
+from routing_tf.tokenizers import SubwordTokenizer
+
+
+def marked(text_or_ids, is_marked, tokenizer=None, marks=("<", ">")):
+    tokenizer = tokenizer or ByteTokenizer()
+    ids = text_or_ids
+    if isinstance(text_or_ids, str):
+        ids = np.asarray(tokenizer.tokenize(text_or_ids))
+    return marked_text.mark(marked_text.make_pieces(tokenizer, ids, is_marked), marks)
+
+
+def bits(string):
+    return [character == "1" for character in string]
+
+
+@pytest.mark.parametrize(
+    "is_marked, expected",
+    [
+        ("000000", "banana"),
+        ("111111", "<banana>"),
+        ("010101", "b<a>n<a>n<a>"),
+        ("110010", "<ba>na<n>a"),
+    ],
+)
+def test_exactly_the_members(is_marked, expected):
+    assert marked("banana", bits(is_marked)) == expected
+
+
+@pytest.mark.parametrize("is_marked", ["0100", "0010", "0110"])
+def test_a_character_of_several_bytes(is_marked):
+    assert marked("aéb", bits(is_marked)) == "a<é>b"
+
+
+def test_bytes_that_are_no_text():
+    ids = [0, 0xC3 + 2, ord("a") + 2, 1, 0xA9 + 2]
+    assert marked(ids, bits("00000")) == "<pad>\ufffda<EOS>\ufffd"
+    assert marked(ids, bits("01000")) == "<pad><\ufffda><EOS>\ufffd"
+    assert marked(ids, bits("00011")) == "<pad>\ufffda<<EOS>\ufffd>"
+    assert marked(ids[:2], bits("10")) == "<<pad>>\ufffd"
+
+
+def test_line_ends_show_where_they_are_marked():
+    assert marked("a\n\nb", bits("0100")) == "a<↵\n>\nb"
+
+
+def test_nothing_is_sent_to_the_terminal():
+    shown = marked("\x1b[2J\x07\tx", bits("0000000"))
+    assert shown == "\ufffd[2J\ufffd\tx"
+
+
+def test_reverse_video():
+    shown = marked("abc", bits("010"), marks=marked_text.REVERSE_VIDEO)
+    assert shown == "a\x1b[7mb\x1b[0mc"
+
+
+def test_subwords():
+    tokens = ["<pad>_", "<EOS>_", "cat", "s_", "dog_", *"\\_u;0123456789"]
+    tokens += list("<>ESOacdgopst")
+    tokenizer = SubwordTokenizer(tokens)
+    assert marked([2, 3, 4], bits("011"), tokenizer) == "cat<s dog >"
+
+
+def test_ids():
+    pieces = marked_text.make_pieces(None, [5, 17], [False, True])
+    assert marked_text.mark(pieces, marked_text.BRACKETS) == "5 ⟦17 ⟧"

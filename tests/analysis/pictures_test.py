@@ -1,0 +1,74 @@
+"""Tests of pictures."""
+
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from routing_tf.analysis import marked_text
+from routing_tf.analysis import pictures
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def read(path):
+    content = path.read_bytes()
+    assert content.startswith(PNG)
+    return tf.io.decode_png(content, channels=3).numpy()
+
+
+def test_maps(tmp_path):
+    maps = {"routed_heads": np.zeros((2, 9, 9)), "local_heads": np.eye(9)[None]}
+    pictures.draw_maps(maps, "block_3", tmp_path / "maps.png")
+    image = read(tmp_path / "maps.png")
+    assert image.std() > 0
+    height, width, _ = image.shape
+    assert width > 2 * height  # three panels in a row
+    # The weights of the last head alone are dark.
+    dark = (image.max(axis=-1) < 60).mean(axis=0)
+    assert dark[width * 2 // 3 :].sum() > 2 * dark[: width // 3].sum()
+
+
+def test_many_heads(tmp_path):
+    pictures.draw_maps({"local_heads": np.zeros((6, 4, 4))}, "", tmp_path / "a.png")
+    height, width, _ = read(tmp_path / "a.png").shape
+    assert width < 2 * height
+
+
+def test_text(tmp_path):
+    text = "costs $5 or $6\n" * 3
+    ways = [False, True]
+    areas = []
+    for way in ways:
+        pieces = [marked_text.Piece(character, way) for character in text]
+        pictures.draw_text(pieces, "title", tmp_path / "text.png")
+        image = read(tmp_path / "text.png").astype(int)
+        # Yellow: much red, little blue.
+        areas.append((image[..., 0] - image[..., 2] > 100).mean())
+    assert areas[0] == 0
+    assert areas[1] > 0.05
+
+
+def test_lay_out():
+    pieces = [
+        marked_text.Piece("ab", True),
+        marked_text.Piece("\n", False),
+        marked_text.Piece("\tcd", True),
+    ]
+    cells = pictures.lay_out(pieces, num_columns=5)
+    assert cells == [
+        (0, 0, "a", True),
+        (0, 1, "b", True),
+        (0, 2, "↵", False),
+        *[(1, column, " ", True) for column in range(4)],
+        (1, 4, "c", True),
+        (2, 0, "d", True),
+    ]
+    assert pictures.lay_out([]) == []
+
+
+def test_matplotlib_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ValueError, match=r"pip install 'routing-tf\[bench\]'"):
+        pictures.draw_maps({"local_heads": np.eye(3)[None]}, "", tmp_path / "a.png")

@@ -5,6 +5,7 @@ import math
 import pathlib
 import sys
 
+import keras
 import pytest
 
 from routing_tf import models
@@ -51,3 +52,15 @@ def test_the_command_writes_variables(monkeypatch, capsys, tmp_path, to_file):
     written = json.loads(path.read_text() if to_file else printed)
     committed = json.loads(VARIABLES.read_text())
     assert written == {"byte_tiny": committed["byte_tiny"]}
+
+
+def test_models_of_shapes_alone_never_get_values():
+    """Or the next layer that is made in a scope fills the memory with all presets."""
+
+    def refuse(shape, dtype=None):
+        raise AssertionError("weights get values")
+
+    with preset_table.shapes_alone():
+        keras.layers.Dense(3, kernel_initializer=refuse).build((2, 2))
+    with keras.StatelessScope():
+        keras.layers.Dense(3).build((2, 2))

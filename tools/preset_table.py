@@ -5,6 +5,7 @@ Models are built at full size without memory for their weights.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import pathlib
@@ -49,10 +50,19 @@ def main():
         print(text, end="")
 
 
+@contextlib.contextmanager
+def shapes_alone():
+    """A scope in which models take no memory: their variables have shapes alone."""
+    with keras.StatelessScope(initialize_variables=False):
+        yield
+    # Keras would give them values when the next variables get theirs.
+    keras.utils.clear_session(free_memory=False)
+
+
 def build(name):
     """Returns the whole model of a preset; its variables have shapes alone."""
     h = models.preset_hyperparameters(name)
-    with keras.StatelessScope(initialize_variables=False):
+    with shapes_alone():
         if h.kind == "image":
             return models.RoutingImageTransformer(h)
         if h.kind == "seq2seq":

@@ -12,6 +12,7 @@ from tests.models import small_seq2seq
 from tests.models.small_seq2seq import INPUT_LENGTH
 from tests.models.small_seq2seq import LENGTH
 from tests.models.small_seq2seq import LOCAL
+from tools import preset_table
 
 INPUTS = small_seq2seq.inputs()
 TINY = {
@@ -311,7 +312,7 @@ def test_presets():
 
 
 def test_a_preset_at_full_size():
-    with keras.StatelessScope(initialize_variables=False):
+    with preset_table.shapes_alone():
         model = models.RoutingTransformerEncoderDecoder.from_preset("meena_local2k")
     assert (len(model.encoder_blocks), len(model.blocks)) == (6, 15)
     (embedding,) = (

@@ -4,13 +4,13 @@ import math
 import os
 import pathlib
 
-import keras
 import keras_hub
 import pytest
 
 from routing_tf import models
 from routing_tf.layers import Compatibility
 from routing_tf.models import presets
+from tools import preset_table
 
 REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
 OWN = ["python_small", "digits_small", "byte_tiny"]
@@ -507,7 +507,7 @@ def test_other_names_go_to_keras_hub(cls, monkeypatch):
 
 
 def test_backbone_from_preset():
-    with keras.StatelessScope(initialize_variables=False):
+    with preset_table.shapes_alone():
         backbone = models.RoutingTransformer.from_preset(
             "byte_tiny", load_weights=False, vocabulary_size=300, name="mine"
         )

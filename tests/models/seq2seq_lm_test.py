@@ -12,6 +12,7 @@ from tests.models import small_seq2seq
 from tests.models.small_seq2seq import LENGTH
 from tests.models.small_seq2seq import LOCAL
 from tests.models.small_seq2seq import language_model
+from tools import preset_table
 
 ON_JAX = keras.backend.backend() == "jax"
 VOCABULARY_SIZE = small_models.VOCABULARY_SIZE
@@ -373,7 +374,7 @@ def test_models_of_the_release_have_an_encoder_or_not():
 
 
 def test_a_preset_at_full_size():
-    with keras.StatelessScope(initialize_variables=False):
+    with preset_table.shapes_alone():
         lm = models.RoutingTransformerSeq2SeqLM.from_preset(
             "meena_local_cluster2k", compile=False
         )

@@ -5,6 +5,7 @@ import numpy as np
 
 from routing_tf import layers
 from routing_tf import models
+from tools import preset_table
 
 VOCABULARY_SIZE = 31
 LENGTH = 24
@@ -100,7 +101,7 @@ def assert_equal(actual, expected):
 
 def without_memory(settings):
     """Returns a language model of any size whose variables have shapes alone."""
-    with keras.StatelessScope(initialize_variables=False):
+    with preset_table.shapes_alone():
         return models.RoutingTransformerCausalLM(
             models.RoutingTransformer(settings), compile=False
         )

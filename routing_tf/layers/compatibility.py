@@ -141,6 +141,16 @@ class Compatibility:
             queries_compete=True,
         )
 
+    @property
+    def padding_has_influence(self):
+        """Whether padding changes what is computed of real tokens."""
+        return (
+            self.padding_is_routed
+            or self.padding_by_zero_rows
+            or self.padding_of_first_row
+            or self.strided_padding_is_seen
+        )
+
     def to_dict(self):
         """Returns the fields as a plain dict, for `get_config`."""
         return dataclasses.asdict(self)

@@ -118,6 +118,8 @@ class TimingSignal(keras.layers.Layer):
 
     Call arguments:
         inputs: `<float>[batch, length, dim]`.
+        offset: number of tokens before the first one of `inputs`, an integer or a
+            tensor. Defaults to 0.
 
     Returns:
         `<float>[batch, length, dim]`.
@@ -145,12 +147,12 @@ class TimingSignal(keras.layers.Layer):
         self.max_timescale = max_timescale
         self.start_index = start_index
 
-    def call(self, inputs):
+    def call(self, inputs, offset=0):
         length = static_length("inputs", inputs)
-        signal = self._signal(length, inputs.shape[-1])
+        signal = self._signal(length, inputs.shape[-1], offset)
         return inputs + ops.cast(signal, inputs.dtype)
 
-    def _signal(self, length, channels):
+    def _signal(self, length, channels, offset):
         num_timescales = channels // 2
         step = math.log(self.max_timescale / self.min_timescale)
         step /= max(num_timescales - 1, 1)
@@ -159,9 +161,13 @@ class TimingSignal(keras.layers.Layer):
         steps = np.arange(num_timescales, dtype="float32")
         frequencies = np.float32(self.min_timescale) * np.exp(steps * np.float32(-step))
         positions = np.arange(length, dtype="float32") + np.float32(self.start_index)
-        phases = positions[:, None] * frequencies[None, :]
-        signal = np.concatenate([np.sin(phases), np.cos(phases)], axis=1)
-        return np.pad(signal, [(0, 0), (0, channels % 2)])[None]
+        library = np
+        if not isinstance(offset, int):
+            library, offset = ops, ops.cast(offset, "float32")
+        phases = (positions + offset)[:, None] * frequencies[None, :]
+        waves = [library.sin(phases), library.cos(phases)]
+        signal = library.concatenate(waves, axis=1)
+        return library.pad(signal, [(0, 0), (0, channels % 2)])[None]
 
     def get_config(self):
         return {

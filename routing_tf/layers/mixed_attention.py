@@ -5,8 +5,11 @@ import math
 import keras
 from keras import ops
 
+from routing_tf.layers.decoding.untouched import Untouched
 from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.heads.head_group import HeadInputs
 from routing_tf.layers.heads.local import check_block_shape
+from routing_tf.layers.heads.routed import use_routing_scope
 from routing_tf.layers.initializers import fresh
 from routing_tf.layers.positions import Positions
 from routing_tf.layers.serialization import deserialize
@@ -55,6 +58,14 @@ class MixedAttention(keras.layers.Layer):
         token_bias: `<float>[batch, memory length]`, added to the logits of each key.
         training: whether dropout is on and centroids move.
         use_causal_mask: whether a token sees only tokens up to itself.
+        cache: what `make_cache` or an earlier call returned; None (the default) for
+            none. With a cache self-attention is causal, and expert choice has the
+            routing scope `"prefix"`.
+        cache_index: position of the first token of `query`, an integer or a tensor
+            (on two axes of positions: in the blocked order); None (the default) for 0.
+            Tokens follow each other; the newest may be fed again and is replaced. A
+            sequence at the integer 0 is computed in one parallel pass and starts the
+            cache anew; anywhere else tokens go one by one. Padding is not remembered.
         attention_mask: refused; sparse patterns never build the matrix it masks.
         return_attention_scores: whether to return the dense map of attention weights
             too. Its memory grows with the square of the length: for short inputs.
@@ -63,7 +74,8 @@ class MixedAttention(keras.layers.Layer):
 
     Returns:
         `<float>[batch, length, output_dim]`; with `return_attention_scores=True` also
-        the map `<float>[batch, heads, length, memory length]`.
+        the map `<float>[batch, heads, length, memory length]`. With a cache a pair: the
+        output, and the cache with the tokens of `query`.
 
     The Keras mask of `query` is passed on.
 
@@ -74,7 +86,8 @@ class MixedAttention(keras.layers.Layer):
             built a group; when called, if a length is unknown, a dense
             `attention_mask` is given, `value` or a mask does not fit, positions have
             other axes than the blocks, or `use_causal_mask=True` and `value` has
-            another length than `query`.
+            another length than `query`; or if a cache is given while training, with
+        attention scores, or for attention to another sequence without its memory.
 
     Example:
 
@@ -180,10 +193,70 @@ class MixedAttention(keras.layers.Layer):
             key_shape = (*start, self.key_dim)
             group.build(key_shape, key_shape, (*start, value_dim))
 
+    def make_cache(
+        self, batch_size, max_length, value=None, value_mask=None, token_bias=None
+    ):
+        """Makes an empty cache, for calls that go token by token.
+
+        Args:
+            batch_size: number of sequences.
+            max_length: number of tokens a sequence may have; for positions on two axes
+                a tuple of their lengths. Local, routed and hashed heads remember as
+                many tokens as they can see and may go on behind it; all others remember
+                `max_length` tokens.
+            value: `<float>[batch, memory length, memory dim]`, the sequence that is
+                attended to, whose keys and values are then computed only once; None
+                (the default) for self-attention.
+            value_mask: `<bool>[batch, memory length]`, True for real tokens; None (the
+                default) for no padding.
+            token_bias: `<float>[batch, memory length]`, added to the logits of its
+                keys; None (the default) for no bias.
+
+        Returns:
+            A structure of tensors of fixed sizes with the batch on axis 0.
+
+        Raises:
+            ValueError: if a length is not a positive integer, or some heads let later
+                tokens decide who is a member, as a `Compatibility` option can have it.
+
+        Example:
+
+        ```python
+        import numpy as np
+        from routing_tf import layers
+
+        attention = layers.RoutingAttention(
+            num_heads=2, key_dim=8, num_clusters=4, attention_window=16
+        )
+        x = np.random.normal(size=(1, 20, 16)).astype("float32")
+        cache = attention.make_cache(batch_size=1, max_length=20)
+        y, cache = attention(x[:, :19], cache=cache, cache_index=0)
+        last, cache = attention(x[:, 19:], cache=cache, cache_index=19)
+        ```
+        """
+        lengths = max_length if isinstance(max_length, (tuple, list)) else (max_length,)
+        for length in lengths:
+            check_positive_integer("max_length", length)
+        order = self._positions(f"max_length={max_length!r}", tuple(lengths))
+        length = order.num_positions
+        if value is None:
+            caches = [
+                group.make_cache(batch_size, length, order.grid)
+                for group in self.head_groups
+            ]
+            return {"tokens": caches}
+        value = ops.convert_to_tensor(value, self.compute_dtype)
+        inputs = self._memory_inputs(order, value, value_mask, token_bias)
+        caches = [
+            group.make_memory(group_inputs, length)
+            for group, group_inputs in zip(self.head_groups, inputs, strict=True)
+        ]
+        return {"memory": caches}
+
     def __call__(self, query, value=None, *args, **kwargs):
         # Keras converts each argument on its own: the same tensor becomes two.
         value = None if value is query else value
-        return super().__call__(query, value, *args, **kwargs)
+        return super().__call__(query, value, *args, **Untouched.wrap(kwargs))
 
     def call(
         self,
@@ -194,6 +267,8 @@ class MixedAttention(keras.layers.Layer):
         token_bias=None,
         training=None,
         use_causal_mask=False,
+        cache=None,
+        cache_index=None,
         attention_mask=None,
         return_attention_scores=False,
         mask=None,
@@ -202,8 +277,155 @@ class MixedAttention(keras.layers.Layer):
         query_mask = mask if query_mask is None else query_mask
         if value is query:
             value = None
+        if cache is not None:
+            _check_cache(cache.cache, value, training, return_attention_scores)
+            return self._call_with_cache(query, query_mask, token_bias, cache)
+        order, arguments = self._head_arguments(
+            query, value, query_mask, value_mask, token_bias, return_attention_scores
+        )
+        outputs = [
+            group(**own, use_causal_mask=use_causal_mask, training=training)
+            for group, own in zip(self.head_groups, arguments, strict=True)
+        ]
+        outputs = self._join(order, outputs)
+        if not return_attention_scores:
+            return order.unflatten(self._combine(outputs))
+        size = self.value_dim or self.key_dim
+        combined = order.unflatten(self._combine(outputs[..., :size]))
+        return combined, outputs[..., size:]
+
+    def _call_with_cache(self, query, query_mask, token_bias, cache):
+        cache, index = cache.cache, cache.cache_index
+        if query.shape[1] == 1 and len(query.shape) == 3 and index is not None:
+            return self._step(query, query_mask, token_bias, cache, index)
+        starts = index is None or isinstance(index, int) and index == 0
+        if starts and "tokens" in cache:
+            return self._start(query, query_mask, token_bias, cache)
+        return self._steps(query, query_mask, token_bias, cache, index or 0)
+
+    def _start(self, query, query_mask, token_bias, cache):
+        """Attends with a whole sequence at once."""
+        order, arguments = self._head_arguments(
+            query, None, query_mask, None, token_bias
+        )
+        with use_routing_scope(self, "prefix"):
+            outputs = [
+                group(**own, use_causal_mask=True, training=False)
+                for group, own in zip(self.head_groups, arguments, strict=True)
+            ]
+        caches = [
+            group.fill_cache(group_cache, group.inputs(**own))
+            for group, group_cache, own in zip(
+                self.head_groups, cache["tokens"], arguments, strict=True
+            )
+        ]
+        output = order.unflatten(self._combine(self._join(order, outputs)))
+        return output, {"tokens": caches}
+
+    def _steps(self, query, query_mask, token_bias, cache, index):
+        """Attends with one token after the other."""
+        length = query.shape[1]
+        tokens = {"query": query, "query_mask": query_mask, "token_bias": token_bias}
+        tokens = {
+            name: None if x is None else ops.convert_to_tensor(x)
+            for name, x in tokens.items()
+        }
+
+        def step(place, cache, outputs):
+            token = {
+                name: None if x is None else ops.take(x, place[None], axis=1)
+                for name, x in tokens.items()
+            }
+            output, cache = self._step(**token, cache=cache, index=index + place)
+            return place + 1, cache, ops.slice_update(outputs, (0, place, 0), output)
+
+        batch, size = ops.shape(query)[0], self.output_kernel.shape[-1]
+        outputs = ops.zeros((batch, length, size), self.compute_dtype)
+        start = ops.zeros((), "int32")
+        _, cache, outputs = ops.while_loop(
+            lambda place, cache, outputs: place < length, step, (start, cache, outputs)
+        )
+        return outputs, cache
+
+    def _step(self, query, query_mask, token_bias, cache, index):
+        """Attends with one token."""
+        (kind,) = cache
+        index = ops.cast(index, "int32")
+        order = Positions((1,), None)
+        if kind == "tokens":
+            _, arguments = self._head_arguments(
+                query, None, query_mask, None, token_bias, order=order
+            )
+            inputs = [
+                group.inputs(**own)
+                for group, own in zip(self.head_groups, arguments, strict=True)
+            ]
+        else:
+            mask = order.sequence("query_mask", query_mask, query.shape[0])
+            mask = None if mask is None else ops.cast(mask, "bool")[:, None]
+            inputs = [
+                HeadInputs(own, None, None, query_mask=mask)
+                for own in self._queries(query)
+            ]
+        steps = [
+            (group.step if kind == "tokens" else group.read_memory)(
+                group_cache, index, group_inputs
+            )
+            for group, group_cache, group_inputs in zip(
+                self.head_groups, cache[kind], inputs, strict=True
+            )
+        ]
+        output = self._combine(self._join(order, [output for output, _ in steps]))
+        return output, {kind: [cache for _, cache in steps]}
+
+    def _queries(self, query):
+        """Returns the queries of each group, from a multiplication of their own."""
+        return self._scaled_queries(_fused(query, [self.query_kernel])[0])
+
+    def _scaled_queries(self, queries):
+        queries = self._split_heads(queries, self.num_heads)
+        return self._split_groups(queries * ops.cast(self.key_dim**-0.5, queries.dtype))
+
+    def _memory_inputs(self, order, value, value_mask, token_bias):
+        """Returns the `HeadInputs` of each group for a memory alone."""
+        memory_order = self._order("value", value)
+        masks = {
+            "value_mask": memory_order.sequence(
+                "value_mask", value_mask, value.shape[0], fill=True
+            ),
+            "token_bias": memory_order.sequence(
+                "token_bias", token_bias, value.shape[0]
+            ),
+        }
+        _, keys, values = self._project(None, memory_order.flatten(value))
+        return [
+            group.inputs(
+                None,
+                memory_order.arrange(key),
+                memory_order.arrange(own_value),
+                is_cross_attention=True,
+                grid=order.grid,
+                memory_grid=memory_order.grid,
+                **masks,
+            )
+            for group, key, own_value in zip(
+                self.head_groups, keys, values, strict=True
+            )
+        ]
+
+    def _head_arguments(
+        self,
+        query,
+        value,
+        query_mask,
+        value_mask,
+        token_bias,
+        return_attention_scores=False,
+        order=None,
+    ):
+        """Returns the order of the query, and call arguments for each head group."""
         batch = query.shape[0]
-        order = memory_order = self._order("query", query)
+        order = memory_order = order or self._order("query", query)
         query = order.flatten(query)
         if value is None:
             value_mask = query_mask if value_mask is None else value_mask
@@ -221,29 +443,24 @@ class MixedAttention(keras.layers.Layer):
             ),
             "token_bias": memory_order.sequence("token_bias", token_bias, batch),
         }
-        outputs = [
-            group(
-                order.arrange(group_query),
-                memory_order.arrange(group_key),
-                memory_order.arrange(group_value),
-                use_causal_mask=use_causal_mask,
-                is_cross_attention=value is not None,
-                grid=order.grid,
-                memory_grid=memory_order.grid,
-                training=training,
+        return order, [
+            {
+                "query": order.arrange(group_query),
+                "key": memory_order.arrange(group_key),
+                "value": memory_order.arrange(group_value),
+                "is_cross_attention": value is not None,
+                "grid": order.grid,
+                "memory_grid": memory_order.grid,
                 **masks,
-            )
-            for group, group_query, group_key, group_value in zip(
-                self.head_groups, queries, keys, values, strict=True
+            }
+            for group_query, group_key, group_value in zip(
+                queries, keys, values, strict=True
             )
         ]
+
+    def _join(self, order, outputs):
         outputs = [ops.cast(output, self.compute_dtype) for output in outputs]
-        outputs = order.restore(ops.concatenate(outputs, axis=1))
-        if not return_attention_scores:
-            return order.unflatten(self._combine(outputs))
-        size = self.value_dim or self.key_dim
-        combined = order.unflatten(self._combine(outputs[..., :size]))
-        return combined, outputs[..., size:]
+        return order.restore(ops.concatenate(outputs, axis=1))
 
     def _order(self, name, x):
         """The order in which the positions of `x` become a sequence."""
@@ -255,13 +472,16 @@ class MixedAttention(keras.layers.Layer):
             )
         axes = range(1, len(x.shape) - 1)
         lengths = tuple(static_length(name, x, axis) for axis in axes)
+        return self._positions(f"{name}.shape={tuple(x.shape)}", lengths)
+
+    def _positions(self, received, lengths):
         block_shape = self.block_shape or self._blocks_of_groups
         if block_shape is not None and len(block_shape) != len(lengths):
             raise ValueError(
-                f"`{name}` must have an axis of positions for each entry of the "
-                f"blocks. Received: {name}.shape={tuple(x.shape)} with blocks of "
-                f"{block_shape}. Pass (batch, length, dim) for blocks with one entry, "
-                "(batch, height, width, dim) for two."
+                "There must be an axis of positions for each entry of the blocks. "
+                f"Received: {received} with blocks of {block_shape}. Pass (batch, "
+                "length, dim) for blocks with one entry, (batch, height, width, dim) "
+                "for two."
             )
         return Positions(lengths, block_shape)
 
@@ -269,24 +489,22 @@ class MixedAttention(keras.layers.Layer):
         """Returns queries, keys and values, each as a list with a tensor per group."""
         memory = query if value is None else value
         shared_keys = value is not None and any(self._shares)
-        kernels = [self.query_kernel]
         memory_kernels = [self.value_kernel]
         if self.key_kernel is not None:
             memory_kernels.append(self.key_kernel)
         if shared_keys:
             memory_kernels.append(self.query_kernel)
         if value is None:
-            queries, *rest = _fused(query, kernels + memory_kernels)
+            queries, *rest = _fused(query, [self.query_kernel, *memory_kernels])
+            queries = self._scaled_queries(queries)
         else:
-            queries = _fused(query, kernels)[0]
+            queries = None if query is None else self._queries(query)
             rest = _fused(memory, memory_kernels)
-        queries = self._split_heads(queries, self.num_heads)
-        queries *= ops.cast(self.key_dim**-0.5, queries.dtype)
         values = self._split_heads(rest.pop(0), self.num_heads)
         own_keys = rest.pop(0) if self.key_kernel is not None else None
         query_keys = rest.pop(0) if shared_keys else None
         return (
-            self._split_groups(queries),
+            queries,
             self._keys(own_keys, query_keys),
             self._split_groups(values),
         )
@@ -428,6 +646,20 @@ def _refuse_attention_mask(attention_mask):
             "supported: sparse heads never build the matrix it would mask. Received: "
             f"attention_mask.shape={tuple(attention_mask.shape)}. Use `query_mask` and "
             "`value_mask` for padding and `use_causal_mask=True` for causality."
+        )
+
+
+def _check_cache(cache, value, training, return_attention_scores):
+    if training or return_attention_scores:
+        raise ValueError(
+            "`cache` must be None while training and with attention scores. Received: "
+            f"training={training}, return_attention_scores={return_attention_scores}"
+        )
+    if value is not None and "memory" not in cache:
+        raise ValueError(
+            "`cache` must hold the memory for attention to another sequence. Received: "
+            f"value.shape={tuple(value.shape)} and a cache for self-attention. Make it "
+            "with `make_cache(batch_size, max_length, value=value)`"
         )
 
 

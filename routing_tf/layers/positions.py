@@ -26,6 +26,11 @@ class Positions:
         if len(lengths) > 1:
             self.grid = BlockedOrder(lengths, block_shape or lengths).grid
 
+    @property
+    def num_positions(self):
+        """Number of positions of the sequence, those that fill up blocks included."""
+        return math.prod(self.lengths) if self.order is None else self.order.length
+
     def flatten(self, x):
         """From `[batch, *lengths, dim]` to `[batch, positions, dim]`."""
         if len(self.lengths) == 1:

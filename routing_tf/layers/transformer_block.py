@@ -2,6 +2,7 @@
 
 import keras
 
+from routing_tf.layers.decoding.untouched import Untouched
 from routing_tf.layers.serialization import deserialize
 from routing_tf.layers.serialization import serialize
 from routing_tf.layers.validation import check_choice
@@ -117,9 +118,13 @@ class TransformerBlock(keras.layers.Layer):
         padding_mask: `<bool>[batch, length]`, True for real tokens; or None.
         memory_mask: `<bool>[batch, memory length]`, the same for `memory`; or None.
         training: whether dropout is on and centroids move.
+        cache: what `make_cache` or an earlier call returned; None (the default) for
+            none. The memory is in the cache and is not given again.
+        cache_index: position of the first token, see `MixedAttention`.
 
     Returns:
-        Tensor of the shape of `inputs`.
+        Tensor of the shape of `inputs`; with a cache a pair of it and the cache with
+        the tokens of `inputs`.
 
     Raises:
         ValueError: if `norm_position` is unknown or `dropout` is not in [0, 1); when
@@ -191,6 +196,31 @@ class TransformerBlock(keras.layers.Layer):
                 getattr(self, name).build(*shapes)
             getattr(self, f"{name}_output").build(inputs_shape)
 
+    def make_cache(self, batch_size, max_length, memory=None, memory_mask=None):
+        """Makes an empty cache, for calls that go token by token.
+
+        Args:
+            batch_size: number of sequences.
+            max_length: number of tokens a sequence may have, see `MixedAttention`.
+            memory: as in a call; None (the default) without `cross_attention`.
+            memory_mask: as in a call; None (the default) for no padding.
+
+        Returns:
+            A structure of tensors of fixed sizes with the batch on axis 0.
+
+        Raises:
+            ValueError: as `MixedAttention.make_cache` does.
+        """
+        cache = {"attention": self.attention.make_cache(batch_size, max_length)}
+        if self.cross_attention is not None:
+            cache["cross_attention"] = self.cross_attention.make_cache(
+                batch_size, max_length, value=memory, value_mask=memory_mask
+            )
+        return cache
+
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **Untouched.wrap(kwargs))
+
     def call(
         self,
         inputs,
@@ -198,7 +228,11 @@ class TransformerBlock(keras.layers.Layer):
         padding_mask=None,
         memory_mask=None,
         training=None,
+        cache=None,
+        cache_index=None,
     ):
+        if cache is not None:
+            return self._call_with_cache(inputs, padding_mask, cache)
         if (memory is None) != (self.cross_attention is None):
             raise ValueError(
                 "`memory` must be given to a block with `cross_attention`, and to no "
@@ -226,6 +260,23 @@ class TransformerBlock(keras.layers.Layer):
                 value_mask=memory_mask,
             )
         return x if self.feed_forward is None else apply("feed_forward", x)
+
+    def _call_with_cache(self, x, padding_mask, cache):
+        caches = {}
+        for name in self.parts:
+            y = getattr(self, f"{name}_input")(x, training=False)
+            if name == "feed_forward":
+                y = self.feed_forward(y, training=False)
+            else:
+                y, caches[name] = getattr(self, name)(
+                    y,
+                    query_mask=padding_mask,
+                    training=False,
+                    cache=cache.cache[name],
+                    cache_index=cache.cache_index,
+                )
+            x = getattr(self, f"{name}_output")(y, residual=x, training=False)
+        return x, caches
 
     def get_config(self):
         return {

@@ -2,10 +2,9 @@
 
 import keras
 import keras_hub
-from keras import ops
 
-from routing_tf import layers
 from routing_tf.models import checkpoints
+from routing_tf.models import generation
 from routing_tf.models import scoring
 from routing_tf.models import stack
 from routing_tf.models.routing_transformer import RoutingTransformer
@@ -145,64 +144,50 @@ class TextLanguageModel:
         if self.optimizer is not None:
             self.optimizer.build(self.trainable_variables)
 
-    def continue_prompts(
-        self, token_ids, prompt_mask, logits, stop_token_ids=None, cache=None
-    ):
-        """Continues one batch of prompts with the sampler.
+    def make_cache(self, batch_size, max_length, memory=None, memory_mask=None):
+        """Makes an empty cache, for `call_with_cache`.
 
-        Every new token recomputes the logits of the whole buffer, in which the
-        positions behind the prefix are padding. Expert choice has the routing scope
-        `"prefix"`, so tokens are drawn with the probabilities of `score` in this scope.
+        Args:
+            batch_size: number of sequences.
+            max_length: number of tokens a sequence may have, the leading id 0 included.
+                Models of local, routed (or hashed) heads may go on behind it.
+            memory: output of the encoder, see `RoutingTransformerEncoderDecoder`; None
+                (the default) without one.
+            memory_mask: its padding mask; None (the default) for no padding.
+
+        Returns:
+            A structure of tensors of fixed sizes with the batch on axis 0.
+
+        Raises:
+            ValueError: if settings of the release let later tokens decide who is a
+                member of a cluster.
+        """
+        return self.backbone.make_cache(batch_size, max_length, memory, memory_mask)
+
+    def call_with_cache(self, token_ids, cache, cache_index, padding_mask=None):
+        """Computes the logits of tokens that follow those in a cache.
+
+        Expert choice has the routing scope `"prefix"`.
 
         Args:
             token_ids: `<int>[batch, length]`.
-            prompt_mask: `<bool>[batch, length]`, True on the prompts.
-            logits: function of token ids, padding mask and `cache` that returns
-                `<float>[batch, length, vocabulary_size]`.
-            stop_token_ids: ids that end a sequence; None (the default) for no such ids.
-            cache: tensors with a row for each prompt that `logits` reads; None (the
-                default) for none.
+            cache: as returned by `make_cache` or this method.
+            cache_index: position of the first token, an integer or a tensor. Tokens
+                follow each other; the newest may be fed again and is replaced. A
+                sequence at the integer 0 is computed in one parallel pass and starts
+                the cache anew; anywhere else tokens go one by one.
+            padding_mask: `<bool>[batch, length]`, True for real tokens, others are not
+                remembered; None (the default) for no padding.
 
         Returns:
-            Token ids and their mask, now True on prompt and new tokens.
-
-        Raises:
-            ValueError: if the model cuts its inputs to less than the buffer.
+            Logits of the next tokens `<float>[batch, length, vocabulary_size]`, hidden
+            states `<float>[batch, length, hidden_dim]`, and the cache with these
+            tokens.
         """
-        prompt_mask = ops.cast(prompt_mask, "bool")
-        self._check_buffer(token_ids.shape[1])
-        if stop_token_ids is not None:
-            # keras_hub would stop at ids that lie in the buffer behind the prompt.
-            stops = set(stop_token_ids)
-            filler = min(set(range(len(stops) + 1)) - stops)
-            token_ids = ops.where(prompt_mask, token_ids, filler)
-        positions = ops.arange(token_ids.shape[1], dtype="int32")
-
-        def next_logits(prompt, cache, index):
-            mask = ops.broadcast_to(positions[None] < index, ops.shape(prompt))
-            with layers.use_routing_scope(self, "prefix"):
-                scores = logits(prompt, mask, cache)
-            return ops.take(scores, index - 1, axis=1), None, cache
-
-        lengths = ops.sum(ops.cast(prompt_mask, "int32"), axis=-1)
-        token_ids = self.sampler(
-            next=next_logits,
-            prompt=token_ids,
-            cache=cache,
-            index=ops.min(lengths),
-            mask=prompt_mask,
-            stop_token_ids=stop_token_ids,
-            model=self,
+        hidden, cache = self.backbone.decode_with_cache(
+            token_ids, cache, cache_index, padding_mask
         )
-        return token_ids, _until_stop(token_ids, prompt_mask, stop_token_ids)
-
-    def _check_buffer(self, length):
-        limit = self.backbone.hyperparameters.truncate_length
-        if limit is not None and length > limit:
-            raise ValueError(
-                "`max_length` must not exceed the length to which this model cuts its "
-                f"inputs, {limit}. Received: {length}"
-            )
+        return self.logits_of(hidden), hidden, cache
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -250,9 +235,6 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
     def generate_step(self, inputs, stop_token_ids=None):
         """Continues one batch of prompts; compiled by `generate`.
 
-        Every new token recomputes the model on the whole buffer, in which the
-        positions behind the prefix are padding.
-
         Args:
             inputs: dict of `token_ids` and `padding_mask`, as for a call; the mask is
                 True on the prompt.
@@ -264,13 +246,8 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
         Raises:
             ValueError: if the model cuts its inputs to less than the buffer.
         """
-
-        def logits(token_ids, padding_mask, cache):
-            x = {"token_ids": token_ids, "padding_mask": padding_mask}
-            return self(x, training=False)
-
-        token_ids, mask = self.continue_prompts(
-            inputs["token_ids"], inputs["padding_mask"], logits, stop_token_ids
+        token_ids, mask = generation.continue_prompts(
+            self, inputs["token_ids"], inputs["padding_mask"], stop_token_ids
         )
         return {"token_ids": token_ids, "padding_mask": mask}
 
@@ -314,17 +291,6 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
         ```
         """
         return scoring.score(self, texts, targets, reduction, routing_scope, **kwargs)
-
-
-def _until_stop(token_ids, prompt_mask, stop_token_ids):
-    """Returns a mask, True up to the first stop token behind the prompt, included."""
-    if stop_token_ids is None:
-        return ops.ones_like(prompt_mask)
-    stops = ops.zeros_like(prompt_mask)
-    for stop in stop_token_ids:
-        stops = ops.logical_or(stops, token_ids == stop)
-    stops = ops.cast(ops.logical_and(stops, ops.logical_not(prompt_mask)), "int32")
-    return ops.cumsum(stops, axis=-1) - stops == 0
 
 
 def _dense(hyperparameters, units, name, policy):

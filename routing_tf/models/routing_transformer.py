@@ -70,6 +70,52 @@ class TextBackbone(PresetBackbone):
         ]
         self.final_norm = final_norm(h, "final_norm", policy)
 
+    def make_cache(self, batch_size, max_length, memory=None, memory_mask=None):
+        """Makes an empty cache, for `decode_with_cache`.
+
+        Args:
+            batch_size: number of sequences.
+            max_length: number of tokens a sequence may have.
+            memory: as in `decode`.
+            memory_mask: as in `decode`.
+
+        Returns:
+            A structure of tensors of fixed sizes with the batch on axis 0.
+
+        Raises:
+            ValueError: as `MixedAttention.make_cache` does.
+        """
+        return [
+            block.make_cache(batch_size, max_length, memory, memory_mask)
+            for block in self.blocks
+        ]
+
+    def decode_with_cache(self, token_ids, cache, cache_index, padding_mask=None):
+        """Applies the decoder to tokens that follow those in a cache.
+
+        Args:
+            token_ids: `<int>[batch, length]`.
+            cache: as returned by `make_cache` or this method.
+            cache_index: position of the first token, see `MixedAttention`.
+            padding_mask: `<bool>[batch, length]`, True for real tokens; None (the
+                default) for no padding.
+
+        Returns:
+            `<float>[batch, length, hidden_dim]`, and the cache with these tokens.
+        """
+        x = token_ids
+        for layer in self.embedding_layers:
+            moves = isinstance(layer, layers.TimingSignal)
+            x = layer(x, offset=cache_index) if moves else layer(x)
+        caches = []
+        for block, block_cache in zip(self.blocks, cache, strict=True):
+            x, block_cache = block(
+                x, padding_mask=padding_mask, cache=block_cache, cache_index=cache_index
+            )
+            caches.append(block_cache)
+        x = x if self.final_norm is None else self.final_norm(x)
+        return x, caches
+
     def decode(self, token_ids, padding_mask, memory=None, memory_mask=None):
         """Applies the decoder.
 

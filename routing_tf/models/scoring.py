@@ -16,13 +16,6 @@ from routing_tf.tokenizers.offsets import token_offsets
 REDUCTIONS = ("none", "mean", "sum")
 TOO_LONG = ("refuse", "cut", "windows")
 
-# Flaws of the release by which padding changes the logits of real tokens.
-_PADDING_FLAWS = (
-    "padding_is_routed",
-    "padding_by_zero_rows",
-    "padding_of_first_row",
-    "strided_padding_is_seen",
-)
 _SECONDS_BEFORE_PROGRESS = 2
 # Compiled models that are kept; lengths are powers of two unless padding matters.
 _MAX_SCORERS = 16
@@ -200,8 +193,7 @@ def score(
     _check_counts(counts, targets, sequences)
     spans = [_spans(sequence, each) for sequence, each in zip(sequences, targets)]
     runs = _runs(sequences, spans, limit)
-    flaws = lm.hyperparameters.compatibility
-    if any(getattr(flaws, name) for name in _PADDING_FLAWS):
+    if lm.hyperparameters.compatibility.padding_has_influence:
         batches = [[run] for run in runs]  # unpadded: each depends on itself alone
         length = None
     else:

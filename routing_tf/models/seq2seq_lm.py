@@ -3,6 +3,7 @@
 import keras
 import keras_hub
 
+from routing_tf.models import generation
 from routing_tf.models.causal_lm import TextLanguageModel
 from routing_tf.models.encoder_decoder import RoutingTransformerEncoderDecoder
 from routing_tf.tokenizers import ByteTokenizer
@@ -144,8 +145,7 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
     def generate_step(self, inputs, stop_token_ids=None):
         """Continues one batch of prompts; compiled by `generate`.
 
-        The encoder runs once. Every new token recomputes the decoder on its whole
-        buffer, in which the positions behind the prefix are padding.
+        The encoder runs once.
 
         Args:
             inputs: dict as for a call; `decoder_padding_mask` is True on the prompt,
@@ -159,17 +159,11 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
         Raises:
             ValueError: if the model cuts its inputs to less than the buffer.
         """
-
-        def logits(token_ids, padding_mask, memory):
-            return self.logits_of(
-                self.backbone.decode(token_ids, padding_mask, *memory)
-            )
-
-        token_ids, mask = self.continue_prompts(
+        token_ids, mask = generation.continue_prompts(
+            self,
             inputs["decoder_token_ids"],
             inputs["decoder_padding_mask"],
-            logits,
             stop_token_ids,
-            cache=self.backbone.encode(inputs),
+            memory=self.backbone.encode(inputs),
         )
         return {"decoder_token_ids": token_ids, "decoder_padding_mask": mask}

@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from routing_tf.layers import membership
+from routing_tf.layers.decoding import all_scores
 from routing_tf.layers.heads.clustered import CentroidHeads
 from routing_tf.layers.rules import prefixes
 
@@ -80,6 +81,10 @@ class ClusterStridedHeads(CentroidHeads):
         if self.compatibility.members_of_whole_sequence:
             return super().causal_rule
         return prefixes.attend
+
+    @property
+    def memory(self):
+        return None if self.compatibility.members_of_whole_sequence else all_scores
 
     def choose(self, scores, mask):
         window = self.window(scores.shape[2])

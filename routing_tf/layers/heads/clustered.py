@@ -1,7 +1,11 @@
 """What all patterns share whose queries see the members of a cluster."""
 
+import dataclasses
+
 from keras import ops
 
+from routing_tf.layers.decoding import last_members as decoding_last_members
+from routing_tf.layers.decoding import memories
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.online_kmeans import OnlineKMeans
 from routing_tf.layers.online_kmeans import normalize
@@ -100,8 +104,58 @@ class ClusteredHeads(HeadGroup):
         """
         raise NotImplementedError
 
+    @property
+    def memory(self):
+        """How tokens attend step by step: a module of `layers.decoding`."""
+        chooses = self.causal_rule is last_members.attend
+        return decoding_last_members if chooses else None
+
+    @property
+    def num_choices(self):
+        """Number of clusters that a token may choose."""
+        return self.num_clusters
+
     def attend(self, inputs, training=None):
         rule = self._rule(inputs)
+        return rule(self, self._tokens(inputs, rule, training), training=training)
+
+    def make_cache(self, batch_size, max_length, grid=None):
+        if self.memory is None:
+            raise ValueError(
+                "A cache needs heads in which no later token decides who is a member. "
+                f"Received: {type(self).__name__} with compatibility="
+                f"{self.compatibility}. Leave out the option that lets it, or compute "
+                "the whole sequence anew at each step"
+            )
+        return self.memory.make(self, batch_size, max_length)
+
+    def fill_cache(self, cache, inputs):
+        return self.memory.fill(self, cache, self._step_tokens(inputs, cache, 0))
+
+    def step(self, cache, index, inputs):
+        tokens = self._step_tokens(inputs, cache, index)
+        return self.memory.step(self, cache, index, tokens)
+
+    def make_memory(self, inputs, max_length):
+        if self.compatibility.queries_compete:
+            raise ValueError(
+                "A cache needs queries that find their clusters on their own. Received:"
+                " compatibility with queries_compete=True. Leave it out, or compute "
+                "the whole sequence anew at each step"
+            )
+        # The memory alone: its keys in place of queries.
+        inputs = dataclasses.replace(inputs, query=inputs.key, key=None)
+        tokens = self._tokens(inputs, best_cluster.attend)
+        return memories.make_clusters(self, tokens)
+
+    def read_memory(self, cache, index, inputs):
+        tokens = self._step_tokens(inputs, cache, index)
+        return memories.read_clusters(self, cache, index, tokens)
+
+    def _step_tokens(self, inputs, cache, index):
+        return self._tokens(inputs, self.causal_rule)
+
+    def _tokens(self, inputs, rule, training=False):
         query = key = normalize(inputs.query)
         streams, masks = [query], [inputs.value_mask]
         if inputs.key is not None:
@@ -114,10 +168,9 @@ class ClusteredHeads(HeadGroup):
         scores = self.scores(streams, masks, training=training)
         if self.compatibility.padding_is_routed:
             masks = [None] * len(masks)
-        tokens = RoutedTokens(
+        return RoutedTokens(
             query, key, scores[0], scores[-1], masks[0], masks[-1], inputs
         )
-        return rule(self, tokens, training=training)
 
     def _rule(self, inputs):
         if inputs.use_causal_mask:

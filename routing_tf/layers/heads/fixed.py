@@ -8,8 +8,8 @@ from keras import ops
 
 from routing_tf.layers import blocks
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.heads.head_group import combine_masks
 from routing_tf.layers.heads.local import check_block_shape
+from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 
@@ -120,6 +120,15 @@ class FixedHeads(HeadGroup):
             training=training,
         )
         return blocks.put_back_blocks(output, length, axis=2)
+
+    def sees(self, query, keys, cache, is_causal=True):
+        size = self.block_length
+        own = keys // size == query // size
+        summary = keys % size >= size - self.num_summary_columns
+        if self.arrangement == "merged":
+            return ops.logical_or(own, summary), keys
+        is_local = np.arange(self.num_heads)[:, None] < self.num_heads // 2
+        return ops.where(is_local, own, summary), keys
 
     def _blocks(self, x):
         return blocks.break_into_blocks(x, self.block_length, axis=2)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.heads.head_group import combine_masks
+from routing_tf.layers.masks import combine_masks
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -39,6 +39,9 @@ class FullHeads(HeadGroup):
 
     Reference: Vaswani et al. (2017), section 3.2.
     """
+
+    def sees(self, query, keys, cache, is_causal=True):
+        return keys >= 0, keys - query
 
     def attend(self, inputs, training=None):
         mask = bias = None

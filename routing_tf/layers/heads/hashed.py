@@ -79,6 +79,10 @@ class HashedHeads(ClusteredHeads):
         """Number of projections of each head."""
         return self.num_buckets.bit_length() - 1
 
+    @property
+    def num_choices(self):
+        return 2**self.num_bits
+
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)
         self.projections = self.add_weight(

@@ -7,6 +7,8 @@ import keras
 from keras import ops
 
 from routing_tf.layers.compatibility import Compatibility
+from routing_tf.layers.decoding import memories
+from routing_tf.layers.decoding import recent_tokens
 from routing_tf.layers.scaled_dot_product import ScaledDotProduct
 from routing_tf.layers.scaled_dot_product import large_negative
 from routing_tf.layers.validation import check_choice
@@ -53,7 +55,8 @@ class HeadGroup(keras.layers.Layer):
 
     A group maps projected queries, keys and values of its own heads to outputs of the
     same length. It knows nothing of other groups, of projections or of the model.
-    Subclasses implement `attend`.
+    Subclasses implement `attend`; and to attend step by step, `sees` and
+    `num_remembered`, or the methods whose names speak of caches.
 
     Args:
         num_heads: number of heads in the group.
@@ -132,6 +135,7 @@ class HeadGroup(keras.layers.Layer):
         )
 
     def build(self, query_shape, key_shape, value_shape):
+        self.key_dim = query_shape[-1]
         self.value_dim = value_shape[-1]
         self.dot_product.build(query_shape, key_shape, value_shape)
         if self.token_bias_weight is not None:
@@ -156,6 +160,32 @@ class HeadGroup(keras.layers.Layer):
         memory_grid=None,
         training=None,
     ):
+        inputs = self.inputs(
+            query,
+            key,
+            value,
+            query_mask=query_mask,
+            value_mask=value_mask,
+            token_bias=token_bias,
+            use_causal_mask=use_causal_mask,
+            is_cross_attention=is_cross_attention,
+            grid=grid,
+            memory_grid=memory_grid,
+        )
+        return self.attend(inputs, training=training)
+
+    def inputs(
+        self,
+        query,
+        key,
+        value,
+        query_mask=None,
+        value_mask=None,
+        token_bias=None,
+        use_causal_mask=False,
+        **options,
+    ):
+        """Returns the `HeadInputs` of call arguments."""
         length, memory_length = query.shape[2], value.shape[2]
         if use_causal_mask and length != memory_length:
             raise ValueError(
@@ -164,7 +194,7 @@ class HeadGroup(keras.layers.Layer):
                 f"Received: lengths {length} and {memory_length}. Leave the causal "
                 "mask off in attention to another sequence."
             )
-        inputs = HeadInputs(
+        return HeadInputs(
             query,
             key,
             value,
@@ -172,11 +202,8 @@ class HeadGroup(keras.layers.Layer):
             value_mask=self._value_mask(value, value_mask),
             token_bias=self._expand_bias(token_bias),
             use_causal_mask=use_causal_mask,
-            is_cross_attention=is_cross_attention,
-            grid=grid,
-            memory_grid=memory_grid,
+            **options,
         )
-        return self.attend(inputs, training=training)
 
     def attend(self, inputs, training=None):
         """The pattern.
@@ -193,6 +220,86 @@ class HeadGroup(keras.layers.Layer):
             NotImplementedError: if the subclass has no pattern of its own.
         """
         raise NotImplementedError
+
+    def sees(self, query, keys, cache, is_causal=True):
+        """The pattern, for the query at one position.
+
+        Args:
+            query: `<int32>`, position of the query.
+            keys: `<int32>[batch, 1, keys]`, positions of keys; under a causal mask none
+                is later than the query.
+            cache: as returned by `make_cache` or `make_memory`.
+            is_causal: whether the keys are those of the query's own sequence. Defaults
+                to True.
+
+        Returns:
+            `<bool>`, broadcastable to `[batch, heads, keys]`, which keys the query
+            sees, and their relative positions, `<int32>` likewise.
+
+        Raises:
+            NotImplementedError: if the subclass has no pattern of this kind.
+        """
+        raise NotImplementedError
+
+    def num_remembered(self, max_length, grid=None):
+        """Returns how many of the last positions a query may see.
+
+        Args:
+            max_length: number of tokens a sequence may have.
+            grid: number of blocks along each axis, see `HeadInputs`.
+        """
+        return max_length
+
+    def remembered(self, inputs):
+        """Returns the mask and the bias of tokens that stand in a cache."""
+        return inputs.value_mask, inputs.token_bias
+
+    def make_cache(self, batch_size, max_length, grid=None):
+        """Makes an empty cache for steps of self-attention under a causal mask.
+
+        Args:
+            batch_size: number of sequences.
+            max_length: number of tokens a sequence may have.
+            grid: number of blocks along each axis, see `HeadInputs`.
+
+        Returns:
+            Dict of tensors with the batch on axis 0; see `routing_tf.layers.decoding`.
+        """
+        num_tokens = self.num_remembered(max_length, grid)
+        return recent_tokens.make(self, batch_size, num_tokens)
+
+    def fill_cache(self, cache, inputs):
+        """Returns the cache behind a sequence, given its `HeadInputs`."""
+        return recent_tokens.fill(self, cache, inputs)
+
+    def step(self, cache, index, inputs):
+        """Attends with one token.
+
+        Args:
+            cache: as returned by `make_cache`, `fill_cache` or this method.
+            index: `<int32>`, position of the token.
+            inputs: `HeadInputs` of the token.
+
+        Returns:
+            `<float>[batch, heads, 1, value_dim]`, and the cache with this token.
+        """
+        return recent_tokens.step(self, cache, index, inputs)
+
+    def make_memory(self, inputs, max_length):
+        """Makes the cache for steps of attention to another sequence.
+
+        Args:
+            inputs: `HeadInputs` of the other sequence; its query is not used.
+            max_length: number of queries there may be.
+
+        Returns:
+            Dict of tensors with the batch on axis 0.
+        """
+        return memories.make(self, inputs)
+
+    def read_memory(self, cache, index, inputs):
+        """Attends with one token to another sequence; see `step`."""
+        return memories.read(self, cache, index, inputs)
 
     def _expand_mask(self, mask):
         return None if mask is None else ops.cast(mask, "bool")[:, None, :]
@@ -236,12 +343,3 @@ class HeadGroup(keras.layers.Layer):
 
     def compute_output_shape(self, query_shape, key_shape, value_shape):
         return (*query_shape[:-1], value_shape[-1])
-
-
-def combine_masks(*masks):
-    """Returns the logical and of the masks that are not None, or None."""
-    masks = [mask for mask in masks if mask is not None]
-    combined = masks[0] if masks else None
-    for mask in masks[1:]:
-        combined = ops.logical_and(combined, mask)
-    return combined

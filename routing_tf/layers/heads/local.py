@@ -7,8 +7,10 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
+from routing_tf.layers import membership
+from routing_tf.layers.decoding.rows import attend_to_rows
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.heads.head_group import combine_masks
+from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.validation import check_non_negative_integer
 
 
@@ -89,16 +91,8 @@ class LocalHeads(HeadGroup):
 
     def attend(self, inputs, training=None):
         length = inputs.query.shape[2]
-        grid, block, memory_block = self._layout(inputs)
-        whole = math.prod(grid) * memory_block
-        before = self._flange()
-        after = (0, *before[1:]) if inputs.use_causal_mask else before
-
-        def window(x):
-            x = blocks.pad_to_multiple(x, whole, axis=2)
-            x = _unfold(blocks.break_into_blocks(x, memory_block, axis=2), grid)
-            return _fold(blocks.memory_windows(x, before, after, axis=2), len(grid))
-
+        grid, block, memory_block = self._layout(inputs, length)
+        window = self._windows(grid, memory_block, inputs.use_causal_mask)
         bias = None
         if inputs.token_bias is not None:
             bias = window(inputs.token_bias)[..., None, :]
@@ -114,9 +108,77 @@ class LocalHeads(HeadGroup):
         )
         return blocks.put_back_blocks(output, length, axis=2)
 
-    def _layout(self, inputs):
+    def num_remembered(self, max_length, grid=None):
+        rows, across = (*self._flange(), 0)[:2]
+        columns = grid[-1] if len(self.block_shape) > 1 else 1
+        num_blocks = rows * columns + across + 1
+        return min(num_blocks * math.prod(self.block_shape), max_length)
+
+    def make_cache(self, batch_size, max_length, grid=None):
+        cache = super().make_cache(batch_size, max_length, grid)
+        if len(self.block_shape) > 1:
+            cache["columns"] = ops.full((batch_size,), grid[-1], dtype="int32")
+        return cache
+
+    def sees(self, query, keys, cache, is_causal=True):
+        size, flange = math.prod(self.block_shape), (*self._flange(), 0)[:2]
+        columns = cache["columns"][:, None, None] if "columns" in cache else 1
+        block, own_block = keys // size, query // size
+        rows = block // columns - own_block // columns
+        across = block % columns - own_block % columns
+        visible = ops.logical_and(
+            rows >= -flange[0],
+            ops.logical_and(across >= -flange[1], across <= flange[1]),
+        )
+        # Places in a window of whole rows of blocks, the query's own row the last.
+        width = 2 * flange[1] + 1
+        place = ((rows + flange[0]) * width + across + flange[1]) * size
+        window = (flange[0] + 1) * width * size
+        offset = self._offset(size, size, window)
+        return visible, place + keys % size - offset - query % size
+
+    def make_memory(self, inputs, max_length):
+        grid, block, memory_block = self._layout(inputs, max_length)
+        window = self._windows(grid, memory_block, use_causal_mask=False)
+        rows = window(super().make_memory(inputs, max_length)["rows"])
+        offset = self._offset(memory_block, block, rows.shape[3])
+        batch = ops.shape(rows)[0]
+        return {
+            "rows": rows,
+            "block": ops.full((batch,), block, dtype="int32"),
+            "offset": ops.full((batch,), offset, dtype="int32"),
+        }
+
+    def read_memory(self, cache, index, inputs):
+        block, offset = (cache[name][:, None, None] for name in ("block", "offset"))
+        _, heads, num_blocks, window, _ = cache["rows"].shape
+        own = ops.broadcast_to(index // block, (ops.shape(block)[0], heads, 1))
+        flat = ops.reshape(cache["rows"], (*ops.shape(own)[:2], num_blocks, -1))
+        rows = membership.gather(flat, own)
+        output = attend_to_rows(
+            self,
+            inputs.query,
+            ops.reshape(rows, (*ops.shape(own)[:2], window, cache["rows"].shape[-1])),
+            None,
+            np.arange(window, dtype="int32") - offset - index % block,
+        )
+        return output, cache
+
+    def _windows(self, grid, block, use_causal_mask):
+        """Returns the function that arranges `[batch, heads, length, ...]`."""
+        before = self._flange()
+        after = (0, *before[1:]) if use_causal_mask else before
+
+        def window(x):
+            x = blocks.pad_to_multiple(x, math.prod(grid) * block, axis=2)
+            x = _unfold(blocks.break_into_blocks(x, block, axis=2), grid)
+            return _fold(blocks.memory_windows(x, before, after, axis=2), len(grid))
+
+        return window
+
+    def _layout(self, inputs, length):
         """Number of blocks along each axis; tokens of a block, and of the memory's."""
-        length, memory_length = inputs.query.shape[2], inputs.value.shape[2]
+        memory_length = inputs.value.shape[2]
         if len(self.block_shape) > 1:
             return self._layout_nd(inputs)
         block = min(self.block_shape[0], length)

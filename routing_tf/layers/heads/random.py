@@ -1,5 +1,7 @@
 """Random clusters: the paper's ablation of content-based routing."""
 
+import dataclasses
+
 import keras
 import numpy as np
 from keras import ops
@@ -95,6 +97,28 @@ class RandomHeads(ClusteredHeads):
             ops.broadcast_to(each, (ops.shape(stream)[0], *each.shape[1:]))
             for each, stream in zip(scores, streams, strict=True)
         ]
+
+    def make_cache(self, batch_size, max_length, grid=None):
+        cache = super().make_cache(batch_size, max_length, grid)
+        return {**cache, "clusters": self._clusters(batch_size, max_length)}
+
+    def make_memory(self, inputs, max_length):
+        cache = super().make_memory(inputs, max_length)
+        batch_size = ops.shape(inputs.value)[0]
+        return {**cache, "clusters": self._clusters(batch_size, max_length)}
+
+    def _clusters(self, batch_size, max_length):
+        """The cluster of each position, `<int32>[batch, heads, max_length]`."""
+        clusters = np.argmax(self.random_scores(max_length), axis=-1).astype("int32")
+        return ops.broadcast_to(clusters, (batch_size, *clusters.shape[1:]))
+
+    def _step_tokens(self, inputs, cache, index):
+        tokens = super()._step_tokens(inputs, cache, index)
+        if tokens.length > 1:
+            return tokens
+        clusters = ops.take(cache["clusters"], [index], axis=2)
+        scores = ops.one_hot(clusters, self.num_clusters, dtype="float32")
+        return dataclasses.replace(tokens, query_scores=scores, key_scores=scores)
 
     def choose(self, scores, mask):
         window = self.window(scores.shape[2])

@@ -5,6 +5,7 @@ import contextlib
 import keras
 
 from routing_tf.layers import membership
+from routing_tf.layers.decoding import best_members
 from routing_tf.layers.heads.clustered import CentroidHeads
 from routing_tf.layers.rules import last_members
 from routing_tf.layers.rules import prefixes
@@ -132,6 +133,10 @@ class RoutedHeads(CentroidHeads):
         if self.routing_scope == "prefix":
             return prefixes.attend
         return super().causal_rule
+
+    @property
+    def memory(self):
+        return super().memory or best_members
 
     def attend(self, inputs, training=None):
         causal_self_attention = inputs.use_causal_mask and not inputs.is_cross_attention

@@ -8,8 +8,8 @@ from keras import ops
 
 from routing_tf.layers import blocks
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.heads.head_group import combine_masks
 from routing_tf.layers.heads.local import check_block_shape
+from routing_tf.layers.masks import combine_masks
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -82,6 +82,15 @@ class StridedHeads(HeadGroup):
             training=training,
         )
         return blocks.put_back_blocks(ops.swapaxes(output, 2, 3), length, axis=2)
+
+    def sees(self, query, keys, cache, is_causal=True):
+        size = math.prod(self.block_shape)
+        return keys % size == query % size, keys // size - query // size
+
+    def remembered(self, inputs):
+        if self.compatibility.strided_padding_is_seen:
+            return None, None
+        return super().remembered(inputs)
 
     def _at_places(self, x):
         """From `[batch, heads, length, ...]` to `[batch, heads, place, block, ...]`."""

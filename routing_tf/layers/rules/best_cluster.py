@@ -6,10 +6,10 @@ from keras import ops
 from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
+from routing_tf.layers.masks import without_padding
 from routing_tf.layers.rules.inside_clusters import member_bias
 from routing_tf.layers.rules.inside_clusters import member_mask
 from routing_tf.layers.rules.last_members import own_clusters
-from routing_tf.layers.rules.last_members import without_padding
 
 
 def attend(group, tokens, training=None):

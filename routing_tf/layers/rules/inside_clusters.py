@@ -4,7 +4,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
-from routing_tf.layers.heads.head_group import combine_masks
+from routing_tf.layers.masks import combine_masks
 
 
 def attend(group, tokens, training=None):

@@ -4,7 +4,8 @@ from keras import ops
 
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
-from routing_tf.layers.heads.head_group import combine_masks
+from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import without_padding
 from routing_tf.layers.membership import gather_entries
 
 
@@ -59,11 +60,6 @@ def own_clusters(group, scores, mask):
 def real_tokens(inputs):
     """Returns where both query and key are no padding; None for everywhere."""
     return combine_masks(inputs.query_mask, inputs.value_mask)
-
-
-def without_padding(output, mask):
-    """Returns `output` `[B, H, L, D]`, zero where `mask` is False."""
-    return output if mask is None else ops.where(mask[..., None], output, 0)
 
 
 def _bias(inputs, order, window):

@@ -12,10 +12,10 @@ from routing_tf.layers import membership
 from routing_tf.layers.blocks import break_into_blocks
 from routing_tf.layers.blocks import put_back_blocks
 from routing_tf.layers.blocks import running_sum
-from routing_tf.layers.heads.head_group import combine_masks
+from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import without_padding
 from routing_tf.layers.rules.inside_clusters import member_bias
 from routing_tf.layers.rules.inside_clusters import member_mask
-from routing_tf.layers.rules.last_members import without_padding
 from routing_tf.layers.scaled_dot_product import large_negative
 
 
@@ -49,13 +49,13 @@ def attend(group, tokens, training=None):
     starts = np.arange(num_blocks, dtype="int32") * size
     draws = _Draws(group.dot_product, num_blocks, training)
 
-    def attend_block(block):
+    def attend_with(block):
         start, query, seed = block
         with draws.starting_at(seed):
-            return _attend_block(group, tokens, start, query, training)
+            return attend_block(group, tokens, start, query, training)
 
     # A loop: all blocks at once would take more memory than full attention.
-    output = ops.map(attend_block, (starts, queries, draws.seeds))
+    output = ops.map(attend_with, (starts, queries, draws.seeds))
     output = put_back_blocks(ops.moveaxis(output, 0, 2), tokens.length, axis=2)
     return without_padding(output, tokens.inputs.query_mask)
 
@@ -112,8 +112,19 @@ class _Draws:
         return keras.StatelessScope([*self._values, (self._state, seed)])
 
 
-def _attend_block(group, tokens, start, query, training):
-    """Returns the outputs `[B, H, C, D]` of the queries from `start` on."""
+def attend_block(group, tokens, start, query, training):
+    """Lets the queries of one block attend.
+
+    Args:
+        group: as in `attend`.
+        tokens: as in `attend`; those behind the block are not looked at.
+        start: position of the first query.
+        query: `<float>[B, H, C, D]`.
+        training: as in `attend`.
+
+    Returns:
+        `<float>[B, H, C, D]`.
+    """
     size = query.shape[2]
     keys = queries = _find(group, tokens.key_scores, tokens.key_mask, start, size)
     if tokens.query is not tokens.key:

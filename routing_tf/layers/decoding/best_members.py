@@ -1,0 +1,194 @@
+"""A memory of the best tokens of each cluster: for clusters that choose their tokens.
+
+Whoever is no member among the tokens so far will never be one again. So the members
+are enough, in order of position, with their scores.
+"""
+
+import numpy as np
+from keras import ops
+
+from routing_tf.layers import membership
+from routing_tf.layers.decoding import rows
+from routing_tf.layers.masks import without_padding
+from routing_tf.layers.scaled_dot_product import large_negative
+
+NO_TOKEN = large_negative("float32")
+
+
+def make(group, batch_size, max_length):
+    """Returns an empty cache, whose size does not grow with long contexts.
+
+    Args:
+        group: `RoutedHeads`.
+        batch_size: number of sequences.
+        max_length: number of tokens a sequence may have.
+    """
+    heads, clusters = group.num_heads, group.num_clusters
+    members = (batch_size, heads, clusters, group.window(max_length))
+    newest = (batch_size, heads, clusters)
+    scores = {"key_scores": NO_TOKEN}
+    if not group.share_query_key:
+        scores["query_scores"] = NO_TOKEN
+    return {
+        "rows": rows.empty_rows(group, *members),
+        **{name: ops.full(members, x, "float32") for name, x in scores.items()},
+        "newest": {
+            "row": rows.empty_rows(group, batch_size, heads),
+            "position": ops.full((batch_size,), -1, dtype="int32"),
+            **{name: ops.full(newest, x, "float32") for name, x in scores.items()},
+        },
+    }
+
+
+def fill(group, cache, tokens):
+    """Returns the cache behind a sequence that starts at position 0."""
+    batch, _, length, _ = ops.shape(tokens.value)
+    new_rows = _rows(tokens)
+    last = rows.last_token(_real(tokens, (batch, length)))
+    filled = {"newest": {"position": last}}
+    at_last = ops.arange(length, dtype="int32") == last[:, None]
+    for name in _lists(cache):
+        scores = _scores(tokens, name)
+        members, filled[name] = _best(
+            ops.where(at_last[:, None, None], NO_TOKEN, scores), cache[name].shape[-1]
+        )
+        filled["newest"][name] = _at_last(ops.swapaxes(scores, 2, 3), last)
+        if name == "key_scores":
+            filled["rows"] = membership.gather(new_rows, members)
+    filled["newest"]["row"] = _at_last(new_rows, last)
+    return {**cache, **filled}
+
+
+def step(group, cache, index, tokens):
+    """Attends with the token at position `index`; returns output and cache."""
+    is_older = cache["newest"]["position"] < index
+    cache = {**cache, **_remember_newest(cache, is_older[:, None, None])}
+    row = _rows(tokens)
+    newest = {name: _scores(tokens, name)[..., 0] for name in _lists(cache)}
+    place, enters = _entry(cache["key_scores"], newest["key_scores"])
+    visible, distances = _visible(cache["key_scores"], place, enters)
+    everywhere = ops.broadcast_to(
+        row[:, :, None], (*ops.shape(cache["rows"])[:3], 1, ops.shape(row)[-1])
+    )
+    output = rows.attend_to_rows(
+        group,
+        ops.cast(tokens.query, group.compute_dtype)[:, :, None],
+        ops.concatenate([cache["rows"], everywhere], axis=3),
+        visible,
+        distances,
+    )[..., 0, :]
+    is_member = enters
+    if "query_scores" in newest:
+        _, is_member = _entry(cache["query_scores"], newest["query_scores"])
+    weights = ops.cast(is_member, output.dtype)[..., None]
+    count = ops.sum(weights, axis=2) + membership.SCATTER_EPSILON
+    output = (ops.sum(output * weights, axis=2) / count)[:, :, None]
+    position = ops.zeros_like(cache["newest"]["position"]) + index
+    newest |= {"row": row[:, :, 0], "position": position}
+    output = without_padding(output, tokens.inputs.query_mask)
+    return output, {**cache, "newest": newest}
+
+
+def _lists(cache):
+    """Names of the lists of members: of the keys, and of queries apart from them."""
+    return [name for name in ("key_scores", "query_scores") if name in cache]
+
+
+def _rows(tokens):
+    inputs = tokens.inputs
+    return rows.make_rows(
+        tokens.key, tokens.value, inputs.value_mask, inputs.token_bias
+    )
+
+
+def _real(tokens, shape):
+    """Tells tokens of which query or key is real, `<bool>[B, L]`."""
+    masks = (tokens.query_mask, tokens.key_mask)
+    if any(mask is None for mask in masks):
+        return ops.ones(shape, "bool")
+    query, key = (ops.any(mask, axis=1) for mask in masks)
+    return ops.broadcast_to(ops.logical_or(query, key), shape)
+
+
+def _scores(tokens, name):
+    """Scores `[B, H, K, L]` of keys or queries; those of padding never win."""
+    mask = tokens.key_mask if name == "key_scores" else tokens.query_mask
+    scores = ops.swapaxes(getattr(tokens, name), 2, 3)
+    return scores if mask is None else ops.where(mask[:, :, None], scores, NO_TOKEN)
+
+
+def _best(scores, window):
+    """Positions and scores of the best tokens, by position, behind empty places."""
+    length = scores.shape[-1]
+    best, members = ops.top_k(scores, min(window, length))
+    members = ops.cast(members, "int32")
+    # Sorted together with their places in the list: what is no token comes first.
+    keys = ops.where(best > NO_TOKEN / 2, members + length, members)
+    order = ops.argsort(keys, axis=-1)
+    members, best = (ops.take_along_axis(x, order, axis=-1) for x in (members, best))
+    missing = [(0, 0)] * 3 + [(window - members.shape[-1], 0)]
+    return ops.pad(members, missing), ops.pad(best, missing, constant_values=NO_TOKEN)
+
+
+def _at_last(x, last):
+    """Returns `x` `[B, H, L, D]` at the last token `[B]`, as `[B, H, D]`."""
+    index = ops.maximum(last, 0)[:, None, None]
+    index = ops.broadcast_to(index, (*ops.shape(x)[:2], 1))
+    return membership.gather(x, index)[:, :, 0]
+
+
+def _entry(scores, new):
+    """Tells where a new token would enter a list of members.
+
+    Args:
+        scores: `<float32>[B, H, K, W]`, of the members in order of position.
+        new: `<float32>[B, H, K]`, of the token behind them.
+
+    Returns:
+        The place that it frees, `<int32>[B, H, K, 1]`: that of the member who scores
+        lowest, of equal ones the last. And whether it enters, `<bool>[B, H, K]`.
+    """
+    lowest = ops.min(scores, axis=-1)
+    places = np.arange(scores.shape[-1], dtype="int32")
+    is_lowest = scores == lowest[..., None]
+    place = ops.max(ops.where(is_lowest, places, -1), axis=-1, keepdims=True)
+    return place, new > lowest
+
+
+def _visible(scores, place, enters):
+    """Tells whom a new token sees, itself included, and at what distances."""
+    places = np.arange(scores.shape[-1], dtype="int32")
+    enters = enters[..., None]
+    stays = ops.logical_not(ops.logical_and(places == place, enters))
+    visible = ops.logical_and(scores > NO_TOKEN / 2, stays)
+    visible = ops.concatenate([visible, enters], axis=-1)
+    # Ranks are counted from the last member on, which is the new one if it enters.
+    distances = places - places[-1]
+    behind_all = ops.cast(ops.logical_and(enters, places > place), "int32")
+    distances = distances - behind_all
+    return visible, ops.concatenate([distances, ops.zeros_like(place)], axis=-1)
+
+
+def _remember_newest(cache, is_older):
+    """Puts the newest token among the members, unless it is to be replaced."""
+    newest, remembered = cache["newest"], {}
+    for name in _lists(cache):
+        place, enters = _entry(cache[name], newest[name])
+        moves = ops.logical_and(enters, is_older)[..., None]
+        remembered[name] = _append(cache[name], newest[name][..., None], place, moves)
+        if name == "key_scores":
+            row = ops.broadcast_to(
+                newest["row"][:, :, None, None], ops.shape(cache["rows"][:, :, :, :1])
+            )
+            remembered["rows"] = _append(
+                cache["rows"], row, place[..., None], moves[..., None]
+            )
+    return remembered
+
+
+def _append(x, new, place, moves):
+    """Removes one place of `[B, H, K, W, ...]` and puts `new` behind the others."""
+    shifted = ops.concatenate([x[:, :, :, 1:], new], axis=3)
+    places = np.arange(x.shape[3], dtype="int32")
+    places = places.reshape(places.shape + (1,) * (len(x.shape) - 4))
+    return ops.where(ops.logical_and(moves, places >= place), shifted, x)

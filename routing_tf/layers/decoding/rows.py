@@ -1,0 +1,97 @@
+"""What is remembered of a token: key, value, bias and whether it is one, in a row."""
+
+import keras
+from keras import ops
+
+from routing_tf.layers.scaled_dot_product import large_negative
+
+
+def row_size(group):
+    """Returns how many numbers a row has."""
+    return group.key_dim + group.value_dim + 2
+
+
+def empty_rows(group, *shape):
+    """Returns rows `[*shape, E]` in which there is no token."""
+    return ops.zeros((*shape, row_size(group)), group.compute_dtype)
+
+
+def make_rows(key, value, mask, bias):
+    """Joins what is remembered of tokens.
+
+    Args:
+        key: `<float>[B, H, L, D]`.
+        value: `<float>[B, H, L, D]`.
+        mask: `<bool>`, broadcastable to `[B, H, L]`, False for padding; or None.
+        bias: `<float>`, broadcastable to `[B, H, L]`; or None.
+
+    Returns:
+        `<float>[B, H, L, E]`.
+    """
+    dtype = value.dtype
+    ones = ops.ones_like(value[..., :1])
+    real = ones if mask is None else ones * ops.cast(mask, dtype)[..., None]
+    if bias is None:
+        bias = ops.zeros_like(ones)
+    else:
+        least = large_negative(keras.backend.standardize_dtype(dtype))
+        bias = ops.maximum(ops.cast(bias, dtype), least)[..., None] * ones
+    return ops.concatenate([ops.cast(key, dtype), value, bias, real], axis=-1)
+
+
+def split_rows(group, rows):
+    """Undoes `make_rows`.
+
+    Returns:
+        Keys and values `[..., D]`, biases `[...]`, and `<bool>[...]`, True where there
+        is a token.
+    """
+    key_dim = group.key_dim
+    return (
+        rows[..., :key_dim],
+        rows[..., key_dim:-2],
+        rows[..., -2],
+        rows[..., -1] > 0,
+    )
+
+
+def attend_to_rows(group, query, rows, visible, distances):
+    """Attends with one query to what is remembered.
+
+    Args:
+        group: the `HeadGroup`.
+        query: `<float>[..., 1, D]`.
+        rows: `<float>[..., R, E]`.
+        visible: `<bool>`, broadcastable to `[..., R]`, the tokens that the query sees;
+            None for all there are.
+        distances: `<int>`, broadcastable to `[..., R]`, their relative positions.
+
+    Returns:
+        `<float>[..., 1, D]`.
+    """
+    key, value, bias, real = split_rows(group, rows)
+    real = group.shared_padding(real)
+    if visible is not None:
+        real = ops.logical_and(real, visible)
+    return group.dot_product(
+        query,
+        key,
+        value,
+        attention_mask=real[..., None, :],
+        bias=bias[..., None, :],
+        distances=distances[..., None, :],
+        training=False,
+    )
+
+
+def last_token(mask):
+    """Returns the position of the last token of each row, -1 where there is none.
+
+    Args:
+        mask: `<bool>[B, ..., L]`, False for padding.
+
+    Returns:
+        `<int32>[B, ...]`.
+    """
+    positions = ops.arange(mask.shape[-1], dtype="int32")
+    return ops.max(ops.where(mask, positions, -1), axis=-1)

@@ -86,6 +86,7 @@ class SubpixelEmbedding(keras.layers.Layer):
     def build(self, images_shape):
         _check_rank("images", images_shape)
         _, height, width, channels = images_shape
+        self.width, self.num_channels = width, channels
         self.order = blocks.BlockedOrder(
             self.lengths(images_shape), self.block_shape or self.lengths(images_shape)
         )
@@ -121,6 +122,34 @@ class SubpixelEmbedding(keras.layers.Layer):
             x = ops.reshape(x, (-1, height, width, channels * self.embedding_dim))
             x = self.position_embedding(x)
         return ops.reshape(x, (-1, *self.order.lengths, self.embedding_dim))
+
+    def at(self, values, index):
+        """Returns the input of the causal model at one place.
+
+        Args:
+            values: `<int>[batch]`, the sub-pixel before the place, in the order in
+                which they follow each other; 0 at the first place.
+            index: `<int32>`, the place in this order.
+
+        Returns:
+            `<float>[batch, 1, embedding_dim]`.
+        """
+        places = ops.take(self._raster_places(), index, axis=0)
+        channel = places % self.num_channels
+        ids = ops.cast(values, "int32") + self.vocabulary_size * channel
+        x = self.channel_embedding(ids[:, None])
+        if self.position_embedding is None:
+            return x
+        pixels = places // self.num_channels
+        row, column = pixels // self.width, pixels % self.width
+        vectors = self.position_embedding.vectors_at(row, column, x.dtype)
+        vectors = ops.reshape(vectors, (self.num_channels, self.embedding_dim))
+        return x + ops.take(vectors, channel, axis=0)
+
+    def _raster_places(self):
+        """The place in raster order of each place of the sequence."""
+        raster = np.arange(math.prod(self.order.lengths), dtype="int32")
+        return self.order.arrange(raster, axis=0)
 
     def _shift(self, images):
         """Puts at each sub-pixel the value of the one before it, 0 at the first."""
@@ -220,6 +249,13 @@ class RowColumnEmbedding(keras.layers.Layer):
         row_vectors = ops.cast(self.row_embeddings[:, :rows], inputs.dtype)
         column_vectors = ops.cast(self.column_embeddings[:, :, :columns], inputs.dtype)
         return inputs + dim**0.5 * (row_vectors + column_vectors)
+
+    def vectors_at(self, row, column, dtype):
+        """Returns what is added at one position, `<float>[dim]`."""
+        row_vector = ops.take(self.row_embeddings[0, :, 0], row, axis=0)
+        column_vector = ops.take(self.column_embeddings[0, 0], column, axis=0)
+        vectors = ops.cast(row_vector, dtype) + ops.cast(column_vector, dtype)
+        return self.row_embeddings.shape[-1] ** 0.5 * vectors
 
     def get_config(self):
         return {**super().get_config(), "max_length": self.max_length}

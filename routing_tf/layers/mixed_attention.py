@@ -301,7 +301,9 @@ class MixedAttention(keras.layers.Layer):
         starts = index is None or isinstance(index, int) and index == 0
         if starts and "tokens" in cache:
             return self._start(query, query_mask, token_bias, cache)
-        return self._steps(query, query_mask, token_bias, cache, index or 0)
+        return self._steps(
+            query, query_mask, token_bias, cache, 0 if index is None else index
+        )
 
     def _start(self, query, query_mask, token_bias, cache):
         """Attends with a whole sequence at once."""

@@ -10,7 +10,9 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.models import checkpoints
+from routing_tf.models import saved_model
 from routing_tf.models import stack
+from routing_tf.models.compiled import compiled
 from routing_tf.models.presets import preset_description
 from routing_tf.models.presets import preset_names
 from routing_tf.models.routing_transformer import PresetBackbone
@@ -117,8 +119,7 @@ class RoutingImageTransformer(PresetBackbone):
         lengths = x.shape[1:-1]
         if self.class_embedding is not None:
             inputs["labels"] = keras.Input((), dtype="int32", name="labels")
-            vectors = self.class_embedding(inputs["labels"])
-            x += ops.reshape(vectors, (-1, *[1] * len(lengths), h.hidden_dim))
+        x = self._with_class(x, inputs.get("labels"))
         mask = ops.reshape(inputs["padding_mask"], (-1, *lengths))
         x = self.input_dropout(x)
         for block in self.blocks:
@@ -207,6 +208,32 @@ class RoutingImageTransformer(PresetBackbone):
         seen = ops.convert_to_numpy(self.embedding.order.arrange(raster, axis=0))
         return np.argsort(seen).reshape(self.image_shape)
 
+    def export(
+        self,
+        filepath,
+        format="tf_saved_model",
+        verbose=None,
+        input_signature=None,
+        **kwargs,
+    ):
+        """Writes a SavedModel with `score` and `generate`, or what Keras exports.
+
+        Args:
+            filepath: folder to write into.
+            format: see `RoutingTransformerCausalLM.export`.
+            verbose: see there.
+            input_signature: see there.
+            **kwargs: `routing_scope` of `routing_tf.models.saved_model.export`, or
+                arguments of `keras.Model.export`.
+
+        Raises:
+            ValueError: as `routing_tf.models.saved_model.export` does.
+        """
+        if format == "tf_saved_model" and input_signature is None:
+            saved_model.export(self, filepath, verbose=verbose, **kwargs)
+        else:
+            super().export(filepath, format, verbose, input_signature, **kwargs)
+
     def generate(
         self,
         num_images=None,
@@ -218,8 +245,10 @@ class RoutingImageTransformer(PresetBackbone):
     ):
         """Samples images, or completes those whose first rows are given.
 
-        Every sub-pixel recomputes the model on all before it; later ones are padding.
-        Expert choice has the routing scope `"prefix"`.
+        Each step computes one sub-pixel with a cache, and logits are those of the
+        routing scope `"prefix"`. With settings of the release that let later sub-pixels
+        decide who is a member, each step computes the model anew instead, in which
+        later ones are padding.
 
         Args:
             num_images: number of images; None for as many as `labels` or `images`,
@@ -245,31 +274,155 @@ class RoutingImageTransformer(PresetBackbone):
         images, labels = self._canvas(num_images, labels, images, num_given_rows)
         sampler = _check_sampler(sampler)
         places = self.places()
-        given = np.broadcast_to(
-            np.arange(len(places))[:, None, None] < num_given_rows, places.shape
-        )
-        step = self._sampling_step()
         order = sorted(np.ndindex(places.shape), key=lambda place: places[place])
-        wanted = [place for place in order if not given[place]]
-        for place in tqdm.tqdm(wanted, unit="sub-pixel", disable=not verbose):
-            visible = np.broadcast_to(places <= places[place], images.shape)
+        wanted = [
+            index for index, place in enumerate(order) if place[0] >= num_given_rows
+        ]
+        start = self._recompute
+        if self.hyperparameters.sees_later_tokens("prefix") is None:
+            start = self._steps
+        logits_at = start(images, labels, order, wanted)
+        for index in tqdm.tqdm(wanted, unit="sub-pixel", disable=not verbose):
+            probabilities = sampler.compute_probabilities(logits_at(index))
+            chosen = ops.convert_to_numpy(sampler.get_next_token(probabilities))
+            images[(slice(None), *order[index])] = chosen
+        return images
+
+    def _steps(self, images, labels, order, wanted):
+        """Returns the function of the logits at a place, with a cache behind it."""
+        start_cache, call_with_cache = self._compiled_calls()
+        cache, seen = self.make_cache(len(images)), 0
+        influence = self.hyperparameters.compatibility.padding_has_influence
+        if wanted and wanted[0] and not influence:
+            seen = wanted[0]
+            _, cache = start_cache(images, cache, np.int32(seen), labels)
+
+        def logits_at(index):
+            nonlocal cache, seen
+            while seen <= index:
+                before = images[(slice(None), *order[seen - 1])]
+                before = before if seen else np.zeros_like(before)
+                logits, cache = call_with_cache(before, cache, np.int32(seen), labels)
+                seen += 1
+            return logits
+
+        return logits_at
+
+    def _recompute(self, images, labels, order, wanted):
+        """Returns the function of the logits at a place, which computes all anew."""
+        places = self.places()
+
+        def logits_at(index):
+            visible = np.broadcast_to(places <= index, images.shape)
             inputs = {"images": images, "padding_mask": visible}
             if labels is not None:
                 inputs["labels"] = labels
             with layers.use_routing_scope(self, "prefix"):
-                logits = step.predict_on_batch(inputs)[(slice(None), *place)]
-            chosen = sampler.get_next_token(sampler.compute_probabilities(logits))
-            images[(slice(None), *place)] = ops.convert_to_numpy(chosen)
-        return images
+                logits = self._predictor().predict_on_batch(inputs)
+            return logits[(slice(None), *order[index])]
 
-    def _sampling_step(self):
+        return logits_at
+
+    def _predictor(self):
         """The model, compiled once and apart from what it is trained with."""
-        if getattr(self, "_step", None) is None:
-            step = keras.Model(self.input, self.output)
-            step.compile(optimizer=None)
-            # No layer of the model: it would be saved with it.
-            object.__setattr__(self, "_step", step)
-        return self._step
+        return self._once("_prediction", self._make_predictor)
+
+    def _make_predictor(self):
+        model = keras.Model(self.input, self.output)
+        model.compile(optimizer=None)
+        return model
+
+    def _compiled_calls(self):
+        """`start_cache` and `call_with_cache`, compiled once."""
+        return self._once(
+            "_calls",
+            lambda: [
+                compiled(self, call)
+                for call in (self.start_cache, self.call_with_cache)
+            ],
+        )
+
+    def _once(self, name, make):
+        if getattr(self, name, None) is None:
+            # No layer or function of the model: it would be saved with it.
+            object.__setattr__(self, name, make())
+        return getattr(self, name)
+
+    def make_cache(self, batch_size):
+        """Makes an empty cache, for `call_with_cache`.
+
+        Args:
+            batch_size: number of images.
+
+        Returns:
+            A structure of tensors of fixed sizes with the batch on axis 0.
+
+        Raises:
+            ValueError: if settings of the release let later sub-pixels decide who is a
+                member of a cluster.
+        """
+        lengths = self.embedding.order.lengths
+        return [block.make_cache(batch_size, lengths) for block in self.blocks]
+
+    def start_cache(self, images, cache, num_given, labels=None):
+        """Computes the first sub-pixels of images in one parallel pass.
+
+        Args:
+            images: `<int>[batch, height, width, channels]`.
+            cache: as returned by `make_cache`.
+            num_given: number of sub-pixels that are given, in the order of `places`.
+            labels: `<int>[batch]`, for a model with `num_classes`.
+
+        Returns:
+            Logits of these sub-pixels, `<float>[batch, height, width, channels,
+            vocabulary_size]`, and the cache with their places.
+        """
+        order = self.embedding.order
+        given = order.restore(ops.arange(self.num_subpixels) < num_given, axis=0)
+        mask = ops.reshape(given, (1, *order.lengths))
+        given = ops.reshape(given, self.image_shape)
+        x = self._with_class(self.embedding(ops.where(given, images, 0)), labels)
+        mask = ops.broadcast_to(mask, ops.shape(x)[:-1])
+        x, cache = self._through_blocks(x, cache, 0, mask)
+        shape = (-1, *self.image_shape, self.hyperparameters.vocabulary_size)
+        return ops.reshape(self.logits_dense(x), shape), cache
+
+    def call_with_cache(self, values, cache, cache_index, labels=None):
+        """Computes the logits of one sub-pixel of each image.
+
+        Expert choice has the routing scope `"prefix"`.
+
+        Args:
+            values: `<int>[batch]`, the sub-pixel before it in the order of `places`; 0
+                at the first.
+            cache: as returned by `make_cache`, `start_cache` or this method.
+            cache_index: place of the sub-pixel, an integer or a tensor.
+            labels: `<int>[batch]`, for a model with `num_classes`.
+
+        Returns:
+            `<float>[batch, vocabulary_size]`, and the cache with this place.
+        """
+        cache_index = ops.cast(cache_index, "int32")
+        x = self._with_class(self.embedding.at(values, cache_index), labels)
+        x, cache = self._through_blocks(x, cache, cache_index)
+        return self.logits_dense(x)[:, 0], cache
+
+    def _with_class(self, x, labels):
+        if self.class_embedding is None:
+            return x
+        vectors = self.class_embedding(labels)
+        shape = (-1, *[1] * (len(x.shape) - 2), x.shape[-1])
+        return x + ops.reshape(vectors, shape)
+
+    def _through_blocks(self, x, cache, cache_index, padding_mask=None):
+        caches = []
+        for block, block_cache in zip(self.blocks, cache, strict=True):
+            x, block_cache = block(
+                x, padding_mask=padding_mask, cache=block_cache, cache_index=cache_index
+            )
+            caches.append(block_cache)
+        x = x if self.final_norm is None else self.final_norm(x)
+        return x, caches
 
     def _canvas(self, num_images, labels, images, num_given_rows):
         """Checks what `generate` is given; returns the images to fill, and labels."""

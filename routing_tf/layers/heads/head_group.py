@@ -186,13 +186,12 @@ class HeadGroup(keras.layers.Layer):
         **options,
     ):
         """Returns the `HeadInputs` of call arguments."""
-        length, memory_length = query.shape[2], value.shape[2]
-        if use_causal_mask and length != memory_length:
+        if use_causal_mask and query.shape[2] != value.shape[2]:
             raise ValueError(
                 "`use_causal_mask=True` compares positions in one sequence, so `query` "
                 "and `value` must have the same length. "
-                f"Received: lengths {length} and {memory_length}. Leave the causal "
-                "mask off in attention to another sequence."
+                f"Received: lengths {query.shape[2]} and {value.shape[2]}. Leave the "
+                "causal mask off in attention to another sequence."
             )
         return HeadInputs(
             query,

@@ -1,0 +1,85 @@
+"""Whole models against what the release decodes with the best token at each step.
+
+Its slow decoding computes all anew at each step, with ids 0 behind the tokens so far,
+and they take part in its routing. Its fast decoding keeps them out of it. (With an
+encoder it mixes up two caches, and is left alone here.)
+"""
+
+import numpy as np
+import pytest
+from keras import ops
+
+from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.models import release
+from tests import golden_cases
+from tests.layers.golden_decoding_test import blanked
+
+TOLERANCE = 1e-4
+SLOW = ("local_only", "pg19_tiny", "pg19_tiny_relative_off_in_cluster")
+WITH_ENCODER = "translate_tiny_cluster_relative_off"
+
+
+def load(name):
+    """Returns a case and the model with its weights."""
+    (path,) = golden_cases.paths(f"infer/{name}.npz")
+    case = golden_cases.load(path)
+    build = release.language_model
+    if "in/inputs" in case:
+        build = release.seq2seq_model
+    lm = build(case.config["hparams"], case.config["vocab_size"])
+    release.assign_variables(lm, case.group("var"))
+    return case, lm
+
+
+def recompute(case, lm, kind, only_past_is_routed):
+    """Returns the logits of each step, which computes the whole model anew."""
+    tokens = case[f"out/{kind}/tokens"]
+    seen, length = {}, tokens.shape[1]
+    if only_past_is_routed:
+        for layer in lm._flatten_layers():
+            if isinstance(layer, ClusteredHeads):
+                layer.scores = blanked(layer.scores, seen)
+    ids = np.pad(tokens, [(0, 0), (1, 0)])[:, :-1]
+    steps = []
+    for step in range(length):
+        seen["number"] = step + 1
+        so_far = np.where(np.arange(length) <= step, ids, 0)
+        inputs = {"token_ids": so_far, "padding_mask": np.ones(ids.shape, "bool")}
+        if "in/inputs" in case:
+            inputs = {f"decoder_{name}": x for name, x in inputs.items()}
+            inputs["encoder_embeddings"] = case["in/inputs"][:, :, 0]
+        steps.append(lm(inputs)[:, step])
+    return golden_cases.to_numpy(ops.stack(steps, axis=1))
+
+
+def check(case, kind, logits):
+    golden_cases.assert_close(logits, case[f"out/{kind}/logits"], TOLERANCE)
+    np.testing.assert_array_equal(logits.argmax(axis=-1), case[f"out/{kind}/tokens"])
+
+
+@pytest.mark.parametrize("name", [*SLOW, WITH_ENCODER])
+def test_slow_decoding(name):
+    case, lm = load(name)
+    kind = "fast_decode_false"
+    check(case, kind, recompute(case, lm, kind, only_past_is_routed=False))
+
+
+def test_fast_decoding_of_routed_heads():
+    case, lm = load("pg19_tiny_relative_off_in_cluster")
+    kind = "fast_decode_true"
+    check(case, kind, recompute(case, lm, kind, only_past_is_routed=True))
+
+
+def test_fast_decoding_of_local_heads_is_that_with_a_cache():
+    case, lm = load("local_only")
+    tokens = case["out/fast_decode_true/tokens"]
+    ids = np.pad(tokens, [(0, 0), (1, 0)])[:, :-1]
+    logits, _, _ = lm.call_with_cache(
+        ids, lm.make_cache(*ids.shape), cache_index=np.int32(0)
+    )
+    check(case, "fast_decode_true", golden_cases.to_numpy(logits))
+    lm.compile(sampler="greedy", jit_compile=False)
+    start = {"token_ids": np.zeros_like(ids)}
+    start["padding_mask"] = np.arange(ids.shape[1]) < np.ones((2, 1))
+    generated = lm.generate(start, stop_token_ids=None)["token_ids"]
+    np.testing.assert_array_equal(generated, ids)

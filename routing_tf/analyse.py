@@ -4,6 +4,10 @@ Do later tokens reach earlier outputs, through which heads, and what is it worth
 
     python -m routing_tf.analyse --what=causality --model_dir=my_run
 
+Does decoding token by token, and a SavedModel, score what one pass scores?
+
+    python -m routing_tf.analyse --what=decoding --model_dir=my_run
+
 How far apart is what local and routed heads attend to (Table 6 of the paper), and how
 evenly are tokens spread over clusters?
 
@@ -29,6 +33,7 @@ from routing_tf.analysis import pictures
 from routing_tf.analysis import report
 from routing_tf.analysis.causality import find_leaks
 from routing_tf.analysis.clusters import find_cluster
+from routing_tf.analysis.decoding import compare_decoding
 from routing_tf.analysis.heads import compare_heads
 from routing_tf.analysis.probe import Probe
 from routing_tf.analysis.scopes import compare_scopes
@@ -41,7 +46,7 @@ DEFAULT_LENGTHS = {"jsd": 512, "maps": 256}
 READERS = {
     "num_windows": ("causality",),
     "num_perturbations": ("causality",),
-    "eval_examples": ("causality",),
+    "eval_examples": ("causality", "decoding"),
     "num_runs": ("jsd",),
     "length": ("jsd", "maps"),
     "text": ("maps",),
@@ -62,9 +67,10 @@ def define_flags(values=flags.FLAGS):
     flags.DEFINE_enum(
         "what",
         None,
-        ["causality", "jsd", "maps"],
-        "What to look at: whether later tokens reach earlier outputs; the "
-        "Jensen-Shannon divergence of heads, and clusters; or pictures of attention.",
+        ["causality", "decoding", "jsd", "maps"],
+        "What to look at: whether later tokens reach earlier outputs; whether decoding "
+        "token by token scores what one pass scores; the Jensen-Shannon divergence of "
+        "heads, and clusters; or pictures of attention.",
         required=True,
         flag_values=values,
     )
@@ -112,7 +118,7 @@ def _define_integers(values):
         "eval_examples": (
             64,
             0,
-            "causality: windows to score, evenly spaced; 0: all.",
+            "causality, decoding: windows to score, evenly spaced; 0: all.",
         ),
         "num_runs": (10, 1, "jsd: runs, each on another window with other heads."),
         "length": (
@@ -153,9 +159,8 @@ def run(options):
     if options.what == "maps":
         pictures.check_matplotlib()
     lm, problem = load(options)
-    {"causality": causality, "jsd": jsd, "maps": maps}[options.what](
-        lm, problem, options
-    )
+    looks = {"causality": causality, "decoding": decoding, "jsd": jsd, "maps": maps}
+    looks[options.what](lm, problem, options)
 
 
 def load(options):
@@ -211,6 +216,19 @@ def causality(lm, problem, options):
     for line in report.describe_scores(scores, problem.metric_name):
         print(line)
     print(report.verdict(leaks))
+
+
+def decoding(lm, problem, options):
+    """Says what a model scores in one pass, token by token and as a SavedModel.
+
+    Args:
+        lm: the model.
+        problem: the problem.
+        options: the parsed flags.
+    """
+    result = compare_decoding(lm, problem, options.split, options.eval_examples or None)
+    for line in report.describe_decoding(result, problem.metric_name):
+        print(line)
 
 
 def jsd(lm, problem, options):

@@ -117,6 +117,17 @@ def test_a_model_of_token_choice_is_strictly_causal(token_choice, run):
     assert verdict == "no earlier output moved: strictly causal"
 
 
+def test_decoding_scores_what_one_pass_scores(token_choice, run):
+    code, out, err = run(
+        "--what=decoding", f"--model_dir={token_choice}", "--eval_examples=2"
+    )
+    assert not code, err
+    lines = out.splitlines()
+    (one_pass,) = re.findall(r"one parallel pass: (\d\.\d{5})", out)
+    assert f"token by token: {one_pass}" in lines
+    assert "held-out bits per byte of 2 windows" in lines
+
+
 def test_a_model_of_expert_choice_leaks(expert_choice, run):
     table, (scores, difference, verdict) = causality(run, expert_choice)
     for part in ("block_0 local_heads", "block_0 output"):

@@ -1,6 +1,7 @@
 """What trained models do: figures and pictures."""
 
 from routing_tf.analysis.causality import find_leaks as find_leaks
+from routing_tf.analysis.decoding import compare_decoding as compare_decoding
 from routing_tf.analysis.divergence import (
     jensen_shannon_divergence as jensen_shannon_divergence,
 )

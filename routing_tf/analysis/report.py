@@ -44,6 +44,27 @@ def describe_scores(scores, metric_name):
     yield f"difference, prefix - full: {difference:+.5f}{error}"
 
 
+def describe_decoding(result, metric_name):
+    """Yields lines for a reader: what a model scores in ways that should be one.
+
+    Args:
+        result: `DecodingComparison`.
+        metric_name: what bits per token stand for.
+    """
+    yield f"held-out {metric_name} of {result.num_windows} windows"
+    yield f"one parallel pass: {result.one_pass:.5f}"
+    yield f"token by token: {result.steps:.5f}"
+    if result.exported is None:
+        yield "SavedModel: made on the TensorFlow backend alone"
+    else:
+        yield f"SavedModel: {result.exported:.5f}"
+    yield f"largest difference for one token: {result.largest_difference:.2g} bits"
+    yield (
+        f"near-ties, in which rounding decides: {result.near_ties:,} of "
+        f"{result.decisions:,} decisions of routed heads"
+    )
+
+
 def verdict(leaks):
     """Returns the last line: whether a model is strictly causal.
 

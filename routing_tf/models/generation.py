@@ -61,9 +61,7 @@ def _steps(lm, token_ids, index, memory):
     cache = lm.backbone.make_cache(batch, length, *memory)
     h = lm.hyperparameters
     if memory or h.compatibility.padding_has_influence:
-        # Tokens of the prompts go one by one.
-        index = ops.ones_like(index)
-        hidden = ops.zeros((batch, length, h.hidden_dim), lm.compute_dtype)
+        hidden, cache = _feed(lm, token_ids, index, cache)
     else:
         mask = ops.arange(length, dtype="int32") < index
         mask = ops.broadcast_to(mask, (batch, length))
@@ -76,6 +74,25 @@ def _steps(lm, token_ids, index, memory):
         return lm.logits_of(hidden)[:, 0], hidden[:, 0], cache
 
     return next_logits, index, hidden, cache
+
+
+def _feed(lm, token_ids, number, cache):
+    """Computes the first tokens one by one; returns hidden states and cache."""
+
+    def step(place, hidden, cache):
+        token = ops.take(token_ids, place, axis=1)[:, None]
+        new, cache = lm.backbone.decode_with_cache(token, cache, place)
+        new = ops.cast(new, hidden.dtype)
+        return place + 1, ops.slice_update(hidden, (0, place, 0), new), cache
+
+    size = lm.hyperparameters.hidden_dim
+    hidden = ops.zeros((*ops.shape(token_ids), size), lm.compute_dtype)
+    _, hidden, cache = ops.while_loop(
+        lambda place, hidden, cache: place < number,
+        step,
+        (ops.zeros((), "int32"), hidden, cache),
+    )
+    return hidden, cache
 
 
 def _recompute(lm, token_ids, index, memory):

@@ -73,8 +73,8 @@ def step(group, cache, index, tokens):
     row = rows.make_rows(
         tokens.key, tokens.value, tokens.inputs.value_mask, tokens.inputs.token_bias
     )
-    _, _, _, num_rows, size = ops.shape(cache["rows"])
-    flat = ops.reshape(cache["rows"], (*shape, -1, num_rows * size))
+    _, _, num_clusters, num_rows, size = cache["rows"].shape
+    flat = ops.reshape(cache["rows"], (*shape, num_clusters, num_rows * size))
     members = membership.gather(flat, cluster[..., None])
     members = ops.reshape(members, (*shape, num_rows, size))
     count = _at(cache["counts"], cluster[..., None])

@@ -60,8 +60,9 @@ def read_clusters(group, cache, index, tokens):
     added = ops.one_hot(newest["cluster"], num_clusters, dtype="int32")
     counts = counts + added * ops.cast(is_older, "int32")[..., None]
     cluster = ops.cast(ops.argmax(tokens.query_scores[:, :, 0], axis=-1), "int32")
-    batch, heads, _, window, size = ops.shape(cache["rows"])
-    flat = ops.reshape(cache["rows"], (batch, heads, -1, window * size))
+    batch, heads = ops.shape(counts)[:2]
+    window, size = cache["rows"].shape[3:]
+    flat = ops.reshape(cache["rows"], (batch, heads, num_clusters, window * size))
     members = membership.gather(flat, cluster[..., None])
     rank = membership.gather(counts[..., None], cluster[..., None])[..., 0]
     output = rows.attend_to_rows(

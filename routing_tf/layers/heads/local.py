@@ -151,14 +151,15 @@ class LocalHeads(HeadGroup):
 
     def read_memory(self, cache, index, inputs):
         block, offset = (cache[name][:, None, None] for name in ("block", "offset"))
-        _, heads, num_blocks, window, _ = cache["rows"].shape
+        _, heads, num_blocks, window, size = cache["rows"].shape
         own = ops.broadcast_to(index // block, (ops.shape(block)[0], heads, 1))
-        flat = ops.reshape(cache["rows"], (*ops.shape(own)[:2], num_blocks, -1))
+        shape = (*ops.shape(own)[:2], num_blocks, window * size)
+        flat = ops.reshape(cache["rows"], shape)
         rows = membership.gather(flat, own)
         output = attend_to_rows(
             self,
             inputs.query,
-            ops.reshape(rows, (*ops.shape(own)[:2], window, cache["rows"].shape[-1])),
+            ops.reshape(rows, (*ops.shape(own)[:2], window, size)),
             None,
             np.arange(window, dtype="int32") - offset - index % block,
         )

@@ -1,0 +1,225 @@
+"""What a model scores in one pass, token by token, and as a SavedModel."""
+
+import contextlib
+import dataclasses
+import math
+import tempfile
+
+import keras
+import numpy as np
+import tqdm
+from keras import ops
+
+from routing_tf import evaluation
+from routing_tf import layers
+from routing_tf.analysis.causality import SECONDS_BEFORE_PROGRESS
+from routing_tf.models.compiled import compiled
+from routing_tf.models.token_scorer import TokenScorer
+
+NEAR = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodingComparison:
+    """What a model scores on the same windows in three ways that should be one.
+
+    Args:
+        one_pass: mean bits per token, all tokens at once in the scope `"prefix"`.
+        steps: the same token by token, with a cache.
+        exported: the same from a SavedModel in the scope `"prefix"`; None if there is
+            none.
+        largest_difference: the largest difference of two of them for one token, in
+            bits.
+        near_ties: decisions of routed heads between scores that differ by less than
+            `NEAR`. Rounding may make them otherwise in another computation.
+        decisions: number of all decisions: the cluster of a token in token choice; in
+            expert choice the members of a cluster at a token.
+        num_windows: number of windows.
+    """
+
+    one_pass: float
+    steps: float
+    exported: float | None
+    largest_difference: float
+    near_ties: int
+    decisions: int
+    num_windows: int
+
+
+def compare_decoding(
+    lm, problem, split, num_examples=None, with_export=None, verbose=True
+):
+    """Scores the same windows in one pass, token by token, and with a SavedModel.
+
+    Args:
+        lm: a `RoutingTransformerCausalLM`.
+        problem: the problem.
+        split: `"validation"` or `"test"`.
+        num_examples: number of windows, evenly spaced; None (the default) for all.
+        with_export: whether a SavedModel is made, in a folder for the time; None (the
+            default) for on the TensorFlow backend alone, which can make them.
+        verbose: whether a progress bar is shown on stderr. Defaults to True.
+
+    Returns:
+        `DecodingComparison`.
+
+    Raises:
+        ValueError: if the model is no language model without an encoder, or its
+            settings let later tokens decide who is a member of a cluster.
+
+    Example:
+
+    ```python
+    from routing_tf import models
+    from routing_tf import problems
+    from routing_tf.analysis import compare_decoding
+
+    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
+    problem = problems.get("python_source", sequence_length=32)
+    result = compare_decoding(lm, problem, "test", num_examples=2, with_export=False)
+    print(f"{result.one_pass:.4f} {result.steps:.4f} {result.near_ties} near-ties")
+    ```
+    """
+    _check_model(lm)
+    if with_export is None:
+        with_export = keras.backend.backend() == "tensorflow"
+    problem.prepare()
+    count = len(problem.evaluation_windows(split)[0])
+    if num_examples is not None:
+        count = min(count, num_examples)
+    batch_size = min(evaluation.batch_size_of(lm.hyperparameters, problem), count)
+    batches = problem.dataset(split, batch_size, num_examples=num_examples)
+    ways = [TokenScorer(lm, "prefix").score, _steps(lm)]
+    near, decisions, nats, weights = 0, 0, [], []
+    with contextlib.ExitStack() as stack:
+        if with_export:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            ways.append(_exported(lm, folder, problem.sequence_length))
+        bar = tqdm.tqdm(
+            batches.as_numpy_iterator(),
+            total=-(-count // batch_size),
+            unit="batch",
+            disable=not verbose,
+            delay=SECONDS_BEFORE_PROGRESS,
+        )
+        for inputs, targets, batch_weights in bar:
+            nats.append(np.stack([way(inputs, targets) for way in ways], axis=-1))
+            weights.append(batch_weights.astype("float64"))
+            found = count_near_ties(lm, inputs)
+            near, decisions = near + found[0], decisions + found[1]
+    bits = np.concatenate(nats).astype("float64") / math.log(2)
+    weights = np.concatenate(weights)
+    means = np.sum(bits * weights[..., None], axis=(0, 1)) / weights.sum()
+    spread = (bits.max(axis=-1) - bits.min(axis=-1)) * (weights > 0)
+    return DecodingComparison(
+        one_pass=float(means[0]),
+        steps=float(means[1]),
+        exported=float(means[2]) if with_export else None,
+        largest_difference=float(spread.max()),
+        near_ties=near,
+        decisions=decisions,
+        num_windows=count,
+    )
+
+
+def _check_model(lm):
+    h = lm.hyperparameters
+    flaw = h.sees_later_tokens("prefix")
+    if h.kind != "text" or flaw:
+        raise ValueError(
+            "Decoding is compared for language models without an encoder in which no "
+            f"later token decides who is a member. Received: kind={h.kind!r}, "
+            f"{flaw or 'no such flaw'}"
+        )
+
+
+def _steps(lm):
+    """Returns the function that scores token by token."""
+
+    def logits(token_ids, index):
+        cache = lm.make_cache(*ops.shape(token_ids))
+        # A tensor for the start: the tokens go one by one.
+        return lm.call_with_cache(token_ids, cache, index)[0]
+
+    call = compiled(lm, logits)
+
+    def score(inputs, targets):
+        result = call(ops.convert_to_tensor(inputs["token_ids"], "int32"), np.int32(0))
+        nats = keras.losses.sparse_categorical_crossentropy(
+            targets, ops.cast(result, "float32"), from_logits=True
+        )
+        return ops.convert_to_numpy(nats)
+
+    return score
+
+
+def _exported(lm, folder, length):
+    """Returns the function that scores with a SavedModel."""
+    import tensorflow as tf
+
+    lm.export(folder, routing_scope="prefix", max_length=length + 1)
+    loaded = tf.saved_model.load(folder)
+
+    def score(inputs, targets):
+        mask = tf.ones(targets.shape, "bool")
+        # The one with a preprocessor scores texts by the plain name.
+        score_ids = getattr(loaded, "score_ids", loaded.score)
+        result = score_ids(tf.cast(targets, "int32"), mask)
+        return -result["log_likelihoods"].numpy()
+
+    return score
+
+
+def count_near_ties(lm, inputs):
+    """Counts the decisions of a model that rounding makes.
+
+    Args:
+        lm: the language model.
+        inputs: dict of NumPy arrays, as for a call.
+
+    Returns:
+        Number of near-ties, and of all decisions; see `DecodingComparison`.
+    """
+    near = decisions = 0
+    for group, scores in _scores(lm, inputs):
+        if group.routing == "token_choice":
+            best = np.sort(scores, axis=-1)[..., -2:]
+            gaps = best[..., 1:] - best[..., :-1]  # none with a single cluster
+        else:
+            gaps = _gaps_of_members(scores, group.attention_window)
+        near += int(np.sum(gaps < NEAR))
+        decisions += gaps.size
+    return near, decisions
+
+
+def _scores(lm, inputs):
+    """Returns pairs of a routed head group and NumPy scores `[B, H, L, K]`."""
+    found = []
+
+    def watch(group, stack):
+        function = group.scores
+
+        def scores(streams, masks, training=None):
+            results = function(streams, masks, training=training)
+            found.extend((group, ops.convert_to_numpy(x)) for x in results)
+            return results
+
+        object.__setattr__(group, "scores", scores)
+        stack.callback(object.__delattr__, group, "scores")
+
+    groups = [x for x in lm._flatten_layers() if isinstance(x, layers.RoutedHeads)]
+    with contextlib.ExitStack() as stack, layers.use_routing_scope(lm, "prefix"):
+        for group in groups:
+            watch(group, stack)
+        lm(inputs, training=False)
+    return found
+
+
+def _gaps_of_members(scores, window):
+    """Gaps `[tokens, B, H, K]` between the last member and the first that is none."""
+    gaps = []
+    for length in range(window + 1, scores.shape[2] + 1):
+        places = (length - window - 1, length - window)
+        best = np.partition(scores[:, :, :length], places, axis=2)
+        gaps.append(best[:, :, places[1]] - best[:, :, places[0]])
+    return np.array(gaps)

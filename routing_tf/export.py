@@ -1,0 +1,150 @@
+r"""Writes a model as a SavedModel that TensorFlow serves without this package.
+
+    python -m routing_tf.export --model_dir=my_run --export_dir=served
+
+Prints the functions with their inputs and outputs, and Python that uses them.
+"""
+
+import pathlib
+import sys
+import textwrap
+
+import tensorflow as tf
+from absl import app
+from absl import flags
+from absl import logging
+
+from routing_tf import commands
+from routing_tf import run_directory
+from routing_tf.layers.heads.routed import ROUTING_SCOPES
+from routing_tf.models import saved_model
+from routing_tf.tokenizers import ByteTokenizer
+
+_TEXT = """\
+scores = served.score(["It was a dark night"])
+print(scores["log_likelihood"])
+written = served.generate(["It was"], temperature=0.8, top_k=40, seed=1, length={n})
+print(written["texts"][0].numpy().decode())
+"""
+_IDS = """\
+ids, mask = tf.constant([[3, 1, 2]]), tf.constant([[True, True, True]])
+print(served.score(ids, mask)["log_likelihood"])
+print(served.generate(ids, mask, temperature=0.8, seed=1, length={n})["token_ids"])
+"""
+_IMAGES = """\
+images = served.generate({first}, temperature=0.9, seed=1)["images"]
+print(served.score(images{labels})["log_likelihood"])
+"""
+
+
+def define_flags(values=flags.FLAGS):
+    """Defines the flags of the command.
+
+    Args:
+        values: the `absl.flags.FlagValues` to define them in.
+    """
+    strings = {
+        "model_dir": "Folder of a run, a .keras file or a preset directory.",
+        "export_dir": "Folder to write the SavedModel into: new, empty or an earlier "
+        "export, which is replaced.",
+    }
+    for name, text in strings.items():
+        flags.DEFINE_string(name, None, text, required=True, flag_values=values)
+    flags.DEFINE_enum(
+        "routing_scope",
+        None,
+        ROUTING_SCOPES,
+        "Which tokens compete in `score` where clusters choose their members, see "
+        "`evaluate`. `generate` always has prefix. Default: that of the "
+        "hyperparameters.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "max_length",
+        None,
+        "Tokens a text may have; every call computes with this length. Default: that "
+        "of the model's sequences.",
+        lower_bound=1,
+        flag_values=values,
+    )
+    flags.DEFINE_bool(
+        "overwrite",
+        False,
+        "Write into a folder that holds other files too.",
+        flag_values=values,
+    )
+
+
+def run(options):
+    """Exports as the flags say.
+
+    Args:
+        options: the parsed flags.
+
+    Raises:
+        ValueError: on another backend than TensorFlow, if there is no model, it cannot
+            be exported, or there are other files in the folder.
+    """
+    saved_model.check_backend(options.model_dir, options.export_dir)
+    _check_folder(options.export_dir, options.overwrite)
+    model = run_directory.load_language_model(options.model_dir)
+    print(f"model: {options.model_dir}", flush=True)
+    model.export(
+        options.export_dir,
+        verbose=True,
+        routing_scope=options.routing_scope,
+        max_length=options.max_length,
+    )
+    print(f"SavedModel: {options.export_dir}; this uses it:\n")
+    print(textwrap.indent(_snippet(model, options), "    "))
+
+
+def _check_folder(folder, overwrite):
+    path = pathlib.Path(folder)
+    if not path.exists() or overwrite and path.is_dir():
+        return
+    is_export = (path / "saved_model.pb").is_file()
+    if not path.is_dir() or not is_export and any(path.iterdir()):
+        raise ValueError(
+            "`export_dir` must be a new or empty folder, or an earlier export. "
+            f"Received: {folder!r}. Name another one, or pass --overwrite to write "
+            "beside what is in it"
+        )
+
+
+def _snippet(model, options):
+    """Returns Python that uses the SavedModel."""
+    lines = ["import tensorflow as tf"]
+    preprocessor = getattr(model, "preprocessor", None)
+    if preprocessor is not None and not isinstance(
+        preprocessor.tokenizer, ByteTokenizer
+    ):
+        lines.append("import tensorflow_text  # has operations of the tokenizer")
+    lines.append(f"\nserved = tf.saved_model.load({options.export_dir!r})\n")
+    return "\n".join(lines) + _calls(model, options.max_length)
+
+
+def _calls(model, max_length):
+    h = model.hyperparameters
+    if h.kind == "image":
+        has_labels = h.num_classes is not None
+        first, labels = ("[0, 1]", ", [0, 1]") if has_labels else ("2", "")
+        return _IMAGES.format(first=first, labels=labels)
+    length = min(64, max_length or h.max_sequence_length)
+    calls = _IDS if model.preprocessor is None else _TEXT
+    return calls.format(n=length)
+
+
+def main(argv):
+    """Exports; returns the exit code, as `absl.app.run` expects."""
+    if flags.FLAGS.verbosity < logging.DEBUG:
+        # TensorFlow tells under which names it saves what.
+        logging.set_verbosity(logging.WARNING)
+        tf.get_logger().setLevel("WARNING")
+    return commands.command(run, flags.FLAGS, argv)
+
+
+if __name__ == "__main__":
+    define_flags()
+    sys.stdout.reconfigure(errors="replace")
+    app.run(main)

@@ -1,0 +1,85 @@
+"""Filtered probabilities and draws whose settings may be tensors.
+
+The rules are those of the samplers of keras_hub, whose settings are Python values and
+so no inputs of a compiled or saved function.
+"""
+
+from keras import ops
+
+
+def filtered_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
+    """Returns the probabilities of the next token that a sampler draws from.
+
+    First the logits are divided by the temperature, then all but the `top_k` most
+    probable tokens are dropped, then those behind the first ones whose probabilities,
+    before tokens were dropped, sum to more than `top_p`. The rest sums to 1.
+
+    Args:
+        logits: `<float>[batch, vocabulary_size]`.
+        temperature: number or scalar; 0 for the most probable token alone. Defaults to
+            1.
+        top_k: integer or scalar, tokens to keep; 0 (the default) for all.
+        top_p: number or scalar; at least one token stays. 1 (the default) for all.
+
+    Returns:
+        `<float32>[batch, vocabulary_size]`.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf.models.sampling import filtered_probabilities
+
+    logits = np.log([[0.1, 0.5, 0.4]])
+    print(filtered_probabilities(logits, top_k=2))  # [[0, 0.5556, 0.4444]]
+    ```
+
+    Reference: `TopKSampler` and `TopPSampler` of keras_hub.
+    """
+    logits = ops.cast(logits, "float32")
+    vocabulary_size = logits.shape[-1]
+    temperature = ops.cast(temperature, "float32")
+    is_drawn = temperature > 0
+    # A small temperature must not make the largest logit infinite.
+    logits -= ops.max(logits, axis=-1, keepdims=True)
+    probabilities = ops.softmax(logits / ops.where(is_drawn, temperature, 1.0))
+    values, order = ops.top_k(probabilities, k=vocabulary_size, sorted=True)
+    ranks = ops.argsort(order, axis=-1)
+    top_p = ops.cast(top_p, "float32")
+    # Sums may be rounded to more than 1.
+    in_top_p = ops.logical_or(ops.cumsum(values, axis=-1) <= top_p, top_p >= 1.0)
+    # The token that exceeds `top_p` stays too.
+    limit = 1 + ops.sum(ops.cast(in_top_p, "int32"), axis=-1, keepdims=True)
+    top_k = ops.cast(top_k, "int32")
+    limit = ops.minimum(limit, ops.where(top_k > 0, top_k, vocabulary_size))
+    limit = ops.where(is_drawn, limit, 1)
+    kept = ops.where(ops.cast(ranks, "int32") < limit, probabilities, 0.0)
+    return kept / ops.sum(kept, axis=-1, keepdims=True)
+
+
+def draw(probabilities, uniform):
+    """Draws a token for each row, the same for the same numbers.
+
+    Args:
+        probabilities: `<float32>[batch, vocabulary_size]`.
+        uniform: `<float32>[batch, vocabulary_size]`, independent and uniform in
+            (0, 1).
+
+    Returns:
+        `<int32>[batch]`; tokens of probability 0 are never drawn.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf.models.sampling import draw
+
+    probabilities = np.array([[0.0, 0.2, 0.8]], "float32")
+    uniform = np.random.default_rng(0).uniform(size=(1, 3)).astype("float32")
+    print(draw(probabilities, uniform))  # [1] or [2]
+    ```
+    """
+    # The largest of Gumbel variables: a sum of probabilities, rounded, could end in a
+    # token that was dropped.
+    noise = -ops.log(-ops.log(uniform))
+    return ops.cast(ops.argmax(ops.log(probabilities) + noise, axis=-1), "int32")

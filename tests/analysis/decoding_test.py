@@ -1,0 +1,129 @@
+"""Tests of scores in one pass, token by token and as a SavedModel."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+from absl import flags
+
+from routing_tf import problems
+from routing_tf import run_directory
+from routing_tf import train
+from routing_tf.analysis import compare_decoding
+from routing_tf.analysis import decoding
+from routing_tf.analysis import report
+from tests.analysis.scopes_test import Countdown
+from tests.models import small_models
+
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+
+
+def problem():
+    return Countdown(sequence_length=small_models.LENGTH)
+
+
+@pytest.mark.parametrize("routing", ["token_choice", "expert_choice"])
+def test_all_ways_score_the_same(routing):
+    lm = small_models.language_model(num_local_only_layers=1, routing=routing)
+    result = compare_decoding(lm, problem(), "test", num_examples=3, verbose=False)
+    assert result.num_windows == 3 and result.decisions > 100
+    assert result.near_ties == 0
+    assert 1e-9 < result.largest_difference < 1e-4
+    assert abs(result.one_pass - result.steps) < 1e-5
+    assert (result.exported is None) != ON_TENSORFLOW
+    if ON_TENSORFLOW:
+        assert abs(result.one_pass - result.exported) < 1e-5
+
+
+def test_a_way_that_differs_is_seen(monkeypatch):
+    lm = small_models.language_model(num_routed_heads=0, num_local_heads=4)
+    steps = decoding._steps
+
+    def others(lm):
+        score = steps(lm)
+        return lambda inputs, targets: score(inputs, targets) + 0.5
+
+    monkeypatch.setattr(decoding, "_steps", others)
+    result = compare_decoding(
+        lm, problem(), "test", num_examples=2, with_export=False, verbose=False
+    )
+    assert result.steps - result.one_pass == pytest.approx(0.5 / np.log(2), abs=1e-5)
+    assert result.largest_difference == pytest.approx(0.5 / np.log(2), abs=1e-5)
+    assert (result.near_ties, result.decisions) == (0, 0)
+
+
+@pytest.mark.parametrize("routing", ["token_choice", "expert_choice"])
+def test_equal_scores_are_near_ties(routing):
+    lm = small_models.language_model(num_local_only_layers=1, routing=routing)
+    inputs = small_models.inputs((small_models.LENGTH,))
+    assert decoding.count_near_ties(lm, inputs)[0] == 0
+    for kmeans in small_models.kmeans_layers(lm):
+        kmeans.centroids.assign(np.zeros(kmeans.centroids.shape))
+    near, decisions = decoding.count_near_ties(lm, inputs)
+    assert near > 0
+    if routing == "expert_choice":
+        # All clusters of two heads from the seventh token on.
+        assert near == decisions == 2 * 3 * (small_models.LENGTH - 6)
+
+
+def test_near_ties_are_those_at_the_border():
+    scores = np.array([0.0, 4.0, 2.0, 2.0 + 1e-6, 3.0, 9.0], "float32")
+    gaps = decoding._gaps_of_members(scores[None, None, :, None], window=2)
+    expected = [2.0, 1e-6, 1.0 - 1e-6, 1.0]
+    np.testing.assert_allclose(gaps.ravel(), expected, atol=3e-7)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"num_encoder_layers": 1}, "kind='seq2seq'"),
+        (
+            {"routing": "random", "compatibility": {"members_of_whole_sequence": True}},
+            "members_of_whole_sequence",
+        ),
+    ],
+)
+def test_refused(changes, message):
+    hyperparameters = small_models.hyperparameters(**changes)
+
+    @dataclasses.dataclass
+    class Model:
+        hyperparameters: object
+
+    with pytest.raises(ValueError, match=message):
+        compare_decoding(Model(hyperparameters), problem(), "test")
+
+
+def test_lines_for_a_reader():
+    result = decoding.DecodingComparison(1.5, 1.5, None, 1e-6, 2, 3000, 7)
+    lines = list(report.describe_decoding(result, "bits per byte"))
+    assert lines[0] == "held-out bits per byte of 7 windows"
+    assert "SavedModel: made on the TensorFlow backend alone" in lines
+    assert "2 of 3,000 decisions" in lines[-1]
+    result = dataclasses.replace(result, exported=1.25)
+    assert "SavedModel: 1.25000" in report.describe_decoding(result, "bits per byte")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("routing", ["token_choice", "expert_choice"])
+def test_a_trained_model_scores_the_same_in_all_ways(routing, tmp_path):
+    arguments = [
+        f"--model_dir={tmp_path}",
+        "--hparams_set=byte_tiny",
+        # Local heads first: equal bytes would have equal scores.
+        f"--hparams=routing={routing},num_layers=2,num_local_only_layers=1",
+        "--train_steps=200",
+    ]
+    options = flags.FlagValues()
+    train.define_flags(options)
+    options(["train", *arguments])
+    assert train.run(options) == 0
+    lm = run_directory.load_language_model(run_directory.checkpoints(tmp_path)[-1])
+    data = problems.get("python_source", sequence_length=64)
+    result = compare_decoding(lm, data, "test", num_examples=32, verbose=False)
+    print("\n".join(report.describe_decoding(result, "bits per byte")))
+    assert result.one_pass < 6.0
+    assert abs(result.one_pass - result.steps) < 1e-4
+    if ON_TENSORFLOW:
+        assert abs(result.one_pass - result.exported) < 1e-4

@@ -1,0 +1,99 @@
+"""Continuing prompts with a cache gives what computing all anew at each step gives."""
+
+import keras_hub
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf.models import generation
+from tests.models import small_models
+from tests.models import small_seq2seq
+
+LENGTH, PROMPTS = 14, (5, 8)
+SAMPLERS = {
+    "greedy": keras_hub.samplers.GreedySampler,
+    "random": lambda: keras_hub.samplers.RandomSampler(seed=1),
+    "top_k": lambda: keras_hub.samplers.TopKSampler(k=4, seed=2, temperature=0.8),
+    "top_p": lambda: keras_hub.samplers.TopPSampler(p=0.6, seed=3),
+    "beam": lambda: keras_hub.samplers.BeamSampler(num_beams=3),
+    "contrastive": lambda: keras_hub.samplers.ContrastiveSampler(k=3, alpha=0.5),
+}
+
+
+def generate(lm, sampler, x, **options):
+    lm.compile(sampler=SAMPLERS[sampler](), **options)
+    return lm.generate(x, stop_token_ids=None)
+
+
+def model(routing):
+    return small_models.language_model(
+        num_local_only_layers=1, routing=routing, timing_signal=True
+    )
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_steps_continue_as_recomputing_does(sampler, monkeypatch):
+    routing = "expert_choice" if sampler in ("beam", "top_p") else "token_choice"
+    lm, x = model(routing), small_models.inputs(PROMPTS, LENGTH)
+    tokens = generate(lm, sampler, x)["token_ids"]
+    for row, length in enumerate(PROMPTS):
+        np.testing.assert_array_equal(
+            tokens[row, :length], x["token_ids"][row, :length]
+        )
+    monkeypatch.setattr(generation, "_steps", generation._recompute)
+    expected = generate(lm, sampler, x)["token_ids"]
+    np.testing.assert_array_equal(tokens, expected)
+    greedy = tokens if sampler == "greedy" else generate(lm, "greedy", x)["token_ids"]
+    assert (sampler == "greedy") == np.array_equal(tokens, greedy)
+
+
+def test_an_encoder_and_steps_of_the_decoder(monkeypatch):
+    lm = small_seq2seq.language_model(timing_signal=True)
+    x = small_seq2seq.inputs(lengths=(3, 5), buffers=(40, 10))
+    tokens = generate(lm, "beam", x)["decoder_token_ids"]
+    monkeypatch.setattr(generation, "_steps", generation._recompute)
+    expected = generate(lm, "beam", x)["decoder_token_ids"]
+    np.testing.assert_array_equal(tokens, expected)
+
+
+def test_settings_that_look_ahead_compute_all_anew(monkeypatch):
+    lm = small_models.language_model(
+        routing="random", compatibility={"members_of_whole_sequence": True}
+    )
+    monkeypatch.setattr(generation, "_steps", None)
+    x = small_models.inputs(PROMPTS, LENGTH)
+    tokens = generate(lm, "greedy", x)["token_ids"]
+    mask = np.arange(LENGTH) < 10
+    seen = {"token_ids": tokens, "padding_mask": np.tile(mask, (2, 1))}
+    logits = small_models.array(lm(seen))
+    np.testing.assert_array_equal(tokens[:, 10], logits[:, 9].argmax(axis=-1))
+
+
+def test_padding_of_the_release_has_no_influence():
+    lm = small_models.language_model(
+        num_local_only_layers=1, compatibility={"padding_is_routed": True}
+    )
+    x = small_models.inputs(PROMPTS, LENGTH)
+    tokens = generate(lm, "greedy", x)["token_ids"]
+    mask = np.ones((2, LENGTH), "bool")
+    with layers.use_routing_scope(lm, "prefix"):
+        logits = lm({"token_ids": tokens, "padding_mask": mask})
+    best = small_models.array(logits).argmax(axis=-1)
+    for row, length in enumerate(PROMPTS):
+        np.testing.assert_array_equal(
+            tokens[row, length:], best[row, length - 1 : LENGTH - 1]
+        )
+
+
+def test_compiled_once_for_prompts_of_all_lengths(monkeypatch):
+    lm, calls = model("token_choice"), []
+    steps = generation._steps
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return steps(*arguments)
+
+    monkeypatch.setattr(generation, "_steps", counted)
+    generate(lm, "greedy", small_models.inputs(PROMPTS, LENGTH))
+    lm.generate(small_models.inputs((2, 11), LENGTH), stop_token_ids=None)
+    assert len(calls) == 1

@@ -1,0 +1,435 @@
+"""SavedModels against the models they are made of."""
+
+import json
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from routing_tf import layers
+from routing_tf import models
+from routing_tf import tokenizers
+from routing_tf.models.token_scorer import TokenScorer
+from tests.models import small_models
+from tests.models import small_seq2seq
+
+ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+on_tensorflow = pytest.mark.skipif(
+    not ON_TENSORFLOW, reason="SavedModels are made on the TensorFlow backend"
+)
+LENGTH = small_models.LENGTH
+TEXTS = ["It was a dark night", "b", "déjà vu"]
+PROMPTS = ["It was", "a", ""]
+IMAGES = {
+    "image_height": 2,
+    "image_width": 4,
+    "num_channels": 2,
+    "vocabulary_size": 7,
+    "max_sequence_length": 16,
+    "num_layers": 1,
+}
+# What a process does that has TensorFlow and nothing else.
+FRESH = """
+import json, sys
+sys.modules["routing_tf"] = sys.modules["keras_hub"] = None  # cannot be imported
+import tensorflow as tf
+path, modules, calls = json.loads(sys.argv[1])
+for module in modules:
+    __import__(module)
+served = tf.saved_model.load(path)
+results = []
+for name, arguments in calls:
+    outputs = getattr(served, name)(**arguments)
+    results.append({key: value.numpy().tolist() for key, value in outputs.items()})
+decode = lambda value: value.decode("utf-8")
+print(json.dumps(results, default=decode))
+"""
+
+
+def text_model(tokenizer=None, **changes):
+    tokenizer = tokenizer or tokenizers.ByteTokenizer()
+    preprocessor = models.RoutingTransformerCausalLMPreprocessor(
+        tokenizer, sequence_length=LENGTH
+    )
+    return small_models.language_model(
+        preprocessor=preprocessor,
+        **{"vocabulary_size": tokenizer.vocabulary_size(), "num_layers": 1, **changes},
+    )
+
+
+def greedy(lm, inputs, **options):
+    lm.compile(sampler="greedy")
+    return lm.generate(inputs, **options)
+
+
+def load(model, path, **options):
+    model.export(path, **options)
+    return tf.saved_model.load(str(path))
+
+
+def call_in_fresh_process(path, *calls, modules=()):
+    """Returns the outputs of functions of a SavedModel, in a process of its own."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", FRESH, json.dumps([str(path), modules, calls])],
+        env={**environment, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return text_model()
+
+
+@pytest.fixture(scope="module")
+def path(lm, tmp_path_factory):
+    """The folder of an exported model of texts."""
+    path = tmp_path_factory.mktemp("served") / "text"
+    lm.export(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def served(path):
+    return tf.saved_model.load(str(path))
+
+
+@on_tensorflow
+def test_tensorflow_alone_serves_texts(lm, path):
+    ids = [[65, 66, 67], [65, 66, 0], [67, 0, 0]]
+    mask = [[True] * 3, [True, True, False], [True, False, False]]
+    rows = {"token_ids": ids, "padding_mask": mask}
+    score, one, continued, ids_score, ids_continued = call_in_fresh_process(
+        path,
+        ("score", {"texts": TEXTS}),
+        ("score", {"texts": TEXTS[:1]}),
+        ("generate", {"texts": PROMPTS, "temperature": 0.0}),
+        ("score_ids", rows),
+        ("generate_ids", {**rows, "temperature": 0.0}),
+    )
+    expected = lm.score(TEXTS)
+    for index, result in enumerate(expected):
+        size = score["num_tokens"][index]
+        assert size == result.num_tokens
+        assert score["num_bytes"][index] == result.num_bytes
+        assert score["padding_mask"][index] == [i < size for i in range(19)]
+        for name in ("log_likelihoods", "token_ids"):
+            actual = score[name][index][:size]
+            np.testing.assert_allclose(actual, getattr(result, name), atol=1e-5)
+    np.testing.assert_allclose(
+        [*score["log_likelihood"], *one["log_likelihood"]],
+        [result.log_likelihood for result in [*expected, expected[0]]],
+        atol=1e-4,
+    )
+    assert continued["texts"] == greedy(lm, PROMPTS, max_length=LENGTH + 1)
+    texts = ["?@A", "?@", "A"]
+    for actual, result in zip(ids_score["log_likelihoods"], lm.score(texts)):
+        expected = np.pad(result.log_likelihoods, (0, 3 - result.num_tokens))
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
+    same = lm.preprocessor.tokenizer.detokenize(ids_continued["token_ids"])
+    assert same == greedy(lm, texts, max_length=LENGTH + 1)
+
+
+@on_tensorflow
+def test_signatures_are_the_functions(served):
+    assert set(served.signatures) == {"score", "generate", "score_ids", "generate_ids"}
+    score = served.signatures["score"](texts=tf.constant(TEXTS))
+    expected = served.score(TEXTS)
+    np.testing.assert_array_equal(score["log_likelihood"], expected["log_likelihood"])
+    settings = {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "seed": 5, "length": 12}
+    inputs = {name: tf.constant(value) for name, value in settings.items()}
+    continued = served.signatures["generate"](texts=tf.constant(PROMPTS), **inputs)
+    expected = served.generate(PROMPTS, **settings)
+    assert (continued["texts"].numpy() == expected["texts"].numpy()).all()
+    assert expected["token_ids"].shape == (3, 12)
+
+
+@on_tensorflow
+def test_the_seed_decides(served):
+    def ids(texts, **settings):
+        return served.generate(texts, **settings)["token_ids"].numpy()
+
+    first = ids(PROMPTS, seed=1)
+    np.testing.assert_array_equal(first, ids(PROMPTS, seed=1))
+    assert (first != ids(PROMPTS, seed=2)).any(axis=1).all()
+    # Rows are drawn apart from each other, whatever rows follow.
+    np.testing.assert_array_equal(first[:1], ids(PROMPTS[:1], seed=1))
+    same = ids(["a", "a"], seed=1)
+    assert (same[0] != same[1]).any()
+
+
+@on_tensorflow
+def test_a_row_is_what_it_is_alone(served):
+    together = served.generate(PROMPTS, temperature=0.0)["token_ids"].numpy()
+    for prompt, row in zip(PROMPTS, together):
+        alone = served.generate([prompt], temperature=0.0)["token_ids"].numpy()
+        np.testing.assert_array_equal(row, alone[0])
+
+
+@on_tensorflow
+def test_any_number_of_rows(served):
+    assert served.score([])["log_likelihood"].shape == (0,)
+    assert served.generate([])["token_ids"].shape == (0, LENGTH)
+    empty = served.score([""])
+    assert empty["log_likelihood"].numpy() == [0.0]
+    assert empty["num_tokens"].numpy() == [0]
+
+
+@on_tensorflow
+def test_nothing_is_written(served):
+    before = [variable.numpy() for variable in served.weights]
+    assert len(before) > 10
+    outputs = []
+    for _ in range(2):
+        outputs.append(served.score(TEXTS)["log_likelihoods"].numpy())
+        served.generate(PROMPTS)
+    np.testing.assert_array_equal(*outputs)
+    for variable, value in zip(served.weights, before):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    for function in served.signatures.values():
+        graph = function.graph.as_graph_def()
+        nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+        assert not [node.op for node in nodes if "Assign" in node.op]
+
+
+@on_tensorflow
+@pytest.mark.parametrize(
+    "name, arguments, match",
+    [
+        ("score", {"texts": ["a" * (LENGTH + 1)]}, "must not be longer than"),
+        ("generate", {"texts": ["a" * (LENGTH + 1)]}, "must not be longer than"),
+        ("generate", {"texts": ["aaa"], "length": 2}, "must not be longer than"),
+        ("generate", {"texts": ["a"], "length": LENGTH + 1}, "`length` must be from"),
+        ("generate", {"texts": ["a"], "temperature": -1.0}, "`temperature` and"),
+        ("generate", {"texts": ["a"], "top_p": 0.0}, "`top_p` must be more than 0"),
+        ("score_ids", {"token_ids": [[258]], "padding_mask": [[True]]}, "from 0 to"),
+        (
+            "score_ids",
+            {"token_ids": [[5, 5]], "padding_mask": [[False, True]]},
+            "True on the first tokens",
+        ),
+    ],
+)
+def test_refused_inputs(served, name, arguments, match):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=match):
+        getattr(served, name)(**arguments)
+
+
+@on_tensorflow
+def test_rows_stop_at_the_end_id(tmp_path):
+    lm = text_model(num_routed_heads=0, num_local_heads=4)
+    bias = np.zeros(258)
+    bias[[1, 70]] = 100.0
+    lm.logits_dense.bias.assign(bias)
+    served = load(lm, tmp_path)
+    result = served.generate(["It was"] * 8, temperature=50.0, seed=3)
+    ids, mask = result["token_ids"].numpy(), result["padding_mask"].numpy()
+    lengths = mask.sum(axis=1)
+    assert len(set(lengths)) > 1
+    for row, keep, length, text in zip(ids, mask, lengths, result["texts"].numpy()):
+        assert keep[:length].all() and (row[length:] == 0).all()
+        assert length == LENGTH or row[length - 1] == 1
+        assert (row[: length - 1] != 1).all()
+        assert text.decode().startswith("It was")
+
+
+@on_tensorflow
+def test_three_ways_to_score_a_prefix(tmp_path):
+    lm = small_models.language_model(
+        routing="expert_choice", num_local_only_layers=1, num_layers=2
+    )
+    ids = small_models.inputs()["token_ids"][:, :14]
+    parallel = lm.score(ids, routing_scope="prefix")
+    full = lm.score(ids, routing_scope="full")
+    cache, stepwise = lm.make_cache(2, 14), []
+    tokens = np.pad(ids, [(0, 0), (1, 0)])
+    for index in range(14):
+        token = tokens[:, index : index + 1]
+        logits, _, cache = lm.call_with_cache(token, cache, index)
+        values = keras.ops.log_softmax(logits[:, 0])
+        stepwise.append(np.take_along_axis(values.numpy(), ids[:, index, None], 1))
+    served = load(lm, tmp_path, routing_scope="prefix", max_length=14)
+    assert set(served.signatures) == {"score", "generate", "score_ids", "generate_ids"}
+    saved = served.score(ids, np.ones_like(ids, "bool"))["log_likelihoods"].numpy()
+    np.testing.assert_allclose(saved, np.concatenate(stepwise, axis=1), atol=1e-4)
+    expected = [result.log_likelihoods for result in parallel]
+    np.testing.assert_allclose(saved, expected, atol=1e-4)
+    assert np.abs(saved - [result.log_likelihoods for result in full]).max() > 1e-3
+
+
+@on_tensorflow
+def test_a_model_that_sees_later_tokens(tmp_path):
+    lm = small_models.language_model(
+        routing="hashed",
+        num_layers=1,
+        compatibility=layers.Compatibility(buckets_filled_up=True),
+    )
+    with pytest.raises(ValueError, match="no output depends on later tokens"):
+        lm.export(tmp_path, routing_scope="prefix")
+    served = load(lm, tmp_path, max_length=11)
+    x = small_models.inputs((3, 3), buffer=3)
+    ids = served.generate(x["token_ids"], x["padding_mask"], temperature=0.0)
+    start = {name: np.pad(value, [(0, 0), (1, 8)]) for name, value in x.items()}
+    start["padding_mask"][:, 0] = True
+    expected = greedy(lm, start, stop_token_ids=None)["token_ids"]
+    np.testing.assert_array_equal(ids["token_ids"], np.asarray(expected)[:, 1:])
+
+
+@on_tensorflow
+def test_padding_with_influence_is_refused(tmp_path):
+    lm = small_models.language_model(
+        num_layers=1,
+        routing="expert_choice",
+        compatibility=layers.Compatibility(padding_is_routed=True),
+    )
+    served = load(lm, tmp_path)
+    ids = small_models.inputs()["token_ids"]
+    score = served.score(ids, np.ones_like(ids, "bool"))["log_likelihood"]
+    expected = [result.log_likelihood for result in lm.score(ids)]
+    np.testing.assert_allclose(score, expected, atol=1e-4)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Padding has influence"):
+        served.score(ids[:, :5], np.ones_like(ids[:, :5], "bool"))
+
+
+@on_tensorflow
+def test_subwords_need_tensorflow_text(tmp_path):
+    texts = ["one fish two fish", "red fish, blue fish"]
+    vocabulary = tokenizers.SubwordTokenizer.build_vocabulary(texts, 64)
+    lm = text_model(tokenizers.SubwordTokenizer(vocabulary), num_routed_heads=0)
+    lm.export(tmp_path)
+    score, continued = call_in_fresh_process(
+        tmp_path,
+        ("score", {"texts": texts}),
+        ("generate", {"texts": ["one fish", ""], "temperature": 0.0}),
+        modules=["tensorflow_text"],
+    )
+    expected = [result.log_likelihood for result in lm.score(texts)]
+    np.testing.assert_allclose(score["log_likelihood"], expected, atol=1e-4)
+    assert continued["texts"][0].startswith("one fish")
+    ids, mask = continued["token_ids"], np.array(continued["padding_mask"])
+    again = lm.preprocessor.tokenizer.detokenize(np.where(mask, ids, 0))
+    assert continued["texts"] == again
+
+
+@on_tensorflow
+def test_a_model_with_an_encoder(tmp_path):
+    lm = small_seq2seq.language_model(
+        vocabulary_size=258,
+        preprocessor=models.RoutingTransformerSeq2SeqLMPreprocessor(
+            tokenizers.ByteTokenizer(),
+            encoder_sequence_length=small_seq2seq.INPUT_LENGTH,
+            decoder_sequence_length=LENGTH,
+        ),
+    )
+    served = load(lm, tmp_path, max_length=16)
+    assert set(served.signatures) == {"generate", "generate_ids"}
+    result = served.generate(["hello", "du"], temperature=0.0, length=15)
+    texts = [text.decode() for text in result["texts"].numpy()]
+    assert texts == greedy(lm, ["hello", "du"], max_length=16)
+    ids = [[106, 103, 110, 110, 113, 1]]
+    mask = np.ones_like(ids, "bool")
+    same = served.generate_ids(ids, mask, temperature=0.0, length=15)["token_ids"]
+    np.testing.assert_array_equal(same, result["token_ids"][:1])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the end id included"):
+        served.generate(["a" * small_seq2seq.INPUT_LENGTH])
+    lm = small_seq2seq.language_model(encoder_inputs="embeddings")
+    with pytest.raises(ValueError, match="must read ids"):
+        lm.export(tmp_path)
+
+
+@on_tensorflow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_classes": 3},
+        {"num_classes": None, "routing": "expert_choice"},
+        {
+            "num_classes": 3,
+            "routing": "hashed",
+            "compatibility": layers.Compatibility(buckets_filled_up=True),
+        },
+    ],
+)
+def test_images(changes, tmp_path):
+    model = models.RoutingImageTransformer(
+        small_models.hyperparameters(**{**IMAGES, **changes})
+    )
+    small_models.randomize(model, 0)
+    model.export(tmp_path)
+    labels = [1, 2] if model.hyperparameters.num_classes else None
+    first = {"num_images": 2} if labels is None else {"labels": labels}
+    served = tf.saved_model.load(str(tmp_path))
+    images = served.generate(**first, temperature=0.0)["images"]
+    assert images.dtype == "uint8"
+    expected = model.generate(num_images=2, labels=labels, sampler="greedy")
+    np.testing.assert_array_equal(images, expected)
+    drawn = [
+        served.generate(**first, seed=seed)["images"].numpy() for seed in (1, 1, 2)
+    ]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert (drawn[0] != drawn[2]).any()
+    given = {} if labels is None else {"labels": labels}
+    score = served.score(images=drawn[0], **given)
+    inputs = {name: np.asarray(value) for name, value in given.items()}
+    inputs["images"] = drawn[0].astype("int32")
+    inputs["padding_mask"] = np.ones_like(drawn[0], "bool")
+    nats = TokenScorer(model).score(inputs, inputs["images"])
+    np.testing.assert_allclose(score["log_likelihoods"], -nats, atol=1e-5)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`images` must be from 0"):
+        served.score(images=np.full_like(drawn[0], 7), **given)
+
+
+@on_tensorflow
+def test_refused_exports(tmp_path):
+    lm = small_models.language_model(num_layers=1, truncate_length=16)
+    with pytest.raises(ValueError, match="must not exceed the length"):
+        lm.export(tmp_path, max_length=17)
+    with pytest.raises(ValueError, match="`max_length` must be a positive"):
+        lm.export(tmp_path, max_length=0)
+    with pytest.raises(ValueError, match="`routing_scope` must be"):
+        lm.export(tmp_path, routing_scope="both")
+    model = models.RoutingImageTransformer(small_models.hyperparameters(**IMAGES))
+    with pytest.raises(ValueError, match="`max_length` is for models of texts"):
+        model.export(tmp_path, max_length=8)
+    assert not any(tmp_path.iterdir())
+
+
+def test_other_formats_are_left_to_keras(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(keras.Model, "export", lambda self, *args: calls.append(args))
+    lm = small_models.language_model(num_layers=1)
+    lm.export(tmp_path, format="onnx")
+    lm.export(tmp_path, input_signature=[1], verbose=True)
+    assert calls == [
+        (tmp_path, "onnx", None, None),
+        (tmp_path, "tf_saved_model", True, [1]),
+    ]
+
+
+@pytest.mark.skipif(ON_TENSORFLOW, reason="what other backends say")
+def test_other_backends_say_how(tmp_path):
+    lm = text_model()
+    with pytest.raises(ValueError, match="KERAS_BACKEND=tensorflow python -m routing"):
+        lm.export(tmp_path / "served")
+    assert not (tmp_path / "served").exists()
+    lm.save(tmp_path / "model.keras")
+    subprocess.run(
+        [sys.executable, "-m", "routing_tf.export", "--model_dir=model.keras"]
+        + ["--export_dir=served"],
+        cwd=tmp_path,
+        env={**os.environ, "KERAS_BACKEND": "tensorflow"},
+        check=True,
+        capture_output=True,
+    )
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    score = served.score(TEXTS)
+    expected = [result.log_likelihood for result in lm.score(TEXTS)]
+    np.testing.assert_allclose(score["log_likelihood"], expected, atol=1e-4)

@@ -3,6 +3,7 @@
 import math
 
 import keras
+import numpy as np
 from keras import ops
 
 from routing_tf.layers.decoding.untouched import Untouched
@@ -203,7 +204,7 @@ class MixedAttention(keras.layers.Layer):
             max_length: number of tokens a sequence may have; for positions on two axes
                 a tuple of their lengths. Local, routed and hashed heads remember as
                 many tokens as they can see and may go on behind it; all others remember
-                `max_length` tokens.
+                `max_length` tokens, and what comes behind them pushes out the first.
             value: `<float>[batch, memory length, memory dim]`, the sequence that is
                 attended to, whose keys and values are then computed only once; None
                 (the default) for self-attention.
@@ -296,6 +297,7 @@ class MixedAttention(keras.layers.Layer):
 
     def _call_with_cache(self, query, query_mask, token_bias, cache):
         cache, index = cache.cache, cache.cache_index
+        self._check_room(query, cache, index)
         if query.shape[1] == 1 and len(query.shape) == 3 and index is not None:
             return self._step(query, query_mask, token_bias, cache, index)
         starts = index is None or isinstance(index, int) and index == 0
@@ -304,6 +306,23 @@ class MixedAttention(keras.layers.Layer):
         return self._steps(
             query, query_mask, token_bias, cache, 0 if index is None else index
         )
+
+    def _check_room(self, query, cache, index):
+        """Refuses tokens behind the end of a cache, as far as their place is known."""
+        index = 0 if index is None else index
+        if "memory" in cache or not isinstance(index, (int, np.integer)):
+            return
+        end = index + math.prod(query.shape[1:-1])
+        for group, group_cache in zip(self.head_groups, cache["tokens"], strict=True):
+            room = group.max_positions(group_cache)
+            if index < 0 or room is not None and end > room:
+                raise ValueError(
+                    "`cache_index` must be at least 0, and the cache have room for "
+                    f"`query`. Received: cache_index={index} with "
+                    f"query.shape={tuple(query.shape)} and room for {room} tokens. "
+                    "Make a cache with a larger `max_length`: only local, routed and "
+                    "hashed heads go on behind it"
+                )
 
     def _start(self, query, query_mask, token_bias, cache):
         """Attends with a whole sequence at once."""

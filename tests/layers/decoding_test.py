@@ -296,5 +296,14 @@ def test_refused():
         layer(x, cache=cache, cache_index=0, training=True)
     with pytest.raises(ValueError, match="return_attention_scores=True"):
         layer(x, cache=cache, cache_index=0, return_attention_scores=True)
+    for kind in ("full", "random_5"):
+        bounded = attention(CASES[kind]())
+        for index, length in ((4, 1), (np.int32(3), 2), (0, 5), (None, 5), (-1, 1)):
+            with pytest.raises(ValueError, match="Received: cache_index=.* room for 4"):
+                bounded(
+                    normal(1, length, DIM),
+                    cache=bounded.make_cache(1, 4),
+                    cache_index=index,
+                )
     with pytest.raises(ValueError, match=r"must hold the memory .*shape=\(1, 7, 8\)"):
         layer(x, value=normal(1, 7, DIM), cache=cache, cache_index=0)

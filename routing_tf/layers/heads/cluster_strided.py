@@ -86,6 +86,9 @@ class ClusterStridedHeads(CentroidHeads):
     def memory(self):
         return None if self.compatibility.members_of_whole_sequence else all_scores
 
+    def max_positions(self, cache):
+        return cache["rows"].shape[2]
+
     def choose(self, scores, mask):
         window = self.window(scores.shape[2])
         return membership.strided_choice(scores, window, mask), None

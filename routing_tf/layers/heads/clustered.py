@@ -136,6 +136,9 @@ class ClusteredHeads(HeadGroup):
         tokens = self._step_tokens(inputs, cache, index)
         return self.memory.step(self, cache, index, tokens)
 
+    def max_positions(self, cache):
+        return None
+
     def make_memory(self, inputs, max_length):
         if self.compatibility.queries_compete:
             raise ValueError(

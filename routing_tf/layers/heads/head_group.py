@@ -284,6 +284,10 @@ class HeadGroup(keras.layers.Layer):
         """
         return recent_tokens.step(self, cache, index, inputs)
 
+    def max_positions(self, cache):
+        """Returns how many positions a cache has room for; None for any number."""
+        return cache["rows"].shape[2]
+
     def make_memory(self, inputs, max_length):
         """Makes the cache for steps of attention to another sequence.
 

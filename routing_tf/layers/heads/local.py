@@ -120,6 +120,9 @@ class LocalHeads(HeadGroup):
             cache["columns"] = ops.full((batch_size,), grid[-1], dtype="int32")
         return cache
 
+    def max_positions(self, cache):
+        return None
+
     def sees(self, query, keys, cache, is_causal=True):
         size, flange = math.prod(self.block_shape), (*self._flange(), 0)[:2]
         columns = cache["columns"][:, None, None] if "columns" in cache else 1

@@ -107,6 +107,9 @@ class RandomHeads(ClusteredHeads):
         batch_size = ops.shape(inputs.value)[0]
         return {**cache, "clusters": self._clusters(batch_size, max_length)}
 
+    def max_positions(self, cache):
+        return cache["clusters"].shape[2]
+
     def _clusters(self, batch_size, max_length):
         """The cluster of each position, `<int32>[batch, heads, max_length]`."""
         clusters = np.argmax(self.random_scores(max_length), axis=-1).astype("int32")

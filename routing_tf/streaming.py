@@ -1,0 +1,212 @@
+"""Tokens one by one, for as long as they are wanted, in constant memory."""
+
+import keras
+import keras_hub
+import numpy as np
+from keras import ops
+
+from routing_tf.models.compiled import compiled
+
+# Positions are int32.
+MAX_TOKENS = 2**31 - 1
+
+
+class TokenStream:
+    """Continues prompts token by token, with one compiled step.
+
+    The step is compiled once for each number of prompts, and not again however long
+    they become. Memory is that of a cache, whose size does not depend on the number of
+    tokens where heads remember a bounded number of them: local, routed and hashed
+    heads. A second call goes on with the random state of the first.
+
+    Args:
+        lm: a `RoutingTransformerCausalLM`.
+        sampler: a keras_hub sampler that draws one token after the other, such as
+            `keras_hub.samplers.TopPSampler(p=0.95, seed=1)`.
+        num_tokens: number of tokens of a sequence, the prompt included, at which a
+            stream ends; None (the default) for no end.
+
+    Call arguments:
+        prompts: list of prompts, each a list of at least one id; a text starts behind
+            the id 0.
+
+    Yields:
+        A position in the sequences and their tokens there, a NumPy array
+        `<int>[prompts]`: new ones, or where a prompt is not over yet its own. The first
+        position with a new one is the length of the shortest prompt; there may be
+        earlier ones.
+
+    Raises:
+        ValueError: if the sampler draws whole sequences, later tokens decide which
+            tokens a head of this model sees, `num_tokens` is None and heads remember
+            all tokens, or it is too small or exceeds the length to which the model cuts
+            its inputs; when called, if a prompt is empty or leaves no room.
+
+    Example:
+
+    ```python
+    import itertools
+    import keras_hub
+    from routing_tf import models
+    from routing_tf.streaming import TokenStream
+
+    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
+    stream = TokenStream(lm, keras_hub.samplers.TopPSampler(p=0.95, seed=1))
+    for position, tokens in itertools.islice(stream([[0, 102, 113]]), 5):
+        print(position, tokens[0])
+    ```
+    """
+
+    def __init__(self, lm, sampler, num_tokens=None):
+        h = lm.hyperparameters
+        check_steps(h)
+        _check_sampler(sampler)
+        self.num_tokens = num_tokens
+        self.cache_length = cache_length(h, num_tokens)
+        self._lm, self._sampler = lm, sampler
+        self._state = [ops.convert_to_tensor(v) for v in sampler.variables]
+        self._compiled_fill = compiled(lm, self._fill)
+        self._compiled_step = compiled(lm, self._step)
+
+    def __call__(self, prompts):
+        self._check(prompts)
+        cache = self._lm.make_cache(len(prompts), self.cache_length)
+        position, cache = self._start(prompts, cache)
+        tokens = np.array([prompt[position] for prompt in prompts], "int32")
+        longest = max(map(len, prompts))
+        while position + 1 < (self.num_tokens or MAX_TOKENS):
+            tokens, cache, self._state = self._compiled_step(
+                ops.convert_to_tensor(tokens[:, None]),
+                cache,
+                # No Python integer, for which the step would be compiled anew.
+                ops.convert_to_tensor(position, dtype="int32"),
+                self._state,
+            )
+            tokens = np.array(ops.convert_to_numpy(tokens))
+            position += 1
+            if position < longest:
+                for row, prompt in enumerate(prompts):
+                    if position < len(prompt):
+                        tokens[row] = prompt[position]
+            yield position, tokens
+
+    def _start(self, prompts, cache):
+        """Reads what all prompts have; returns the position behind it and the cache."""
+        # Its last token goes through the step, which draws the next one.
+        length = min(map(len, prompts)) - 1
+        if self._lm.hyperparameters.compatibility.padding_has_influence:
+            length = 0
+        if not length:
+            return 0, cache
+        padded = 2 ** (length - 1).bit_length()
+        if length <= self.cache_length:
+            padded = min(padded, self.cache_length)
+        token_ids = np.zeros((len(prompts), padded), "int32")
+        token_ids[:, :length] = [prompt[:length] for prompt in prompts]
+        mask = np.broadcast_to(np.arange(padded) < length, token_ids.shape)
+        cache = self._compiled_fill(
+            ops.convert_to_tensor(token_ids), ops.convert_to_tensor(mask), cache
+        )
+        return length, cache
+
+    def _fill(self, token_ids, mask, cache):
+        return self._lm.call_with_cache(token_ids, cache, 0, mask)[2]
+
+    def _step(self, token_ids, cache, position, state):
+        logits, _, cache = self._lm.call_with_cache(token_ids, cache, position)
+        variables = self._sampler.variables
+        with keras.StatelessScope(list(zip(variables, state, strict=True))) as scope:
+            probabilities = self._sampler.compute_probabilities(logits[:, 0])
+            tokens = self._sampler.get_next_token(probabilities)
+        state = [scope.get_current_value(variable) for variable in variables]
+        return ops.cast(tokens, "int32"), cache, state
+
+    def _check(self, prompts):
+        lengths = [len(prompt) for prompt in prompts]
+        limit = self.num_tokens or MAX_TOKENS
+        if not lengths or min(lengths) < 1 or max(lengths) >= limit:
+            raise ValueError(
+                "`prompts` must hold at least one, each of at least one id, and leave "
+                f"room in `num_tokens`. Received: {len(lengths)} prompts of lengths "
+                f"{lengths}, num_tokens={self.num_tokens}"
+            )
+
+
+def check_steps(hyperparameters):
+    """Raises a `ValueError` if a model cannot compute token by token."""
+    setting = hyperparameters.sees_later_tokens("prefix")
+    if setting is not None:
+        raise ValueError(
+            "A stream of tokens needs a model in which no later token decides what a "
+            f"head sees. Received: a model with `{setting}`, a flaw of the release. "
+            "Its texts are computed as a whole, without a stream"
+        )
+
+
+def remembers_all_tokens(hyperparameters):
+    """Tells whether the memory of a text model's heads grows with the text.
+
+    Args:
+        hyperparameters: `Hyperparameters`.
+
+    Returns:
+        The setting by which it does, as `"name=value"`; None if it does not.
+    """
+    h = hyperparameters
+    if h.num_strided_heads:
+        return f"num_strided_heads={h.num_strided_heads}"
+    if h.num_local_only_layers >= h.num_layers:
+        return None
+    if h.num_cluster_strided_heads:
+        return f"num_cluster_strided_heads={h.num_cluster_strided_heads}"
+    if h.num_routed_heads and h.routing in ("full", "random"):
+        return f"routing={h.routing!r}"
+    return None
+
+
+def cache_length(hyperparameters, num_tokens=None):
+    """Returns the `max_length` that the cache of a stream needs.
+
+    Args:
+        hyperparameters: `Hyperparameters` of a text model.
+        num_tokens: number of tokens at which the stream ends; None (the default) for
+            no end.
+
+    Raises:
+        ValueError: if there is no such length.
+    """
+    h = hyperparameters
+    if num_tokens is not None and not 2 <= num_tokens <= MAX_TOKENS:
+        raise ValueError(
+            "`num_tokens` must be None or at least 2, for a prompt and a new token. "
+            f"Received: num_tokens={num_tokens}"
+        )
+    if h.truncate_length is not None and (num_tokens or MAX_TOKENS) > h.truncate_length:
+        received = "no end" if num_tokens is None else f"{num_tokens} tokens"
+        raise ValueError(
+            "A stream must end at the length to which this model cuts its inputs, "
+            f"truncate_length={h.truncate_length}. Received: {received}, the prompt "
+            "included. Set a smaller number of tokens"
+        )
+    setting = remembers_all_tokens(h)
+    if setting is None:
+        # All that a head can look back on, for however many tokens.
+        return max(
+            h.attention_window, (h.local_flange_blocks + 1) * h.local_block_length
+        )
+    if num_tokens is None:
+        raise ValueError(
+            "A stream without end needs heads that remember a bounded number of "
+            "tokens: local, token choice, expert choice or hashed ones. Received: a "
+            f"model with {setting}. Set a number of tokens"
+        )
+    return num_tokens
+
+
+def _check_sampler(sampler):
+    # Such samplers have a loop of their own.
+    if type(sampler).get_next_token is keras_hub.samplers.Sampler.get_next_token:
+        raise ValueError(
+            "`sampler` must draw one token after the other, such as greedy, random, "
+            f"top_k or top_p. Received: sampler={sampler!r}"
+        )

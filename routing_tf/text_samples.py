@@ -1,0 +1,269 @@
+"""Texts that continue prompts, shown while they are made."""
+
+import dataclasses
+import sys
+import time
+
+import numpy as np
+from keras import ops
+
+from routing_tf.streaming import TokenStream
+from routing_tf.tokenizers.text_stream import text_stream
+
+
+class TextSample:
+    """A prompt and the text that continues it, token by token.
+
+    Args:
+        tokenizer: a `ByteTokenizer` or `SubwordTokenizer`.
+        prompt: string.
+        number: number of this text among those of its prompt.
+
+    Attributes:
+        token_ids: ids of the prompt, behind the one that starts a text.
+        continuation: the text so far.
+        num_tokens: number of its tokens.
+        has_ended: whether the model ended it.
+    """
+
+    def __init__(self, tokenizer, prompt, number=0):
+        self.prompt, self.number = prompt, number
+        ids = np.asarray(tokenizer.tokenize(prompt)).tolist() if prompt else []
+        self.token_ids = [tokenizer.start_token_id, *ids]
+        self.continuation, self.num_tokens, self.has_ended = "", 0, False
+        self._stream = text_stream(tokenizer, ids)
+
+    def add(self, token_id, stop_token_id=None):
+        """Adds a token, and returns the text that is complete with it.
+
+        Args:
+            token_id: the id.
+            stop_token_id: the id that ends a text; None (the default) for none.
+        """
+        self.num_tokens += 1
+        self.has_ended = token_id == stop_token_id
+        return "" if self.has_ended else self._take(self._stream.add(token_id))
+
+    def end(self):
+        """Ends the text; returns what was not complete."""
+        return self._take(self._stream.end())
+
+    def _take(self, text):
+        self.continuation += text
+        return text
+
+    def to_dict(self):
+        """Returns what a line of JSON says about it."""
+        return {
+            "prompt": self.prompt,
+            "sample": self.number,
+            "continuation": self.continuation,
+            "tokens": self.num_tokens,
+            "ended": self.has_ended,
+        }
+
+
+class Speed:
+    """Counts tokens; the first ones apart, as compiling belongs to them."""
+
+    def __init__(self):
+        self._start = time.perf_counter()
+        self._first, self._num_first, self._num_tokens = None, 0, 0
+
+    def add(self, num_tokens):
+        """Counts tokens that are there now."""
+        self._num_tokens += num_tokens
+        if self._first is None and num_tokens:
+            self._first, self._num_first = time.perf_counter(), num_tokens
+
+    def __str__(self):
+        now = time.perf_counter()
+        if self._first is None:
+            return f"no tokens in {now - self._start:.1f} s"
+        text = f"{self._num_tokens:,} tokens in {now - self._start:.1f} s"
+        later = self._num_tokens - self._num_first
+        if not later:
+            return text
+        return (
+            f"{text}: the first after {self._first - self._start:.1f} s, then "
+            f"{later / max(now - self._first, 1e-9):,.1f} tokens/s"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuation:
+    """How prompts are continued.
+
+    Args:
+        lm: a `RoutingTransformerCausalLM`.
+        sampler: a keras_hub sampler.
+        max_length: number of tokens of a text at most, the prompt and the leading id
+            included.
+        stop_token_id: the id that ends a text; None for none.
+        batch_size: number of texts that are made together.
+        by_steps: whether tokens come one by one; else whole texts from
+            `lm.generate_step`.
+    """
+
+    lm: object
+    sampler: object
+    max_length: int
+    stop_token_id: int | None = None
+    batch_size: int = 16
+    by_steps: bool = True
+
+    def run(self, samples, speed):
+        """Continues texts in batches.
+
+        Args:
+            samples: list of `TextSample`, which grow.
+            speed: `Speed`, which counts the tokens.
+
+        Yields:
+            Pairs of a sample and text that it has grown by, or None where it is done.
+        """
+        batch_size = min(self.batch_size, len(samples))
+        batches = self._step_by_step if self.by_steps else self._at_once
+        stream = None
+        if self.by_steps:
+            stream = TokenStream(self.lm, self.sampler, self.max_length)
+        else:
+            self.lm.compile(
+                optimizer=None, loss=None, weighted_metrics=None, sampler=self.sampler
+            )
+        for start in range(0, len(samples), batch_size):
+            batch = samples[start : start + batch_size]
+            # Batches of one size, or the last would be compiled anew.
+            prompts = [sample.token_ids for sample in batch]
+            prompts += [prompts[-1]] * (batch_size - len(batch))
+            yield from batches(batch, prompts, speed, stream)
+
+    def _step_by_step(self, batch, prompts, speed, stream):
+        growing = list(batch)
+        rows = {id(sample): row for row, sample in enumerate(batch)}
+        for position, tokens in stream(prompts):
+            new = [each for each in growing if position >= len(each.token_ids)]
+            speed.add(len(new))
+            for sample in new:
+                token = int(tokens[rows[id(sample)]])
+                yield sample, sample.add(token, self.stop_token_id)
+                if sample.has_ended:
+                    growing.remove(sample)
+                    yield from _finish(sample)
+            if not growing:
+                return
+        for sample in growing:
+            yield from _finish(sample)
+
+    def _at_once(self, batch, prompts, speed, stream):
+        token_ids = np.zeros((len(prompts), self.max_length), "int32")
+        mask = np.zeros(token_ids.shape, "bool")
+        for row, prompt in enumerate(prompts):
+            token_ids[row, : len(prompt)] = prompt
+            mask[row, : len(prompt)] = True
+        stop = None if self.stop_token_id is None else [self.stop_token_id]
+        outputs = self.lm.make_generate_function()(
+            {"token_ids": token_ids, "padding_mask": mask}, stop_token_ids=stop
+        )
+        token_ids, mask = (
+            ops.convert_to_numpy(outputs[name])
+            for name in ("token_ids", "padding_mask")
+        )
+        for row, sample in enumerate(batch):
+            mask[row, : len(sample.token_ids)] = False
+        speed.add(int(mask[: len(batch)].sum()))
+        for row, sample in enumerate(batch):
+            for token in token_ids[row][mask[row]].tolist():
+                yield sample, sample.add(token, self.stop_token_id)
+            yield from _finish(sample)
+
+
+def stream_parts(stream, sample, stop_token_id, speed):
+    """Continues one prompt without keeping what there is.
+
+    Args:
+        stream: `TokenStream`.
+        sample: `TextSample` of the prompt.
+        stop_token_id: the id that ends the text; None for none.
+        speed: `Speed`, which counts the tokens.
+
+    Yields:
+        The prompt, and the texts that follow it.
+    """
+    yield sample.prompt
+    for position, tokens in stream([sample.token_ids]):
+        if position < len(sample.token_ids):
+            continue
+        speed.add(1)
+        text = sample.add(int(tokens[0]), stop_token_id)
+        sample.continuation = ""
+        yield text
+        if sample.has_ended:
+            break
+    yield sample.end()
+
+
+def _finish(sample):
+    yield sample, sample.end()
+    yield sample, None
+
+
+class Output:
+    """Where texts are shown.
+
+    Args:
+        file: a text file, such as `sys.stdout`, the default. On a terminal, characters
+            that it would take as commands are shown as U+FFFD.
+    """
+
+    def __init__(self, file=None):
+        self._file = file or sys.stdout
+        self._is_terminal = self._file.isatty()
+        self._ends_line = True
+
+    def write(self, text):
+        """Writes a text at once."""
+        if not text:
+            return
+        self._ends_line = text.endswith("\n")
+        self._file.write(printable(text) if self._is_terminal else text)
+        self._file.flush()
+
+    def end_line(self):
+        """Ends the line, unless it has ended."""
+        if not self._ends_line:
+            self.write("\n")
+
+
+def printable(text):
+    """Returns a text without characters that a terminal would take as commands."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def show(parts, samples, output, num_prompts):
+    """Shows texts: one while it grows; of several each when it is done.
+
+    Args:
+        parts: what `Continuation.run` yields.
+        samples: list of all `TextSample`.
+        output: `Output`.
+        num_prompts: number of different prompts.
+    """
+    if len(samples) == 1:
+        output.write(samples[0].prompt)
+        for _, text in parts:
+            output.write(text)
+        output.end_line()
+        return
+    per_prompt = len(samples) // num_prompts
+    order = {id(sample): index for index, sample in enumerate(samples)}
+    for sample, text in parts:
+        if text is None:
+            names = []
+            if num_prompts > 1:
+                names.append(f"prompt {order[id(sample)] // per_prompt + 1}")
+            if per_prompt > 1:
+                names.append(f"sample {sample.number + 1}")
+            output.write(f"--- {', '.join(names)}\n")
+            output.write(sample.prompt + sample.continuation)
+            output.end_line()

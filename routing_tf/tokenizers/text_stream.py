@@ -1,0 +1,110 @@
+"""Text of tokens that come one by one: what is not complete yet is held back."""
+
+import codecs
+
+from routing_tf.tokenizers.byte_tokenizer import BYTE_OFFSET
+from routing_tf.tokenizers.byte_tokenizer import END_ID
+from routing_tf.tokenizers.byte_tokenizer import NUM_IDS
+from routing_tf.tokenizers.byte_tokenizer import PAD_ID
+from routing_tf.tokenizers.byte_tokenizer import ByteTokenizer
+from routing_tf.tokenizers.subword_tokenizer import SubwordTokenizer
+
+
+def text_stream(tokenizer, context=()):
+    """Makes a decoder of tokens that come one by one.
+
+    Its `add(token_id)` returns the text that has become complete, often an empty one,
+    and `end()` what is left. Together they return what `tokenizer.detokenize` does,
+    and a line break for an end id, behind which a new text starts.
+
+    Args:
+        tokenizer: a `ByteTokenizer` or `SubwordTokenizer`.
+        context: ids of the text in front, such as a prompt; none of it is returned.
+
+    Returns:
+        A `ByteStream` or `SubwordStream`.
+
+    Raises:
+        ValueError: for any other tokenizer.
+
+    Example:
+
+    ```python
+    from routing_tf.tokenizers import ByteTokenizer
+    from routing_tf.tokenizers.text_stream import text_stream
+
+    tokenizer = ByteTokenizer()
+    stream = text_stream(tokenizer)
+    assert [stream.add(id) for id in tokenizer("né")] == ["n", "", "é"]
+    ```
+    """
+    if isinstance(tokenizer, ByteTokenizer):
+        return ByteStream()
+    if isinstance(tokenizer, SubwordTokenizer):
+        return SubwordStream(tokenizer, context)
+    raise ValueError(
+        "`tokenizer` must be a ByteTokenizer or SubwordTokenizer. Received: "
+        f"{type(tokenizer).__name__}"
+    )
+
+
+class ByteStream:
+    """Holds the bytes of a character back until the last of them is there."""
+
+    def __init__(self):
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token_id):
+        """Returns the text that an id of a byte completes."""
+        if token_id == END_ID:
+            return self.end() + "\n"
+        if token_id == PAD_ID:
+            return ""
+        is_byte = BYTE_OFFSET <= token_id < NUM_IDS
+        return self._decoder.decode(
+            bytes([token_id - BYTE_OFFSET]) if is_byte else b"\xff"
+        )
+
+    def end(self):
+        """Returns what is held back, with U+FFFD for part of a character."""
+        return self._decoder.decode(b"", final=True)
+
+
+class SubwordStream:
+    """Holds the subwords of a word back until its end is there.
+
+    Args:
+        tokenizer: the `SubwordTokenizer`.
+        context: ids of the text in front.
+    """
+
+    def __init__(self, tokenizer, context=()):
+        self._tokenizer = tokenizer
+        self._tokens = tokenizer.get_vocabulary()
+        # A space belongs between some words and not between others.
+        self._before = [int(id) for id in context]
+        self._held = []
+
+    def add(self, token_id):
+        """Returns the text that an id of a subword completes."""
+        if token_id == END_ID:
+            text = self.end() + "\n"
+            self._before = []
+            return text
+        if not PAD_ID < token_id < len(self._tokens):
+            return ""
+        self._held.append(int(token_id))
+        return self.end() if self._tokens[token_id].endswith("_") else ""
+
+    def end(self):
+        """Returns what is held back, with part of a word as it is."""
+        if not self._held:
+            return ""
+        before, both = self._tokenizer.detokenize(
+            [self._before, self._before + self._held]
+        )
+        text = both[len(before) :]
+        if text:
+            self._before = self._held
+        self._held = []
+        return text

@@ -1,0 +1,403 @@
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+from absl import flags
+
+from routing_tf import commands
+from routing_tf import generate
+from routing_tf import models
+from routing_tf import run_directory
+from routing_tf import text_samples
+from routing_tf.problems import image
+from routing_tf.tokenizers import ByteTokenizer
+from tests.models import small_models
+
+SMALL = {
+    "vocabulary_size": 258,
+    "max_sequence_length": 32,
+    "hidden_dim": 16,
+    "intermediate_dim": 16,
+    "num_layers": 1,
+    "local_block_length": 8,
+    "attention_window": 8,
+}
+GREEDY = "--sampler=greedy"
+
+
+def parse(*arguments):
+    values = flags.FlagValues()
+    generate.define_flags(values)
+    values(["generate", *arguments])
+    return values
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs the command in this process: exit code, standard output and error."""
+
+    def run_command(*arguments):
+        code = commands.command(generate.run, parse(*arguments), ["generate"])
+        return code or 0, *capsys.readouterr()
+
+    return run_command
+
+
+def text_model(path, **changes):
+    """Saves a language model whose texts are ASCII, and returns its path."""
+    backbone = models.RoutingTransformer.from_preset(
+        "byte_tiny", **{**SMALL, **changes}
+    )
+    lm = models.RoutingTransformerCausalLM(
+        backbone, models.RoutingTransformerCausalLMPreprocessor(ByteTokenizer())
+    )
+    small_models.randomize(lm, 0)
+    bias = np.full(258, -100.0)
+    bias[2 + ord("a") : 2 + ord("z")] = 0
+    lm.logits_dense.bias.assign(bias)
+    lm.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return text_model(tmp_path_factory.mktemp("model") / "model.keras")
+
+
+def by_generate(model, sampler, prompts, **options):
+    lm = run_directory.load_language_model(model)
+    lm.compile(sampler=sampler)
+    return lm.generate(prompts, **options)
+
+
+def test_a_text_is_shown_while_it_is_made(model, tmp_path, run, monkeypatch):
+    pieces = []
+    write = text_samples.Output.write
+    monkeypatch.setattr(
+        text_samples.Output,
+        "write",
+        lambda self, text: pieces.append(text) or write(self, text),
+    )
+    path = tmp_path / "texts.jsonl"
+    code, out, err = run(
+        f"--model_dir={model}", "--prompt=It was", GREEDY, f"--output_file={path}"
+    )
+    assert code == 0, err
+    (expected,) = by_generate(model, "greedy", ["It was"], max_length=32)
+    assert out == f"{expected}\n"
+    assert len(set(expected)) > 5
+    assert [len(piece) for piece in pieces if piece] == [6] + [1] * 25 + [1]
+    assert "25 tokens in " in err and "tokens/s" in err
+    assert json.loads(path.read_text()) == {
+        "prompt": "It was",
+        "sample": 0,
+        "continuation": expected.removeprefix("It was"),
+        "tokens": 25,
+        "ended": False,
+    }
+
+
+def test_the_same_seed_gives_the_same_text(model, run):
+    outs = []
+    for seed in ("--seed=1", "--seed=1", "--seed=2"):
+        code, out, err = run(f"--model_dir={model}", seed)
+        assert code == 0, err
+        assert f"seed {seed[-1]}\n" in err
+        # 31 tokens behind the leading id.
+        assert len(out) == 32
+        outs.append(out)
+    assert outs[0] == outs[1] != outs[2]
+
+
+PROMPTS = ["It was", "a", "night", "the"]
+
+
+@pytest.mark.parametrize(
+    "flag, sampler",
+    [
+        (GREEDY, "greedy"),
+        ("--sampler=beam", keras_hub.samplers.BeamSampler(num_beams=2)),
+    ],
+)
+def test_a_text_for_each_line_of_a_file(model, tmp_path, run, flag, sampler):
+    prompts, path = tmp_path / "prompts.txt", tmp_path / "texts.jsonl"
+    prompts.write_text("It was\r\na\n\nnight\nthe")
+    options = ["--max_length=12", "--batch_size=3", f"--output_file={path}"]
+    options += ["--num_beams=2"] if "beam" in flag else []
+    code, out, err = run(
+        f"--model_dir={model}", f"--prompt_file={prompts}", flag, *options
+    )
+    assert code == 0, err
+    expected = by_generate(model, sampler, PROMPTS, max_length=12)
+    assert out == "".join(
+        f"--- prompt {number}\n{text}\n" for number, text in enumerate(expected, 1)
+    )
+    texts = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [text["prompt"] for text in texts] == PROMPTS
+    assert [text["prompt"] + text["continuation"] for text in texts] == expected
+
+
+def test_samples_of_a_prompt_differ(model, run):
+    options = ["--prompt=é", "--num_samples=3", "--seed=1", "--sampler=random"]
+    code, out, err = run(f"--model_dir={model}", *options)
+    assert code == 0, err
+    headers, texts = out.splitlines()[::2], out.splitlines()[1::2]
+    assert headers == [f"--- sample {number}" for number in (1, 2, 3)]
+    assert len(set(texts)) == 3
+    assert all(text.startswith("é") and len(text) == 30 for text in texts)
+
+
+@pytest.fixture
+def ending_model(model, tmp_path):
+    """A model that writes "b" or ends a text."""
+    lm = run_directory.load_language_model(model)
+    bias = np.full(258, -100.0)
+    bias[[1, 2 + ord("b")]] = 0, -1
+    lm.logits_dense.bias.assign(bias)
+    lm.logits_dense.kernel.assign(np.zeros(lm.logits_dense.kernel.shape))
+    lm.save(tmp_path / "ending.keras")
+    return tmp_path / "ending.keras"
+
+
+def test_texts_end_one_by_one(ending_model, tmp_path, run):
+    path = tmp_path / "texts.jsonl"
+    options = [f"--model_dir={ending_model}", "--sampler=random", "--seed=1"]
+    code, _, err = run(*options, f"--output_file={path}", "--num_samples=8")
+    assert code == 0, err
+    texts = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(text["ended"] for text in texts)
+    assert all(text["continuation"] == "b" * (text["tokens"] - 1) for text in texts)
+    assert len({text["tokens"] for text in texts}) > 1
+    code, out, err = run(*options, "--nostop_at_end")
+    assert code == 0, err
+    assert "31 tokens" in err
+    assert "\nb" in out and set(out) == {"b", "\n"}
+
+
+def test_a_stream_goes_past_the_trained_length(model, tmp_path, run):
+    path = tmp_path / "text.txt"
+    options = [f"--model_dir={model}", "--prompt=It was", "--stream", GREEDY]
+    code, out, err = run(*options, "--num_tokens=100", f"--output_file={path}")
+    assert code == 0, err
+    assert path.read_text() == out
+    # Fewer than 100 places behind the prompt, and the same tokens there.
+    (expected,) = by_generate(model, "greedy", ["It was"], max_length=107)
+    assert out == f"{expected}\n"
+    assert "100 tokens in" in err
+
+
+def test_a_stream_ends_at_the_end_id_where_it_shall(ending_model, run):
+    options = [f"--model_dir={ending_model}", "--stream", GREEDY, "--num_tokens=3"]
+    assert run(*options)[1] == "\n\n\n"
+    code, out, err = run(*options, "--stop_at_end")
+    assert (code, out) == (0, ""), err
+    assert "1 tokens in" in err
+
+
+def test_a_stream_with_heads_that_remember_everything(tmp_path, run):
+    model = text_model(tmp_path / "full.keras", routing="full")
+    options = [f"--model_dir={model}", "--prompt=a", "--stream", GREEDY]
+    code, out, err = run(*options)
+    assert code == 1
+    assert "bounded number of tokens" in err and "routing='full'" in err
+    code, out, err = run(*options, "--num_tokens=50")
+    assert code == 0, err
+    (expected,) = by_generate(model, "greedy", ["a"], max_length=52)
+    assert out == f"{expected}\n"
+
+
+def test_a_model_that_cannot_go_step_by_step(tmp_path, run):
+    flaw = {"members_of_whole_sequence": True}
+    model = text_model(tmp_path / "m.keras", routing="random", compatibility=flaw)
+    options = [f"--model_dir={model}", "--prompt=a", GREEDY]
+    code, out, err = run(*options, "--max_length=9")
+    assert code == 0, err
+    (expected,) = by_generate(model, "greedy", ["a"], max_length=9)
+    assert out == f"{expected}\n"
+    code, _, err = run(*options, "--stream", "--num_tokens=9")
+    assert code == 1
+    assert "compatibility.members_of_whole_sequence" in err
+
+
+def start(model, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "routing_tf.generate", f"--model_dir={model}"]
+        + [*arguments],
+        cwd=pathlib.Path(generate.__file__).parents[1],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+@pytest.mark.parametrize("way", ["Ctrl-C", "a closed pipe"])
+def test_a_stream_without_end_is_ended_by(way, model):
+    with start(model, "--stream", "--seed=1") as process:
+        try:
+            begin = process.stdout.read(40)
+            if way == "Ctrl-C":
+                process.send_signal(signal.SIGINT)
+                rest, err = process.communicate(timeout=60)
+            else:
+                process.stdout.close()
+                rest, err = b"\n", process.stderr.read()
+                process.wait(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err
+    assert b"Traceback" not in err
+    assert len(begin) == 40 and rest.endswith(b"\n")
+    if way == "Ctrl-C":
+        assert b"tokens/s" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--sampler=greedy", "--top_k=3"], "Received: --top_k with --sampler=greedy"),
+        (["--sampler=greedy", "--temperature=2"], "--temperature with"),
+        (["--top_k=3", "--num_beams=2"], "--num_beams with --sampler=top_p"),
+        (["--temperature=0"], "--temperature=0.0. For the likeliest token"),
+        (["--temperature=-1"], "must be positive and finite"),
+        (["--top_p=1.5"], "at most 1. Received: --top_p=1.5"),
+        (["--top_k=300"], "size of the vocabulary, 258. Received: --top_k=300"),
+        (["--sampler=contrastive", "--alpha=2"], "--alpha=2.0"),
+        (["--prompt=a", "--prompt_file=b"], "--prompt='a', --prompt_file='b'"),
+        (["--prompt_file=nowhere.txt"], "'nowhere.txt': [Errno 2]"),
+        ([f"--prompt={'a' * 31}"], "longest has 32 tokens"),
+        (["--prompt=abc", "--max_length=4"], "--max_length=4. Pass"),
+        (["--output_file=nowhere/a.txt"], "in a folder that exists"),
+        (["--num_tokens=3"], "is for `--stream`"),
+        (["--stream", "--sampler=beam"], "--sampler=beam, which chooses among whole"),
+        (["--stream", "--sampler=contrastive"], "--sampler=contrastive, which"),
+        (["--stream", "--num_samples=2"], "2 prompts and samples"),
+        (["--stream", "--max_length=9"], "--max_length with --stream"),
+        (["--labels=3"], "--labels with a RoutingTransformerCausalLM"),
+        (["--num_given_rows=3", "--split=test"], "--num_given_rows, --split with"),
+    ],
+)
+def test_mistakes_are_one_line_on_stderr(model, run, arguments, message):
+    code, out, err = run(f"--model_dir={model}", *arguments)
+    assert code == 1
+    assert out == ""
+    assert message in err
+    assert err.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [(b"", "not empty"), (b"\n\r\n", "not empty"), (b"\xff", "text in UTF-8")],
+)
+def test_prompt_files_without_prompts(model, tmp_path, run, content, message):
+    (tmp_path / "prompts.txt").write_bytes(content)
+    code, _, err = run(
+        f"--model_dir={model}", f"--prompt_file={tmp_path / 'prompts.txt'}"
+    )
+    assert code == 1
+    assert message in err
+
+
+def test_models_without_texts(tmp_path, run):
+    code, _, err = run(f"--model_dir={tmp_path}")
+    assert code == 1
+    assert "A model is given as" in err
+    small_models.language_model().save(tmp_path / "ids.keras")
+    code, _, err = run(f"--model_dir={tmp_path / 'ids.keras'}")
+    assert code == 1
+    assert "must have a tokenizer" in err
+
+
+DIGITS = {
+    "num_layers": 1,
+    "hidden_dim": 16,
+    "intermediate_dim": 16,
+    "num_local_heads": 1,
+    "num_routed_heads": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """The folder of a run on images."""
+    folder = tmp_path_factory.mktemp("digits")
+    hyperparameters = models.preset_hyperparameters("digits_small").replace(**DIGITS)
+    config, _ = run_directory.configure("digits", hyperparameters)
+    config.save(folder)
+    (folder / "checkpoints").mkdir()
+    model = models.RoutingImageTransformer(config.hyperparameters)
+    model.save(folder / "checkpoints" / "step_00000001.keras")
+    return folder
+
+
+def read_picture(path):
+    """The images of a grid `[rows, columns, 8, 8]`, in intensities of a picture."""
+    pixels = keras.utils.img_to_array(keras.utils.load_img(path))[::8, ::8, 0]
+    pixels = np.pad(pixels, ((0, 1), (0, 1)))
+    rows, columns = (size // 9 for size in pixels.shape)
+    return pixels.reshape(rows, 9, columns, 9).swapaxes(1, 2)[:, :, :8, :8]
+
+
+def test_samples_of_images(digits, tmp_path, run):
+    model = run_directory.load_language_model(digits)
+    path = tmp_path / "samples.png"
+    options = [f"--model_dir={digits}", f"--output_file={path}", "--seed=3"]
+    code, _, err = run(*options, "--labels=3,7,3", "--num_samples=2")
+    assert code == 0, err
+    sampler = keras_hub.samplers.RandomSampler(seed=3)
+    images = model.generate(labels=[3, 7, 3] * 2, sampler=sampler, verbose=False)
+    assert path.read_bytes() == image.picture(images, 3, 17)
+    assert read_picture(path).shape == (2, 3, 8, 8)
+    code, _, err = run(*options)
+    assert code == 0, err
+    assert read_picture(path).shape == (1, 10, 8, 8)
+
+
+def test_completions_of_images(digits, tmp_path, run):
+    path = tmp_path / "completions.png"
+    options = ["--num_given_rows=3", "--num_images=4", "--num_samples=2"]
+    code, _, err = run(
+        f"--model_dir={digits}", f"--output_file={path}", *options, "--split=validation"
+    )
+    assert code == 0, err
+    given, first, second, true = read_picture(path)
+    problem = run_directory.RunConfig.load(digits).make_problem()
+    expected = problem.images("validation")[:4, ..., 0]
+    np.testing.assert_array_equal(true, expected.astype("int64") * 255 // 16)
+    for each in (given, first, second):
+        np.testing.assert_array_equal(each[:, :3], true[:, :3])
+    assert (given[:, 3:] == 127).all()
+    assert (first[:, 3:] != second[:, 3:]).any()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--prompt=a"], "--prompt with a RoutingImageTransformer"),
+        (["--stream", "--max_length=9"], "--max_length, --stream with"),
+        (["--output_file=a.txt"], "path of a .png"),
+        (["--labels=3,10"], "range [0, 10), separated by commas. Received: --labels=3"),
+        (["--labels=three"], "--labels=three"),
+        (["--labels=3", "--num_given_rows=4"], "images have their own labels"),
+        (["--num_images=3"], "--num_images with no --num_given_rows"),
+        (["--problem=digits"], "--problem with no --num_given_rows"),
+        (["--num_given_rows=9"], "num_given_rows=9"),
+        (["--sampler=beam"], "one value after the other"),
+    ],
+)
+def test_mistakes_with_images(digits, tmp_path, run, arguments, message):
+    path = f"--output_file={tmp_path / 'a.png'}"
+    code, _, err = run(f"--model_dir={digits}", path, *arguments)
+    assert code == 1
+    assert message in err
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_images_need_a_picture_to_write(digits, run):
+    code, _, err = run(f"--model_dir={digits}")
+    assert code == 1
+    assert "path of a .png" in err

@@ -1,0 +1,72 @@
+import keras_hub
+import numpy as np
+import pytest
+
+from routing_tf.tokenizers import ByteTokenizer
+from routing_tf.tokenizers import SubwordTokenizer
+from routing_tf.tokenizers.text_stream import text_stream
+
+TEXTS = ["one fish, two fish", "red fish; blue fish\n\nnew_fish \\ 7 cafés"]
+
+
+@pytest.fixture(scope="module")
+def subwords():
+    return SubwordTokenizer(SubwordTokenizer.build_vocabulary(TEXTS, 64))
+
+
+def read(stream, token_ids):
+    """The pieces of a stream, the last of them what is left at the end."""
+    return [*(stream.add(int(id)) for id in token_ids), stream.end()]
+
+
+def test_bytes_of_a_character_are_held_back():
+    tokenizer = ByteTokenizer()
+    pieces = read(text_stream(tokenizer), tokenizer("né€!"))
+    assert pieces == ["n", "", "é", "", "", "€", "!", ""]
+
+
+def test_random_bytes_are_those_of_the_tokenizer():
+    tokenizer = ByteTokenizer()
+    values = [0x41, 0x80, 0xC3, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0xED, 0xA0, 0xF4, 0xFF]
+    ids = [0, 2 + 256, *(2 + value for value in values)]
+    for row in np.random.default_rng(0).choice(ids, (100, 12)):
+        assert "".join(read(text_stream(tokenizer), row)) == tokenizer.detokenize(row)
+
+
+def test_subwords_of_a_word_are_held_back(subwords):
+    ids = subwords.tokenize("two blue caféfishes").numpy().tolist()
+    assert len(ids) > 4
+    pieces = read(text_stream(subwords), ids)
+    assert [piece for piece in pieces if piece] == ["two", " blue", " caféfishes"]
+    assert len(pieces) == len(ids) + 1
+    unfinished = read(text_stream(subwords), ids[:-1])
+    assert "".join(unfinished) == subwords.detokenize(ids[:-1])
+    assert unfinished[-1].startswith(" c")
+
+
+def test_random_subwords_are_those_of_the_tokenizer(subwords):
+    rows = np.random.default_rng(0).integers(2, 70, (20, 12))
+    for row, text in zip(rows, subwords.detokenize(rows), strict=True):
+        assert "".join(read(text_stream(subwords), row)) == text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_context_is_continued(subwords, text):
+    ids = subwords.tokenize(text).numpy().tolist()
+    is_end = [subwords.id_to_token(id).endswith("_") for id in ids]
+    for place in np.flatnonzero(is_end) + 1:
+        rest = "".join(read(text_stream(subwords, ids[:place]), ids[place:]))
+        assert subwords.detokenize(ids[:place]) + rest == text
+
+
+def test_the_end_id_is_a_line_break(subwords):
+    for tokenizer in (ByteTokenizer(), subwords):
+        ids = tokenizer.tokenize("fish").numpy().tolist()
+        pieces = read(text_stream(tokenizer), [*ids, 1, *ids[:-1], 1, *ids])
+        unfinished = tokenizer.detokenize(ids[:-1])
+        assert "".join(pieces) == f"fish\n{unfinished}\nfish"
+
+
+def test_other_tokenizers_are_refused():
+    with pytest.raises(ValueError, match="Received: Tokenizer"):
+        text_stream(keras_hub.tokenizers.Tokenizer())

@@ -34,6 +34,7 @@ from routing_tf import training
 from routing_tf.models.hyperparameters import parse_overrides
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.problems import image
+from routing_tf.text_samples import printable
 
 PROMPT_TOKENS = 64
 IMAGE_COLUMNS = 10
@@ -277,11 +278,6 @@ def report(trainer, result, eval_examples):
             scorer, problem, "validation", eval_examples or None
         )
         yield from evaluation.report(problem, "validation", result, h)
-
-
-def printable(text):
-    """Returns a text without characters that a terminal would take as commands."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def run(options):

@@ -139,6 +139,8 @@ class MixedAttention(keras.layers.Layer):
             self.block_shape = check_block_shape("block_shape", block_shape)
         self._blocks_of_groups = _shared_block_shape(self.head_groups, self.block_shape)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        for group in self.head_groups:
+            group.set_sizes(key_dim, value_dim or key_dim)
 
     @property
     def num_heads(self):
@@ -218,7 +220,8 @@ class MixedAttention(keras.layers.Layer):
 
         Raises:
             ValueError: if a length is not a positive integer, or some heads let later
-                tokens decide who is a member, as a `Compatibility` option can have it.
+                tokens decide who is a member, as a `Compatibility` option can have it,
+                or there is a `value` and the layer is not built.
 
         Example:
 
@@ -238,7 +241,9 @@ class MixedAttention(keras.layers.Layer):
         lengths = max_length if isinstance(max_length, (tuple, list)) else (max_length,)
         for length in lengths:
             check_positive_integer("max_length", length)
-        order = self._positions(f"max_length={max_length!r}", tuple(lengths))
+        order = self._positions(
+            "max_length", f"max_length={max_length!r}", tuple(lengths)
+        )
         length = order.num_positions
         if value is None:
             caches = [
@@ -246,6 +251,12 @@ class MixedAttention(keras.layers.Layer):
                 for group in self.head_groups
             ]
             return {"tokens": caches}
+        if not self.built:
+            raise ValueError(
+                "The layer must be built before `value` is put into a cache. Received: "
+                f"value.shape={tuple(value.shape)} for {self.name!r}. Call it once, or "
+                "`build` it"
+            )
         value = ops.convert_to_tensor(value, self.compute_dtype)
         inputs = self._memory_inputs(order, value, value_mask, token_bias)
         caches = [
@@ -493,16 +504,16 @@ class MixedAttention(keras.layers.Layer):
             )
         axes = range(1, len(x.shape) - 1)
         lengths = tuple(static_length(name, x, axis) for axis in axes)
-        return self._positions(f"{name}.shape={tuple(x.shape)}", lengths)
+        return self._positions(name, f"{name}.shape={tuple(x.shape)}", lengths)
 
-    def _positions(self, received, lengths):
+    def _positions(self, name, received, lengths):
         block_shape = self.block_shape or self._blocks_of_groups
         if block_shape is not None and len(block_shape) != len(lengths):
             raise ValueError(
-                "There must be an axis of positions for each entry of the blocks. "
-                f"Received: {received} with blocks of {block_shape}. Pass (batch, "
-                "length, dim) for blocks with one entry, (batch, height, width, dim) "
-                "for two."
+                f"`{name}` must have an axis of positions for each entry of the "
+                f"blocks. Received: {received} with blocks of {block_shape}. Pass "
+                "(batch, length, dim) for blocks with one entry, (batch, height, "
+                "width, dim) for two."
             )
         return Positions(lengths, block_shape)
 

@@ -92,7 +92,26 @@ def by_steps(layer, x, start, query_mask=None, token_bias=None, max_length=LENGT
     return ops.concatenate(outputs, axis=1), cache
 
 
-@pytest.mark.parametrize("case", CASES)
+# These differ from others in a size or a projection alone, and take long to trace.
+SLOW = (
+    "token_choice_100",
+    "expert_choice_1",
+    "expert_choice_100",
+    "cluster_strided_5",
+    "token_choice_5_apart",
+    "random_5",
+    "full",
+)
+
+
+def slow_ones_marked(cases):
+    return [
+        pytest.param(case, marks=pytest.mark.slow if case in SLOW else ())
+        for case in cases
+    ]
+
+
+@pytest.mark.parametrize("case", slow_ones_marked(CASES))
 def test_steps_equal_the_whole(case):
     layer, x = attention(CASES[case]()), normal(2, LENGTH, DIM)
     bias = normal(2, LENGTH, seed=2)
@@ -112,7 +131,9 @@ def test_steps_equal_the_whole(case):
     assert np.any(padded != whole_output) or case == "token_choice_1"
 
 
-@pytest.mark.parametrize("case", [*BOUNDED, "cluster_strided_5", "random_5", "full"])
+@pytest.mark.parametrize(
+    "case", slow_ones_marked([*BOUNDED, "cluster_strided_5", "random_5", "full"])
+)
 def test_the_newest_token_may_come_again(case):
     layer, x = attention(CASES[case]()), normal(2, LENGTH, DIM)
 
@@ -283,6 +304,16 @@ def test_queries_that_compete_have_no_cache():
     layer = attention(routed(5, compatibility={"queries_compete": True}))
     with pytest.raises(ValueError, match="on their own. Received: .*queries_compete"):
         layer.make_cache(1, LENGTH, value=normal(1, 7, DIM))
+
+
+def test_a_cache_may_be_made_before_the_weights():
+    layer = layers.MixedAttention([routed(5), OTHERS["local"]()], KEY_DIM)
+    cache = layer.make_cache(2, LENGTH)
+    output, _ = layer(normal(2, 3, DIM), cache=cache, cache_index=0)
+    assert output.shape == (2, 3, DIM)
+    layer = layers.MixedAttention([routed(5)], KEY_DIM)
+    with pytest.raises(ValueError, match=r"must be built .*shape=\(1, 7, 8\)"):
+        layer.make_cache(2, LENGTH, value=normal(1, 7, DIM))
 
 
 def test_refused():

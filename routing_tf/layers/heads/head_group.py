@@ -135,8 +135,7 @@ class HeadGroup(keras.layers.Layer):
         )
 
     def build(self, query_shape, key_shape, value_shape):
-        self.key_dim = query_shape[-1]
-        self.value_dim = value_shape[-1]
+        self.set_sizes(query_shape[-1], value_shape[-1])
         self.dot_product.build(query_shape, key_shape, value_shape)
         if self.token_bias_weight is not None:
             self.bias_weight = self.add_weight(
@@ -145,6 +144,11 @@ class HeadGroup(keras.layers.Layer):
                 initializer="ones",
                 trainable=self.token_bias_weight == "trainable",
             )
+
+    def set_sizes(self, key_dim, value_dim):
+        """Sets the sizes of a key and of a value of one head."""
+        self.key_dim = key_dim
+        self.value_dim = value_dim
 
     def call(
         self,

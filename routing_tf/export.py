@@ -130,8 +130,11 @@ def _calls(model, max_length):
         has_labels = h.num_classes is not None
         first, labels = ("[0, 1]", ", [0, 1]") if has_labels else ("2", "")
         return _IMAGES.format(first=first, labels=labels)
-    length = min(64, max_length or h.max_sequence_length)
+    length = min(64, max_length or saved_model.default_max_length(model))
     calls = _IDS if model.preprocessor is None else _TEXT
+    if h.kind == "seq2seq":
+        # With an encoder there is no `score`.
+        calls = "".join(line for line in calls.splitlines(True) if "score" not in line)
     return calls.format(n=length)
 
 

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers.decoding import memories
 from routing_tf.layers.decoding.untouched import Untouched
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.heads.head_group import HeadInputs
@@ -61,12 +62,14 @@ class MixedAttention(keras.layers.Layer):
         use_causal_mask: whether a token sees only tokens up to itself.
         cache: what `make_cache` or an earlier call returned; None (the default) for
             none. With a cache self-attention is causal, and expert choice has the
-            routing scope `"prefix"`.
-        cache_index: position of the first token of `query`, an integer or a tensor
-            (on two axes of positions: in the blocked order); None (the default) for 0.
-            Tokens follow each other; the newest may be fed again and is replaced. A
-            sequence at the integer 0 is computed in one parallel pass and starts the
-            cache anew; anywhere else tokens go one by one. Padding is not remembered.
+            routing scope `"prefix"`. A cache with a memory has its mask and bias, and
+            `value` and what belongs to it is not read again.
+        cache_index: position of the first token of `query`, an integer or a tensor;
+            None (the default) for 0. Tokens follow each other; the newest may be fed
+            again and is replaced. At the integer 0 a sequence is computed in one
+            parallel pass and starts the cache anew; else tokens go one by one, as
+            `(batch, length, dim)` (on two axes of positions: in the blocked order).
+            Padding is not remembered.
         attention_mask: refused; sparse patterns never build the matrix it masks.
         return_attention_scores: whether to return the dense map of attention weights
             too. Its memory grows with the square of the length: for short inputs.
@@ -88,7 +91,8 @@ class MixedAttention(keras.layers.Layer):
             `attention_mask` is given, `value` or a mask does not fit, positions have
             other axes than the blocks, or `use_causal_mask=True` and `value` has
             another length than `query`; or if a cache is given while training, with
-        attention scores, or for attention to another sequence without its memory.
+        attention scores, for attention to another sequence without its memory, for
+        another number of sequences, or without room for the tokens.
 
     Example:
 
@@ -205,11 +209,12 @@ class MixedAttention(keras.layers.Layer):
             batch_size: number of sequences.
             max_length: number of tokens a sequence may have; for positions on two axes
                 a tuple of their lengths. Local, routed and hashed heads remember as
-                many tokens as they can see and may go on behind it; all others remember
-                `max_length` tokens, and what comes behind them pushes out the first.
+                many tokens as they can see and may go on behind it. All others have
+                room for `max_length` tokens; a `cache_index` behind it is refused if it
+                is an integer, and if it is a tensor outputs are wrong.
             value: `<float>[batch, memory length, memory dim]`, the sequence that is
-                attended to, whose keys and values are then computed only once; None
-                (the default) for self-attention.
+                attended to by at most `max_length` queries, whose keys and values are
+                then computed only once; None (the default) for self-attention.
             value_mask: `<bool>[batch, memory length]`, True for real tokens; None (the
                 default) for no padding.
             token_bias: `<float>[batch, memory length]`, added to the logits of its
@@ -258,6 +263,7 @@ class MixedAttention(keras.layers.Layer):
                 "`build` it"
             )
         value = ops.convert_to_tensor(value, self.compute_dtype)
+        self._check_value(value, None)
         inputs = self._memory_inputs(order, value, value_mask, token_bias)
         caches = [
             group.make_memory(group_inputs, length)
@@ -291,7 +297,10 @@ class MixedAttention(keras.layers.Layer):
             value = None
         if cache is not None:
             _check_cache(cache.cache, value, training, return_attention_scores)
-            return self._call_with_cache(query, query_mask, token_bias, cache)
+            masks = {"query_mask": query_mask, "value_mask": value_mask}
+            return self._call_with_cache(
+                query, {**masks, "token_bias": token_bias}, cache
+            )
         order, arguments = self._head_arguments(
             query, value, query_mask, value_mask, token_bias, return_attention_scores
         )
@@ -306,22 +315,51 @@ class MixedAttention(keras.layers.Layer):
         combined = order.unflatten(self._combine(outputs[..., :size]))
         return combined, outputs[..., size:]
 
-    def _call_with_cache(self, query, query_mask, token_bias, cache):
+    def _call_with_cache(self, query, masks, cache):
+        """Attends with tokens that follow those in a cache.
+
+        Args:
+            query: as in a call.
+            masks: dict of `query_mask`, `value_mask` and `token_bias`, as in a call.
+            cache: cache and index, as `Untouched`.
+        """
         cache, index = cache.cache, cache.cache_index
+        index = 0 if index is None else index
+        if isinstance(index, np.integer):
+            index = int(index)
         self._check_room(query, cache, index)
-        if query.shape[1] == 1 and len(query.shape) == 3 and index is not None:
-            return self._step(query, query_mask, token_bias, cache, index)
-        starts = index is None or isinstance(index, int) and index == 0
-        if starts and "tokens" in cache:
-            return self._start(query, query_mask, token_bias, cache)
-        return self._steps(
-            query, query_mask, token_bias, cache, 0 if index is None else index
-        )
+        starts = isinstance(index, int) and index == 0
+        if "memory" in cache:
+            if starts:
+                cache = {"memory": [memories.restart(each) for each in cache["memory"]]}
+        elif starts and self._are_positions(query):
+            return self._start(query, masks, cache)
+        if len(query.shape) != 3:
+            raise ValueError(
+                "`query` must be (batch, length, dim) where tokens go one by one, on "
+                "two axes of positions in their blocked order. Received: query.shape="
+                f"{tuple(query.shape)} with cache_index={index}"
+            )
+        if query.shape[1] == 1:
+            return self._step(query, masks, cache, index)
+        return self._steps(query, masks, cache, ops.cast(index, "int32"))
+
+    def _are_positions(self, query):
+        """Whether positions lie as in a call, and are not a part of a sequence."""
+        block_shape = self.block_shape or self._blocks_of_groups
+        return block_shape is None or len(block_shape) == len(query.shape) - 2
 
     def _check_room(self, query, cache, index):
-        """Refuses tokens behind the end of a cache, as far as their place is known."""
-        index = 0 if index is None else index
-        if "memory" in cache or not isinstance(index, (int, np.integer)):
+        """Refuses tokens that do not fit a cache, as far as sizes are known."""
+        rows = keras.tree.flatten(cache)[0].shape[0]
+        if None not in (rows, query.shape[0]) and rows != query.shape[0]:
+            raise ValueError(
+                "`cache` must be one for as many sequences as `query` has. Received: "
+                f"query.shape={tuple(query.shape)} and a cache for {rows}. Pass this "
+                "number to `make_cache` as `batch_size`"
+            )
+        known = isinstance(index, int) and None not in query.shape[1:-1]
+        if "memory" in cache or not known:
             return
         end = index + math.prod(query.shape[1:-1])
         for group, group_cache in zip(self.head_groups, cache["tokens"], strict=True):
@@ -335,32 +373,29 @@ class MixedAttention(keras.layers.Layer):
                     "hashed heads go on behind it"
                 )
 
-    def _start(self, query, query_mask, token_bias, cache):
+    def _start(self, query, masks, cache):
         """Attends with a whole sequence at once."""
-        order, arguments = self._head_arguments(
-            query, None, query_mask, None, token_bias
-        )
+        order, arguments = self._head_arguments(query, None, **masks)
+        inputs = [
+            group.inputs(**own, use_causal_mask=True, adds_losses=False)
+            for group, own in zip(self.head_groups, arguments, strict=True)
+        ]
+        groups = list(zip(self.head_groups, inputs, strict=True))
         with use_routing_scope(self, "prefix"):
-            outputs = [
-                group(**own, use_causal_mask=True, training=False)
-                for group, own in zip(self.head_groups, arguments, strict=True)
-            ]
+            outputs = [group.attend(own, training=False) for group, own in groups]
         caches = [
-            group.fill_cache(group_cache, group.inputs(**own))
-            for group, group_cache, own in zip(
-                self.head_groups, cache["tokens"], arguments, strict=True
-            )
+            group.fill_cache(group_cache, own)
+            for (group, own), group_cache in zip(groups, cache["tokens"], strict=True)
         ]
         output = order.unflatten(self._combine(self._join(order, outputs)))
         return output, {"tokens": caches}
 
-    def _steps(self, query, query_mask, token_bias, cache, index):
+    def _steps(self, query, masks, cache, index):
         """Attends with one token after the other."""
-        length = query.shape[1]
-        tokens = {"query": query, "query_mask": query_mask, "token_bias": token_bias}
+        length = static_length("query", query)
         tokens = {
             name: None if x is None else ops.convert_to_tensor(x)
-            for name, x in tokens.items()
+            for name, x in {"query": query, **masks}.items()
         }
 
         def step(place, cache, outputs):
@@ -368,7 +403,8 @@ class MixedAttention(keras.layers.Layer):
                 name: None if x is None else ops.take(x, place[None], axis=1)
                 for name, x in tokens.items()
             }
-            output, cache = self._step(**token, cache=cache, index=index + place)
+            query = token.pop("query")
+            output, cache = self._step(query, token, cache, index + place)
             return place + 1, cache, ops.slice_update(outputs, (0, place, 0), output)
 
         batch, size = ops.shape(query)[0], self.output_kernel.shape[-1]
@@ -379,25 +415,31 @@ class MixedAttention(keras.layers.Layer):
         )
         return outputs, cache
 
-    def _step(self, query, query_mask, token_bias, cache, index):
+    def _step(self, query, masks, cache, index):
         """Attends with one token."""
         (kind,) = cache
         index = ops.cast(index, "int32")
         order = Positions((1,), None)
         if kind == "tokens":
-            _, arguments = self._head_arguments(
-                query, None, query_mask, None, token_bias, order=order
-            )
+            _, arguments = self._head_arguments(query, None, **masks, order=order)
             inputs = [
-                group.inputs(**own)
+                group.inputs(**own, adds_losses=False)
                 for group, own in zip(self.head_groups, arguments, strict=True)
             ]
         else:
-            mask = order.sequence("query_mask", query_mask, query.shape[0])
+            mask = order.sequence("query_mask", masks["query_mask"], query.shape[0])
             mask = None if mask is None else ops.cast(mask, "bool")[:, None]
             inputs = [
-                HeadInputs(own, None, None, query_mask=mask)
-                for own in self._queries(query)
+                HeadInputs(
+                    ops.cast(own, group.compute_dtype),
+                    None,
+                    None,
+                    query_mask=mask,
+                    adds_losses=False,
+                )
+                for group, own in zip(
+                    self.head_groups, self._queries(query), strict=True
+                )
             ]
         steps = [
             (group.step if kind == "tokens" else group.read_memory)(

@@ -177,6 +177,15 @@ class OnlineKMeans(keras.layers.Layer):
             self._update(streams, nearest, masks)
         return scores[0] if single else tuple(scores)
 
+    def scores(self, tokens):
+        """Returns the scores of tokens, without adding a loss or moving state.
+
+        Args:
+            tokens: as in a call.
+        """
+        centroids = ops.convert_to_tensor(self.centroids)
+        return self._scores(ops.cast(tokens, "float32"), centroids)
+
     def _scores(self, tokens, centroids):
         return ops.einsum("bhld,hkd->bhlk", tokens, ops.stop_gradient(centroids))
 

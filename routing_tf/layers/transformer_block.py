@@ -209,8 +209,16 @@ class TransformerBlock(keras.layers.Layer):
             A structure of tensors of fixed sizes with the batch on axis 0.
 
         Raises:
-            ValueError: as `MixedAttention.make_cache` does.
+            ValueError: if tokens see later ones, or there is a memory without
+                `cross_attention` or the other way round, or as
+                `MixedAttention.make_cache` does.
         """
+        if not self.use_causal_mask:
+            raise ValueError(
+                "A cache needs a block in which tokens see no later ones. Received: "
+                "use_causal_mask=False"
+            )
+        self._check_memory(memory)
         cache = {"attention": self.attention.make_cache(batch_size, max_length)}
         if self.cross_attention is not None:
             cache["cross_attention"] = self.cross_attention.make_cache(
@@ -233,12 +241,7 @@ class TransformerBlock(keras.layers.Layer):
     ):
         if cache is not None:
             return self._call_with_cache(inputs, padding_mask, cache)
-        if (memory is None) != (self.cross_attention is None):
-            raise ValueError(
-                "`memory` must be given to a block with `cross_attention`, and to no "
-                f"other. Received: memory={None if memory is None else memory.shape}, "
-                f"cross_attention={self.cross_attention!r}"
-            )
+        self._check_memory(memory)
 
         def apply(name, x, **options):
             y = getattr(self, f"{name}_input")(x, training=training)
@@ -260,6 +263,14 @@ class TransformerBlock(keras.layers.Layer):
                 value_mask=memory_mask,
             )
         return x if self.feed_forward is None else apply("feed_forward", x)
+
+    def _check_memory(self, memory):
+        if (memory is None) != (self.cross_attention is None):
+            raise ValueError(
+                "`memory` must be given to a block with `cross_attention`, and to no "
+                f"other. Received: memory={None if memory is None else memory.shape}, "
+                f"cross_attention={self.cross_attention!r}"
+            )
 
     def _call_with_cache(self, x, padding_mask, cache):
         caches = {}

@@ -215,6 +215,10 @@ class TextLanguageModel:
             Logits of the next tokens `<float>[batch, length, vocabulary_size]`, hidden
             states `<float>[batch, length, hidden_dim]`, and the cache with these
             tokens.
+
+        Raises:
+            ValueError: if the cache is for another number of sequences or, where
+                `cache_index` is an integer, without room for the tokens.
         """
         hidden, cache = self.backbone.decode_with_cache(
             token_ids, cache, cache_index, padding_mask
@@ -269,7 +273,8 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
 
         Args:
             inputs: dict of `token_ids` and `padding_mask`, as for a call; the mask is
-                True on the prompt.
+                True on the prompt, which is at least the id 0 that sequences start
+                behind.
             stop_token_ids: ids that end a sequence; None (the default) for no such ids.
 
         Returns:

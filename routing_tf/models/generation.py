@@ -34,7 +34,8 @@ def continue_prompts(lm, token_ids, prompt_mask, stop_token_ids=None, memory=())
         stops = set(stop_token_ids)
         filler = min(set(range(len(stops) + 1)) - stops)
         token_ids = ops.where(prompt_mask, token_ids, filler)
-    lengths = ops.sum(ops.cast(prompt_mask, "int32"), axis=-1)
+    # A sequence starts behind its first id, which is there in any case.
+    lengths = ops.maximum(ops.sum(ops.cast(prompt_mask, "int32"), axis=-1), 1)
     start = _recompute if lm.hyperparameters.sees_later_tokens("prefix") else _steps
     next_logits, index, hidden, cache = start(lm, token_ids, ops.min(lengths), memory)
     token_ids = lm.sampler(

@@ -96,13 +96,16 @@ class TextBackbone(PresetBackbone):
         Args:
             token_ids: `<int>[batch, length]`.
             cache: as returned by `make_cache` or this method.
-            cache_index: position of the first token, see `MixedAttention`.
+            cache_index: position of the first token, see `MixedAttention`. Beyond
+                `truncate_length`, to which a call cuts its inputs, tokens are computed
+                all the same.
             padding_mask: `<bool>[batch, length]`, True for real tokens; None (the
                 default) for no padding.
 
         Returns:
             `<float>[batch, length, hidden_dim]`, and the cache with these tokens.
         """
+        cache_index = 0 if cache_index is None else cache_index
         x = token_ids
         for layer in self.embedding_layers:
             moves = isinstance(layer, layers.TimingSignal)

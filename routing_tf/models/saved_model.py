@@ -458,6 +458,16 @@ class _Seq2SeqModel(_TextModel):
         return super().generate(nothing, sampler, length, memory)
 
 
+def default_max_length(lm):
+    """Returns the `max_length` of a SavedModel of texts for which none is given."""
+    h = lm.hyperparameters
+    limits = [h.max_sequence_length, h.truncate_length]
+    if h.kind == "seq2seq" and lm.preprocessor is not None:
+        # Local heads pair blocks of both sides, so their lengths matter.
+        limits = [lm.preprocessor.decoder_sequence_length, h.truncate_length]
+    return min(limit for limit in limits if limit is not None)
+
+
 def _tokenizer(lm):
     return None if lm.preprocessor is None else lm.preprocessor.tokenizer
 
@@ -466,8 +476,7 @@ def _text_functions(lm, routing_scope, max_length):
     """Returns the functions of a model of texts by their names."""
     h = lm.hyperparameters
     if max_length is None:
-        limits = h.max_sequence_length, h.truncate_length
-        max_length = min(limit for limit in limits if limit is not None)
+        max_length = default_max_length(lm)
     check_positive_integer("max_length", max_length)
     if h.truncate_length is not None and max_length > h.truncate_length:
         raise ValueError(

@@ -163,12 +163,13 @@ def test_bounded_memories_cost_the_same_for_any_context(case):
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.parametrize("max_length", [3, 13])
 @pytest.mark.parametrize("case", BOUNDED)
-def test_bounded_memories_go_on_behind_the_length_they_were_made_for(case):
+def test_bounded_memories_go_on_behind_the_length_they_were_made_for(case, max_length):
     layer, x = attention(CASES[case]()), normal(1, LENGTH, DIM)
 
     def both(x):
-        return whole(layer, x), by_steps(layer, x, 0, max_length=13)[0]
+        return whole(layer, x), by_steps(layer, x, 0, max_length=max_length)[0]
 
     expected, steps = compiled(both)(x)
     golden_cases.assert_close(steps, expected, 1e-5)
@@ -255,7 +256,7 @@ def test_fixed_heads_attend_to_a_memory_of_their_length():
 
 def test_scores_keep_their_precision():
     """In half precision too: Keras would cast what is given to a layer."""
-    layer = attention(routed(5), dtype="mixed_bfloat16")
+    layer = attention(routed(5, dtype="mixed_bfloat16"), dtype="mixed_bfloat16")
     cache = layer.make_cache(1, LENGTH)
     x = normal(1, LENGTH, DIM)
     _, cache = layer(x[:, :9], cache=cache, cache_index=0)
@@ -306,6 +307,64 @@ def test_queries_that_compete_have_no_cache():
         layer.make_cache(1, LENGTH, value=normal(1, 7, DIM))
 
 
+@pytest.mark.parametrize("case", BOUNDED)
+def test_a_start_forgets_what_was_before(case):
+    layer, x = attention(CASES[case]()), normal(1, LENGTH, DIM)
+
+    def both(x):
+        _, old = by_steps(layer, x, 9)
+        outputs = []
+        for cache in (old, layer.make_cache(1, LENGTH)):
+            first, cache = layer(x[:, 3:4], cache=cache, cache_index=0)
+            outputs += [first, layer(x[:, 4:9], cache=cache, cache_index=1)[0]]
+        return outputs
+
+    first, rest, expected_first, expected_rest = compiled(both)(x)
+    golden_cases.assert_close(first, expected_first, 1e-6)
+    golden_cases.assert_close(rest, expected_rest, 1e-6)
+
+
+def test_a_memory_starts_anew_too():
+    layer, x = attention(routed(5)), normal(1, 6, DIM)
+    old = layer.make_cache(1, 6, value=normal(1, 9, DIM, seed=1))
+    first, cache = layer(x, cache=old)
+    again, _ = layer(x, cache=cache, cache_index=0)
+    golden_cases.assert_close(golden_cases.to_numpy(again), first, 1e-6)
+
+
+def test_the_mask_of_the_keys_counts_with_a_cache():
+    layer, x = attention(layers.FullHeads(HEADS)), normal(2, LENGTH, DIM)
+    expected = layer(x, value_mask=mask(), use_causal_mask=True)
+    cache = layer.make_cache(2, LENGTH)
+    first, cache = layer(x[:, :9], value_mask=mask()[:, :9], cache=cache, cache_index=0)
+    rest, _ = layer(x[:, 9:], value_mask=mask()[:, 9:], cache=cache, cache_index=9)
+    steps = golden_cases.to_numpy(ops.concatenate([first, rest], axis=1))
+    golden_cases.assert_close(steps, golden_cases.to_numpy(expected), 1e-5)
+
+
+def test_steps_in_half_precision():
+    """Of groups whose own precision is another one."""
+    layer = attention(OTHERS["local"](), routed(5), dtype="mixed_bfloat16")
+    x, cache = normal(1, 3, DIM), layer.make_cache(1, LENGTH)
+    for index in range(3):
+        output, after = layer(x[:, :1], cache=cache, cache_index=np.int64(index))
+        for old, new in zip(*map(keras.tree.flatten, (cache, after)), strict=True):
+            assert old.dtype == new.dtype and tuple(old.shape) == tuple(new.shape)
+        cache = after
+    assert keras.backend.standardize_dtype(output.dtype) == "bfloat16"
+
+
+def test_no_losses_are_left():
+    layer, x = attention(routed(5)), normal(1, 3, DIM)
+    cache = layer.make_cache(1, LENGTH)
+    _, cache = layer(x, cache=cache, cache_index=0)
+    assert layer.losses == []
+    layer(x[:, :1], cache=cache, cache_index=3)
+    assert layer.losses == []
+    layer(x, use_causal_mask=True)
+    assert len(layer.losses) == 1
+
+
 def test_a_cache_may_be_made_before_the_weights():
     layer = layers.MixedAttention([routed(5), OTHERS["local"]()], KEY_DIM)
     cache = layer.make_cache(2, LENGTH)
@@ -327,6 +386,19 @@ def test_refused():
         layer(x, cache=cache, cache_index=0, training=True)
     with pytest.raises(ValueError, match="return_attention_scores=True"):
         layer(x, cache=cache, cache_index=0, return_attention_scores=True)
+    with pytest.raises(ValueError, match=r"shape=\(2, 1, 8\) and a cache for 1. Pass"):
+        layer(normal(2, 1, DIM), cache=cache, cache_index=0)
+    image = normal(1, 2, 2, DIM)
+    with pytest.raises(ValueError, match=r"one by one, .*\(1, 2, 2, 8\) with .*=4"):
+        layer(image, cache=cache, cache_index=4)
+    with pytest.raises(ValueError, match="depth that the layer was built with, 8"):
+        layer.make_cache(1, LENGTH, value=normal(1, 7, DIM + 1))
+    block = layers.TransformerBlock(layer, None, use_causal_mask=False)
+    with pytest.raises(ValueError, match="Received: use_causal_mask=False"):
+        block.make_cache(1, LENGTH)
+    block = layers.TransformerBlock(layer, None)
+    with pytest.raises(ValueError, match=r"`memory` must be given .*\(1, 7, 8\)"):
+        block.make_cache(1, LENGTH, memory=normal(1, 7, DIM))
     for kind in ("full", "random_5"):
         bounded = attention(CASES[kind]())
         for index, length in ((4, 1), (np.int32(3), 2), (0, 5), (None, 5), (-1, 1)):

@@ -21,10 +21,10 @@ def make(group, batch_size, max_length):
     Args:
         group: `RoutedHeads`.
         batch_size: number of sequences.
-        max_length: number of tokens a sequence may have.
+        max_length: number of tokens a sequence may have; it does not matter.
     """
     heads, clusters = group.num_heads, group.num_clusters
-    members = (batch_size, heads, clusters, group.window(max_length))
+    members = (batch_size, heads, clusters, group.attention_window)
     newest = (batch_size, heads, clusters)
     scores = {"key_scores": NO_TOKEN}
     if not group.share_query_key:

@@ -16,10 +16,10 @@ def make(group, batch_size, max_length):
     Args:
         group: the `ClusteredHeads`.
         batch_size: number of sequences.
-        max_length: number of tokens a sequence may have.
+        max_length: number of tokens a sequence may have; it does not matter.
     """
     # The token itself is the window's last one.
-    num_rows = max(group.window(max_length) - 1, 1)
+    num_rows = max(group.attention_window - 1, 1)
     shape = (batch_size, group.num_heads)
     return {
         "rows": rows.empty_rows(group, *shape, group.num_choices, num_rows),

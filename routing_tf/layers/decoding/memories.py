@@ -25,6 +25,15 @@ def read(group, cache, index, inputs):
     return output, cache
 
 
+def restart(cache):
+    """Returns the cache before the first query."""
+    if "counts" not in cache:
+        return cache
+    position = cache["newest"]["position"]
+    newest = {**cache["newest"], "position": ops.full_like(position, -1)}
+    return {**cache, "counts": ops.zeros_like(cache["counts"]), "newest": newest}
+
+
 def make_clusters(group, tokens):
     """Returns the cache of clustered heads: the members of each cluster.
 

@@ -87,6 +87,10 @@ class ClusteredHeads(HeadGroup):
         """
         raise NotImplementedError
 
+    def bare_scores(self, streams):
+        """Returns what `scores` does, without adding a loss or moving state."""
+        return self.scores(streams, [None] * len(streams), training=False)
+
     def choose(self, scores, mask):
         """Decides who is a member of which cluster, from the whole sequence.
 
@@ -168,7 +172,10 @@ class ClusteredHeads(HeadGroup):
             streams, masks = streams[-1:], masks[-1:]
         if self.compatibility.padding_by_zero_rows:
             masks = [ops.any(stream != 0, axis=-1) for stream in streams]
-        scores = self.scores(streams, masks, training=training)
+        if inputs.adds_losses:
+            scores = self.scores(streams, masks, training=training)
+        else:
+            scores = self.bare_scores(streams)
         if self.compatibility.padding_is_routed:
             masks = [None] * len(masks)
         return RoutedTokens(
@@ -260,6 +267,9 @@ class CentroidHeads(ClusteredHeads):
 
     def scores(self, streams, masks, training=None):
         return self.kmeans(tuple(streams), token_mask=masks, training=training)
+
+    def bare_scores(self, streams):
+        return [self.kmeans.scores(stream) for stream in streams]
 
     def num_candidates(self, length):
         """Returns how many tokens of a prefix can be members when it has grown.

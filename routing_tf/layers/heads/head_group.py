@@ -36,6 +36,7 @@ class HeadInputs:
         grid: number of blocks along each axis of the query, whose positions come in
             blocked order; None (the default) for positions on one axis.
         memory_grid: the same for the value.
+        adds_losses: whether clustering losses are added. Defaults to True.
     """
 
     query: Any
@@ -48,6 +49,7 @@ class HeadInputs:
     is_cross_attention: bool = False
     grid: tuple | None = None
     memory_grid: tuple | None = None
+    adds_losses: bool = True
 
 
 class HeadGroup(keras.layers.Layer):
@@ -197,6 +199,11 @@ class HeadGroup(keras.layers.Layer):
                 f"Received: lengths {query.shape[2]} and {value.shape[2]}. Leave the "
                 "causal mask off in attention to another sequence."
             )
+        # What does not come through `__call__` is not cast by Keras.
+        query, key, value = (
+            None if x is None else ops.cast(x, self.compute_dtype)
+            for x in (query, key, value)
+        )
         return HeadInputs(
             query,
             key,

@@ -111,8 +111,7 @@ class LocalHeads(HeadGroup):
     def num_remembered(self, max_length, grid=None):
         rows, across = (*self._flange(), 0)[:2]
         columns = grid[-1] if len(self.block_shape) > 1 else 1
-        num_blocks = rows * columns + across + 1
-        return min(num_blocks * math.prod(self.block_shape), max_length)
+        return (rows * columns + across + 1) * math.prod(self.block_shape)
 
     def make_cache(self, batch_size, max_length, grid=None):
         cache = super().make_cache(batch_size, max_length, grid)
@@ -155,7 +154,8 @@ class LocalHeads(HeadGroup):
     def read_memory(self, cache, index, inputs):
         block, offset = (cache[name][:, None, None] for name in ("block", "offset"))
         _, heads, num_blocks, window, size = cache["rows"].shape
-        own = ops.broadcast_to(index // block, (ops.shape(block)[0], heads, 1))
+        own = ops.minimum(index // block, num_blocks - 1)
+        own = ops.broadcast_to(own, (ops.shape(block)[0], heads, 1))
         shape = (*ops.shape(own)[:2], num_blocks, window * size)
         flat = ops.reshape(cache["rows"], shape)
         rows = membership.gather(flat, own)

@@ -119,6 +119,7 @@ class RandomHeads(ClusteredHeads):
         tokens = super()._step_tokens(inputs, cache, index)
         if tokens.length > 1:
             return tokens
+        index = ops.minimum(index, cache["clusters"].shape[2] - 1)
         clusters = ops.take(cache["clusters"], [index], axis=2)
         scores = ops.one_hot(clusters, self.num_clusters, dtype="float32")
         return dataclasses.replace(tokens, query_scores=scores, key_scores=scores)

@@ -232,6 +232,8 @@ def start(model, *arguments):
         cwd=pathlib.Path(generate.__file__).parents[1],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # A shell makes what it starts in the background deaf to Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

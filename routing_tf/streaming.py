@@ -1,10 +1,10 @@
 """Tokens one by one, for as long as they are wanted, in constant memory."""
 
 import keras
-import keras_hub
 import numpy as np
 from keras import ops
 
+from routing_tf.models import generation
 from routing_tf.models.compiled import compiled
 
 # Positions are int32.
@@ -60,7 +60,7 @@ class TokenStream:
     def __init__(self, lm, sampler, num_tokens=None):
         h = lm.hyperparameters
         check_steps(h)
-        _check_sampler(sampler)
+        generation.check_draws_one_by_one(sampler)
         self.num_tokens = num_tokens
         self.cache_length = cache_length(h, num_tokens)
         self._lm, self._sampler = lm, sampler
@@ -201,12 +201,3 @@ def cache_length(hyperparameters, num_tokens=None):
             f"model with {setting}. Set a number of tokens"
         )
     return num_tokens
-
-
-def _check_sampler(sampler):
-    # Such samplers have a loop of their own.
-    if type(sampler).get_next_token is keras_hub.samplers.Sampler.get_next_token:
-        raise ValueError(
-            "`sampler` must draw one token after the other, such as greedy, random, "
-            f"top_k or top_p. Received: sampler={sampler!r}"
-        )

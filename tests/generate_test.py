@@ -388,7 +388,7 @@ def test_completions_of_images(digits, tmp_path, run):
         (["--num_images=3"], "--num_images with no --num_given_rows"),
         (["--problem=digits"], "--problem with no --num_given_rows"),
         (["--num_given_rows=9"], "num_given_rows=9"),
-        (["--sampler=beam"], "one value after the other"),
+        (["--sampler=beam"], "one token or value after the other"),
     ],
 )
 def test_mistakes_with_images(digits, tmp_path, run, arguments, message):

@@ -157,7 +157,7 @@ def test_what_cannot_be_streamed(lm):
     flaw = {"routing": "random", "compatibility": {"members_of_whole_sequence": True}}
     with pytest.raises(ValueError, match="members_of_whole_sequence"):
         TokenStream(small_model(**flaw), GREEDY, 10)
-    with pytest.raises(ValueError, match="one token after the other"):
+    with pytest.raises(ValueError, match="one token or value after the other"):
         TokenStream(lm, keras_hub.samplers.BeamSampler())
     with pytest.raises(ValueError, match="at least 2"):
         TokenStream(lm, GREEDY, 1)

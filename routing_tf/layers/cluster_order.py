@@ -8,6 +8,7 @@ from keras import ops
 
 from routing_tf.layers import membership
 from routing_tf.layers.blocks import memory_windows
+from routing_tf.layers.membership import entries_at
 
 # Fewer rows than this make matrix products slow.
 MIN_CHUNK_SIZE = 16
@@ -71,13 +72,13 @@ class ClusterOrder:
         # Of clusters with the same first chunk only the last one has tokens.
         starts = ops.cast(first_chunk[..., None, :] <= places[:, None], "int32")
         self.cluster_of_chunk = ops.sum(starts, axis=-1) - 1
-        self.rank_of_chunk = places - _at(first_chunk, self.cluster_of_chunk)
-        place = _at(first_token, self.cluster_of_chunk)
+        self.rank_of_chunk = places - entries_at(first_chunk, self.cluster_of_chunk)
+        place = entries_at(first_token, self.cluster_of_chunk)
         place += self.rank_of_chunk * chunk_size
         place = place[..., None] + np.arange(chunk_size, dtype="int32")
-        self.tokens = _at(token_at, ops.minimum(place, length - 1))
-        rank = np.arange(length, dtype="int32") - _at(first_token, by_cluster)
-        slots = _at(first_chunk, by_cluster) * chunk_size + rank
+        self.tokens = entries_at(token_at, ops.minimum(place, length - 1))
+        rank = np.arange(length, dtype="int32") - entries_at(first_token, by_cluster)
+        slots = entries_at(first_chunk, by_cluster) * chunk_size + rank
         self.slots = _inverse(token_at, slots)
 
     def arrange(self, x):
@@ -156,11 +157,6 @@ def _sorted(clusters):
     keys = clusters * length + np.arange(length, dtype="int32")
     keys = ops.sort(keys, axis=-1)
     return keys // length, keys % length
-
-
-def _at(table, index):
-    """Returns the entries of `table` `[B, H, X]` at `index` `[B, H, ...]`."""
-    return membership.gather(table[..., None], index)[..., 0]
 
 
 def _inverse(order, values):

@@ -92,7 +92,12 @@ def gather_entries(mask, members, length):
         Tensor of the shape of `members`.
     """
     everywhere = ops.broadcast_to(mask, (*ops.shape(members)[:2], length))
-    return gather(everywhere[..., None], members)[..., 0]
+    return entries_at(everywhere, members)
+
+
+def entries_at(table, index):
+    """Returns the entries of `table` `[B, H, L]` at `index` `[B, H, ...]`."""
+    return gather(table[..., None], index)[..., 0]
 
 
 def gather(x, members):

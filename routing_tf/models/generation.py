@@ -1,5 +1,6 @@
 """Continuing prompts with the samplers of keras_hub, one token at each step."""
 
+import keras_hub
 from keras import ops
 
 from routing_tf import layers
@@ -49,6 +50,23 @@ def continue_prompts(lm, token_ids, prompt_mask, stop_token_ids=None, memory=())
         model=lm,
     )
     return token_ids, _until_stop(token_ids, prompt_mask, stop_token_ids)
+
+
+def check_draws_one_by_one(sampler):
+    """Refuses samplers that choose among whole sequences.
+
+    Args:
+        sampler: a keras_hub sampler.
+
+    Raises:
+        ValueError: if it does not draw one token, or value, after the other.
+    """
+    # Such samplers have a loop of their own.
+    if type(sampler).get_next_token is keras_hub.samplers.Sampler.get_next_token:
+        raise ValueError(
+            "`sampler` must draw one token or value after the other, such as greedy, "
+            f"random, top_k or top_p. Received: sampler={sampler!r}"
+        )
 
 
 def _steps(lm, token_ids, index, memory):

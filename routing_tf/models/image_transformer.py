@@ -10,6 +10,7 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.models import checkpoints
+from routing_tf.models import generation
 from routing_tf.models import saved_model
 from routing_tf.models import stack
 from routing_tf.models.compiled import compiled
@@ -272,7 +273,8 @@ class RoutingImageTransformer(PresetBackbone):
                 out of range, or the sampler draws whole sequences.
         """
         images, labels = self._canvas(num_images, labels, images, num_given_rows)
-        sampler = _check_sampler(sampler)
+        sampler = keras_hub.samplers.get(sampler or "random")
+        generation.check_draws_one_by_one(sampler)
         places = self.places()
         order = sorted(np.ndindex(places.shape), key=lambda place: places[place])
         wanted = [
@@ -477,16 +479,3 @@ def _integers(name, values, limit):
             f"{name}={values.tolist() if values.size < 20 else values!r}"
         )
     return values.astype("int32")
-
-
-def _check_sampler(sampler):
-    if sampler is None:
-        return keras_hub.samplers.RandomSampler()
-    sampler = keras_hub.samplers.get(sampler)
-    base = keras_hub.samplers.Sampler
-    if type(sampler).get_next_token is base.get_next_token:
-        raise ValueError(
-            "`sampler` must draw one value after the other, such as greedy, random, "
-            f"top_k or top_p. Received: sampler={sampler!r}"
-        )
-    return sampler

@@ -7,6 +7,7 @@ from routing_tf.layers import membership
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import without_padding
+from routing_tf.layers.membership import entries_at
 from routing_tf.layers.rules.last_members import real_tokens
 
 
@@ -55,11 +56,11 @@ def fill(group, cache, tokens):
     newest = ops.maximum(last, 0)[..., None]
     return {
         **cache,
-        "rows": membership.gather(new_rows, _at(by_cluster, index)),
+        "rows": membership.gather(new_rows, entries_at(by_cluster, index)),
         "counts": counts,
         "newest": {
             "row": membership.gather(new_rows, newest)[..., 0, :],
-            "cluster": _at(clusters, newest)[..., 0],
+            "cluster": entries_at(clusters, newest)[..., 0],
             "position": last,
         },
     }
@@ -77,7 +78,7 @@ def step(group, cache, index, tokens):
     flat = ops.reshape(cache["rows"], (*shape, num_clusters, num_rows * size))
     members = membership.gather(flat, cluster[..., None])
     members = ops.reshape(members, (*shape, num_rows, size))
-    count = _at(cache["counts"], cluster[..., None])
+    count = entries_at(cache["counts"], cluster[..., None])
     ranks = _ranks(count[..., 0], num_rows)
     distances = ranks - count
     near = ops.logical_and(ranks >= 0, distances > -group.attention_window)
@@ -103,7 +104,7 @@ def _remember_newest(cache, index):
     newest, counts = cache["newest"], cache["counts"]
     batch, heads, num_clusters, num_rows, size = ops.shape(cache["rows"])
     is_older = ops.logical_and(newest["position"] >= 0, newest["position"] < index)
-    place = _at(counts, newest["cluster"][..., None])[..., 0] % num_rows
+    place = entries_at(counts, newest["cluster"][..., None])[..., 0] % num_rows
     place = newest["cluster"] * num_rows + place
     flat = ops.reshape(cache["rows"], (batch, heads, num_clusters * num_rows, size))
     old = membership.gather(flat, place[..., None])[..., 0, :]
@@ -133,8 +134,3 @@ def _ranks(counts, num_rows):
 def _real(tokens, shape):
     mask = combine_masks(tokens.key_mask, real_tokens(tokens.inputs))
     return ops.ones(shape, "bool") if mask is None else ops.broadcast_to(mask, shape)
-
-
-def _at(table, index):
-    """Returns the entries of `table` `[B, H, X]` at `index` `[B, H, ...]`."""
-    return membership.gather(table[..., None], index)[..., 0]

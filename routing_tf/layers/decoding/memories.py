@@ -73,7 +73,7 @@ def read_clusters(group, cache, index, tokens):
     window, size = cache["rows"].shape[3:]
     flat = ops.reshape(cache["rows"], (batch, heads, num_clusters, window * size))
     members = membership.gather(flat, cluster[..., None])
-    rank = membership.gather(counts[..., None], cluster[..., None])[..., 0]
+    rank = membership.entries_at(counts, cluster[..., None])
     output = rows.attend_to_rows(
         group,
         ops.cast(tokens.query, group.compute_dtype),

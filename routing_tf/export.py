@@ -18,7 +18,7 @@ from routing_tf import commands
 from routing_tf import run_directory
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.models import saved_model
-from routing_tf.tokenizers import ByteTokenizer
+from routing_tf.tokenizers import SubwordTokenizer
 
 _TEXT = """\
 scores = served.score(["It was a dark night"])
@@ -116,9 +116,7 @@ def _snippet(model, options):
     """Returns Python that uses the SavedModel."""
     lines = ["import tensorflow as tf"]
     preprocessor = getattr(model, "preprocessor", None)
-    if preprocessor is not None and not isinstance(
-        preprocessor.tokenizer, ByteTokenizer
-    ):
+    if isinstance(getattr(preprocessor, "tokenizer", None), SubwordTokenizer):
         lines.append("import tensorflow_text  # has operations of the tokenizer")
     lines.append(f"\nserved = tf.saved_model.load({options.export_dir!r})\n")
     return "\n".join(lines) + _calls(model, options.max_length)

@@ -15,7 +15,7 @@ class TextSample:
     """A prompt and the text that continues it, token by token.
 
     Args:
-        tokenizer: a `ByteTokenizer` or `SubwordTokenizer`.
+        tokenizer: a `ByteTokenizer`, `SubwordTokenizer` or `WordTokenizer`.
         prompt: string.
         number: number of this text among those of its prompt.
 

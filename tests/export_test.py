@@ -63,6 +63,28 @@ def test_exports_a_model_of_texts(path, tmp_path, capsys):
 
 
 @on_tensorflow
+@pytest.mark.parametrize(
+    "tokenizer_class, options",
+    [(tokenizers.SubwordTokenizer, [64]), (tokenizers.WordTokenizer, [])],
+)
+def test_only_subwords_need_tensorflow_text(tokenizer_class, options, tmp_path, capsys):
+    texts = ["It was a dark night"]
+    tokenizer = tokenizer_class(tokenizer_class.build_vocabulary(texts, *options))
+    lm = small_models.language_model(
+        preprocessor=models.RoutingTransformerCausalLMPreprocessor(tokenizer),
+        vocabulary_size=tokenizer.vocabulary_size(),
+        **{**LOCAL, "max_sequence_length": 64},
+    )
+    lm.save(tmp_path / "model.keras")
+    served = tmp_path / "served"
+    assert not run(f"--model_dir={tmp_path / 'model.keras'}", f"--export_dir={served}")
+    out = capsys.readouterr().out
+    assert ("import tensorflow_text" in out) == bool(options)
+    run_snippet(out)
+    assert "It was" in capsys.readouterr().out
+
+
+@on_tensorflow
 def test_exports_models_of_ids_and_images(tmp_path, capsys):
     small_models.language_model(**LOCAL).save(tmp_path / "ids.keras")
     image = {"image_height": 2, "image_width": 4, "max_sequence_length": 8}

@@ -3,6 +3,7 @@ import io
 from routing_tf import text_samples
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
+from routing_tf.tokenizers import WordTokenizer
 
 
 def test_a_sample_of_subwords_goes_on_behind_its_prompt():
@@ -23,6 +24,20 @@ def test_a_sample_of_subwords_goes_on_behind_its_prompt():
         "tokens": len(ids) + 1,
         "ended": True,
     }
+
+
+def test_a_sample_of_words_goes_on_behind_its_prompt():
+    tokenizer = WordTokenizer(
+        WordTokenizer.build_vocabulary(["one fish two fish"], newline=True)
+    )
+    ids = tokenizer.encode("two fish\none").tolist()
+    for prompt, first in (("one fish", " two"), ("fish\n", "two"), ("", "two")):
+        sample = text_samples.TextSample(tokenizer, prompt)
+        assert sample.token_ids == [0, *tokenizer.encode(prompt)]
+        pieces = [sample.add(id, stop_token_id=1) for id in [*ids, 1]]
+        assert pieces == [first, " fish", "\n", "one", ""]
+        assert sample.end() == ""
+        assert sample.continuation == f"{first} fish\none"
 
 
 def test_what_is_not_complete_comes_at_the_end():

@@ -4,6 +4,7 @@ import codecs
 import dataclasses
 
 from routing_tf.tokenizers import ByteTokenizer
+from routing_tf.tokenizers import WordTokenizer
 from routing_tf.tokenizers.byte_tokenizer import BYTE_OFFSET
 
 BRACKETS = (
@@ -32,8 +33,8 @@ def make_pieces(tokenizer, token_ids, is_marked):
 
     A piece is a token. Bytes that make one character are one piece, marked if one of
     them is. Subwords are shown as in their vocabulary, with a space for the underscore
-    that ends a word. What cannot be printed is shown as U+FFFD, tokens without a
-    tokenizer as their ids.
+    that ends a word; words with a space behind them, but for newlines. What cannot be
+    printed is shown as U+FFFD, tokens without a tokenizer as their ids.
 
     Args:
         tokenizer: the tokenizer; None for ids.
@@ -113,6 +114,8 @@ def _name(tokenizer, id):
     if tokenizer is None:
         return f"{id} "
     name = tokenizer.id_to_token(id)
+    if isinstance(tokenizer, WordTokenizer):
+        return "\n" if id == tokenizer.newline_token_id else f"{name} "
     return name[:-1] + " " if name.endswith("_") else name
 
 

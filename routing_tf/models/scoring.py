@@ -36,8 +36,10 @@ class Score:
         num_left_out: tokens of the text or span that were cut off and not scored.
         num_bytes: UTF-8 bytes of the text that these tokens stand for; None if the
             input was ids.
-        num_words: words to which `perplexity_per_word` refers; None if the input was
-            ids and their number is not given.
+        num_words: words to which `perplexity_per_word` refers: the given number, or
+            that of `str.split` for the text that these tokens stand for, which leaves
+            newlines out also where they are tokens. None if the input was ids and
+            their number is not given.
         misaligned_prefix_length: tokens that were dropped from the start of a
             sub-string until it was found; None unless the span is a sub-string.
     """
@@ -105,7 +107,8 @@ def score(
     inside of a token has the whole token. A token that holds a part of a character has
     that character. Of subwords, the one that ends a word has also the single space
     behind it that tensor2tensor leaves out, and where it has neither a space nor a
-    character, the last character of the word.
+    character, the last character of the word. Words have all white space behind them,
+    and the first one also that in front of it.
 
     A sub-string is found by the release's rule: it is encoded on its own and its
     leading tokens are dropped until the rest stands in the text; the number dropped is
@@ -138,8 +141,9 @@ def score(
             `"windows"`: the text is cut into windows of that length, each scored as a
             sequence of its own.
         num_words: number of words of each text, such as the original token count by
-            which the papers normalise; None (the default) for the words between white
-            space. One number if `texts` is a single one. Only without `targets`.
+            which the papers normalise, in WikiText-103 with newlines; None (the
+            default) for the words between white space, without newlines. One number if
+            `texts` is a single one. Only without `targets`.
         verbose: whether a progress bar is shown on stderr if it takes long.
 
     Returns:
@@ -476,7 +480,9 @@ def _substring(sequence, part):
                 return _Span(int(start), end, dropped)
     reason = "which is not in it"
     if part and part in text:
-        reason = "which ends inside of a token; give offsets for the whole token"
+        reason = (
+            "which begins or ends inside of a token; give offsets for the whole token"
+        )
     elif part and part in sequence.text:
         reason = f"which lies behind the first {len(kept_ids)} tokens that are kept"
     raise ValueError(
@@ -495,11 +501,14 @@ def _places(part, whole):
 
 def _holds(text, part, offsets):
     """Tells whether tokens are the end of a place where the text has a sub-string."""
-    # The last token may also have the space behind the sub-string.
-    for end in (offsets[-1, 1], offsets[-1, 1] - 1):
+    first, last = offsets[0, 0], offsets[-1, 1]
+    for end in range(last, offsets[-1, 0] - 1, -1):
         start = end - len(part)
-        if 0 <= start <= offsets[0, 0] and text.startswith(part, start):
-            return True
+        if start >= 0 and text.startswith(part, start):
+            # Of the rest, tokens may only have white space.
+            rest = text[first:start] + text[end:last]
+            if not rest.strip():
+                return True
     return False
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from routing_tf.tokenizers.byte_tokenizer import ByteTokenizer
 from routing_tf.tokenizers.subword_tokenizer import SubwordTokenizer
+from routing_tf.tokenizers.word_tokenizer import WordTokenizer
 
 _ESCAPED_CHARACTER = re.compile(r"\\u|\\\\|\\[0-9]+;|.", re.DOTALL)
 _SPACES = (" ", r"\32;")
@@ -17,7 +18,7 @@ def token_offsets(tokenizer, text, token_ids):
     The rule is that of `routing_tf.models.scoring.score`.
 
     Args:
-        tokenizer: a `ByteTokenizer` or `SubwordTokenizer`.
+        tokenizer: a `ByteTokenizer`, `SubwordTokenizer` or `WordTokenizer`.
         text: string.
         token_ids: NumPy array `<int>[tokens]`, all tokens of the text.
 
@@ -33,10 +34,12 @@ def token_offsets(tokenizer, text, token_ids):
         offsets = np.stack([starts, starts + 1], axis=-1)
     elif isinstance(tokenizer, SubwordTokenizer):
         offsets = _subword_offsets(tokenizer, text, token_ids)
+    elif isinstance(tokenizer, WordTokenizer):
+        offsets = _word_offsets(tokenizer, text)
     else:
         raise ValueError(
-            "`tokenizer` must be a ByteTokenizer or SubwordTokenizer. Received: "
-            f"{type(tokenizer).__name__}"
+            "`tokenizer` must be a ByteTokenizer, SubwordTokenizer or WordTokenizer. "
+            f"Received: {type(tokenizer).__name__}"
         )
     if len(offsets) != len(token_ids):
         raise ValueError(
@@ -70,3 +73,12 @@ def _subword_offsets(tokenizer, text, token_ids):
     starts = np.concatenate([[0], ends[:-1]]).astype("int64")
     places = np.array(places, "int64")
     return np.stack([places[starts], places[ends - 1] + 1], axis=-1)
+
+
+def _word_offsets(tokenizer, text):
+    pattern = r"\S+" if tokenizer.newline_token_id is None else r"\n|\S+"
+    starts = [match.start() for match in re.finditer(pattern, text)]
+    # White space belongs to the word in front of it, or else to the first one.
+    limits = np.array([*starts, len(text)], "int64")
+    limits[0] = 0
+    return np.stack([limits[:-1], limits[1:]], axis=-1)

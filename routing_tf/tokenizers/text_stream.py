@@ -8,6 +8,8 @@ from routing_tf.tokenizers.byte_tokenizer import NUM_IDS
 from routing_tf.tokenizers.byte_tokenizer import PAD_ID
 from routing_tf.tokenizers.byte_tokenizer import ByteTokenizer
 from routing_tf.tokenizers.subword_tokenizer import SubwordTokenizer
+from routing_tf.tokenizers.word_tokenizer import UNKNOWN_TOKEN
+from routing_tf.tokenizers.word_tokenizer import WordTokenizer
 
 
 def text_stream(tokenizer, context=()):
@@ -18,11 +20,11 @@ def text_stream(tokenizer, context=()):
     and a line break for an end id, behind which a new text starts.
 
     Args:
-        tokenizer: a `ByteTokenizer` or `SubwordTokenizer`.
+        tokenizer: a `ByteTokenizer`, `SubwordTokenizer` or `WordTokenizer`.
         context: ids of the text in front, such as a prompt; none of it is returned.
 
     Returns:
-        A `ByteStream` or `SubwordStream`.
+        A `ByteStream`, `SubwordStream` or `WordStream`.
 
     Raises:
         ValueError: for any other tokenizer.
@@ -42,9 +44,11 @@ def text_stream(tokenizer, context=()):
         return ByteStream()
     if isinstance(tokenizer, SubwordTokenizer):
         return SubwordStream(tokenizer, context)
+    if isinstance(tokenizer, WordTokenizer):
+        return WordStream(tokenizer, context)
     raise ValueError(
-        "`tokenizer` must be a ByteTokenizer or SubwordTokenizer. Received: "
-        f"{type(tokenizer).__name__}"
+        "`tokenizer` must be a ByteTokenizer, SubwordTokenizer or WordTokenizer. "
+        f"Received: {type(tokenizer).__name__}"
     )
 
 
@@ -108,3 +112,36 @@ class SubwordStream:
             self._before = self._held
         self._held = []
         return text
+
+
+class WordStream:
+    """Returns each word at once, with the space in front of it.
+
+    Args:
+        tokenizer: the `WordTokenizer`.
+        context: ids of the text in front.
+    """
+
+    def __init__(self, tokenizer, context=()):
+        self._tokenizer = tokenizer
+        self._line_ends = (END_ID, tokenizer.newline_token_id)
+        self._is_behind_word = False
+        for last in [id for id in context if id != PAD_ID][-1:]:
+            self.add(last)
+
+    def add(self, token_id):
+        """Returns the text of an id."""
+        if token_id == PAD_ID:
+            return ""
+        space = " " if self._is_behind_word else ""
+        self._is_behind_word = token_id not in self._line_ends
+        return space + self._word(int(token_id)) if self._is_behind_word else "\n"
+
+    def end(self):
+        """Returns an empty string, as nothing is held back."""
+        return ""
+
+    def _word(self, token_id):
+        if 0 <= token_id < self._tokenizer.vocabulary_size():
+            return self._tokenizer.id_to_token(token_id)
+        return "\ufffd" if self._tokenizer.unknown_token_id is None else UNKNOWN_TOKEN

@@ -6,6 +6,7 @@ import pytest
 from routing_tf.analysis import marked_text
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
+from routing_tf.tokenizers import WordTokenizer
 
 
 def marked(text_or_ids, is_marked, tokenizer=None, marks=("<", ">")):
@@ -65,6 +66,16 @@ def test_subwords():
     tokens += list("<>ESOacdgopst")
     tokenizer = SubwordTokenizer(tokens)
     assert marked([2, 3, 4], bits("011"), tokenizer) == "cat<s dog >"
+
+
+def test_words():
+    words = ["<pad>", "<EOS>", "cat", "dog_"]
+    tokenizer = WordTokenizer([*words, "<newline>"])
+    shown = marked([2, 3, 4, 2, 1], bits("01100"), tokenizer)
+    assert shown == "cat <dog_ ↵\n>cat <EOS> "
+    # Without the token it is a word as any other.
+    shown = marked("cat <newline> dog_", bits("011"), WordTokenizer([*words, "<unk>"]))
+    assert shown == "cat <<unk> dog_ >"
 
 
 def test_ids():

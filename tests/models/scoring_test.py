@@ -49,6 +49,15 @@ def subword_lm():
     return language_model(tokenizer, num_layers=1, num_routed_heads=0)
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["words", "newlines"])
+def word_lm(request):
+    vocabulary = tokenizers.WordTokenizer.build_vocabulary(
+        CORPUS, newline=request.param, unknown=True
+    )
+    tokenizer = tokenizers.WordTokenizer(vocabulary)
+    return language_model(tokenizer, num_layers=1, num_routed_heads=0)
+
+
 def expected(lm, token_ids):
     """Log-likelihoods of ids, from the logits of a call, in plain NumPy."""
     token_ids = np.asarray(token_ids)
@@ -269,8 +278,84 @@ def test_misaligned_prefix(subword_lm):
     other = subword_lm.score("the cat, 2 cat, the dog", "e cat")
     assert other.misaligned_prefix_length > 0
     assert other.offsets[0, 0] == 4
-    with pytest.raises(ValueError, match="which ends inside of a token"):
+    with pytest.raises(ValueError, match="begins or ends inside of a token"):
         subword_lm.score(text, "the ca")
+
+
+def test_a_token_that_ends_a_word_does_not_stand_for_another_word():
+    characters = "\\u;0123456789theca<pd>EOS"
+    tokenizer = tokenizers.SubwordTokenizer(
+        ["<pad>_", "<EOS>_", "cat", "_", ".", *characters]
+    )
+    lm = language_model(tokenizer, num_layers=1, num_routed_heads=0)
+    # Both end with the token "_".
+    assert subwords(lm, "ca")[-1] == subwords(lm, "cat.")[1] == 3
+    with pytest.raises(ValueError, match="begins or ends inside of a token"):
+        lm.score("cat.", "ca")
+    assert lm.score("cat cat.", "cat").offsets.tolist() == [[4, 7], [6, 7]]
+
+
+def test_words(word_lm):
+    text = " the  cat sat on\n the mug "
+    newline = word_lm.preprocessor.tokenizer.newline_token_id is not None
+    ids = word_lm.preprocessor.tokenizer.encode(text)
+    result = word_lm.score(text)
+    assert_close(result.log_likelihoods, expected(word_lm, ids))
+    names = ["the", "cat", "sat", "on", *["<newline>"] * newline, "the", "<unk>"]
+    assert result.tokens == tuple(names)
+    assert result.offsets[:3].tolist() == [[0, 6], [6, 10], [10, 14]]
+    assert result.num_bytes == len(text)
+    assert result.num_words == 6
+    per_word = np.exp(-result.log_likelihood / 6)
+    assert_close(result.perplexity_per_word, per_word)
+    cut = word_lm.score(text * 5, too_long="cut")
+    assert cut.num_tokens == LIMIT and cut.num_left_out == 5 * len(ids) - LIMIT
+    assert cut.offsets[-1, 1] == cut.num_bytes
+    padded = tokenizers.WordTokenizer(
+        word_lm.preprocessor.tokenizer.get_vocabulary(), sequence_length=8
+    )
+    with pytest.raises(ValueError, match="cuts or pads it. Received: 8 ids for 3"):
+        token_offsets(padded, "the", padded.tokenize("the").numpy())
+
+
+@pytest.mark.parametrize(
+    "part, span",
+    [
+        ("the", (20, 23)),
+        ("cat", (7, 10)),
+        ("cat  ", (7, 10)),
+        (" \tcat", (7, 10)),
+        ("cat  sat", (7, 15)),
+        ("sat\u3000", (12, 15)),
+        ("mug", (24, 27)),
+        ("mug ", (24, 27)),
+        ("  the \tcat", (2, 10)),
+        ("the \tcat", (2, 10)),
+    ],
+)
+def test_words_as_sub_strings(word_lm, part, span):
+    text = "  the \tcat  sat\u3000\n \n the mug \n"
+    result = word_lm.score(text, part)
+    same = word_lm.score(text, span)
+    assert_same(result, same)
+    np.testing.assert_array_equal(result.offsets, same.offsets)
+    assert text[slice(*span)].split() == part.split()
+    assert result.num_tokens == len(part.split())
+    assert result.misaligned_prefix_length == 0
+
+
+def test_sub_strings_of_parts_of_words(word_lm):
+    text = "the cat sat, a dog"
+    # Both are unknown words, as are "sat," and "dog".
+    for part in ("at,", "do", "og", " "):
+        with pytest.raises(ValueError, match="begins or ends inside of a token"):
+            word_lm.score(text, part)
+    for part in ("the  cat", "cat\nsat,", "cat a", "unheard"):
+        with pytest.raises(ValueError, match="which is not in it"):
+            word_lm.score(text, part)
+    result = word_lm.score(text, "e cat sat,")
+    assert result.misaligned_prefix_length == 1
+    assert_same(result, word_lm.score(text, "cat sat,"))
 
 
 def test_too_long(lm):

@@ -4,6 +4,7 @@ import pytest
 
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
+from routing_tf.tokenizers import WordTokenizer
 from routing_tf.tokenizers.text_stream import text_stream
 
 TEXTS = ["one fish, two fish", "red fish; blue fish\n\nnew_fish \\ 7 cafés"]
@@ -12,6 +13,12 @@ TEXTS = ["one fish, two fish", "red fish; blue fish\n\nnew_fish \\ 7 cafés"]
 @pytest.fixture(scope="module")
 def subwords():
     return SubwordTokenizer(SubwordTokenizer.build_vocabulary(TEXTS, 64))
+
+
+@pytest.fixture(scope="module", params=[(), ("newline", "unknown")], ids=str)
+def words(request):
+    tokens = dict.fromkeys(request.param, True)
+    return WordTokenizer(WordTokenizer.build_vocabulary(TEXTS, **tokens))
 
 
 def read(stream, token_ids):
@@ -59,8 +66,34 @@ def test_a_context_is_continued(subwords, text):
         assert subwords.detokenize(ids[:place]) + rest == text
 
 
-def test_the_end_id_is_a_line_break(subwords):
-    for tokenizer in (ByteTokenizer(), subwords):
+def test_words_come_at_once():
+    vocabulary = WordTokenizer.build_vocabulary(TEXTS, newline=True)
+    tokenizer = WordTokenizer(vocabulary)
+    ids = tokenizer.encode("one fish\n\ntwo").tolist()
+    ids[1:1] = [0, -1]
+    pieces = read(text_stream(tokenizer), ids)
+    assert pieces == ["one", "", " \ufffd", " fish", "\n", "\n", "two", ""]
+    # Padding behind a prompt is no text.
+    fish, newline = ids[3:5]
+    for context in ([fish], [fish, 0, 0], np.array([newline, fish])):
+        assert read(text_stream(tokenizer, context), [fish]) == [" fish", ""]
+    for context in ([0], [fish, newline], [fish, newline, 0], [fish, 1]):
+        assert read(text_stream(tokenizer, context), [fish]) == ["fish", ""]
+
+
+def test_random_words_are_those_of_the_tokenizer_behind_every_context(words):
+    size = words.vocabulary_size()
+    # Padding, newlines and ids outside of the vocabulary too.
+    ids = [0, -1, size, *[size - 1] * 4, *range(2, size - 1)]
+    for row in np.random.default_rng(0).choice(ids, (20, 12)):
+        starts = words.detokenize([row[:place] for place in range(13)])
+        for place, start in enumerate(starts):
+            pieces = read(text_stream(words, row[:place]), row[place:])
+            assert start + "".join(pieces) == starts[-1]
+
+
+def test_the_end_id_is_a_line_break(subwords, words):
+    for tokenizer in (ByteTokenizer(), subwords, words):
         ids = tokenizer.tokenize("fish").numpy().tolist()
         pieces = read(text_stream(tokenizer), [*ids, 1, *ids[:-1], 1, *ids])
         unfinished = tokenizer.detokenize(ids[:-1])
@@ -68,5 +101,5 @@ def test_the_end_id_is_a_line_break(subwords):
 
 
 def test_other_tokenizers_are_refused():
-    with pytest.raises(ValueError, match="Received: Tokenizer"):
+    with pytest.raises(ValueError, match="or WordTokenizer. Received: Tokenizer"):
         text_stream(keras_hub.tokenizers.Tokenizer())

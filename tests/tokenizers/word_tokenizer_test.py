@@ -1,0 +1,450 @@
+import re
+import sys
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from routing_tf import models
+from routing_tf.tokenizers import WordTokenizer
+from routing_tf.tokenizers import word_tokenizer
+
+CORPUS = [
+    " = The cat = \n \n the cat sat on the mat , \n",
+    "the naïve dog_house stood @-@ behind \\n the mat 🙂 中文 e\u0301\n",
+    "à … Å \ufeff \x00",
+]
+# Those of the test below, which looks at every character.
+WHITE_SPACE = [c for c in map(chr, range(0x3001)) if c.isspace()]
+TEXTS = [
+    "",
+    " ",
+    "\n",
+    "\n\n  \n",
+    "the",
+    " the\u00a0cat\n",
+    "cat\r\nmat\n\n the",
+    "the\u2028cat\x1fsat\x85on\u3000the mat",
+    "à … Å 🙂 e\u0301 中文\x00 \x00 \ufeff",
+    "no such words",
+]
+
+
+# The rules in plain Python: the reference of the tests below.
+def reference_words(vocabulary, text):
+    if "<newline>" not in vocabulary:
+        return text.split()
+    lines = [line.split() for line in text.split("\n")]
+    return lines[0] + [word for line in lines[1:] for word in ("<newline>", *line)]
+
+
+def reference_encode(vocabulary, text):
+    known = vocabulary[1:]  # the word <pad> is no padding
+    words = [
+        word if word in known else "<unk>" for word in reference_words(vocabulary, text)
+    ]
+    return [vocabulary.index(word) for word in words]
+
+
+def reference_decode(vocabulary, ids):
+    """The text of ids that are no end and no padding."""
+    lines = " ".join(vocabulary[id] for id in ids).split("<newline>")
+    return "\n".join(line.strip(" ") for line in lines)
+
+
+def random_texts(count, seed):
+    generator = np.random.default_rng(seed)
+    words = [*" ".join(CORPUS).split(), "<pad>", "<unk>", "<newline>", "unknown", "x"]
+    spaces = [*WHITE_SPACE, " ", " ", "\n", "\n", "\u200b", "\u180e", "\\s", "", " \n"]
+    return [
+        "".join(
+            generator.choice(spaces) + generator.choice(words)
+            for _ in range(generator.integers(20))
+        )
+        + str(generator.choice(spaces))
+        for _ in range(count)
+    ]
+
+
+def in_a_module(tokenizer):
+    module = tf.Module()
+    module.tokenizer = tokenizer
+    module.table = tokenizer.table  # Keras layers are tracked with TensorFlow only.
+    module.tokenize = tf.function(
+        lambda texts: tokenizer.tokenize(texts).to_tensor(),
+        [tf.TensorSpec((None,), tf.string)],
+    )
+    module.detokenize = tf.function(
+        tokenizer.detokenize, [tf.TensorSpec((None, None), tf.int32)]
+    )
+    return module
+
+
+def saved_and_loaded(tokenizer, path):
+    tf.saved_model.save(in_a_module(tokenizer), path)
+    return tf.saved_model.load(path)
+
+
+def decoded(tensor):
+    return [text.decode() for text in tensor.numpy()]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["words", "newlines"])
+def vocabulary(request):
+    return WordTokenizer.build_vocabulary(CORPUS, newline=request.param, unknown=True)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(vocabulary):
+    return WordTokenizer(vocabulary)
+
+
+def test_white_space_is_that_of_python():
+    characters = [chr(c) for c in range(sys.maxunicode + 1) if not 0xD7FF < c < 0xE000]
+    pattern = word_tokenizer._WHITE_SPACE
+    is_space = tf.strings.regex_full_match(tf.constant(characters), pattern).numpy()
+    assert is_space.tolist() == [character.isspace() for character in characters]
+    spaces = [c for c in characters if c.isspace()]
+    assert spaces == WHITE_SPACE
+    # Python's rule for characters is also its rule for splitting.
+    assert all(f"a{c}b".split() == ["a", "b"] for c in spaces)
+    assert len("".join(c for c in characters if not c.isspace()).split()) == 1
+
+
+def test_every_character_that_is_no_white_space_stays_in_its_word():
+    characters = [chr(c) for c in range(sys.maxunicode + 1) if not 0xD7FF < c < 0xE000]
+    characters = [c for c in characters if not c.isspace()]
+    tokenizer = WordTokenizer(["<pad>", "<EOS>", *characters])
+    ids = tokenizer.tokenize("\u2028".join(characters)).numpy()
+    np.testing.assert_array_equal(ids, np.arange(2, len(characters) + 2))
+    assert tokenizer.detokenize(ids) == " ".join(characters)
+    with pytest.raises(ValueError, match="Every word must be in the vocabulary"):
+        tokenizer.tokenize("".join(characters))
+
+
+def test_ids_are_those_of_the_rules(tokenizer, vocabulary):
+    assert tokenizer.start_token_id == tokenizer.pad_token_id == 0
+    assert tokenizer.end_token_id == 1
+    texts = [*TEXTS, *CORPUS, *random_texts(500, seed=0)]
+    expected = [reference_encode(vocabulary, text) for text in texts]
+    ids = tokenizer.tokenize(texts)
+    assert ids.dtype == tf.int32
+    assert ids.to_list() == expected
+    for text, row in zip(texts, expected, strict=True):
+        encoded = tokenizer.encode(text)
+        assert encoded.dtype == np.int32
+        assert encoded.tolist() == row
+    assert tokenizer.detokenize(expected) == [
+        reference_decode(vocabulary, row) for row in expected
+    ]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_one_text(tokenizer, vocabulary, text):
+    expected = reference_encode(vocabulary, text)
+    ids = tokenizer(text)
+    assert keras.ops.convert_to_numpy(ids).dtype == np.int32
+    assert tokenizer.tokenize(text).numpy().tolist() == expected
+    assert tokenizer.tokenize(text.encode()).numpy().tolist() == expected
+    restored = tokenizer.detokenize(ids)
+    assert tokenizer.encode(restored).tolist() == expected
+
+
+def test_newlines():
+    words = ["<pad>", "<EOS>", "a", "b", "c"]
+    tokenizer = WordTokenizer([*words, "<newline>"])
+    assert tokenizer.newline_token_id == 5
+    text = "a b\nc"
+    assert tokenizer.tokenize(text).numpy().tolist() == [2, 3, 5, 4]
+    assert tokenizer.detokenize([2, 3, 5, 4]) == text
+    assert tokenizer.detokenize([5, 5, 2, 5]) == "\n\na\n"
+    assert tokenizer.encode(" a \r\n\n b \x0b\n").tolist() == [2, 5, 5, 3, 5]
+    without = WordTokenizer(words)
+    assert without.newline_token_id is None
+    assert without.tokenize(text).numpy().tolist() == [2, 3, 4]
+    assert without.detokenize([2, 3, 4]) == "a b c"
+
+
+def test_words_that_look_like_tokens(tokenizer, vocabulary):
+    unknown = tokenizer.unknown_token_id
+    assert vocabulary[unknown] == "<unk>"
+    a_text = "the <EOS> <unk> <pad> <s>"
+    ids = [vocabulary.index("the"), 1, unknown, unknown, unknown]
+    assert tokenizer.tokenize(a_text).numpy().tolist() == ids
+    assert tokenizer.encode(a_text).tolist() == ids
+    assert tokenizer.detokenize(ids[2:]) == "<unk> <unk> <unk>"
+    newline = tokenizer.newline_token_id or unknown
+    assert tokenizer.encode("<newline>").tolist() == [newline]
+    without = WordTokenizer(["<pad>", "<EOS>", "a"])
+    assert without.unknown_token_id is None
+    assert without.tokenize("<pad> a <EOS>").numpy().tolist() == [0, 2, 1]
+    assert without.encode("<pad> a <EOS>").tolist() == [0, 2, 1]
+
+
+def test_unknown_words_are_refused_without_a_token():
+    tokenizer = WordTokenizer(["<pad>", "<EOS>", "a"], sequence_length=2)
+    match = "Every word.*Received: 'naïve'. .*build_vocabulary.*unknown=True"
+    for call in (tokenizer, tokenizer.tokenize, tokenizer.encode):
+        with pytest.raises(ValueError, match=match):
+            call("a a naïve b")
+    with pytest.raises(ValueError, match=match):
+        tokenizer.tokenize(["a a", "", "a naïve", "b"])
+    in_a_function = tf.function(tokenizer.tokenize)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="unknown=True"):
+        in_a_function(tf.constant(["a a", "a naive"]))
+    assert in_a_function(tf.constant(["a a"])).numpy().tolist() == [[2, 2]]
+    dataset = tf.data.Dataset.from_tensor_slices(["a", "b"]).map(tokenizer)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Received:\] \[b\]"):
+        list(dataset)
+
+
+def test_bytes_that_are_not_utf8():
+    tokenizer = WordTokenizer(["<pad>", "<EOS>", "a\ufffdb", "c"])
+    assert tokenizer.tokenize([b"a\xffb\xc2\xa0c"]).to_list() == [[2, 3]]
+
+
+def test_detokenize_drops_padding_and_stops_at_the_end_id(tokenizer):
+    a, b = tokenizer.token_to_id("cat"), tokenizer.token_to_id("mat")
+    size = tokenizer.vocabulary_size()
+    for ids, text in [
+        ([], ""),
+        ([0, 0, a, 0, 0, b, 0], "cat mat"),
+        ([a, 1, b], "cat"),
+        ([1], ""),
+        ([a, size, -1, b], "cat <unk> <unk> mat"),
+    ]:
+        assert tokenizer.detokenize(ids) == text
+        assert tokenizer.detokenize(np.array(ids, "int64")) == text
+        assert tokenizer.detokenize([ids, [a]]) == [text, "cat"]
+    assert tokenizer.detokenize([[], []]) == ["", ""]
+    without = WordTokenizer(["<pad>", "<EOS>", "a"])
+    assert without.detokenize([2, 3, -1, 2]) == "a \ufffd \ufffd a"
+
+
+def test_sequence_length_cuts_and_pads(vocabulary):
+    tokenizer = WordTokenizer(vocabulary, sequence_length=4)
+    text = "the cat sat on the mat"
+    expected = reference_encode(vocabulary, text)
+    ids = keras.ops.convert_to_numpy(tokenizer(["", text, "the"]))
+    assert ids.tolist() == [[0] * 4, expected[:4], [expected[0], 0, 0, 0]]
+    one = keras.ops.convert_to_numpy(tokenizer("the"))
+    np.testing.assert_array_equal(one, ids[2])
+    assert tokenizer.detokenize(one) == "the"
+    assert tokenizer.encode(text).tolist() == expected
+
+
+@pytest.mark.parametrize("sequence_length", [None, 200])
+def test_in_a_data_pipeline(vocabulary, sequence_length):
+    tokenizer = WordTokenizer(vocabulary, sequence_length=sequence_length)
+    expected = tokenizer.detokenize(tokenizer.tokenize(TEXTS))
+    single = tf.data.Dataset.from_tensor_slices(TEXTS)
+    for dataset in (single, single.batch(2)):
+        ids = dataset.map(tokenizer)
+        assert ids.element_spec.shape[-1] == sequence_length
+        restored = [
+            text
+            for texts in ids.map(tokenizer.detokenize)
+            for text in decoded(tf.reshape(texts, (-1,)))
+        ]
+        assert restored == expected
+
+
+def test_in_a_saved_model(tokenizer, tmp_path):
+    expected = tokenizer.tokenize(TEXTS).to_tensor().numpy()
+    texts = tokenizer.detokenize(expected)
+    for module in (in_a_module(tokenizer), saved_and_loaded(tokenizer, tmp_path)):
+        ids = module.tokenize(tf.constant(TEXTS))
+        np.testing.assert_array_equal(ids, expected)
+        assert decoded(module.detokenize(ids)) == texts
+        assert module.tokenize(tf.constant([], tf.string)).shape == (0, 0)
+        assert module.detokenize(tf.zeros((0, 3), tf.int32)).shape == (0,)
+
+
+def test_unknown_words_in_a_saved_model(tmp_path):
+    module = saved_and_loaded(WordTokenizer(["<pad>", "<EOS>", "a"]), tmp_path)
+    assert module.tokenize(tf.constant(["a"])).numpy().tolist() == [[2]]
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"Received:\] \[unheard\]"
+    ):
+        module.tokenize(tf.constant(["a unheard"]))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow only")
+def test_a_layer_of_a_module_holds_the_table(tokenizer, tmp_path):
+    module = tf.Module()
+    module.tokenizer = tokenizer
+    module.tokenize = tf.function(
+        tokenizer.tokenize, [tf.TensorSpec((None,), tf.string)]
+    )
+    tf.saved_model.save(module, tmp_path)
+    ids = tf.saved_model.load(tmp_path).tokenize(tf.constant(TEXTS))
+    assert ids.to_list() == tokenizer.tokenize(TEXTS).to_list()
+
+
+def test_tokens_have_ids(tokenizer, vocabulary):
+    assert tokenizer.get_vocabulary() == vocabulary
+    assert tokenizer.vocabulary_size() == len(vocabulary)
+    for id, token in enumerate(vocabulary):
+        assert tokenizer.id_to_token(id) == token
+        assert tokenizer.token_to_id(token) == id
+    assert tokenizer.special_tokens == ["<pad>", "<EOS>"]
+    assert tokenizer.special_token_ids == [0, 1]
+
+
+def test_built_vocabularies():
+    texts = ["b a\u00a0c\nb", "<pad> é <EOS> a B <newline> c b"]
+    words = ["<pad>", "<EOS>", "b", "a", "c", "B", "é"]
+    build = WordTokenizer.build_vocabulary
+    assert build(texts) == words
+    assert build(text.encode() for text in texts) == words
+    assert build(texts, newline=True) == [*words, "<newline>"]
+    assert build(texts, unknown=True) == [*words, "<unk>"]
+    assert build(texts, True, True) == [*words, "<unk>", "<newline>"]
+    # Where the texts have it, as those of WikiText do, it is a word as any other.
+    words.insert(2, "<unk>")
+    texts += ["<unk> <unk> <unk> <unk>"]
+    assert build(texts) == build(texts, unknown=True) == words
+
+
+def test_files(tokenizer, vocabulary, tmp_path):
+    path = tmp_path / "words"
+    tokenizer.save_vocabulary(path)
+    assert path.read_bytes().decode() == "".join(f"{token}\n" for token in vocabulary)
+    assert WordTokenizer(path).get_vocabulary() == vocabulary
+    assert WordTokenizer(str(path)).get_vocabulary() == vocabulary
+    for end in ("\n", "\r\n"):
+        path.write_bytes(end.join(vocabulary).encode())
+        assert WordTokenizer(path).get_vocabulary() == vocabulary
+
+
+def test_serialization(vocabulary):
+    tokenizer = WordTokenizer(vocabulary, sequence_length=7, name="words")
+    config = keras.saving.serialize_keras_object(tokenizer)
+    assert config["config"]["vocabulary"] is None
+    copy = keras.saving.deserialize_keras_object(config)
+    assert isinstance(copy, WordTokenizer)
+    assert copy.get_config() == tokenizer.get_config()
+    with pytest.raises(ValueError, match="`vocabulary` must be set"):
+        copy.tokenize("a")
+    copy.set_vocabulary(vocabulary)
+    assert copy.tokenize("a").shape == (7,)
+    config["config"]["vocabulary"] = "/etc/hosts"
+    with pytest.raises(ValueError, match="must not be a path in a saved config"):
+        keras.saving.deserialize_keras_object(config)
+
+
+def test_with_the_preprocessor_of_keras_hub(vocabulary):
+    preprocessor = keras_hub.models.CausalLMPreprocessor(
+        WordTokenizer(vocabulary), sequence_length=8
+    )
+    ids = reference_encode(vocabulary, "the cat")
+    inputs, targets, _ = preprocessor(["the cat"])
+    np.testing.assert_array_equal(
+        keras.ops.convert_to_numpy(inputs["token_ids"]), [[0, *ids, 1, 0, 0, 0, 0]]
+    )
+    np.testing.assert_array_equal(
+        keras.ops.convert_to_numpy(targets), [[*ids, 1, 0, 0, 0, 0, 0]]
+    )
+    prompt = preprocessor.generate_preprocess(["the cat"])
+    assert preprocessor.generate_postprocess(prompt) == ["the cat"]
+
+
+@pytest.fixture(scope="module")
+def language_model(vocabulary):
+    preprocessor = models.RoutingTransformerCausalLMPreprocessor(
+        WordTokenizer(vocabulary), sequence_length=64
+    )
+    return models.RoutingTransformerCausalLM.from_preset(
+        "byte_tiny",
+        num_layers=1,
+        vocabulary_size=len(vocabulary),
+        preprocessor=preprocessor,
+    )
+
+
+def test_a_language_model_generates(language_model, tokenizer):
+    keras.utils.set_random_seed(0)
+    text = language_model.generate("the cat", max_length=12)
+    assert text.startswith("the cat")
+    ids = tokenizer.encode(text)
+    assert len(ids) > 2 and tokenizer.detokenize(ids) == text
+
+
+def test_in_a_preset_folder(language_model, vocabulary, tmp_path):
+    language_model.save_to_preset(tmp_path)
+    loaded = models.RoutingTransformerCausalLM.from_preset(str(tmp_path))
+    tokenizer = loaded.preprocessor.tokenizer
+    assert isinstance(tokenizer, WordTokenizer)
+    assert tokenizer.get_vocabulary() == vocabulary
+    assert tokenizer.detokenize(tokenizer(CORPUS[0].split())) == CORPUS[0].split()
+    alone = models.RoutingTransformerCausalLMPreprocessor.from_preset(str(tmp_path))
+    assert alone.tokenizer.get_vocabulary() == vocabulary
+
+
+def test_in_a_keras_file(language_model, vocabulary, tmp_path):
+    path = tmp_path / "model.keras"
+    language_model.save(path)
+    loaded = keras.saving.load_model(path)
+    tokenizer = loaded.preprocessor.tokenizer
+    assert tokenizer.get_vocabulary() == vocabulary
+    assert loaded.generate("the", max_length=3).startswith("the")
+
+
+def test_errors_of_vocabularies(vocabulary, tmp_path):
+    with pytest.raises(ValueError, match="existing file.*Received: .*missing.*build_"):
+        WordTokenizer(tmp_path / "missing")
+    path = tmp_path / "words"
+    path.write_bytes(b"")
+    for empty in (path, []):
+        with pytest.raises(ValueError, match="must not be empty.*build_vocabulary"):
+            WordTokenizer(empty)
+    for tokens in (vocabulary[1:], ["<EOS>", "<pad>"], ["<pad>_", "<EOS>_"], ["a"]):
+        received = re.escape(f"Received: {tokens[:2]}. `WordTokenizer.build")
+        with pytest.raises(ValueError, match=f"must begin with the .*{received}"):
+            WordTokenizer(tokens)
+    with pytest.raises(ValueError, match=r"every token once.*\['cat'\]"):
+        WordTokenizer([*vocabulary, "cat", "cat"])
+    for token in ("", "\n", "two words", " cat", "cat\u00a0", "a\x85"):
+        received = re.escape(f"Received: {[token]}. A newline is the token <newline>")
+        with pytest.raises(ValueError, match=f"tokens with white space.*{received}"):
+            WordTokenizer([*vocabulary, token])
+    path.write_text("<pad>\n<EOS>\na\n\nb\n")
+    with pytest.raises(ValueError, match="must not hold empty tokens"):
+        WordTokenizer(path)
+
+
+def test_errors_of_calls(tokenizer, vocabulary):
+    with pytest.raises(ValueError, match="`sequence_length` must be a positive"):
+        WordTokenizer(vocabulary, sequence_length=0)
+    for inputs in ([1, 2], [["a"]]):
+        with pytest.raises(ValueError, match="`inputs` must be one string"):
+            tokenizer.tokenize(inputs)
+    for text in (b"a", ["a"]):
+        with pytest.raises(ValueError, match="`text` must be a str"):
+            tokenizer.encode(text)
+    with pytest.raises(ValueError, match="`inputs` must be ids of shape"):
+        tokenizer.detokenize(99)
+    for id in (-1, len(vocabulary)):
+        with pytest.raises(ValueError, match="`id` must be between 0 and"):
+            tokenizer.id_to_token(id)
+    with pytest.raises(ValueError, match="`token` must be in the vocabulary"):
+        tokenizer.token_to_id("unheard")
+    unset = WordTokenizer()
+    for call in (
+        unset.get_vocabulary,
+        unset.vocabulary_size,
+        lambda: unset.encode("a"),
+        lambda: unset.detokenize([1]),
+    ):
+        with pytest.raises(ValueError, match="`vocabulary` must be set"):
+            call()
+
+
+def test_errors_of_building():
+    with pytest.raises(ValueError, match="`texts` must be an iterable of texts"):
+        WordTokenizer.build_vocabulary("text")
+    for texts in ([], [""], ["<EOS>\n"]):
+        with pytest.raises(ValueError, match="`texts` must hold at least one word"):
+            WordTokenizer.build_vocabulary(texts, newline=True, unknown=True)

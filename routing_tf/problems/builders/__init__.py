@@ -1,0 +1,221 @@
+"""Data sets for tensorflow-datasets that it does not have itself.
+
+`prepare` writes a data set to its folder, `read_in_order` reads it back; both also
+work with the builders of tensorflow-datasets.
+"""
+
+import contextlib
+
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from routing_tf.problems.builders.enwik8 import Enwik8
+from routing_tf.problems.builders.wikitext103 import Wikitext103
+from routing_tf.problems.problem import SPLITS
+
+__all__ = ["Enwik8", "Wikitext103", "prepare", "read_in_order"]
+
+WrongChecksum = tfds.download.download_manager.NonMatchingChecksumError
+
+
+def prepare(builder, raw_dir=None):
+    r"""Writes a data set to the folder of its builder, unless it is there already.
+
+    Raw files are taken from `raw_dir`; what is not there is downloaded. A data set
+    that is already written stays as it is, unless `raw_dir` has files for splits
+    that it lacks: then it is written again, from `raw_dir` alone. If that fails,
+    nothing has changed.
+
+    Args:
+        builder: `tfds.core.DatasetBuilder`, of this package or any other.
+        raw_dir: string or path, the folder with raw files. Defaults to `None`: they
+            are downloaded.
+
+    Raises:
+        ValueError: if `raw_dir` is no folder, raw files are missing or damaged, or
+            cannot be downloaded. The message says what to put where.
+
+    Example:
+    ```python
+    import pathlib
+    from routing_tf.problems import builders
+
+    pathlib.Path("raw").mkdir()
+    pathlib.Path("raw/test.txt").write_text("1 2 3\n4 5\n")
+    builder = builders.Enwik8(data_dir="data", config="integers")
+    builders.prepare(builder, raw_dir="raw")
+    list(builders.read_in_order(builder, "test"))  # [{"ids": [1, 2, 3]}, ...]
+    ```
+    """
+    if raw_dir is not None:
+        raw_dir = tfds.core.Path(raw_dir).expanduser()
+        if not raw_dir.is_dir():
+            raise ValueError(
+                "`raw_dir` must be a folder with raw files. Received: "
+                f"raw_dir={str(raw_dir)!r}, which is no folder"
+            )
+    if not builder.data_path.exists():
+        _write(builder, raw_dir)
+    elif _has_more_splits(builder, raw_dir):
+        with _set_aside(builder.data_path):
+            _write(builder, raw_dir)
+
+
+def read_in_order(builder, split):
+    r"""Reads a split of a data set in the order in which it was written.
+
+    Args:
+        builder: `tfds.core.DatasetBuilder`, prepared.
+        split: string, the name of a split, or a part of it in the notation of
+            tensorflow-datasets, such as "train[:100]".
+
+    Returns:
+        An iterator over examples, nested dictionaries of NumPy arrays and `bytes`.
+
+    Raises:
+        ValueError: if the data set is not prepared, or has no such split.
+
+    Example:
+    ```python
+    import pathlib
+    from routing_tf.problems import builders
+
+    pathlib.Path("raw").mkdir()
+    pathlib.Path("raw/wiki.test.tokens").write_text("\n = A = \n\n a \n")
+    builder = builders.Wikitext103(data_dir="data", config="tokens")
+    builders.prepare(builder, raw_dir="raw")
+    next(builders.read_in_order(builder, "test"))["text"]  # b"\n = A = \n\n a \n"
+    ```
+    """
+    if not builder.data_path.exists():
+        raise ValueError(
+            "`builder` must be prepared; call `prepare(builder)`. Received: "
+            f"{_name(builder)} without data in {builder.data_dir!r}"
+        )
+    dataset = builder.as_dataset(
+        split=split,
+        shuffle_files=False,
+        # One shard after the other; and a stream that is read once needs no cache.
+        read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
+    )
+    return iter(tfds.as_numpy(dataset))
+
+
+def _has_more_splits(builder, raw_dir):
+    """Whether raw files are there for splits that the prepared data set lacks."""
+    if raw_dir is None or not hasattr(builder, "find_files"):
+        return False
+    prepared = set(builder.info.splits)
+    if prepared.issuperset(SPLITS):
+        return False
+    found = set(builder.find_files(raw_dir))
+    if found <= prepared:
+        return False
+    if prepared - found:
+        raise ValueError(
+            "`raw_dir` must hold the files of all splits, as all are written "
+            f"together. Received: raw_dir={str(raw_dir)!r} with {sorted(found)}, but "
+            f"{builder.data_dir!r} already has {sorted(prepared)}. Put all files into "
+            "one folder, or use another data_dir."
+        )
+    return True
+
+
+@contextlib.contextmanager
+def _set_aside(path):
+    """Renames a folder, and gives it its name back if the body fails."""
+    aside = path.parent / f"{path.name}.earlier"
+    if aside.exists():  # left by a process that was killed
+        aside.rmtree()
+    path.rename(aside)
+    try:
+        yield
+    except BaseException:
+        aside.rename(path)
+        raise
+    aside.rmtree()
+
+
+def _write(builder, raw_dir):
+    """Runs tfds, and says in its own words what went wrong."""
+    # What Google has prepared is in the order of tfds, and not made of the raw files.
+    wants_raw_files = raw_dir is not None or builder.info.disable_shuffling
+    config = tfds.download.DownloadConfig(
+        manual_dir=raw_dir, try_download_gcs=not wants_raw_files
+    )
+    with _no_leftovers(builder):
+        try:
+            builder.download_and_prepare(download_config=config)
+        except WrongChecksum as error:
+            reason = f"a file is not the one expected. {error}"
+            raise ValueError(_message(builder, raw_dir, reason)) from error
+        except AssertionError as error:
+            # How tfds says that its own builders find nothing in the folder.
+            if "Manual directory" not in str(error):
+                raise
+            raise ValueError(_message(builder, raw_dir, error)) from error
+        except (OSError, tf.errors.OpError, tfds.download.DownloadError) as error:
+            raise ValueError(_message(builder, raw_dir, error)) from error
+
+
+def _message(builder, raw_dir, reason):
+    folder = None if raw_dir is None else str(raw_dir)
+    return (
+        f"The data set {_name(builder)} could not be downloaded or written to "
+        f"{builder.data_dir!r}: {reason}\n{_way_out(builder)}\n"
+        f"Received: raw_dir={folder!r}"
+    )
+
+
+def _way_out(builder):
+    """What is known of the raw files that a builder reads."""
+    instructions = (builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").strip()
+    known = [instructions] if instructions else []
+    if not hasattr(builder, "find_files"):  # ours say it all in the instructions
+        urls = builder.url_infos or {}
+        known += [f"{info.filename} from {url}" for url, info in urls.items()]
+    if not known:
+        return "It needs a network, as its builder takes no raw files."
+    heading = (
+        "To prepare it without a network, put its raw files into a folder and name "
+        "that as `raw_dir`:"
+    )
+    return "\n".join([heading, *known])
+
+
+def _name(builder):
+    parts = builder.name, builder.builder_config and builder.builder_config.name
+    return "/".join(filter(None, parts))
+
+
+@contextlib.contextmanager
+def _no_leftovers(builder):
+    """Removes what tfds leaves behind when it fails, but no complete download."""
+    root = builder.data_dir_root
+    downloads = root / "downloads"
+    is_new = not (root / builder.name).exists()
+    before = set(_unfinished(downloads / builder.name))
+    try:
+        yield
+    except BaseException:
+        for path in set(_unfinished(downloads / builder.name)) - before:
+            path.rmtree()
+        config = root / builder.name / ".config"
+        if is_new and config.exists():
+            config.rmtree()
+        for path in (
+            builder.data_path.parent,
+            root / builder.name,
+            downloads / builder.name,
+            downloads / "extracted",
+            downloads,
+            root,
+        ):
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+        raise
+
+
+def _unfinished(folder):
+    """The folders of downloads that are not complete."""
+    return folder.glob("*.tmp.*") if folder.exists() else ()

@@ -1,0 +1,168 @@
+"""The articles of WikiText-103, as a tfds builder."""
+
+import re
+
+import tensorflow_datasets as tfds
+
+from routing_tf.problems import raw_files
+
+URL = "https://s3.amazonaws.com/research.metamind.io/wikitext"
+# By config: the folder that the zip file has.
+FOLDERS = {"tokens": "wikitext-103", "raw": "wikitext-103-raw"}
+SPLITS = {"train": "train", "validation": "valid", "test": "test"}
+# " = Title = "; a section has two or more: " = = Section = = ".
+HEADING = re.compile(r"\s*= [^=].* =\s*")
+
+
+class Wikitext103(tfds.core.GeneratorBasedBuilder):
+    """WikiText-103: good and featured articles of the English Wikipedia.
+
+    The config "tokens" reads the version with words that are split and rare words
+    replaced by `<unk>`; "raw" the one with all words. An example is
+    `{"text": bytes}`, one article in UTF-8: it begins at its title, a line such as
+    " = Title = " between empty lines. What stands before the first title belongs to
+    the first article. The articles of a split, in order, are the text of its file,
+    character for character. Only the splits whose files are there are made.
+
+    Args:
+        data_dir: string, the folder to write to.
+        config: string, "tokens" or "raw". Defaults to "tokens".
+
+    Raises:
+        ValueError: from `download_and_prepare`, if raw files are missing or damaged;
+            the message names the file, the line and the rule.
+    """
+
+    VERSION = tfds.core.Version("1.0.0")
+    RELEASE_NOTES = {"1.0.0": "First version."}
+    BUILDER_CONFIGS = [
+        tfds.core.BuilderConfig(name="tokens", description="Rare words are <unk>."),
+        tfds.core.BuilderConfig(name="raw", description="All words."),
+    ]
+    MANUAL_DOWNLOAD_INSTRUCTIONS = f"""\
+For the config "tokens": `wikitext-103-v1.zip`, or at least one of `wiki.train.tokens`,
+`wiki.valid.tokens` and `wiki.test.tokens`, in the folder itself or in `wikitext-103`
+below it. For the config "raw": `wikitext-103-raw-v1.zip`, or `wiki.train.raw`,
+`wiki.valid.raw` and `wiki.test.raw`, there or in `wikitext-103-raw`. The files may also
+be called `train.txt`, `valid.txt` and `test.txt`. If there is nothing at all, the zip
+file is downloaded from {URL}.
+"""
+
+    def _info(self):
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description="Good and featured articles of the English Wikipedia.",
+            features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
+            homepage="https://huggingface.co/datasets/Salesforce/wikitext",
+            citation=(
+                "@misc{merity2016pointer, title={Pointer Sentinel Mixture Models}, "
+                "author={Stephen Merity and Caiming Xiong and James Bradbury and "
+                "Richard Socher}, year={2016}, eprint={1609.07843}, "
+                "archivePrefix={arXiv}, primaryClass={cs.CL}}"
+            ),
+            license="Creative Commons Attribution-ShareAlike",
+            disable_shuffling=True,
+        )
+
+    @property
+    def _zip_name(self):
+        return f"{FOLDERS[self.builder_config.name]}-v1.zip"
+
+    def _names(self):
+        """The names of the files by split, those of the distribution first."""
+        ending = self.builder_config.name
+        yield {split: f"wiki.{name}.{ending}" for split, name in SPLITS.items()}
+        yield {split: f"{name}.txt" for split, name in SPLITS.items()}
+
+    def find_files(self, folder):
+        """Finds the raw files of this config.
+
+        All come from one place: the first one that has any of them.
+
+        Args:
+            folder: path of the folder to look in.
+
+        Returns:
+            A dictionary from split to pairs `(path, member)`, `member` being the
+            name inside of a zip file or `None`; empty if there are no such files.
+
+        Raises:
+            ValueError: if there is a zip file without such files.
+        """
+        folder = tfds.core.Path(folder)
+        for place in (folder, folder / FOLDERS[self.builder_config.name]):
+            for names in self._names():
+                paths = {split: place / name for split, name in names.items()}
+                files = {s: (path, None) for s, path in paths.items() if path.is_file()}
+                if files:
+                    return files
+        path = folder / self._zip_name
+        return self._find_members(path) if path.is_file() else {}
+
+    def _find_members(self, path):
+        members = {name.rpartition("/")[2]: name for name in raw_files.members(path)}
+        names = next(self._names())
+        files = {s: (path, members[n]) for s, n in names.items() if n in members}
+        if not files:
+            raise ValueError(
+                f"{raw_files.place(path)} must have one of the members "
+                f"{', '.join(names.values())}. Received: a zip file of "
+                f"{raw_files.listing(raw_files.members(path))}"
+            )
+        return files
+
+    def _split_generators(self, dl_manager):
+        folder = raw_files.given_folder(dl_manager)
+        if folder is None:
+            path = dl_manager.download(f"{URL}/{self._zip_name}")
+            files = self._find_members(path)
+        else:
+            files = self.find_files(folder)
+        if not files:
+            names = [name for names in self._names() for name in names.values()]
+            raise raw_files.no_files_error(self, folder, [self._zip_name, *names])
+        return {split: self._generate_examples(*file) for split, file in files.items()}
+
+    def _generate_examples(self, path, member):
+        for key, article in enumerate(read_articles(path, member)):
+            yield key, {"text": article}
+
+
+def read_articles(path, member=None):
+    r"""Reads a file of WikiText article by article.
+
+    Args:
+        path: string or path of the file.
+        member: string, the name of a file inside of the zip file `path`. Defaults
+            to `None`, for `path` itself.
+
+    Yields:
+        Strings that add up to the text of the file.
+
+    Raises:
+        ValueError: as for `raw_files.read_lines`.
+
+    Example:
+    ```python
+    import pathlib
+    from routing_tf.problems.builders import wikitext103
+
+    pathlib.Path("wiki").write_text("\n = A = \n\n a \n\n = B = \n\n b \n")
+    list(wikitext103.read_articles("wiki"))  # ["\n = A = \n\n a \n\n", " = B = ..."]
+    ```
+    """
+    lines = []  # of the current article
+    has_title = False
+    candidate = None  # the place in them of what is a title if an empty line follows
+    for _, line in raw_files.read_lines(path, member, keep_ends=True):
+        empty = not line.strip()
+        if candidate is not None and empty:
+            if has_title:
+                yield "".join(lines[:candidate])
+                lines = lines[candidate:]
+            has_title = True
+        after_empty = not lines or not lines[-1].strip()
+        # Formulas look like titles: " = 1 <unk> = " in the middle of a paragraph.
+        candidate = len(lines) if after_empty and HEADING.fullmatch(line) else None
+        lines.append(line)
+    yield "".join(lines)

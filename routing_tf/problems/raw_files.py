@@ -1,0 +1,243 @@
+"""Reading raw files of text, with errors that say where they are damaged."""
+
+import contextlib
+import zipfile
+import zlib
+
+import tensorflow_datasets as tfds
+
+# What a folder of raw files is reported to hold, at most.
+NUM_NAMES_SHOWN = 20
+DAMAGED = (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
+
+
+def read_lines(path, member=None, keep_ends=False):
+    r"""Reads a UTF-8 text file line by line.
+
+    Lines end at "\n" and nowhere else: "\r" and the other characters at which
+    `str.splitlines` would break stay inside of their line. Only one line at a
+    time is in memory.
+
+    Args:
+        path: string or path of the file.
+        member: string, the name of a file inside of the zip file `path`. Defaults
+            to `None`, for `path` itself.
+        keep_ends: boolean, whether lines keep their "\n", so that they add up to
+            the whole text. Defaults to `False`.
+
+    Yields:
+        Pairs of the line's number, from 1, and the line, a string.
+
+    Raises:
+        ValueError: if the file cannot be read, has nothing but white space, is not
+            UTF-8, has NUL characters, or is an HTML page.
+
+    Example:
+    ```python
+    import pathlib
+    from routing_tf.problems import raw_files
+
+    pathlib.Path("poem.txt").write_text("one\ntwo\n")
+    list(raw_files.read_lines("poem.txt"))  # [(1, "one"), (2, "two")]
+    ```
+    """
+    only_spaces = True
+    with open_file(path, member) as stream:
+        for number, line in enumerate(stream, 1):
+            if only_spaces and not line.isspace():
+                only_spaces = False
+                check_not_html(line, path, member)
+            text = decode(line, path, member, number)
+            yield number, text if keep_ends else text.removesuffix("\n")
+    if only_spaces:
+        raise ValueError(
+            f"{place(path, member)} must not be empty. Received: a file of "
+            f"{file_size(path, member)} bytes without any text"
+        )
+
+
+def read_chunks(path, member=None, start=0, size=None, chunk_size=1 << 20):
+    """Reads the bytes of a file piece by piece, whatever they are.
+
+    Args:
+        path: string or path of the file.
+        member: string, the name of a file inside of the zip file `path`. Defaults
+            to `None`, for `path` itself.
+        start: integer, how many bytes are left out. Defaults to 0.
+        size: integer, how many bytes are read. Defaults to `None`, all the rest.
+        chunk_size: integer, bytes in each piece but the last. Defaults to 1 MiB.
+
+    Yields:
+        `bytes`, in order.
+
+    Raises:
+        ValueError: if the file cannot be read, or ends before `start + size`.
+
+    Example:
+    ```python
+    import pathlib
+    from routing_tf.problems import raw_files
+
+    pathlib.Path("ten").write_bytes(b"0123456789")
+    list(raw_files.read_chunks("ten", start=5, chunk_size=3))  # [b"567", b"89"]
+    ```
+    """
+    if size is None:
+        size = file_size(path, member) - start
+    end = start + size
+    with open_file(path, member) as stream:
+        stream.seek(start)
+        while start < end:
+            chunk = stream.read(min(chunk_size, end - start))
+            if not chunk:
+                raise ValueError(
+                    f"{place(path, member)} must have at least {end:,} bytes; it has "
+                    f"too few bytes. Received: {start:,} bytes"
+                )
+            start += len(chunk)
+            yield chunk
+
+
+def file_size(path, member=None):
+    """Returns how many bytes a file, or a member of a zip file, has."""
+    with open_file(path, member) as stream:
+        return stream.seek(0, 2)
+
+
+def members(path):
+    """Returns the names of the files inside of a zip file, as a list.
+
+    Args:
+        path: string or path of the zip file.
+
+    Raises:
+        ValueError: if it cannot be read or is no zip file.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(readable(path))
+        stream = stack.enter_context(tfds.core.Path(path).open("rb"))
+        archive = stack.enter_context(zipfile.ZipFile(stream))
+        return [info.filename for info in archive.infolist() if not info.is_dir()]
+
+
+@contextlib.contextmanager
+def open_file(path, member=None):
+    """Opens a file, or a member of a zip file, for reading its bytes.
+
+    Args:
+        path: string or path of the file.
+        member: string, the name of a file inside of the zip file `path`. Defaults
+            to `None`, for `path` itself.
+
+    Yields:
+        A binary stream. Errors of reading it are turned into `ValueError` as long
+        as it is open.
+
+    Raises:
+        ValueError: if it cannot be read; the message names the file.
+    """
+    if member is not None and member not in members(path):
+        raise ValueError(
+            f"The file {str(path)!r} must have the member {member!r}. Received: a zip "
+            f"file of {listing(members(path))}"
+        )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(readable(path, member))
+        stream = stack.enter_context(tfds.core.Path(path).open("rb"))
+        if member is not None:
+            archive = stack.enter_context(zipfile.ZipFile(stream))
+            stream = stack.enter_context(archive.open(member))
+        yield stream
+
+
+@contextlib.contextmanager
+def readable(path, member=None):
+    """Turns what goes wrong while a file is read into `ValueError`."""
+    try:
+        yield
+    except DAMAGED as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(
+            f"{place(path, member)} must be readable and undamaged. Received: {reason}"
+        ) from error
+
+
+def decode(line, path, member, number):
+    """Turns one line of a file from bytes into a string, if it is text."""
+    where = place(path, member, number)
+    # NUL is valid UTF-8, but no text has it: UTF-16 and binary files do.
+    if b"\0" in line:
+        raise ValueError(
+            f"{where} must be text in UTF-8. Received: a NUL character at byte "
+            f"{line.index(0)} of the line, as in binary files and in UTF-16"
+        )
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{where} must be valid UTF-8. Received: 0x{line[error.start]:02x} at "
+            f"byte {error.start} of the line ({error.reason})"
+        ) from error
+
+
+def check_not_html(line, path, member=None):
+    """Refuses a page of a web site that was saved in place of the file it offers."""
+    start = line.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if start.lower().startswith((b"<!doctype html", b"<html")):
+        raise ValueError(
+            f"{place(path, member)} must be the data itself. Received: a web page "
+            f"that begins with {start[:40]!r}; download the file that it links to"
+        )
+
+
+def place(path, member=None, line=None):
+    """Returns the name of a place in a file, for the beginning of a message."""
+    name = f"The file {str(path)!r}"
+    if member is not None:
+        name += f", member {member!r}"
+    if line is not None:
+        name += f", line {line}"
+    return name
+
+
+def listing(names):
+    """Returns names as text, cut short if they are many."""
+    names = [str(name) for name in names]
+    shown = ", ".join(map(repr, names[:NUM_NAMES_SHOWN])) or "no files"
+    more = len(names) - NUM_NAMES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def given_folder(dl_manager):
+    """Returns the folder of raw files that a tfds builder was given.
+
+    Args:
+        dl_manager: `tfds.download.DownloadManager` of the builder.
+
+    Returns:
+        A path, or `None` if there is no such folder or nothing in it.
+    """
+    try:
+        return dl_manager.manual_dir
+    except AssertionError:  # how tfds says so
+        return None
+
+
+def no_files_error(builder, folder, names):
+    """Returns the error for a folder of raw files that has none of those needed.
+
+    Args:
+        builder: the `tfds.core.DatasetBuilder` that needs them.
+        folder: path of the folder, or `None` if none was given.
+        names: list of strings, the names that were looked for.
+    """
+    found = "no folder, or an empty one"
+    if folder is not None:
+        found = (
+            f"{str(folder)!r} with {listing(sorted(p.name for p in folder.iterdir()))}"
+        )
+    config = builder.builder_config.name
+    return ValueError(
+        f"The folder of raw files (`raw_dir`) for {builder.name}/{config} must hold "
+        f"one of {', '.join(names)}. Received: {found}"
+    )

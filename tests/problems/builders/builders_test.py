@@ -1,0 +1,259 @@
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from routing_tf.problems import builders
+
+RELEASE_FILES = {"train": "train.txt", "validation": "valid.txt", "test": "test.txt"}
+
+
+def integers(folder):
+    return builders.Enwik8(data_dir=folder, config="integers")
+
+
+def write_lines(folder, split, count=3, first=0):
+    folder.mkdir(exist_ok=True)
+    lines = "".join(f"{n} {n + 1}\n" for n in range(first, first + count))
+    (folder / RELEASE_FILES[split]).write_text(lines)
+
+
+def first_ids(builder, split):
+    return [int(e["ids"][0]) for e in builders.read_in_order(builder, split)]
+
+
+def times(folder):
+    """When everything in a folder was written."""
+    paths = pathlib.Path(folder).glob("**/*")
+    return {path: path.stat().st_mtime_ns for path in paths}
+
+
+@pytest.fixture
+def raw(tmp_path):
+    folder = tmp_path / "raw"
+    write_lines(folder, "train")
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path):
+    return tmp_path / "data"
+
+
+class TestOrder:
+    def test_several_shards(self, tmp_path, data):
+        write_lines(tmp_path / "raw", "train", count=1000)
+        builder = integers(data)
+        config = tfds.download.DownloadConfig(manual_dir=tmp_path / "raw", num_shards=7)
+        builder.download_and_prepare(download_config=config)
+        assert builder.info.splits["train"].num_shards == 7
+        assert first_ids(builder, "train") == list(range(1000))
+        assert first_ids(builder, "train[250:600]") == list(range(250, 600))
+
+    def test_more_than_tfds_sorts_in_memory(self, tmp_path, data, monkeypatch):
+        monkeypatch.setattr(tfds.core.shuffle, "MAX_MEM_BUFFER_SIZE", 1000)
+        write_lines(tmp_path / "raw", "train", count=1000)
+        builders.prepare(integers(data), tmp_path / "raw")
+        assert first_ids(integers(data), "train") == list(range(1000))
+
+    def test_shuffled_builders_of_tfds_are_read_shard_after_shard(self, data):
+        class Shuffled(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+            VERSION = tfds.core.Version("1.0.0")
+
+            def _info(self):
+                features = tfds.features.FeaturesDict({"number": np.int64})
+                return tfds.core.DatasetInfo(builder=self, features=features)
+
+            def _split_generators(self, dl_manager):
+                return {"train": self._generate_examples()}
+
+            def _generate_examples(self):
+                for number in range(200):
+                    yield number, {"number": number}
+
+        builder = Shuffled(data_dir=data)
+        config = tfds.download.DownloadConfig(num_shards=4)
+        builder.download_and_prepare(download_config=config)
+        shards = [
+            [int(e["number"]) for e in builders.read_in_order(builder, part)]
+            for part in tfds.even_splits("train", 4)
+        ]
+        together = [int(e["number"]) for e in builders.read_in_order(builder, "train")]
+        assert sorted(together) == list(range(200))
+        assert together == sum(shards, [])
+
+    def test_read_before_prepare(self, data):
+        with pytest.raises(ValueError, match="must be prepared.*enwik8/integers"):
+            builders.read_in_order(integers(data), "train")
+
+    def test_read_a_split_that_is_not_there(self, raw, data):
+        builder = integers(data)
+        builders.prepare(builder, raw)
+        with pytest.raises(ValueError, match="test"):
+            builders.read_in_order(builder, "test")
+
+
+class TestPrepare:
+    def test_raw_dir_may_be_a_string(self, raw, data):
+        builders.prepare(integers(data), str(raw))
+        assert first_ids(integers(data), "train") == [0, 1, 2]
+
+    def test_only_the_data_dir_is_written_to(self, raw, data, tmp_path):
+        before = times(raw)
+        builders.prepare(integers(data), raw)
+        assert times(raw) == before
+        assert set(tmp_path.iterdir()) == {raw, data}
+
+    def test_what_is_there_is_left_alone(self, raw, data):
+        builders.prepare(integers(data), raw)
+        before = times(data)
+        write_lines(raw, "train", first=50)
+        builders.prepare(integers(data), raw)
+        builders.prepare(integers(data))
+        assert times(data) == before
+        assert first_ids(integers(data), "train") == [0, 1, 2]
+
+    def test_files_for_more_splits(self, raw, data):
+        builder = integers(data)
+        builders.prepare(builder, raw)
+        write_lines(raw, "test", first=9)
+        builders.prepare(builder, raw)
+        for each in (builder, integers(data)):
+            assert first_ids(each, "train") == [0, 1, 2]
+            assert first_ids(each, "test") == [9, 10, 11]
+        assert [p.name for p in builder.data_path.parent.iterdir()] == ["1.0.0"]
+
+    def test_files_for_fewer_splits(self, raw, data):
+        write_lines(raw, "test")
+        builders.prepare(integers(data), raw)
+        (raw / "train.txt").unlink()
+        builders.prepare(integers(data), raw)
+        assert first_ids(integers(data), "train") == [0, 1, 2]
+
+    def test_damaged_files_for_more_splits_change_nothing(self, raw, data):
+        builder = integers(data)
+        builders.prepare(builder, raw)
+        before = times(builder.data_path)
+        (raw / "test.txt").write_text("1 2\nx\n")
+        with pytest.raises(ValueError, match="test.txt"):
+            builders.prepare(builder, raw)
+        after = times(builder.data_path)
+        assert after == before
+        assert [p.name for p in builder.data_path.parent.iterdir()] == ["1.0.0"]
+        for each in (builder, integers(data)):
+            assert first_ids(each, "train") == [0, 1, 2]
+            assert list(each.info.splits) == ["train"]
+
+    def test_files_for_other_splits(self, raw, data, tmp_path):
+        builders.prepare(integers(data), raw)
+        write_lines(tmp_path / "other", "test")
+        with pytest.raises(ValueError, match="files of all splits.*'test'.*'train'"):
+            builders.prepare(integers(data), tmp_path / "other")
+        assert first_ids(integers(data), "train") == [0, 1, 2]
+
+    def test_leftovers_of_a_killed_process(self, raw, data):
+        builder = integers(data)
+        builders.prepare(builder, raw)
+        aside = builder.data_path.parent / "1.0.0.earlier"
+        aside.mkdir()
+        write_lines(raw, "test")
+        builders.prepare(builder, raw)
+        assert not aside.exists()
+
+    @pytest.mark.parametrize("name", ["missing", "raw/train.txt"])
+    def test_no_folder(self, raw, data, tmp_path, name):
+        with pytest.raises(ValueError, match="`raw_dir` must be a folder"):
+            builders.prepare(integers(data), tmp_path / name)
+        assert not data.exists()
+
+    def test_interrupted(self, raw, data, monkeypatch):
+        def interrupt(*args):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(builders.Enwik8, "_generate_examples", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            builders.prepare(integers(data), raw)
+        assert not data.exists()
+
+
+class TestDownloads:
+    @pytest.fixture
+    def fail(self, monkeypatch):
+        def fail(error):
+            def download(self, url):
+                # As tfds does, in a folder that it then forgets.
+                path = self.download_dir / "enwik8" / "enwik8.tmp.0123"
+                path.mkdir(parents=True)
+                (path / "part").write_text("half")
+                raise error
+
+            monkeypatch.setattr(tfds.download.DownloadManager, "download", download)
+
+        return fail
+
+    @pytest.mark.parametrize(
+        "error", [ConnectionError("no route"), tfds.download.DownloadError("no route")]
+    )
+    def test_no_network(self, data, fail, error):
+        fail(error)
+        with pytest.raises(ValueError) as refused:
+            builders.prepare(builders.Enwik8(data_dir=data, config="bytes"))
+        message = str(refused.value)
+        for part in ("enwik8/bytes", "no route", "`enwik8.zip`", "`raw_dir`"):
+            assert part in message
+        assert not data.exists()
+
+    def test_complete_downloads_stay(self, data, fail):
+        earlier = data / "downloads" / "enwik8" / "enwik8.zip"
+        running = data / "downloads" / "enwik8" / "other.tmp.4567" / "part"
+        for path in (earlier, running):
+            path.parent.mkdir(parents=True)
+            path.write_text("content")
+        fail(ConnectionError("no route"))
+        with pytest.raises(ValueError, match="no route"):
+            builders.prepare(builders.Enwik8(data_dir=data, config="bytes"))
+        files = {path for path in data.glob("**/*") if path.is_file()}
+        assert files == {earlier, running}
+
+    def test_wrong_checksum_of_a_file_that_tfds_knows(self, data, tmp_path):
+        (tmp_path / "cifar-10-binary.tar.gz").write_text("not the archive")
+        with pytest.raises(ValueError) as refused:
+            builders.prepare(tfds.builder("cifar10", data_dir=data), tmp_path)
+        message = str(refused.value)
+        for part in ("cifar10", "not the one expected", "cifar-10-binary.tar.gz"):
+            assert part in message
+        assert not data.exists()
+
+    def test_builder_of_tfds_without_its_files(self, data):
+        builder = tfds.builder("imagenet2012", data_dir=data)
+        with pytest.raises(ValueError, match="ILSVRC2012_img_train.tar"):
+            builders.prepare(builder)
+        assert not data.exists()
+
+    def test_builder_of_tfds_that_takes_no_files(self, raw, data, monkeypatch):
+        def fail(*args):
+            raise tf.errors.FailedPreconditionError(None, None, "no route")
+
+        builder = tfds.builder("pg19", data_dir=data)
+        monkeypatch.setattr(type(builder), "_split_generators", fail)
+        with pytest.raises(ValueError, match="pg19(.|\n)*no route(.|\n)*no raw files"):
+            builders.prepare(builder, raw)
+        assert not data.exists()
+
+    def test_other_errors_are_not_hidden(self, raw, data, monkeypatch):
+        def fail(*args):
+            raise AssertionError("a mistake of the code")
+
+        monkeypatch.setattr(builders.Enwik8, "_generate_examples", fail)
+        with pytest.raises(AssertionError, match="mistake"):
+            builders.prepare(integers(data), raw)
+
+    def test_checksums_are_part_of_the_package(self):
+        folder = pathlib.Path(builders.__file__).parent
+        for builder in (builders.Enwik8, builders.Wikitext103):
+            assert pathlib.Path(builder._checksums_path) == folder / "checksums.tsv"
+            names = [info.filename for info in builder.url_infos.values()]
+            assert "enwik8.zip" in names
+            assert "wikitext-103-v1.zip" in names and "wikitext-103-raw-v1.zip" in names

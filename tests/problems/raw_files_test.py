@@ -1,0 +1,171 @@
+import re
+import zipfile
+
+import pytest
+
+from routing_tf.problems import raw_files
+
+
+def write(folder, content, name="file.txt"):
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def write_zip(folder, content, member="inside.txt"):
+    path = folder / "archive.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(member, content)
+    return path
+
+
+def refusal(action, *args, **options):
+    with pytest.raises(ValueError) as refused:
+        list(action(*args, **options))
+    return str(refused.value)
+
+
+class TestReadLines:
+    def test_lines_and_their_numbers(self, tmp_path):
+        path = write(tmp_path, b"one\n\ntwo\n")
+        assert list(raw_files.read_lines(path)) == [(1, "one"), (2, ""), (3, "two")]
+
+    def test_a_path_may_be_a_string(self, tmp_path):
+        path = write(tmp_path, b"one")
+        assert list(raw_files.read_lines(str(path))) == [(1, "one")]
+
+    def test_lines_end_at_newlines_only(self, tmp_path):
+        line = "a\rb\x0bc\x0cd\x1ce\x85f\u2028g\u2029h\ufeffi\r"
+        path = write(tmp_path, f"{line}\nlast".encode())
+        assert list(raw_files.read_lines(path)) == [(1, line), (2, "last")]
+
+    @pytest.mark.parametrize("text", ["\n\na\n\n", "a", "a\nb", "a\r\nb\r\n", " \n a"])
+    def test_lines_with_their_ends_add_up_to_the_text(self, tmp_path, text):
+        path = write(tmp_path, text.encode())
+        lines = [line for _, line in raw_files.read_lines(path, keep_ends=True)]
+        assert "".join(lines) == text
+
+    def test_member_of_a_zip_file(self, tmp_path):
+        path = write_zip(tmp_path, "ä\nb\n")
+        assert list(raw_files.read_lines(path, "inside.txt")) == [(1, "ä"), (2, "b")]
+
+    def test_only_one_line_is_read_ahead(self, tmp_path):
+        path = write(tmp_path, b"good\n" * 100_000 + b"\xff\n")
+        lines = raw_files.read_lines(path)
+        for _ in range(100_000):
+            assert next(lines)[1] == "good"
+        with pytest.raises(ValueError, match="line 100001 must be"):
+            next(lines)
+
+    @pytest.mark.parametrize("content", [b"", b"\n", b" \r\n\t\n"])
+    def test_no_text(self, tmp_path, content):
+        path = write(tmp_path, content)
+        message = refusal(raw_files.read_lines, path)
+        assert f"{str(path)!r} must not be empty" in message
+        assert f"{len(content)} bytes" in message
+
+    @pytest.mark.parametrize(
+        "content, rule",
+        [
+            (b"a\nbc\xffd\n", "must be valid UTF-8. Received: 0xff at byte 2"),
+            (b"a\nb\xc3", "must be valid UTF-8. Received: 0xc3 at byte 1"),
+            (b"a\n\xed\xa0\x80\n", "must be valid UTF-8. Received: 0xed at byte 0"),
+            (b"a\nb\0\n", "must be text in UTF-8. Received: a NUL character at byte 1"),
+            ("\na".encode("utf-16-be")[1:], "a NUL character at byte 0"),
+        ],
+    )
+    def test_not_text(self, tmp_path, content, rule):
+        path = write(tmp_path, content)
+        message = refusal(raw_files.read_lines, path)
+        assert message.startswith(f"The file {str(path)!r}, line 2 must ")
+        assert rule in message
+
+    @pytest.mark.parametrize(
+        "start",
+        ["<!DOCTYPE html>", "<html>", "\n <!doctype HTML", "\ufeff<html"],
+    )
+    def test_web_page(self, tmp_path, start):
+        path = write(tmp_path, f"{start}<body>Sign in</body>\n".encode())
+        message = refusal(raw_files.read_lines, path)
+        assert str(path) in message
+        assert "a web page" in message
+
+    def test_text_about_html_is_no_web_page(self, tmp_path):
+        path = write(tmp_path, b"It says\n<html>\n")
+        assert len(list(raw_files.read_lines(path))) == 2
+
+    def test_missing_file_and_folder(self, tmp_path):
+        path = tmp_path / "missing.txt"
+        message = refusal(raw_files.read_lines, path)
+        assert str(path) in message and "No such file" in message
+        message = refusal(raw_files.read_lines, tmp_path)
+        assert str(tmp_path) in message and "directory" in message
+
+
+class TestZipFiles:
+    def test_members_are_the_files(self, tmp_path):
+        path = tmp_path / "archive.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.mkdir("folder")
+            archive.writestr("folder/a", "1")
+            archive.writestr("b", "2")
+        assert raw_files.members(path) == ["folder/a", "b"]
+
+    def test_missing_member(self, tmp_path):
+        path = write_zip(tmp_path, "a")
+        message = refusal(raw_files.read_lines, path, "other.txt")
+        assert str(path) in message
+        assert "'other.txt'" in message and "'inside.txt'" in message
+
+    def test_no_zip_file(self, tmp_path):
+        path = write(tmp_path, b"<html>not found</html>")
+        message = refusal(raw_files.members, path)
+        assert str(path) in message and "not a zip file" in message
+
+    def test_damaged_member(self, tmp_path):
+        path = write_zip(tmp_path, "0123456789" * 1000)
+        content = bytearray(path.read_bytes())
+        content[45] ^= 0xFF
+        path.write_bytes(content)
+        message = refusal(raw_files.read_lines, path, "inside.txt")
+        assert str(path) in message
+        assert "member 'inside.txt' must be readable and undamaged" in message
+
+    def test_cut_off_zip_file(self, tmp_path):
+        path = write_zip(tmp_path, "0123456789" * 1000)
+        path.write_bytes(path.read_bytes()[:-30])
+        assert str(path) in refusal(raw_files.read_lines, path, "inside.txt")
+
+
+class TestReadChunks:
+    content = bytes(range(256)) * 4
+
+    @pytest.mark.parametrize("zipped", [False, True])
+    @pytest.mark.parametrize("start, size", [(0, None), (5, None), (10, 500), (3, 0)])
+    def test_chunks_add_up(self, tmp_path, zipped, start, size):
+        path, member = write(tmp_path, self.content), None
+        if zipped:
+            path, member = write_zip(tmp_path, self.content), "inside.txt"
+        chunks = list(raw_files.read_chunks(path, member, start, size, chunk_size=100))
+        end = None if size is None else start + size
+        assert b"".join(chunks) == self.content[start:end]
+        assert all(len(chunk) == 100 for chunk in chunks[:-1])
+
+    def test_too_short(self, tmp_path):
+        path = write(tmp_path, self.content)
+        message = refusal(raw_files.read_chunks, path, start=1000, size=100)
+        assert str(path) in message
+        assert re.search("at least 1,100 bytes.*Received: 1,024 bytes", message)
+
+    @pytest.mark.parametrize("zipped", [False, True])
+    def test_file_size(self, tmp_path, zipped):
+        path, member = write(tmp_path, self.content), None
+        if zipped:
+            path, member = write_zip(tmp_path, self.content), "inside.txt"
+        assert raw_files.file_size(path, member) == 1024
+
+
+def test_listing_is_cut_short():
+    assert raw_files.listing([]) == "no files"
+    assert raw_files.listing(["a", "b"]) == "'a', 'b'"
+    assert raw_files.listing(range(50)).endswith("'19' and 30 more")

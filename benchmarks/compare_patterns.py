@@ -152,7 +152,7 @@ def training_step(folder):
     lm = training.build_model(config.hyperparameters, problem)
     training.compile_for_training(lm)
     batch_size = evaluation.batch_size_of(config.hyperparameters, problem)
-    dataset = problem.dataset("train", batch_size, seed=0)
+    dataset = problem.dataset(problem.train_split, batch_size, seed=0)
     inputs, targets, weights = next(dataset.as_numpy_iterator())
     inputs = {name: inputs[name] for name in lm.input}
 

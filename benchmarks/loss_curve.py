@@ -42,7 +42,7 @@ def read_metrics(model_dir):
 
 
 def draw(curves):
-    """Draws the training loss and the held-out score in bits.
+    """Draws the training loss and the held-out score.
 
     Args:
         curves: what `read_metrics` returns.

@@ -175,9 +175,15 @@ def load(options):
     Raises:
         ValueError: if there is no run, or the problem does not fit it.
     """
-    checkpoint, problem = commands.open_run(options)
-    if not options.text:
-        print(f"data: {problem.describe()}")
+    split = None if options.text else options.split
+    checkpoint, problem = commands.open_run(options, split)
+    if problem.kind == "seq2seq":
+        raise ValueError(
+            "`--model_dir` must hold a run without an encoder: other models are not "
+            f"looked into. Received: one of {problem.name!r} in {options.model_dir!r}"
+        )
+    if split is not None:
+        print(f"data: {problem.describe(split)}")
     print(f"model: {checkpoint}", flush=True)
     return run_directory.load_language_model(checkpoint), problem
 
@@ -213,7 +219,7 @@ def causality(lm, problem, options):
     )
     print(report.leak_table(leaks), flush=True)
     scores = compare_scopes(lm, problem, options.split, options.eval_examples or None)
-    for line in report.describe_scores(scores, problem.metric_name):
+    for line in report.describe_scores(scores, problem, options.split):
         print(line)
     print(report.verdict(leaks))
 
@@ -227,7 +233,7 @@ def decoding(lm, problem, options):
         options: the parsed flags.
     """
     result = compare_decoding(lm, problem, options.split, options.eval_examples or None)
-    for line in report.describe_decoding(result, problem.metric_name):
+    for line in report.describe_decoding(result, problem, options.split):
         print(line)
 
 

@@ -10,10 +10,12 @@ from absl import flags
 from absl import logging
 
 from routing_tf import run_directory
+from routing_tf.problems.arguments import SPLITS
 
 INTERRUPTED = 130
 DEFAULT_PROBLEM = "python_source"
 DATA_FLAGS = ("problem", "data_dir", "files", "problem_option")
+SPLIT_FLAGS = ("train_split", "eval_split")
 
 
 def command(run, options, argv):
@@ -33,6 +35,8 @@ def command(run, options, argv):
             file=sys.stderr,
         )
         return 1
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)  # tensorflow-datasets tells a lot
     if keras.backend.backend() != "tensorflow":
         # TensorFlow only reads data then; the accelerator's memory is not its own.
         tf.config.set_visible_devices([], "GPU")
@@ -101,16 +105,7 @@ def problem_fields(options, earlier=None):
         fields["problem_options"] = dict(earlier.problem_options)
     if fields["data_dir"]:
         fields["data_dir"] = os.path.abspath(os.path.expanduser(fields["data_dir"]))
-    for item in options.problem_option:
-        name, separator, value = item.partition("=")
-        if not separator:
-            raise ValueError(
-                f"`--problem_option` must be name=value. Received: {item!r}"
-            )
-        name, value = name.strip(), value.strip()
-        if name == "vocabulary":
-            value = os.path.abspath(os.path.expanduser(value))
-        fields["problem_options"][name] = value
+    fields["problem_options"].update(parse_problem_options(options.problem_option))
     if options.files:
         # Absolute, so that the run can be continued from another folder.
         patterns = filter(None, map(str.strip, options.files.split(",")))
@@ -119,11 +114,53 @@ def problem_fields(options, earlier=None):
     return fields
 
 
-def open_run(options):
+def parse_problem_options(items):
+    """Reads the values of `--problem_option`.
+
+    Args:
+        items: list of strings, each name=value.
+
+    Returns:
+        A dictionary from name to value, a string; paths are absolute.
+
+    Raises:
+        ValueError: if one is not of the form name=value.
+    """
+    options = {}
+    for item in items:
+        name, separator, value = item.partition("=")
+        if not separator:
+            raise ValueError(
+                f"`--problem_option` must be name=value. Received: {item!r}"
+            )
+        name, value = name.strip(), value.strip()
+        if name == "vocabulary" and value != "bytes":
+            value = os.path.abspath(os.path.expanduser(value))
+        options[name] = value
+    return options
+
+
+def define_split_flags(values):
+    """Defines the flags that name the splits of a run, for `train`.
+
+    Args:
+        values: the `absl.flags.FlagValues` to define them in.
+    """
+    texts = {
+        "train_split": "Split of the data to train on. Default: the problem's, train.",
+        "eval_split": "Split that is scored while training and at the end. Default: "
+        "the problem's, validation.",
+    }
+    for name in SPLIT_FLAGS:
+        flags.DEFINE_enum(name, None, SPLITS, texts[name], flag_values=values)
+
+
+def open_run(options, split=None):
     """Finds the run in `--model_dir`, and its problem or the one that flags name.
 
     Args:
         options: the parsed flags, with `model_dir` and those of `define_data_flags`.
+        split: the split to load, the only one; None (the default) for none.
 
     Returns:
         The path of its last checkpoint, and the problem.
@@ -141,6 +178,9 @@ def open_run(options):
     fields = problem_fields(options, config)
     problem = dataclasses.replace(config, **fields).make_problem()
     problem.check_hyperparameters(config.hyperparameters)
+    if split is None:
+        return saved[-1], problem
+    problem.prepare(split)
     vocabulary_size = config.hyperparameters.vocabulary_size
     if problem.vocabulary_size > vocabulary_size:
         raise ValueError(

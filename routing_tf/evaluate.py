@@ -1,4 +1,4 @@
-"""Scores held-out text with the last checkpoint of a run.
+"""Scores held-out data with the last checkpoint of a run.
 
     python -m routing_tf.evaluate --model_dir=my_run
 
@@ -22,6 +22,7 @@ from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.models import scoring
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.problems import text
+from routing_tf.problems.arguments import SPLITS
 
 
 def define_flags(values=flags.FLAGS):
@@ -42,12 +43,13 @@ def define_flags(values=flags.FLAGS):
     for name in commands.DATA_FLAGS:  # or `--help` would leave them out
         flags.declare_key_flag(name, flag_values=values)
     flags.DEFINE_enum(
-        "split",
+        "eval_split",
         "test",
-        ["validation", "test"],
-        "Split of the data to score.",
+        SPLITS,
+        "Split of the data to score; no other one is loaded.",
         flag_values=values,
     )
+    flags.DEFINE_alias("split", "eval_split", flag_values=values)
     flags.DEFINE_integer(
         "eval_examples",
         0,
@@ -102,19 +104,19 @@ def run(options):
             "`--num_words` is for `--texts`. Received: "
             f"--num_words={options.num_words} without `--texts`"
         )
-    checkpoint, problem = commands.open_run(options)
-    print(f"data: {problem.describe()}")
-    if problem.baseline(options.split):
-        print(problem.baseline(options.split))
+    split = options.eval_split
+    checkpoint, problem = commands.open_run(options, split)
+    print(f"data: {problem.describe(split)}")
+    baseline = problem.baseline(split)
+    if baseline:
+        print(baseline)
     print(f"model: {checkpoint}", flush=True)
     lm = run_directory.load_language_model(checkpoint)
     scorer = TokenScorer(lm, options.routing_scope)
-    result = evaluation.evaluate(
-        scorer, problem, options.split, options.eval_examples or None
-    )
-    for line in evaluation.report(problem, options.split, result, lm.hyperparameters):
+    result = evaluation.evaluate(scorer, problem, split, options.eval_examples or None)
+    for line in evaluation.report(problem, split, result, lm.hyperparameters):
         print(line)
-    print(evaluation.final_line(problem, result))
+    print(evaluation.final_line(problem, split, result))
 
 
 def score_texts(options):

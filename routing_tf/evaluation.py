@@ -9,8 +9,18 @@ from routing_tf.models.token_scorer import TokenScorer
 
 
 def batch_size_of(hyperparameters, problem):
-    """Returns the number of windows that make `batch_tokens` tokens, at least 1."""
-    return max(1, hyperparameters.batch_tokens // problem.sequence_length)
+    """Returns the number of windows that make `batch_tokens` tokens, at least 1.
+
+    Of pairs of texts the longer of the two lengths counts.
+
+    Args:
+        hyperparameters: `Hyperparameters` of the model.
+        problem: the problem.
+    """
+    length = problem.sequence_length
+    if problem.kind == "seq2seq":
+        length = max(length, problem.input_length)
+    return max(1, hyperparameters.batch_tokens // length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +55,8 @@ def evaluate(lm, problem, split, num_examples=None, batch_size=None):
         lm: a `TokenScorer`, which is compiled once and has a routing scope; or the
             language model, for that of its hyperparameters.
         problem: the problem.
-        split: `"validation"` or `"test"`.
+        split: `"train"`, `"validation"` or `"test"`; each window counts once, also of
+            the split that is trained on.
         num_examples: number of windows, evenly spaced; None for all.
         batch_size: windows per batch; None for the model's `batch_tokens`.
 
@@ -55,7 +66,9 @@ def evaluate(lm, problem, split, num_examples=None, batch_size=None):
     scorer = lm if isinstance(lm, TokenScorer) else TokenScorer(lm)
     if batch_size is None:
         batch_size = batch_size_of(scorer.hyperparameters, problem)
-    dataset = problem.dataset(split, batch_size, num_examples=num_examples)
+    dataset = problem.dataset(
+        split, batch_size, num_examples=num_examples, training=False
+    )
     nats = num_tokens = 0.0
     for inputs, targets, weights in dataset.as_numpy_iterator():
         weights = weights.astype("float64")
@@ -76,10 +89,13 @@ def report(problem, split, evaluation, hyperparameters):
     Yields:
         Lines of text.
     """
+    trained_on = ""
+    if split == problem.train_split:
+        trained_on = " (not held out: the split that is trained on)"
     yield (
-        f"{split}: {evaluation.num_tokens:,.0f} tokens scored, "
+        f"{split}{trained_on}: {evaluation.num_tokens:,.0f} tokens scored, "
         f"{evaluation.nats_per_token:.4f} nats per token, "
-        f"{evaluation.bits:.4f} {problem.metric_name}"
+        f"{problem.metric(evaluation.nats_per_token, split):.4f} {problem.metric_name}"
     )
     yield describe_scope(hyperparameters, evaluation.routing_scope)
 
@@ -102,6 +118,13 @@ def describe_scope(hyperparameters, routing_scope):
     return f"{line}no head looks at later tokens, so both scopes are the same"
 
 
-def final_line(problem, evaluation):
-    """Returns the last line of `train` and `evaluate`."""
-    return f"held-out {problem.metric_name}: {evaluation.bits:.4f}"
+def final_line(problem, split, evaluation):
+    """Returns the last line of `train` and `evaluate`.
+
+    Args:
+        problem: the problem.
+        split: the split that was scored.
+        evaluation: the `Evaluation` of it.
+    """
+    value = problem.metric(evaluation.nats_per_token, split)
+    return f"held-out {problem.metric_name}: {value:.4f}"

@@ -13,6 +13,12 @@ A text for each line of a file:
     python -m routing_tf.generate --model_dir=my_run --prompt_file=prompts.txt \
         --output_file=texts.jsonl
 
+With a model that has an encoder, the text that belongs to each one, such as its
+translation:
+
+    python -m routing_tf.generate --model_dir=my_pairs --prompt='Guten Tag' \
+        --sampler=beam
+
 With a model of images, a picture of samples, or of held-out images completed:
 
     python -m routing_tf.generate --model_dir=my_digits --output_file=samples.png
@@ -40,6 +46,8 @@ from routing_tf import models
 from routing_tf import run_directory
 from routing_tf import text_samples
 from routing_tf.streaming import TokenStream
+from routing_tf.target_samples import TargetContinuation
+from routing_tf.target_samples import TargetSample
 
 SAMPLERS = ("greedy", "random", "top_k", "top_p", "beam", "contrastive")
 WHOLE_TEXTS = ("beam", "contrastive")
@@ -52,14 +60,14 @@ SAMPLER_FLAGS = {
     "num_beams": (("beam",), "num_beams"),
     "alpha": (("contrastive",), "alpha"),
 }
+STREAM_FLAGS = ("stream", "num_tokens")
 TEXT_FLAGS = (
     "prompt",
     "prompt_file",
     "max_length",
     "batch_size",
     "stop_at_end",
-    "stream",
-    "num_tokens",
+    *STREAM_FLAGS,
 )
 COMPLETION_FLAGS = ("num_images", "split", *commands.DATA_FLAGS)
 IMAGE_FLAGS = ("labels", "num_given_rows", *COMPLETION_FLAGS)
@@ -137,7 +145,8 @@ def _define_sampler_flags(values):
 
 def _define_text_flags(values):
     strings = {
-        "prompt": "Texts: what they begin with. Default: nothing.",
+        "prompt": "Texts: what they begin with. Default: nothing. With an encoder: the "
+        "source text, needed.",
         "prompt_file": "Texts: a file in UTF-8 with a prompt on each line; empty lines "
         "are skipped.",
     }
@@ -147,7 +156,9 @@ def _define_text_flags(values):
         "max_length",
         None,
         "Texts: tokens of each at most, its prompt and the leading id 0 included. "
-        "Default: the model's max_sequence_length.",
+        "Default: the model's max_sequence_length. With an encoder: those of the "
+        "generated text and the leading id. Default: the length in training, which "
+        "decides what heads see of the source.",
         lower_bound=2,
         flag_values=values,
     )
@@ -232,12 +243,16 @@ def run(options):
     lm = run_directory.load_language_model(options.model_dir)
     kinds = {
         models.RoutingTransformerCausalLM: (generate_texts, IMAGE_FLAGS),
+        models.RoutingTransformerSeq2SeqLM: (
+            generate_targets,
+            (*IMAGE_FLAGS, *STREAM_FLAGS),
+        ),
         models.RoutingImageTransformer: (generate_images, TEXT_FLAGS),
     }
     if type(lm) not in kinds:
         raise ValueError(
-            "`--model_dir` must hold a language model without an encoder or a model of "
-            f"images. Received: a {type(lm).__name__} in {options.model_dir!r}"
+            "`--model_dir` must hold a language model or a model of images. Received: "
+            f"a {type(lm).__name__} in {options.model_dir!r}"
         )
     generate, others = kinds[type(lm)]
     refuse(options, others, f"a {type(lm).__name__}")
@@ -385,17 +400,7 @@ def generate_texts(lm, sampler, options):
     Raises:
         ValueError: if the model has no tokenizer, or a flag does not fit it.
     """
-    if lm.preprocessor is None:
-        raise ValueError(
-            "The model must have a tokenizer. Received: a model of ids in "
-            f"{options.model_dir!r}. Save it with a preprocessor"
-        )
-    prompts = read_prompts(options)
-    samples = [
-        text_samples.TextSample(lm.preprocessor.tokenizer, prompt, number)
-        for prompt in prompts
-        for number in range(options.num_samples)
-    ]
+    prompts, samples = make_samples(lm, text_samples.TextSample, options)
     if options.stream:
         stream_text(lm, sampler, samples, options)
         return
@@ -409,14 +414,93 @@ def generate_texts(lm, sampler, options):
         lm,
         sampler,
         max_length,
-        None
-        if options.stop_at_end is False
-        else lm.preprocessor.tokenizer.end_token_id,
+        stop_token_id(lm, options),
         options.batch_size,
         by_steps=options.sampler not in WHOLE_TEXTS
         and lm.hyperparameters.sees_later_tokens("prefix") is None,
     )
     write_texts(continuation, samples, len(prompts), options.output_file)
+
+
+def make_samples(lm, sample_class, options):
+    """Makes the texts that are to grow.
+
+    Args:
+        lm: the language model.
+        sample_class: `TextSample` or `TargetSample`.
+        options: the parsed flags.
+
+    Returns:
+        The list of prompts, and the list of all samples of them.
+
+    Raises:
+        ValueError: if the model has no tokenizer, or the prompts cannot be read.
+    """
+    if lm.preprocessor is None:
+        raise ValueError(
+            "The model must have a tokenizer. Received: a model of ids in "
+            f"{options.model_dir!r}. Save it with a preprocessor"
+        )
+    prompts = read_prompts(options)
+    samples = [
+        sample_class(lm.preprocessor.tokenizer, prompt, number)
+        for prompt in prompts
+        for number in range(options.num_samples)
+    ]
+    return prompts, samples
+
+
+def stop_token_id(lm, options):
+    """Returns the id that ends a text; None if `--nostop_at_end` is given."""
+    if options.stop_at_end is False:
+        return None
+    return lm.preprocessor.tokenizer.end_token_id
+
+
+def generate_targets(lm, sampler, options):
+    """Generates the texts that belong to prompts, which the encoder reads.
+
+    Args:
+        lm: a `RoutingTransformerSeq2SeqLM`.
+        sampler: the sampler.
+        options: the parsed flags.
+
+    Raises:
+        ValueError: if the model has no tokenizer, there is no prompt or one is too
+            long, or a flag does not fit the model.
+    """
+    prompts, samples = make_samples(lm, TargetSample, options)
+    check_sources(lm.preprocessor, prompts)
+    continuation = TargetContinuation(
+        lm,
+        sampler,
+        options.max_length or lm.preprocessor.decoder_sequence_length,
+        stop_token_id(lm, options),
+        options.batch_size,
+    )
+    write_texts(continuation, samples, len(prompts), options.output_file)
+
+
+def check_sources(preprocessor, sources):
+    """Raises a `ValueError` if a source text is empty or too long for the encoder.
+
+    Args:
+        preprocessor: a `RoutingTransformerSeq2SeqLMPreprocessor`.
+        sources: list of strings.
+    """
+    if not all(sources):
+        raise ValueError(
+            "A model with an encoder needs a source text. Received: an empty prompt. "
+            "Pass --prompt or --prompt_file"
+        )
+    # The end id follows them.
+    longest = max(len(preprocessor.tokenizer.tokenize(text)) for text in sources) + 1
+    if longest > preprocessor.encoder_sequence_length:
+        raise ValueError(
+            "Prompts must fit into the model's encoder, which takes "
+            f"{preprocessor.encoder_sequence_length} tokens. Received: one of "
+            f"{longest} tokens, the end id included. Pass a shorter one"
+        )
 
 
 def check_max_length(hyperparameters, samples, options):

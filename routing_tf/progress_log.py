@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import pathlib
 import sys
 import time
@@ -53,10 +52,16 @@ class ProgressLog:
     """Where a run tells how it goes: the screen, metrics.jsonl and TensorBoard.
 
     The screen shows a progress bar if it is a terminal, else a line now and then.
+
+    Args:
+        model_dir: folder of the run.
+        step: the step that the run goes on from.
+        total: the step at which it ends.
+        problem: the problem, whose metric is told.
     """
 
-    def __init__(self, model_dir, step, total, metric_name):
-        self._metric_name = metric_name
+    def __init__(self, model_dir, step, total, problem):
+        self._problem = problem
         self._total = total
         self._path = pathlib.Path(model_dir, "metrics.jsonl")
         self._forget_after(step)
@@ -110,12 +115,14 @@ class ProgressLog:
                 tf.summary.scalar(name, value)
 
     def evaluation(self, step, result):
-        self.metrics(step, {f"held_out_{metric_key(self._metric_name)}": result.bits})
-        self.say(f"step {step}: held-out {self._metric_name} {result.bits:.4f}")
+        name = self._problem.metric_name
+        value = self._problem.metric(result.nats_per_token, self._problem.eval_split)
+        self.metrics(step, {f"held_out_{metric_key(name)}": value})
+        self.say(f"step {step}: held-out {name} {value:.4f}")
 
     def progress(self, step, window):
-        text = f"loss {window.loss:.4f}, {window.loss / math.log(2):.4f} "
-        text += self._metric_name
+        value = self._problem.metric(window.loss, self._problem.train_split)
+        text = f"loss {window.loss:.4f}, {value:.4f} {self._problem.metric_name}"
         if window.seconds:
             text += f", {window.tokens_per_second:,.0f} tokens/s"
         if self._bar is not None:

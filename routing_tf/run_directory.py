@@ -22,7 +22,6 @@ from routing_tf import problems
 from routing_tf.layers import Compatibility
 from routing_tf.models.checkpoints import ReleaseCheckpoint
 from routing_tf.models.checkpoints import load_into
-from routing_tf.problems.problem import SPLITS
 
 NUM_CHECKPOINTS = 3
 # What may change when a run goes on: its length and where its data lies.
@@ -39,8 +38,8 @@ class RunConfig:
         hparams_set: name of the preset they come from, for the reader.
         data_dir: folder of the problem's data, or None.
         problem_options: dict of the problem's other options.
-        num_tokens: dict of the number of ids in each split, by which changed data is
-            noticed.
+        num_tokens: dict of the number of ids in the splits that the run trains on and
+            is scored on, by which changed data is noticed.
         init_checkpoint: where the first weights come from; None for random ones.
         seed: seed of weights, data order and dropout.
     """
@@ -56,10 +55,8 @@ class RunConfig:
 
     def make_problem(self):
         """Returns the problem, whose windows are as long as the model's sequences."""
-        options = {
-            "sequence_length": self.hyperparameters.max_sequence_length,
-            **self.problem_options,
-        }
+        options = problems.get_class(self.problem).options_for(self.hyperparameters)
+        options = {**options, **self.problem_options}
         return problems.get(self.problem, data_dir=self.data_dir, **options)
 
     @classmethod
@@ -89,7 +86,16 @@ class RunConfig:
 
     def check_continues(self, earlier, model_dir):
         """Raises a `ValueError` if a run with `earlier` cannot go on with this one."""
-        there, here = _flat(earlier), _flat(self)
+        # An earlier version counted all splits, also those that a run does not use.
+        tokens = {
+            split: earlier.num_tokens[split]
+            for split in self.num_tokens
+            if split in earlier.num_tokens
+        }
+        there, here = (
+            _flat(dataclasses.replace(earlier, num_tokens=tokens)),
+            _flat(self),
+        )
         names = sorted((there.keys() | here.keys()) - FREE_TO_CHANGE)
         differences = [
             f"{name} was {there.get(name)!r}, now {here.get(name)!r}"
@@ -139,14 +145,17 @@ def configure(problem, hyperparameters, **fields):
         hyperparameters = hyperparameters.replace(compatibility=Compatibility.trained())
     config = RunConfig(problem, hyperparameters, **fields)
     problem = config.make_problem()
-    problem.prepare()
     problem.check_hyperparameters(hyperparameters)
+    problem.prepare()
     config = dataclasses.replace(
         config,
         hyperparameters=hyperparameters.replace(
             vocabulary_size=problem.vocabulary_size
         ),
-        num_tokens={split: problem.num_tokens(split) for split in SPLITS},
+        num_tokens={
+            split: problem.num_tokens(split)
+            for split in (problem.train_split, problem.eval_split)
+        },
     )
     return config, problem
 
@@ -226,8 +235,8 @@ def load_language_model(source):
             a keras_hub preset directory.
 
     Returns:
-        A `RoutingTransformerCausalLM` or `RoutingImageTransformer`, not compiled for
-        training.
+        A `RoutingTransformerCausalLM`, `RoutingTransformerSeq2SeqLM` or
+        `RoutingImageTransformer`, not compiled for training.
 
     Raises:
         ValueError: if there is no such thing.
@@ -240,8 +249,13 @@ def load_language_model(source):
             warnings.filterwarnings("ignore", "Skipping variable loading")
             if saved:
                 return keras.saving.load_model(saved[-1], compile=False)
-            if (path / "config.json").is_file():
-                return models.RoutingTransformerCausalLM.from_preset(str(path))
+            config = path / "config.json"
+            if config.is_file():
+                cls = models.RoutingTransformerCausalLM
+                backbone = models.RoutingTransformerEncoderDecoder.__name__
+                if json.loads(config.read_text())["class_name"] == backbone:
+                    cls = models.RoutingTransformerSeq2SeqLM
+                return cls.from_preset(str(path))
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise ValueError(f"The model {source!r} cannot be read: {error}") from error
     raise ValueError(

@@ -1,9 +1,5 @@
 """Trains a language model and says how well it predicts held-out text.
 
-Or a model of images, with a problem such as digits:
-
-    python -m routing_tf.train --model_dir=my_digits --problem=digits
-
 With nothing but a model directory it trains on the source code of the running
 Python's standard library:
 
@@ -12,6 +8,11 @@ Python's standard library:
 On text of your own:
 
     python -m routing_tf.train --model_dir=my_run --files='books/*.txt'
+
+A problem of images, such as digits, trains a model of images; one of pairs of texts a
+model with an encoder:
+
+    python -m routing_tf.train --model_dir=my_digits --problem=digits
 
 The same model directory continues its run, with no need to repeat the settings. The
 last line on standard output is the score of the held-out data.
@@ -55,7 +56,9 @@ def define_flags(values=flags.FLAGS):
         flag_values=values,
     )
     commands.define_data_flags(values)
-    for name in commands.DATA_FLAGS:  # or `--help` would leave them out
+    commands.define_split_flags(values)
+    # or `--help` would leave them out
+    for name in (*commands.DATA_FLAGS, *commands.SPLIT_FLAGS):
         flags.declare_key_flag(name, flag_values=values)
     flags.DEFINE_string(
         "hparams_set",
@@ -91,7 +94,12 @@ def define_flags(values=flags.FLAGS):
         "eval_examples": (64, 0, "Held-out windows in an evaluation; 0: all."),
         "checkpoint_every": (100, 0, "Steps between checkpoints; 0: at the end only."),
         "log_every": (10, 1, "Steps between entries in metrics.jsonl."),
-        "sample_bytes": (128, 0, "Tokens (bytes) to sample at the end; 0: none."),
+        "sample_bytes": (
+            128,
+            0,
+            "Tokens (bytes) to sample at the end; with an encoder, to show of a "
+            "held-out text, its target and a sampled one; 0: none.",
+        ),
         "sample_images": (
             40,
             0,
@@ -121,6 +129,9 @@ def configure(options):
     """
     earlier = run_directory.RunConfig.load(options.model_dir)
     problem_fields = commands.problem_fields(options, earlier)
+    for split in commands.SPLIT_FLAGS:
+        if options[split].value is not None:
+            problem_fields["problem_options"][split] = options[split].value
     name, seed, source = options.hparams_set, options.seed, options.init_checkpoint
     if earlier is not None:
         seed = earlier.seed if seed is None else seed
@@ -159,18 +170,26 @@ def describe(trainer):
     config, problem = trainer.config, trainer.problem
     h = config.hyperparameters
     batch_size = evaluation.batch_size_of(h, problem)
-    tokens = batch_size * problem.sequence_length
-    epochs = h.train_steps * tokens / problem.num_tokens("train")
+    layers = f"{h.num_layers} layers"
+    batch = f"{batch_size * problem.sequence_length:,} tokens"
+    if problem.kind == "seq2seq":
+        layers = f"{h.num_encoder_layers} + {layers}"
+        batch = (
+            f"{batch_size} pairs of {problem.input_length:,} and "
+            f"{problem.sequence_length:,} tokens"
+        )
+    epochs = h.train_steps * batch_size / problem.num_windows(problem.train_split)
     yield f"data: {problem.describe()}"
-    if problem.baseline("validation"):
-        yield problem.baseline("validation")
+    baseline = problem.baseline(problem.eval_split)
+    if baseline:
+        yield baseline
     yield (
         f"model: {config.hparams_set}, {trainer.lm.count_params():,} parameters, "
-        f"{h.num_layers} layers, {keras.backend.backend()} backend"
+        f"{layers}, {keras.backend.backend()} backend"
     )
     yield (
-        f"training: {h.train_steps} steps of {tokens:,} tokens, {epochs:.3g} epochs, "
-        f"{h.optimizer}; run in {trainer.model_dir}"
+        f"training: {h.train_steps} steps of {batch} of {problem.train_split}, "
+        f"{epochs:.3g} epochs, {h.optimizer}; run in {trainer.model_dir}"
     )
     if trainer.step >= h.train_steps:
         yield f"the run is at step {trainer.step} already: nothing left to train"
@@ -191,7 +210,7 @@ def sample(lm, problem, num_tokens):
     Returns:
         The prompt and its continuation.
     """
-    ids = problem.ids("validation")
+    ids = problem.ids(problem.eval_split)
     start = len(ids) // 2
     end = start + min(PROMPT_TOKENS, problem.sequence_length // 2)
     prompt = problem.tokenizer.detokenize(ids[start:end])
@@ -199,6 +218,25 @@ def sample(lm, problem, num_tokens):
     length = 1 + len(problem.tokenizer.tokenize(prompt)) + num_tokens
     text = lm.generate(prompt, max_length=length)
     return prompt, text.removeprefix(prompt)
+
+
+def sample_target(lm, problem, num_tokens):
+    """Generates the text that belongs to a held-out one.
+
+    Args:
+        lm: the compiled language model with an encoder.
+        problem: the problem of pairs of texts, which has a tokenizer.
+        num_tokens: number of tokens to show of each text at most.
+
+    Returns:
+        The source, the true target and the generated one.
+    """
+    tokenizer = problem.tokenizer
+    source, target = (ids[:-1] for ids in problem.pair(problem.eval_split, 0))
+    # As long as in training: the lengths decide which tokens meet.
+    sampled = tokenizer.tokenize(lm.generate(tokenizer.detokenize(source)))
+    texts = (source, target, np.asarray(sampled))
+    return tuple(tokenizer.detokenize(ids[:num_tokens]) for ids in texts)
 
 
 def sample_images(model, problem, number, seed=0):
@@ -222,9 +260,9 @@ def sample_images(model, problem, number, seed=0):
         return model.generate(len(labels), sampler=sampler, **options)
 
     samples = generate(np.arange(number) % problem.num_classes)
-    true = problem.images("validation")[: -(-number // 2)]
+    true = problem.images(problem.eval_split)[: -(-number // 2)]
     completed = generate(
-        problem.labels("validation")[: len(true)],
+        problem.labels(problem.eval_split)[: len(true)],
         images=true,
         num_given_rows=problem.image_shape[0] // 2,
     )
@@ -253,7 +291,15 @@ def show_samples(trainer, options):
                 path = trainer.model_dir / f"{name}.png"
                 path.write_bytes(content)
                 print(f"{name}: {path}")
-    elif options.sample_bytes and problem.tokenizer is not None:
+    elif not options.sample_bytes or problem.tokenizer is None:
+        return
+    elif problem.kind == "seq2seq":
+        texts = sample_target(trainer.lm, problem, options.sample_bytes)
+        names = ("held-out source", "its target", "sampled target")
+        for name, text in zip(names, texts, strict=True):
+            print(f"--- {name}\n{printable(text)}")
+        print("---")
+    else:
         prompt, continuation = sample(trainer.lm, problem, options.sample_bytes)
         print(f"--- prompt from held-out text\n{printable(prompt)}")
         print(f"--- sampled continuation\n{printable(continuation)}\n---")
@@ -271,13 +317,12 @@ def report(trainer, result, eval_examples):
         Lines of text.
     """
     problem, h = trainer.problem, trainer.lm.hyperparameters
-    yield from evaluation.report(problem, "validation", result, h)
+    split = problem.eval_split
+    yield from evaluation.report(problem, split, result, h)
     if h.sees_later_tokens("full") and not h.sees_later_tokens("prefix"):
         scorer = TokenScorer(trainer.lm, "prefix")
-        result = evaluation.evaluate(
-            scorer, problem, "validation", eval_examples or None
-        )
-        yield from evaluation.report(problem, "validation", result, h)
+        result = evaluation.evaluate(scorer, problem, split, eval_examples or None)
+        yield from evaluation.report(problem, split, result, h)
 
 
 def run(options):
@@ -308,7 +353,7 @@ def run(options):
     for line in report(trainer, result, options.eval_examples):
         print(line, flush=True)
     show_samples(trainer, options)
-    print(evaluation.final_line(problem, result))
+    print(evaluation.final_line(problem, problem.eval_split, result))
     return 0
 
 

@@ -139,12 +139,30 @@ def build_model(hyperparameters, problem, seed=0):
         seed: seed of the weights; it becomes Keras's global seed.
 
     Returns:
-        A `RoutingTransformerCausalLM` or `RoutingImageTransformer`.
+        A `RoutingTransformerCausalLM`, `RoutingTransformerSeq2SeqLM` or
+        `RoutingImageTransformer`.
+
+    Raises:
+        ValueError: if the encoder takes no ids, which is what problems have.
     """
+    if hyperparameters.encoder_inputs != "tokens":
+        raise ValueError(
+            "`encoder_inputs` must be 'tokens' to train on a problem. Received: "
+            f"encoder_inputs={hyperparameters.encoder_inputs!r}"
+        )
     keras.utils.set_random_seed(seed)
     if hyperparameters.kind == "image":
         return models.RoutingImageTransformer(hyperparameters)
     preprocessor = None
+    if hyperparameters.kind == "seq2seq":
+        if problem.tokenizer is not None:
+            preprocessor = models.RoutingTransformerSeq2SeqLMPreprocessor(
+                problem.tokenizer,
+                encoder_sequence_length=problem.input_length,
+                decoder_sequence_length=problem.sequence_length,
+            )
+        backbone = models.RoutingTransformerEncoderDecoder(hyperparameters)
+        return models.RoutingTransformerSeq2SeqLM(backbone, preprocessor=preprocessor)
     if problem.tokenizer is not None:
         preprocessor = models.RoutingTransformerCausalLMPreprocessor(
             problem.tokenizer, sequence_length=problem.sequence_length
@@ -169,7 +187,7 @@ class Trainer:
         jit_compile: whether XLA compiles the training step.
 
     Attributes:
-        lm: the language model, or an image model.
+        lm: the language model, with an encoder or without, or an image model.
         scorer: a `TokenScorer` of it.
         step: number of steps trained.
 
@@ -222,8 +240,8 @@ class Trainer:
 
         Args:
             eval_every: steps between evaluations; 0 for one before and one after.
-            eval_examples: windows of the validation split in an evaluation; 0 for
-                all.
+            eval_examples: windows of the problem's `eval_split` in an evaluation; 0
+                for all.
             checkpoint_every: steps between checkpoints; 0 for one at the end.
             log_every: steps between lines in `metrics.jsonl`.
 
@@ -235,13 +253,12 @@ class Trainer:
             FloatingPointError: if the loss or a weight is not finite any more.
         """
         total = self.config.hyperparameters.train_steps
-        with ProgressLog(
-            self.model_dir, self.step, total, self.problem.metric_name
-        ) as log:
+        split = self.problem.eval_split
+        with ProgressLog(self.model_dir, self.step, total, self.problem) as log:
 
             def evaluate_now():
                 result = evaluation.evaluate(
-                    self.scorer, self.problem, "validation", eval_examples or None
+                    self.scorer, self.problem, split, eval_examples or None
                 )
                 log.evaluation(self.step, result)
                 return result
@@ -283,10 +300,11 @@ class Trainer:
         if self.step >= total:
             return
         batches = self.problem.dataset(
-            "train",
+            self.problem.train_split,
             evaluation.batch_size_of(self.config.hyperparameters, self.problem),
             seed=self.config.seed,
             start_step=self.step,
+            training=True,
         ).as_numpy_iterator()
         window = Window(steps=-1)  # the first step, which compiles, is not timed
         while self.step < total:
@@ -320,9 +338,10 @@ class Trainer:
 
     def _describe(self, window):
         """What is logged of the steps of a window, by name."""
+        metric = self.problem.metric(window.loss, self.problem.train_split)
         values = {
             "loss": window.loss,
-            metric_key(self.problem.metric_name): window.loss / math.log(2),
+            metric_key(self.problem.metric_name): metric,
             "clustering_loss": window.clustering_loss,
             "learning_rate": float(self._schedule(self.step - 1)),
         }

@@ -15,6 +15,7 @@ from routing_tf import training
 from routing_tf.analysis import Probe
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.problems import image
+from tests import small_problems
 
 SETTINGS = {
     "num_layers": 2,
@@ -296,13 +297,38 @@ def test_what_images_do_not_have(image_run, run, arguments, message):
         (["--what=jsd", "--length=49"], "must not exceed the model's `max_sequence_"),
         (["--what=maps", "--text="], "`text` must not be empty"),
         (["--what=jsd", "--problem=enwik"], "`name` must be a registered problem"),
-        (["--what=jsd", "--problem=test_checkers"], "take hyperparameters of an image"),
+        (["--what=jsd", "--problem=test_checkers"], "needs an image model of"),
     ],
 )
 def test_flags_that_do_not_fit(token_choice, run, arguments, message):
     code, _, err = run(f"--model_dir={token_choice}", *arguments)
     assert code == 1
     assert message in err
+
+
+def test_a_model_with_an_encoder(tmp_path, run):
+    settings = models.preset_hyperparameters("byte_tiny").replace(
+        **{**SETTINGS, "num_encoder_layers": 1, "max_input_length": 16}
+    )
+    save_run(tmp_path, "test_copy", settings)
+    code, _, err = run("--what=causality", f"--model_dir={tmp_path}")
+    assert code == 1
+    assert "must hold a run without an encoder" in err
+    assert "'test_copy'" in err
+
+
+def test_the_metric_and_the_split_of_the_problem(tmp_path, run, monkeypatch):
+    settings = models.preset_hyperparameters("byte_tiny").replace(**SETTINGS)
+    save_run(tmp_path, "test_words", settings)
+    missing = {"train", "validation"}
+    monkeypatch.setattr(small_problems.Words, "missing", missing)
+    _, (scores, difference, _) = causality(run, tmp_path)
+    problem = run_directory.RunConfig.load(tmp_path).make_problem()
+    lm = run_directory.load_language_model(tmp_path)
+    nats = evaluation.evaluate(lm, problem, "test", 3).nats_per_token
+    (found,) = re.findall(r"held-out perplexity per word: (\S+) in the", scores)
+    np.testing.assert_allclose(float(found), np.exp(5 * nats), rtol=1e-4)
+    assert difference.startswith("difference, prefix - full in bits per token: +0.0")
 
 
 def test_no_such_cluster(token_choice, run):

@@ -1,4 +1,6 @@
+import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from routing_tf import commands
 from routing_tf import evaluate
 from routing_tf import run_directory
 from routing_tf import train
+from tests import small_problems
 
 HPARAMS = (
     "num_layers=1,hidden_dim=16,intermediate_dim=16,num_local_heads=1,"
@@ -120,6 +123,86 @@ def test_larger_vocabulary(model_dir, run, monkeypatch):
     code, _, err = run(f"--model_dir={model_dir}")
     assert code == 1
     assert "300 ids of text_files, 258 of the model" in err
+
+
+def test_both_names_of_the_split(model_dir, run):
+    last = [
+        run(f"--model_dir={model_dir}", f"{flag}=validation")[1].splitlines()[-1]
+        for flag in ("--split", "--eval_split")
+    ]
+    assert last[0] == last[1]
+
+
+@pytest.fixture(scope="module")
+def words_dir(tmp_path_factory):
+    """The folder of a run whose metric is the perplexity per word."""
+    folder = tmp_path_factory.mktemp("words")
+    options = parse(
+        train,
+        f"--model_dir={folder}",
+        "--problem=test_words",
+        f"--hparams={HPARAMS}",
+        "--train_steps=1",
+        "--eval_examples=2",
+        "--sample_bytes=0",
+    )
+    assert train.run(options) == 0
+    return folder
+
+
+def test_no_other_split_is_loaded(words_dir, run, monkeypatch):
+    monkeypatch.setattr(small_problems.Words, "missing", {"train", "validation"})
+    code, out, err = run(f"--model_dir={words_dir}")
+    assert not code, err
+    assert "data: test_words: test 300 ids" in out
+    (nats,) = re.findall(r"test: 300 tokens scored, (.*) nats per token", out)
+    name, _, value = out.splitlines()[-1].partition(": ")
+    assert name == "held-out perplexity per word"
+    assert float(value) == pytest.approx(math.exp(5 * float(nats)), rel=1e-3)
+    code, _, err = run(f"--model_dir={words_dir}", "--eval_split=validation")
+    assert code == 1
+    assert err == "error: The files of 'validation' are missing\n"
+
+
+def test_the_split_that_was_trained_on(words_dir, run):
+    code, out, err = run(
+        f"--model_dir={words_dir}", "--eval_split=train", "--eval_examples=3"
+    )
+    assert not code, err
+    assert "train (not held out: the split that is trained on): 96 tokens" in out
+
+
+def test_pairs_of_texts(tmp_path, run):
+    hparams = (
+        f"{HPARAMS},num_encoder_layers=1,max_input_length=16,max_sequence_length=12,"
+        "routing=expert_choice,attention_window=4,num_clusters=2"
+    )
+    options = parse(
+        train,
+        f"--model_dir={tmp_path}",
+        "--problem=test_copy",
+        f"--hparams={hparams}",
+        "--train_steps=2",
+        "--eval_examples=0",
+        "--sample_bytes=0",
+    )
+    assert train.run(options) == 0
+    trained = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    last = {}
+    for scope in ("full", "prefix"):
+        code, out, err = run(
+            f"--model_dir={tmp_path}", "--split=validation", f"--routing_scope={scope}"
+        )
+        assert not code, err
+        # Letters and end ids
+        assert "validation: 39 tokens scored" in out
+        assert ("WARNING" in out) == (scope == "full")
+        last[scope] = out.splitlines()[-1]
+    value = trained["held_out_perplexity_per_token"]
+    assert last["full"] == f"held-out perplexity per token: {value:.4f}"
+    assert last["prefix"] != last["full"]
+    code, _, err = run(f"--model_dir={tmp_path}", "--texts=x")
+    assert code == 1
 
 
 @pytest.fixture

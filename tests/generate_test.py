@@ -314,6 +314,88 @@ def test_models_without_texts(tmp_path, run):
     assert "must have a tokenizer" in err
 
 
+@pytest.fixture(scope="module")
+def pair_model(tmp_path_factory):
+    """A model with an encoder that writes ASCII, and its path."""
+    settings = {**SMALL, "num_encoder_layers": 1, "max_input_length": 16}
+    lm = models.RoutingTransformerSeq2SeqLM(
+        models.RoutingTransformerEncoderDecoder(models.Hyperparameters(**settings)),
+        models.RoutingTransformerSeq2SeqLMPreprocessor(
+            ByteTokenizer(), encoder_sequence_length=16, decoder_sequence_length=12
+        ),
+    )
+    small_models.randomize(lm, 0)
+    bias = np.full(258, -100.0)
+    bias[2 + ord("a") : 2 + ord("z")] = 0
+    bias[1] = 0.5
+    lm.logits_dense.bias.assign(bias)
+    path = tmp_path_factory.mktemp("pairs") / "model.keras"
+    lm.save(path)
+    return path
+
+
+SOURCES = ["It was", "a", "night", "the"]
+
+
+@pytest.mark.parametrize(
+    "flag, sampler",
+    [
+        (GREEDY, "greedy"),
+        ("--sampler=beam", keras_hub.samplers.BeamSampler(num_beams=2)),
+    ],
+)
+def test_a_model_with_an_encoder(pair_model, tmp_path, run, flag, sampler):
+    prompts, path = tmp_path / "prompts.txt", tmp_path / "texts.jsonl"
+    prompts.write_text("\n".join(SOURCES))
+    options = ["--batch_size=3", f"--output_file={path}"]
+    options += ["--num_beams=2"] if "beam" in flag else []
+    code, out, err = run(
+        f"--model_dir={pair_model}", f"--prompt_file={prompts}", flag, *options
+    )
+    assert code == 0, err
+    expected = by_generate(pair_model, sampler, SOURCES)
+    assert len(set(expected)) > 1
+    # The source is no part of what is shown.
+    assert out == "".join(
+        f"--- prompt {number}\n{text}" + "\n" * bool(text)
+        for number, text in enumerate(expected, 1)
+    )
+    texts = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [text["prompt"] for text in texts] == SOURCES
+    assert [text["continuation"] for text in texts] == expected
+    for text in texts:
+        assert text["tokens"] == len(text["continuation"]) + text["ended"]
+        assert text["ended"] or text["tokens"] == 11
+
+
+def test_a_preset_directory_with_an_encoder(pair_model, tmp_path, run):
+    run_directory.load_language_model(pair_model).save_to_preset(tmp_path / "preset")
+    outs = [
+        run(f"--model_dir={model}", "--prompt=night", GREEDY, "--max_length=8")
+        for model in (pair_model, tmp_path / "preset")
+    ]
+    assert outs[0][0] == 0, outs[0][2]
+    assert outs[0][1] == outs[1][1]
+    (expected,) = by_generate(pair_model, "greedy", ["night"], max_length=8)
+    assert outs[0][1].rstrip("\n") == expected.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "needs a source text. Received: an empty prompt"),
+        ([f"--prompt={'a' * 16}"], "16 tokens. Received: one of 17 tokens"),
+        (["--prompt=a", "--stream"], "--stream with a RoutingTransformerSeq2SeqLM"),
+        (["--prompt=a", "--labels=3"], "--labels with a RoutingTransformerSeq2SeqLM"),
+    ],
+)
+def test_mistakes_with_an_encoder(pair_model, run, arguments, message):
+    code, out, err = run(f"--model_dir={pair_model}", *arguments)
+    assert code == 1
+    assert out == ""
+    assert message in err
+
+
 DIGITS = {
     "num_layers": 1,
     "hidden_dim": 16,

@@ -1,6 +1,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -11,10 +12,13 @@ import pytest
 from absl import flags
 
 from routing_tf import commands
+from routing_tf import evaluation
 from routing_tf import problems
 from routing_tf import run_directory
 from routing_tf import train
 from routing_tf import training
+from routing_tf.tokenizers import ByteTokenizer
+from tests import small_problems
 
 HPARAMS = (
     "num_layers=1,hidden_dim=16,intermediate_dim=16,num_local_heads=1,"
@@ -86,7 +90,7 @@ def test_a_run_from_start_to_end(arguments, tmp_path, run):
     assert "error" not in err
     assert "data: text_files: train 8,100 bytes" in out
     assert "parameters" in out
-    assert "training: 3 steps of 128 tokens" in out
+    assert "training: 3 steps of 128 tokens of train, 0.0474 epochs" in out
     before, after = (f"step {step}: held-out bits per byte" for step in (0, 3))
     assert out.index(before) < out.index("step 1/3: loss") < out.index(after)
     assert 'routing scope "full": no head looks at later tokens' in out
@@ -148,11 +152,172 @@ def test_models_and_problems_must_fit(tmp_path, run):
         f"--model_dir={tmp_path}", "--problem=digits", "--hparams_set=python_small"
     )
     assert code == 1
-    assert "sequence_length=2048" in err and "digits_small" in err
+    assert "of kind 'text'" in err and "digits_small" in err
     code, _, err = run(f"--model_dir={tmp_path}", "--hparams_set=digits_small")
     assert code == 1
     assert "needs a model of texts without an encoder" in err
     assert "kind 'image'" in err
+
+
+def read_metrics(model_dir):
+    lines = (model_dir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+WORDS = [
+    "--problem=test_words",
+    f"--hparams={HPARAMS}",
+    "--eval_examples=4",
+    "--sample_bytes=0",
+]
+
+
+def test_splits_of_a_run(tmp_path, run, monkeypatch):
+    monkeypatch.setattr(small_problems.Words, "missing", {"train"})
+    model_dir = f"--model_dir={tmp_path}"
+    assert run(model_dir, *WORDS)[::2] == (
+        1,
+        "error: The files of 'train' are missing\n",
+    )
+    splits = ["--train_split=validation", "--eval_split=test"]
+    code, out, err = run(model_dir, *WORDS, *splits, "--train_steps=3")
+    assert code == 0, err
+    assert "data: test_words: validation 1,000 ids, test 300 ids" in out
+    # 31 windows of 32 ids in an epoch
+    assert "3 steps of 128 tokens of validation, 0.387 epochs" in out
+    assert "\ntest: 128 tokens scored" in out
+    config = run_directory.RunConfig.load(tmp_path)
+    assert config.problem_options == {"train_split": "validation", "eval_split": "test"}
+    assert config.num_tokens == {"validation": 1000, "test": 300}
+    code, out, err = run(model_dir, "--train_steps=4", *WORDS[2:])
+    assert code == 0, err
+    assert "continuing at step 3" in out
+    assert "\ntest: 128 tokens scored" in out
+    code, _, err = run(model_dir, "--train_steps=4", "--eval_split=validation")
+    assert code == 1
+    assert "problem_options.eval_split was 'test', now 'validation'" in err
+
+
+def test_a_run_is_scored_on_what_it_trains_on(tmp_path, run, monkeypatch):
+    monkeypatch.setattr(small_problems.Words, "missing", {"train", "validation"})
+    arguments = [f"--model_dir={tmp_path}", *WORDS, "--train_split=test"]
+    arguments += ["--eval_split=test", "--eval_examples=0", "--train_steps=1"]
+    code, out, err = run(*arguments)
+    assert code == 0, err
+    # Each token once, those that fill no window too.
+    said = "test (not held out: the split that is trained on): 300 tokens scored"
+    assert said in out
+    assert run_directory.RunConfig.load(tmp_path).num_tokens == {"test": 300}
+
+
+def test_unknown_splits():
+    with pytest.raises(flags.IllegalFlagValueError, match="train_split"):
+        parse("--model_dir=x", "--train_split=tests")
+
+
+def test_the_metric_is_that_of_the_problem(tmp_path, run):
+    code, out, err = run(f"--model_dir={tmp_path}", *WORDS, "--train_steps=2")
+    assert code == 0, err
+    name = "perplexity per word"
+    entries = read_metrics(tmp_path)
+    held_out = [
+        entry["held_out_perplexity_per_word"]
+        for entry in entries
+        if "held_out_perplexity_per_word" in entry
+    ]
+    (nats,) = re.findall(r"validation: 128 tokens scored, (.*) nats", out)
+    assert held_out[-1] == pytest.approx(np.exp(5 * float(nats)), rel=1e-3)
+    lines = out.splitlines()
+    assert lines[-1] == f"held-out {name}: {held_out[-1]:.4f}"
+    assert f"step 0: held-out {name} {held_out[0]:.4f}" in lines
+    assert f"nats per token, {held_out[-1]:.4f} {name}" in out
+    (logged,) = [entry for entry in entries if "loss" in entry]
+    assert logged["perplexity_per_word"] == pytest.approx(np.exp(5 * logged["loss"]))
+    last = f"{logged['loss']:.4f}, {logged['perplexity_per_word']:.4f} {name}"
+    (progress,) = [line for line in lines if line.startswith("step 2/2: ")]
+    # The line is about both steps, as the entry is.
+    assert progress.startswith(f"step 2/2: loss {last}")
+    assert not [key for entry in entries for key in entry if "bits" in key]
+
+
+PAIRS_HPARAMS = (
+    "num_layers=1,num_encoder_layers=1,hidden_dim=16,intermediate_dim=16,"
+    "num_local_heads=1,num_routed_heads=1,num_clusters=2,attention_window=6,"
+    "local_block_length=4,local_relative_positions=false,"
+    "routed_relative_positions=false,max_input_length=16,max_sequence_length=12,"
+    "batch_tokens=128,warmup_steps=2"
+)
+SIZES = {"input_length": 16, "sequence_length": 12}
+PAIRS = [
+    "--problem=test_copy",
+    "--hparams_set=byte_tiny",
+    f"--hparams={PAIRS_HPARAMS}",
+    "--eval_examples=4",
+]
+
+
+def test_a_run_on_pairs_of_texts(tmp_path, run):
+    model_dir = f"--model_dir={tmp_path}"
+    code, out, err = run(model_dir, *PAIRS, "--train_steps=2", "--sample_bytes=2")
+    assert code == 0, err
+    assert "data: test_copy: train 216 ids, validation 33 ids" in out
+    assert "parameters, 1 + 1 layers" in out
+    # The longer length decides.
+    assert "2 steps of 8 pairs of 16 and 12 tokens of train, 0.4 epochs" in out
+    (source,) = problems.get("test_copy", **SIZES).pair("validation", 0)[:1]
+    text = ByteTokenizer().detokenize(source[:2])
+    lines = out.splitlines()
+    place = lines.index("--- held-out source")
+    assert lines[place + 1 : place + 5] == [
+        text,
+        "--- its target",
+        text,
+        "--- sampled target",
+    ]
+    value = read_metrics(tmp_path)[-1]["held_out_perplexity_per_token"]
+    assert lines[-1] == f"held-out perplexity per token: {value:.4f}"
+    config = run_directory.RunConfig.load(tmp_path)
+    assert config.hyperparameters.vocabulary_size == 258
+    assert config.problem_options == {}
+    checkpoint = run_directory.checkpoints(tmp_path)[-1]
+    lm = run_directory.load_language_model(checkpoint)
+    assert lm.preprocessor.encoder_sequence_length == SIZES["input_length"]
+    assert lm.preprocessor.decoder_sequence_length == SIZES["sequence_length"]
+    code, out, err = run(model_dir, "--train_steps=3", "--sample_bytes=0")
+    assert code == 0, err
+    assert "continuing at step 2" in out and "---" not in out
+    code, out, err = run(
+        f"--model_dir={tmp_path / 'next'}",
+        f"--init_checkpoint={checkpoint}",
+        "--train_steps=1",
+        "--sample_bytes=0",
+        *PAIRS,
+    )
+    assert code == 0, err
+    assert f"step 0: held-out perplexity per token {value:.4f}" in out
+
+
+def test_shorter_pairs_than_the_model_takes(tmp_path):
+    config, problem = train.configure(
+        parse(f"--model_dir={tmp_path}", *PAIRS, "--problem_option=input_length=9")
+    )
+    assert (problem.input_length, problem.sequence_length) == (9, 12)
+    assert evaluation.batch_size_of(config.hyperparameters, problem) == 128 // 12
+
+
+@pytest.mark.parametrize(
+    "problem, hparams", [("test_copy", HPARAMS), ("test_words", PAIRS_HPARAMS)]
+)
+def test_a_model_of_another_kind_is_refused(problem, hparams, tmp_path, run):
+    code, _, err = run(
+        f"--model_dir={tmp_path / 'new'}",
+        f"--problem={problem}",
+        "--hparams_set=byte_tiny",
+        f"--hparams={hparams}",
+    )
+    assert code == 1
+    assert "encoder" in err and len(err.splitlines()) == 1
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_finished_run_is_evaluated_again(finished, run):

@@ -17,8 +17,9 @@ from routing_tf import training
 from routing_tf.layers import Compatibility
 from routing_tf.models import presets
 from routing_tf.models.token_scorer import TokenScorer
-from routing_tf.problems.problem import SPLITS
+from routing_tf.problems.arguments import SPLITS
 from tests import golden_cases
+from tests import small_problems as small_problems
 
 LENGTH = 32
 
@@ -245,6 +246,84 @@ class TestTrainer:
             training.Trainer(config, problem, path)
 
 
+class TestPairs:
+    """Models with an encoder."""
+
+    def configure(self, **changes):
+        settings = {
+            "num_encoder_layers": 1,
+            "max_input_length": 16,
+            "max_sequence_length": 12,
+            "num_clusters": 2,
+            "attention_window": 5,
+            "local_block_length": 4,
+        }
+        return run_directory.configure("test_copy", tiny(**{**settings, **changes}))
+
+    def test_resume_equals_an_uninterrupted_run(self, tmp_path):
+        options = {"eval_examples": 4, "eval_every": 2, "log_every": 1}
+        # The rate must not depend on the length of the run.
+        config, problem = self.configure(
+            residual_dropout=0.2, learning_rate_schedule="constant"
+        )
+        whole = training.Trainer(config, problem, tmp_path / "whole")
+        whole.train(**options)
+        shorter = dataclasses.replace(
+            config, hyperparameters=config.hyperparameters.replace(train_steps=3)
+        )
+        first = training.Trainer(shorter, problem, tmp_path / "parts")
+        first.train(**options)
+        second = training.Trainer(config, problem, tmp_path / "parts")
+        assert second.step == 3
+        second.train(**options)
+        for one, two in zip(state(whole), state(second), strict=True):
+            np.testing.assert_array_equal(one, two)
+        losses = [
+            [entry["loss"] for entry in read_metrics(path) if "loss" in entry]
+            for path in (tmp_path / "whole", tmp_path / "parts")
+        ]
+        assert len(losses[0]) == 6
+        assert losses[0] == losses[1]
+
+    def test_scores_are_those_of_the_logits(self, tmp_path):
+        config, problem = self.configure()
+        lm = training.build_model(config.hyperparameters, problem)
+        assert isinstance(lm, models.RoutingTransformerSeq2SeqLM)
+        assert lm.preprocessor.encoder_sequence_length == 16
+        assert lm.preprocessor.decoder_sequence_length == 12
+        batch = problem.dataset("test", 4).as_numpy_iterator()
+        nats = count = 0.0
+        for inputs, targets, weights in batch:
+            logits = keras.Model.predict_on_batch(lm, inputs).astype("float64")
+            logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+            chosen = np.take_along_axis(logs, targets[..., None], axis=-1)[..., 0]
+            nats -= (chosen * weights).sum()
+            count += weights.sum()
+        result = evaluation.evaluate(lm, problem, "test", batch_size=4)
+        # Letters and end ids of all pairs, nothing that fills up
+        assert result.num_tokens == count == problem.num_tokens("test") + 5
+        assert result.nats == pytest.approx(nats, rel=1e-5)
+
+    def test_no_tokenizer_no_preprocessor(self):
+        config, problem = self.configure()
+        problem.tokenizer = None
+        lm = training.build_model(config.hyperparameters, problem)
+        assert lm.preprocessor is None
+
+    def test_an_encoder_of_embeddings_is_refused(self):
+        config, problem = self.configure(encoder_inputs="embeddings")
+        with pytest.raises(ValueError, match="encoder_inputs='embeddings'"):
+            training.build_model(config.hyperparameters, problem)
+
+    @pytest.mark.parametrize(
+        "lengths, expected", [((16, 12), 8), ((12, 16), 8), ((200, 12), 1)]
+    )
+    def test_the_longer_of_two_lengths_counts(self, lengths, expected):
+        _, problem = self.configure()
+        problem.input_length, problem.sequence_length = lengths
+        assert evaluation.batch_size_of(tiny(), problem) == expected
+
+
 class DistinctTokens(problems.Problem):
     """Windows without repeated tokens, whose routing scores would be tied."""
 
@@ -427,11 +506,22 @@ class TestRunConfig:
     def test_survives_the_file(self, configure, tmp_path):
         config, problem = configure(seed=5)
         assert config.hyperparameters.vocabulary_size == problem.vocabulary_size == 258
-        assert config.num_tokens["test"] == problem.num_tokens("test")
+        splits = ("train", "validation")
+        assert config.num_tokens == {x: problem.num_tokens(x) for x in splits}
         config.save(tmp_path)
         assert run_directory.RunConfig.load(tmp_path) == config
         config.check_continues(run_directory.RunConfig.load(tmp_path), tmp_path)
         assert run_directory.RunConfig.load(tmp_path / "nowhere") is None
+
+    def test_splits_that_are_not_used_do_not_count(self, configure, tmp_path):
+        config, _ = configure()
+        tokens = {**config.num_tokens, "test": 7}
+        earlier = dataclasses.replace(config, num_tokens=tokens)
+        config.check_continues(earlier, tmp_path)
+        tokens["validation"] = 8
+        earlier = dataclasses.replace(config, num_tokens=tokens)
+        with pytest.raises(ValueError, match="num_tokens.validation was 8, now"):
+            config.check_continues(earlier, tmp_path)
 
     @pytest.mark.parametrize("text", ["{", "{}", '{"hyperparameters": {"a": 1}}'])
     def test_damaged_file(self, tmp_path, text):

@@ -22,6 +22,16 @@ FOLDERS = ("benchmarks", "routing_tf", "tests", "tools")
 SOURCE_READERS = ("tests/build_file_test.py", "tests/docstring_test.py")
 # Files that a module reads.
 DATA = {
+    "routing_tf/problems/builders/enwik8.py": [
+        "routing_tf/problems/builders/checksums.tsv"
+    ],
+    "routing_tf/problems/builders/wikitext103.py": [
+        "routing_tf/problems/builders/checksums.tsv"
+    ],
+    "tests/problems/builders/enwik8_test.py": ["tests/problems/builders/dummy_data/**"],
+    "tests/problems/builders/wikitext103_test.py": [
+        "tests/problems/builders/dummy_data/**"
+    ],
     "tests/golden_cases.py": ["tests/golden/**"],
     "tests/models/preset_variables_test.py": ["tests/models/preset_variables.json"],
     "tests/preset_table_test.py": ["README.md", "tests/models/preset_variables.json"],

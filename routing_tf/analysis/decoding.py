@@ -54,7 +54,7 @@ def compare_decoding(
     Args:
         lm: a `RoutingTransformerCausalLM`.
         problem: the problem.
-        split: `"validation"` or `"test"`.
+        split: `"train"`, `"validation"` or `"test"`.
         num_examples: number of windows, evenly spaced; None (the default) for all.
         with_export: whether a SavedModel is made, in a folder for the time; None (the
             default) for on the TensorFlow backend alone, which can make them.
@@ -83,12 +83,14 @@ def compare_decoding(
     _check_model(lm)
     if with_export is None:
         with_export = keras.backend.backend() == "tensorflow"
-    problem.prepare()
+    problem.prepare(split)
     count = len(problem.evaluation_windows(split)[0])
     if num_examples is not None:
         count = min(count, num_examples)
     batch_size = min(evaluation.batch_size_of(lm.hyperparameters, problem), count)
-    batches = problem.dataset(split, batch_size, num_examples=num_examples)
+    batches = problem.dataset(
+        split, batch_size, num_examples=num_examples, training=False
+    )
     ways = [TokenScorer(lm, "prefix").score, _steps(lm)]
     near, decisions, nats, weights = 0, 0, [], []
     with contextlib.ExitStack() as stack:

@@ -1,5 +1,7 @@
 """Tables and lines that tell a reader what the analyses found."""
 
+import math
+
 
 def leak_table(leaks):
     """Returns a table for a reader: how each part moves.
@@ -23,16 +25,20 @@ def leak_table(leaks):
     return table(rows)
 
 
-def describe_scores(scores, metric_name):
+def describe_scores(scores, problem, split):
     """Yields lines for a reader: what a model scores in both scopes.
 
     Args:
         scores: `ScopeComparison`.
-        metric_name: what bits per token stand for.
+        problem: the problem.
+        split: the split that was scored.
     """
+    full, prefix = (
+        _metric(problem, split, bits) for bits in (scores.full, scores.prefix)
+    )
     yield (
-        f'held-out {metric_name}: {scores.full:.4f} in the routing scope "full", '
-        f'{scores.prefix:.4f} in "prefix"'
+        f'held-out {problem.metric_name}: {full:.4f} in the routing scope "full", '
+        f'{prefix:.4f} in "prefix"'
     )
     error = " (one window, so no standard error)"
     if scores.standard_error is not None:
@@ -41,23 +47,30 @@ def describe_scores(scores, metric_name):
             f"{scores.num_windows} windows, paired)"
         )
     difference = round(scores.difference, 5) + 0.0  # no -0
-    yield f"difference, prefix - full: {difference:+.5f}{error}"
+    unit = "" if problem.metric_name.startswith("bits") else " in bits per token"
+    yield f"difference, prefix - full{unit}: {difference:+.5f}{error}"
 
 
-def describe_decoding(result, metric_name):
+def _metric(problem, split, bits):
+    """A problem's metric, from bits per token."""
+    return problem.metric(bits * math.log(2), split)
+
+
+def describe_decoding(result, problem, split):
     """Yields lines for a reader: what a model scores in ways that should be one.
 
     Args:
         result: `DecodingComparison`.
-        metric_name: what bits per token stand for.
+        problem: the problem.
+        split: the split that was scored.
     """
-    yield f"held-out {metric_name} of {result.num_windows} windows"
-    yield f"one parallel pass: {result.one_pass:.5f}"
-    yield f"token by token: {result.steps:.5f}"
+    yield f"held-out {problem.metric_name} of {result.num_windows} windows"
+    yield f"one parallel pass: {_metric(problem, split, result.one_pass):.5f}"
+    yield f"token by token: {_metric(problem, split, result.steps):.5f}"
     if result.exported is None:
         yield "SavedModel: made on the TensorFlow backend alone"
     else:
-        yield f"SavedModel: {result.exported:.5f}"
+        yield f"SavedModel: {_metric(problem, split, result.exported):.5f}"
     yield f"largest difference for one token: {result.largest_difference:.2g} bits"
     yield (
         f"near-ties, in which rounding decides: {result.near_ties:,} of "

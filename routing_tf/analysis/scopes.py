@@ -41,7 +41,7 @@ def compare_scopes(lm, problem, split, num_examples=None, verbose=True):
     Args:
         lm: a `RoutingTransformerCausalLM` or `RoutingImageTransformer`.
         problem: the problem.
-        split: `"validation"` or `"test"`.
+        split: `"train"`, `"validation"` or `"test"`.
         num_examples: number of windows, evenly spaced; None (the default) for all.
         verbose: whether a progress bar is shown on stderr. Defaults to True.
 
@@ -63,13 +63,15 @@ def compare_scopes(lm, problem, split, num_examples=None, verbose=True):
     """
     scorers = [TokenScorer(lm, scope) for scope in ROUTING_SCOPES]
     batch_size = evaluation.batch_size_of(lm.hyperparameters, problem)
-    problem.prepare()
+    problem.prepare(split)
     count = len(problem.evaluation_windows(split)[0])
     if num_examples is not None:
         count = min(count, num_examples)
     # No larger than needed: windows that fill up a batch cost as much as others.
     batch_size = min(batch_size, count)
-    dataset = problem.dataset(split, batch_size, num_examples=num_examples)
+    dataset = problem.dataset(
+        split, batch_size, num_examples=num_examples, training=False
+    )
     bar = tqdm.tqdm(
         dataset.as_numpy_iterator(),
         total=-(-count // batch_size),

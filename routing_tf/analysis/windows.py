@@ -34,7 +34,7 @@ def complete_windows(problem, split, num_windows, length=None):
     ```
     """
     check_positive_integer("num_windows", num_windows)
-    problem.prepare()
+    problem.prepare(split)
     starts, lengths = problem.evaluation_windows(split)
     complete = np.flatnonzero(lengths == problem.sequence_length)
     if not len(complete):

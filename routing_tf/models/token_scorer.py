@@ -1,4 +1,4 @@
-"""Negative log probabilities of targets, on text and image models alike."""
+"""Negative log probabilities of targets, on models of all kinds alike."""
 
 import keras
 
@@ -12,7 +12,7 @@ class TokenScorer:
     leaves alone what the language model is compiled with.
 
     Args:
-        lm: the language model, or an image model.
+        lm: the language model, with an encoder or without, or an image model.
         routing_scope: `"full"` or `"prefix"`, see `RoutedHeads`; None (the default)
             for that of the hyperparameters.
 
@@ -37,7 +37,7 @@ class TokenScorer:
 
         Args:
             inputs: dict of `token_ids` and `padding_mask`, `[batch, length]`; or of
-                what an image model takes.
+                what a model with an encoder or an image model takes.
             targets: `<int>[batch, length]`, or images.
 
         Returns:

@@ -5,16 +5,21 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from routing_tf.problems.problem import SPLITS
+from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.problem import Problem
 from routing_tf.problems.problem import read_windows
 from routing_tf.problems.registry import register
+
+# So many values of a split tell how its positions are distributed.
+HISTOGRAM_VALUES = 50_000_000
+VALUES_AT_ONCE = 1 << 22
 
 
 class ImageProblem(Problem):
     """Images with labels; a window is one image, a token one channel of a pixel.
 
-    A subclass says in `load_images` which images each split has. Batches are
+    A subclass says in `load_image_split` which images a split has, or in `load_images`
+    those of all splits at once. Batches are
     `(inputs, targets, weights)`: `inputs` has "images", the targets themselves,
     "labels" and "padding_mask"; `targets` is int32 `(batch, height, width, channels)`
     and `weights` float32 of that shape.
@@ -23,6 +28,7 @@ class ImageProblem(Problem):
         data_dir: string, the folder with the data, for problems that need one.
         sequence_length: integer or a string of digits, height times width times
             channels. Defaults to that.
+        **options: `train_split` and `eval_split`, see `Problem`.
 
     Attributes:
         image_shape: tuple, height, width and channels.
@@ -40,10 +46,9 @@ class ImageProblem(Problem):
     class Checkers(image.ImageProblem):
         image_shape, vocabulary_size, num_classes = (4, 4, 1), 2, 1
 
-        def load_images(self):
+        def load_image_split(self, split):
             board = np.indices(self.image_shape).sum(axis=0) % 2
-            split = np.stack([board] * 8), np.zeros(8, "int32")
-            return {"train": split, "validation": split, "test": split}
+            return np.stack([board] * 8), np.zeros(8, "int32")
 
 
     inputs, targets, weights = next(iter(Checkers().dataset("train", batch_size=2)))
@@ -51,42 +56,64 @@ class ImageProblem(Problem):
     ```
     """
 
+    kind = "image"
     metric_name = "bits per dimension"
     image_shape = None
     num_classes = None
 
-    def __init__(self, data_dir=None, sequence_length=None):
-        tokens = math.prod(self.image_shape)
-        super().__init__(data_dir, sequence_length or tokens)
-        if self.sequence_length != tokens:
+    def __init__(self, data_dir=None, sequence_length=None, **options):
+        # Images that are still to be found have no shape yet.
+        tokens = self.image_shape and math.prod(self.image_shape)
+        super().__init__(data_dir, sequence_length or tokens, **options)
+        if self.image_shape and self.sequence_length != tokens:
             raise ValueError(
                 "`sequence_length` must be height * width * channels of the images, "
                 f"{tokens}. Received: sequence_length={self.sequence_length}. Leave it "
                 "out, and take hyperparameters of an image model: "
                 f"{self.default_hparams_set}"
             )
+        if self.min_training_length is not None:
+            raise ValueError(
+                "`min_training_length` is for texts; images are whole. Received: "
+                f"min_training_length={self.min_training_length}"
+            )
+        self._labels = {}
 
-    def load_images(self):
-        """Reads the images; to be written by subclasses.
+    @classmethod
+    def options_for(cls, hyperparameters):
+        return {}
+
+    def load_image_split(self, split):
+        """Reads the images of a split; to be written by subclasses.
+
+        Args:
+            split: string, "train", "validation" or "test".
 
         Returns:
-            A dictionary from split to images `(number, height, width, channels)` of
-            0 to `vocabulary_size` - 1 and labels `(number,)`, NumPy arrays of any
-            integer type.
+            Images `(number, height, width, channels)` of 0 to `vocabulary_size` - 1
+            and labels `(number,)`, NumPy arrays of any integer type.
+        """
+        if self._loaded is None:
+            self._loaded = self.load_images()
+        return self._loaded[split]
+
+    def load_images(self):
+        """Reads the images of all splits; for subclasses that read them together.
+
+        Returns:
+            A dictionary from split to what `load_image_split` returns.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} must define load_images(), which returns images "
-            f"and labels of the splits {SPLITS}."
+            f"{type(self).__name__} must define load_image_split(split), which returns "
+            f"images and labels of one of the splits {SPLITS}, or load_images(), which "
+            "returns all."
         )
 
-    def load(self):
-        splits = self.load_images()
+    def load_split(self, split):
+        images, labels = self.load_image_split(split)
         with tf.device("cpu"):
-            self._labels = {
-                split: tf.constant(labels, tf.int32)
-                for split, (_, labels) in splits.items()
-            }
-        return {split: images.reshape(-1) for split, (images, _) in splits.items()}
+            self._labels[split] = tf.constant(labels, tf.int32)
+        return images.reshape(-1)
 
     def images(self, split):
         """Returns all images of a split, `(number, height, width, channels)`."""
@@ -97,10 +124,10 @@ class ImageProblem(Problem):
         self.images(split)
         return np.asarray(self._labels[split])
 
-    def training_windows(self, seed, epoch):
+    def training_windows(self, split, seed, epoch):
         """The images of one epoch of training, in the order of that epoch."""
         numbers = tf.random.experimental.stateless_shuffle(
-            tf.range(self.num_windows("train"), dtype=tf.int64),
+            tf.range(self.num_windows(split), dtype=tf.int64),
             tf.stack([seed, epoch]),
             alg="philox",
         )
@@ -108,7 +135,7 @@ class ImageProblem(Problem):
         return numbers * length, tf.fill(tf.shape(numbers), length)
 
     def read(self, split, starts, lengths):
-        batch = read_windows(self._ids[split], starts, lengths, self.sequence_length)
+        batch = read_windows(self.ids(split), starts, lengths, self.sequence_length)
         inputs, targets, weights = (
             tf.nest.map_structure(self._to_images, part) for part in batch
         )
@@ -129,8 +156,8 @@ class ImageProblem(Problem):
             raise ValueError(
                 f"The problem {self.name!r} needs an image model of (height, width, "
                 f"channels) {self.image_shape}. Received: hyperparameters of kind "
-                f"{h.kind!r} with {shape}. Take {self.default_hparams_set}, or pass "
-                "image_height, image_width and num_channels"
+                f"{h.kind!r} with {shape}. Take those of an image model, such as "
+                f"{self.default_hparams_set}, with {self._hyperparameters()}"
             )
         if h.num_classes not in (None, self.num_classes):
             raise ValueError(
@@ -138,8 +165,18 @@ class ImageProblem(Problem):
                 f"{self.num_classes}. Received: num_classes={h.num_classes}"
             )
 
-    def describe(self):
-        sizes = ", ".join(f"{split} {self.num_windows(split):,}" for split in SPLITS)
+    def _hyperparameters(self):
+        """The hyperparameters of a model of such images, as `--hparams` takes them."""
+        height, width, channels = self.image_shape
+        return (
+            f"image_height={height},image_width={width},num_channels={channels},"
+            f"max_sequence_length={self.sequence_length}"
+        )
+
+    def describe(self, *splits):
+        sizes = ", ".join(
+            f"{split} {self.num_windows(split):,}" for split in self._of_use(splits)
+        )
         height, width, channels = self.image_shape
         return (
             f"{self.name}: images: {sizes}; {height} x {width} x {channels} with "
@@ -147,16 +184,23 @@ class ImageProblem(Problem):
         )
 
     def baseline(self, split):
+        try:
+            images = self.images(self.train_split)
+        except ValueError:  # only the split to score is there
+            return None
+        number = len(self._sample(self.train_split))
+        of = "" if number == len(images) else f"{number:,} of "
         return (
             f"to beat: {self.histogram_bits(split):.4f} {self.metric_name} by the "
-            "histogram of each position of the training images"
+            f"histogram of each position of {of}the training images"
         )
 
     def histogram_bits(self, split):
         """How well the histogram of each position of the training images does.
 
         Each intensity has been seen once more than it was, so that none is
-        impossible.
+        impossible. Of splits of more than 50 million values, images that are evenly
+        spaced stand for all.
 
         Args:
             split: string, the split to score.
@@ -164,13 +208,28 @@ class ImageProblem(Problem):
         Returns:
             Bits per dimension.
         """
-        places = np.arange(self.sequence_length)
-        counts = np.ones((self.sequence_length, self.vocabulary_size))
-        for image in self.images("train").reshape(-1, self.sequence_length):
-            counts[places, image] += 1
-        probabilities = counts / counts.sum(axis=-1, keepdims=True)
-        scored = self.images(split).reshape(-1, self.sequence_length)
-        return float(-np.log2(probabilities[places, scored]).mean())
+        train, scored = self._histogram(self.train_split), self._histogram(split)
+        probabilities = (train + 1) / (train + 1).sum(axis=-1, keepdims=True)
+        return float(-(scored * np.log2(probabilities)).sum() / scored.sum())
+
+    def _sample(self, split):
+        """The numbers of the images that histograms are made of."""
+        number = len(self.images(split))
+        count = min(number, max(1, HISTOGRAM_VALUES // self.sequence_length))
+        return np.arange(count) * number // count
+
+    def _histogram(self, split):
+        """How often each position has each intensity, `(positions, intensities)`."""
+        images = self.images(split).reshape(-1, self.sequence_length)
+        num_counts = self.sequence_length * self.vocabulary_size
+        counts = np.zeros(num_counts, "int64")
+        first = np.arange(self.sequence_length) * self.vocabulary_size
+        chosen = self._sample(split)
+        num_parts = 1 + len(chosen) * self.sequence_length // VALUES_AT_ONCE
+        for part in np.array_split(chosen, num_parts):
+            places = (first + images[part]).reshape(-1)
+            counts += np.bincount(places, minlength=num_counts)
+        return counts.reshape(self.sequence_length, self.vocabulary_size)
 
 
 @register("digits")
@@ -183,6 +242,7 @@ class Digits(ImageProblem):
     Args:
         data_dir: not used.
         sequence_length: integer, 64 or left out.
+        **options: `train_split` and `eval_split`, see `Problem`.
 
     Raises:
         ValueError: if `sequence_length` is another number; when loaded, if

@@ -1,20 +1,42 @@
 """What every problem has: splits of token ids, cut into batches of windows."""
 
-import operator
+import dataclasses
+import math
 
 import numpy as np
 import tensorflow as tf
 
-SPLITS = ("train", "validation", "test")
+from routing_tf.problems.arguments import SPLITS
+from routing_tf.problems.arguments import check_no_training_subset
+from routing_tf.problems.arguments import check_split
+from routing_tf.problems.arguments import check_worker
+from routing_tf.problems.arguments import integer_at_least
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """The token ids of a split, and how they are cut into windows.
+
+    Args:
+        ids: NumPy array of shape `(num_tokens,)`, of any integer type; it may lie on
+            disk (`numpy.memmap`).
+        windows: NumPy int64 array of shape `(num_windows, 2)`, start and length of
+            each window; windows may overlap. Defaults to `None`: the windows follow
+            each other.
+        num_words: integer, the number of words of the original text, to which
+            perplexities per word refer. Defaults to `None`, not known.
+    """
+
+    ids: np.ndarray
+    windows: np.ndarray | None = None
+    num_words: int | None = None
 
 
 class Problem:
     """A data set with a tokenizer, served as batches for a language model.
 
-    A subclass says in `load` what the token ids of each split are; this class
-    cuts them into windows and batches them. A problem that cuts its windows by a
-    rule of its own also overrides `num_windows`, `training_windows` and
-    `evaluation_windows`.
+    A subclass says in `load_split` what the token ids of a split are, or in `load`
+    those of all splits at once; this class cuts them into windows and batches them.
 
     Each epoch of training starts at another offset and visits the windows in
     another order. Both depend on the seed and the epoch alone: `start_step`
@@ -24,10 +46,19 @@ class Problem:
         data_dir: string, the folder with the data, for problems that need one.
         sequence_length: integer or a string of digits, ids per window. Defaults
             to the class's `default_sequence_length`.
+        train_split: string, the split to train on: "train" (the default),
+            "validation" or "test".
+        eval_split: string, the split that is scored while training. Defaults to
+            "validation".
+        min_training_length: integer or a string of digits: each window of training is
+            cut to a random number of ids, at least so many, and padded. A model that
+            has seen sequences of all lengths does not depend on full ones. Defaults
+            to `None`: windows are whole.
 
     Attributes:
         name: string, the name it is registered under.
-        metric_name: string, what `log2` of the perplexity per id stands for.
+        kind: string, which model it needs: "text", "seq2seq" or "image".
+        metric_name: string, what `metric` returns.
         vocabulary_size: integer, the number of different ids.
         tokenizer: the tokenizer between text and ids; `None` if there is none.
         sequence_length: integer, ids per window.
@@ -35,7 +66,7 @@ class Problem:
             are named.
 
     Raises:
-        ValueError: if `sequence_length` is not a positive integer.
+        ValueError: if an argument is out of range.
 
     Example:
     ```python
@@ -46,9 +77,8 @@ class Problem:
     class Countdown(problems.Problem):
         vocabulary_size = 10
 
-        def load(self):
-            ids = np.tile(np.arange(9, -1, -1, dtype="uint16"), 50)
-            return {"train": ids, "validation": ids, "test": ids}
+        def load_split(self, split):
+            return np.tile(np.arange(9, -1, -1, dtype="uint16"), 50)
 
 
     problem = Countdown(sequence_length=20)
@@ -58,70 +88,155 @@ class Problem:
     """
 
     name = None
+    kind = "text"
     metric_name = "bits per byte"
     default_sequence_length = 2048
     default_hparams_set = "python_small"
     vocabulary_size = None
     tokenizer = None
 
-    def __init__(self, data_dir=None, sequence_length=None):
+    def __init__(
+        self,
+        data_dir=None,
+        sequence_length=None,
+        train_split="train",
+        eval_split="validation",
+        min_training_length=None,
+    ):
         self.data_dir = data_dir
         if sequence_length is None:
             sequence_length = self.default_sequence_length
         self.sequence_length = integer_at_least(1, "sequence_length", sequence_length)
-        self._ids = None
+        check_split(train_split, "train_split")
+        check_split(eval_split, "eval_split")
+        self.train_split = train_split
+        self.eval_split = eval_split
+        self.min_training_length = min_training_length
+        if min_training_length is not None:
+            shortest = integer_at_least(1, "min_training_length", min_training_length)
+            if shortest > self.sequence_length:
+                raise ValueError(
+                    "`min_training_length` must not exceed `sequence_length`. "
+                    f"Received: min_training_length={shortest}, "
+                    f"sequence_length={self.sequence_length}"
+                )
+            self.min_training_length = shortest
+        self._loaded = None
+        self._splits = {}
 
-    def load(self):
-        """Reads the data; to be written by subclasses.
+    @classmethod
+    def options_for(cls, hyperparameters):
+        """Returns the arguments that follow from a model's hyperparameters.
+
+        Args:
+            hyperparameters: `Hyperparameters`.
 
         Returns:
-            A dictionary from split ("train", "validation", "test") to a NumPy
-            array of ids, shape `(num_tokens,)`, of any integer type.
+            A dictionary: windows are as long as the model's sequences.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} must define load(), which returns the ids of "
-            f"the splits {SPLITS}."
-        )
+        return {"sequence_length": hyperparameters.max_sequence_length}
 
-    def prepare(self):
-        """Loads the data, once; further calls do nothing.
+    def load_split(self, split):
+        """Reads one split; to be written by subclasses.
+
+        Args:
+            split: string, "train", "validation" or "test".
+
+        Returns:
+            `Tokens`, or a NumPy array of ids, shape `(num_tokens,)`, of any integer
+            type.
 
         Raises:
-            ValueError: if the data is missing, or a split is shorter than a
-                window.
+            ValueError: if the data of this split is missing.
         """
-        if self._ids is not None:
-            return
-        ids = self.load()
-        if min(len(ids[split]) for split in SPLITS) < self.sequence_length:
-            sizes = ", ".join(f"{split} {len(ids[split])}" for split in SPLITS)
+        if self._loaded is None:
+            self._loaded = self.load()
+        return self._loaded[split]
+
+    def load(self):
+        """Reads all splits; for subclasses that read them together.
+
+        Returns:
+            A dictionary from split to what `load_split` returns.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} must define load_split(split), which returns the "
+            f"ids of one of the splits {SPLITS}, or load(), which returns all."
+        )
+
+    def prepare(self, *splits):
+        """Loads splits, each once; further calls do nothing.
+
+        Args:
+            *splits: strings, the splits to load. Defaults to `train_split` and
+                `eval_split`.
+
+        Raises:
+            ValueError: if the data is missing, or the split to train on is shorter
+                than a window.
+        """
+        for split in self._of_use(splits):
+            self.tokens(split)
+            self._check_windows(split, training=split == self.train_split)
+
+    def _check_windows(self, split, training):
+        """Raises a `ValueError` if there is no window in a split."""
+        if not self.num_windows(split, training):
+            rule = "must not be longer than the split to train on"
             raise ValueError(
-                "`sequence_length` must not be longer than a split of the data. "
-                f"Received: sequence_length={self.sequence_length} for splits of so "
-                f"many ids: {sizes}. Use a shorter sequence_length or more data."
+                f"`sequence_length` {rule if training else 'must give a window'}. "
+                f"Received: sequence_length={self.sequence_length} for the split "
+                f"{split!r} of {self.num_tokens(split)} ids. Use a shorter "
+                "sequence_length or more data."
             )
-        # On the host: a corpus has no business in an accelerator's memory.
-        with tf.device("cpu"):
-            self._ids = {split: tf.convert_to_tensor(ids[split]) for split in SPLITS}
+
+    def tokens(self, split):
+        """Returns the `Tokens` of a split, which is loaded once."""
+        check_split(split)
+        if split not in self._splits:
+            tokens = self.load_split(split)
+            if not isinstance(tokens, Tokens):
+                tokens = Tokens(np.asanyarray(tokens))
+            self._splits[split] = tokens
+        return self._splits[split]
 
     def ids(self, split):
         """Returns all ids of a split, a NumPy array of shape `(num_tokens,)`."""
-        check_split(split)
-        self.prepare()
-        return np.asarray(self._ids[split])
+        return self.tokens(split).ids
 
     def num_tokens(self, split):
         """Returns the number of ids in a split."""
         return len(self.ids(split))
 
-    def num_windows(self, split):
+    def num_windows(self, split, training=None):
         """Returns the number of windows in a split, or in a training epoch.
 
-        The last window of an evaluation split may be shorter than the others; in
-        training the ids that do not fill a window are left out for this epoch.
+        The last window in evaluation may be shorter than the others; in training the
+        ids that do not fill a window are left out for this epoch.
+
+        Args:
+            split: string, "train", "validation" or "test".
+            training: boolean, whether windows are those of training. Defaults to
+                `None`: True for `train_split`.
         """
-        remainder = 0 if split == "train" else self.sequence_length - 1
+        windows = self.tokens(split).windows
+        if windows is not None:
+            return len(windows)
+        training = split == self.train_split if training is None else training
+        remainder = 0 if training else self.sequence_length - 1
         return (self.num_tokens(split) + remainder) // self.sequence_length
+
+    def metric(self, nats_per_token, split):
+        """Returns the problem's metric, which `metric_name` names.
+
+        Args:
+            nats_per_token: float, mean negative log probability of a token.
+            split: string, the split that was scored.
+
+        Returns:
+            A float: bits per token, if the subclass does not say otherwise.
+        """
+        return nats_per_token / math.log(2)
 
     def check_hyperparameters(self, hyperparameters):
         """Raises a `ValueError` if a model of these hyperparameters does not fit.
@@ -146,10 +261,25 @@ class Problem:
                 "pass the hyperparameter max_sequence_length"
             )
 
-    def describe(self):
-        """Returns a line for a log: what the data is and how much of it."""
-        sizes = ", ".join(f"{split} {self.num_tokens(split):,}" for split in SPLITS)
-        return f"{self.name}: ids: {sizes}; windows of {self.sequence_length:,}"
+    def describe(self, *splits):
+        """Returns a line for a log: what the data is and how much of it.
+
+        Args:
+            *splits: strings, the splits to speak of. Defaults to `train_split` and
+                `eval_split`.
+        """
+        sizes = ", ".join(
+            f"{split} {self.describe_split(split)}" for split in self._of_use(splits)
+        )
+        return f"{self.name}: {sizes}; windows of {self.sequence_length:,}"
+
+    def describe_split(self, split):
+        """Returns a few words for `describe`: how much data a split has."""
+        return f"{self.num_tokens(split):,} ids"
+
+    def _of_use(self, splits):
+        """The splits that a call is about: those named, or the run's two."""
+        return dict.fromkeys(splits or (self.train_split, self.eval_split))
 
     def baseline(self, split):
         """Returns a line for a log: what a model of a split has to beat; or None.
@@ -159,47 +289,75 @@ class Problem:
         """
         return None
 
-    def training_windows(self, seed, epoch):
+    def training_windows(self, split, seed, epoch):
         """The windows of one epoch of training, in the order of that epoch.
 
-        The training data is a ring: the windows follow each other from a random
-        place on, and one of them may run over the end into the beginning.
+        The ids are a ring: the windows follow each other from a random place on, and
+        one of them may run over the end into the beginning. Windows that the data
+        itself has come as they are.
 
         Args:
+            split: string, the split to train on.
             seed: int64 tensor of shape `()`.
             epoch: int64 tensor of shape `()`, counted from 0.
 
         Returns:
             Starts and lengths in ids, two int64 tensors of shape
-            `(num_windows("train"),)`.
+            `(num_windows(split, training=True),)`.
         """
         seed = tf.stack([seed, epoch])
-        length = tf.constant(self.sequence_length, tf.int64)
-        numbers = tf.random.experimental.stateless_shuffle(
-            tf.range(self.num_windows("train"), dtype=tf.int64), seed, alg="philox"
+        order = tf.random.experimental.stateless_shuffle(
+            tf.range(self.num_windows(split, True), dtype=tf.int64), seed, alg="philox"
         )
-        offset = tf.random.stateless_uniform(
-            (), seed, 0, self.num_tokens("train"), dtype=tf.int64, alg="philox"
-        )
-        return offset + numbers * length, tf.fill(tf.shape(numbers), length)
+        windows = self.tokens(split).windows
+        if windows is not None:
+            starts, lengths = tf.unstack(tf.gather(windows, order), axis=1)
+        else:
+            offset = tf.random.stateless_uniform(
+                (), seed, 0, self.num_tokens(split), dtype=tf.int64, alg="philox"
+            )
+            lengths = tf.fill(tf.shape(order), np.int64(self.sequence_length))
+            starts = offset + order * self.sequence_length
+        if self.min_training_length is not None:
+            share = tf.random.stateless_uniform(
+                tf.shape(order), seed + 1, dtype=tf.float64, alg="philox"
+            )
+            shortest = tf.minimum(lengths, self.min_training_length)
+            choices = tf.cast(lengths - shortest + 1, tf.float64)
+            lengths = shortest + tf.cast(share * choices, tf.int64)
+        return starts, lengths
 
     def evaluation_windows(self, split):
         """The windows of a split in their fixed order: every id exactly once.
 
+        Windows that the data itself has come as they are.
+
         Args:
-            split: string, "validation" or "test".
+            split: string, "train", "validation" or "test".
 
         Returns:
             Starts and lengths in ids, two NumPy int64 arrays of shape
-            `(num_windows(split),)`.
+            `(num_windows(split, training=False),)`.
         """
-        starts = np.arange(self.num_windows(split), dtype="int64")
+        windows = self.tokens(split).windows
+        if windows is not None:
+            return windows[:, 0], windows[:, 1]
+        starts = np.arange(self.num_windows(split, False), dtype="int64")
         starts *= self.sequence_length
         lengths = np.minimum(self.sequence_length, self.num_tokens(split) - starts)
         return starts, lengths
 
     def dataset(
-        self, split, batch_size, seed=0, start_step=0, repeat=None, num_examples=None
+        self,
+        split,
+        batch_size,
+        seed=0,
+        start_step=0,
+        repeat=None,
+        num_examples=None,
+        training=None,
+        num_workers=1,
+        worker=0,
     ):
         """Batches of a split, all of the same static shape.
 
@@ -209,17 +367,23 @@ class Problem:
 
         Args:
             split: string, "train", "validation" or "test".
-            batch_size: integer, windows per batch.
+            batch_size: integer, windows per batch; of each worker.
             seed: non-negative integer, decides order and offsets in training;
                 evaluation does not depend on it. Defaults to 0.
             start_step: integer, the batch to start with, as if the batches before
                 it had been taken and thrown away. Defaults to 0.
             repeat: boolean, whether to go on for ever. Defaults to `None`: True
-                for "train", False otherwise. One epoch of training drops the
+                in training, False otherwise. One epoch of training drops the
                 windows that do not fill a batch.
-            num_examples: integer, for "validation" and "test": use so many
-                windows, evenly spaced over the split, or all if there are fewer.
-                Defaults to `None`, all.
+            num_examples: integer, in evaluation: use so many windows, evenly spaced
+                over the split, or all if there are fewer. Defaults to `None`, all.
+            training: boolean, whether to serve windows in the way of training.
+                Defaults to `None`: True for `train_split`, False for others.
+            num_workers: integer, how many workers share the work. The batches that
+                they get at one step are, joined, the batch that one worker gets whose
+                `batch_size` is as large as theirs together. Defaults to 1.
+            worker: integer, which of the workers this is, counted from 0. Only its
+                own windows are read.
 
         Returns:
             A `tf.data.Dataset` of `(inputs, targets, weights)`. `inputs` has
@@ -243,19 +407,25 @@ class Problem:
         check_split(split)
         batch_size = integer_at_least(1, "batch_size", batch_size)
         start_step = integer_at_least(0, "start_step", start_step)
-        self.prepare()
-        if split == "train":
+        worker = check_worker(worker, num_workers)
+        together = batch_size * int(num_workers)
+        training = split == self.train_split if training is None else training
+        self._check_windows(split, training)
+        if training:
             check_no_training_subset(num_examples)
-            windows = self._all_training_windows(batch_size, seed, start_step, repeat)
+            windows = self._all_training_windows(
+                split, together, seed, start_step * together, repeat
+            )
         else:
-            windows = self._some_evaluation_windows(split, batch_size, num_examples)
+            windows = self._some_evaluation_windows(split, together, num_examples)
             windows = windows.repeat() if repeat else windows
-            windows = windows.skip(start_step * batch_size)
+            windows = windows.skip(start_step * together)
+        own = slice(worker * batch_size, (worker + 1) * batch_size)
 
         def read(starts, lengths):
-            return self.read(split, starts, lengths)
+            return self.read(split, starts[own], lengths[own])
 
-        windows = windows.batch(batch_size, drop_remainder=True)
+        windows = windows.batch(together, drop_remainder=True)
         return windows.map(read, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
     def read(self, split, starts, lengths):
@@ -269,19 +439,19 @@ class Problem:
         Returns:
             `(inputs, targets, weights)` as described in `dataset`.
         """
-        return read_windows(self._ids[split], starts, lengths, self.sequence_length)
+        return read_windows(self.ids(split), starts, lengths, self.sequence_length)
 
-    def _all_training_windows(self, batch_size, seed, start_step, repeat):
-        """A dataset of pairs (start, length), from a step of training on."""
+    def _all_training_windows(self, split, batch_size, seed, num_done, repeat):
+        """A dataset of pairs (start, length), without the first `num_done`."""
         seed = tf.constant(integer_at_least(0, "seed", seed), tf.int64)
-        num_windows = self.num_windows("train")
+        num_windows = self.num_windows(split, True)
+        first_epoch, num_done = divmod(num_done, num_windows)
         if repeat or repeat is None:
-            epoch, done = divmod(start_step * batch_size, num_windows)
-            epochs = tf.data.Dataset.counter(epoch)
+            epochs = tf.data.Dataset.counter(first_epoch)
             size = tf.data.INFINITE_CARDINALITY
         else:
-            epochs, done = tf.data.Dataset.range(1), start_step * batch_size
-            size = num_windows
+            epochs = tf.data.Dataset.range(first_epoch, max(1, first_epoch))
+            size = max(0, num_windows - num_done) if first_epoch == 0 else 0
             if num_windows < batch_size:
                 raise ValueError(
                     "`batch_size` must not exceed the number of training windows "
@@ -290,12 +460,15 @@ class Problem:
                 )
 
         def windows_of(epoch):
-            windows = self.training_windows(seed, epoch)
-            return tf.data.Dataset.from_tensor_slices(windows)
+            starts, lengths = self.training_windows(split, seed, epoch)
+            # Cut, not skipped: an epoch may have millions of windows.
+            done = tf.where(epoch == first_epoch, np.int64(num_done), np.int64(0))
+            return tf.data.Dataset.from_tensor_slices((starts[done:], lengths[done:]))
 
-        windows = epochs.flat_map(windows_of)
         # Keras asks how long a dataset is, and a flat_map cannot tell.
-        return windows.apply(tf.data.experimental.assert_cardinality(size)).skip(done)
+        return epochs.flat_map(windows_of).apply(
+            tf.data.experimental.assert_cardinality(size)
+        )
 
     def _some_evaluation_windows(self, split, batch_size, num_examples):
         """A dataset of pairs (start, length), filled up with windows of length 0."""
@@ -315,7 +488,7 @@ def read_windows(ids, starts, lengths, sequence_length):
     """Cuts a batch of windows out of a sequence of ids.
 
     Args:
-        ids: integer tensor of shape `(num_tokens,)`, read as a ring.
+        ids: NumPy integer array of shape `(num_tokens,)`, read as a ring.
         starts: int64 tensor of shape `(batch,)`, the first id of each window.
         lengths: int64 tensor of shape `(batch,)`, at most `sequence_length`: how
             many ids each window has; the rest of its row is padding.
@@ -324,49 +497,34 @@ def read_windows(ids, starts, lengths, sequence_length):
     Returns:
         `(inputs, targets, weights)` as described in `Problem.dataset`.
     """
-    places = tf.range(sequence_length, dtype=tf.int64)
-    mask = places < lengths[:, tf.newaxis]
-    indices = (starts[:, tf.newaxis] + places) % tf.size(ids, tf.int64)
-    targets = tf.where(mask, tf.cast(tf.gather(ids, indices), tf.int32), 0)
+    targets = read_rows(ids, starts, lengths, sequence_length)
+    mask = tf.sequence_mask(lengths, sequence_length)
     token_ids = tf.pad(targets[:, :-1], [[0, 0], [1, 0]])
     inputs = {"token_ids": token_ids, "padding_mask": mask}
     return inputs, targets, tf.cast(mask, tf.float32)
 
 
-def check_split(split):
-    """Raises a `ValueError` if there is no such split."""
-    if split not in SPLITS:
-        raise ValueError(f"`split` must be one of {SPLITS}. Received: split={split!r}")
-
-
-def check_no_training_subset(num_examples):
-    """Raises a `ValueError` if training is to use some of the windows only."""
-    if num_examples is not None:
-        raise ValueError(
-            "`num_examples` must be None for the training split; to shorten training "
-            f"use dataset(...).take(steps). Received: num_examples={num_examples}"
-        )
-
-
-def integer_at_least(minimum, name, value):
-    """Returns an integer argument as an `int`, also if it came as a string.
+def read_rows(ids, starts, lengths, row_length):
+    """Cuts rows out of a sequence of ids, which may be too large for the memory.
 
     Args:
-        minimum: integer, the smallest value allowed.
-        name: string, the argument's name, for the message.
-        value: the argument as received.
+        ids: NumPy integer array of shape `(num_tokens,)`, read as a ring.
+        starts: int64 tensor of shape `(batch,)`, the first id of each row.
+        lengths: int64 tensor of shape `(batch,)`, at most `row_length`.
+        row_length: integer, the length of a row.
 
     Returns:
-        An `int`.
-
-    Raises:
-        ValueError: if it is no integer or smaller than `minimum`.
+        int32 tensor of shape `(batch, row_length)`, 0 behind each row's ids.
     """
-    kind = "positive" if minimum == 1 else "non-negative"
-    try:
-        number = int(value) if isinstance(value, str) else operator.index(value)
-    except (TypeError, ValueError):
-        number = None
-    if number is None or isinstance(value, bool) or number < minimum:
-        raise ValueError(f"`{name}` must be a {kind} integer. Received: {name}={value}")
-    return number
+
+    def cut(starts, lengths):
+        rows = np.zeros((len(starts), row_length), "int32")
+        for row, start, length in zip(rows, starts % len(ids), lengths):
+            until_end = min(length, len(ids) - start)
+            row[:until_end] = ids[start : start + until_end]
+            row[until_end:length] = ids[: length - until_end]
+        return rows
+
+    # An array on disk is no tensor.
+    rows = tf.numpy_function(cut, [starts, lengths], tf.int32, stateful=False)
+    return tf.ensure_shape(rows, (starts.shape[0], row_length))

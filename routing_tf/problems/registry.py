@@ -1,5 +1,6 @@
 """The names of the problems."""
 
+import difflib
 import inspect
 
 _PROBLEMS = {}
@@ -95,6 +96,19 @@ def get(name, data_dir=None, **options):
     return problem_class(data_dir=data_dir, **options)
 
 
+def get_class(name):
+    """Returns the `Problem` class registered under a name.
+
+    Args:
+        name: string, one of `problems.names()`.
+
+    Raises:
+        ValueError: if there is no such problem; the message lists those there are,
+            the near ones first.
+    """
+    return _known(name)
+
+
 def default_hparams_set(name):
     """Returns the name of the hyperparameters that fit a problem.
 
@@ -109,23 +123,39 @@ def default_hparams_set(name):
 
 def _known(name):
     if name not in _PROBLEMS:
+        near = difflib.get_close_matches(str(name), names(), n=3)
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         listing = "\n".join(f"  {known}: {_summary(known)}" for known in names())
         raise ValueError(
-            f"`name` must be a registered problem. Received: name={name!r}. "
+            f"`name` must be a registered problem. Received: name={name!r}.{hint} "
             f"Registered problems:\n{listing}"
         )
     return _PROBLEMS[name]
 
 
 def _check_options(name, problem_class, options):
-    parameters = inspect.signature(problem_class).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    unknown = sorted(set(options) - set(parameters))
+    known, takes_any = _options_of(problem_class)
+    unknown = sorted(set(options) - known)
     if unknown and not takes_any:
         raise ValueError(
             f"`options` of the problem {name!r} must be among "
-            f"{sorted(set(parameters) - {'data_dir'})}. Received: {unknown}"
+            f"{sorted(known - {'data_dir'})}. Received: {unknown}"
         )
+
+
+def _options_of(problem_class):
+    """The names of a problem's options, and whether it takes any others."""
+    known = set()
+    for parent in problem_class.__mro__:
+        if "__init__" not in vars(parent):
+            continue
+        parameters = inspect.signature(parent.__init__).parameters.values()
+        rest = {p.name for p in parameters if p.kind is p.VAR_KEYWORD}
+        known |= {p.name for p in parameters} - rest - {"self"}
+        # `**options` stands for those of the class above, as far as Problem.
+        if not rest or parent is object:
+            return known, False
+    return known, True
 
 
 def _identity(problem_class):

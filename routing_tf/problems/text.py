@@ -3,6 +3,7 @@
 import functools
 import glob
 import hashlib
+import itertools
 import os
 import pathlib
 import platform
@@ -10,24 +11,39 @@ import sysconfig
 
 import numpy as np
 
-from routing_tf.problems.problem import SPLITS
+from routing_tf.problems import packing
+from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.problem import Problem
+from routing_tf.problems.problem import Tokens
 from routing_tf.problems.registry import register
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
 from routing_tf.tokenizers import byte_tokenizer
 
+PACKINGS = ("stream", "release")
 # Percent of the data in each held-out split.
 HELD_OUT_SHARE = 5
 # With fewer files than this, a split by file would leave too much to chance.
 MIN_FILES_TO_SPLIT_BY_FILE = 20
 
 
-class BytesProblem(Problem):
-    """Texts as bytes, each followed by the end id.
+class TextProblem(Problem):
+    """Texts as tokens, packed into windows.
 
-    A subclass says in `read_texts` which texts each split has. Empty texts add
-    nothing. Takes the arguments of `Problem`.
+    A subclass says in `texts` which texts a split has and in `encode` what their ids
+    are. In the packing "stream" an end id follows each text and windows are cut from
+    the sequence of all of them, so that held-out windows hold every token once, the
+    last one included. In the packing "release" windows are those of the release's
+    problem of this name; those without a rule of their own take the one for PG-19:
+    lines, stripped of white space at both ends, fill a window up to the next line that
+    makes it as long as `sequence_length` or longer; then the end id closes it.
+
+    Args:
+        packing: string, "stream" (the default) or "release".
+        **options: arguments of `Problem`.
+
+    Raises:
+        ValueError: if there is no such packing.
 
     Example:
     ```python
@@ -35,13 +51,68 @@ class BytesProblem(Problem):
 
 
     class Alphabet(text.BytesProblem):
-        def read_texts(self):
-            letters = [b"abcdefghijklmnopqrstuvwxyz"] * 10
-            return {"train": letters, "validation": letters, "test": letters}
+        def texts(self, split):
+            return [b"abcdefghijklmnopqrstuvwxyz"] * 10
 
 
     Alphabet(sequence_length=54).ids("test")[:27]  # 99, 100, ..., 124, 1
     ```
+    """
+
+    def __init__(self, packing="stream", **options):
+        super().__init__(**options)
+        if packing not in PACKINGS:
+            raise ValueError(
+                f"`packing` must be one of {PACKINGS}. Received: packing={packing!r}"
+            )
+        self.packing = packing
+
+    def texts(self, split):
+        """Returns the texts of a split; to be written by subclasses.
+
+        Args:
+            split: string, "train", "validation" or "test".
+
+        Returns:
+            An iterable of what `encode` takes.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} must define texts(split), which returns the texts "
+            f"of one of the splits {SPLITS}."
+        )
+
+    def encode(self, text):
+        """Returns the ids of a text, a NumPy array, without an end id."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define encode(text), which returns ids."
+        )
+
+    def release_rule(self, split):
+        """Returns the rule of `packing` by which the release packs a split."""
+        return packing.WholeLines(self.sequence_length)
+
+    def release_lines(self, text):
+        """Yields the ids of the lines of a text, as the release encodes them."""
+        newline = b"\n" if isinstance(text, bytes) else "\n"
+        for line in text.split(newline):
+            yield self.encode(line.strip())
+
+    def load_split(self, split):
+        if self.packing == "release":
+            lines = (
+                line for text in self.texts(split) for line in self.release_lines(text)
+            )
+            return Tokens(*packing.pack(self.release_rule(split), lines))
+        end = np.array([byte_tokenizer.END_ID], "uint16")
+        parts = [(self.encode(text), end) for text in self.texts(split)]
+        return np.concatenate([np.zeros(0, "uint16"), *itertools.chain(*parts)])
+
+
+class BytesProblem(TextProblem):
+    """Texts as bytes. Empty texts add nothing.
+
+    A subclass says in `texts` which texts a split has, as `bytes`, or in `read_texts`
+    those of all splits. Takes the arguments of `TextProblem`.
     """
 
     vocabulary_size = byte_tokenizer.NUM_IDS
@@ -51,36 +122,33 @@ class BytesProblem(Problem):
         return ByteTokenizer()
 
     def read_texts(self):
-        """Reads the texts; to be written by subclasses.
+        """Reads the texts; to be written by subclasses that read all at once.
 
         Returns:
             A dictionary from split to a list of `bytes`.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} must define read_texts(), which returns the "
-            f"texts of the splits {SPLITS}."
+            f"{type(self).__name__} must define texts(split), which returns the texts "
+            f"of one of the splits {SPLITS}, or read_texts(), which returns all."
         )
 
-    def load(self):
-        texts = self.read_texts()
-        texts = {split: [t for t in texts[split] if t] for split in SPLITS}
-        self._num_texts = {split: len(texts[split]) for split in SPLITS}
-        return {split: self.encode(texts[split]) for split in SPLITS}
+    @functools.cached_property
+    def _texts(self):
+        return {
+            split: [text for text in texts if text]
+            for split, texts in self.read_texts().items()
+        }
 
-    def encode(self, texts):
-        """Turns texts into ids; see the function `encode`."""
-        return encode(texts)
+    def texts(self, split):
+        return self._texts[split]
 
-    def describe(self):
-        self.prepare()
-        sizes = []
-        for split in SPLITS:
-            count = self._num_texts[split]
-            # The end ids are no bytes of the data.
-            num_bytes = self.num_tokens(split) - count
-            files = "file" if count == 1 else "files"
-            sizes.append(f"{split} {num_bytes:,} bytes of {count} {files}")
-        return f"{self.name}: {', '.join(sizes)}; windows of {self.sequence_length:,}"
+    def encode(self, text):
+        return byte_ids(text)
+
+    def describe_split(self, split):
+        texts = self.texts(split)
+        files = "file" if len(texts) == 1 else "files"
+        return f"{sum(map(len, texts)):,} bytes of {len(texts)} {files}"
 
 
 @register("python_source")
@@ -94,9 +162,7 @@ class PythonSource(BytesProblem):
     5 % for testing. The same Python version gives the same data.
 
     Args:
-        data_dir: not used.
-        sequence_length: integer or a string of digits, ids per window. Defaults
-            to 2048.
+        **options: arguments of `TextProblem`; `data_dir` is not used.
 
     Raises:
         ValueError: from `prepare`, if this Python has no source files, or too few.
@@ -140,8 +206,9 @@ class PythonSource(BytesProblem):
             paths += [pathlib.Path(folder, n) for n in names if n.endswith(".py")]
         return sorted(paths, key=lambda path: path.relative_to(library).as_posix())
 
-    def describe(self):
-        return f"{super().describe()}; library of Python {platform.python_version()}"
+    def describe(self, *splits):
+        python = platform.python_version()
+        return f"{super().describe(*splits)}; library of Python {python}"
 
 
 @register("text_files")
@@ -169,9 +236,8 @@ class TextFiles(BytesProblem):
         vocabulary: string, path of a subword vocabulary as the release has it. The
             tokens are then its subwords, and files must be UTF-8 (bytes that are not
             become U+FFFD). Defaults to `None`, for bytes as tokens.
-        data_dir: string, a folder; only used if `files` is not given.
-        sequence_length: integer or a string of digits, ids per window. Defaults
-            to 2048.
+        **options: arguments of `TextProblem`; `data_dir`, a folder, is only used if
+            `files` is not given.
 
     Raises:
         ValueError: if neither `files` nor `data_dir` is given; from `prepare`, if a
@@ -196,14 +262,13 @@ class TextFiles(BytesProblem):
         validation_files=None,
         test_files=None,
         vocabulary=None,
-        data_dir=None,
-        sequence_length=None,
+        **options,
     ):
-        super().__init__(data_dir=data_dir, sequence_length=sequence_length)
-        if not files and not data_dir:
+        super().__init__(**options)
+        if not files and not self.data_dir:
             raise ValueError(
                 "`files` must name the text files, or `data_dir` the folder that "
-                f"holds them. Received: files={files!r}, data_dir={data_dir!r}"
+                f"holds them. Received: files={files!r}, data_dir={self.data_dir!r}"
             )
         self.files = files
         self.validation_files = validation_files
@@ -219,21 +284,15 @@ class TextFiles(BytesProblem):
             return ByteTokenizer()
         return SubwordTokenizer(self.vocabulary)
 
-    def encode(self, texts):
+    def encode(self, text):
         if self.vocabulary is None:
-            return encode(texts)
-        end = [self.tokenizer.end_token_id]
-        parts = [np.append(self.tokenizer.tokenize(text), end) for text in texts]
-        return np.concatenate([np.zeros(0, "int32"), *parts]).astype("int32")
+            return super().encode(text)
+        return self.tokenizer.tokenize(text).numpy()
 
-    def describe(self):
+    def describe_split(self, split):
         if self.vocabulary is None:
-            return super().describe()
-        sizes = [f"{split} {self.num_tokens(split):,}" for split in SPLITS]
-        return (
-            f"{self.name}: subwords: {', '.join(sizes)}; windows of "
-            f"{self.sequence_length:,}"
-        )
+            return super().describe_split(split)
+        return f"{self.num_tokens(split):,} subwords"
 
     def read_texts(self):
         named = {
@@ -265,23 +324,17 @@ class TextFiles(BytesProblem):
         return texts
 
 
-def encode(texts):
-    """Turns texts into one array of ids, the end id behind each of them.
+def byte_ids(text):
+    """Turns bytes into ids.
 
     Args:
-        texts: list of `bytes`.
+        text: `bytes`.
 
     Returns:
-        NumPy uint16 array of shape `(total bytes + number of texts,)`.
+        NumPy uint16 array of shape `(len(text),)`.
     """
-    ids = np.empty(sum(len(text) + 1 for text in texts), "uint16")
-    start = 0
-    for text in texts:
-        end = start + len(text)
-        ids[start:end] = np.frombuffer(text, "uint8")
-        ids[start:end] += byte_tokenizer.BYTE_OFFSET
-        ids[end] = byte_tokenizer.END_ID
-        start = end + 1
+    ids = np.frombuffer(text, "uint8").astype("uint16")
+    ids += byte_tokenizer.BYTE_OFFSET
     return ids
 
 

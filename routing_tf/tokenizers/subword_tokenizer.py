@@ -1,11 +1,9 @@
 """Subwords as tokens, numbered as tensor2tensor's subword encoder numbers them."""
 
 import collections
-import os
 import pathlib
 
 import keras
-import keras_hub
 import numpy as np
 import tensorflow as tf
 import tensorflow_text as tf_text
@@ -14,6 +12,9 @@ from tensorflow_text.tools.wordpiece_vocab import wordpiece_tokenizer_learner_li
 from routing_tf.tokenizers.byte_tokenizer import END_ID
 from routing_tf.tokenizers.byte_tokenizer import PAD_ID
 from routing_tf.tokenizers.byte_tokenizer import dense_ids
+from routing_tf.tokenizers.vocabulary_tokenizer import Vocabulary
+from routing_tf.tokenizers.vocabulary_tokenizer import VocabularyTokenizer
+from routing_tf.tokenizers.vocabulary_tokenizer import as_strings
 
 VOCABULARY_FILE = "vocabulary.subwords"
 # Characters that stand for others; every vocabulary has them as tokens.
@@ -27,7 +28,7 @@ _UNDEFINED = 0x3013
 
 
 @keras.saving.register_keras_serializable(package="routing_tf")
-class SubwordTokenizer(keras_hub.tokenizers.Tokenizer):
+class SubwordTokenizer(VocabularyTokenizer):
     r"""Splits text into the subwords of a vocabulary, as tensor2tensor does.
 
     Text is split wherever letters and digits meet other characters, and a single
@@ -76,39 +77,15 @@ class SubwordTokenizer(keras_hub.tokenizers.Tokenizer):
     ```
     """
 
-    def __init__(self, vocabulary=None, sequence_length=None, **kwargs):
-        super().__init__(**kwargs)
-        is_integer = isinstance(sequence_length, (int, np.integer))
-        if sequence_length is not None and not (is_integer and sequence_length > 0):
-            raise ValueError(
-                "`sequence_length` must be a positive integer, or None for results "
-                f"as long as the text. Received: sequence_length={sequence_length!r}"
-            )
-        self.sequence_length = sequence_length
-        # The model's sequences start behind a leading 0, as in the release.
-        self.start_token_id = PAD_ID
-        self.pad_token_id = PAD_ID
-        self.end_token_id = END_ID
-        self.file_assets = [VOCABULARY_FILE]
-        self.set_vocabulary(vocabulary)
+    vocabulary_file = VOCABULARY_FILE
 
-    def set_vocabulary(self, vocabulary):
-        """Sets the vocabulary.
+    def read_tokens(self, path):
+        return _read(path)
 
-        Args:
-            vocabulary: as in the constructor.
-
-        Raises:
-            ValueError: as in the constructor.
-        """
-        self._vocabulary = None
-        if vocabulary is None:
-            return
-        if isinstance(vocabulary, (str, os.PathLike)):
-            vocabulary = _read(vocabulary)
-        tokens = [tf.compat.as_text(token) for token in vocabulary]
+    def set_tokens(self, tokens):
+        """Makes the tables of tokens; see `VocabularyTokenizer`."""
         _check(tokens)
-        self._vocabulary = _Vocabulary(tokens)
+        vocabulary = _Vocabulary(tokens)
         with tf.init_scope():
             self._texts = tf.constant(tokens)
             self.table = tf.lookup.StaticHashTable(
@@ -124,6 +101,7 @@ class SubwordTokenizer(keras_hub.tokenizers.Tokenizer):
             max_chars_per_token=max(map(len, tokens)),
             token_out_type=tf.int32,
         )
+        return vocabulary
 
     def tokenize(self, inputs):
         """Turns texts into ids.
@@ -193,61 +171,10 @@ class SubwordTokenizer(keras_hub.tokenizers.Tokenizer):
         subwords = tf.where(is_text, subwords, "")
         texts = _join(tf.strings.reduce_join(subwords, axis=-1))
         texts = texts if ids.shape.rank == 2 else texts[0]
-        if not tf.executing_eagerly():
-            return texts
-        texts = texts.numpy()
-        if isinstance(texts, bytes):
-            return texts.decode("utf-8")
-        return [text.decode("utf-8") for text in texts]
+        return as_strings(texts)
 
-    def vocabulary_size(self):
-        """Returns the number of ids."""
-        return len(self._get_vocabulary().tokens)
-
-    def get_vocabulary(self):
-        """Returns the list of tokens, in the order of their ids."""
-        return list(self._get_vocabulary().tokens)
-
-    def id_to_token(self, id):
-        """Returns the token of an id."""
-        tokens = self._get_vocabulary().tokens
-        if not 0 <= id < len(tokens):
-            raise ValueError(
-                f"`id` must be between 0 and {len(tokens) - 1}. Received: id={id}"
-            )
-        return tokens[id]
-
-    def token_to_id(self, token):
-        """Returns the id of a token; the inverse of `id_to_token`."""
-        ids = self._get_vocabulary().ids
-        if token not in ids:
-            raise ValueError(
-                "`token` must be in the vocabulary; `tokenize` cuts any text into "
-                f"such tokens. Received: token={token!r}"
-            )
-        return ids[token]
-
-    @property
-    def special_tokens(self):
-        """The tokens of padding and of the end of a text."""
-        return self.get_vocabulary()[: len(_SPECIAL_TOKENS)]
-
-    @property
-    def special_token_ids(self):
-        """The ids of padding and of the end of a text."""
-        return [PAD_ID, END_ID]
-
-    def save_vocabulary(self, path):
-        """Writes the vocabulary to a file, in the format of the release.
-
-        Args:
-            path: path of the file, which is overwritten.
-
-        Raises:
-            ValueError: if there is no vocabulary.
-        """
-        lines = [f"'{token}'\n" for token in self._get_vocabulary().tokens]
-        pathlib.Path(path).write_bytes("".join(lines).encode("utf-8"))
+    def line_of(self, token):
+        return f"'{token}'"
 
     @staticmethod
     def build_vocabulary(texts, vocabulary_size):
@@ -307,51 +234,12 @@ class SubwordTokenizer(keras_hub.tokenizers.Tokenizer):
         # The bisection may end above the size; the tokens are sorted by their counts.
         return tokens[:vocabulary_size]
 
-    def save_assets(self, dir_path):
-        """Saves the vocabulary."""
-        self.save_vocabulary(os.path.join(dir_path, VOCABULARY_FILE))
 
-    def load_assets(self, dir_path):
-        """Loads the vocabulary."""
-        self.set_vocabulary(os.path.join(dir_path, VOCABULARY_FILE))
-
-    def get_config(self):
-        # The vocabulary is saved as an asset.
-        return {
-            **super().get_config(),
-            "vocabulary": None,
-            "sequence_length": self.sequence_length,
-        }
-
-    @classmethod
-    def from_config(cls, config):
-        if isinstance(config.get("vocabulary"), str):
-            raise ValueError(
-                "`vocabulary` must not be a path in a saved config, which could name "
-                "any file. Received: vocabulary="
-                f"{config['vocabulary']!r}. Save the vocabulary as an asset"
-            )
-        return super().from_config(config)
-
-    def _get_vocabulary(self):
-        if self._vocabulary is None:
-            raise ValueError(
-                "`vocabulary` must be set before the tokenizer is used. Received: "
-                "vocabulary=None. Give the constructor or `set_vocabulary` a file or "
-                "a list of tokens"
-            )
-        return self._vocabulary
-
-
-class _Vocabulary:
-    """Tokens and what follows from them.
-
-    Keras and TensorFlow would wrap and track lists that are attributes of a layer.
-    """
+class _Vocabulary(Vocabulary):
+    """Tokens and what follows from them."""
 
     def __init__(self, tokens):
-        self.tokens = tokens
-        self.ids = {token: id for id, token in enumerate(tokens)}
+        super().__init__(tokens)
         self.alphabet = _code_points(set().union(*tokens))
 
 

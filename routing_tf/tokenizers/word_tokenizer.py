@@ -2,17 +2,18 @@
 
 import collections
 import itertools
-import os
 import pathlib
 
 import keras
-import keras_hub
 import numpy as np
 import tensorflow as tf
 
 from routing_tf.tokenizers.byte_tokenizer import END_ID
 from routing_tf.tokenizers.byte_tokenizer import PAD_ID
 from routing_tf.tokenizers.byte_tokenizer import dense_ids
+from routing_tf.tokenizers.vocabulary_tokenizer import Vocabulary
+from routing_tf.tokenizers.vocabulary_tokenizer import VocabularyTokenizer
+from routing_tf.tokenizers.vocabulary_tokenizer import as_strings
 
 VOCABULARY_FILE = "vocabulary.words"
 UNKNOWN_TOKEN = "<unk>"
@@ -32,7 +33,7 @@ _WAY_OUT = (
 
 
 @keras.saving.register_keras_serializable(package="routing_tf")
-class WordTokenizer(keras_hub.tokenizers.Tokenizer):
+class WordTokenizer(VocabularyTokenizer):
     r"""Splits text at white space into words, with ids as in tensor2tensor.
 
     White space is what Python's `str.split` splits at. With the token `"<newline>"`
@@ -83,39 +84,15 @@ class WordTokenizer(keras_hub.tokenizers.Tokenizer):
     ```
     """
 
-    def __init__(self, vocabulary=None, sequence_length=None, **kwargs):
-        super().__init__(**kwargs)
-        is_integer = isinstance(sequence_length, (int, np.integer))
-        if sequence_length is not None and not (is_integer and sequence_length > 0):
-            raise ValueError(
-                "`sequence_length` must be a positive integer, or None for results "
-                f"as long as the text. Received: sequence_length={sequence_length!r}"
-            )
-        self.sequence_length = sequence_length
-        # The model's sequences start behind a leading 0, as in the release.
-        self.start_token_id = PAD_ID
-        self.pad_token_id = PAD_ID
-        self.end_token_id = END_ID
-        self.file_assets = [VOCABULARY_FILE]
-        self.set_vocabulary(vocabulary)
+    vocabulary_file = VOCABULARY_FILE
 
-    def set_vocabulary(self, vocabulary):
-        """Sets the vocabulary.
+    def read_tokens(self, path):
+        return _read(path)
 
-        Args:
-            vocabulary: as in the constructor.
-
-        Raises:
-            ValueError: as in the constructor.
-        """
-        self._vocabulary = None
-        if vocabulary is None:
-            return
-        if isinstance(vocabulary, (str, os.PathLike)):
-            vocabulary = _read(vocabulary)
-        tokens = [tf.compat.as_text(token) for token in vocabulary]
+    def set_tokens(self, tokens):
+        """Makes the tables of tokens; see `VocabularyTokenizer`."""
         _check(tokens)
-        self._vocabulary = _Vocabulary(tokens)
+        vocabulary = _Vocabulary(tokens)
         with tf.init_scope():
             self._texts = tf.constant(
                 ["\n" if token == NEWLINE_TOKEN else token for token in tokens]
@@ -123,10 +100,11 @@ class WordTokenizer(keras_hub.tokenizers.Tokenizer):
             self.table = tf.lookup.StaticHashTable(
                 tf.lookup.KeyValueTensorInitializer(
                     tf.constant(tokens),
-                    tf.constant([*self._vocabulary.ids_of_words.values()], tf.int64),
+                    tf.constant([*vocabulary.ids_of_words.values()], tf.int64),
                 ),
-                default_value=self._vocabulary.default_id,
+                default_value=vocabulary.default_id,
             )
+        return vocabulary
 
     def tokenize(self, inputs):
         """Turns texts into ids.
@@ -231,49 +209,7 @@ class WordTokenizer(keras_hub.tokenizers.Tokenizer):
         texts = tf.strings.regex_replace(texts, " *\n *", "\n")
         texts = tf.strings.regex_replace(texts, "^ +| +$", "")
         texts = tf.strings.regex_replace(texts, " +", " ")
-        if not tf.executing_eagerly():
-            return texts
-        texts = texts.numpy()
-        if isinstance(texts, bytes):
-            return texts.decode("utf-8")
-        return [text.decode("utf-8") for text in texts]
-
-    def vocabulary_size(self):
-        """Returns the number of ids."""
-        return len(self._get_vocabulary().tokens)
-
-    def get_vocabulary(self):
-        """Returns the list of tokens, in the order of their ids."""
-        return list(self._get_vocabulary().tokens)
-
-    def id_to_token(self, id):
-        """Returns the token of an id."""
-        tokens = self._get_vocabulary().tokens
-        if not 0 <= id < len(tokens):
-            raise ValueError(
-                f"`id` must be between 0 and {len(tokens) - 1}. Received: id={id}"
-            )
-        return tokens[id]
-
-    def token_to_id(self, token):
-        """Returns the id of a token; the inverse of `id_to_token`."""
-        ids = self._get_vocabulary().ids
-        if token not in ids:
-            raise ValueError(
-                "`token` must be in the vocabulary; `tokenize` turns any text into "
-                f"ids of such tokens. Received: token={token!r}"
-            )
-        return ids[token]
-
-    @property
-    def special_tokens(self):
-        """The tokens of padding and of the end of a text."""
-        return list(_SPECIAL_TOKENS)
-
-    @property
-    def special_token_ids(self):
-        """The ids of padding and of the end of a text."""
-        return [PAD_ID, END_ID]
+        return as_strings(texts)
 
     @property
     def newline_token_id(self):
@@ -284,18 +220,6 @@ class WordTokenizer(keras_hub.tokenizers.Tokenizer):
     def unknown_token_id(self):
         """The id of words that have none, or `None` where these are refused."""
         return self._get_vocabulary().ids.get(UNKNOWN_TOKEN)
-
-    def save_vocabulary(self, path):
-        """Writes the vocabulary to a file, one token on each line.
-
-        Args:
-            path: path of the file, which is overwritten.
-
-        Raises:
-            ValueError: if there is no vocabulary.
-        """
-        lines = [f"{token}\n" for token in self._get_vocabulary().tokens]
-        pathlib.Path(path).write_bytes("".join(lines).encode("utf-8"))
 
     @staticmethod
     def build_vocabulary(texts, newline=False, unknown=False):
@@ -339,51 +263,12 @@ class WordTokenizer(keras_hub.tokenizers.Tokenizer):
             words.append(NEWLINE_TOKEN)
         return [*_SPECIAL_TOKENS, *words]
 
-    def save_assets(self, dir_path):
-        """Saves the vocabulary."""
-        self.save_vocabulary(os.path.join(dir_path, VOCABULARY_FILE))
 
-    def load_assets(self, dir_path):
-        """Loads the vocabulary."""
-        self.set_vocabulary(os.path.join(dir_path, VOCABULARY_FILE))
-
-    def get_config(self):
-        # The vocabulary is saved as an asset.
-        return {
-            **super().get_config(),
-            "vocabulary": None,
-            "sequence_length": self.sequence_length,
-        }
-
-    @classmethod
-    def from_config(cls, config):
-        if isinstance(config.get("vocabulary"), str):
-            raise ValueError(
-                "`vocabulary` must not be a path in a saved config, which could name "
-                "any file. Received: vocabulary="
-                f"{config['vocabulary']!r}. Save the vocabulary as an asset"
-            )
-        return super().from_config(config)
-
-    def _get_vocabulary(self):
-        if self._vocabulary is None:
-            raise ValueError(
-                "`vocabulary` must be set before the tokenizer is used. Received: "
-                "vocabulary=None. Give the constructor or `set_vocabulary` a file or "
-                "a list of tokens"
-            )
-        return self._vocabulary
-
-
-class _Vocabulary:
-    """Tokens and what follows from them.
-
-    Keras and TensorFlow would wrap and track lists that are attributes of a layer.
-    """
+class _Vocabulary(Vocabulary):
+    """Tokens and what follows from them."""
 
     def __init__(self, tokens):
-        self.tokens = tokens
-        self.ids = {token: id for id, token in enumerate(tokens)}
+        super().__init__(tokens)
         self.has_newline = NEWLINE_TOKEN in self.ids
         self.has_unknown = UNKNOWN_TOKEN in self.ids
         self.default_id = self.ids.get(UNKNOWN_TOKEN, _NO_ID)

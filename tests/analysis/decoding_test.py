@@ -97,12 +97,17 @@ def test_refused(changes, message):
 
 def test_lines_for_a_reader():
     result = decoding.DecodingComparison(1.5, 1.5, None, 1e-6, 2, 3000, 7)
-    lines = list(report.describe_decoding(result, "bits per byte"))
+    data = problem()
+    lines = list(report.describe_decoding(result, data, "test"))
     assert lines[0] == "held-out bits per byte of 7 windows"
     assert "SavedModel: made on the TensorFlow backend alone" in lines
     assert "2 of 3,000 decisions" in lines[-1]
     result = dataclasses.replace(result, exported=1.25)
-    assert "SavedModel: 1.25000" in report.describe_decoding(result, "bits per byte")
+    assert "SavedModel: 1.25000" in report.describe_decoding(result, data, "test")
+    data.metric_name, data.metric = "perplexity", lambda nats, split: 2 * nats
+    lines = list(report.describe_decoding(result, data, "test"))
+    assert lines[0] == "held-out perplexity of 7 windows"
+    assert lines[1] == f"one parallel pass: {3 * np.log(2):.5f}"
 
 
 @pytest.mark.slow
@@ -122,7 +127,7 @@ def test_a_trained_model_scores_the_same_in_all_ways(routing, tmp_path):
     lm = run_directory.load_language_model(run_directory.checkpoints(tmp_path)[-1])
     data = problems.get("python_source", sequence_length=64)
     result = compare_decoding(lm, data, "test", num_examples=32, verbose=False)
-    print("\n".join(report.describe_decoding(result, "bits per byte")))
+    print("\n".join(report.describe_decoding(result, data, "test")))
     assert result.one_pass < 6.0
     assert abs(result.one_pass - result.steps) < 1e-4
     if ON_TENSORFLOW:

@@ -3,7 +3,7 @@ import pytest
 
 from routing_tf import problems
 from routing_tf.problems import registry
-from routing_tf.problems.problem import SPLITS
+from routing_tf.problems.arguments import SPLITS
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_unknown_name_lists_the_problems(clean_registry):
 
 
 def test_unknown_option_lists_the_options():
-    with pytest.raises(ValueError, match=r"\['sequence_length'\].*\['length'\]"):
+    with pytest.raises(ValueError, match=r"'sequence_length'.*\['length'\]"):
         problems.get("python_source", length=3)
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from routing_tf import models
 from routing_tf import problems
+from routing_tf import training
 from routing_tf.problems import text
 from routing_tf.tokenizers import SubwordTokenizer
 
@@ -158,6 +160,192 @@ class TestEvaluation:
         again = problem.dataset("test", batch_size=2, repeat=True).take(8)
         np.testing.assert_array_equal(collect(again)[1], np.concatenate([every] * 2))
 
+    def test_a_split_may_be_shorter_than_a_window(self, tmp_path):
+        path = write(tmp_path, "data", random_bytes(400))
+        problem = problems.get("text_files", files=path, sequence_length=100)
+        problem.prepare()
+        _, targets, weights = collect(problem.dataset("validation", 2))
+        assert weights.sum() == 21
+        np.testing.assert_array_equal(targets[weights == 1], problem.ids("validation"))
+
+
+class TestResume:
+    """A run that goes on at a step sees what it would have seen."""
+
+    @pytest.mark.parametrize("num_workers", [1, 2])
+    @pytest.mark.parametrize("options", [{}, {"min_training_length": "5"}])
+    @pytest.mark.parametrize("packing", ["stream", "release"])
+    def test_across_epochs(self, tmp_path, num_workers, options, packing):
+        content = b"\n".join(random_bytes(n % 13) for n in range(150))
+        path = write(tmp_path, "data", content)
+
+        def batches(worker, start_step, steps):
+            # A problem of its own, as another process would have.
+            problem = problems.get(
+                "text_files",
+                files=path,
+                sequence_length=LENGTH,
+                packing=packing,
+                **options,
+            )
+            dataset = problem.dataset(
+                "train",
+                batch_size=3,
+                seed=4,
+                start_step=start_step,
+                num_workers=num_workers,
+                worker=worker,
+            )
+            return collect(dataset.take(steps))
+
+        num_windows = problems.get(
+            "text_files", files=path, sequence_length=LENGTH, packing=packing
+        ).num_windows("train")
+        steps_of_epoch = num_windows / (3 * num_workers)
+        steps = int(3.5 * steps_of_epoch)
+        assert steps_of_epoch > 5
+        for worker in range(num_workers):
+            inputs, targets, weights = batches(worker, 0, steps)
+            # Before, at and behind the end of an epoch, which cuts a batch.
+            for start in (1, int(steps_of_epoch), int(2 * steps_of_epoch) + 1):
+                resumed = batches(worker, start, steps - start)
+                expected = (
+                    {key: value[3 * start :] for key, value in inputs.items()},
+                    targets[3 * start :],
+                    weights[3 * start :],
+                )
+                tf.nest.map_structure(np.testing.assert_array_equal, resumed, expected)
+
+    @pytest.mark.parametrize("split", ["train", "test"])
+    @pytest.mark.parametrize("num_workers", [2, 3])
+    def test_workers_share_the_batches_of_one(self, problem, split, num_workers):
+        steps = 12 if split == "train" else None
+        whole = problem.dataset(split, batch_size=2 * num_workers, seed=1)
+        parts = [
+            problem.dataset(
+                split, 2, seed=1, num_workers=str(num_workers), worker=worker
+            )
+            for worker in range(num_workers)
+        ]
+        together = zip(*(part.as_numpy_iterator() for part in parts))
+        count = 0
+        for (_, targets, weights), rows in zip(
+            whole.take(steps or -1).as_numpy_iterator(), together
+        ):
+            joined = [np.concatenate([row[i] for row in rows]) for i in (1, 2)]
+            np.testing.assert_array_equal(joined[0], targets)
+            np.testing.assert_array_equal(joined[1], weights)
+            count += 1
+        assert count == (steps or -(-problem.num_windows(split) // (2 * num_workers)))
+
+    def test_a_worker_must_be_one_of_them(self, problem):
+        with pytest.raises(ValueError, match="`worker` must be less than"):
+            problem.dataset("train", 2, num_workers=2, worker=2)
+
+
+class TestTruncation:
+    def test_lengths(self, tmp_path):
+        path = write(tmp_path, "data", random_bytes(20_000))
+        problem = problems.get(
+            "text_files", files=path, sequence_length=LENGTH, min_training_length=4
+        )
+        inputs, targets, weights = collect(problem.dataset("train", 8, seed=2).take(99))
+        lengths = weights.sum(axis=1)
+        assert set(lengths) == set(range(4, LENGTH + 1))
+        counts = np.unique(lengths, return_counts=True)[1]
+        assert counts.min() > 0.6 * counts.mean()
+        expected = np.arange(LENGTH) < lengths[:, None]
+        np.testing.assert_array_equal(inputs["padding_mask"], expected)
+        assert not targets[~expected].any()
+        # Held-out windows are whole.
+        assert collect(problem.dataset("test", 1))[2].sum() == problem.num_tokens(
+            "test"
+        )
+
+    @pytest.mark.parametrize("shortest", [0, LENGTH + 1, "many"])
+    def test_refused(self, tmp_path, shortest):
+        path = write(tmp_path, "data", random_bytes(2000))
+        with pytest.raises(ValueError, match="`min_training_length` must"):
+            problems.get(
+                "text_files",
+                files=path,
+                sequence_length=LENGTH,
+                min_training_length=shortest,
+            )
+
+
+def test_batches_fit_keras(problem):
+    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny", num_layers=1)
+    training.compile_for_training(lm)
+    history = lm.fit(
+        problem.dataset("train", batch_size=4, start_step=7),
+        steps_per_epoch=3,
+        validation_data=problem.dataset("validation", batch_size=4),
+        verbose=0,
+    )
+    assert np.isfinite(history.history["val_loss"]).all()
+
+
+class TestSplits:
+    def test_trains_on_any_split(self, tmp_path):
+        path = write(tmp_path, "data", random_bytes(2000))
+        problem = problems.get(
+            "text_files",
+            files=path,
+            sequence_length=LENGTH,
+            train_split="validation",
+            eval_split="test",
+        )
+        endless = problem.dataset("validation", batch_size=2)
+        assert endless.cardinality() == tf.data.INFINITE_CARDINALITY
+        once = problem.dataset("validation", batch_size=2, training=False)
+        _, targets, weights = collect(once)
+        np.testing.assert_array_equal(targets[weights == 1], problem.ids("validation"))
+        assert "train" not in problem.describe()
+        of_train = collect(problem.dataset("train", batch_size=2))[2]
+        assert of_train.sum() == problem.num_tokens("train")
+
+    def test_only_splits_of_use_are_loaded(self):
+        class Halves(problems.Problem):
+            def load_split(self, split):
+                if split == "train":
+                    raise ValueError("train.txt is missing")
+                return np.arange(100)
+
+        problem = Halves(
+            sequence_length=10, train_split="validation", eval_split="test"
+        )
+        problem.prepare()
+        assert problem.num_windows("validation") == 10
+        with pytest.raises(ValueError, match="train.txt is missing"):
+            problem.prepare("train")
+
+    @pytest.mark.parametrize("name", ["train_split", "eval_split"])
+    def test_refused(self, name):
+        with pytest.raises(ValueError, match=f"`{name}` must be one of"):
+            problems.get("python_source", **{name: "valid"})
+
+
+class TestReleasePacking:
+    def test_lines_fill_windows_that_the_end_id_closes(self, tmp_path):
+        files = [
+            write(tmp_path, "a", b"  abc \n\ndefgh\n"),
+            write(tmp_path, "b", b"ij\nklmnopqrstu\nv"),
+        ]
+        other = [write(tmp_path, name, b"x" * 40) for name in "cd"]
+        problem = problems.TextFiles(
+            *other, test_files=files, packing="release", sequence_length=9
+        )
+        _, targets, weights = collect(problem.dataset("test", 1))
+        rows = [row[weight == 1].tolist() for row, weight in zip(targets, weights)]
+        # "v" fits behind no line of nine or more; such a line is given in pieces.
+        ids = [ids_of(t) for t in (b"abcdefgh", b"ij", b"klmnopqrstu", b"v")]
+        assert rows == [ids[0], ids[1], ids[2][:9], ids[2][9:], ids[3]]
+
+    def test_refused(self):
+        with pytest.raises(ValueError, match="`packing` must be one of"):
+            problems.get("python_source", packing="tight")
+
 
 class TestDatasetErrors:
     @pytest.mark.parametrize(
@@ -191,10 +379,11 @@ class TestTextFiles:
             assert problem.ids(split).tolist() == ids
             assert problem.ids(split).dtype == np.uint16
             assert problem.num_tokens(split) == len(ids)
-        assert problem.describe() == (
-            "text_files: train 1,476 bytes of 2 files, validation 82 bytes of 2 files, "
-            "test 82 bytes of 2 files; windows of 16"
+        assert problem.describe("train", "test") == (
+            "text_files: train 1,476 bytes of 2 files, test 82 bytes of 2 files; "
+            "windows of 16"
         )
+        assert "validation 82 bytes of 2 files; w" in problem.describe()
 
     def test_many_files_are_split_by_file(self, tmp_path):
         contents = {f"{i:03}": b"%03d." % i * 10 for i in range(200)}
@@ -287,8 +476,11 @@ class TestTextFiles:
         with pytest.raises(ValueError, match="`files` must hold some text"):
             problems.TextFiles(path).prepare()
         path = write(tmp_path, "b", b"x" * 400)
-        with pytest.raises(ValueError, match="train 361, validation 21, test 21"):
-            problems.TextFiles(path, sequence_length=22).prepare()
+        with pytest.raises(ValueError, match="the split 'train' of 361 ids"):
+            problems.TextFiles(path, sequence_length=362).prepare()
+        path = write(tmp_path, "c", b"x" * 10)
+        with pytest.raises(ValueError, match="the split 'validation' of 0 ids"):
+            problems.TextFiles(path, sequence_length=5).prepare()
         with pytest.raises(ValueError, match="must not share files"):
             problems.TextFiles(path, path, path).prepare()
 
@@ -374,7 +566,7 @@ class TestSubwords:
                 ids = problem.tokenizer.tokenize(line * 20).numpy().tolist()
                 expected += [*ids, 1]
             assert problem.ids(split).tolist() == expected
-        assert "subwords: train" in problem.describe()
+        assert "train 141 subwords" in problem.describe()
 
     def test_other_files_are_no_vocabulary(self, tmp_path):
         path = write(tmp_path, "vocab", b"fish\n")

@@ -9,9 +9,9 @@ import contextlib
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
+from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.builders.enwik8 import Enwik8
 from routing_tf.problems.builders.wikitext103 import Wikitext103
-from routing_tf.problems.problem import SPLITS
 
 __all__ = ["Enwik8", "Wikitext103", "prepare", "read_in_order"]
 

@@ -1,0 +1,75 @@
+"""Checks of the arguments of problems, which may come as strings."""
+
+import operator
+
+SPLITS = ("train", "validation", "test")
+
+
+def check_split(split, name="split"):
+    """Raises a `ValueError` if there is no such split."""
+    if split not in SPLITS:
+        raise ValueError(
+            f"`{name}` must be one of {SPLITS}. Received: {name}={split!r}"
+        )
+
+
+def check_worker(worker, num_workers):
+    """Returns a worker's number, or raises a `ValueError` if there is none such."""
+    num_workers = integer_at_least(1, "num_workers", num_workers)
+    worker = integer_at_least(0, "worker", worker)
+    if worker >= num_workers:
+        raise ValueError(
+            "`worker` must be less than `num_workers`. Received: "
+            f"worker={worker}, num_workers={num_workers}"
+        )
+    return worker
+
+
+def check_no_training_subset(num_examples):
+    """Raises a `ValueError` if training is to use some of the windows only."""
+    if num_examples is not None:
+        raise ValueError(
+            "`num_examples` must be None for the training split; to shorten training "
+            f"use dataset(...).take(steps). Received: num_examples={num_examples}"
+        )
+
+
+def integer_at_least(minimum, name, value):
+    """Returns an integer argument as an `int`, also if it came as a string.
+
+    Args:
+        minimum: integer, the smallest value allowed.
+        name: string, the argument's name, for the message.
+        value: the argument as received.
+
+    Returns:
+        An `int`.
+
+    Raises:
+        ValueError: if it is no integer or smaller than `minimum`.
+    """
+    kind = "positive" if minimum == 1 else "non-negative"
+    try:
+        number = int(value) if isinstance(value, str) else operator.index(value)
+    except (TypeError, ValueError):
+        number = None
+    if number is None or isinstance(value, bool) or number < minimum:
+        raise ValueError(f"`{name}` must be a {kind} integer. Received: {name}={value}")
+    return number
+
+
+def boolean(name, value):
+    """Returns a boolean argument, also if it came as a string.
+
+    Args:
+        name: string, the argument's name, for the message.
+        value: the argument as received: a boolean, or "true" or "false".
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    choices = {"true": True, "false": False}
+    found = choices.get(str(value).lower())
+    if found is None:
+        raise ValueError(f"`{name}` must be true or false. Received: {name}={value!r}")
+    return found

@@ -1,0 +1,201 @@
+"""Arrays that grow on disk until they are whole, and are then read in place.
+
+A store is a folder of `.npy` files and an `info.json`. While it is written its name
+ends in `.incomplete`: work that was stopped goes on from its last checkpoint, and
+nobody takes half of it for the whole.
+"""
+
+import io
+import json
+import os
+import pathlib
+import shutil
+import time
+
+import numpy as np
+
+SECONDS_BETWEEN_CHECKPOINTS = 10.0
+
+
+def is_complete(folder):
+    """Tells whether a folder holds a whole store."""
+    return pathlib.Path(folder, "info.json").is_file()
+
+
+def read(folder):
+    """Opens a store.
+
+    Args:
+        folder: path of the store.
+
+    Returns:
+        A dictionary from name to array, on disk (`numpy.memmap`).
+
+    Raises:
+        ValueError: if the folder holds no whole store.
+    """
+    folder = pathlib.Path(folder)
+    try:
+        info = json.loads((folder / "info.json").read_text())
+        arrays = {}
+        for name, length in info["lengths"].items():
+            # An empty file cannot be mapped.
+            mode = "r" if length else None
+            arrays[name] = np.load(folder / f"{name}.npy", mmap_mode=mode)
+            if len(arrays[name]) != length:
+                raise ValueError(
+                    f"{name}.npy has {len(arrays[name])} entries in place of {length}"
+                )
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            "The prepared data must be whole. Received: "
+            f"{str(folder)!r}: {error}. Remove that folder and make it anew with "
+            "`python -m routing_tf.datagen`"
+        ) from error
+    return arrays
+
+
+def identity_of(folder):
+    """Returns the identity that a whole store was written with, see `write`."""
+    return json.loads(pathlib.Path(folder, "info.json").read_text())["identity"]
+
+
+def write(folder, dtypes, identity, parts):
+    """Writes a store, or goes on where earlier work on it was stopped.
+
+    Args:
+        folder: path of the store.
+        dtypes: dictionary from the name of each array to its data type. An array of
+            pairs has a type such as `("int64", (2,))`.
+        identity: what the arrays are made of, as JSON takes it. Work that was stopped
+            goes on only if it had the same.
+        parts: function of a state, `None` at first, that returns an iterable of pairs:
+            a dictionary from name to what comes next in that array, and the state from
+            which to go on behind it, as JSON takes it.
+
+    Raises:
+        ValueError: from `parts`; nothing is left behind then.
+    """
+    folder = pathlib.Path(folder)
+    partial = folder.with_name(f"{folder.name}.incomplete")
+    writer = _Writer(partial, dtypes, identity)
+    try:
+        for arrays, state in parts(writer.state):
+            writer.append(arrays)
+            writer.checkpoint(state)
+        writer.finish()
+    except ValueError:
+        writer.close()
+        shutil.rmtree(partial)
+        raise
+    finally:
+        writer.close()
+    os.replace(partial, folder)
+
+
+class _Writer:
+    """The files of a store while it is written."""
+
+    def __init__(self, folder, dtypes, identity):
+        self._folder = folder
+        self._identity = json.loads(json.dumps(identity))
+        self._dtypes = {name: np.dtype(dtype) for name, dtype in dtypes.items()}
+        progress = self._read_progress()
+        if progress is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            progress = {"lengths": dict.fromkeys(dtypes, 0), "state": None}
+        self._lengths = progress["lengths"]
+        self.state = progress["state"]
+        self._files = {name: self._open(name) for name in dtypes}
+        self._last_checkpoint = time.monotonic()
+
+    def _read_progress(self):
+        try:
+            progress = json.loads((self._folder / "progress.json").read_text())
+        except (OSError, ValueError):
+            return None
+        if progress["identity"] != self._identity:
+            return None
+        sizes = [
+            self._end_of(name, length) <= (self._folder / f"{name}.npy").stat().st_size
+            for name, length in progress["lengths"].items()
+        ]
+        return progress if all(sizes) else None
+
+    def _header(self, name, length):
+        """The first bytes of a file, as many whatever the length: NumPy makes room."""
+        item = self._dtypes[name]
+        header = {
+            "descr": np.lib.format.dtype_to_descr(item.base),
+            "fortran_order": False,
+            "shape": (length, *item.shape),
+        }
+        stream = io.BytesIO()
+        np.lib.format.write_array_header_1_0(stream, header)
+        return stream.getvalue()
+
+    def _end_of(self, name, length):
+        return len(self._header(name, length)) + length * self._dtypes[name].itemsize
+
+    def _open(self, name):
+        path = self._folder / f"{name}.npy"
+        file = path.open("r+b" if path.exists() else "w+b")
+        file.write(self._header(name, 0))
+        # What came behind the last checkpoint is made once more.
+        file.seek(self._end_of(name, self._lengths[name]))
+        file.truncate()
+        return file
+
+    def append(self, arrays):
+        for name, values in arrays.items():
+            item = self._dtypes[name]
+            values = np.asarray(values).reshape(-1, *item.shape)
+            if values.size and not _fits(values, item.base):
+                raise ValueError(
+                    f"The values of `{name}` must fit into {item.base}. Received: "
+                    f"{values.min()} to {values.max()}"
+                )
+            values.astype(item.base).tofile(self._files[name])
+            self._lengths[name] += len(values)
+
+    def checkpoint(self, state):
+        self.state = state
+        if time.monotonic() - self._last_checkpoint > SECONDS_BETWEEN_CHECKPOINTS:
+            self._flush()
+            progress = {
+                "identity": self._identity,
+                "lengths": self._lengths,
+                "state": state,
+            }
+            _write_whole(self._folder / "progress.json", progress)
+            self._last_checkpoint = time.monotonic()
+
+    def _flush(self):
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+
+    def finish(self):
+        for name, file in self._files.items():
+            file.seek(0)
+            file.write(self._header(name, self._lengths[name]))
+        self._flush()
+        content = {"lengths": self._lengths, "identity": self._identity}
+        _write_whole(self._folder / "info.json", content)
+        (self._folder / "progress.json").unlink(missing_ok=True)
+
+    def close(self):
+        for file in self._files.values():
+            file.close()
+
+
+def _fits(values, dtype):
+    limits = np.iinfo(dtype)
+    return limits.min <= values.min() and values.max() <= limits.max
+
+
+def _write_whole(path, content):
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(partial, path)

@@ -1,0 +1,491 @@
+"""Problems of images: MNIST, CIFAR-10, ImageNet at 64 x 64, and images of your own."""
+
+import itertools
+import math
+import os
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+
+from routing_tf.problems import array_store
+from routing_tf.problems.arguments import SPLITS
+from routing_tf.problems.arguments import boolean
+from routing_tf.problems.arguments import integer_at_least
+from routing_tf.problems.image import ImageProblem
+from routing_tf.problems.own_files import OwnFilesProblem
+from routing_tf.problems.prepared import PreparedProblem
+from routing_tf.problems.registry import register
+from routing_tf.problems.text import split_of_file
+
+ENDINGS = (".png", ".jpg", ".jpeg")
+# Images without prepared arrays are held in memory: so many bytes at most.
+MAX_BYTES_IN_MEMORY = 4 << 30
+
+
+class PreparedImageProblem(ImageProblem, PreparedProblem):
+    """Images of 256 intensities that are prepared once and then read in place.
+
+    A subclass names the `builder` of tensorflow-datasets; its examples have an "image"
+    and perhaps a "label". Takes the arguments of `ImageProblem`.
+
+    Attributes:
+        sources: dictionary from split to the split of the builder that it is made of,
+            in the notation of tensorflow-datasets.
+    """
+
+    vocabulary_size = 256
+    sources = dict(zip(SPLITS, SPLITS))
+
+    def source_of(self, split):
+        return self.sources[split]
+
+    def available_splits(self):
+        known = self.tfds_builder.info.splits
+        return [split for split in SPLITS if self.sources[split].split("[")[0] in known]
+
+    def dtypes(self):
+        return {"images": ("uint8", self.image_shape), "labels": "int32"}
+
+    def parts(self, split, start, state):
+        for number, example in enumerate(self.examples(split, start), start):
+            image = example["image"]
+            if image.shape != self.image_shape:
+                raise ValueError(
+                    f"Images of {self.name} must have the shape {self.image_shape}. "
+                    f"Received: image {number} of the split {split!r}, of shape "
+                    f"{image.shape}"
+                )
+            yield {"images": image, "labels": [example.get("label", 0)]}, None
+
+    def load_image_split(self, split):
+        arrays = self.read_split(split)
+        return arrays["images"], arrays["labels"]
+
+    def describe_split(self, split):
+        return f"{self.num_windows(split):,} images"
+
+
+@register("mnist")
+class Mnist(PreparedImageProblem):
+    """MNIST, 70,000 handwritten digits of 28 x 28 pixels, with ten classes.
+
+    `datagen` takes the four original files (`train-images-idx3-ubyte.gz`, ...) or
+    downloads them. Of the 60,000 training images, in the order of tensorflow-datasets,
+    the last 5,000 are for validation; tensor2tensor holds out as many in
+    `image_mnist_tune`.
+
+    Args:
+        **options: arguments of `ImageProblem`.
+
+    Raises:
+        ValueError: from `prepare`, if the data is not in `data_dir`.
+
+    Example:
+    ```python
+    from routing_tf import problems
+
+    problem = problems.get("mnist", data_dir="data")
+    problem.image_shape  # (28, 28, 1)
+    ```
+
+    Reference: `image_mnist_rev` of tensor2tensor; LeCun et al., "Gradient-Based
+    Learning Applied to Document Recognition" (1998).
+    """
+
+    storage = "mnist"
+    builder = "mnist"
+    image_shape = (28, 28, 1)
+    num_classes = 10
+    default_hparams_set = "mnist_cluster_local"
+    sources = {
+        "train": "train[:-5000]",
+        "validation": "train[-5000:]",
+        "test": "test",
+    }
+
+
+@register("cifar10")
+class Cifar10(PreparedImageProblem):
+    """CIFAR-10, 60,000 photographs of 32 x 32 pixels, with ten classes.
+
+    `datagen` takes the original file `cifar-10-binary.tar.gz` or downloads it. Of the
+    50,000 training images, in the order of tensorflow-datasets, the last 5,000 are for
+    validation.
+
+    Args:
+        **options: arguments of `ImageProblem`.
+
+    Raises:
+        ValueError: from `prepare`, if the data is not in `data_dir`.
+
+    Example:
+    ```python
+    from routing_tf import problems
+
+    problem = problems.get("cifar10", data_dir="data")
+    problem.sequence_length  # 3072, 32 * 32 * 3
+    ```
+
+    Reference: `image_cifar10_plain_gen_rev` of tensor2tensor; Krizhevsky, "Learning
+    Multiple Layers of Features from Tiny Images" (2009).
+    """
+
+    storage = "cifar10"
+    builder = "cifar10"
+    image_shape = (32, 32, 3)
+    num_classes = 10
+    default_hparams_set = "cifar10_local_cluster"
+    sources = {
+        "train": "train[:-5000]",
+        "validation": "train[-5000:]",
+        "test": "test",
+    }
+
+
+@register("imagenet64")
+class Imagenet64(PreparedImageProblem):
+    """ImageNet at 64 x 64 pixels, 1.28 million photographs without classes.
+
+    `datagen` takes the original files `train_64x64.tar` and `valid_64x64.tar`. There
+    are no test images: published figures are those of the validation images, which
+    the split "test" has as well. The arrays need 16 GB in `data_dir`.
+
+    Args:
+        **options: arguments of `ImageProblem`.
+
+    Raises:
+        ValueError: from `prepare`, if the data is not in `data_dir`.
+
+    Example:
+    ```python
+    from routing_tf import problems
+
+    problem = problems.get("imagenet64", data_dir="data")
+    problem.image_shape  # (64, 64, 3)
+    ```
+
+    Reference: `image_imagenet64_gen_rev` of tensor2tensor; van den Oord et al., "Pixel
+    Recurrent Neural Networks" (2016).
+    """
+
+    storage = "imagenet64"
+    builder = "downsampled_imagenet/64x64"
+    image_shape = (64, 64, 3)
+    num_classes = 1
+    default_hparams_set = "imagenet_local_cluster"
+    sources = {"train": "train", "validation": "validation", "test": "validation"}
+
+    def folder(self, split):
+        return super().folder(self.sources[split])
+
+
+@register("image_folder")
+class ImageFolder(OwnFilesProblem, PreparedImageProblem):
+    """Images of your own, PNG or JPEG, in folders.
+
+    In the folder are `train`, `validation` and `test`, and in each of them either
+    images, or a folder of images for each class; classes are numbered in the order of
+    their names. Without such folders for the splits, each image belongs to one of
+    them, chosen by a hash of its path: about 90 % are for training, 5 % for
+    validation and 5 % for testing.
+
+    No `datagen` is needed. What it makes of the images is read in place, while images
+    themselves are held in memory, all of a split.
+
+    Args:
+        folder: string, the folder with the images. Defaults to `data_dir`.
+        height: integer, pixels. Defaults to that of the first image.
+        width: integer, pixels. Defaults to that of the first image.
+        channels: integer, 1 or 3, to which images are converted. Defaults to those of
+            the first image, which all must have.
+        resize: boolean, whether images of another size are cut at the edges, as little
+            as possible, to the ratio of `height` and `width`, and then scaled by the
+            means of areas. Defaults to False: they are an error.
+        **options: arguments of `ImageProblem`.
+
+    Raises:
+        ValueError: if an option is out of range, images are both beside and inside of
+            class folders, or one is damaged or of another size.
+
+    Example:
+    ```python
+    import pathlib
+    import tensorflow as tf
+    from routing_tf import problems
+
+    for split in ("train", "validation"):
+        pathlib.Path("flags", split).mkdir(parents=True)
+        png = tf.io.encode_png(tf.zeros((4, 6, 3), "uint8"))
+        pathlib.Path("flags", split, "black.png").write_bytes(png.numpy())
+    problem = problems.get("image_folder", folder="flags")
+    problem.image_shape  # (4, 6, 3)
+    inputs, targets, weights = next(iter(problem.dataset("train", batch_size=1)))
+    ```
+    """
+
+    storage = "image_folder"
+    default_hparams_set = "cifar10_local_cluster"
+
+    def __init__(
+        self,
+        data_dir=None,
+        folder=None,
+        height=None,
+        width=None,
+        channels=None,
+        resize=False,
+        **options,
+    ):
+        if not folder and not data_dir:
+            raise ValueError(
+                "`folder` or `data_dir` must name the folder with the images. "
+                f"Received: folder={folder!r}, data_dir={data_dir!r}"
+            )
+        sizes = {"height": height, "width": width, "channels": channels}
+        self.sizes = {
+            name: size if size is None else integer_at_least(1, name, size)
+            for name, size in sizes.items()
+        }
+        if self.sizes["channels"] not in (None, 1, 3):
+            raise ValueError(
+                f"`channels` must be 1 or 3. Received: channels={channels}"
+            )
+        self.resize = boolean("resize", resize)
+        self.data_dir = data_dir
+        self._find(folder or data_dir)
+        super().__init__(data_dir=data_dir, **options)
+
+    def _find(self, folder):
+        """Looks which images there are, and how large the first one is."""
+        self.image_dir = os.path.abspath(os.path.expanduser(os.fspath(folder)))
+        self.paths = find_images(self.image_dir)
+        self.classes = sorted(set().union(*(c.values() for c in self.paths.values())))
+        self.image_shape = None
+        first = next((path for split in SPLITS for path in self.paths[split]), None)
+        if first:
+            self.image_shape = self._shape(first)
+        else:
+            self._take_arrays()
+        self.num_classes = len(self.classes)
+
+    def _shape(self, path):
+        sizes = self.sizes
+        if None in sizes.values():
+            height, width, channels = read_image(path).shape
+            found = {"height": height, "width": width, "channels": channels}
+            sizes = {name: sizes[name] or found[name] for name in sizes}
+        return tuple(sizes.values())
+
+    def _take_arrays(self):
+        """Takes classes and shape from arrays whose images are elsewhere."""
+        made = [split for split in SPLITS if self._has_arrays(split)]
+        if not made:
+            return
+        identity = array_store.identity_of(self.folder(made[0]))
+        wanted = tuple(self.sizes.values())
+        shape = tuple(identity["shape"])
+        if any(size not in (None, real) for size, real in zip(wanted, shape)):
+            raise ValueError(
+                "`height`, `width` and `channels` must be those of the prepared "
+                f"images, {shape}, which are not in {self.image_dir!r} any more. "
+                f"Received: {wanted}"
+            )
+        self.image_shape, self.classes = shape, identity["classes"]
+
+    def _has_arrays(self, split):
+        return bool(self.data_dir) and array_store.is_complete(self.folder(split))
+
+    def _has_only_arrays(self, split):
+        return not any(self.paths.values()) and self._has_arrays(split)
+
+    def files_of(self, split):
+        return list(self.paths[split])
+
+    def identity(self, split):
+        if self._has_only_arrays(split):
+            return array_store.identity_of(self.folder(split))
+        return {
+            **super().identity(split),
+            "shape": list(self.image_shape),
+            "classes": self.classes,
+            "resize": self.resize,
+        }
+
+    def available_splits(self):
+        return [s for s in SPLITS if self.paths[s] or self.is_made(s)]
+
+    def prepare_source(self):
+        if self.raw_dir:
+            self._find(self.raw_dir)
+            self.sequence_length = math.prod(self.image_shape or (1,))
+        self._check_found()
+        super().prepare_source()
+
+    def _check_found(self):
+        if self.image_shape is None:
+            raise ValueError(
+                f"The folder of images must hold some, {' or '.join(ENDINGS)}; name it "
+                f"with the option `folder`. Received: {self.image_dir!r}"
+            )
+
+    def examples(self, split, start):
+        paths = itertools.islice(self.paths[split].items(), start, None)
+        for path, name in paths:
+            yield {"image": self._image(path), "label": self.classes.index(name)}
+
+    def _image(self, path):
+        height, width, channels = self.image_shape
+        image = read_image(path, self.sizes["channels"])
+        if image.shape[-1] != channels:
+            raise ValueError(
+                "Images must have as many channels as the first one, "
+                f"{channels}; or name the option `channels`, to which they are "
+                f"converted. Received: {path!r} with {image.shape[-1]}"
+            )
+        if image.shape[:2] == (height, width):
+            return image
+        if not self.resize:
+            raise ValueError(
+                f"Images must have {height} x {width} pixels (height x width); or pass "
+                "resize=true, and they are cut and scaled. Received: "
+                f"{path!r} with {image.shape[0]} x {image.shape[1]}"
+            )
+        return resized(image, height, width)
+
+    def read_split(self, split):
+        self._check_found()
+        if not self.is_made(split):
+            self._check_images(split)
+        return super().read_split(split)
+
+    def _check_images(self, split):
+        number = len(self.paths[split])
+        if not number:
+            sizes = {name: len(paths) for name, paths in self.paths.items()}
+            raise ValueError(
+                f"The split {split!r} of image_folder must have images. Received: "
+                f"{self.image_dir!r} with {sizes}. Put some into "
+                f"{os.path.join(self.image_dir, split)!r}, or choose other splits with "
+                "train_split and eval_split"
+            )
+        size = number * math.prod(self.image_shape)
+        if size > MAX_BYTES_IN_MEMORY:
+            raise ValueError(
+                f"Images must fit into memory, {MAX_BYTES_IN_MEMORY:,} bytes for each "
+                f"split, or be prepared with `{self.command} --raw_dir="
+                f"{self.image_dir}`. Received: {number:,} images of "
+                f"{self.image_shape} in the split {split!r}"
+            )
+
+    def check_hyperparameters(self, hyperparameters):
+        self._check_found()
+        super().check_hyperparameters(hyperparameters)
+
+
+def find_images(folder):
+    """Finds the images below a folder and shares them out between the splits.
+
+    Args:
+        folder: string, absolute path of a folder as `ImageFolder` describes it.
+
+    Returns:
+        A dictionary from split to a dictionary from path to the name of its class, in
+        the order of the paths. The name is empty if there are no classes.
+
+    Raises:
+        ValueError: if images are both beside and inside of class folders.
+    """
+    found = {split: {} for split in SPLITS}
+    if any(os.path.isdir(os.path.join(folder, split)) for split in SPLITS):
+        for split in SPLITS:
+            base = os.path.join(folder, split)
+            for path in _images(base):
+                found[split][path] = _class_of(path, base)
+    else:
+        for path in _images(folder):
+            name = pathlib.Path(path).relative_to(folder).as_posix()
+            found[split_of_file(name)][path] = _class_of(path, folder)
+    classes = {name: path for paths in found.values() for path, name in paths.items()}
+    if "" in classes and len(classes) > 1:
+        raise ValueError(
+            "Images must either all be in class folders or none of them. Received: the "
+            f"classes {sorted(set(classes) - {''})}, and beside them {classes['']!r}"
+        )
+    return found
+
+
+def _images(folder):
+    """The paths of the images in a folder and those below it, in order."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        # What this package has prepared is no class.
+        folders[:] = [n for n in folders if n[0] != "." and n != "routing_tf"]
+        found += [
+            os.path.join(parent, name)
+            for name in names
+            if name.lower().endswith(ENDINGS) and name[0] != "."
+        ]
+    return sorted(found)
+
+
+def _class_of(path, base):
+    """The name of the folder of an image that is directly below `base`."""
+    parts = pathlib.Path(path).relative_to(base).parts[:-1]
+    return parts[0] if parts else ""
+
+
+def read_image(path, channels=None):
+    """Reads an image file.
+
+    Args:
+        path: string, path of a PNG or JPEG file.
+        channels: integer, 1 or 3. Defaults to `None`: those of the file, without
+            transparency.
+
+    Returns:
+        NumPy uint8 array of shape `(height, width, channels)`.
+
+    Raises:
+        ValueError: if it cannot be read or is damaged.
+    """
+    try:
+        content = pathlib.Path(path).read_bytes()
+        image = tf.io.decode_image(content, channels or 0, expand_animations=False)
+    except (OSError, tf.errors.OpError) as error:
+        reason = getattr(error, "message", None) or error
+        raise ValueError(
+            f"The file {str(path)!r} must be an undamaged PNG or JPEG image. Received: "
+            f"{reason}"
+        ) from error
+    image = image.numpy()
+    return image[..., : 3 if image.shape[-1] > 2 else 1]
+
+
+def resized(image, height, width):
+    """Cuts an image to a ratio of its sides, around its centre, and scales it.
+
+    Args:
+        image: NumPy uint8 array of shape `(any height, any width, channels)`.
+        height: integer, the new height.
+        width: integer, the new width.
+
+    Returns:
+        NumPy uint8 array of shape `(height, width, channels)`, of means of areas.
+
+    Example:
+    ```python
+    import numpy as np
+    from routing_tf.problems import images
+
+    wide = np.array([[[9], [0], [4], [9]], [[9], [2], [6], [9]]], "uint8")
+    images.resized(wide, 1, 1)  # [[[3]]], the mean of 0, 4, 2 and 6
+    ```
+    """
+    old_height, old_width, _ = image.shape
+    kept_height = min(old_height, max(1, round(old_width * height / width)))
+    kept_width = min(old_width, max(1, round(old_height * width / height)))
+    top, left = (old_height - kept_height) // 2, (old_width - kept_width) // 2
+    kept = image[top : top + kept_height, left : left + kept_width]
+    scaled = tf.image.resize(kept, (height, width), method="area").numpy()
+    return np.round(scaled).astype("uint8")

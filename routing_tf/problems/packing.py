@@ -1,0 +1,190 @@
+"""How the release cuts lines of tokens into windows.
+
+Each rule is a class with the same interface: `add` takes the ids of a line, `finish`
+ends the data, and both return what is to be written: ids and windows. All windows of
+a rule are pieces of one sequence of ids, so a window is a start and a length. Lines
+are never cut but by the sequence length: a window that a line has made longer than
+that is given in pieces, as every row of a batch has a fixed length.
+
+`state` holds all that a rule remembers, so that work on large data can go on where
+it was stopped.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from routing_tf.tokenizers.byte_tokenizer import END_ID
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """Ids to write behind the earlier ones, and windows among all that is written.
+
+    Args:
+        ids: list of integers, or NumPy array of shape `(num_ids,)`.
+        windows: list of pairs (start, length).
+    """
+
+    ids: list
+    windows: list
+
+
+class EachLine:
+    """Every line is a window: the rule of the problem `Enwik8`.
+
+    Args:
+        sequence_length: integer, the largest length of a window in ids.
+    """
+
+    def __init__(self, sequence_length):
+        self.sequence_length = sequence_length
+        self.state = {"end": 0}
+
+    def add(self, line):
+        """Takes the ids of a line; returns `Packed`."""
+        start = self.state["end"]
+        self.state["end"] += len(line)
+        return Packed(line, pieces(start, self.state["end"], self.sequence_length))
+
+    def finish(self):
+        """Ends the data; returns `Packed`."""
+        return Packed([], [])
+
+
+class WholeLines:
+    """Windows of whole lines, as many as are shorter than the sequence length.
+
+    The rule of `Pg19Length8k` with the defaults, that of the held-out splits of
+    `Wikitext103Length4k` without.
+
+    Args:
+        sequence_length: integer, the largest length of a window in ids.
+        end_windows: boolean, whether the end id 1 closes each window. Defaults to
+            True.
+        keep_last: boolean, whether the lines behind the last full window make a window
+            too. Defaults to True.
+    """
+
+    def __init__(self, sequence_length, end_windows=True, keep_last=True):
+        self.sequence_length = sequence_length
+        self.end_windows = end_windows
+        self.keep_last = keep_last
+        self.state = {"start": 0, "end": 0}
+
+    def add(self, line):
+        """Takes the ids of a line; returns `Packed`."""
+        buffered = self.state["end"] - self.state["start"]
+        if buffered + len(line) < self.sequence_length:
+            self.state["end"] += len(line)
+            return Packed(line, [])
+        closed = self._close()
+        self.state["end"] += len(line)
+        return Packed([*closed.ids, *line], closed.windows)
+
+    def finish(self):
+        """Ends the data; returns `Packed`."""
+        return self._close() if self.keep_last else Packed([], [])
+
+    def _close(self):
+        ids = [END_ID] if self.end_windows else []
+        start = self.state["start"]
+        self.state["end"] += len(ids)
+        self.state["start"] = self.state["end"]
+        return Packed(ids, pieces(start, self.state["end"], self.sequence_length))
+
+
+class OverlappingLines:
+    """Windows that overlap heavily: the training split of `Wikitext103Length4k`.
+
+    When a line no longer fits, the lines of the buffer are a window; then whole lines,
+    at least as long as the new one together, leave at its front.
+
+    Args:
+        sequence_length: integer, the largest length of a window in ids.
+    """
+
+    def __init__(self, sequence_length):
+        self.sequence_length = sequence_length
+        # Lengths of the lines that have not left yet, the newest included.
+        self.state = {"start": 0, "end": 0, "lines": []}
+
+    def add(self, line):
+        """Takes the ids of a line; returns `Packed`."""
+        state, windows = self.state, []
+        state["lines"].append(len(line))
+        if state["end"] - state["start"] + len(line) >= self.sequence_length:
+            windows = pieces(state["start"], state["end"], self.sequence_length)
+            left = num_left = 0
+            while left < len(line):
+                left += state["lines"][num_left]
+                num_left += 1
+            del state["lines"][:num_left]
+            # A line that leaves before it came in takes nothing along.
+            state["start"] = min(state["start"] + left, state["end"])
+        state["end"] += len(line)
+        return Packed(line, windows)
+
+    def finish(self):
+        """Ends the data; what is left in the buffer is no window."""
+        return Packed([], [])
+
+
+class SlidingWindows:
+    """A window every few ids: the training split of `Wikitext103Length4kOverlap`.
+
+    Args:
+        sequence_length: integer; windows are shorter by one.
+        stride: integer, ids between the starts of windows. Defaults to 3.
+    """
+
+    def __init__(self, sequence_length, stride=3):
+        self.sequence_length = sequence_length
+        self.stride = stride
+        self.state = {"start": 0, "end": 0}
+
+    def add(self, line):
+        """Takes the ids of a line; returns `Packed`."""
+        self.state["end"] += len(line)
+        last = self.state["end"] - self.sequence_length
+        starts = range(self.state["start"], last + 1, self.stride)
+        self.state["start"] += len(starts) * self.stride
+        return Packed(line, [(start, self.sequence_length - 1) for start in starts])
+
+    def finish(self):
+        """Ends the data; what is left in the buffer is no window."""
+        return Packed([], [])
+
+
+def pieces(start, end, sequence_length):
+    """Cuts a window that is too long for a row into pieces that are not.
+
+    Args:
+        start: integer, the first id of the window.
+        end: integer, the id behind it.
+        sequence_length: integer, the largest length of a piece.
+
+    Returns:
+        A list of pairs (start, length); empty for an empty window.
+    """
+    return [
+        (place, min(sequence_length, end - place))
+        for place in range(start, end, sequence_length)
+    ]
+
+
+def pack(rule, lines):
+    """Packs lines that fit in the memory.
+
+    Args:
+        rule: an instance of one of the classes here.
+        lines: iterable of lists or arrays of ids.
+
+    Returns:
+        NumPy int32 array of ids, and NumPy int64 array of windows of shape
+        `(num_windows, 2)`, starts and lengths.
+    """
+    packed = [*map(rule.add, lines), rule.finish()]
+    ids = [np.asarray(part.ids, "int32") for part in packed]
+    windows = [window for part in packed for window in part.windows]
+    return np.concatenate(ids), np.asarray(windows, "int64").reshape(-1, 2)

@@ -1,0 +1,167 @@
+"""Pairs of texts from files of your own."""
+
+import itertools
+
+from routing_tf.problems import raw_files
+from routing_tf.problems.arguments import SPLITS
+from routing_tf.problems.own_files import OwnFilesProblem
+from routing_tf.problems.registry import register
+from routing_tf.problems.seq2seq import Seq2SeqProblem
+from routing_tf.problems.text import HELD_OUT_SHARE
+from routing_tf.problems.text import find_files
+
+
+@register("parallel_files")
+class ParallelFiles(OwnFilesProblem, Seq2SeqProblem):
+    r"""Pairs of texts of your own: a file of sources and one of targets, by lines.
+
+    Line n of a target file belongs to line n of the source file; pairs with an empty
+    side are left out. Of files for all splits, the last 5 % of the lines are for
+    testing and the 5 % before them for validation, unless these splits have files of
+    their own. Files must be UTF-8. No `datagen` is needed.
+
+    Args:
+        source_files: a list of paths or glob patterns, or one string of them separated
+            by commas, as for `text_files`.
+        target_files: the same: as many files, in the same order.
+        validation_source_files: the same, for the validation split.
+        validation_target_files: the same, for the validation split.
+        test_source_files: the same, for the test split.
+        test_target_files: the same, for the test split.
+        vocabulary: as for `Seq2SeqProblem`; "subwords" needs a `data_dir`. Defaults to
+            "bytes".
+        **options: arguments of `Seq2SeqProblem`.
+
+    Raises:
+        ValueError: if sources or targets are not named; from `prepare`, if a pattern
+            matches no file, a file cannot be read, or source and target have different
+            numbers of lines.
+
+    Example:
+    ```python
+    import pathlib
+    from routing_tf import problems
+
+    numbers = range(100)
+    pathlib.Path("numbers").write_text("".join(f"{n}\n" for n in numbers))
+    pathlib.Path("squares").write_text("".join(f"{n * n}\n" for n in numbers))
+    problem = problems.get(
+        "parallel_files",
+        source_files="numbers",
+        target_files="squares",
+        input_length=8,
+        sequence_length=8,
+    )
+    inputs, targets, weights = next(iter(problem.dataset("train", batch_size=2)))
+    ```
+    """
+
+    storage = "parallel_files"
+    default_vocabulary = "bytes"
+
+    def __init__(
+        self,
+        source_files=None,
+        target_files=None,
+        validation_source_files=None,
+        validation_target_files=None,
+        test_source_files=None,
+        test_target_files=None,
+        **options,
+    ):
+        super().__init__(**options)
+        self._counts = {}
+        self.files = {
+            "train": (source_files, target_files),
+            "validation": (validation_source_files, validation_target_files),
+            "test": (test_source_files, test_target_files),
+        }
+        for split, (sources, targets) in self.files.items():
+            if bool(sources) != bool(targets) or (split == "train" and not sources):
+                prefix = "" if split == "train" else f"{split}_"
+                raise ValueError(
+                    f"`{prefix}source_files` and `{prefix}target_files` must both name "
+                    f"files. Received: {sources!r} and {targets!r}"
+                )
+        if self.vocabulary == "subwords" and not self.data_dir:
+            raise ValueError(
+                "`data_dir` must name a folder for the vocabulary if vocabulary="
+                f"'subwords'. Received: data_dir={self.data_dir!r}"
+            )
+
+    def prepare_source(self):
+        if self.raw_dir:
+            raise ValueError(
+                "parallel_files names its files with `source_files` and "
+                f"`target_files`. Received: raw_dir={self.raw_dir!r}; leave it out"
+            )
+        super().prepare_source()
+
+    def _named(self, split):
+        """Pairs of paths, those that the options of a split name."""
+        prefix = "" if split == "train" else f"{split}_"
+        sources, targets = (
+            find_files(f"{prefix}{side}_files", files)
+            for side, files in zip(("source", "target"), self.files[split])
+        )
+        if len(sources) != len(targets):
+            raise ValueError(
+                f"`{prefix}source_files` and `{prefix}target_files` must be as many. "
+                f"Received: {len(sources)} and {len(targets)} files"
+            )
+        return list(zip(sources, targets))
+
+    @property
+    def _held_out(self):
+        """The splits that have no files of their own, the last one first."""
+        return [s for s in ("test", "validation") if not self.files[s][0]]
+
+    def files_of(self, split):
+        split = "train" if split in self._held_out else split
+        return list(itertools.chain.from_iterable(self._named(split)))
+
+    def identity(self, split):
+        return {**super().identity(split), "held_out": self._held_out}
+
+    def _num_lines(self, sources, targets):
+        """How many lines two files have, which must be as many."""
+        if (sources, targets) in self._counts:
+            return self._counts[sources, targets]
+        numbers = [sum(1 for _ in raw_files.read_lines(p)) for p in (sources, targets)]
+        if numbers[0] != numbers[1]:
+            raise ValueError(
+                "A source file and its target file must have as many lines. Received: "
+                f"{sources!r} with {numbers[0]:,} and {targets!r} with {numbers[1]:,}"
+            )
+        self._counts[sources, targets] = numbers[0]
+        return numbers[0]
+
+    def _lines(self, split, sources, targets):
+        """The numbers of the first line of a split and of that behind its last."""
+        number = self._num_lines(sources, targets)
+        if split not in ("train", *self._held_out):
+            return 0, number
+        share, end = number * HELD_OUT_SHARE // 100, number
+        for other in self._held_out:
+            if split == other:
+                return end - share, end
+            end -= share
+        return 0, end
+
+    def examples(self, split, start):
+        return itertools.islice(self._examples(split), start, None)
+
+    def _examples(self, split):
+        own = "train" if split in self._held_out else split
+        for paths in self._named(own):
+            first, end = self._lines(split, *paths)
+            lines = zip(*map(raw_files.read_lines, paths))
+            for (_, source), (_, target) in itertools.islice(lines, first, end):
+                if source.strip() and target.strip():
+                    yield source, target
+
+    def pair_of(self, example):
+        return example
+
+    def available_splits(self):
+        return [s for s in SPLITS if any(True for _ in self.examples(s, 0))]

@@ -1,0 +1,431 @@
+"""Pairs of texts: a source for the encoder, a target for the decoder."""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import os
+import pathlib
+import shutil
+
+import numpy as np
+import tensorflow as tf
+
+from routing_tf.problems.arguments import integer_at_least
+from routing_tf.problems.pg19 import VOCABULARY_BYTES
+from routing_tf.problems.pg19 import VOCABULARY_SIZE
+from routing_tf.problems.prepared import PreparedProblem
+from routing_tf.problems.problem import Tokens
+from routing_tf.problems.problem import read_rows
+from routing_tf.problems.wikitext103 import perplexity
+from routing_tf.tokenizers import ByteTokenizer
+from routing_tf.tokenizers import SubwordTokenizer
+from routing_tf.tokenizers.byte_tokenizer import END_ID
+
+# Pairs that are turned into ids together, which is faster.
+PAIRS_AT_ONCE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs(Tokens):
+    """The pairs of a split; `ids` are those of the targets, one behind the other.
+
+    Args:
+        ids: NumPy integer array of shape `(num_target_ids,)`.
+        target_ends: NumPy int64 array of shape `(num_pairs,)`: where in `ids` each
+            target ends, its end id included.
+        input_ids: NumPy integer array of shape `(num_input_ids,)`, of the sources.
+        input_ends: NumPy int64 array of shape `(num_pairs,)`.
+        kept: NumPy int64 array of shape `(num_kept,)`, the pairs that are served.
+            Defaults to `None`, all.
+        num_too_long: integer, how many pairs are longer than a window.
+    """
+
+    target_ends: np.ndarray = None
+    input_ids: np.ndarray = None
+    input_ends: np.ndarray = None
+    kept: np.ndarray | None = None
+    num_too_long: int = 0
+
+    def __len__(self):
+        return len(self.target_ends if self.kept is None else self.kept)
+
+    def places(self, numbers):
+        """Returns where served pairs are.
+
+        Args:
+            numbers: int64 array of shape `(batch,)`, numbers of served pairs.
+
+        Returns:
+            Four int64 arrays of shape `(batch,)`: starts and lengths of the sources,
+            starts and lengths of the targets.
+        """
+        if self.kept is not None:
+            numbers = self.kept[numbers]
+        places = []
+        for ends in (self.input_ends, self.target_ends):
+            starts = np.where(numbers > 0, ends[numbers - 1], 0)
+            places += [starts, ends[numbers] - starts]
+        return places
+
+
+class Seq2SeqProblem(PreparedProblem):
+    """Pairs of texts for a model with an encoder; a window is one pair.
+
+    A subclass says in `pair_of` what the source and the target of an example are. The
+    end id follows both. Pairs that are too long are cut, as in the release: of a
+    target that is cut, its end is not scored. In training, pairs come in another order
+    in each epoch; otherwise in the order of the data.
+
+    Batches are `(inputs, targets, weights)`: `inputs` has "encoder_token_ids" and
+    "encoder_padding_mask" `(batch, input_length)`, "decoder_token_ids", the targets
+    shifted right by one behind a leading 0, and "decoder_padding_mask"
+    `(batch, sequence_length)`.
+
+    Args:
+        input_length: integer or a string of digits, ids of a source, its end id
+            included. Defaults to the class's `default_input_length`.
+        vocabulary: string, "subwords" for `vocab.NAME.32768.subwords` in `data_dir`,
+            which is learned from the sources and targets to train on, "bytes" for
+            bytes, or the path of a subword vocabulary. Defaults to the class's
+            `default_vocabulary`.
+        too_long: string, "cut" (the default) or "drop", what becomes of longer pairs.
+        **options: arguments of `Problem`. `sequence_length` is that of targets.
+
+    Attributes:
+        input_length: integer, ids of a source.
+
+    Raises:
+        ValueError: if an argument is out of range.
+
+    Example:
+    ```python
+    from routing_tf.problems import own_files
+    from routing_tf.problems import seq2seq
+
+
+    class Doubles(own_files.OwnFilesProblem, seq2seq.Seq2SeqProblem):
+        storage, default_vocabulary = "doubles", "bytes"
+
+        def files_of(self, split):
+            return []
+
+        def examples(self, split, start):
+            return range(start, 100)
+
+        def pair_of(self, example):
+            return str(example), str(2 * example)
+
+
+    problem = Doubles(sequence_length=8, input_length=8)
+    source, target = problem.pair("train", 21)
+    problem.tokenizer.detokenize(target)  # "42"
+    ```
+
+    Reference: `Text2TextProblem` of tensor2tensor.
+    """
+
+    kind = "seq2seq"
+    metric_name = "perplexity per token"
+    default_sequence_length = 512
+    default_input_length = 512
+    default_vocabulary = "subwords"
+    default_hparams_set = "translate_local_cluster512"
+
+    def __init__(self, input_length=None, vocabulary=None, too_long="cut", **options):
+        super().__init__(**options)
+        if input_length is None:
+            input_length = self.default_input_length
+        self.input_length = integer_at_least(1, "input_length", input_length)
+        self.vocabulary = vocabulary or self.default_vocabulary
+        if too_long not in ("cut", "drop"):
+            raise ValueError(
+                f"`too_long` must be 'cut' or 'drop'. Received: too_long={too_long!r}"
+            )
+        self.too_long = too_long
+        if self.min_training_length is not None:
+            raise ValueError(
+                "`min_training_length` is for texts without a source. Received: "
+                f"min_training_length={self.min_training_length}"
+            )
+
+    @classmethod
+    def options_for(cls, hyperparameters):
+        return {
+            "sequence_length": hyperparameters.max_sequence_length,
+            "input_length": hyperparameters.max_input_length,
+        }
+
+    def pair_of(self, example):
+        """Returns the source and the target of an example, two strings."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define pair_of(example), which returns two "
+            "strings, the source and the target."
+        )
+
+    def pairs(self, split, start=0):
+        """Yields sources and targets of a split, without the first `start`."""
+        return map(self.pair_of, self.examples(split, start))
+
+    @property
+    def vocabulary_path(self):
+        """Path of the vocabulary, a `pathlib.Path`, if tokens are subwords."""
+        if self.vocabulary == "subwords":
+            return self.data_path / f"vocab.{self.name}.{VOCABULARY_SIZE}.subwords"
+        return pathlib.Path(self.vocabulary)
+
+    @functools.cached_property
+    def tokenizer(self):
+        if self.vocabulary == "bytes":
+            return ByteTokenizer()
+        if self.vocabulary == "subwords" and not self.vocabulary_path.exists():
+            self._make_vocabulary()
+        return SubwordTokenizer(str(self.vocabulary_path))
+
+    @property
+    def vocabulary_size(self):
+        return self.tokenizer.vocabulary_size()
+
+    @property
+    def needs_train_split(self):
+        """Whether a vocabulary is to be learned from the split to train on."""
+        return self.vocabulary == "subwords" and not self.vocabulary_path.exists()
+
+    def _make_vocabulary(self):
+        """Copies the vocabulary among the raw files, or learns one."""
+        path = self.vocabulary_path
+        partial = path.with_suffix(".partial")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if self.raw_dir and pathlib.Path(self.raw_dir, path.name).is_file():
+            shutil.copyfile(os.path.join(self.raw_dir, path.name), partial)
+        else:
+            self.check_prepared(self.train_split)
+            tokens = SubwordTokenizer.build_vocabulary(self._sample(), VOCABULARY_SIZE)
+            SubwordTokenizer(tokens).save_vocabulary(partial)
+        partial.replace(path)
+
+    def _sample(self):
+        """Yields training texts, evenly over all of them."""
+
+        def texts():
+            return itertools.chain.from_iterable(self.pairs(self.train_split))
+
+        size = sum(map(len, texts()))
+        share = min(1.0, VOCABULARY_BYTES / max(1, size))
+        seen = taken = 0
+        for text in texts():
+            seen += len(text)
+            if taken + len(text) <= share * seen:
+                taken += len(text)
+                yield text
+
+    def prepare_source(self):
+        super().prepare_source()
+        if self.raw_dir and self.needs_train_split:
+            name = self.vocabulary_path.name
+            if pathlib.Path(self.raw_dir, name).is_file():
+                self._make_vocabulary()
+
+    @property
+    def variant(self):
+        if self.vocabulary == "bytes":
+            return "bytes"
+        content = "\n".join(self.tokenizer.get_vocabulary()).encode("utf-8")
+        return f"subwords-{hashlib.sha256(content).hexdigest()[:8]}"
+
+    def dtypes(self):
+        ids = "uint16" if self.vocabulary_size <= 1 << 16 else "int32"
+        return {
+            "inputs": ids,
+            "input_ends": "int64",
+            "targets": ids,
+            "target_ends": "int64",
+        }
+
+    def encoded(self, pairs):
+        """Turns texts into ids.
+
+        Args:
+            pairs: iterator over pairs of a source and a target, strings.
+
+        Yields:
+            How many pairs have become one, and the ids of its source and its target,
+            NumPy arrays without end ids.
+        """
+        while batch := list(itertools.islice(pairs, PAIRS_AT_ONCE)):
+            for source, target in zip(*map(self.encode, zip(*batch))):
+                yield 1, source, target
+
+    def encode(self, texts):
+        """Returns the ids of each of several texts, a list of NumPy arrays."""
+        ids = self.tokenizer.tokenize(list(texts))
+        return np.split(ids.flat_values.numpy(), ids.row_splits.numpy()[1:-1])
+
+    def parts(self, split, start, state):
+        # What is written of one pair may have been several examples.
+        number, input_end, target_end = state or (0, 0, 0)
+        for used, source, target in self.encoded(self.pairs(split, number)):
+            number += used
+            input_end += len(source) + 1
+            target_end += len(target) + 1
+            arrays = {
+                "inputs": np.append(source, END_ID),
+                "input_ends": [input_end],
+                "targets": np.append(target, END_ID),
+                "target_ends": [target_end],
+            }
+            yield arrays, [number, input_end, target_end]
+
+    def load_split(self, split):
+        arrays = self.read_split(split)
+        fits = np.ones(len(arrays["target_ends"]), bool)
+        for name, length in (
+            ("input_ends", self.input_length),
+            ("target_ends", self.sequence_length),
+        ):
+            fits &= np.diff(arrays[name], prepend=0) <= length
+        return Pairs(
+            ids=arrays["targets"],
+            target_ends=arrays["target_ends"],
+            input_ids=arrays["inputs"],
+            input_ends=arrays["input_ends"],
+            kept=np.flatnonzero(fits) if self.too_long == "drop" else None,
+            num_too_long=len(fits) - int(np.count_nonzero(fits)),
+        )
+
+    def _check_windows(self, split, training):
+        pairs = self.tokens(split)
+        if not len(pairs):
+            raise ValueError(
+                f"The split {split!r} of {self.name} must hold pairs that fit. "
+                f"Received: {len(pairs.target_ends)} pairs, of which "
+                f"{pairs.num_too_long} are too long for input_length="
+                f"{self.input_length}, sequence_length={self.sequence_length}"
+            )
+
+    def num_windows(self, split, training=None):
+        """Returns the number of pairs that are served.
+
+        Args:
+            split: string, "train", "validation" or "test".
+            training: not used.
+        """
+        return len(self.tokens(split))
+
+    def pair(self, split, index):
+        """Returns one pair, whole.
+
+        Args:
+            split: string, "train", "validation" or "test".
+            index: integer, the number of a served pair.
+
+        Returns:
+            The ids of the source and of the target, two NumPy arrays, each with the
+            end id behind.
+        """
+        pairs = self.tokens(split)
+        if not 0 <= index < len(pairs):
+            raise ValueError(
+                f"`index` must be at least 0 and less than {len(pairs)}, the number of "
+                f"pairs of the split {split!r}. Received: index={index}"
+            )
+        places = [int(place[0]) for place in pairs.places(np.array([index]))]
+        input_start, input_length, start, length = places
+        return (
+            np.array(pairs.input_ids[input_start : input_start + input_length]),
+            np.array(pairs.ids[start : start + length]),
+        )
+
+    def training_windows(self, split, seed, epoch):
+        """The pairs of one epoch of training, in the order of that epoch."""
+        numbers = tf.random.experimental.stateless_shuffle(
+            tf.range(self.num_windows(split), dtype=tf.int64),
+            tf.stack([seed, epoch]),
+            alg="philox",
+        )
+        return numbers, tf.ones_like(numbers)
+
+    def evaluation_windows(self, split):
+        """The pairs of a split in their fixed order."""
+        numbers = np.arange(self.num_windows(split), dtype="int64")
+        return numbers, np.ones_like(numbers)
+
+    def read(self, split, starts, lengths):
+        """Reads the pairs of one batch.
+
+        Args:
+            split: string, "train", "validation" or "test".
+            starts: int64 tensor of shape `(batch,)`, the number of each pair.
+            lengths: int64 tensor of shape `(batch,)`, 1, or 0 for an empty row.
+
+        Returns:
+            `(inputs, targets, weights)` as described for the class.
+        """
+        pairs = self.tokens(split)
+        # Arrays on disk are no tensors.
+        places = tf.numpy_function(
+            pairs.places, [starts], [tf.int64] * 4, stateful=False
+        )
+        places = [tf.ensure_shape(place, starts.shape) for place in places]
+
+        def rows(ids, first, sizes, row_length):
+            sizes = tf.minimum(sizes, row_length) * lengths
+            mask = tf.sequence_mask(sizes, row_length)
+            return read_rows(ids, first, sizes, row_length), mask
+
+        source, source_mask = rows(pairs.input_ids, *places[:2], self.input_length)
+        target, target_mask = rows(pairs.ids, *places[2:], self.sequence_length)
+        inputs = {
+            "encoder_token_ids": source,
+            "encoder_padding_mask": source_mask,
+            "decoder_token_ids": tf.pad(target[:, :-1], [[0, 0], [1, 0]]),
+            "decoder_padding_mask": target_mask,
+        }
+        return inputs, target, tf.cast(target_mask, tf.float32)
+
+    def metric(self, nats_per_token, split):
+        return perplexity(nats_per_token)
+
+    def check_hyperparameters(self, hyperparameters):
+        """Raises a `ValueError` if a model of these hyperparameters does not fit.
+
+        Args:
+            hyperparameters: `Hyperparameters`.
+
+        Raises:
+            ValueError: if the model has no encoder of tokens, or its sequences are
+                shorter than the pairs.
+        """
+        h = hyperparameters
+        if h.kind != "seq2seq" or h.encoder_inputs != "tokens":
+            raise ValueError(
+                f"The problem {self.name!r} needs a model with an encoder of tokens, "
+                f"such as {self.default_hparams_set}. Received: hyperparameters of "
+                f"kind {h.kind!r} with encoder_inputs={h.encoder_inputs!r}"
+            )
+        for name, largest in (
+            ("sequence_length", "max_sequence_length"),
+            ("input_length", "max_input_length"),
+        ):
+            if getattr(self, name) > getattr(h, largest):
+                raise ValueError(
+                    f"`{name}` of the problem must not exceed the model's `{largest}`. "
+                    f"Received: {getattr(self, name)} and {getattr(h, largest)}. Leave "
+                    f"{name} out, or pass the hyperparameter {largest}"
+                )
+
+    def describe(self, *splits):
+        sizes = ", ".join(
+            f"{split} {self.describe_split(split)}" for split in self._of_use(splits)
+        )
+        return (
+            f"{self.name}: {sizes}; sources of up to {self.input_length:,} ids, "
+            f"targets of up to {self.sequence_length:,}"
+        )
+
+    def describe_split(self, split):
+        pairs = self.tokens(split)
+        number, done = len(pairs), "cut"
+        if self.too_long == "drop":
+            number, done = len(pairs.target_ends), "dropped"
+        return f"{number:,} pairs ({pairs.num_too_long:,} of them too long: {done})"

@@ -1,0 +1,79 @@
+"""Problems of summarization: the abstracts of scientific papers."""
+
+from routing_tf.problems.registry import register
+from routing_tf.problems.seq2seq import Seq2SeqProblem
+
+
+class _ScientificPapers(Seq2SeqProblem):
+    """Abstracts of papers, of their articles; line ends are spaces."""
+
+    def pair_of(self, example):
+        # A vocabulary has no line ends; each would take five subwords.
+        texts = (example[name].decode("utf-8") for name in ("article", "abstract"))
+        return tuple(" ".join(text.split()) for text in texts)
+
+
+@register("arxiv")
+class Arxiv(_ScientificPapers):
+    """Abstracts of papers on arXiv, to be written for the articles, as subwords.
+
+    `datagen` takes the files `arxiv-dataset.zip` and `pubmed-dataset.zip`; the builder
+    of tensorflow-datasets wants both, or downloads what is missing. White space of any
+    kind is one space.
+
+    Args:
+        **options: arguments of `Seq2SeqProblem`. `input_length` defaults to 24064,
+            `sequence_length` to 512.
+
+    Raises:
+        ValueError: from `prepare`, if the data is not in `data_dir`.
+
+    Example:
+    ```python
+    from routing_tf import problems
+
+    problem = problems.get("arxiv", data_dir="data", too_long="drop")
+    problem.input_length  # 24064
+    ```
+
+    Reference: Cohan et al., "A Discourse-Aware Attention Model for Abstractive
+    Summarization of Long Documents" (2018).
+    """
+
+    storage = "arxiv"
+    builder = "scientific_papers/arxiv"
+    default_input_length = 24064
+    default_hparams_set = "arxiv_local_cluster24k"
+
+
+@register("pubmed")
+class Pubmed(_ScientificPapers):
+    """Abstracts of papers on PubMed, to be written for the articles, as subwords.
+
+    `datagen` takes the files `arxiv-dataset.zip` and `pubmed-dataset.zip`; the builder
+    of tensorflow-datasets wants both, or downloads what is missing. White space of any
+    kind is one space.
+
+    Args:
+        **options: arguments of `Seq2SeqProblem`. `input_length` defaults to 10240,
+            `sequence_length` to 512.
+
+    Raises:
+        ValueError: from `prepare`, if the data is not in `data_dir`.
+
+    Example:
+    ```python
+    from routing_tf import problems
+
+    problem = problems.get("pubmed", data_dir="data", vocabulary="bytes")
+    problem.vocabulary_size  # 258
+    ```
+
+    Reference: Cohan et al., "A Discourse-Aware Attention Model for Abstractive
+    Summarization of Long Documents" (2018).
+    """
+
+    storage = "pubmed"
+    builder = "scientific_papers/pubmed"
+    default_input_length = 10240
+    default_hparams_set = "pubmed_local_cluster10k"

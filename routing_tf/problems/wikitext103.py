@@ -1,0 +1,227 @@
+"""WikiText-103: articles of Wikipedia, as words or as bytes."""
+
+import functools
+import math
+
+import numpy as np
+
+from routing_tf.problems import packing
+from routing_tf.problems.prepared import PreparedTextProblem
+from routing_tf.problems.registry import register
+from routing_tf.problems.text import byte_ids
+from routing_tf.tokenizers import ByteTokenizer
+from routing_tf.tokenizers import WordTokenizer
+from routing_tf.tokenizers import byte_tokenizer
+
+VOCABULARY_FILE = "vocabulary.words"
+
+
+@register("wikitext103")
+class Wikitext103(PreparedTextProblem):
+    """WikiText-103, 103 million words of good Wikipedia articles, as words or bytes.
+
+    `datagen` takes the files of the release with rare words replaced by `<unk>`
+    (`wiki.train.tokens`, ...), those of the raw release (`wiki.train.raw`, ...), or
+    either as `train.txt`, `valid.txt` and `test.txt`; or it downloads them. A split
+    whose file is missing is an error when it is asked for.
+
+    As words, the vocabulary has all words of the split to train on, the most frequent
+    first, numbered as tensor2tensor's token encoder numbers them. The end of a line is
+    a word of its own and the end id follows each article. Words that the split to train
+    on does not have become `<unk>`. The metric is the perplexity per word of the text,
+    ends of lines included, as in published figures.
+
+    In the packing "release" line ends are no words, and windows of the training split
+    overlap; the metric is the perplexity per word as it is packed.
+
+    Args:
+        level: string, "words" (the default) or "bytes".
+        form: string, "tokens" or "raw", which release of the text to take. Defaults to
+            `None`: what is there, "tokens" first for words and "raw" first for bytes.
+        **options: arguments of `TextProblem`. `sequence_length` defaults to 4096.
+
+    Raises:
+        ValueError: if there is no such level or form, or bytes are to be packed as the
+            release packs words; from `prepare`, if the data is not in `data_dir`.
+
+    Example:
+    ```python
+    from routing_tf import problems
+
+    problem = problems.get("wikitext103", data_dir="data", level="bytes")
+    problem.metric_name  # "bits per byte"
+    ```
+
+    Reference: `Wikitext103Length4k` of the release; Merity et al., "Pointer Sentinel
+    Mixture Models" (2017).
+    """
+
+    storage = "wikitext103"
+    builder = "wikitext103"
+    default_sequence_length = 4096
+    default_hparams_set = "wikitext103_local_cluster4k"
+
+    def __init__(self, level="words", form=None, **options):
+        super().__init__(**options)
+        if level not in ("words", "bytes"):
+            raise ValueError(
+                f"`level` must be 'words' or 'bytes'. Received: level={level!r}"
+            )
+        if form not in (None, "tokens", "raw"):
+            raise ValueError(
+                "`form` must be 'tokens', 'raw' or None for what is there. "
+                f"Received: form={form!r}"
+            )
+        if level == "bytes" and self.packing == "release":
+            raise ValueError(
+                "`packing='release'` needs words. Received: level='bytes'. Leave one "
+                "of them out"
+            )
+        self.level = level
+        self.form = form
+
+    @property
+    def metric_name(self):
+        return "perplexity per word" if self.level == "words" else "bits per byte"
+
+    def metric(self, nats_per_token, split):
+        if self.level == "bytes":
+            return super().metric(nats_per_token, split)
+        return perplexity(nats_per_token / self.words_per_token(split))
+
+    def builder_names(self):
+        forms = ["tokens", "raw"] if self.level == "words" else ["raw", "tokens"]
+        return [f"wikitext103/{form}" for form in ([self.form] if self.form else forms)]
+
+    @property
+    def needs_train_split(self):
+        """Whether arrays depend on the split to train on: its words have the ids."""
+        return self.level == "words"
+
+    @property
+    def _form(self):
+        return self.tfds_builder.builder_config.name
+
+    @property
+    def variant(self):
+        if self.level == "bytes":
+            return f"bytes-{self._form}-stream"
+        # The vocabulary is that of the split to train on.
+        return f"words-{self._form}-{self.train_split}-{self.packed_name}"
+
+    @functools.cached_property
+    def tokenizer(self):
+        if self.level == "bytes":
+            return ByteTokenizer()
+        path = self.folder(self.train_split).parent / VOCABULARY_FILE
+        if not path.exists():
+            self._write_vocabulary(path)
+        return WordTokenizer(str(path))
+
+    def _write_vocabulary(self, path):
+        self.check_prepared(self.train_split)
+        tokens = WordTokenizer.build_vocabulary(
+            self.texts(self.train_split), newline=True, unknown=True
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        WordTokenizer(tokens).save_vocabulary(path)
+
+    @property
+    def vocabulary_size(self):
+        if self.level == "bytes":
+            return byte_tokenizer.NUM_IDS
+        return self.tokenizer.vocabulary_size()
+
+    def text_of(self, example):
+        text = example["text"]
+        return text if self.level == "bytes" else text.decode("utf-8")
+
+    def encode(self, text):
+        return byte_ids(text) if self.level == "bytes" else self.tokenizer.encode(text)
+
+    def count_words(self, text):
+        if self.level == "bytes":
+            return 0
+        return len(text.split()) + text.count("\n")
+
+    def words_per_token(self, split):
+        if self.packing == "release":
+            return 1.0
+        return super().words_per_token(split)
+
+    def release_rule(self, split):
+        if split == self.train_split:
+            return packing.OverlappingLines(self.sequence_length)
+        return packing.WholeLines(
+            self.sequence_length, end_windows=False, keep_last=False
+        )
+
+    def release_lines(self, text):
+        for line in text.split("\n"):
+            if line.strip():
+                yield self.encode(line)
+
+    def describe_split(self, split):
+        if self.level == "bytes":
+            return f"{self.num_tokens(split):,} bytes"
+        ids, unknown = self.ids(split), self.tokenizer.unknown_token_id
+        share = np.count_nonzero(ids == unknown) / len(ids)
+        return f"{self.num_tokens(split):,} words, {share:.2%} of them <unk>"
+
+
+class _FixedLength(Wikitext103):
+    """WikiText-103 in windows of a length that the problem's name tells."""
+
+    @classmethod
+    def options_for(cls, hyperparameters):
+        length = hyperparameters.max_sequence_length
+        return {"sequence_length": min(cls.default_sequence_length, length)}
+
+
+@register("wikitext103_length4k")
+class Wikitext103Length4k(_FixedLength):
+    """WikiText-103 in windows of 4096 words."""
+
+
+@register("wikitext103_length2k")
+class Wikitext103Length2k(_FixedLength):
+    """WikiText-103 in windows of 2048 words."""
+
+    default_sequence_length = 2048
+
+
+@register("wikitext103_length1k")
+class Wikitext103Length1k(_FixedLength):
+    """WikiText-103 in windows of 1024 words."""
+
+    default_sequence_length = 1024
+    default_hparams_set = "wikitext103_local_cluster1k"
+
+
+@register("wikitext103_length4k_overlap")
+class Wikitext103Length4kOverlap(_FixedLength):
+    """WikiText-103 in windows of 4096 words; the release's begin every 3 words.
+
+    In the packing "release" the word `<EOS>`, the end id, ends each line.
+    """
+
+    @property
+    def packed_name(self):
+        return f"overlap-{super().packed_name}"
+
+    def release_rule(self, split):
+        if split == self.train_split:
+            return packing.SlidingWindows(self.sequence_length)
+        return super().release_rule(split)
+
+    def release_lines(self, text):
+        for line in super().release_lines(text):
+            yield np.append(line, byte_tokenizer.END_ID)
+
+
+def perplexity(nats):
+    """Returns the exponential, infinity where it is too large for a float."""
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,198 @@
+"""Tests of the command that prepares data, and of the two commands together."""
+
+import os
+import re
+
+import numpy as np
+import pytest
+from absl import flags
+
+from routing_tf import commands
+from routing_tf import datagen
+from routing_tf import problems
+from routing_tf import train
+from routing_tf.problems import builders
+from tests import train_test
+
+TEXTS = {
+    name: "".join(f" \n = Page {i} = \n \n page {i} of {name} \n" for i in range(size))
+    for name, size in (("train", 60), ("valid", 20), ("test", 20))
+}
+
+
+def run(*arguments):
+    values = flags.FlagValues()
+    datagen.define_flags(values)
+    values(["datagen", *arguments])
+    return commands.command(datagen.run, values, ["datagen"])
+
+
+def prepare(tmp_path, problem, *arguments):
+    return run(
+        f"--problem={problem}",
+        f"--data_dir={tmp_path / 'data'}",
+        f"--raw_dir={tmp_path / 'raw'}",
+        *arguments,
+    )
+
+
+def train_on(*arguments):
+    return commands.command(train.run, train_test.parse(*arguments), ["train"])
+
+
+@pytest.fixture
+def wikitext(tmp_path):
+    (tmp_path / "raw").mkdir()
+    for name, text in TEXTS.items():
+        (tmp_path / "raw" / f"wiki.{name}.tokens").write_text(text)
+    return tmp_path
+
+
+def files_below(path):
+    return sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
+
+
+def test_says_what_it_made(wikitext, capsys):
+    assert not prepare(wikitext, "wikitext103")
+    out = capsys.readouterr().out
+    assert "train: " in out
+    assert "validation: " in out
+    assert "words, " in out
+    before = files_below(wikitext / "data")
+    assert not prepare(wikitext, "wikitext103")
+    assert "train: there already" in capsys.readouterr().out
+    assert files_below(wikitext / "data") == before
+
+
+def test_problems_share_a_folder(wikitext):
+    for arguments in (
+        ["wikitext103"],
+        ["wikitext103", "--problem_option=level=bytes"],
+        ["wikitext103_length1k", "--problem_option=packing=release"],
+        ["wikitext103_length1k", "--train_split=test"],
+    ):
+        assert not prepare(wikitext, *arguments)
+    problem = problems.get(
+        "wikitext103", data_dir=wikitext / "data", level="bytes", sequence_length=9
+    )
+    text = TEXTS["valid"].encode()
+    ids = problem.ids("validation")
+    assert bytes((ids[ids != 1] - 2).astype("uint8")) == text
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "wiki.valid.tokens' must not be empty"),
+        (b" = A = \n caf\xe9 \n", "wiki.valid.tokens.*line 2.*UTF-8"),
+        (b"<html>\nnot found", "wiki.valid.tokens.*a web page"),
+        (b" = A = \n a\x00b \n", "wiki.valid.tokens.*line 2.*NUL"),
+    ],
+)
+def test_damaged_files_are_named_and_nothing_is_left(
+    wikitext, capsys, content, message
+):
+    path = wikitext / "raw" / "wiki.valid.tokens"
+    path.write_bytes(content)
+    assert prepare(wikitext, "wikitext103") == 1
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert files_below(wikitext / "data") == []
+    path.write_text(TEXTS["valid"])
+    assert not prepare(wikitext, "wikitext103")
+
+
+def test_the_original_of_enwik8_must_be_whole(tmp_path, capsys):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "enwik8").write_bytes(b"<mediawiki" * 1000)
+    assert prepare(tmp_path, "enwik8") == 1
+    error = capsys.readouterr().err
+    assert "enwik8" in error
+    assert "too few bytes" in error
+    assert "10,000 bytes" in error
+    assert files_below(tmp_path / "data") == []
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--problem=enwik", "--raw_dir=."], "Did you mean 'enwik8'"),
+        (["--problem=enwik8", "--raw_dir=nowhere"], "`raw_dir` must be a folder"),
+        (["--problem=enwik8", "--raw_dir=empty"], "enwik8.zip"),
+        (["--problem=enwik8", "--problem_option=size=3"], "must be among"),
+        (["--problem=enwik8", "--problem_option=size"], "must be name=value"),
+    ],
+)
+def test_refuses(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "readme.md").write_text("nothing")
+    assert run("--data_dir=data", *arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "data").write_text("a file")
+    (tmp_path / "raw").mkdir()
+    assert prepare(tmp_path, "enwik8") == 1
+    assert "`data_dir` must be a folder" in capsys.readouterr().err
+
+
+def test_problems_without_preparation(tmp_path, capsys):
+    assert not run("--problem=python_source", f"--data_dir={tmp_path}")
+    assert "needs no preparation" in capsys.readouterr().out
+
+
+def test_two_commands_train_on_validation_and_test_on_test(wikitext, capsys):
+    os.remove(wikitext / "raw" / "wiki.train.tokens")
+    splits = ["--train_split=validation", "--eval_split=test"]
+    assert not prepare(wikitext, "wikitext103", splits[0])
+    arguments = [
+        "--problem=wikitext103",
+        f"--data_dir={wikitext / 'data'}",
+        f"--model_dir={wikitext / 'run'}",
+        "--hparams_set=byte_tiny",
+        "--train_steps=4",
+        "--sample_bytes=8",
+        *splits,
+    ]
+    assert not train_on(*arguments)
+    out = capsys.readouterr().out
+    last = out.strip().splitlines()[-1]
+    assert last.startswith("held-out perplexity per word: ")
+    assert 1 < float(last.rpartition(" ")[2]) < 1000
+    assert "train " not in out.split("windows of")[0]
+
+
+def test_enwik8_from_files_of_integers_to_a_trained_model(tmp_path, capsys):
+    (tmp_path / "raw").mkdir()
+    rng = np.random.default_rng(0)
+    for name in ("train", "valid", "test"):
+        rows = [" ".join(map(str, rng.integers(0, 256, 64))) for _ in range(20)]
+        (tmp_path / "raw" / f"{name}.txt").write_text("\n".join(rows))
+    packing = "--problem_option=packing=release"
+    assert not prepare(
+        tmp_path, "enwik8", packing, "--problem_option=sequence_length=64"
+    )
+    assert not train_on(
+        "--problem=enwik8",
+        packing,
+        f"--data_dir={tmp_path / 'data'}",
+        f"--model_dir={tmp_path / 'run'}",
+        "--hparams_set=byte_tiny",
+        "--train_steps=2",
+    )
+    assert "held-out bits per byte: " in capsys.readouterr().out
+
+
+def test_a_download_without_a_network(tmp_path, monkeypatch, capsys):
+    def fail(self, url):
+        raise OSError("no network")
+
+    monkeypatch.setattr(
+        builders.Wikitext103, "_split_generators", lambda self, dl: fail(self, "")
+    )
+    assert run("--problem=wikitext103", f"--data_dir={tmp_path / 'data'}") == 1
+    error = capsys.readouterr().err
+    assert "raw_dir" in error
+    assert files_below(tmp_path / "data") == []

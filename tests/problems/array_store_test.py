@@ -1,0 +1,131 @@
+import json
+import os
+
+import numpy as np
+import pytest
+
+from routing_tf.problems import array_store
+
+DTYPES = {"ids": "uint16", "windows": ("int64", (2,))}
+
+
+class Stopped(Exception):
+    """As if the process had been killed."""
+
+
+def parts(number=10, stop=None, seen=None):
+    """Three ids and a window at each step, from a state on."""
+
+    def make(state):
+        for step in range(state or 0, number):
+            if step == stop:
+                raise Stopped
+            if seen is not None:
+                seen.append(step)
+            ids = np.arange(3 * step, 3 * step + 3)
+            yield {"ids": ids, "windows": [(3 * step, 3)]}, step + 1
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def checkpoints_at_each_step(monkeypatch):
+    monkeypatch.setattr(array_store, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
+
+
+def check(folder, number=10):
+    arrays = array_store.read(folder)
+    assert arrays["ids"].dtype == "uint16"
+    assert isinstance(arrays["ids"], np.memmap)
+    np.testing.assert_array_equal(arrays["ids"], np.arange(3 * number))
+    expected = [(3 * step, 3) for step in range(number)]
+    np.testing.assert_array_equal(arrays["windows"], expected)
+    assert sorted(os.listdir(folder)) == ["ids.npy", "info.json", "windows.npy"]
+
+
+def test_write_and_read(tmp_path):
+    folder = tmp_path / "deep" / "store"
+    assert not array_store.is_complete(folder)
+    array_store.write(folder, DTYPES, {"files": ["a"]}, parts())
+    assert array_store.is_complete(folder)
+    check(folder)
+    assert os.listdir(folder.parent) == ["store"]
+
+
+@pytest.mark.parametrize("stop", [0, 1, 9])
+def test_goes_on_where_it_was_stopped(tmp_path, stop):
+    folder, seen = tmp_path / "store", []
+    with pytest.raises(Stopped):
+        array_store.write(folder, DTYPES, {}, parts(stop=stop))
+    assert not array_store.is_complete(folder)
+    array_store.write(folder, DTYPES, {}, parts(seen=seen))
+    assert seen == list(range(stop, 10))
+    check(folder)
+
+
+def test_what_came_behind_the_last_checkpoint_is_made_again(tmp_path, monkeypatch):
+    folder = tmp_path / "store"
+    with pytest.raises(Stopped):
+        array_store.write(folder, DTYPES, {}, parts(stop=4))
+    monkeypatch.setattr(array_store, "SECONDS_BETWEEN_CHECKPOINTS", 1e9)
+    with pytest.raises(Stopped):
+        array_store.write(folder, DTYPES, {}, parts(stop=8))
+    seen = []
+    array_store.write(folder, DTYPES, {}, parts(seen=seen))
+    assert seen[0] == 4
+    check(folder)
+
+
+@pytest.mark.parametrize("damage", ["identity", "file", "progress"])
+def test_begins_anew_if_it_cannot_go_on(tmp_path, damage):
+    folder, seen = tmp_path / "store", []
+    with pytest.raises(Stopped):
+        array_store.write(folder, DTYPES, {"files": ["a"]}, parts(stop=5))
+    partial = tmp_path / "store.incomplete"
+    if damage == "file":
+        os.truncate(partial / "ids.npy", 130)
+    if damage == "progress":
+        (partial / "progress.json").write_text("{")
+    identity = {"files": ["b" if damage == "identity" else "a"]}
+    array_store.write(folder, DTYPES, identity, parts(seen=seen))
+    assert seen == list(range(10))
+    check(folder)
+
+
+def test_bad_input_leaves_nothing_behind(tmp_path):
+    def damaged(state):
+        yield {"ids": [1, 2, 3]}, 1
+        raise ValueError("line 7 is not UTF-8")
+
+    with pytest.raises(ValueError, match="line 7"):
+        array_store.write(tmp_path / "store", DTYPES, {}, damaged)
+    assert os.listdir(tmp_path) == []
+
+
+def test_values_that_do_not_fit_are_refused(tmp_path):
+    def large(state):
+        yield {"ids": [70_000]}, 1
+
+    with pytest.raises(ValueError, match="of `ids` must fit into uint16.*70000"):
+        array_store.write(tmp_path / "store", DTYPES, {}, large)
+
+
+def test_empty_arrays(tmp_path):
+    array_store.write(tmp_path / "store", DTYPES, {}, parts(number=0))
+    arrays = array_store.read(tmp_path / "store")
+    assert arrays["ids"].shape == (0,)
+    assert arrays["windows"].shape == (0, 2)
+
+
+@pytest.mark.parametrize("damage", ["shorter", "missing", "info"])
+def test_damage_is_noticed(tmp_path, damage):
+    folder = tmp_path / "store"
+    array_store.write(folder, DTYPES, {}, parts())
+    if damage == "shorter":
+        np.save(folder / "ids.npy", np.zeros(5, "uint16"))
+    if damage == "missing":
+        (folder / "ids.npy").unlink()
+    if damage == "info":
+        (folder / "info.json").write_text(json.dumps({}))
+    with pytest.raises(ValueError, match="must be whole.*routing_tf.datagen"):
+        array_store.read(folder)

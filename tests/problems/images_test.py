@@ -1,0 +1,488 @@
+"""Tests of problems of prepared images and of one's own images."""
+
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import struct
+import tarfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+from tensorflow_datasets.image_classification import cifar
+from tensorflow_datasets.image_classification import mnist
+
+from routing_tf import models
+from routing_tf import problems
+from routing_tf.problems import array_store
+from routing_tf.problems import images
+from routing_tf.problems.arguments import SPLITS
+
+SOURCES = {"train": "train[:-4]", "validation": "train[-4:]", "test": "test"}
+
+
+@pytest.fixture
+def raw(tmp_path):
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """Whatever is not among the raw files cannot be downloaded."""
+
+    def download(self, resource):
+        url = getattr(resource, "url", resource)
+        raise ConnectionError(f"no way to {url}")
+
+    monkeypatch.setattr(tfds.download.DownloadManager, "_download", download)
+
+
+def trust(monkeypatch, builder, raw):
+    """Lets tfds take the files of the test for the originals."""
+    infos = {}
+    for url, info in builder.url_infos.items():
+        path = raw / info.filename
+        if path.exists():
+            content = path.read_bytes()
+            infos[url] = tfds.download.checksums.UrlInfo(
+                size=len(content),
+                checksum=hashlib.sha256(content).hexdigest(),
+                filename=info.filename,
+            )
+    monkeypatch.setattr(builder, "url_infos", infos)
+
+
+def numbered(number, shape):
+    """Image n has n at its first value; the rest tells rows from columns."""
+    image = np.arange(np.prod(shape)).reshape(shape) * 7 % 251
+    image[0, 0, 0] = number
+    return image.astype("uint8")
+
+
+def get(name, tmp_path, raw=None, **options):
+    """A problem, its data prepared if there are raw files."""
+    options["data_dir"] = str(tmp_path / "data")
+    if raw is not None:
+        list(problems.get(name, **options).generate(str(raw)))
+    return problems.get(name, **options)
+
+
+def write_mnist(raw, sizes=(("train", 20), ("t10k", 6))):
+    for prefix, number in sizes:
+        pixels = np.stack([numbered(n, (28, 28, 1)) for n in range(number)])
+        header = struct.pack(">iiii", 2051, number, 28, 28)
+        with gzip.open(raw / f"{prefix}-images-idx3-ubyte.gz", "wb") as file:
+            file.write(header + pixels.tobytes())
+        with gzip.open(raw / f"{prefix}-labels-idx1-ubyte.gz", "wb") as file:
+            file.write(struct.pack(">ii", 2049, number))
+            file.write(bytes(n % 10 for n in range(number)))
+
+
+@pytest.fixture
+def small_mnist(raw, monkeypatch):
+    write_mnist(raw)
+    trust(monkeypatch, mnist.MNIST, raw)
+    monkeypatch.setattr(mnist, "_TRAIN_EXAMPLES", 20)
+    monkeypatch.setattr(mnist, "_TEST_EXAMPLES", 6)
+    monkeypatch.setattr(images.Mnist, "sources", SOURCES)
+
+
+def add_file(archive, name, content):
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    archive.addfile(info, io.BytesIO(content))
+
+
+def write_cifar10(raw):
+    names = ["test_batch.bin"] + [f"data_batch_{n}.bin" for n in range(1, 6)]
+    with tarfile.open(raw / "cifar-10-binary.tar.gz", "w:gz") as archive:
+        classes = "".join(f"class{n}\n" for n in range(10))
+        add_file(archive, "cifar-10-batches-bin/batches.meta.txt", classes.encode())
+        for first, name in enumerate(names):
+            rows = b""
+            for number in range(first * 4, first * 4 + 4):
+                planes = numbered(number, (32, 32, 3)).transpose(2, 0, 1)
+                rows += bytes([number % 10]) + planes.tobytes()
+            add_file(archive, f"cifar-10-batches-bin/{name}", rows)
+
+
+def write_imagenet64(raw):
+    for split, number in (("train", 7), ("valid", 3)):
+        with tarfile.open(raw / f"{split}_64x64.tar", "w") as archive:
+            folder = tarfile.TarInfo(f"{split}_64x64")
+            folder.type = tarfile.DIRTYPE
+            archive.addfile(folder)
+            for n in range(number):
+                png = tf.io.encode_png(numbered(n, (64, 64, 3))).numpy()
+                add_file(archive, f"{split}_64x64/{n:07}.png", png)
+
+
+def check_images(problem, split, numbers):
+    """The images of a split are these, in any order; labels are those of numbers."""
+    found = problem.images(split)
+    order = found[:, 0, 0, 0].tolist()
+    assert sorted(order) == sorted(numbers)
+    for number, image, label in zip(order, found, problem.labels(split)):
+        np.testing.assert_array_equal(image, numbered(number, problem.image_shape))
+        assert label == number % problem.num_classes
+    return order
+
+
+class TestMnist:
+    def test_splits(self, small_mnist, tmp_path, raw):
+        lines = list(get("mnist", tmp_path).generate(str(raw)))
+        assert lines == [
+            "train: 16 images",
+            "validation: 4 images",
+            "test: 6 images",
+        ]
+        problem = get("mnist", tmp_path)
+        check_images(problem, "test", range(6))
+        train = problem.images("train")[:, 0, 0, 0].tolist()
+        validation = problem.images("validation")[:, 0, 0, 0].tolist()
+        assert sorted(train + validation) == list(range(20))
+        check_images(problem, "train", train)
+        assert "train 16, validation 4; 28 x 28 x 1" in problem.describe()
+        assert "to beat:" in problem.baseline("validation")
+
+    def test_the_last_five_thousand_are_held_out(self):
+        sources = images.Mnist.sources
+        assert sources["train"] == "train[:-5000]"
+        assert sources["validation"] == "train[-5000:]"
+        assert images.Cifar10.sources == sources
+
+    def test_arrays_are_read_in_place(self, small_mnist, tmp_path, raw):
+        problem = get("mnist", tmp_path, raw)
+        ids = problem.ids("train")
+        while ids.base is not None and not isinstance(ids, np.memmap):
+            ids = ids.base
+        assert isinstance(ids, np.memmap)
+        assert problem.ids("train").dtype == "uint8"
+
+    def test_data_that_tfds_has_prepared_is_enough(self, small_mnist, tmp_path, raw):
+        config = tfds.download.DownloadConfig(manual_dir=raw)
+        builder = tfds.builder("mnist", data_dir=tmp_path / "data")
+        builder.download_and_prepare(download_config=config)
+        check_images(get("mnist", tmp_path), "test", range(6))
+
+    def test_training_goes_on_anywhere(self, small_mnist, tmp_path, raw):
+        problem = get("mnist", tmp_path, raw)
+
+        def firsts(**options):
+            dataset = problem.dataset("train", 6, seed=3, **options)
+            return [
+                t[:, 0, 0, 0].tolist()
+                for _, t, _ in dataset.take(6 if not options else 3).as_numpy_iterator()
+            ]
+
+        assert firsts()[3:] == firsts(start_step=3)
+
+    def test_another_file(self, tmp_path, raw):
+        write_mnist(raw)
+        with pytest.raises(ValueError, match="train-images-idx3-ubyte.gz") as error:
+            get("mnist", tmp_path, raw)
+        assert "a file is not the one expected" in str(error.value)
+
+    def test_a_missing_file(self, small_mnist, tmp_path, raw):
+        (raw / "t10k-labels-idx1-ubyte.gz").unlink()
+        with pytest.raises(ValueError, match="no way to .*t10k-labels-idx1-ubyte.gz"):
+            get("mnist", tmp_path, raw)
+
+    def test_data_that_is_not_prepared(self, tmp_path):
+        with pytest.raises(ValueError, match="datagen --problem=mnist"):
+            get("mnist", tmp_path).prepare()
+
+
+def test_cifar10(tmp_path, raw, monkeypatch):
+    write_cifar10(raw)
+    trust(monkeypatch, cifar.Cifar10, raw)
+    monkeypatch.setattr(images.Cifar10, "sources", SOURCES)
+    problem = get("cifar10", tmp_path, raw)
+    check_images(problem, "test", range(4))
+    numbers = [problem.images(s)[:, 0, 0, 0].tolist() for s in SPLITS[:2]]
+    assert [len(part) for part in numbers] == [16, 4]
+    assert sorted(sum(numbers, [])) == list(range(4, 24))
+    check_images(problem, "train", numbers[0])
+
+
+def test_imagenet64(tmp_path, raw, monkeypatch):
+    write_imagenet64(raw)
+    builder = tfds.builder_cls("downsampled_imagenet")
+    trust(monkeypatch, builder, raw)
+    problem = get("imagenet64", tmp_path, raw)
+    for split, number in (("train", 7), ("validation", 3), ("test", 3)):
+        assert problem.images(split).shape == (number, 64, 64, 3)
+        assert sorted(problem.images(split)[:, 0, 0, 0]) == list(range(number))
+        assert not problem.labels(split).any()
+    # The images for testing are not written twice.
+    assert problem.folder("test") == problem.folder("validation")
+
+
+def test_an_image_of_another_size(tmp_path, raw, monkeypatch):
+    write_imagenet64(raw)
+    trust(monkeypatch, tfds.builder_cls("downsampled_imagenet"), raw)
+    monkeypatch.setattr(images.Imagenet64, "image_shape", (64, 32, 3))
+    with pytest.raises(ValueError, match=r"\(64, 32, 3\).*\(64, 64, 3\)"):
+        get("imagenet64", tmp_path, raw)
+    assert not list((tmp_path / "data").rglob("*.npy"))
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10", "imagenet64"])
+def test_default_hyperparameters_fit(name, tmp_path):
+    settings = models.preset_hyperparameters(problems.default_hparams_set(name))
+    problem = problems.get(
+        name, data_dir=str(tmp_path), **images.Mnist.options_for(settings)
+    )
+    problem.check_hyperparameters(settings)
+
+
+def test_histogram_of_few_of_many_images(tmp_path, monkeypatch, small_mnist, raw):
+    monkeypatch.setattr(problems.image, "HISTOGRAM_VALUES", 5 * 28 * 28)
+    assert "of 5 of the training images" in get("mnist", tmp_path, raw).baseline("test")
+
+
+def write(path, image):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    encode = tf.io.encode_png if path.suffix == ".png" else tf.io.encode_jpeg
+    path.write_bytes(encode(image).numpy())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes, of 4 x 6 images whose first value is their number."""
+    number = 0
+    for split, sizes in (("train", (5, 4)), ("validation", (2, 1)), ("test", (0, 2))):
+        for name, size in zip(("cat", "ant"), sizes):
+            for n in range(size):
+                path = tmp_path / "own" / split / name / f"{n}.png"
+                write(path, numbered(number, (4, 6, 3)))
+                number += 1
+    return tmp_path / "own"
+
+
+def firsts(problem, split):
+    return problem.images(split)[:, 0, 0, 0].tolist()
+
+
+class TestImageFolder:
+    def test_folders_of_splits_and_classes(self, folder):
+        problem = problems.get("image_folder", folder=str(folder))
+        assert problem.image_shape == (4, 6, 3) and problem.num_classes == 2
+        # Ants come before cats.
+        assert firsts(problem, "train") == [5, 6, 7, 8, 0, 1, 2, 3, 4]
+        assert problem.labels("train").tolist() == [0] * 4 + [1] * 5
+        assert firsts(problem, "test") == [12, 13]
+        check = numbered(11, (4, 6, 3))
+        np.testing.assert_array_equal(problem.images("validation")[0], check)
+        batch = next(iter(problem.dataset("train", batch_size=2)))
+        assert batch[1].shape == (2, 4, 6, 3)
+
+    def test_it_does_not_matter_where_it_is(self, folder, monkeypatch):
+        monkeypatch.chdir(folder.parent)
+        for options in ({"folder": "own"}, {"data_dir": "own"}):
+            assert firsts(problems.get("image_folder", **options), "test") == [12, 13]
+
+    def test_images_without_classes(self, tmp_path):
+        for n in range(3):
+            for split in SPLITS:
+                write(tmp_path / split / f"{n}.png", numbered(n, (2, 2, 1)))
+        problem = problems.get("image_folder", data_dir=str(tmp_path))
+        assert problem.num_classes == 1 and problem.image_shape == (2, 2, 1)
+        assert firsts(problem, "train") == [0, 1, 2]
+        assert problem.labels("train").tolist() == [0, 0, 0]
+
+    def test_images_without_splits_are_shared_out(self, tmp_path):
+        for n in range(120):
+            write(tmp_path / "ab"[n % 2] / f"{n:03}.png", numbered(n, (2, 2, 1)))
+        problem = problems.get("image_folder", folder=str(tmp_path))
+        parts = {split: firsts(problem, split) for split in SPLITS}
+        assert sorted(sum(parts.values(), [])) == list(range(120))
+        assert all(2 <= len(parts[split]) <= 15 for split in ("validation", "test"))
+        for split in SPLITS:
+            labels = [number % 2 for number in parts[split]]
+            assert problem.labels(split).tolist() == labels
+        # Further images leave the others where they are.
+        write(tmp_path / "a" / "more.png", numbered(200, (2, 2, 1)))
+        problem = problems.get("image_folder", folder=str(tmp_path))
+        for split in SPLITS:
+            assert set(parts[split]) <= set(firsts(problem, split))
+
+    def test_jpeg(self, tmp_path):
+        for split in SPLITS:
+            write(tmp_path / split / "a.JPG", np.full((8, 8, 3), 100, "uint8"))
+        problem = problems.get("image_folder", folder=str(tmp_path))
+        np.testing.assert_allclose(problem.images("train"), 100, atol=2)
+
+    def test_channels(self, folder):
+        write(folder / "train" / "ant" / "0.png", numbered(99, (4, 6, 1)))
+        problem = problems.get("image_folder", folder=str(folder))
+        assert problem.image_shape == (4, 6, 1)
+        with pytest.raises(ValueError, match="`channels`.*train/ant/1.png' with 3"):
+            problem.prepare()
+        problem = problems.get("image_folder", folder=str(folder), channels="3")
+        assert problem.images("train")[0, 0, 0].tolist() == [99, 99, 99]
+        problem = problems.get("image_folder", folder=str(folder), channels=1)
+        assert problem.images("train").shape == (9, 4, 6, 1)
+
+    def test_transparency_is_left_out(self, tmp_path):
+        for split in SPLITS:
+            for depth, name in ((4, "rgb"), (2, "gray")):
+                pixels = np.full((3, 3, depth), 50, "uint8")
+                write(tmp_path / name / split / "a.png", pixels)
+        for name, channels in (("rgb", 3), ("gray", 1)):
+            problem = problems.get("image_folder", folder=str(tmp_path / name))
+            assert problem.image_shape == (3, 3, channels)
+            assert (problem.images("train") == 50).all()
+
+    def test_another_size(self, folder):
+        write(folder / "train" / "cat" / "3.png", numbered(0, (5, 6, 3)))
+        with pytest.raises(ValueError, match="resize=true.*cat/3.png' with 5 x 6"):
+            problems.get("image_folder", folder=str(folder)).prepare()
+        problem = problems.get("image_folder", folder=str(folder), resize="true")
+        assert problem.images("train").shape == (9, 4, 6, 3)
+
+    def test_resize(self, tmp_path):
+        # Ten columns at the left and right are cut, then each 10 x 10 is one.
+        image = np.zeros((20, 50, 1), "uint8")
+        image[:, :15] = 200
+        image[:10, 15:25] = 40
+        image[10:, 15:25] = 41
+        image[10:, 25:35] = np.arange(10)[:, None] + 100
+        for split in SPLITS:
+            write(tmp_path / split / "a.png", image)
+        problem = problems.get(
+            "image_folder", folder=str(tmp_path), height="2", width="2", resize=True
+        )
+        assert problem.images("test")[0, ..., 0].tolist() == [[40, 0], [41, 104]]
+
+    def test_a_damaged_file(self, folder):
+        path = folder / "train" / "cat" / "2.png"
+        path.write_bytes(path.read_bytes()[:40])
+        with pytest.raises(ValueError, match="undamaged PNG or JPEG.*") as error:
+            problems.get("image_folder", folder=str(folder)).prepare()
+        assert repr(str(path)) in str(error.value)
+
+    def test_a_first_file_that_is_none(self, folder):
+        (folder / "train" / "ant" / "0.png").write_text("no image")
+        with pytest.raises(ValueError, match="ant/0.png' must be an undamaged"):
+            problems.get("image_folder", folder=str(folder))
+
+    def test_images_beside_classes(self, folder):
+        write(folder / "train" / "lost.png", numbered(0, (4, 6, 3)))
+        with pytest.raises(ValueError, match=r"\['ant', 'cat'\].*lost.png"):
+            problems.get("image_folder", folder=str(folder))
+
+    def test_a_split_without_images(self, folder):
+        shutil.rmtree(folder / "test")
+        problem = problems.get("image_folder", folder=str(folder))
+        problem.prepare()
+        with pytest.raises(ValueError, match="'test' of image_folder must have images"):
+            problem.prepare("test")
+
+    def test_only_images_to_score(self, folder):
+        shutil.rmtree(folder / "train")
+        problem = problems.get("image_folder", folder=str(folder))
+        assert len(problem.images("test")) == 2
+        assert problem.baseline("test") is None
+
+    def test_no_images(self, tmp_path):
+        problem = problems.get("image_folder", folder=str(tmp_path))
+        settings = models.preset_hyperparameters("cifar10_local_cluster")
+        for use in (
+            problem.prepare,
+            lambda: problem.check_hyperparameters(settings),
+            lambda: list(problem.generate()),
+        ):
+            with pytest.raises(ValueError, match="must hold some, .png or .jpg"):
+                use()
+
+    @pytest.mark.parametrize(
+        "options, message",
+        [
+            ({}, "`folder` or `data_dir` must name"),
+            ({"channels": 2}, "channels=2"),
+            ({"height": 0}, "`height` must be a positive"),
+            ({"resize": "yes"}, "resize='yes'"),
+            ({"sequence_length": 71}, "72. Received: sequence_length=71"),
+        ],
+    )
+    def test_refuses(self, options, message, folder):
+        if options:
+            options["folder"] = str(folder)
+        with pytest.raises(ValueError, match=message):
+            problems.get("image_folder", **options)
+
+    def test_hyperparameters_that_fit(self, folder):
+        problem = problems.get("image_folder", folder=str(folder))
+        name = problems.default_hparams_set("image_folder")
+        settings = models.preset_hyperparameters(name)
+        with pytest.raises(ValueError) as error:
+            problem.check_hyperparameters(settings)
+        text = str(error.value).rpartition(" ")[2]
+        assert "image_height=4" in text
+        fitting = settings.replace(**models.hyperparameters.parse_overrides(text))
+        problem.check_hyperparameters(fitting)
+
+
+class TestArraysOfOwnImages:
+    def test_they_are_enough(self, folder, tmp_path):
+        data = str(tmp_path / "data")
+        problem = problems.get("image_folder", data_dir=data)
+        lines = list(problem.generate(str(folder)))
+        assert lines == ["train: 9 images", "validation: 3 images", "test: 2 images"]
+        shutil.rmtree(folder)
+        problem = problems.get("image_folder", data_dir=data)
+        assert problem.image_shape == (4, 6, 3) and problem.num_classes == 2
+        assert firsts(problem, "train") == [5, 6, 7, 8, 0, 1, 2, 3, 4]
+        assert problem.labels("test").tolist() == [0, 0]
+        assert isinstance(
+            array_store.read(problem.folder("train"))["images"], np.memmap
+        )
+        lines = list(problems.get("image_folder", data_dir=data).generate())
+        assert lines[0] == "train: there already, 9 images"
+        with pytest.raises(ValueError, match=r"\(4, 6, 3\).*Received: \(5, None"):
+            problems.get("image_folder", data_dir=data, height=5)
+
+    def test_they_are_taken(self, folder, monkeypatch):
+        list(problems.get("image_folder", data_dir=str(folder)).generate())
+        monkeypatch.setattr(images.ImageFolder, "examples", None)
+        problem = problems.get("image_folder", data_dir=str(folder))
+        assert firsts(problem, "test") == [12, 13]
+        # What is prepared is no image and no class of its own.
+        assert problem.num_classes == 2
+
+    def test_changed_images_are_read_and_prepared_again(self, folder):
+        list(problems.get("image_folder", data_dir=str(folder)).generate())
+        write(folder / "test" / "ant" / "0.png", numbered(77, (4, 6, 3)))
+        assert firsts(problems.get("image_folder", data_dir=str(folder)), "test") == [
+            77,
+            13,
+        ]
+        lines = list(problems.get("image_folder", data_dir=str(folder)).generate())
+        assert lines[0].startswith("train: there already")
+        assert lines[2] == "test: 2 images"
+        array = array_store.read(
+            problems.get("image_folder", data_dir=str(folder)).folder("test")
+        )
+        assert array["images"][:, 0, 0, 0].tolist() == [77, 13]
+
+    def test_too_many_for_the_memory(self, folder, monkeypatch):
+        monkeypatch.setattr(images, "MAX_BYTES_IN_MEMORY", 3 * 72)
+        problem = problems.get("image_folder", data_dir=str(folder))
+        problem.prepare("test")
+        with pytest.raises(ValueError, match="datagen --problem=image_folder"):
+            problem.prepare("train")
+        list(problem.generate())
+        assert len(problem.images("train")) == 9
+
+    def test_a_damaged_file(self, folder, tmp_path):
+        (folder / "validation" / "cat" / "0.png").write_bytes(b"\x89PNG")
+        problem = problems.get("image_folder", data_dir=str(tmp_path / "data"))
+        with pytest.raises(ValueError, match="validation/cat/0.png"):
+            list(problem.generate(str(folder)))
+        assert not os.path.exists(f"{problem.folder('validation')}.incomplete")

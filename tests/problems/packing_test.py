@@ -1,0 +1,149 @@
+"""The release's rules, against plain transcriptions of what the inventory says."""
+
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+from routing_tf.problems import packing
+from routing_tf.tokenizers import WordTokenizer
+
+REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
+LENGTH = 8
+
+
+def whole_lines(lines, length, end):
+    """The buffer of a rule as lists of ids, window by window."""
+    windows, buffer = [], []
+    for line in lines:
+        if len(buffer) + len(line) < length:
+            buffer = buffer + line
+        else:
+            windows.append(buffer + end)
+            buffer = line
+    return windows, buffer + end
+
+
+def overlapping_lines(lines, length):
+    windows, buffer, queue = [], [], []
+    for line in lines:
+        queue.append(line)
+        if len(buffer) + len(line) >= length:
+            windows.append(buffer)
+            popped = 0
+            while popped < len(line):
+                popped += len(queue.pop(0))
+            buffer = buffer[popped:]
+        buffer = buffer + line
+    return windows
+
+
+def sliding(lines, length):
+    windows, buffer = [], []
+    for line in lines:
+        buffer = buffer + line
+        while len(buffer) >= length:
+            windows.append(buffer[: length - 1])
+            buffer = buffer[3:]
+    return windows
+
+
+def in_pieces(windows, length):
+    """Windows longer than a row, in rows; those without ids are none."""
+    return [
+        window[place : place + length]
+        for window in windows
+        for place in range(0, len(window), length)
+    ]
+
+
+def packed(rule, lines):
+    ids, windows = packing.pack(rule, lines)
+    assert ids.dtype == "int32"
+    return [ids[start : start + length].tolist() for start, length in windows]
+
+
+def random_lines(seed, num_lines=60, longest=LENGTH + 4):
+    """Lines of every length, empty ones and too long ones among them."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(0, longest, num_lines)
+    return [rng.integers(2, 100, size).tolist() for size in sizes]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("longest", [4, LENGTH, LENGTH + 12])
+class TestRules:
+    def test_each_line(self, seed, longest):
+        lines = random_lines(seed, longest=longest)
+        assert packed(packing.EachLine(LENGTH), lines) == in_pieces(lines, LENGTH)
+
+    def test_whole_lines_closed_by_the_end_id(self, seed, longest):
+        lines = random_lines(seed, longest=longest)
+        windows, last = whole_lines(lines, LENGTH, end=[1])
+        expected = in_pieces([*windows, last], LENGTH)
+        assert packed(packing.WholeLines(LENGTH), lines) == expected
+
+    def test_whole_lines_without_the_last(self, seed, longest):
+        lines = random_lines(seed, longest=longest)
+        windows, _ = whole_lines(lines, LENGTH, end=[])
+        rule = packing.WholeLines(LENGTH, end_windows=False, keep_last=False)
+        assert packed(rule, lines) == in_pieces(windows, LENGTH)
+
+    def test_overlapping_lines(self, seed, longest):
+        lines = random_lines(seed, longest=longest)
+        expected = in_pieces(overlapping_lines(lines, LENGTH), LENGTH)
+        assert packed(packing.OverlappingLines(LENGTH), lines) == expected
+
+    def test_sliding_windows(self, seed, longest):
+        lines = random_lines(seed, longest=longest)
+        assert packed(packing.SlidingWindows(LENGTH), lines) == sliding(lines, LENGTH)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        packing.EachLine,
+        packing.WholeLines,
+        packing.OverlappingLines,
+        packing.SlidingWindows,
+    ],
+)
+@pytest.mark.parametrize("stop", [0, 1, 17, 59])
+def test_work_goes_on_from_its_state(make, stop):
+    lines = random_lines(7)
+    ids, windows = packing.pack(make(LENGTH), lines)
+    first, second = make(LENGTH), make(LENGTH)
+    parts = [first.add(line) for line in lines[:stop]]
+    second.state = first.state
+    parts += [second.add(line) for line in lines[stop:]]
+    parts.append(second.finish())
+    assert [id for part in parts for id in part.ids] == ids.tolist()
+    assert [w for part in parts for w in part.windows] == [*map(tuple, windows)]
+
+
+def test_no_data():
+    assert packed(packing.WholeLines(LENGTH), []) == [[1]]
+    for make in (packing.OverlappingLines, packing.SlidingWindows, packing.EachLine):
+        assert packed(make(LENGTH), []) == []
+
+
+@pytest.mark.skipif(not REFERENCE, reason="needs ROUTING_TF_REFERENCE_DIR")
+@pytest.mark.parametrize("length", [256, 1024, 4096])
+def test_the_rules_on_real_text(length):
+    path = pathlib.Path(REFERENCE, "data", "wikitext", "valid.txt")
+    text = path.read_bytes()[:200_000].decode("utf-8", "ignore")
+    tokenizer = WordTokenizer(WordTokenizer.build_vocabulary([text]))
+    lines = [tokenizer.encode(line).tolist() for line in text.split("\n")]
+    lines = [line for line in lines if line]
+    assert len(lines) > 300
+    assert packed(packing.OverlappingLines(length), lines) == in_pieces(
+        overlapping_lines(lines, length), length
+    )
+    rule = packing.WholeLines(length, end_windows=False, keep_last=False)
+    windows, _ = whole_lines(lines, length, end=[])
+    assert packed(rule, lines) == in_pieces(windows, length)
+    with_ends = [[*line, 1] for line in lines]
+    found = packed(packing.SlidingWindows(length), with_ends)
+    assert found == sliding(with_ends, length)
+    assert found

@@ -1,0 +1,187 @@
+"""Tests of pairs of texts from files of one's own."""
+
+import pytest
+
+from routing_tf import problems
+from routing_tf.problems.arguments import SPLITS
+from routing_tf.tokenizers import ByteTokenizer
+
+
+def write(path, lines):
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A hundred lines; line n of the source is n, that of the target is -n."""
+    return {
+        "source_files": write(tmp_path / "a.en", range(1, 101)),
+        "target_files": write(tmp_path / "a.de", range(-1, -101, -1)),
+    }
+
+
+def pairs(problem, split):
+    """The texts of a split, which end with the end id."""
+    detokenize = ByteTokenizer().detokenize
+    return [
+        tuple(detokenize(ids) for ids in problem.pair(split, n))
+        for n in range(problem.num_windows(split))
+    ]
+
+
+def expected(numbers):
+    return [(str(n), str(-n)) for n in numbers]
+
+
+def get(files, **options):
+    return problems.get("parallel_files", **files, **options)
+
+
+def test_the_last_lines_are_held_out(files):
+    problem = get(files)
+    assert pairs(problem, "train") == expected(range(1, 91))
+    assert pairs(problem, "validation") == expected(range(91, 96))
+    assert pairs(problem, "test") == expected(range(96, 101))
+    assert problem.describe().startswith("parallel_files: train 90 pairs (0 of them")
+
+
+def test_files_of_each_split(files, tmp_path):
+    named = {
+        "validation_source_files": write(tmp_path / "v.en", [500, 600]),
+        "validation_target_files": write(tmp_path / "v.de", [-500, -600]),
+    }
+    problem = get(files, **named)
+    assert pairs(problem, "validation") == expected([500, 600])
+    assert pairs(problem, "train") == expected(range(1, 96))
+    assert pairs(problem, "test") == expected(range(96, 101))
+    named |= {
+        "test_source_files": write(tmp_path / "t.en", [700]),
+        "test_target_files": write(tmp_path / "t.de", [-700]),
+    }
+    problem = get(files, **named)
+    assert pairs(problem, "train") == expected(range(1, 101))
+    assert pairs(problem, "test") == expected([700])
+
+
+def test_several_files(files, tmp_path):
+    write(tmp_path / "b.en", range(201, 221))
+    write(tmp_path / "b.de", range(-201, -221, -1))
+    files = {"source_files": f"{tmp_path}/*.en", "target_files": f"{tmp_path}/*.de"}
+    problem = get(files)
+    # Each file is cut.
+    assert pairs(problem, "test") == expected([*range(96, 101), 220])
+    assert pairs(problem, "train") == expected([*range(1, 91), *range(201, 219)])
+
+
+def test_pairs_with_an_empty_side_are_left_out(tmp_path):
+    files = {
+        "source_files": write(tmp_path / "a", ["1", "", "3", " ", "5"]),
+        "target_files": write(tmp_path / "b", ["-1", "-2", "", "", "-5"]),
+    }
+    assert pairs(get(files), "train") == expected([1, 5])
+
+
+def test_batches_go_on_anywhere(files):
+    def batches(step):
+        dataset = get(files).dataset("train", 40, start_step=step).take(6 - step)
+        return [targets.tolist() for _, targets, _ in dataset.as_numpy_iterator()]
+
+    assert batches(0)[4:] == batches(4)
+
+
+class TestFilesThatDoNotFit:
+    def test_other_numbers_of_lines(self, files, tmp_path):
+        write(tmp_path / "a.de", range(99))
+        with pytest.raises(ValueError) as error:
+            get(files).prepare()
+        assert f"{files['source_files']!r} with 100" in str(error.value)
+        assert f"{files['target_files']!r} with 99" in str(error.value)
+
+    def test_other_numbers_of_files(self, files, tmp_path):
+        files["source_files"] += f",{write(tmp_path / 'b.en', range(3))}"
+        with pytest.raises(ValueError, match="as many. Received: 2 and 1 files"):
+            get(files).prepare()
+
+    def test_a_missing_file(self, files):
+        with pytest.raises(ValueError, match="`target_files` must name.*'nowhere'"):
+            get({**files, "target_files": "nowhere"}).prepare()
+
+    def test_a_file_that_is_no_text(self, files, tmp_path):
+        (tmp_path / "a.de").write_bytes(b"-1\n-2\n\xff\n")
+        with pytest.raises(ValueError, match="a.de', line 3 must be valid UTF-8"):
+            get(files).prepare()
+
+    def test_too_few_lines_to_hold_some_out(self, tmp_path):
+        files = {
+            "source_files": write(tmp_path / "a", range(9)),
+            "target_files": write(tmp_path / "b", range(9)),
+        }
+        problem = get(files)
+        problem.prepare("train")
+        with pytest.raises(ValueError, match="'validation' of parallel_files must"):
+            problem.prepare("validation")
+
+    @pytest.mark.parametrize(
+        "options, message",
+        [
+            ({}, "`source_files` and `target_files` must both"),
+            ({"source_files": "a"}, "Received: 'a' and None"),
+            (
+                {"source_files": "a", "target_files": "b", "test_source_files": "c"},
+                "`test_source_files` and `test_target_files` must both",
+            ),
+            (
+                {"source_files": "a", "target_files": "b", "vocabulary": "subwords"},
+                "`data_dir` must name a folder for the vocabulary",
+            ),
+        ],
+    )
+    def test_options(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            problems.get("parallel_files", **options)
+
+
+class TestArrays:
+    def test_they_are_made_and_taken(self, files, tmp_path, monkeypatch):
+        data = str(tmp_path / "data")
+        lines = list(get(files, data_dir=data, vocabulary="subwords").generate())
+        assert lines[2] == "test: 5 pairs (0 of them too long: cut)"
+        monkeypatch.setattr(problems.ParallelFiles, "examples", None)
+        problem = get(files, data_dir=data, vocabulary="subwords")
+        source, target = problem.pair("test", 4)
+        assert problem.tokenizer.detokenize(source) == "100"
+        assert problem.tokenizer.detokenize(target) == "-100"
+
+    def test_changed_files_are_read_again(self, files, tmp_path):
+        data = str(tmp_path / "data")
+        list(get(files, data_dir=data).generate())
+        write(tmp_path / "a.en", range(1001, 1101))
+        assert pairs(get(files, data_dir=data), "test")[0] == ("1096", "-96")
+        lines = list(get(files, data_dir=data).generate())
+        assert not any("there already" in line for line in lines)
+
+    def test_other_splits_are_other_arrays(self, files, tmp_path):
+        data = str(tmp_path / "data")
+        list(get(files, data_dir=data).generate())
+        named = {
+            "test_source_files": write(tmp_path / "t.en", [700]),
+            "test_target_files": write(tmp_path / "t.de", [-700]),
+        }
+        problem = get(files, data_dir=data, **named)
+        assert pairs(problem, "train") == expected(range(1, 96))
+        assert pairs(problem, "test") == expected([700])
+
+    def test_no_raw_files(self, files, tmp_path):
+        problem = get(files, data_dir=str(tmp_path / "data"))
+        with pytest.raises(ValueError, match="raw_dir=.*; leave it out"):
+            list(problem.generate(str(tmp_path)))
+
+
+def test_any_split_can_be_trained_on(files):
+    problem = get(files, train_split="validation", eval_split="test")
+    assert problem.num_windows("validation") == 5
+    targets = next(iter(problem.dataset("validation", 5)))[1].numpy()
+    texts = sorted(ByteTokenizer().detokenize(targets))
+    assert texts == sorted(str(-n) for n in range(91, 96))
+    assert set(SPLITS) == set(problem.available_splits())

@@ -1,0 +1,177 @@
+import math
+import os
+
+import pytest
+
+from routing_tf import problems
+from routing_tf.problems import array_store
+from routing_tf.problems import pg19
+from routing_tf.tokenizers import SubwordTokenizer
+
+BOOKS = {
+    "train": {
+        "10.txt": "The Fish\n\n  one fish two fish \nred fish\n",
+        "2.txt": "The Bird\nblue bird, red bird\n" * 3,
+        "notes.md": "not a book",
+    },
+    "validation": {"7.txt": "a blue\tfish\n"},
+    "test": {"3.txt": "no fish at all\r\nnone\n", "1.txt": "A last one"},
+}
+LENGTH = 12
+
+
+@pytest.fixture
+def raw_dir(tmp_path):
+    for split, books in BOOKS.items():
+        (tmp_path / "raw" / split).mkdir(parents=True)
+        for name, text in books.items():
+            (tmp_path / "raw" / split / name).write_text(text, newline="")
+    return tmp_path / "raw"
+
+
+@pytest.fixture
+def vocabulary(tmp_path, raw_dir):
+    texts = [text for books in BOOKS.values() for text in books.values()]
+    tokens = SubwordTokenizer.build_vocabulary(texts, 80)
+    path = raw_dir / pg19.VOCABULARY_FILE
+    SubwordTokenizer(tokens).save_vocabulary(path)
+    return path
+
+
+def get(tmp_path, raw_dir, **options):
+    """The problem, its data prepared."""
+    options = {"sequence_length": LENGTH, "data_dir": str(tmp_path / "data"), **options}
+    list(problems.get("pg19_length8k", **options).generate(str(raw_dir)))
+    return problems.get("pg19_length8k", **options)
+
+
+def lines_of(problem, text):
+    tokenizer = problem.tokenizer
+    return [tokenizer.tokenize(x.strip()).numpy().tolist() for x in text.split("\n")]
+
+
+def rows_of(problem, split):
+    batches = problem.dataset(split, 1, training=False).as_numpy_iterator()
+    return [targets[weights == 1].tolist() for _, targets, weights in batches]
+
+
+def test_stream_of_sorted_books(tmp_path, raw_dir, vocabulary):
+    problem = get(tmp_path, raw_dir)
+    for split, books in BOOKS.items():
+        expected = []
+        for name in sorted(name for name in books if name.endswith(".txt")):
+            expected += [*sum(lines_of(problem, books[name]), []), 1]
+        assert problem.ids(split).tolist() == expected
+    assert sum(rows_of(problem, "test"), []) == problem.ids("test").tolist()
+
+
+def test_release_packing_in_the_order_of_the_listing(
+    tmp_path, raw_dir, vocabulary, monkeypatch
+):
+    listing = {"train": ["2.txt", "notes.md", "10.txt"], "test": ["3.txt", "1.txt"]}
+    true_listdir = os.listdir
+    monkeypatch.setattr(
+        os,
+        "listdir",
+        lambda path: listing.get(os.path.basename(path)) or true_listdir(path),
+    )
+    problem = get(tmp_path, raw_dir, packing="release")
+    windows, buffer = [], []
+    for name in ("2.txt", "10.txt"):
+        for line in lines_of(problem, BOOKS["train"][name]):
+            if len(buffer) + len(line) < LENGTH:
+                buffer = buffer + line
+            else:
+                windows.append([*buffer, 1])
+                buffer = line
+    windows.append([*buffer, 1])
+    expected = [w[i : i + LENGTH] for w in windows for i in range(0, len(w), LENGTH)]
+    assert rows_of(problem, "train") == expected
+    # The log perplexity per subword times 1.248.
+    assert problem.metric(2.0, "test") == pytest.approx(math.exp(2 * 1.248))
+
+
+def test_perplexity_is_that_of_words(tmp_path, raw_dir, vocabulary):
+    problem = get(tmp_path, raw_dir)
+    assert problem.tokens("test").num_words == 4 + 1 + 3
+    nats = 0.5 * problem.num_tokens("test")
+    assert problem.metric(0.5, "test") == pytest.approx(math.exp(nats / 8))
+    assert problem.metric_name == "perplexity per word"
+    assert "of 3 words" in problem.describe("validation")
+
+
+def test_vocabulary_is_learned_without_one(tmp_path, raw_dir):
+    problem = get(tmp_path, raw_dir)
+    assert (tmp_path / "data" / pg19.VOCABULARY_FILE).is_file()
+    ids = problem.ids("train")[:-1]
+    books = " ".join(BOOKS["train"][name] for name in ("10.txt", "2.txt"))
+    found = problem.tokenizer.detokenize(ids[ids != 1])
+    assert found.replace(" ", "") == "".join(books.split())
+
+
+def test_goes_on_behind_the_last_book(tmp_path, raw_dir, vocabulary, monkeypatch):
+    whole = get(tmp_path / "whole", raw_dir, packing="release")
+    monkeypatch.setattr(array_store, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
+    read = pg19.Pg19Length8k.text_of
+    seen = []
+
+    def stop_at_the_second(self, example):
+        seen.append(os.path.basename(example["path"]))
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return read(self, example)
+
+    monkeypatch.setattr(pg19.Pg19Length8k, "text_of", stop_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        for name in ("a.txt", "b.txt"):
+            (raw_dir / "train" / name).write_text("more fish\n")
+        get(tmp_path, raw_dir)
+    first = list(seen)
+    problem = get(tmp_path, raw_dir)
+    # One book is read ahead.
+    assert seen[len(first)] in first[-2:]
+    assert seen[len(first)] != first[0]
+    seen[:] = [0] * 9
+    fresh = get(tmp_path / "fresh", raw_dir)
+    assert problem.ids("train").tolist() == fresh.ids("train").tolist()
+    assert whole.num_tokens("test")
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", r"5\.txt.* must not be empty"),
+        (b"good\nbad \xff\n", r"5\.txt.*line 2.*UTF-8"),
+        (b"<!DOCTYPE html>\n", r"5\.txt.*a web page"),
+    ],
+)
+def test_damaged_books(tmp_path, raw_dir, vocabulary, content, message):
+    (raw_dir / "train" / "5.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        get(tmp_path, raw_dir)
+    left = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+    assert [path.name for path in left] == [pg19.VOCABULARY_FILE]
+
+
+def test_other_books_need_another_folder(tmp_path, raw_dir, vocabulary):
+    get(tmp_path, raw_dir)
+    get(tmp_path, raw_dir)
+    (raw_dir / "test" / "5.txt").write_text("a new one")
+    with pytest.raises(ValueError, match="whose files differ"):
+        get(tmp_path, raw_dir)
+
+
+def test_missing(tmp_path, raw_dir, vocabulary):
+    with pytest.raises(ValueError, match="`vocabulary` must name.*datagen"):
+        problems.get("pg19_length8k", data_dir=str(tmp_path)).prepare()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ValueError, match="at least one of the folders train"):
+        get(tmp_path, empty)
+    with pytest.raises(ValueError, match="`vocabulary` must be the path"):
+        get(tmp_path, raw_dir, vocabulary="nowhere")
+    for name in BOOKS["train"]:
+        (raw_dir / "train" / name).unlink()
+    problem = get(tmp_path, raw_dir)
+    with pytest.raises(ValueError, match="'train' of pg19_length8k is not prepared"):
+        problem.prepare("train")

@@ -1,0 +1,128 @@
+"""Tests of the problems of summarization."""
+
+import hashlib
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from routing_tf import models
+from routing_tf import problems
+
+SIZES = {"train": 12, "val": 3, "test": 2}
+FILES = {"train": "train", "validation": "val", "test": "test"}
+
+
+def paper(name, number):
+    return {
+        "article_id": f"{name}{number}",
+        "article_text": [f"{name} {number} has", "two  paragraphs ."] * (number + 1),
+        "abstract_text": ["<S> it is short . </S>", f"<S> {name} {number} </S>"],
+        "section_names": ["introduction"],
+    }
+
+
+def article(name, number):
+    return " ".join([f"{name} {number} has two paragraphs ."] * (number + 1))
+
+
+def abstract(name, number):
+    return f"it is short . {name} {number}"
+
+
+@pytest.fixture
+def raw(tmp_path, monkeypatch):
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    builder = tfds.builder_cls("scientific_papers")
+    infos = {}
+    for url, info in builder.url_infos.items():
+        name = info.filename.partition("-")[0]
+        with zipfile.ZipFile(folder / info.filename, "w") as archive:
+            for split, size in SIZES.items():
+                lines = [json.dumps(paper(name, n)) + "\n" for n in range(size)]
+                archive.writestr(f"{name}-dataset/{split}.txt", "".join(lines))
+        content = (folder / info.filename).read_bytes()
+        infos[url] = tfds.download.checksums.UrlInfo(
+            size=len(content),
+            checksum=hashlib.sha256(content).hexdigest(),
+            filename=info.filename,
+        )
+    monkeypatch.setattr(builder, "url_infos", infos)
+
+    def download(self, resource):
+        raise ConnectionError(f"no way to {getattr(resource, 'url', resource)}")
+
+    monkeypatch.setattr(tfds.download.DownloadManager, "_download", download)
+    return folder
+
+
+def get(name, tmp_path, raw=None, **options):
+    options = {"vocabulary": "bytes", "data_dir": str(tmp_path / "data"), **options}
+    if raw is not None:
+        list(problems.get(name, **options).generate(str(raw)))
+    return problems.get(name, **options)
+
+
+@pytest.mark.parametrize("name", ["arxiv", "pubmed"])
+def test_pairs(name, tmp_path, raw):
+    problem = get(name, tmp_path, raw)
+    for split, file in FILES.items():
+        found = {
+            tuple(problem.tokenizer.detokenize(ids) for ids in problem.pair(split, n))
+            for n in range(problem.num_windows(split))
+        }
+        assert found == {
+            (article(name, n), abstract(name, n)) for n in range(SIZES[file])
+        }
+
+
+def test_long_articles_are_cut(tmp_path, raw):
+    problem = get("arxiv", tmp_path, raw, input_length=100, sequence_length=30)
+    too_long = sum(len(article("arxiv", n)) >= 100 for n in range(12))
+    assert 0 < too_long < 12
+    assert f"train 12 pairs ({too_long} of them too long: cut)" in problem.describe()
+    inputs, targets, weights = next(
+        problem.dataset("train", 12, training=False).as_numpy_iterator()
+    )
+    assert inputs["encoder_token_ids"].shape == (12, 100)
+    assert inputs["encoder_padding_mask"].all(axis=1).sum() >= too_long
+    np.testing.assert_array_equal(weights == 1, targets > 0)
+    dropped = get(
+        "arxiv", tmp_path, input_length=100, sequence_length=30, too_long="drop"
+    )
+    assert dropped.num_windows("train") == 12 - too_long
+
+
+def test_vocabulary(tmp_path, raw):
+    problem = get("pubmed", tmp_path, raw, vocabulary="subwords")
+    assert (tmp_path / "data" / "vocab.pubmed.32768.subwords").exists()
+    assert len(problem.pair("test", 0)[1]) < 12
+    text = problem.tokenizer.detokenize(problem.pair("test", 0)[1])
+    assert text in [abstract("pubmed", n) for n in range(2)]
+
+
+def test_a_missing_file(tmp_path, raw):
+    (raw / "pubmed-dataset.zip").unlink()
+    with pytest.raises(ValueError, match="pubmed-dataset.zip"):
+        get("arxiv", tmp_path, raw)
+
+
+def test_a_damaged_file(tmp_path, raw):
+    path = raw / "arxiv-dataset.zip"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ValueError, match="arxiv-dataset.zip, has wrong checksum"):
+        get("arxiv", tmp_path, raw)
+
+
+@pytest.mark.parametrize("name", ["arxiv", "pubmed"])
+def test_default_hyperparameters_fit(name, tmp_path):
+    settings = models.preset_hyperparameters(problems.default_hparams_set(name))
+    get(name, tmp_path).check_hyperparameters(settings)
+    options = problems.get_class(name).options_for(settings)
+    problem = get(name, tmp_path, **options)
+    problem.check_hyperparameters(settings)
+    assert problem.input_length == problem.default_input_length
+    assert problem.sequence_length == problem.default_sequence_length

@@ -1,0 +1,294 @@
+"""Tests of the problems of translation."""
+
+import hashlib
+import io
+import tarfile
+
+import pytest
+import tensorflow_datasets as tfds
+from tensorflow_datasets.translate import wmt14
+
+from routing_tf import models
+from routing_tf import problems
+from routing_tf.problems import array_store
+from routing_tf.problems import translate
+from routing_tf.problems.arguments import SPLITS
+
+# The sentences of each corpus, in English; in German they are in capitals.
+EUROPARL = [f"Sentence number {n} is here." for n in range(30)]
+CRAWL = ["One page", "", '"Two" pages!', "...", "A third page (3)"]
+NEWS = [f"{n} news" for n in range(6)]
+TRAIN = [*EUROPARL, *(text for text in CRAWL if text), *NEWS]
+VALIDATION = ["The first of 2013.", "The second, of 2013"]
+TEST = ["Of 2014: one", "Of 2014: two", "Of 2014: three"]
+
+
+def german(text):
+    return text.upper()
+
+
+def sgm(sentences):
+    segments = [f'<seg id="{n}">{text}</seg>\n' for n, text in enumerate(sentences, 1)]
+    return "<doc>\n" + "".join(segments) + "</doc>\n"
+
+
+def write_archive(path, files):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in files.items():
+            content = text.encode("utf-8")
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+def parallel(name, sentences):
+    return {
+        f"{name}.en": "\n".join(sentences),
+        f"{name}.de": "\n".join(map(german, sentences)),
+    }
+
+
+def archives():
+    news = "training/news-commentary-v9.de-en"
+    return {
+        "training-parallel-europarl-v7.tgz": parallel(
+            "training/europarl-v7.de-en", EUROPARL
+        ),
+        "training-parallel-commoncrawl.tgz": parallel("commoncrawl.de-en", CRAWL),
+        "training-parallel-nc-v9.tgz": parallel(news, NEWS),
+        "dev.tgz": {
+            "dev/newstest2013-src.de.sgm": sgm(map(german, VALIDATION)),
+            "dev/newstest2013-ref.en.sgm": sgm(VALIDATION),
+            "dev/newstest2013.de": "\n".join(map(german, VALIDATION)),
+            "dev/newstest2013.en": "\n".join(VALIDATION),
+            "dev/newstest2014-deen-src.de.sgm": sgm(map(german, TEST)),
+            "dev/newstest2014-deen-ref.en.sgm": sgm(TEST),
+        },
+    }
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes raw files, which tfds takes for the originals."""
+    known = wmt14.Wmt14Translate.url_infos
+
+    def download(self, resource):
+        raise ConnectionError(f"no way to {getattr(resource, 'url', resource)}")
+
+    monkeypatch.setattr(tfds.download.DownloadManager, "_download", download)
+
+    def write(files):
+        (tmp_path / "raw").mkdir(exist_ok=True)
+        infos = {}
+        for url, info in known.items():
+            if info.filename in files:
+                path = tmp_path / "raw" / info.filename
+                write_archive(path, files[info.filename])
+                infos[url] = tfds.download.checksums.UrlInfo(
+                    size=path.stat().st_size,
+                    checksum=hashlib.sha256(path.read_bytes()).hexdigest(),
+                    filename=info.filename,
+                )
+        monkeypatch.setattr(wmt14.Wmt14Translate, "url_infos", infos)
+        return str(tmp_path / "raw")
+
+    return write
+
+
+@pytest.fixture
+def raw(write):
+    return write(archives())
+
+
+def get(tmp_path, raw=None, name="translate_ende_wmt14", **options):
+    """A problem of bytes, its data prepared if there are raw files."""
+    options = {"vocabulary": "bytes", "data_dir": str(tmp_path / "data"), **options}
+    if raw is not None:
+        list(problems.get(name, **options).generate(raw))
+    return problems.get(name, **options)
+
+
+def texts(problem, split):
+    """The pairs of a split as texts."""
+    return [
+        tuple(problem.tokenizer.detokenize(ids) for ids in problem.pair(split, n))
+        for n in range(problem.num_windows(split))
+    ]
+
+
+def documents(sentences, length):
+    """Sentences joined to documents of at most `length` bytes, without the end id."""
+    found = []
+    for sentence in sentences:
+        if found and len(found[-1]) + 1 + len(sentence) < length:
+            found[-1] += f" {sentence}"
+        else:
+            found.append(sentence)
+    return [(text, german(text)) for text in found]
+
+
+class TestDocuments:
+    def test_they_are_in_the_order_of_the_corpora(self, tmp_path, raw):
+        problem = get(tmp_path, raw, input_length=100, sequence_length=120)
+        assert texts(problem, "train") == documents(TRAIN, 100)
+        assert texts(problem, "validation") == documents(VALIDATION, 100)
+        assert texts(problem, "test") == documents(TEST, 100)
+        assert problem.describe_split("test") == "1 pairs (0 of them too long: cut)"
+
+    def test_both_sides_fit(self, tmp_path, raw):
+        problem = get(tmp_path, raw, input_length=120, sequence_length=90)
+        assert texts(problem, "train") == documents(TRAIN, 90)
+        assert problem.tokens("train").num_too_long == 0
+
+    def test_just_as_many_as_fit(self, tmp_path, raw):
+        length = len(" ".join(EUROPARL[:3])) + 1
+        options = {"sequence_length": 1000}
+        problem = get(tmp_path, raw, input_length=length, **options)
+        assert problem.pair("train", 0)[0].size == length
+        assert texts(problem, "train")[0][0] == " ".join(EUROPARL[:3])
+        problem = get(tmp_path, raw, input_length=length - 1, **options)
+        assert texts(problem, "train")[0][0] == " ".join(EUROPARL[:2])
+
+    def test_sentences_that_are_too_long(self, tmp_path, raw):
+        problem = get(tmp_path, raw, input_length=20, sequence_length=20)
+        pairs = texts(problem, "train")
+        assert pairs == documents(TRAIN, 20)
+        number = sum(len(source) >= 20 for source, _ in pairs)
+        assert 30 <= number < len(pairs)
+        assert f"({number} of them too long: cut)" in problem.describe()
+        dropped = get(tmp_path, input_length=20, sequence_length=20, too_long="drop")
+        assert texts(dropped, "train") == [p for p in pairs if len(p[0]) < 20]
+
+    def test_ids_are_those_of_the_whole_text(self, tmp_path, raw):
+        problem = get(
+            tmp_path, raw, vocabulary="subwords", input_length=60, sequence_length=60
+        )
+        assert (tmp_path / "data/vocab.translate_ende_wmt14.32768.subwords").exists()
+        number = problem.num_windows("train")
+        assert 2 < number < 20
+        for n in range(number):
+            for ids in problem.pair("train", n):
+                assert len(ids) <= 60
+                text = problem.tokenizer.detokenize(ids)
+                assert (
+                    problem.tokenizer.tokenize(text).numpy().tolist()
+                    == ids[:-1].tolist()
+                )
+
+    def test_training_goes_on_anywhere(self, tmp_path, raw):
+        problem = get(tmp_path, raw, input_length=60, sequence_length=60)
+        assert 12 < problem.num_windows("train") < 24
+
+        def batches(step):
+            dataset = problem.dataset("train", 6, start_step=step).take(9 - step)
+            return [targets.tolist() for _, targets, _ in dataset.as_numpy_iterator()]
+
+        assert batches(0)[5:] == batches(5)
+
+    def test_stopped_work_goes_on(self, tmp_path, raw, monkeypatch):
+        monkeypatch.setattr(array_store, "SECONDS_BETWEEN_CHECKPOINTS", 0)
+        monkeypatch.setattr(translate, "PAIRS_AT_ONCE", 2)
+        problem = get(tmp_path, input_length=100, sequence_length=100)
+        pairs_of = translate.WmtProblem.pairs
+        began_at = []
+
+        def stopped(self, split, start=0):
+            began_at.append(start)
+            for number, pair in enumerate(pairs_of(self, split, start), start):
+                if len(began_at) == 1 and number == 17:
+                    raise KeyboardInterrupt
+                yield pair
+
+        monkeypatch.setattr(translate.WmtProblem, "pairs", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            list(problem.generate(raw))
+        list(problem.generate(raw))
+        assert 0 < began_at[1] < 17
+        assert texts(problem, "train") == documents(TRAIN, 100)
+
+    def test_other_lengths_are_other_arrays(self, tmp_path, raw):
+        get(tmp_path, raw, input_length=100, sequence_length=100)
+        # What is prepared for other lengths is made of what tfds has.
+        problem = get(tmp_path, input_length=50, sequence_length=50)
+        assert texts(problem, "train") == documents(TRAIN, 50)
+
+
+def test_sentences(tmp_path, raw):
+    problem = get(tmp_path, raw, document="false")
+    assert texts(problem, "train") == [(text, german(text)) for text in TRAIN]
+    # The same data has the documents too.
+    assert get(tmp_path).num_windows("train") < 5
+
+
+def test_the_other_direction_takes_the_same_data(tmp_path, raw):
+    get(tmp_path, raw, document=False)
+    problem = get(tmp_path, name="translate_deen_wmt14", document=False)
+    assert texts(problem, "test") == [(german(text), text) for text in TEST]
+
+
+def test_data_in_another_order_has_no_documents(tmp_path, raw):
+    builder = tfds.builder("wmt14_translate/de-en", data_dir=tmp_path / "data")
+    config = tfds.download.DownloadConfig(manual_dir=raw)
+    builder.download_and_prepare(download_config=config)
+    with pytest.raises(ValueError, match="document=false") as error:
+        get(tmp_path, raw)
+    assert "order of tensorflow-datasets" in str(error.value)
+    sentences = [text for text, _ in texts(get(tmp_path, document=False), "train")]
+    assert sorted(sentences) == sorted(TRAIN) and sentences != TRAIN
+
+
+class TestRawFiles:
+    def test_a_missing_file(self, tmp_path, write):
+        files = archives()
+        raw = write(files)
+        (tmp_path / "raw" / "training-parallel-nc-v9.tgz").unlink()
+        with pytest.raises(ValueError, match="training-parallel-nc-v9.tgz"):
+            get(tmp_path, raw)
+
+    def test_a_damaged_file(self, tmp_path, raw):
+        path = tmp_path / "raw" / "dev.tgz"
+        path.write_bytes(path.read_bytes()[:-10])
+        with pytest.raises(ValueError, match="dev.tgz, has wrong checksum"):
+            get(tmp_path, raw)
+
+    def test_sides_of_different_lengths(self, tmp_path, write):
+        files = archives()
+        name = "training-parallel-europarl-v7.tgz"
+        files[name]["training/europarl-v7.de-en.de"] += "\nNOCH EINER"
+        with pytest.raises(ValueError, match="Sizes do not match: .*europarl-v7"):
+            get(tmp_path, write(files))
+
+    def test_data_that_is_not_prepared(self, tmp_path):
+        with pytest.raises(ValueError, match="datagen --problem=translate_ende_wmt14"):
+            get(tmp_path).prepare()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in problems.names() if name.startswith("translate_")]
+)
+def test_names(name, tmp_path):
+    problem_class = problems.get_class(name)
+    settings = models.preset_hyperparameters(problem_class.default_hparams_set)
+    options = problem_class.options_for(settings)
+    problem = problems.get(name, data_dir=str(tmp_path), **options)
+    problem.check_hyperparameters(settings)
+    _, languages, year = name.split("_")
+    assert "".join(problem.languages) == languages
+    assert problem.builder.startswith(f"{year}_translate/")
+    # tfds has such a builder, with these languages.
+    pair = problem.tfds_builder.builder_config.language_pair
+    assert set(pair) == set(problem.languages)
+    assert set(problem.tfds_builder.subsets) == set(SPLITS)
+
+
+def test_the_longest_set(tmp_path):
+    settings = models.preset_hyperparameters("translate_local_cluster8k")
+    options = translate.WmtProblem.options_for(settings)
+    problem = get(tmp_path, **options)
+    assert problem.input_length == problem.sequence_length == 8192
+    problem.check_hyperparameters(settings)
+
+
+def test_refuses(tmp_path):
+    with pytest.raises(ValueError, match="document='perhaps'"):
+        get(tmp_path, document="perhaps")

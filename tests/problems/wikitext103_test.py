@@ -1,0 +1,225 @@
+import collections
+import math
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+from routing_tf import problems
+from routing_tf.problems import packing
+from routing_tf.problems.wikitext103 import Wikitext103
+
+REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
+FILES = {
+    "train": (
+        " \n = One fish = \n \n red fish blue fish \n a  fish\u00a0and a <unk> \n"
+        " \n = Two = \n \n the fish \n = = Part = = \n a red one \n"
+    ),
+    "valid": " \n = Three = \n \n red cats and blue fish \n",
+    "test": " \n = Four = \n \n a fish \n \n = Five = \n \n the one \n",
+}
+SPLITS = {"train": "train", "validation": "valid", "test": "test"}
+
+
+@pytest.fixture
+def raw_dir(tmp_path):
+    return write(tmp_path / "raw", FILES)
+
+
+def write(folder, files, ending="tokens"):
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / f"wiki.{name}.{ending}").write_bytes(text.encode("utf-8"))
+    return folder
+
+
+def get(tmp_path, raw_dir, name="wikitext103", sequence_length=8, **options):
+    """The problem, its data prepared."""
+    options |= {"sequence_length": sequence_length, "data_dir": str(tmp_path / "data")}
+    list(problems.get(name, **options).generate(str(raw_dir)))
+    return problems.get(name, **options)
+
+
+def words_of(problem, ids):
+    return [problem.tokenizer.id_to_token(int(id)) for id in ids]
+
+
+def rows_of(problem, split):
+    """The words of each held-out window."""
+    batches = problem.dataset(split, 1, training=False).as_numpy_iterator()
+    return [words_of(problem, t[w == 1]) for _, t, w in batches]
+
+
+def line_words(text):
+    """Words and line ends of a text."""
+    lines = text.split("\n")
+    words = [[*line.split(), "<newline>"] for line in lines[:-1]]
+    return [word for line in [*words, lines[-1].split()] for word in line]
+
+
+class TestWords:
+    def test_ids_are_words_line_ends_and_ends_of_articles(self, tmp_path, raw_dir):
+        problem = get(tmp_path, raw_dir)
+        first, second = FILES["train"].split(" = Two")
+        # The empty line before a title belongs to the article before it.
+        expected = [*line_words(first), "<EOS>", *line_words(" = Two" + second)]
+        assert words_of(problem, problem.ids("train")) == [*expected, "<EOS>"]
+        assert problem.metric_name == "perplexity per word"
+
+    def test_vocabulary_by_count_and_then_by_word(self, tmp_path, raw_dir):
+        problem = get(tmp_path, raw_dir)
+        counts = collections.Counter(FILES["train"].split())
+        words = sorted(counts, key=lambda word: (-counts[word], word))
+        tokens = [problem.tokenizer.id_to_token(i) for i in range(2 + len(words))]
+        assert tokens == ["<pad>", "<EOS>", *words]
+        assert problem.vocabulary_size == len(words) + 3  # <newline>
+
+    def test_words_that_training_has_not_seen_are_unknown(self, tmp_path, raw_dir):
+        problem = get(tmp_path, raw_dir)
+        words = words_of(problem, problem.ids("validation"))
+        assert words == [
+            *("<newline>", "=", "<unk>", "=", "<newline>", "<newline>"),
+            *("red", "<unk>", "and", "blue", "fish", "<newline>", "<EOS>"),
+        ]
+        assert "validation 13 words, 15.38% of them <unk>" in problem.describe()
+
+    def test_perplexity_is_that_of_words_and_line_ends(self, tmp_path, raw_dir):
+        problem = get(tmp_path, raw_dir)
+        for split, name in SPLITS.items():
+            num_words = len(line_words(FILES[name]))
+            assert problem.tokens(split).num_words == num_words
+            nats = 1.5 * problem.num_tokens(split)
+            expected = math.exp(nats / num_words)
+            assert problem.metric(1.5, split) == pytest.approx(expected)
+        assert problem.metric(1e6, "test") == math.inf
+
+    def test_held_out_windows_hold_every_word_once(self, tmp_path, raw_dir):
+        problem = get(tmp_path, raw_dir, sequence_length=5)
+        rows = rows_of(problem, "test")
+        assert sum(rows, []) == words_of(problem, problem.ids("test"))
+        assert {len(row) for row in rows[:-1]} == {5}
+
+    def test_raw_release(self, tmp_path):
+        raw_dir = write(tmp_path / "raw", FILES, "raw")
+        problem = get(tmp_path, raw_dir)
+        assert problem.variant.startswith("words-raw")
+        assert problem.num_tokens("test")
+        with pytest.raises(ValueError, match="not prepared"):
+            problems.get("wikitext103", data_dir=problem.data_dir, form="tokens").ids(
+                "test"
+            )
+
+    def test_unknown_words_have_an_id_without_the_mark(self, tmp_path):
+        files = {name: text.replace("<unk>", "dog") for name, text in FILES.items()}
+        problem = get(tmp_path, write(tmp_path / "raw", files, "raw"))
+        assert "<unk>" in words_of(problem, problem.ids("validation"))
+
+
+class TestSplits:
+    def test_training_on_validation(self, tmp_path):
+        files = {name: FILES[name] for name in ("valid", "test")}
+        raw_dir = write(tmp_path / "raw", files)
+        options = {"train_split": "validation", "eval_split": "test"}
+        problem = get(tmp_path, raw_dir, **options)
+        problem.prepare()
+        assert "cats" in words_of(problem, problem.ids("validation"))
+        assert "<unk>" in words_of(problem, problem.ids("test"))
+        with pytest.raises(ValueError, match="'train' of wikitext103 is not prepared"):
+            problem.prepare("train")
+
+    def test_arrays_are_made_when_the_training_split_is_known(self, tmp_path):
+        files = {name: FILES[name] for name in ("valid", "test")}
+        raw_dir, data = write(tmp_path / "raw", files), str(tmp_path / "data")
+        problem = problems.get("wikitext103", data_dir=data)
+        (line,) = problem.generate(str(raw_dir))
+        assert "'train', and that is missing" in line
+        problem = problems.get(
+            "wikitext103", data_dir=data, train_split="test", sequence_length=4
+        )
+        assert "cats" not in words_of(problem, problem.ids("validation"))
+
+    def test_files_that_come_later(self, tmp_path, raw_dir):
+        (raw_dir / "wiki.train.tokens").rename(tmp_path / "later")
+        get(tmp_path, raw_dir, train_split="test").prepare()
+        (tmp_path / "later").rename(raw_dir / "wiki.train.tokens")
+        assert get(tmp_path, raw_dir).num_tokens("train")
+
+
+class TestRelease:
+    """The rules themselves are tested in packing_test.py."""
+
+    def lines(self, name):
+        lines = (line.split() for line in FILES[name].split("\n"))
+        return [line for line in lines if line]
+
+    def test_held_out_windows(self, tmp_path, raw_dir):
+        problem = get(tmp_path, raw_dir, packing="release")
+        # Whole lines, fewer than 8 words; what is behind the last window is lost.
+        assert rows_of(problem, "test") == [
+            ["=", "<unk>", "=", "a", "fish"],
+        ]
+        assert problem.metric(2.0, "test") == pytest.approx(math.exp(2))
+
+    def test_training_windows_overlap(self, tmp_path, raw_dir):
+        problem = get(tmp_path, raw_dir, packing="release")
+        lines = self.lines("train")
+        ids = [problem.tokenizer.encode(" ".join(line)) for line in lines]
+        stream, windows = packing.pack(packing.OverlappingLines(8), ids)
+        expected = [words_of(problem, stream[s : s + n]) for s, n in windows]
+        assert rows_of(problem, "train") == expected
+        assert (windows[1:, 0] < windows[:-1].sum(axis=1)).any()
+
+    def test_overlap_variant(self, tmp_path, raw_dir):
+        problem = get(
+            tmp_path,
+            raw_dir,
+            name="wikitext103_length4k_overlap",
+            packing="release",
+        )
+        stream = [word for line in self.lines("train") for word in [*line, "<EOS>"]]
+        starts = range(0, len(stream) - 8 + 1, 3)
+        expected = [stream[start : start + 7] for start in starts]
+        assert rows_of(problem, "train") == expected
+
+
+class TestBytes:
+    def test_ids(self, tmp_path, raw_dir):
+        problem = get(tmp_path, raw_dir, level="bytes")
+        text = FILES["valid"].encode("utf-8")
+        assert problem.ids("validation").tolist() == [*(b + 2 for b in text), 1]
+        assert problem.vocabulary_size == 258
+        assert problem.metric_name == "bits per byte"
+        assert problem.metric(math.log(2), "test") == pytest.approx(1)
+        # Two articles: an end id behind each.
+        assert np.count_nonzero(problem.ids("train") == 1) == 2
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"level": "characters"}, "`level` must be"),
+        ({"form": "cooked"}, "`form` must be"),
+        ({"level": "bytes", "packing": "release"}, "needs words"),
+    ],
+)
+def test_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        Wikitext103(**options)
+
+
+def test_lengths_in_names():
+    lengths = {"length4k": 4096, "length2k": 2048, "length1k": 1024}
+    for name, length in lengths.items():
+        assert problems.get(f"wikitext103_{name}").sequence_length == length
+
+
+@pytest.mark.skipif(not REFERENCE, reason="needs ROUTING_TF_REFERENCE_DIR")
+def test_counts_of_the_real_files(tmp_path):
+    raw_dir = pathlib.Path(REFERENCE, "data", "wikitext")
+    options = {"train_split": "validation", "eval_split": "test"}
+    problem = get(tmp_path, raw_dir, sequence_length=4096, **options)
+    # The published numbers of words, ends of lines included.
+    assert problem.tokens("validation").num_words == 217_646
+    assert problem.tokens("test").num_words == 245_569
+    assert problem.num_tokens("validation") == 217_646 + 60  # articles

@@ -1,6 +1,7 @@
 """Tests of the command that prepares data, and of the two commands together."""
 
 import os
+import pathlib
 import re
 
 import numpy as np
@@ -9,6 +10,7 @@ from absl import flags
 
 from routing_tf import commands
 from routing_tf import datagen
+from routing_tf import models
 from routing_tf import problems
 from routing_tf import train
 from routing_tf.problems import builders
@@ -196,3 +198,31 @@ def test_a_download_without_a_network(tmp_path, monkeypatch, capsys):
     error = capsys.readouterr().err
     assert "raw_dir" in error
     assert files_below(tmp_path / "data") == []
+
+
+ROW = re.compile(
+    r"^\| [\w-]+ \| `(?P<datagen>[^`]+)`<br>`(?P<train>[^`]+)` \| `(?P<preset>\w+)` \|",
+    re.M,
+)
+
+
+def test_the_recipes_of_the_readme_fit():
+    readme = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
+    rows = list(ROW.finditer(readme))
+    assert len(rows) == 5
+    for row in rows:
+        prepared, trained = flags.FlagValues(), flags.FlagValues()
+        datagen.define_flags(prepared)
+        prepared(row["datagen"].split()[2:])
+        train.define_flags(trained)
+        trained(row["train"].split()[2:])
+        assert row["datagen"].startswith("python -m routing_tf.datagen ")
+        assert row["train"].startswith("python -m routing_tf.train ")
+        assert prepared.problem == trained.problem
+        assert prepared.data_dir == trained.data_dir
+        problem_class = problems.get_class(trained.problem)
+        assert problem_class.default_hparams_set == row["preset"]
+        h = models.preset_hyperparameters(row["preset"])
+        problem = problems.get(trained.problem, **problem_class.options_for(h))
+        problem.check_hyperparameters(h)
+        assert problem.sequence_length == h.max_sequence_length

@@ -15,7 +15,7 @@ from routing_tf.problems.arguments import SPLITS
 INTERRUPTED = 130
 DEFAULT_PROBLEM = "python_source"
 DATA_FLAGS = ("problem", "data_dir", "files", "problem_option")
-SPLIT_FLAGS = ("train_split", "eval_split")
+SPLIT_FLAGS = {"train_split": "train", "eval_split": "validation"}
 
 
 def command(run, options, argv):
@@ -107,11 +107,14 @@ def problem_fields(options, earlier=None):
         fields["data_dir"] = os.path.abspath(os.path.expanduser(fields["data_dir"]))
     fields["problem_options"].update(parse_problem_options(options.problem_option))
     if options.files:
-        # Absolute, so that the run can be continued from another folder.
-        patterns = filter(None, map(str.strip, options.files.split(",")))
-        absolute = [os.path.abspath(os.path.expanduser(p)) for p in patterns]
-        fields["problem_options"]["files"] = ",".join(absolute)
+        fields["problem_options"]["files"] = _absolute(options.files)
     return fields
+
+
+def _absolute(paths):
+    """Paths separated by commas, so that the run goes on from any folder."""
+    patterns = filter(None, map(str.strip, paths.split(",")))
+    return ",".join(os.path.abspath(os.path.expanduser(p)) for p in patterns)
 
 
 def parse_problem_options(items):
@@ -134,8 +137,9 @@ def parse_problem_options(items):
                 f"`--problem_option` must be name=value. Received: {item!r}"
             )
         name, value = name.strip(), value.strip()
-        if name == "vocabulary" and value != "bytes":
-            value = os.path.abspath(os.path.expanduser(value))
+        is_path = name == "vocabulary" and value not in ("bytes", "subwords")
+        if is_path or name == "folder" or name.endswith("_files"):
+            value = _absolute(value)
         options[name] = value
     return options
 

@@ -129,9 +129,11 @@ def configure(options):
     """
     earlier = run_directory.RunConfig.load(options.model_dir)
     problem_fields = commands.problem_fields(options, earlier)
-    for split in commands.SPLIT_FLAGS:
-        if options[split].value is not None:
-            problem_fields["problem_options"][split] = options[split].value
+    problem_options = problem_fields["problem_options"]
+    for split, default in commands.SPLIT_FLAGS.items():
+        value = options[split].value
+        if value is not None and value != problem_options.get(split, default):
+            problem_options[split] = value
     name, seed, source = options.hparams_set, options.seed, options.init_checkpoint
     if earlier is not None:
         seed = earlier.seed if seed is None else seed

@@ -187,6 +187,36 @@ def test_enwik8_from_files_of_integers_to_a_trained_model(tmp_path, capsys):
     assert "held-out bits per byte: " in capsys.readouterr().out
 
 
+def test_subwords_and_paths_on_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = "".join(f"line {i}\n" for i in range(60))
+    (tmp_path / "source").write_text(lines)
+    (tmp_path / "target").write_bytes(lines.replace("\n", "\r\n").encode())
+    arguments = [
+        "--problem=parallel_files",
+        f"--data_dir={tmp_path / 'data'}",
+        "--problem_option=source_files=source",
+        "--problem_option=target_files=target",
+        "--problem_option=vocabulary=subwords",
+    ]
+    assert not run(*arguments)
+    assert "train: 54 pairs" in capsys.readouterr().out
+    options = commands.parse_problem_options(["source_files=source,a", "folder=b"])
+    assert options == {
+        "source_files": f"{tmp_path / 'source'},{tmp_path / 'a'}",
+        "folder": str(tmp_path / "b"),
+    }
+    problem = problems.get(
+        "parallel_files",
+        source_files="source",
+        target_files="target",
+        data_dir=tmp_path / "data",
+        vocabulary="subwords",
+    )
+    target = problem.pair("train", 3)[1]
+    assert problem.tokenizer.detokenize(target) == "line 3"
+
+
 def test_a_download_without_a_network(tmp_path, monkeypatch, capsys):
     def fail(self, url):
         raise OSError("no network")

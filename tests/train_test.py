@@ -193,6 +193,9 @@ def test_splits_of_a_run(tmp_path, run, monkeypatch):
     assert code == 0, err
     assert "continuing at step 3" in out
     assert "\ntest: 128 tokens scored" in out
+    # The split that the run has may be named once more.
+    code, out, err = run(model_dir, "--train_steps=4", "--eval_split=test")
+    assert code == 0, err
     code, _, err = run(model_dir, "--train_steps=4", "--eval_split=validation")
     assert code == 1
     assert "problem_options.eval_split was 'test', now 'validation'" in err

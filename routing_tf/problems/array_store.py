@@ -5,6 +5,8 @@ ends in `.incomplete`: work that was stopped goes on from its last checkpoint, a
 nobody takes half of it for the whole.
 """
 
+import contextlib
+import fcntl
 import io
 import json
 import os
@@ -74,23 +76,50 @@ def write(folder, dtypes, identity, parts):
             which to go on behind it, as JSON takes it.
 
     Raises:
-        ValueError: from `parts`; nothing is left behind then.
+        ValueError: from `parts`; nothing is left behind then. If the disk is full;
+            then work can go on.
     """
     folder = pathlib.Path(folder)
-    partial = folder.with_name(f"{folder.name}.incomplete")
-    writer = _Writer(partial, dtypes, identity)
+    with _alone(folder):
+        if is_complete(folder):  # by another process, meanwhile
+            return
+        partial = folder.with_name(f"{folder.name}.incomplete")
+        writer = _Writer(partial, dtypes, identity)
+        try:
+            for arrays, state in parts(writer.state):
+                writer.append(arrays)
+                writer.checkpoint(state)
+            writer.finish()
+        except ValueError:
+            writer.close()
+            shutil.rmtree(partial)
+            raise
+        except OSError as error:
+            raise ValueError(
+                f"The folder {str(folder.parent)!r} must have room and must be "
+                f"writable. Received: {error}. Free some, and the same command goes "
+                "on where it was"
+            ) from error
+        finally:
+            writer.close()
+        os.replace(partial, folder)
+
+
+@contextlib.contextmanager
+def _alone(folder):
+    """Lets one process at a time write stores in the same folder."""
     try:
-        for arrays, state in parts(writer.state):
-            writer.append(arrays)
-            writer.checkpoint(state)
-        writer.finish()
-    except ValueError:
-        writer.close()
-        shutil.rmtree(partial)
-        raise
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder.parent, os.O_RDONLY)
+    except OSError as error:
+        raise ValueError(
+            f"The folder {str(folder.parent)!r} must be writable. Received: {error}"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
     finally:
-        writer.close()
-    os.replace(partial, folder)
+        os.close(lock)
 
 
 class _Writer:

@@ -83,11 +83,12 @@ class Enwik8(PreparedTextProblem):
     def tokenizer(self):
         return None if self.is_integers else ByteTokenizer()
 
-    @property
+    @functools.cached_property
     def vocabulary_size(self):
         if not self.is_integers:
             return byte_tokenizer.NUM_IDS
-        largest = max(self.ids(s).max() for s in (self.train_split, self.eval_split))
+        # Of all splits, so that every one of them can be scored.
+        largest = max(self.ids(split).max() for split in self.available_splits())
         return max(byte_tokenizer.NUM_IDS, int(largest) + 1)
 
     def ids_dtype(self):

@@ -158,7 +158,7 @@ class ParallelFiles(OwnFilesProblem, Seq2SeqProblem):
             lines = zip(*map(raw_files.read_lines, paths))
             for (_, source), (_, target) in itertools.islice(lines, first, end):
                 if source.strip() and target.strip():
-                    yield source, target
+                    yield source.strip(), target.strip()
 
     def pair_of(self, example):
         return example

@@ -157,10 +157,11 @@ class Pg19Length8k(PreparedTextProblem):
         SubwordTokenizer(tokens).save_vocabulary(self.vocabulary_path)
 
     def _sample(self):
-        """Yields the beginnings of all training books."""
+        """Yields the middles of all training books; all begin with a title page."""
         share = VOCABULARY_BYTES // max(1, self.num_examples(self.train_split))
         for text in self.texts(self.train_split):
-            yield text[:share]
+            start = max(0, len(text) - share) // 2
+            yield text[start : start + share]
 
     def _paths(self, split):
         """The raw files of a split, in the order of the packing."""
@@ -192,8 +193,10 @@ class Pg19Length8k(PreparedTextProblem):
     def identity(self, split):
         identity = super().identity(split)
         if self.raw_dir is not None:
-            paths = self._paths(split)
-            identity["files"] = {os.path.basename(p): os.path.getsize(p) for p in paths}
+            identity["files"] = [
+                [os.path.basename(path), os.path.getsize(path)]
+                for path in self._paths(split)
+            ]
         return identity
 
     def encode(self, text):

@@ -55,8 +55,21 @@ class PreparedProblem(Problem):
     @property
     def command(self):
         """The command that prepares the data, for messages."""
-        folder = self.data_dir or "FOLDER"
-        return f"python -m routing_tf.datagen --problem={self.name} --data_dir={folder}"
+        words = [
+            f"python -m routing_tf.datagen --problem={self.name}",
+            f"--data_dir={self.data_dir or 'FOLDER'}",
+        ]
+        for name, value in self.given_options.items():
+            if name == "train_split":
+                words.append(f"--train_split={value}")
+            elif name not in self.options_without_effect:
+                words.append(f"--problem_option={name}={value}")
+        return " ".join(words)
+
+    @property
+    def options_without_effect(self):
+        """Names of options on which the arrays do not depend."""
+        return {"eval_split", "min_training_length", "sequence_length", "input_length"}
 
     @property
     def variant(self):
@@ -240,6 +253,11 @@ class PreparedTextProblem(TextProblem, PreparedProblem):
     def count_words(self, text):
         """Returns the number of words that the metric counts in a text."""
         return 0
+
+    @property
+    def options_without_effect(self):
+        names = super().options_without_effect
+        return names - {"sequence_length"} if self.packing == "release" else names
 
     @property
     def packed_name(self):

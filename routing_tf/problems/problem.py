@@ -64,6 +64,7 @@ class Problem:
         sequence_length: integer, ids per window.
         default_hparams_set: string, the hyperparameters that `train` takes if none
             are named.
+        given_options: dictionary of the options that `problems.get` was given.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -121,6 +122,7 @@ class Problem:
                     f"sequence_length={self.sequence_length}"
                 )
             self.min_training_length = shortest
+        self.given_options = {}
         self._loaded = None
         self._splits = {}
 
@@ -311,6 +313,9 @@ class Problem:
         )
         windows = self.tokens(split).windows
         if windows is not None:
+            # Outside of the graph, which would hold millions of them as a constant.
+            with tf.init_scope(), tf.device("cpu"):
+                windows = tf.convert_to_tensor(windows)
             starts, lengths = tf.unstack(tf.gather(windows, order), axis=1)
         else:
             offset = tf.random.stateless_uniform(

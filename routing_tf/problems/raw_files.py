@@ -48,6 +48,8 @@ def read_lines(path, member=None, keep_ends=False):
                 only_spaces = False
                 check_not_html(line, path, member)
             text = decode(line, path, member, number)
+            if number == 1:
+                text = text.removeprefix("\ufeff")  # marks the encoding, is no text
             yield number, text if keep_ends else text.removesuffix("\n")
     if only_spaces:
         raise ValueError(

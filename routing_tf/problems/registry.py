@@ -66,8 +66,7 @@ def names():
 def get(name, data_dir=None, **options):
     """Makes the problem of this name.
 
-    Nothing is read from disk yet: `prepare()`, or the first use of the data, does
-    that.
+    The data is not read yet: `prepare()`, or the first use of it, does that.
 
     Args:
         name: string, one of `problems.names()`.
@@ -93,7 +92,9 @@ def get(name, data_dir=None, **options):
     """
     problem_class = _known(name)
     _check_options(name, problem_class, options)
-    return problem_class(data_dir=data_dir, **options)
+    problem = problem_class(data_dir=data_dir, **options)
+    problem.given_options = dict(options)
+    return problem
 
 
 def get_class(name):

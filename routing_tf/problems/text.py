@@ -289,6 +289,12 @@ class TextFiles(BytesProblem):
             return super().encode(text)
         return self.tokenizer.tokenize(text).numpy()
 
+    def release_lines(self, text):
+        if self.vocabulary is None:
+            return super().release_lines(text)
+        ids = self.tokenizer.tokenize([line.strip() for line in text.split(b"\n")])
+        return np.split(ids.flat_values.numpy(), ids.row_splits.numpy()[1:-1])
+
     def describe_split(self, split):
         if self.vocabulary is None:
             return super().describe_split(split)

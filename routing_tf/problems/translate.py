@@ -46,6 +46,11 @@ class WmtProblem(Seq2SeqProblem):
             return f"{super().variant}-sentences"
         return f"{super().variant}-{self.input_length}-{self.sequence_length}"
 
+    @property
+    def options_without_effect(self):
+        names = super().options_without_effect
+        return names - {"sequence_length", "input_length"} if self.document else names
+
     def prepare_source(self):
         info = self.tfds_builder.info
         if not self.tfds_builder.is_prepared():

@@ -162,11 +162,12 @@ class Wikitext103(PreparedTextProblem):
                 yield self.encode(line)
 
     def describe_split(self, split):
+        ids = self.ids(split)
+        number = len(ids) - np.count_nonzero(ids == byte_tokenizer.END_ID)
         if self.level == "bytes":
-            return f"{self.num_tokens(split):,} bytes"
-        ids, unknown = self.ids(split), self.tokenizer.unknown_token_id
-        share = np.count_nonzero(ids == unknown) / len(ids)
-        return f"{self.num_tokens(split):,} words, {share:.2%} of them <unk>"
+            return f"{number:,} bytes"
+        unknown = np.count_nonzero(ids == self.tokenizer.unknown_token_id)
+        return f"{number:,} words, {unknown / number:.2%} of them <unk>"
 
 
 class _FixedLength(Wikitext103):
@@ -207,7 +208,8 @@ class Wikitext103Length4kOverlap(_FixedLength):
 
     @property
     def packed_name(self):
-        return f"overlap-{super().packed_name}"
+        name = super().packed_name
+        return name if self.packing == "stream" else f"overlap-{name}"
 
     def release_rule(self, split):
         if split == self.train_split:

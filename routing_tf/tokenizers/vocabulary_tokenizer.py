@@ -138,7 +138,10 @@ class VocabularyTokenizer(keras_hub.tokenizers.Tokenizer):
             ValueError: if there is no vocabulary.
         """
         lines = [f"{self.line_of(token)}\n" for token in self._get_vocabulary().tokens]
-        pathlib.Path(path).write_bytes("".join(lines).encode("utf-8"))
+        # Never seen half written: its lines are what ids mean.
+        partial = pathlib.Path(f"{path}.partial")
+        partial.write_bytes("".join(lines).encode("utf-8"))
+        partial.replace(path)
 
     def save_assets(self, dir_path):
         """Saves the vocabulary."""

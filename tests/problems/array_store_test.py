@@ -1,5 +1,7 @@
 import json
 import os
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -100,6 +102,47 @@ def test_bad_input_leaves_nothing_behind(tmp_path):
     with pytest.raises(ValueError, match="line 7"):
         array_store.write(tmp_path / "store", DTYPES, {}, damaged)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_full_disk_leaves_what_is_there(tmp_path):
+    def full(state):
+        for arrays, following in parts(stop=4)(state):
+            if following == 3:
+                raise OSError(28, "No space left on device")
+            yield arrays, following
+
+    with pytest.raises(ValueError, match="must have room.*No space left"):
+        array_store.write(tmp_path / "store", DTYPES, {}, full)
+    seen = []
+    array_store.write(tmp_path / "store", DTYPES, {}, parts(seen=seen))
+    assert seen[0] == 2
+    check(tmp_path / "store")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="must be writable"):
+        array_store.write(tmp_path / "file" / "store", DTYPES, {}, parts())
+
+
+def test_a_second_process_takes_what_the_first_has_made(tmp_path):
+    seen = []
+    thread = threading.Thread(
+        target=array_store.write,
+        args=(tmp_path / "store", DTYPES, {}, parts(seen=seen)),
+    )
+
+    def slow(state):
+        for number, part in enumerate(parts()(state)):
+            if number == 1:
+                thread.start()
+                time.sleep(0.2)
+            yield part
+
+    array_store.write(tmp_path / "store", DTYPES, {}, slow)
+    thread.join()
+    assert seen == []
+    check(tmp_path / "store")
 
 
 def test_values_that_do_not_fit_are_refused(tmp_path):

@@ -94,8 +94,10 @@ def test_ids_may_be_larger_than_bytes(tmp_path):
     raw_dir.mkdir()
     for name in ("train", "valid", "test"):
         (raw_dir / f"{name}.txt").write_text("1 2 3 70000 4 5\n" * 5)
+    (raw_dir / "test.txt").write_text("80000 1\n" * 5)
     problem = get(tmp_path, raw_dir)
-    assert problem.vocabulary_size == 70001
+    # Also that of the test split, so that it can be scored.
+    assert problem.vocabulary_size == 80001
     assert problem.ids("train")[3] == 70000
 
 
@@ -135,6 +137,22 @@ def test_lengths_in_names(tmp_path, original):
 def test_refuses(options, message):
     with pytest.raises(ValueError, match=message):
         Enwik8(**options)
+
+
+def test_the_way_out_names_all_that_matters(tmp_path, integers):
+    raw_dir, _ = integers
+    data = str(tmp_path / "nothing")
+    problem = problems.get(
+        "enwik8", data_dir=data, packing="release", sequence_length="9"
+    )
+    with pytest.raises(ValueError) as error:
+        problem.prepare()
+    assert "--problem_option=packing=release" in str(error.value)
+    assert "--problem_option=sequence_length=9" in str(error.value)
+    problem = problems.get(
+        "enwik8", data_dir=data, train_split="test", sequence_length=9
+    )
+    assert problem.command.endswith("--train_split=test")
 
 
 def test_needs_data_dir(tmp_path):

@@ -169,3 +169,9 @@ def test_listing_is_cut_short():
     assert raw_files.listing([]) == "no files"
     assert raw_files.listing(["a", "b"]) == "'a', 'b'"
     assert raw_files.listing(range(50)).endswith("'19' and 30 more")
+
+
+def test_the_mark_of_an_encoding_is_no_text(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes("\ufeffone\ntwo\n".encode())
+    assert list(raw_files.read_lines(path)) == [(1, "one"), (2, "two")]

@@ -82,7 +82,7 @@ class TestWords:
             *("<newline>", "=", "<unk>", "=", "<newline>", "<newline>"),
             *("red", "<unk>", "and", "blue", "fish", "<newline>", "<EOS>"),
         ]
-        assert "validation 13 words, 15.38% of them <unk>" in problem.describe()
+        assert "validation 12 words, 16.67% of them <unk>" in problem.describe()
 
     def test_perplexity_is_that_of_words_and_line_ends(self, tmp_path, raw_dir):
         problem = get(tmp_path, raw_dir)

@@ -5,15 +5,20 @@ work with the builders of tensorflow-datasets.
 """
 
 import contextlib
+import json
 
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
+from routing_tf.problems import raw_files
 from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.builders.enwik8 import Enwik8
 from routing_tf.problems.builders.wikitext103 import Wikitext103
 
 __all__ = ["Enwik8", "Wikitext103", "prepare", "read_in_order"]
+
+# Beside what tfds writes: the raw files that it was written from.
+SIZES_FILE = "raw_files.json"
 
 WrongChecksum = tfds.download.download_manager.NonMatchingChecksumError
 
@@ -33,7 +38,8 @@ def prepare(builder, raw_dir=None):
 
     Raises:
         ValueError: if `raw_dir` is no folder, raw files are missing or damaged, or
-            cannot be downloaded. The message says what to put where.
+            cannot be downloaded; or if the data set has been written from files of
+            other sizes. The message says what to put where.
 
     Example:
     ```python
@@ -54,11 +60,14 @@ def prepare(builder, raw_dir=None):
                 "`raw_dir` must be a folder with raw files. Received: "
                 f"raw_dir={str(raw_dir)!r}, which is no folder"
             )
+    _recover(builder)
     if not builder.data_path.exists():
         _write(builder, raw_dir)
     elif _has_more_splits(builder, raw_dir):
         with _set_aside(builder.data_path):
             _write(builder, raw_dir)
+    else:
+        _check_same_files(builder, raw_dir)
 
 
 def read_in_order(builder, split):
@@ -121,12 +130,55 @@ def _has_more_splits(builder, raw_dir):
     return True
 
 
+def _sizes(builder, raw_dir):
+    """Names and sizes of the raw files of each split, if they can be told."""
+    if raw_dir is None or not hasattr(builder, "find_files"):
+        return {}
+    return {
+        split: [raw_files.place(path, member), raw_files.file_size(path, member)]
+        for split, (path, member) in builder.find_files(raw_dir).items()
+    }
+
+
+def _check_same_files(builder, raw_dir):
+    """Raises a `ValueError` if the data set was written from other raw files."""
+    noted = builder.data_path / SIZES_FILE
+    if not noted.exists():
+        return
+    there, here = json.loads(noted.read_text()), _sizes(builder, raw_dir)
+    for split in here.keys() & there.keys():
+        if here[split][1] != there[split][1]:
+            raise ValueError(
+                "`data_dir` must not hold the data of other raw files. Received: "
+                f"{here[split][0]} has {here[split][1]:,} bytes, but "
+                f"{str(builder.data_path)!r} was written from {there[split][0]} of "
+                f"{there[split][1]:,}. Use another data_dir, or remove that folder and "
+                "what was made of it"
+            )
+
+
+def _recover(builder):
+    """Clears up what a process that was killed has left."""
+    path = builder.data_path
+    aside = _aside(path)
+    if aside.exists():
+        if path.exists():
+            aside.rmtree()
+        else:
+            aside.rename(path)
+    if path.parent.exists():
+        for left in path.parent.glob(f"incomplete.*_{path.name}"):
+            left.rmtree()
+
+
+def _aside(path):
+    return path.parent / f"{path.name}.earlier"
+
+
 @contextlib.contextmanager
 def _set_aside(path):
     """Renames a folder, and gives it its name back if the body fails."""
-    aside = path.parent / f"{path.name}.earlier"
-    if aside.exists():  # left by a process that was killed
-        aside.rmtree()
+    aside = _aside(path)
     path.rename(aside)
     try:
         yield
@@ -146,6 +198,8 @@ def _write(builder, raw_dir):
     with _no_leftovers(builder):
         try:
             builder.download_and_prepare(download_config=config)
+            sizes = json.dumps(_sizes(builder, raw_dir), indent=2)
+            (builder.data_path / SIZES_FILE).write_text(sizes)
         except WrongChecksum as error:
             reason = f"a file is not the one expected. {error}"
             raise ValueError(_message(builder, raw_dir, reason)) from error

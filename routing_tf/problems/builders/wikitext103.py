@@ -140,7 +140,8 @@ def read_articles(path, member=None):
         Strings that add up to the text of the file.
 
     Raises:
-        ValueError: as for `raw_files.read_lines`.
+        ValueError: as for `raw_files.read_lines`; or if the first line is one of
+            integers.
 
     Example:
     ```python
@@ -152,10 +153,13 @@ def read_articles(path, member=None):
     ```
     """
     lines = []  # of the current article
-    has_title = False
+    has_title = has_words = False
     candidate = None  # the place in them of what is a title if an empty line follows
-    for _, line in raw_files.read_lines(path, member, keep_ends=True):
+    for number, line in raw_files.read_lines(path, member, keep_ends=True):
         empty = not line.strip()
+        if not empty and not has_words:
+            has_words = True
+            _check_words(line, raw_files.place(path, member, number))
         if candidate is not None and empty:
             if has_title:
                 yield "".join(lines[:candidate])
@@ -166,3 +170,12 @@ def read_articles(path, member=None):
         candidate = len(lines) if after_empty and HEADING.fullmatch(line) else None
         lines.append(line)
     yield "".join(lines)
+
+
+def _check_words(line, where):
+    """Refuses what the problem enwik8 has under the same names."""
+    if all(word.isdigit() for word in line.split()):
+        raise ValueError(
+            f"{where} must have words, as the articles of WikiText do. Received: "
+            f"integers, {line.strip()[:40]!r}"
+        )

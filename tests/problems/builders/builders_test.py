@@ -109,11 +109,33 @@ class TestPrepare:
     def test_what_is_there_is_left_alone(self, raw, data):
         builders.prepare(integers(data), raw)
         before = times(data)
-        write_lines(raw, "train", first=50)
         builders.prepare(integers(data), raw)
         builders.prepare(integers(data))
         assert times(data) == before
         assert first_ids(integers(data), "train") == [0, 1, 2]
+
+    def test_other_files_need_another_folder(self, raw, data):
+        builders.prepare(integers(data), raw)
+        write_lines(raw, "train", first=50)
+        with pytest.raises(ValueError, match="must not hold the data of other raw"):
+            builders.prepare(integers(data), raw)
+        assert first_ids(integers(data), "train") == [0, 1, 2]
+
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_what_a_killed_process_has_left(self, raw, data, whole):
+        builder = integers(data)
+        builders.prepare(builder, raw)
+        path = builder.data_path
+        before = sorted(p.name for p in path.parent.iterdir())
+        (path.parent / f"incomplete.ABC_{path.name}").mkdir()
+        earlier = path.parent / f"{path.name}.earlier"
+        if whole:
+            earlier.mkdir()
+        else:
+            path.rename(earlier)
+        builders.prepare(integers(data), raw)
+        assert first_ids(integers(data), "train") == [0, 1, 2]
+        assert sorted(p.name for p in path.parent.iterdir()) == before
 
     def test_files_for_more_splits(self, raw, data):
         builder = integers(data)

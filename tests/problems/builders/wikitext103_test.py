@@ -219,6 +219,10 @@ class TestFiles:
         builders.prepare(make(data), raw)
         for name in ("train.txt", "valid.txt", "test.txt"):
             (raw / name).unlink()
-        write(raw, "wikitext-103-v1.zip", "damaged")
         builders.prepare(make(data), raw)
         assert read(make(data), "train") == [FIRST]
+
+    def test_files_of_integers_are_those_of_another_data_set(self, raw, data):
+        write(raw, "train.txt", "\n12 13 255\n7 8\n")
+        with pytest.raises(ValueError, match="line 2 must have words.*'12 13 255'"):
+            builders.prepare(make(data), raw)

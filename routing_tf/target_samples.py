@@ -12,7 +12,7 @@ class TargetSample(TextSample):
     """A source text and the text that is generated for it, which starts from nothing.
 
     Args:
-        tokenizer: a `ByteTokenizer` or `SubwordTokenizer`.
+        tokenizer: a tokenizer such as `ByteTokenizer`.
         source: string.
         number: number of this text among those of its source.
     """

@@ -58,6 +58,9 @@ class ParallelFiles(OwnFilesProblem, Seq2SeqProblem):
 
     storage = "parallel_files"
     default_vocabulary = "bytes"
+    default_hparams_set = "pairs_small"
+    default_sequence_length = 256
+    default_input_length = 256
 
     def __init__(
         self,

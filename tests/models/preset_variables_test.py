@@ -63,7 +63,8 @@ def count_by_hand(h):
         if h.kind == "seq2seq":
             total += count_attention_by_hand(h, layer, cross=True) + norm
     for layer in range(h.num_encoder_layers):
-        total += count_attention_by_hand(h, layer) + feed_forward + 2 * norm
+        total += count_attention_by_hand(h, layer, causal=False)
+        total += feed_forward + 2 * norm
     return total
 
 
@@ -88,13 +89,15 @@ def count_ends_by_hand(h):
     return embeddings + logits + final_norm
 
 
-def count_attention_by_hand(h, layer, cross=False):
+def count_attention_by_hand(h, layer, cross=False, causal=True):
     key_dim = h.key_dim or h.hidden_dim // h.num_heads
     routed, strided = h.num_routed_heads, h.num_cluster_strided_heads
     if layer < h.num_local_only_layers:
         routed = strided = 0
     local = h.num_heads - routed - strided
-    key_heads = h.num_heads if h.project_shared_keys else h.num_heads - routed - strided
+    # Routed heads share queries and keys in causal self-attention alone.
+    shared = 0 if h.project_shared_keys or cross or not causal else routed + strided
+    key_heads = h.num_heads - shared
     total = (3 * h.num_heads + key_heads) * key_dim * h.hidden_dim
     total += key_dim**2 if h.shared_head_projection else 0
     if not cross:

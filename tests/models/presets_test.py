@@ -13,7 +13,7 @@ from routing_tf.models import presets
 from tools import preset_table
 
 REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
-OWN = ["python_small", "digits_small", "byte_tiny"]
+OWN = ["python_small", "digits_small", "pairs_small", "byte_tiny"]
 VOCABULARY_SIZE = 98302
 
 
@@ -253,7 +253,7 @@ CLASSES = {
 }
 BY_KIND = {
     "text": ["python_small", "byte_tiny", *TEXTS],
-    "seq2seq": [*PAIRS],
+    "seq2seq": ["pairs_small", *PAIRS],
     "image": ["digits_small", *IMAGES],
 }
 

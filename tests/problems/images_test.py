@@ -239,6 +239,7 @@ def test_default_hyperparameters_fit(name, tmp_path):
         name, data_dir=str(tmp_path), **images.Mnist.options_for(settings)
     )
     problem.check_hyperparameters(settings)
+    assert problem.sequence_length == settings.max_sequence_length
 
 
 def test_histogram_of_few_of_many_images(tmp_path, monkeypatch, small_mnist, raw):

@@ -109,32 +109,34 @@ def test_vocabulary_is_learned_without_one(tmp_path, raw_dir):
     assert found.replace(" ", "") == "".join(books.split())
 
 
-def test_goes_on_behind_the_last_book(tmp_path, raw_dir, vocabulary, monkeypatch):
-    whole = get(tmp_path / "whole", raw_dir, packing="release")
+@pytest.mark.parametrize("packing", ["stream", "release"])
+def test_goes_on_behind_the_last_book(
+    tmp_path, raw_dir, vocabulary, monkeypatch, packing
+):
     monkeypatch.setattr(array_store, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
+    for name in ("a.txt", "b.txt"):
+        (raw_dir / "train" / name).write_text("more fish\n")
+    whole = get(tmp_path / "whole", raw_dir, packing=packing)
     read = pg19.Pg19Length8k.text_of
     seen = []
 
-    def stop_at_the_second(self, example):
+    def stop_at_the_third(self, example):
         seen.append(os.path.basename(example["path"]))
         if len(seen) == 3:
             raise KeyboardInterrupt
         return read(self, example)
 
-    monkeypatch.setattr(pg19.Pg19Length8k, "text_of", stop_at_the_second)
+    monkeypatch.setattr(pg19.Pg19Length8k, "text_of", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
-        for name in ("a.txt", "b.txt"):
-            (raw_dir / "train" / name).write_text("more fish\n")
-        get(tmp_path, raw_dir)
-    first = list(seen)
-    problem = get(tmp_path, raw_dir)
-    # One book is read ahead.
-    assert seen[len(first)] in first[-2:]
-    assert seen[len(first)] != first[0]
-    seen[:] = [0] * 9
-    fresh = get(tmp_path / "fresh", raw_dir)
-    assert problem.ids("train").tolist() == fresh.ids("train").tolist()
-    assert whole.num_tokens("test")
+        get(tmp_path, raw_dir, packing=packing)
+    first, third = seen[0], seen[2]
+    problem = get(tmp_path, raw_dir, packing=packing)
+    # One book is read ahead, and read again; the first is not.
+    assert first not in seen[3:]
+    assert third in seen[3:]
+    for split in BOOKS:
+        assert problem.ids(split).tolist() == whole.ids(split).tolist()
+        assert rows_of(problem, split) == rows_of(whole, split)
 
 
 @pytest.mark.parametrize(

@@ -116,25 +116,18 @@ class Enwik8(PreparedTextProblem):
         return f"{self.num_tokens(split) - 1:,} bytes"
 
 
-class _FixedLength(Enwik8):
-    """enwik8 in windows of a length that the problem's name tells."""
-
-    @classmethod
-    def options_for(cls, hyperparameters):
-        length = hyperparameters.max_sequence_length
-        return {"sequence_length": min(cls.default_sequence_length, length)}
-
-
 @register("enwik8_length8k")
-class Enwik8Length8k(_FixedLength):
+class Enwik8Length8k(Enwik8):
     """enwik8 in windows of 8192 bytes."""
 
+    has_length_in_name = True
     default_sequence_length = 8192
 
 
 @register("enwik8_length12k")
-class Enwik8Length12k(_FixedLength):
+class Enwik8Length12k(Enwik8):
     """enwik8 in windows of 12288 bytes."""
 
+    has_length_in_name = True
     default_sequence_length = 12288
     default_hparams_set = "enwik8_local_cluster12k"

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.problem import Problem
+from routing_tf.problems.problem import order_of_epoch
 from routing_tf.problems.problem import read_windows
 from routing_tf.problems.registry import register
 
@@ -126,11 +127,7 @@ class ImageProblem(Problem):
 
     def training_windows(self, split, seed, epoch):
         """The images of one epoch of training, in the order of that epoch."""
-        numbers = tf.random.experimental.stateless_shuffle(
-            tf.range(self.num_windows(split), dtype=tf.int64),
-            tf.stack([seed, epoch]),
-            alg="philox",
-        )
+        numbers = order_of_epoch(self.num_windows(split), seed, epoch)
         length = tf.constant(self.sequence_length, tf.int64)
         return numbers * length, tf.fill(tf.shape(numbers), length)
 

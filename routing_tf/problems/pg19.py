@@ -10,8 +10,8 @@ import numpy as np
 from routing_tf.problems import raw_files
 from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.prepared import PreparedTextProblem
+from routing_tf.problems.problem import perplexity
 from routing_tf.problems.registry import register
-from routing_tf.problems.wikitext103 import perplexity
 from routing_tf.tokenizers import SubwordTokenizer
 
 # The name that the release gives to its vocabulary, of 98,302 subwords.
@@ -63,15 +63,11 @@ class Pg19Length8k(PreparedTextProblem):
     metric_name = "perplexity per word"
     default_sequence_length = 8192
     default_hparams_set = "pg19_local_cluster8k"
+    has_length_in_name = True
 
     def __init__(self, vocabulary=None, **options):
         super().__init__(**options)
         self.vocabulary = vocabulary
-
-    @classmethod
-    def options_for(cls, hyperparameters):
-        length = hyperparameters.max_sequence_length
-        return {"sequence_length": min(cls.default_sequence_length, length)}
 
     def metric(self, nats_per_token, split):
         return perplexity(nats_per_token / self.words_per_token(split))

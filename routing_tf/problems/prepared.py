@@ -244,7 +244,22 @@ class PreparedTextProblem(TextProblem, PreparedProblem):
 
     A subclass says in `text_of` what the text of an example is, in `encode` its ids.
     Takes the arguments of `TextProblem`.
+
+    Attributes:
+        has_length_in_name: boolean, whether windows are as long as the problem's name
+            says, unless the model's sequences are shorter.
     """
+
+    has_length_in_name = False
+
+    @classmethod
+    def options_for(cls, hyperparameters):
+        options = super().options_for(hyperparameters)
+        if cls.has_length_in_name:
+            options["sequence_length"] = min(
+                cls.default_sequence_length, options["sequence_length"]
+            )
+        return options
 
     def text_of(self, example):
         """Returns the text of an example, as `encode` takes it."""

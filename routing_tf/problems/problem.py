@@ -307,10 +307,8 @@ class Problem:
             Starts and lengths in ids, two int64 tensors of shape
             `(num_windows(split, training=True),)`.
         """
+        order = order_of_epoch(self.num_windows(split, True), seed, epoch)
         seed = tf.stack([seed, epoch])
-        order = tf.random.experimental.stateless_shuffle(
-            tf.range(self.num_windows(split, True), dtype=tf.int64), seed, alg="philox"
-        )
         windows = self.tokens(split).windows
         if windows is not None:
             # Outside of the graph, which would hold millions of them as a constant.
@@ -487,6 +485,28 @@ class Problem:
         return tf.data.Dataset.from_tensor_slices(
             (np.pad(starts, filling), np.pad(lengths, filling))
         )
+
+
+def order_of_epoch(number, seed, epoch):
+    """Returns the numbers 0 to `number` - 1 in the order of an epoch, int64.
+
+    Args:
+        number: integer.
+        seed: int64 tensor of shape `()`.
+        epoch: int64 tensor of shape `()`.
+    """
+    numbers = tf.range(number, dtype=tf.int64)
+    return tf.random.experimental.stateless_shuffle(
+        numbers, tf.stack([seed, epoch]), alg="philox"
+    )
+
+
+def perplexity(nats):
+    """Returns the exponential, infinity where it is too large for a float."""
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
 
 
 def read_windows(ids, starts, lengths, sequence_length):

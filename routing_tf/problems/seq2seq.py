@@ -16,8 +16,9 @@ from routing_tf.problems.pg19 import VOCABULARY_BYTES
 from routing_tf.problems.pg19 import VOCABULARY_SIZE
 from routing_tf.problems.prepared import PreparedProblem
 from routing_tf.problems.problem import Tokens
+from routing_tf.problems.problem import order_of_epoch
+from routing_tf.problems.problem import perplexity
 from routing_tf.problems.problem import read_rows
-from routing_tf.problems.wikitext103 import perplexity
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
 from routing_tf.tokenizers.byte_tokenizer import END_ID
@@ -338,11 +339,7 @@ class Seq2SeqProblem(PreparedProblem):
 
     def training_windows(self, split, seed, epoch):
         """The pairs of one epoch of training, in the order of that epoch."""
-        numbers = tf.random.experimental.stateless_shuffle(
-            tf.range(self.num_windows(split), dtype=tf.int64),
-            tf.stack([seed, epoch]),
-            alg="philox",
-        )
+        numbers = order_of_epoch(self.num_windows(split), seed, epoch)
         return numbers, tf.ones_like(numbers)
 
     def evaluation_windows(self, split):

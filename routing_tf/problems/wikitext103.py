@@ -1,12 +1,12 @@
 """WikiText-103: articles of Wikipedia, as words or as bytes."""
 
 import functools
-import math
 
 import numpy as np
 
 from routing_tf.problems import packing
 from routing_tf.problems.prepared import PreparedTextProblem
+from routing_tf.problems.problem import perplexity
 from routing_tf.problems.registry import register
 from routing_tf.problems.text import byte_ids
 from routing_tf.tokenizers import ByteTokenizer
@@ -170,41 +170,38 @@ class Wikitext103(PreparedTextProblem):
         return f"{number:,} words, {unknown / number:.2%} of them <unk>"
 
 
-class _FixedLength(Wikitext103):
-    """WikiText-103 in windows of a length that the problem's name tells."""
-
-    @classmethod
-    def options_for(cls, hyperparameters):
-        length = hyperparameters.max_sequence_length
-        return {"sequence_length": min(cls.default_sequence_length, length)}
-
-
 @register("wikitext103_length4k")
-class Wikitext103Length4k(_FixedLength):
+class Wikitext103Length4k(Wikitext103):
     """WikiText-103 in windows of 4096 words."""
+
+    has_length_in_name = True
 
 
 @register("wikitext103_length2k")
-class Wikitext103Length2k(_FixedLength):
+class Wikitext103Length2k(Wikitext103):
     """WikiText-103 in windows of 2048 words."""
 
+    has_length_in_name = True
     default_sequence_length = 2048
 
 
 @register("wikitext103_length1k")
-class Wikitext103Length1k(_FixedLength):
+class Wikitext103Length1k(Wikitext103):
     """WikiText-103 in windows of 1024 words."""
 
+    has_length_in_name = True
     default_sequence_length = 1024
     default_hparams_set = "wikitext103_local_cluster1k"
 
 
 @register("wikitext103_length4k_overlap")
-class Wikitext103Length4kOverlap(_FixedLength):
+class Wikitext103Length4kOverlap(Wikitext103):
     """WikiText-103 in windows of 4096 words; the release's begin every 3 words.
 
     In the packing "release" the word `<EOS>`, the end id, ends each line.
     """
+
+    has_length_in_name = True
 
     @property
     def packed_name(self):
@@ -219,11 +216,3 @@ class Wikitext103Length4kOverlap(_FixedLength):
     def release_lines(self, text):
         for line in super().release_lines(text):
             yield np.append(line, byte_tokenizer.END_ID)
-
-
-def perplexity(nats):
-    """Returns the exponential, infinity where it is too large for a float."""
-    try:
-        return math.exp(nats)
-    except OverflowError:
-        return math.inf

@@ -21,6 +21,7 @@ from routing_tf.layers.image_embeddings import RowColumnEmbedding as RowColumnEm
 from routing_tf.layers.image_embeddings import SubpixelEmbedding as SubpixelEmbedding
 from routing_tf.layers.mixed_attention import MixedAttention as MixedAttention
 from routing_tf.layers.online_kmeans import OnlineKMeans as OnlineKMeans
+from routing_tf.layers.online_kmeans import hold_updates as hold_updates
 from routing_tf.layers.relative_position import RelativePosition as RelativePosition
 from routing_tf.layers.routing_attention import RoutingAttention as RoutingAttention
 from routing_tf.layers.scaled_dot_product import ScaledDotProduct as ScaledDotProduct

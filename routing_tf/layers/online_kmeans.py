@@ -1,17 +1,89 @@
 """Centroids that follow the tokens assigned to them."""
 
+import contextlib
 import random
+import threading
 
 import keras
 from keras import ops
 
 from routing_tf.layers.compatibility import Compatibility
+from routing_tf.layers.own_losses import OwnLosses
+from routing_tf.layers.replicas import num_replicas
+from routing_tf.layers.replicas import sum_of_earlier_replicas
 from routing_tf.layers.replicas import sum_over_replicas
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 
 LAYER_NORM_EPSILON = 1e-6
 UPDATE_RULES = ("ema", "paper")
+CENTROID_INITIALIZATIONS = ("normal", "tokens")
+# More steps than float32 can count one by one: such a centroid never had a token.
+NEVER = 2.0**25
+
+# Each thread has its own updates: those of a strategy run a replica each.
+_held = threading.local()
+
+
+@contextlib.contextmanager
+def hold_updates():
+    """Collects the updates of centroids for a while, in place of making them.
+
+    For training loops that see a batch in parts. What a call of `OnlineKMeans` counted
+    can be added up over the parts (and over replicas, see `move`), and then moves the
+    centroids as the whole batch would. Open it inside the function that a
+    `tf.distribute` strategy runs on each replica, or that `tf.function` or `jax.jit`
+    compiles. Of nested ones only the innermost collects.
+
+    Yields:
+        List that gets a pair for each training call of a layer that would have moved
+        its centroids: the layer, and its statistics, a flat list of float32 tensors of
+        fixed shapes.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+
+    kmeans = layers.OnlineKMeans(num_clusters=4)
+    totals = None
+    for part in np.random.normal(size=(2, 1, 3, 10, 6)).astype("float32"):
+        with layers.hold_updates() as updates:
+            kmeans(part, training=True)
+        ((layer, statistics),) = updates
+        totals = statistics if totals is None else map(sum, zip(totals, statistics))
+    kmeans.move(list(totals))
+    ```
+    """
+    stack = _stack()
+    updates = []
+    stack.append(updates)
+    try:
+        yield updates
+    finally:
+        stack.pop()
+
+
+def update_or_hold(layer, statistics):
+    """Moves a layer by what one call counted, or leaves it to `hold_updates`.
+
+    Args:
+        layer: an `OnlineKMeans`.
+        statistics: what a call on this replica counted.
+    """
+    stack = _stack()
+    if stack:
+        stack[-1].append((layer, statistics))
+    else:
+        layer.move(sum_over_replicas(statistics))
+
+
+def _stack():
+    """The lists of the open `hold_updates` of this thread, outermost first."""
+    if not hasattr(_held, "stack"):
+        _held.stack = []
+    return _held.stack
 
 
 def normalize(tokens):
@@ -25,8 +97,19 @@ def normalize(tokens):
     return (tokens - mean) * ops.rsqrt(variance + LAYER_NORM_EPSILON)
 
 
+def _num_tokens(tokens, mask):
+    """Returns the number of real tokens in all heads."""
+    shape = ops.shape(tokens)[:-1]
+    if mask is not None:
+        return ops.sum(ops.broadcast_to(mask, shape))
+    total = ops.ones((), "float32")
+    for size in shape:
+        total *= ops.cast(size, "float32")
+    return total
+
+
 @keras.saving.register_keras_serializable("routing_tf")
-class OnlineKMeans(keras.layers.Layer):
+class OnlineKMeans(OwnLosses):
     """Scores tokens against centroids and, in training, moves the centroids.
 
     Each head has its own centroids. A token is assigned to the centroid with the
@@ -35,12 +118,17 @@ class OnlineKMeans(keras.layers.Layer):
 
     State (float32, never cast, never in gradients when `ema=True`): `centroids`
     `(heads, clusters, dim)`, and with the rule `"ema"` also `counts`
-    `(heads, clusters)` and `sums` `(heads, clusters, dim)`. It is written only when
+    `(heads, clusters)` and `sums` `(heads, clusters, dim)`; with `revive_after` or
+    `centroid_initialization="tokens"` also `empty_steps` `(heads, clusters)`, the
+    number of training steps since the last one with a token. It is written only when
     `training=True` and the layer is trainable, from statistics that are summed over
     all replicas: under `tf.distribute` on TensorFlow by an all-reduce, on JAX because
-    the layer sees the global batch. A call writes at once: a function that
-    `keras.remat` runs again would move the centroids twice, so leave the layer out
-    of it.
+    the layer sees the global batch. A call writes at once, unless `hold_updates` is
+    open. A function that `keras.remat` runs again would move the centroids twice;
+    `TransformerBlock(remat=True)` moves them once.
+
+    The losses of replicas are such that their mean, which is what Keras makes of them,
+    is the loss of the global batch, however the padding is spread.
 
     Args:
         num_clusters: number of centroids of each head.
@@ -55,6 +143,16 @@ class OnlineKMeans(keras.layers.Layer):
             has it.
         smoothing_epsilon: pseudo-count of the Laplace smoothing, in tokens. Defaults
             to 1e-5.
+        revive_after: number of training steps. A centroid that no token of the global
+            batch chose in so many steps one after another is set to a token of the
+            last one, with the count 1; cluster j to the one at the place
+            `(j + 0.5) / num_clusters` among all real tokens (with queries and keys:
+            keys) in their order. Where a batch was counted in parts (`hold_updates`),
+            it is the normalised sum of the tokens at that place in each part. None
+            (the default): centroids stay where they are.
+        centroid_initialization: `"normal"` (the default): centroids start as random
+            vectors. `"tokens"`: the first training step sets all of them to tokens,
+            as `revive_after` does.
         compatibility: flaws of the release to reproduce, as a `Compatibility` or a
             dict of its fields; None (the default) for no flaws.
         **kwargs: arguments of `keras.layers.Layer`, such as `name`.
@@ -72,9 +170,10 @@ class OnlineKMeans(keras.layers.Layer):
 
     Raises:
         ValueError: if `num_clusters` is not a positive integer, `decay` is not in
-            [0, 1], `commitment_weight` is negative, `update_rule` is unknown or is
-            `"paper"` with `ema=False`, or `compatibility` is of another kind or has an
-            unknown field.
+            [0, 1], `commitment_weight` is negative, `update_rule` or
+            `centroid_initialization` is unknown, `revive_after` is not a positive
+            integer, one of these three is not the default with `ema=False`, or
+            `compatibility` is of another kind or has an unknown field.
 
     Example:
 
@@ -98,12 +197,19 @@ class OnlineKMeans(keras.layers.Layer):
         ema=True,
         update_rule="ema",
         smoothing_epsilon=1e-5,
+        revive_after=None,
+        centroid_initialization="normal",
         compatibility=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
         check_positive_integer("num_clusters", num_clusters)
         check_choice("update_rule", update_rule, UPDATE_RULES)
+        check_choice(
+            "centroid_initialization", centroid_initialization, CENTROID_INITIALIZATIONS
+        )
+        if revive_after is not None:
+            check_positive_integer("revive_after", revive_after)
         if not 0 <= decay <= 1:
             raise ValueError(
                 f"`decay` must be in the range [0, 1]. Received: decay={decay}"
@@ -112,6 +218,14 @@ class OnlineKMeans(keras.layers.Layer):
             raise ValueError(
                 "`update_rule` is the rule of the moving averages and needs "
                 f"`ema=True`. Received: update_rule={update_rule!r}, ema={ema}"
+            )
+        revives = revive_after is not None or centroid_initialization == "tokens"
+        if not ema and revives:
+            raise ValueError(
+                "`revive_after` must be None and `centroid_initialization` 'normal' "
+                "where gradients train the centroids. Received: "
+                f"revive_after={revive_after}, "
+                f"centroid_initialization={centroid_initialization!r}, ema={ema}"
             )
         if commitment_weight < 0:
             raise ValueError(
@@ -124,6 +238,9 @@ class OnlineKMeans(keras.layers.Layer):
         self.ema = ema
         self.update_rule = update_rule
         self.smoothing_epsilon = smoothing_epsilon
+        self.revive_after = revive_after
+        self.centroid_initialization = centroid_initialization
+        self._revives = revives
         self.compatibility = Compatibility.of(compatibility)
 
     def build(self, tokens_shape):
@@ -154,6 +271,10 @@ class OnlineKMeans(keras.layers.Layer):
             start = "zeros" if self.compatibility.counts_start_at_zero else "ones"
             self.counts = add_state("counts", shape[:2], start)
             self.sums = add_state("sums", shape, initial_centroids)
+        if self._revives:
+            by_tokens = self.centroid_initialization == "tokens"
+            start = keras.initializers.Constant(NEVER) if by_tokens else "zeros"
+            self.empty_steps = add_state("empty_steps", shape[:2], start)
 
     def call(self, tokens, token_mask=None, training=None):
         single = not isinstance(tokens, (list, tuple))
@@ -166,15 +287,9 @@ class OnlineKMeans(keras.layers.Layer):
             ops.one_hot(ops.argmax(s, axis=-1), self.num_clusters, dtype="float32")
             for s in scores
         ]
-        loss = sum(
-            self._loss(*stream, centroids)
-            for stream in zip(streams, nearest, masks, strict=True)
-        )
-        if self.compatibility.commitment_counted_twice and len(streams) == 1:
-            loss *= 2
-        self.add_loss(loss)
+        self.add_loss(self._losses_of(streams, nearest, masks, centroids))
         if training and self.trainable and self.ema:
-            self._update(streams, nearest, masks)
+            update_or_hold(self, self._statistics(streams, nearest, masks))
         return scores[0] if single else tuple(scores)
 
     def scores(self, tokens):
@@ -189,23 +304,39 @@ class OnlineKMeans(keras.layers.Layer):
     def _scores(self, tokens, centroids):
         return ops.einsum("bhld,hkd->bhlk", tokens, ops.stop_gradient(centroids))
 
-    def _loss(self, tokens, nearest, mask, centroids):
+    def _losses_of(self, streams, nearest, masks, centroids):
+        """The loss of this replica: the mean over replicas is that of all tokens."""
+        if self.compatibility.padding_is_routed:
+            masks = [None] * len(streams)
+        masks = [None if mask is None else ops.cast(mask, "float32") for mask in masks]
+        totals = [_num_tokens(*stream) for stream in zip(streams, masks, strict=True)]
+        totals = sum_over_replicas(totals)
+        loss = sum(
+            self._loss(*stream, centroids)
+            for stream in zip(streams, nearest, masks, totals, strict=True)
+        )
+        if self.compatibility.commitment_counted_twice and len(streams) == 1:
+            loss *= 2
+        return num_replicas() * loss
+
+    def _loss(self, tokens, nearest, mask, total, centroids):
+        def mean(squares):
+            squares = ops.mean(squares, axis=-1)
+            if mask is not None:
+                squares *= mask
+            return ops.sum(squares) / ops.maximum(total, 1.0)
+
         own = ops.einsum("bhlk,hkd->bhld", nearest, centroids)
-        loss = self.commitment_weight * self._mean(
-            ops.square(tokens - ops.stop_gradient(own)), mask
+        loss = self.commitment_weight * mean(
+            ops.square(tokens - ops.stop_gradient(own))
         )
         if not self.ema:
-            loss += self._mean(ops.square(ops.stop_gradient(tokens) - own), mask)
+            loss += mean(ops.square(ops.stop_gradient(tokens) - own))
         return loss
 
-    def _mean(self, squares, mask):
-        if mask is None or self.compatibility.padding_is_routed:
-            return ops.mean(squares)
-        weights = ops.cast(mask, squares.dtype)[..., None] * ops.ones_like(squares)
-        return ops.sum(squares * weights) / ops.maximum(ops.sum(weights), 1.0)
-
-    def _update(self, streams, nearest, masks):
-        statistics = []
+    def _statistics(self, streams, nearest, masks):
+        """What moves the centroids: sums over the tokens of this replica."""
+        statistics, chosen = [], 0.0
         for tokens, assigned, mask in zip(streams, nearest, masks, strict=True):
             if mask is not None:
                 assigned = assigned * ops.cast(mask, assigned.dtype)[..., None]
@@ -213,14 +344,86 @@ class OnlineKMeans(keras.layers.Layer):
                 self._count(assigned),
                 ops.einsum("bhlk,bhld->hkd", assigned, tokens),
             ]
-        statistics = [ops.stop_gradient(statistic) for statistic in statistics]
-        statistics = sum_over_replicas(statistics)
+            chosen += ops.sum(assigned, axis=(0, 2))
+        if self._revives:
+            statistics += [chosen, self._candidates(streams[-1], masks[-1])]
+        return [ops.stop_gradient(statistic) for statistic in statistics]
+
+    def move(self, statistics):
+        """Moves the centroids one step.
+
+        A call does it itself, unless `hold_updates` is open.
+
+        Args:
+            statistics: list of tensors as `hold_updates` collects them, added up one by
+                one over all parts and all replicas of the batch (`sum_over_replicas`).
+        """
+        statistics = list(statistics)
+        found = [statistics.pop(), statistics.pop()] if self._revives else None
         counts, sums = statistics[0::2], statistics[1::2]
         if self.update_rule == "paper":
             self._move_as_in_the_paper(sums)
         else:
             for count, total in zip(counts, sums, strict=True):
                 self._move_averages(count, total)
+        if self._revives:
+            self._revive(*found)
+
+    def _candidates(self, tokens, mask):
+        """Picks a token of the global batch for each cluster, evenly spread.
+
+        Args:
+            tokens: `<float32>[batch, heads, length, dim]`.
+            mask: as in a call.
+
+        Returns:
+            `<float32>[heads, clusters, dim]`, 0 where the token is on another replica.
+        """
+        batch, _, length, _ = ops.shape(tokens)
+        real = ops.ones((1, 1, 1), "int32") if mask is None else ops.cast(mask, "int32")
+        real = ops.broadcast_to(real, (batch, ops.shape(real)[1], length))
+        # Ranks run through the rows of the batch.
+        real = ops.reshape(ops.transpose(real, (1, 0, 2)), (-1, batch * length))
+        earlier, total = sum_of_earlier_replicas(ops.sum(real, axis=-1))
+        ranks = ops.cumsum(real, axis=-1) - 1 + earlier[:, None]
+        # floor((j + 0.5) * total / clusters), in parts that int32 can hold.
+        parts = 2 * self.num_clusters
+        odd = 2 * ops.arange(self.num_clusters, dtype="int32") + 1
+        total = total[:, None]
+        wanted = odd * (total // parts) + odd * (total % parts) // parts
+        chosen = ops.logical_and(
+            ranks[:, None] == wanted[..., None], ops.cast(real, "bool")[:, None]
+        )
+        chosen = ops.reshape(chosen, (-1, self.num_clusters, batch, length))
+        chosen = ops.broadcast_to(
+            chosen, (tokens.shape[1], self.num_clusters, batch, length)
+        )
+        return ops.einsum("hkbl,bhld->hkd", ops.cast(chosen, "float32"), tokens)
+
+    def _revive(self, candidates, chosen):
+        """Sets centroids that have been empty for too long on candidates."""
+        before = ops.convert_to_tensor(self.empty_steps)
+        seen = ops.any(chosen > 0, axis=-1, keepdims=True)  # padding alone says nothing
+        steps = ops.where(chosen > 0, ops.zeros_like(before), before + 1)
+        is_dead = before >= NEVER
+        if self.revive_after is not None:
+            is_dead = ops.logical_or(is_dead, steps >= self.revive_after)
+        found = ops.any(candidates != 0, axis=-1)
+        revived = ops.logical_and(ops.logical_and(is_dead, seen), found)
+        steps = ops.where(revived, ops.zeros_like(steps), steps)
+        self.empty_steps.assign(ops.where(seen, steps, before))
+        # What parts of a batch picked has been added up.
+        candidates = normalize(candidates)
+
+        def revive(variable, value):
+            old = ops.convert_to_tensor(variable)
+            mask = revived[..., None] if len(old.shape) == 3 else revived
+            variable.assign(ops.where(mask, value, old))
+
+        revive(self.centroids, candidates)
+        if self.update_rule == "ema":
+            revive(self.counts, ops.ones_like(chosen))
+            revive(self.sums, candidates)
 
     def _count(self, assigned):
         if self.compatibility.mixed_head_counts:
@@ -263,6 +466,8 @@ class OnlineKMeans(keras.layers.Layer):
             "ema": self.ema,
             "update_rule": self.update_rule,
             "smoothing_epsilon": self.smoothing_epsilon,
+            "revive_after": self.revive_after,
+            "centroid_initialization": self.centroid_initialization,
             "compatibility": self.compatibility.to_dict(),
         }
 

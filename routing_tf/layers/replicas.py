@@ -1,13 +1,25 @@
 """Sums over replicas. The only file of `layers` that may import a backend."""
 
 import keras
+from keras import ops
+
+
+def num_replicas():
+    """Returns the number of replicas that a call runs on side by side.
+
+    It is 1 outside `strategy.run` of `tf.distribute`, and on JAX, where a layer sees
+    the global batch.
+    """
+    context = _replica_context()
+    return 1 if context is None else context.num_replicas_in_sync
 
 
 def sum_over_replicas(tensors):
     """Returns the sums of `tensors` over all replicas of a distribution strategy.
 
     On TensorFlow under a `tf.distribute` strategy this is an all-reduce; without one,
-    and on JAX, where a layer sees the global batch, it returns `tensors` unchanged.
+    outside of its replicas and on JAX, where a layer sees the global batch, it returns
+    `tensors` unchanged.
 
     Args:
         tensors: list of tensors, the same on every replica in shape and type.
@@ -15,11 +27,43 @@ def sum_over_replicas(tensors):
     Returns:
         List of tensors of the same shapes.
     """
-    if keras.backend.backend() != "tensorflow":
+    context = _replica_context()
+    if context is None or not tensors:
         return tensors
+    import tensorflow as tf
+
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, list(tensors))
+
+
+def sum_of_earlier_replicas(tensor):
+    """Returns the sums of a tensor over the replicas before this one and over all.
+
+    Args:
+        tensor: tensor, the same on every replica in shape and type.
+
+    Returns:
+        Two tensors of the same shape; without replicas zeros and `tensor` itself.
+    """
+    context = _replica_context()
+    if context is None:
+        return ops.zeros_like(tensor), tensor
+    replicas = ops.arange(context.num_replicas_in_sync, dtype="int32")
+    replicas = ops.reshape(replicas, (-1, *[1] * len(tensor.shape)))
+    own = ops.cast(context.replica_id_in_sync_group, "int32")
+    (all_of_them,) = sum_over_replicas(
+        [ops.where(replicas == own, tensor[None], ops.zeros_like(tensor)[None])]
+    )
+    earlier = ops.where(replicas < own, all_of_them, ops.zeros_like(all_of_them))
+    return ops.sum(earlier, axis=0), ops.sum(all_of_them, axis=0)
+
+
+def _replica_context():
+    """The context of this replica; None if there is no other one."""
+    if keras.backend.backend() != "tensorflow":
+        return None
     import tensorflow as tf
 
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
-        return tensors
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+        return None
+    return context

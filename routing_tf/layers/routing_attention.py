@@ -6,6 +6,16 @@ from routing_tf.layers.heads.local import LocalHeads
 from routing_tf.layers.heads.routed import RoutedHeads
 from routing_tf.layers.mixed_attention import MixedAttention
 from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import initializer
+
+CLUSTERING = (
+    "decay",
+    "commitment_weight",
+    "ema",
+    "update_rule",
+    "revive_after",
+    "centroid_initialization",
+)
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -48,6 +58,9 @@ class RoutingAttention(MixedAttention):
             positions.
         share_query_key: whether routed heads use one projection for queries and keys,
             where query and value have the same depth. Defaults to True.
+        clustering: dict of further arguments of `RoutedHeads` on its centroids:
+            `decay`, `commitment_weight`, `ema`, `update_rule`, `revive_after` and
+            `centroid_initialization`. None (the default) for none.
         dropout: rate of dropped attention weights, in [0, 1). Defaults to 0.0.
         kernel_initializer: initializer of all projections and of the relative
             position tables. Defaults to `"glorot_uniform"`.
@@ -60,9 +73,10 @@ class RoutingAttention(MixedAttention):
 
     Raises:
         ValueError: if a size is not a positive integer, `num_local_heads` is not in
-            [0, num_heads], `routing` or `routing_scope` is unknown, or `dropout` is not
-            in [0, 1); when built, if `key_dim` is less than 2 with routed heads; when
-            called, as in `MixedAttention` and `RoutedHeads`.
+            [0, num_heads], `routing` or `routing_scope` is unknown, `clustering` has
+            other keys, or `dropout` is not in [0, 1); when built, if `key_dim` is less
+            than 2 with routed heads; when called, as in `MixedAttention` and
+            `RoutedHeads`.
 
     Example:
 
@@ -102,6 +116,7 @@ class RoutingAttention(MixedAttention):
         output_dim=None,
         max_relative_position=None,
         share_query_key=True,
+        clustering=None,
         dropout=0.0,
         kernel_initializer="glorot_uniform",
         **kwargs,
@@ -109,8 +124,16 @@ class RoutingAttention(MixedAttention):
         check_positive_integer("num_heads", num_heads)
         check_positive_integer("attention_window", attention_window)
         _check_num_local_heads(num_local_heads, num_heads)
+        initializer("kernel_initializer", kernel_initializer)
         if local_block_size is not None:
             check_positive_integer("local_block_size", local_block_size)
+        clustering = dict(clustering or {})
+        unknown = sorted(set(clustering) - set(CLUSTERING))
+        if unknown:
+            raise ValueError(
+                f"`clustering` must have no keys but {', '.join(CLUSTERING)}. "
+                f"Received: clustering={clustering}"
+            )
         shared = {
             "max_relative_position": max_relative_position,
             "dropout": dropout,
@@ -129,6 +152,7 @@ class RoutingAttention(MixedAttention):
                     prefix_block_size=prefix_block_size,
                     share_query_key=share_query_key,
                     name="routed_heads",
+                    **clustering,
                     **shared,
                 )
             )
@@ -154,6 +178,7 @@ class RoutingAttention(MixedAttention):
         self.prefix_block_size = prefix_block_size
         self.max_relative_position = max_relative_position
         self.share_query_key = share_query_key
+        self.clustering = clustering
         self.dropout = dropout
 
     def get_config(self):
@@ -171,12 +196,15 @@ class RoutingAttention(MixedAttention):
             "prefix_block_size": self.prefix_block_size,
             "max_relative_position": self.max_relative_position,
             "share_query_key": self.share_query_key,
+            "clustering": dict(self.clustering),
             "dropout": self.dropout,
         }
 
 
 def _check_num_local_heads(num_local_heads, num_heads):
-    if not isinstance(num_local_heads, int) or not 0 <= num_local_heads <= num_heads:
+    is_integer = isinstance(num_local_heads, int)
+    is_integer = is_integer and not isinstance(num_local_heads, bool)
+    if not is_integer or not 0 <= num_local_heads <= num_heads:
         raise ValueError(
             "`num_local_heads` counts those of the `num_heads` heads that are local, "
             f"so it must be in the range [0, {num_heads}]. "

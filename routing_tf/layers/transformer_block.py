@@ -2,7 +2,9 @@
 
 import keras
 
+from routing_tf.layers import rematerialization
 from routing_tf.layers.decoding.untouched import Untouched
+from routing_tf.layers.own_losses import OwnLosses
 from routing_tf.layers.serialization import deserialize
 from routing_tf.layers.serialization import serialize
 from routing_tf.layers.validation import check_choice
@@ -96,7 +98,7 @@ class SublayerSteps(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class TransformerBlock(keras.layers.Layer):
+class TransformerBlock(OwnLosses):
     """Self-attention, attention to a memory, feed-forward, each with a residual.
 
     Args:
@@ -109,6 +111,9 @@ class TransformerBlock(keras.layers.Layer):
         dropout: rate of dropout on the output of each part, in [0, 1). Defaults to 0.0.
         use_causal_mask: whether a token sees only tokens up to itself. Defaults to
             True.
+        remat: whether a training call keeps no activations of the block for the
+            gradients, which compute them once more: less memory, more time. Results
+            are the same, and centroids move once. Defaults to False.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -156,6 +161,7 @@ class TransformerBlock(keras.layers.Layer):
         norm_position="post",
         dropout=0.0,
         use_causal_mask=True,
+        remat=False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -167,6 +173,7 @@ class TransformerBlock(keras.layers.Layer):
         self.norm_position = norm_position
         self.dropout = dropout
         self.use_causal_mask = use_causal_mask
+        self.remat = remat
         self.attention_input = self._steps("attention_input", 0)
         self.attention_output = self._steps("attention_output", 1)
         if self.cross_attention is not None:
@@ -242,7 +249,23 @@ class TransformerBlock(keras.layers.Layer):
         if cache is not None:
             return self._call_with_cache(inputs, padding_mask, cache)
         self._check_memory(memory)
+        masks = {"padding_mask": padding_mask, "memory_mask": memory_mask}
+        if not (self.remat and training):
+            return self._call_parts(inputs, memory, **masks, training=training)
+        tensors = [inputs] if memory is None else [inputs, memory]
+        # Keras masks do not reach the tensors inside.
+        for name, tensor in zip(masks, tensors):
+            if masks[name] is None:
+                masks[name] = rematerialization.mask_of(tensor)
 
+        def call_parts(*values):
+            return self._call_parts(*values, **masks, training=training)
+
+        return rematerialization.call_and_forget(self, call_parts, tensors)
+
+    def _call_parts(
+        self, inputs, memory=None, padding_mask=None, memory_mask=None, training=None
+    ):
         def apply(name, x, **options):
             y = getattr(self, f"{name}_input")(x, training=training)
             y = getattr(self, name)(y, training=training, **options)
@@ -298,6 +321,7 @@ class TransformerBlock(keras.layers.Layer):
             "norm_position": self.norm_position,
             "dropout": self.dropout,
             "use_causal_mask": self.use_causal_mask,
+            "remat": self.remat,
         }
 
     def compute_output_shape(self, inputs_shape, memory_shape=None):

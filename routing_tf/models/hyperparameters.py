@@ -5,6 +5,7 @@ import math
 
 from routing_tf.layers.compatibility import Compatibility
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
+from routing_tf.layers.online_kmeans import CENTROID_INITIALIZATIONS
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
@@ -121,6 +122,10 @@ class Hyperparameters:
         share_query_key: whether routed heads share queries and keys.
         ema: whether centroids follow moving averages (True) or gradients.
         centroid_decay: share of the old average kept at each training step.
+        centroid_initialization: `"normal"` for random centroids; `"tokens"`: the first
+            training step sets them to tokens, see `OnlineKMeans`.
+        revive_centroids_after: number of training steps without a token after which a
+            centroid is set to one, see `OnlineKMeans`; None for never.
         commitment_weight: factor of the clustering loss.
         max_relative_position: largest relative position with an embedding of its own.
         relative_key_stddev: standard deviation of the initial relative positions of
@@ -141,6 +146,8 @@ class Hyperparameters:
         residual_dropout: rate of dropout on the output of each part of a block.
         attention_dropout: rate of dropped attention weights.
         feed_forward_dropout: rate of dropout inside the feed-forward parts.
+        remat: whether training computes the activations inside a block once more for
+            the gradients, in place of keeping them: less memory, more time.
         initializer_gain: scale of the uniform unit scaling initializer of all weights.
         optimizer: `"adafactor"` (the tensor2tensor rule) or `"adam"`.
         learning_rate: the factor `constant` of the schedule.
@@ -209,6 +216,8 @@ class Hyperparameters:
     share_query_key: bool = True
     ema: bool = True
     centroid_decay: float = 0.999
+    centroid_initialization: str = "normal"
+    revive_centroids_after: int | None = None
     commitment_weight: float = 1e-4
     max_relative_position: int = 513
     relative_key_stddev: float = 0.0
@@ -223,6 +232,7 @@ class Hyperparameters:
     residual_dropout: float = 0.0
     attention_dropout: float = 0.0
     feed_forward_dropout: float = 0.0
+    remat: bool = False
     initializer_gain: float = 1.0
     optimizer: str = "adam"
     learning_rate: float = 1e-3
@@ -246,6 +256,11 @@ class Hyperparameters:
         check_choice("optimizer", self.optimizer, ("adafactor", "adam"))
         check_choice("routing", self.routing, ROUTINGS)
         check_choice("routing_scope", self.routing_scope, ROUTING_SCOPES)
+        check_choice(
+            "centroid_initialization",
+            self.centroid_initialization,
+            CENTROID_INITIALIZATIONS,
+        )
         check_choice("encoder_inputs", self.encoder_inputs, ("tokens", "embeddings"))
         for name in _POSITIVE:
             check_positive_integer(name, getattr(self, name))
@@ -261,6 +276,7 @@ class Hyperparameters:
                     f"Received: {name}={value}"
                 )
         self._check_heads()
+        self._check_centroids()
         self._check_image()
 
     def _check_type(self, field):
@@ -290,6 +306,16 @@ class Hyperparameters:
                 "`hidden_dim` must be a multiple of the number of heads unless "
                 f"`key_dim` is given. Received: hidden_dim={self.hidden_dim}, "
                 f"{received}"
+            )
+
+    def _check_centroids(self):
+        moves = self.revive_centroids_after, self.centroid_initialization
+        if not self.ema and moves != (None, "normal"):
+            raise ValueError(
+                "`revive_centroids_after` must be None and `centroid_initialization` "
+                "'normal' where gradients train the centroids. Received: "
+                f"revive_centroids_after={moves[0]}, "
+                f"centroid_initialization={moves[1]!r}, ema={self.ema}"
             )
 
     def _check_image(self):

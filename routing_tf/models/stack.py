@@ -28,6 +28,7 @@ def decoder_block(hyperparameters, index, policy):
         cross_attention,
         norm_position=h.norm_position,
         dropout=h.residual_dropout,
+        remat=h.remat,
         name=f"block_{index}",
         dtype=policy,
     )
@@ -53,6 +54,7 @@ def encoder_block(hyperparameters, index, policy):
         _feed_forward(h, policy),
         norm_position=h.norm_position,
         dropout=h.residual_dropout,
+        remat=h.remat,
         use_causal_mask=False,
         name=f"encoder_block_{index}",
         dtype=policy,
@@ -223,6 +225,8 @@ def _clustering(hyperparameters):
         "decay": h.centroid_decay,
         "commitment_weight": h.commitment_weight,
         "ema": h.ema,
+        "revive_after": h.revive_centroids_after,
+        "centroid_initialization": h.centroid_initialization,
     }
 
 

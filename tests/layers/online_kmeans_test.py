@@ -1,5 +1,7 @@
 """Tests of the centroids: the release's numbers, the formulas, the edge cases."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from keras import ops
 from routing_tf.layers import Compatibility
 from routing_tf.layers import OnlineKMeans
 from routing_tf.layers import RoutedHeads
+from routing_tf.layers import hold_updates
 from routing_tf.layers.online_kmeans import normalize
 from tests import golden_cases
 from tests.layers import helpers
@@ -15,6 +18,7 @@ from tests.layers import helpers
 BATCH, HEADS, LENGTH, DIM, CLUSTERS = 2, 2, 10, 6, 4
 TOLERANCE = 3e-6
 RELEASE_NAMES = {"centroids": "means", "counts": "ema_count", "sums": "ema_means"}
+NEVER = 2.0**25
 
 
 def built_kmeans(**options):
@@ -338,6 +342,9 @@ def test_survives_saving(tmp_path):
         ("decay", -1),
         ("commitment_weight", -0.5),
         ("update_rule", "release"),
+        ("revive_after", 0),
+        ("revive_after", 2.5),
+        ("centroid_initialization", "zeros"),
         ("compatibility", {"mixed_heads": True}),
     ],
 )
@@ -351,3 +358,194 @@ def test_refuses_wrong_arguments(name, received):
 def test_gradients_have_no_rule_for_averages():
     with pytest.raises(ValueError, match="update_rule='paper', ema=False"):
         OnlineKMeans(4, ema=False, update_rule="paper")
+
+
+class Held(keras.layers.Layer):
+    """Calls a layer on each argument and returns what it would have moved by."""
+
+    def __init__(self, kmeans):
+        super().__init__()
+        self.kmeans = kmeans
+        self.built = True
+
+    def call(self, *parts, training=None):
+        with hold_updates() as updates:
+            for part in parts:
+                self.kmeans(part, training=training)
+        assert all(layer is self.kmeans for layer, _ in updates)
+        return [statistics for _, statistics in updates]
+
+
+class Move(keras.layers.Layer):
+    """Moves a layer by statistics."""
+
+    def __init__(self, kmeans):
+        super().__init__()
+        self.kmeans = kmeans
+        self.built = True
+
+    def call(self, statistics):
+        self.kmeans.move(statistics)
+        return statistics[0]
+
+
+@pytest.mark.parametrize("update_rule", ["ema", "paper"])
+def test_held_updates_of_parts_add_up(update_rule):
+    options = {"update_rule": update_rule, "revive_after": 2}
+    kmeans = built_kmeans(**options)
+    other = built_kmeans(**options)
+    other.set_weights(kmeans.get_weights())
+    before = kmeans.get_weights()
+    x = tokens()
+    parts, _ = golden_cases.run(Held(kmeans), x[:1], x[1:], training=True)
+    assert len(parts) == BATCH
+    for old, new in zip(before, kmeans.get_weights(), strict=True):
+        np.testing.assert_array_equal(new, old)
+
+    statistics = [np.add(*pair) for pair in zip(*parts, strict=True)]
+    golden_cases.run(Move(kmeans), statistics)
+    golden_cases.run(other, x, training=True)
+    names = [weight.name for weight in other.weights]
+    for name, actual, expected in zip(names, kmeans.get_weights(), other.get_weights()):
+        golden_cases.assert_close(actual, expected, 1e-6, label=name)
+
+
+def test_nothing_is_held_where_nothing_moves():
+    for options, training in (({}, False), ({"ema": False}, True)):
+        held, _ = golden_cases.run(
+            Held(built_kmeans(**options)), tokens(), training=training
+        )
+        assert held == []
+
+
+def test_held_updates_belong_to_the_innermost_and_to_their_thread():
+    kmeans = built_kmeans()
+    held = Held(kmeans)
+    with hold_updates() as outer:
+        golden_cases.run(held, tokens(), training=True)
+        with pytest.raises(ZeroDivisionError), hold_updates():
+            raise ZeroDivisionError
+        assert outer == []
+        before = state_of(kmeans)
+        thread = threading.Thread(
+            target=lambda: golden_cases.run(kmeans, tokens(), training=True)
+        )
+        thread.start()
+        thread.join()
+        assert outer == []
+        assert np.any(state_of(kmeans)["counts"] != before["counts"])
+
+
+def one_cluster(kmeans, cluster, seed=0):
+    """Tokens that are all nearest to one centroid, and differ a little."""
+    centroids = golden_cases.to_numpy(kmeans.centroids)[None, :, cluster, None]
+    noise = 0.01 * helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=seed)
+    return helpers.normalize(centroids + noise).astype("float32")
+
+
+def candidates(x, real):
+    """The real tokens at the places (j + 0.5) / clusters, for each head."""
+    rows = [(b, i) for b, i in np.ndindex(real.shape) if real[b, i]]
+    chosen = [rows[int((j + 0.5) * len(rows) / CLUSTERS)] for j in range(CLUSTERS)]
+    return np.stack([x[b, :, i] for b, i in chosen], axis=1)
+
+
+@pytest.mark.parametrize("update_rule", ["ema", "paper"])
+def test_revives_centroids_without_tokens(update_rule):
+    kmeans = built_kmeans(decay=0.99, revive_after=3, update_rule=update_rule)
+    real = helpers.tail_mask(LENGTH, 9, 4)
+    for step in range(1, 5):
+        x = one_cluster(kmeans, 2, seed=step)
+        golden_cases.run(kmeans, x, real[:, None], training=True)
+        empty = golden_cases.to_numpy(kmeans.empty_steps)
+        dead = np.arange(CLUSTERS) != 2
+        np.testing.assert_array_equal(empty[:, ~dead], 0)
+        if step < 3:
+            np.testing.assert_array_equal(empty[:, dead], step)
+        if step == 3:
+            np.testing.assert_array_equal(empty, 0)
+            state, expected = state_of(kmeans), candidates(x, real)[:, dead]
+            golden_cases.assert_close(state["centroids"][:, dead], expected, 1e-5)
+            if update_rule == "ema":
+                golden_cases.assert_close(state["sums"][:, dead], expected, 1e-5)
+                np.testing.assert_array_equal(state["counts"][:, dead], 1.0)
+                assert np.all(state["counts"][:, ~dead] != 1.0)
+            break
+
+
+def test_centroids_start_at_tokens():
+    kmeans = built_kmeans(centroid_initialization="tokens")
+    other = built_kmeans()
+    other.set_weights(kmeans.get_weights()[:3])
+    np.testing.assert_array_equal(golden_cases.to_numpy(kmeans.empty_steps), NEVER)
+    nothing = np.zeros((BATCH, 1, LENGTH), "bool")
+    golden_cases.run(kmeans, tokens(), nothing, training=True)
+    np.testing.assert_array_equal(golden_cases.to_numpy(kmeans.empty_steps), NEVER)
+    # Queries and keys: the keys, where real, give the tokens.
+    real = helpers.tail_mask(LENGTH, 9, 4)
+    streams, masks = (tokens(1), tokens(2)), (nothing, real[:, None])
+    golden_cases.run(kmeans, streams, masks, training=True)
+    expected = candidates(streams[1], real)
+    golden_cases.assert_close(state_of(kmeans)["centroids"], expected, 1e-5)
+    # From then on they are not different from others.
+    for name, value in zip(RELEASE_NAMES, kmeans.get_weights()):
+        getattr(other, name).assign(value)
+    for layer in (kmeans, other):
+        for _ in range(3):
+            golden_cases.run(layer, one_cluster(layer, 1), training=True)
+    assert_state_close(kmeans, state_of(other), 1e-6)
+
+
+def test_tokens_for_more_clusters_than_tokens():
+    kmeans = OnlineKMeans(7, centroid_initialization="tokens")
+    kmeans.build((1, HEADS, 3, DIM))
+    x = tokens()[:1, :, :3]
+    golden_cases.run(kmeans, x, training=True)
+    expected = x[0][:, [int((j + 0.5) * 3 / 7) for j in range(7)]]
+    golden_cases.assert_close(state_of(kmeans)["centroids"], expected, 1e-5)
+
+
+def test_revived_centroids_need_no_state_by_default():
+    assert len(built_kmeans().weights) == 3
+    kmeans = built_kmeans(revive_after=5)
+    assert [weight.name for weight in kmeans.weights][3:] == ["empty_steps"]
+    helpers.assert_keeps_settings(
+        OnlineKMeans(CLUSTERS, revive_after=5, centroid_initialization="tokens")
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{"revive_after": 3}, {"centroid_initialization": "tokens"}]
+)
+def test_trained_centroids_are_not_revived(options):
+    with pytest.raises(ValueError, match="`revive_after`.*ema=False"):
+        OnlineKMeans(4, ema=False, **options)
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_moves_as_in_float32_under_mixed_precision(dtype, scale):
+    """Squares of large activations are not numbers that float16 has."""
+    states = []
+    x = scale * np.clip(helpers.normal(BATCH, HEADS, LENGTH, DIM), -4, 4)
+    x = golden_cases.to_numpy(ops.cast(x, dtype.removeprefix("mixed_")))
+    value = helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=1).astype("float32")
+    for policy in ("float32", dtype):
+        keras.utils.set_random_seed(0)
+        heads = RoutedHeads(HEADS, CLUSTERS, 4, decay=0.9, revive_after=2, dtype=policy)
+        heads.build(*[x.shape] * 3)
+        heads.kmeans.set_weights(built_weights())
+        for _ in range(2):
+            routed, losses = golden_cases.run(heads, x, None, value, training=True)
+        assert np.all(np.isfinite(losses))
+        assert np.all(np.isfinite(np.asarray(routed).astype("float64")))
+        assert {str(w.dtype) for w in heads.kmeans.weights} == {"float32"}
+        states.append(heads.kmeans.get_weights())
+    for expected, actual in zip(*states, strict=True):
+        assert np.all(np.isfinite(actual))
+        golden_cases.assert_close(actual, expected, 2e-2)
+
+
+def built_weights():
+    keras.utils.set_random_seed(1)
+    return built_kmeans(revive_after=2).get_weights()

@@ -213,12 +213,15 @@ def test_survives_saving(tmp_path):
         ("num_local_heads", 5),
         ("num_local_heads", -1),
         ("num_local_heads", 1.5),
+        ("num_local_heads", True),
         ("local_block_size", 0),
         ("routing", "nobody_chooses"),
         ("key_dim", "6"),
         ("value_dim", 0),
         ("max_relative_position", 0),
         ("dropout", 1.0),
+        ("dropout", None),
+        ("kernel_initializer", "nope"),
     ],
 )
 def test_refuses_wrong_arguments(name, received):
@@ -256,3 +259,18 @@ def test_hands_the_routing_to_its_heads():
     assert heads.prefix_block_size == 3
     with pytest.raises(ValueError, match="`routing_scope` must be one of"):
         heads.routing_scope = "past"
+
+
+def test_clustering_reaches_the_routed_heads(tmp_path):
+    clustering = {"decay": 0.9, "revive_after": 7, "centroid_initialization": "tokens"}
+    layer = layers.RoutingAttention(4, 8, 3, 5, 2, clustering=clustering)
+    (group,) = (g for g in layer.head_groups if isinstance(g, layers.RoutedHeads))
+    kmeans = group.kmeans
+    for name, value in clustering.items():
+        assert getattr(group, name) == getattr(kmeans, name) == value
+    helpers.assert_keeps_settings(layer)
+
+
+def test_refuses_other_settings_of_the_clustering():
+    with pytest.raises(ValueError, match="`clustering`.*Received: .*'num_clusters'"):
+        layers.RoutingAttention(4, 8, 3, 5, clustering={"num_clusters": 3})

@@ -59,6 +59,17 @@ IMAGE = {
         ("`num_classes` must be a positive integer", {"num_classes": 0}),
         ("`channel_vocabulary_size` must be a pos", {"channel_vocabulary_size": 0}),
         ("`local_block_width` must be a positive integer", {"local_block_width": 0}),
+        ("`remat` must be of type bool", {"remat": 1}),
+        ("`revive_centroids_after` must be a pos", {"revive_centroids_after": 0}),
+        ("`centroid_initialization` must be", {"centroid_initialization": "zeros"}),
+        (
+            "`revive_centroids_after` must be None.*revive_centroids_after=3",
+            {"ema": False, "revive_centroids_after": 3},
+        ),
+        (
+            "centroid_initialization='tokens', ema=False",
+            {"ema": False, "centroid_initialization": "tokens"},
+        ),
         ("`memory_block_length` must be a pos", {"memory_block_length": 0}),
         ("`memory_flange_blocks` must be an int", {"memory_flange_blocks": -1}),
         ("`num_encoder_layers` must be an integer", {"num_encoder_layers": -1}),

@@ -358,3 +358,34 @@ def test_relative_key_stddev_sets_the_initial_scale():
         assert 2.0 < np.asarray(table).std() < 4.0
     with pytest.raises(ValueError, match="relative_key_stddev=-1.0"):
         models.RoutingTransformer.from_preset("byte_tiny", relative_key_stddev=-1)
+
+
+def test_settings_of_centroids_and_memory_reach_every_block():
+    settings = {"revive_centroids_after": 7, "centroid_initialization": "tokens"}
+    lm = small_models.without_memory(
+        small_models.hyperparameters(
+            num_cluster_strided_heads=4, remat=True, **settings
+        )
+    )
+    assert all(block.remat for block in lm.backbone.blocks)
+    kmeans = small_models.kmeans_layers(lm)
+    assert len(kmeans) == 4
+    for layer in kmeans:
+        assert (layer.revive_after, layer.centroid_initialization) == (7, "tokens")
+    assert not any(block.remat for block in shapes().blocks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("remat", [False, True])
+def test_trains_a_step_under_mixed_precision(dtype, remat):
+    lm = small_models.language_model(dtype=dtype, remat=remat, residual_dropout=0.1)
+    lm.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy())
+    centroids = [layer.centroids for layer in small_models.kmeans_layers(lm)]
+    before = small_models.arrays(centroids)
+    x = small_models.inputs()
+    keras.Model.train_on_batch(lm, x, x["token_ids"])
+    after = small_models.arrays(lm.variables)
+    assert all(np.all(np.isfinite(value)) for value in after.values())
+    assert {str(variable.dtype) for variable in centroids} == {"float32"}
+    assert all(np.any(after[path] != value) for path, value in before.items())

@@ -43,6 +43,10 @@ class ClusterStridedHeads(CentroidHeads):
         ema: whether centroids follow moving averages (True) or gradients (False).
             Defaults to True.
         update_rule: `"ema"` or `"paper"`, see `OnlineKMeans`. Defaults to `"ema"`.
+        revive_after: number of training steps without a token after which a centroid
+            is set to one, see `OnlineKMeans`; None (the default) for never.
+        centroid_initialization: `"normal"` or `"tokens"`, see `OnlineKMeans`. Defaults
+            to `"normal"`.
         prefix_block_size: number of queries that go at once under a causal mask, in
             tokens. It does not change results: more take more memory, fewer more
             turns. None (the default) for `attention_window`.

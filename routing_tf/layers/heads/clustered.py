@@ -217,6 +217,10 @@ class CentroidHeads(ClusteredHeads):
         ema: whether centroids follow moving averages (True) or gradients (False).
             Defaults to True.
         update_rule: `"ema"` or `"paper"`, see `OnlineKMeans`. Defaults to `"ema"`.
+        revive_after: number of training steps without a token after which a centroid
+            is set to one, see `OnlineKMeans`; None (the default) for never.
+        centroid_initialization: `"normal"` or `"tokens"`, see `OnlineKMeans`. Defaults
+            to `"normal"`.
         prefix_block_size: number of queries that go at once where membership is judged
             for each prefix, in tokens; None (the default) for `attention_window`.
         **kwargs: arguments of `ClusteredHeads`.
@@ -238,6 +242,8 @@ class CentroidHeads(ClusteredHeads):
         commitment_weight=1e-4,
         ema=True,
         update_rule="ema",
+        revive_after=None,
+        centroid_initialization="normal",
         prefix_block_size=None,
         **kwargs,
     ):
@@ -249,6 +255,8 @@ class CentroidHeads(ClusteredHeads):
         self.commitment_weight = commitment_weight
         self.ema = ema
         self.update_rule = update_rule
+        self.revive_after = revive_after
+        self.centroid_initialization = centroid_initialization
         self.prefix_block_size = prefix_block_size
         self.kmeans = OnlineKMeans(
             num_clusters=num_clusters,
@@ -256,6 +264,8 @@ class CentroidHeads(ClusteredHeads):
             commitment_weight=commitment_weight,
             ema=ema,
             update_rule=update_rule,
+            revive_after=revive_after,
+            centroid_initialization=centroid_initialization,
             compatibility=self.compatibility,
             name="kmeans",
             dtype="float32",
@@ -305,5 +315,7 @@ class CentroidHeads(ClusteredHeads):
             "commitment_weight": self.commitment_weight,
             "ema": self.ema,
             "update_rule": self.update_rule,
+            "revive_after": self.revive_after,
+            "centroid_initialization": self.centroid_initialization,
             "prefix_block_size": self.prefix_block_size,
         }

@@ -66,6 +66,10 @@ class RoutedHeads(CentroidHeads):
         ema: whether centroids follow moving averages (True) or gradients (False).
             Defaults to True.
         update_rule: `"ema"` or `"paper"`, see `OnlineKMeans`. Defaults to `"ema"`.
+        revive_after: number of training steps without a token after which a centroid
+            is set to one, see `OnlineKMeans`; None (the default) for never.
+        centroid_initialization: `"normal"` or `"tokens"`, see `OnlineKMeans`. Defaults
+            to `"normal"`.
         **kwargs: arguments of `HeadGroup`: `max_relative_position` (ranks, defaults
             to None), `dropout` (a rate in [0, 1), defaults to 0.0),
             `embeddings_initializer` (defaults to `"glorot_uniform"`),

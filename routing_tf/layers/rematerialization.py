@@ -1,0 +1,94 @@
+"""Activations that are computed again for the gradients. Needs Keras's inner parts."""
+
+import itertools
+
+import keras
+from keras import ops
+from keras.src.backend import AutocastScope
+from keras.src.backend import get_keras_mask
+
+from routing_tf.layers.online_kmeans import hold_updates
+from routing_tf.layers.online_kmeans import update_or_hold
+
+
+def call_and_forget(layer, function, tensors):
+    """Runs a part of a layer's call whose activations the gradients compute again.
+
+    All that it does to variables happens once: what dropout and the like assign is
+    assigned behind it, centroids move behind it (or are left to an outer
+    `hold_updates`), and its losses become those of `layer`. Both times it sees the
+    values of before, so that dropout draws the same masks.
+
+    Args:
+        layer: the layer that is called, built. The function reads no other variables.
+        function: called with `tensors`; returns one tensor.
+        tensors: list of float tensors that gradients flow to. What else the function
+            needs it may close over, if no gradients flow there.
+
+    Returns:
+        What the function returned.
+    """
+    trainable, fixed = layer.trainable_variables, layer.non_trainable_variables
+    with AutocastScope(None):
+        # Copies: what `convert_to_tensor` returns on TensorFlow changes with them.
+        values = [ops.copy(variable) for variable in trainable]
+        fixed_values = [ops.copy(variable) for variable in fixed]
+    effects = _Effects()
+
+    def pure(*arguments):
+        values, inputs = arguments[: len(trainable)], arguments[len(trainable) :]
+        mapping = zip([*trainable, *fixed], [*values, *fixed_values], strict=True)
+        scope = keras.StatelessScope(list(mapping), collect_losses=True)
+        before = [scope.get_current_value(variable) for variable in fixed]
+        with scope, hold_updates() as updates:
+            output = function(*inputs)
+        after = [scope.get_current_value(variable) for variable in fixed]
+        losses = list(scope.losses)
+        _disown(layer, losses)
+        return output, *effects.flatten(fixed, before, after, losses, updates)
+
+    output, *flat = keras.remat(pure)(*values, *tensors)
+    effects.apply(layer, flat)
+    return output
+
+
+def mask_of(x):
+    """Returns the Keras mask of a tensor; None if it has none."""
+    return get_keras_mask(x)
+
+
+class _Effects:
+    """What a run did beside its output, without the tensors, which are traced."""
+
+    def flatten(self, variables, before, after, losses, updates):
+        """Notes what happened and returns all tensors of it, as `apply` takes them."""
+        changed = [
+            (variable, new)
+            for variable, old, new in zip(variables, before, after, strict=True)
+            if new is not old
+        ]
+        self.assigned = [variable for variable, _ in changed]
+        self.num_losses = len(losses)
+        self.moved = [(kmeans, len(statistics)) for kmeans, statistics in updates]
+        statistics = [tensor for _, tensors in updates for tensor in tensors]
+        return [*losses, *statistics, *(value for _, value in changed)]
+
+    def apply(self, layer, flat):
+        """Lets what was noted happen outside."""
+        flat = iter(flat)
+        for loss in itertools.islice(flat, self.num_losses):
+            layer.add_loss(loss)
+        for kmeans, count in self.moved:
+            update_or_hold(kmeans, list(itertools.islice(flat, count)))
+        for variable, value in zip(self.assigned, flat, strict=True):
+            variable.assign(value)
+
+
+def _disown(layer, losses):
+    """Makes layers forget their losses, which are added to `layer` in place of them.
+
+    Keras tells whose losses are whose by ids, which a later loss may have again.
+    """
+    ids = {id(loss) for loss in losses}
+    for sublayer in layer._flatten_layers():
+        sublayer._loss_ids -= ids

@@ -123,6 +123,7 @@ def rule(module, path, tree, deps):
         attributes["main_module"] = "pytest"
     elif "if __name__ == '__main__':" in ast.unparse(tree):
         kind = "py_binary"
+        attributes["testonly"] = path.parts[0] == "tests"
         attributes["main_module"] = module
     elif path.parts[0] == "tests":
         attributes["testonly"] = True

@@ -17,6 +17,7 @@ from routing_tf.layers.positions import Positions
 from routing_tf.layers.serialization import deserialize
 from routing_tf.layers.serialization import serialize
 from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import initializer
 from routing_tf.layers.validation import static_length
 
 
@@ -142,7 +143,7 @@ class MixedAttention(keras.layers.Layer):
         if block_shape is not None:
             self.block_shape = check_block_shape("block_shape", block_shape)
         self._blocks_of_groups = _shared_block_shape(self.head_groups, self.block_shape)
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
         for group in self.head_groups:
             group.set_sizes(key_dim, value_dim or key_dim)
 
@@ -272,6 +273,10 @@ class MixedAttention(keras.layers.Layer):
         return {"memory": caches}
 
     def __call__(self, query, value=None, *args, **kwargs):
+        # Before Keras builds the layer from their shapes.
+        _check_axes("query", query)
+        if value is not None:
+            _check_axes("value", value)
         # Keras converts each argument on its own: the same tensor becomes two.
         value = None if value is query else value
         return super().__call__(query, value, *args, **Untouched.wrap(kwargs))
@@ -538,12 +543,7 @@ class MixedAttention(keras.layers.Layer):
 
     def _order(self, name, x):
         """The order in which the positions of `x` become a sequence."""
-        if len(x.shape) not in (3, 4) or 0 in x.shape[1:]:
-            raise ValueError(
-                f"`{name}` must be (batch, length, dim) or (batch, height, width, "
-                "dim), with at least one position. Received: "
-                f"{name}.shape={tuple(x.shape)}"
-            )
+        _check_axes(name, x)
         axes = range(1, len(x.shape) - 1)
         lengths = tuple(static_length(name, x, axis) for axis in axes)
         return self._positions(name, f"{name}.shape={tuple(x.shape)}", lengths)
@@ -677,7 +677,22 @@ class MixedAttention(keras.layers.Layer):
         return output, keras.KerasTensor(shape, dtype=self.compute_dtype)
 
 
+def _check_axes(name, x):
+    shape = getattr(x, "shape", None)
+    if shape is None or len(shape) not in (3, 4) or 0 in shape[1:]:
+        received = f"{name}={x!r}" if shape is None else f"{name}.shape={tuple(shape)}"
+        raise ValueError(
+            f"`{name}` must be (batch, length, dim) or (batch, height, width, dim), "
+            f"with at least one position. Received: {received}"
+        )
+
+
 def _check_head_groups(head_groups):
+    if not isinstance(head_groups, (list, tuple)):
+        raise ValueError(
+            "`head_groups` must be a list of head groups. Received: "
+            f"head_groups={head_groups!r}"
+        )
     groups = []
     for group in head_groups:
         group = deserialize(group)
@@ -707,8 +722,8 @@ def _shared_block_shape(head_groups, block_shape):
         shapes.add(block_shape)
     if len(shapes) > 1:
         raise ValueError(
-            "Blocks on two axes set the order of the positions, so all head groups "
-            f"and the layer must have the same. Received: {sorted(shapes)}"
+            "A `block_shape` on two axes sets the order of the positions, so all head "
+            f"groups and the layer must have the same. Received: {sorted(shapes)}"
         )
     return shapes.pop() if shapes else None
 

@@ -1,5 +1,9 @@
 """Checks of arguments, with messages that state the rule and the value received."""
 
+import numbers
+
+import keras
+
 
 def check_positive_integer(name, value):
     """Raises a `ValueError` unless `value` is an integer of at least 1."""
@@ -19,7 +23,8 @@ def check_non_negative_integer(name, value):
 
 def check_rate(name, value):
     """Raises a `ValueError` unless `value` is a dropout rate in [0, 1)."""
-    if isinstance(value, bool) or not 0 <= value < 1:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < 1:
         raise ValueError(
             f"`{name}` must be a rate in the range [0, 1). Received: {name}={value!r}"
         )
@@ -32,6 +37,17 @@ def check_choice(name, value, choices):
         raise ValueError(
             f"`{name}` must be one of {listed}. Received: {name}={value!r}"
         )
+
+
+def initializer(name, value):
+    """Returns the Keras initializer for `value`; raises a `ValueError` without one."""
+    try:
+        return keras.initializers.get(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"`{name}` must be an initializer, its name or its config, see "
+            f"`keras.initializers.get`. Received: {name}={value!r}"
+        ) from error
 
 
 def static_length(name, tensor, axis=1):

@@ -80,7 +80,8 @@ def dense_attention(query, key, value, mask, bias=0.0, tables=None, distances=No
     Args:
         query: scaled queries `[..., length, key_dim]`.
         key: keys `[..., memory length, key_dim]`.
-        value: values `[..., memory length, value_dim]`.
+        value: values `[..., memory length, value_dim]`; columns beyond those of the
+            relative position vectors are averaged without them.
         mask: `<bool>[..., length, memory length]`; a query without a key gets zero.
         bias: added to the logits.
         tables: relative position vectors of keys and of values; or None.
@@ -99,11 +100,13 @@ def dense_attention(query, key, value, mask, bias=0.0, tables=None, distances=No
         )
         logits = logits + np.einsum("...id,...ijd->...ij", query, key_vectors)
     mask = np.broadcast_to(mask, logits.shape)
-    weights = np.where(mask, np.exp(logits - logits.max(axis=-1, keepdims=True)), 0.0)
+    largest = np.where(mask, logits, -1e300).max(axis=-1, keepdims=True)
+    weights = np.where(mask, np.exp(np.where(mask, logits - largest, 0.0)), 0.0)
     weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-30)
     output = weights @ value
     if tables is not None:
-        output = output + np.einsum("...ij,...ijd->...id", weights, value_vectors)
+        size = value_vectors.shape[-1]
+        output[..., :size] += np.einsum("...ij,...ijd->...id", weights, value_vectors)
     return output, weights
 
 
@@ -233,7 +236,9 @@ def prefix_members(scores, real, choose):
     return members
 
 
-def prefix_attention(group, query, key, value, real, choose, bias=None):
+def prefix_attention(
+    group, query, key, value, real, choose, bias=None, query_real=None
+):
     """The rule "the members of each cluster, were you the last one"; then the mean.
 
     Args:
@@ -244,24 +249,29 @@ def prefix_attention(group, query, key, value, real, choose, bias=None):
         real: `<bool>[batch, length]`, False for padding.
         choose: as in `prefix_members`.
         bias: `[batch, length]`, added to the logits; or None.
+        query_real: the padding of the queries; None (the default) for `real`.
 
     Returns:
         Outputs `[batch, heads, length, value_dim]`, and in how many clusters each
         query is `[batch, heads, length]`.
     """
     output, count = np.zeros(value.shape), np.zeros(value.shape[:3])
+    query_real = real if query_real is None else query_real
     for centroids in golden_cases.to_numpy(group.kmeans.centroids).swapaxes(0, 1):
         asks, seen = (
             np.stack(
                 [
                     [
-                        prefix_members(tokens[b, h] @ centroids[h], real[b], choose)
+                        prefix_members(tokens[b, h] @ centroids[h], mask[b], choose)
                         for h in range(tokens.shape[1])
                     ]
                     for b in range(len(tokens))
                 ]
             )
-            for tokens in (normalize(query), normalize(key))
+            for tokens, mask in (
+                (normalize(query), query_real),
+                (normalize(key), real),
+            )
         )
         ranks = seen.cumsum(axis=-1)
         distances = ranks - ranks[..., -1:]

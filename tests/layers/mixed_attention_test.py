@@ -411,6 +411,11 @@ def test_head_groups_keep_their_settings(group):
         ("`value_dim`.*Received: value_dim=-1", {"value_dim": -1}),
         ("`output_dim`.*Received: output_dim=1.5", {"output_dim": 1.5}),
         (r"`head_groups`.*Received: head_groups=\[\]", {"head_groups": []}),
+        ("`head_groups`.*Received: head_groups=None", {"head_groups": None}),
+        (
+            "`kernel_initializer`.*Received: kernel_initializer=3.5",
+            {"kernel_initializer": 3.5},
+        ),
         (
             "`head_groups`.*Received: <Identity",
             {"head_groups": [keras.layers.Identity()]},
@@ -436,9 +441,14 @@ def test_refuses_wrong_calls():
     for name in ("query_mask", "value_mask"):
         with pytest.raises(ValueError, match=rf"{name}.shape=\(3, 12\).*a batch of 2"):
             attention(sequence(), **{name: np.ones((3, LENGTH), "bool")})
-    for shape in ((LENGTH, 10), (BATCH, 2, 2, 2, 10), (BATCH, 0, 10)):
-        with pytest.raises(ValueError, match="with at least one position"):
-            built_attention([full()])(np.zeros(shape, "float32"))
+    for shape in ((), (10,), (LENGTH, 10), (BATCH, 2, 2, 2, 10), (BATCH, 0, 10)):
+        wrong = np.zeros(shape, "float32")
+        with pytest.raises(ValueError, match="`query` .*with at least one position"):
+            layers.MixedAttention([full()], KEY_DIM)(wrong)
+        with pytest.raises(ValueError, match="`value` .*with at least one position"):
+            layers.MixedAttention([full()], KEY_DIM)(sequence(), wrong)
+    with pytest.raises(ValueError, match="`query` .*Received: query=None"):
+        attention(None)
 
 
 def test_masks_may_be_lists():
@@ -784,7 +794,7 @@ def test_refuses_masks_that_do_not_fit(name):
 
 def test_refuses_blocks_that_do_not_fit():
     other = layers.StridedHeads(1, (4, 2), name="other")
-    message = r"must have the same.*Received: \[\(2, 4\), \(4, 2\)\]"
+    message = r"`block_shape`.*must have the same.*Received: \[\(2, 4\), \(4, 2\)\]"
     with pytest.raises(ValueError, match=message):
         layers.MixedAttention([local_2d(), other], KEY_DIM)
     with pytest.raises(ValueError, match=message):

@@ -103,8 +103,8 @@ class FixedHeads(HeadGroup):
         length, memory_length = inputs.query.shape[2], inputs.value.shape[2]
         if length != memory_length:
             raise ValueError(
-                "Fixed heads pair each block of the query with the same block of the "
-                "value, so both must have the same length. Received: lengths "
+                "Fixed heads pair each block of `query` with the same block of "
+                "`value`, so both must have the same length. Received: lengths "
                 f"{length} and {memory_length}. Use routed or full heads for attention "
                 "to another sequence."
             )

@@ -13,6 +13,7 @@ from routing_tf.layers.scaled_dot_product import ScaledDotProduct
 from routing_tf.layers.scaled_dot_product import large_negative
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import initializer
 
 TOKEN_BIAS_WEIGHTS = (None, "fixed", "trainable")
 
@@ -97,9 +98,9 @@ class HeadGroup(keras.layers.Layer):
 
     Raises:
         ValueError: if `num_heads` or `max_relative_position` is not a positive
-            integer, `dropout` is not in [0, 1), `token_bias_weight` is unknown, or
-            `compatibility` is of another kind or has an unknown field; when called, if
-            `use_causal_mask=True` and query and value differ in length.
+            integer, `dropout` is not in [0, 1), an initializer or `token_bias_weight`
+            is unknown, or `compatibility` is of another kind or has an unknown field;
+            when called, if `use_causal_mask=True` and query and value differ in length.
     """
 
     #: Whether the group wants keys of its own in self-attention.
@@ -122,8 +123,12 @@ class HeadGroup(keras.layers.Layer):
         self.num_heads = num_heads
         self.max_relative_position = max_relative_position
         self.dropout = dropout
-        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
-        self.relative_key_initializer = keras.initializers.get(relative_key_initializer)
+        self.embeddings_initializer = initializer(
+            "embeddings_initializer", embeddings_initializer
+        )
+        self.relative_key_initializer = initializer(
+            "relative_key_initializer", relative_key_initializer
+        )
         self.token_bias_weight = token_bias_weight
         self.compatibility = Compatibility.of(compatibility)
         self.dot_product = ScaledDotProduct(

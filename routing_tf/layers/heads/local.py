@@ -51,7 +51,7 @@ class LocalHeads(HeadGroup):
             argument is refused by `HeadGroup`; when called, if the positions do not
             have the axes of the block, if query and value fall into different numbers
             of blocks (with `memory_block_shape` or on two axes), or if
-            `use_causal_mask=True` and they differ in length.
+            `use_causal_mask=True` and they differ in length or in their blocks.
 
     Example:
 
@@ -92,6 +92,13 @@ class LocalHeads(HeadGroup):
     def attend(self, inputs, training=None):
         length = inputs.query.shape[2]
         grid, block, memory_block = self._layout(inputs, length)
+        if inputs.use_causal_mask and block != memory_block:
+            raise ValueError(
+                "`memory_block_shape` must equal `block_shape` under a causal mask, "
+                "which compares positions in one sequence. Received: "
+                f"memory_block_shape={self.memory_block_shape} with "
+                f"block_shape={self.block_shape}. Leave it out"
+            )
         window = self._windows(grid, memory_block, inputs.use_causal_mask)
         bias = None
         if inputs.token_bias is not None:
@@ -194,8 +201,8 @@ class LocalHeads(HeadGroup):
         memory_block = min(self.memory_block_shape[0], memory_length)
         if num_blocks != -(-memory_length // memory_block):
             raise ValueError(
-                "Local heads pair each block of the query with the block of the value "
-                "at the same place, so both must have the same number of blocks. "
+                "Local heads pair each block of `query` with the block of `value` at "
+                "the same place, so both must have the same number of blocks. "
                 f"Received: length {length} in blocks of {block}, value length "
                 f"{memory_length} in blocks of {memory_block}. Leave "
                 "`memory_block_shape` out, or choose it in proportion to the lengths."
@@ -213,8 +220,8 @@ class LocalHeads(HeadGroup):
             )
         if inputs.grid != inputs.memory_grid:
             raise ValueError(
-                "Local heads pair each block of the query with the block of the value "
-                "at the same place, so both must have the same number of blocks. "
+                "Local heads pair each block of `query` with the block of `value` at "
+                "the same place, so both must have the same number of blocks. "
                 f"Received: {inputs.grid} and {inputs.memory_grid} blocks. Use routed "
                 "or full heads for attention to positions of another shape."
             )

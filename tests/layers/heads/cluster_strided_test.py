@@ -6,6 +6,7 @@ import pytest
 from routing_tf.layers import ClusterStridedHeads
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import patterns
 
 BATCH, HEADS, LENGTH, DIM, CLUSTERS = 2, 2, 12, 6, 3
 
@@ -27,12 +28,6 @@ def tokens(memory_length=LENGTH):
     ]
 
 
-def every_nth(scores, real, window):
-    """Every nth real token in the order of the scores, put in order of position."""
-    ranked = np.argsort(np.where(real, -scores, np.inf), kind="stable")[: real.sum()]
-    return np.sort(ranked[:: max(1, len(ranked) // window)][:window])
-
-
 def routes(group, query, key, query_real, real):
     centroids = golden_cases.to_numpy(group.kmeans.centroids)
     streams = (helpers.normalize(query), helpers.normalize(key))
@@ -41,7 +36,9 @@ def routes(group, query, key, query_real, real):
     def of_row(b, h):
         return [
             [
-                every_nth(stream[b, h] @ centroid, mask[b], group.attention_window)
+                patterns.every_nth(
+                    stream[b, h] @ centroid, mask[b], group.attention_window
+                )
                 for stream, mask in zip(streams, masks, strict=True)
             ]
             for centroid in centroids[h]
@@ -133,11 +130,14 @@ def test_causal_heads_see_the_members_among_the_tokens_up_to_them(
         use_causal_mask=True,
     )
 
-    def evenly_spread(ranked):
-        return ranked[:: max(1, len(ranked) // window)][:window]
-
     expected, count = helpers.prefix_attention(
-        group, query, key, value, real, evenly_spread, bias
+        group,
+        query,
+        key,
+        value,
+        real,
+        lambda tokens: patterns.evenly_spread(tokens, window),
+        bias,
     )
     golden_cases.assert_close(output, expected, 1e-5)
     assert np.all(output[count == 0] == 0.0)

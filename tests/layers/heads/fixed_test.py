@@ -6,6 +6,7 @@ import pytest
 from routing_tf.layers import FixedHeads
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import patterns
 
 BATCH, HEADS, DIM = 2, 4, 6
 
@@ -19,17 +20,6 @@ def built_group(block_shape=4, num_summary_columns=2, length=12, **options):
 
 def tokens(length):
     return [helpers.normal(BATCH, HEADS, length, DIM, seed=i) for i in range(3)]
-
-
-def rule(length, block, columns, arrangement, causal):
-    """What each head's queries see, `<bool>[heads, length, length]`."""
-    i, j = np.ogrid[:length, :length]
-    own = i // block == j // block
-    summary = np.broadcast_to(j % block >= block - columns, own.shape)
-    heads = [own | summary] * HEADS
-    if arrangement == "separate":
-        heads = [own, own, summary, summary]
-    return np.stack([seen & ((j <= i) | (not causal)) for seen in heads])
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -59,7 +49,8 @@ def test_equals_dense_attention(length, block, columns, arrangement, causal):
         query,
         key,
         value,
-        real[:, None, None] & rule(length, block, columns, arrangement, causal),
+        real[:, None, None]
+        & patterns.fixed(length, block, columns, arrangement, causal, HEADS),
         bias[:, None, None],
     )
     golden_cases.assert_close(output, expected, 1e-5)
@@ -78,7 +69,7 @@ def test_first_row_lends_its_padding():
     query, key, value = tokens(12)
     real = helpers.tail_mask(12, 7, 12)
     output, _ = golden_cases.run(group, query, key, value, value_mask=real)
-    mask = real[:1, None, None] & rule(12, 4, 2, "merged", causal=False)
+    mask = real[:1, None, None] & patterns.fixed(12, 4, 2, "merged", False, HEADS)
     expected, _ = helpers.dense_attention(query, key, value, mask)
     golden_cases.assert_close(output, expected, 1e-5)
 

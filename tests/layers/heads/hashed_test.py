@@ -6,6 +6,7 @@ import pytest
 from routing_tf.layers import HashedHeads
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import patterns
 
 BATCH, HEADS, LENGTH, DIM = 2, 2, 12, 6
 
@@ -30,8 +31,8 @@ def tokens(memory_length=LENGTH):
 def bucket_numbers(group, stream):
     """The signs of the products with the projections, read as binary digits."""
     projections = golden_cases.to_numpy(group.projections)
-    bits = np.einsum("bhld,hnd->bhln", helpers.normalize(stream), projections) > 0
-    return sum(bits[..., n] * 2**n for n in range(bits.shape[-1]))
+    products = np.einsum("bhld,hnd->bhln", helpers.normalize(stream), projections)
+    return patterns.bucket_numbers(products)
 
 
 def routes(group, query, key, query_real, real):

@@ -6,6 +6,7 @@ import pytest
 from routing_tf.layers import LocalHeads
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import patterns
 
 BATCH, HEADS, DIM = 2, 2, 6
 
@@ -25,13 +26,6 @@ def tokens(length, memory_length=None):
     ]
 
 
-def rule(length, block, flange_blocks, causal):
-    """A query sees blocks at most `flange_blocks` away; causal: nothing later."""
-    i, j = np.ogrid[:length, :length]
-    near = np.abs(i // block - j // block) <= flange_blocks
-    return near & (j <= i) if causal else near
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("limit", [None, 3])
 @pytest.mark.parametrize(
@@ -47,7 +41,9 @@ def test_equals_dense_attention(length, block, flange_blocks, limit, causal):
     real = helpers.tail_mask(length, length, 7)
     real[0, :5] = False
     bias = helpers.normal(BATCH, length, seed=3)
-    i, j = np.ogrid[:length, :length]
+    sees, distances = patterns.local(
+        length, length, block, block, flange_blocks, causal
+    )
 
     output, _ = golden_cases.run(
         group,
@@ -63,10 +59,10 @@ def test_equals_dense_attention(length, block, flange_blocks, limit, causal):
         query,
         key,
         value,
-        real[:, None, None] & rule(length, block, flange_blocks, causal),
+        real[:, None, None] & sees,
         bias[:, None, None],
         helpers.relative_tables(group),
-        j - i,
+        distances,
     )
     golden_cases.assert_close(output, expected, 1e-5)
 
@@ -86,7 +82,8 @@ def test_compatibility_with_the_release(causal):
         group, query, key, value, value_mask=real, use_causal_mask=causal
     )
 
-    mask = real[:1, None, None] & rule(12, 4, 1, causal)
+    sees, _ = patterns.local(12, 12, 4, 4, 1, causal)
+    mask = real[:1, None, None] & sees
     expected, _ = helpers.dense_attention(query, key, value, mask)
     # A window has two blocks, or three without the causal mask, and holds zeros outside
     # of the sequence. Those of the first block, and causally of the second, are masked.
@@ -116,8 +113,7 @@ def test_pairs_blocks_of_query_and_memory(
     )
     query, key, value = tokens(length, memory_length)
     real = helpers.tail_mask(memory_length, memory_length, 4)
-    i, j = np.ogrid[:length, :memory_length]
-    near = np.abs(i // block - j // memory_block) <= 1
+    near, _ = patterns.local(length, memory_length, block, memory_block, 1, False)
 
     output, _ = golden_cases.run(group, query, key, value, value_mask=real)
 
@@ -155,6 +151,17 @@ def test_refuses_another_number_of_blocks_at_equal_lengths():
         built_group((4,), memory_block_shape=(8,))(*tokens(12))
 
 
+def test_refuses_other_blocks_of_the_memory_under_a_causal_mask():
+    # Both cut 5 tokens into two blocks.
+    group = built_group((3,), 5, memory_block_shape=(4,))
+    with pytest.raises(ValueError, match=r"`memory_block_shape` .*=\(4,\) with .*3"):
+        group(*tokens(5), use_causal_mask=True)
+    group(*tokens(5))
+    # Blocks longer than the sequence are cut to it.
+    group = built_group((8,), 5, memory_block_shape=(6,))
+    group(*tokens(5), use_causal_mask=True)
+
+
 def test_refuses_another_number_of_blocks():
     message = r"(?s)same number of blocks.*length 12 in blocks of 4.*length 6.*of 4"
     with pytest.raises(ValueError, match=message):
@@ -164,25 +171,6 @@ def test_refuses_another_number_of_blocks():
 def test_refuses_causal_mask_over_two_lengths():
     with pytest.raises(ValueError, match="use_causal_mask.*lengths 12 and 6"):
         built_group((4,))(*tokens(12, 6), use_causal_mask=True)
-
-
-def rectangles(grid, block, flange, causal):
-    """The rule on two axes, and places in the window, for blocked order.
-
-    A query sees blocks at most a flange away along each axis; causal: none that
-    comes later, row by row of blocks, and of its own block nothing later.
-    """
-    size = block[0] * block[1]
-    order = np.arange(grid[0] * grid[1] * size)
-    block_row, block_column = np.divmod(order // size, grid[1])
-    rows = block_row[None] - block_row[:, None]
-    columns = block_column[None] - block_column[:, None]
-    sees = (np.abs(rows) <= flange[0]) & (np.abs(columns) <= flange[1])
-    if causal:
-        sees &= order[None] <= order[:, None]
-    blocks_apart = rows * (2 * flange[1] + 1) + columns
-    places = order % size
-    return sees, blocks_apart * size + places[None] - places[:, None]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -204,7 +192,7 @@ def test_rectangles_equal_dense_attention(grid, block, flange, limit, causal):
     real[0, : block[0] * block[1]] = False
     bias = helpers.normal(BATCH, size, seed=3)
     frame = (flange, flange) if isinstance(flange, int) else flange
-    sees, distances = rectangles(grid, block, frame, causal)
+    sees, distances = patterns.rectangles(grid, block, frame, causal)
 
     output, _ = golden_cases.run(
         group,

@@ -6,6 +6,7 @@ import pytest
 from routing_tf.layers import RandomHeads
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import patterns
 
 BATCH, HEADS, LENGTH, DIM, CLUSTERS = 2, 2, 12, 6, 3
 
@@ -26,12 +27,6 @@ def tokens(memory_length=LENGTH):
     ]
 
 
-def largest(scores, real, window):
-    """The `window` real positions of the largest scores, in order."""
-    ranked = np.argsort(np.where(real, -scores, np.inf), kind="stable")
-    return np.sort(ranked[: min(window, real.sum())])
-
-
 def routes(group, query_real, real):
     """The clusters of a batch row and a head: the largest scores, whatever the text."""
 
@@ -39,7 +34,7 @@ def routes(group, query_real, real):
         clusters = []
         for cluster in range(CLUSTERS):
             pair = [
-                largest(
+                patterns.best(
                     group.random_scores(mask.shape[1])[0, h, :, cluster],
                     mask[b],
                     group.attention_window,

@@ -11,6 +11,7 @@ from routing_tf.layers.rules import last_members
 from routing_tf.layers.rules import prefixes
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import patterns
 
 BATCH, HEADS, LENGTH, DIM, CLUSTERS = 2, 2, 12, 6, 3
 
@@ -29,12 +30,6 @@ def tokens(length=LENGTH, memory_length=LENGTH):
         helpers.normal(BATCH, HEADS, size, DIM, seed=seed)
         for seed, size in enumerate(lengths)
     ]
-
-
-def top(scores, real, window):
-    """Positions of the best `window` real tokens of one cluster, in order."""
-    ranked = sorted(np.flatnonzero(real), key=lambda i: (-scores[i], i))
-    return sorted(ranked[:window])
 
 
 def expert_choice(
@@ -56,13 +51,13 @@ def expert_choice(
     for b in range(BATCH):
         for h in range(HEADS):
             for centroid in centroids[h]:
-                rows = top(query[b, h] @ centroid, queries[b], window)
-                columns = top(key[b, h] @ centroid, keys[b], window)
+                rows = patterns.best(query[b, h] @ centroid, queries[b], window)
+                columns = patterns.best(key[b, h] @ centroid, keys[b], window)
                 # Which of the slots of a cluster are padding; the release may take
                 # them from the first batch row.
                 shared = group.compatibility.padding_of_first_row
                 lender = 0 if shared else b
-                lent = top(key[lender, h] @ centroid, keys[lender], window)
+                lent = patterns.best(key[lender, h] @ centroid, keys[lender], window)
                 sees = np.zeros((query.shape[2], key.shape[2]), "bool")
                 ranks = np.zeros(sees.shape, "int32")
                 for i, row in enumerate(rows):
@@ -139,7 +134,7 @@ def memory_routes(group, key, real):
 
     def of_row(b, h):
         return [
-            (None, top(key[b, h] @ centroid, real[b], group.attention_window))
+            (None, patterns.best(key[b, h] @ centroid, real[b], group.attention_window))
             for centroid in centroids[h]
         ]
 

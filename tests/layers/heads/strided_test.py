@@ -1,11 +1,11 @@
 """Tests of strided heads, against dense attention under the mask of the rule."""
 
-import numpy as np
 import pytest
 
 from routing_tf.layers import StridedHeads
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import patterns
 
 BATCH, HEADS, DIM = 2, 2, 6
 
@@ -37,8 +37,7 @@ def test_equals_dense_attention(length, block, limit, causal):
     real = helpers.tail_mask(length, length, 4)
     real[0, :2] = False
     bias = helpers.normal(BATCH, length, seed=3)
-    i, j = np.ogrid[:length, :length]
-    sees = (i % block == j % block) & ((j <= i) | (not causal))
+    sees, distances = patterns.strided(length, length, block, causal)
 
     output, _ = golden_cases.run(
         group,
@@ -57,7 +56,7 @@ def test_equals_dense_attention(length, block, limit, causal):
         real[:, None, None] & sees,
         bias[:, None, None],
         helpers.relative_tables(group),
-        j // block - i // block,
+        distances,
     )
     golden_cases.assert_close(output, expected, 1e-5)
 
@@ -67,7 +66,7 @@ def test_attends_to_memory_of_another_length(memory_length):
     group = built_group((2, 2), max_relative_position=1)
     query, key, value = tokens(12, memory_length)
     real = helpers.tail_mask(memory_length, memory_length, 2)
-    i, j = np.ogrid[:12, :memory_length]
+    sees, distances = patterns.strided(12, memory_length, 4, causal=False)
 
     output, _ = golden_cases.run(group, query, key, value, value_mask=real)
 
@@ -75,10 +74,10 @@ def test_attends_to_memory_of_another_length(memory_length):
         query,
         key,
         value,
-        real[:, None, None] & (i % 4 == j % 4),
+        real[:, None, None] & sees,
         0.0,
         helpers.relative_tables(group),
-        j // 4 - i // 4,
+        distances,
     )
     golden_cases.assert_close(output, expected, 1e-5)
 
@@ -92,8 +91,7 @@ def test_padding_may_be_seen_as_in_the_release(uniform):
     value[0, 0, 4] = 0.0
     value[1, :, 8] = 0.0  # not the first row
     value[0, :, 9] = 0.0  # not at the start of a block
-    i, j = np.ogrid[:12, :12]
-    sees = (i % 4 == j % 4) & (j <= i)
+    sees, _ = patterns.strided(12, 12, 4, causal=True)
 
     output, _ = golden_cases.run(
         group,

@@ -1,0 +1,617 @@
+"""Random settings and inputs of `RoutingAttention` and `MixedAttention`.
+
+A `Case` is plain data: its `repr` makes it again. About a quarter of the cases have one
+thing wrong, and name the arguments that the error may blame.
+"""
+
+import dataclasses
+
+from hypothesis import strategies as st
+
+nan, inf = float("nan"), float("inf")
+
+CLUSTERED = ("RoutedHeads", "ClusterStridedHeads", "HashedHeads", "RandomHeads")
+BLOCKED = ("LocalHeads", "StridedHeads", "FixedHeads")
+KINDS = ("FullHeads", *BLOCKED, *CLUSTERED)
+LENGTHS = (1, 2, 3, 5, 7, 8, 12, 16, 19, 24, 33)
+SIDES = (1, 2, 3, 4, 6)
+MASKS = (
+    "tail",
+    "holes",
+    "one row of padding",
+    "all padding",
+    "integers",
+    "one for all",
+)
+
+
+@dataclasses.dataclass
+class Case:
+    """A layer, what it is called with, and what is wrong with it.
+
+    Args:
+        options: arguments of the layer; those of `RoutingAttention` have no groups.
+        groups: None, or pairs of a head group's kind and its arguments.
+        query: shape.
+        value: shape; None for self-attention.
+        build: shapes of query and value that the layer is built with.
+        masks: styles by the names of the arguments `query_mask`, `value_mask` and
+            `token_bias`.
+        shapes: shapes by argument where they are others than those of the positions.
+        call: further call arguments.
+        content: what the numbers are like.
+        magnitude: their size.
+        seed: of all numbers.
+        compiled: whether the call is compiled.
+        blames: names of arguments, one of which the error must name; none for a case
+            that works.
+    """
+
+    options: dict
+    groups: list | None
+    query: tuple
+    value: tuple | None
+    masks: dict
+    call: dict
+    content: str = "normal"
+    magnitude: float = 1.0
+    seed: int = 0
+    compiled: bool = False
+    build: tuple | None = None
+    shapes: dict = dataclasses.field(default_factory=dict)
+    blames: tuple = ()
+
+    @property
+    def is_valid(self):
+        """Whether the call must work."""
+        return not self.blames
+
+
+def cases():
+    """Returns the strategy that draws a `Case`."""
+    return _cases()
+
+
+@st.composite
+def _cases(draw):
+    case = draw(st.one_of(_mixed(), _mixed(), _mixed(), _routing()))
+    if draw(st.integers(0, 99)) < 27:
+        draw(_mistake(case))
+    return case
+
+
+def _pick(*values):
+    return st.sampled_from(values)
+
+
+def _chance(draw, percent):
+    return draw(st.integers(0, 99)) < percent
+
+
+@st.composite
+def _situation(draw, axes=None):
+    """Draws shapes, masks and numbers, for groups that are drawn to fit."""
+    axes = axes or (2 if _chance(draw, 22) else 1)
+    causal, cross = draw(st.booleans()), _chance(draw, 35)
+    batch, dim = draw(st.integers(1, 3)), draw(_pick(3, 4, 6, 8))
+    lengths = _lengths(draw, axes)
+    value = None
+    if cross:
+        memory = lengths
+        if not causal and _chance(draw, 80):
+            memory = _lengths(draw, axes)
+        value = (batch, *memory, draw(_pick(dim, dim, 5)))
+    masks = {}
+    for name in ("query_mask", "value_mask"):
+        if _chance(draw, 40 if name == "query_mask" or cross else 15):
+            masks[name] = draw(st.sampled_from(MASKS))
+    if _chance(draw, 30):
+        masks["token_bias"] = draw(_pick("normal", "normal", "one hidden", "one -inf"))
+    call = {"use_causal_mask": causal}
+    if _chance(draw, 20):
+        call["training"] = True
+    if _chance(draw, 12):
+        call["return_attention_scores"] = True
+    return Case(
+        options={},
+        groups=None,
+        query=(batch, *lengths, dim),
+        value=value,
+        masks=masks,
+        call=call,
+        content=draw(
+            _pick(*["normal"] * 7, "zeros", "constant", "repeated", "far from zero")
+        ),
+        magnitude=draw(_pick(*[1.0] * 7, 0.1, 1e-4, 1e-20, 30.0, 1e4, 1e15)),
+        seed=draw(st.integers(0, 10**6)),
+        compiled=_chance(draw, 2),
+    )
+
+
+def _lengths(draw, axes):
+    if axes == 1:
+        return (draw(st.sampled_from(LENGTHS)),)
+    return (draw(st.sampled_from(SIDES)), draw(st.sampled_from(SIDES)))
+
+
+def _finish(draw, case):
+    """Adds what layers of both kinds take."""
+    options = case.options
+    options["key_dim"] = draw(_pick(2, 3, 4, 4, 5, 8))
+    if _chance(draw, 25):
+        options["value_dim"] = draw(_pick(1, 3, 6))
+    if _chance(draw, 20):
+        options["output_dim"] = draw(_pick(1, 5))
+    if _chance(draw, 15):
+        options["shared_head_projection"] = True
+    if _chance(draw, 15):
+        options["project_shared_keys"] = True
+    if not _chance(draw, 4):
+        options["kernel_initializer"] = "zeros"
+    if _chance(draw, 15):
+        options["dtype"] = "mixed_bfloat16"
+        case.magnitude = draw(_pick(0.1, 0.3, 1e-3))
+    return case
+
+
+@st.composite
+def _routing(draw):
+    case = draw(_situation(axes=1))
+    causal_self = case.call["use_causal_mask"] and case.value is None
+    heads = draw(st.integers(1, 3))
+    options = {
+        "num_heads": heads,
+        "num_clusters": draw(_pick(1, 2, 3, 5, 40)),
+        "attention_window": draw(_pick(1, 2, 3, 5, 8, 17, 100)),
+        "num_local_heads": draw(st.integers(0, heads)),
+    }
+    if _chance(draw, 30):
+        options["local_block_size"] = draw(_pick(1, 2, 3, 5, 64))
+    if causal_self and _chance(draw, 40):
+        options["routing"] = "token_choice"
+    if _chance(draw, 40):
+        options["routing_scope"] = draw(_pick("full", "prefix"))
+    if _chance(draw, 20):
+        options["prefix_block_size"] = draw(_pick(1, 2, 5, 64))
+    if _chance(draw, 35):
+        options["max_relative_position"] = draw(_pick(1, 2, 5, 50))
+    if _chance(draw, 30):
+        options["share_query_key"] = False
+    if not case.call.get("training"):
+        options["dropout"] = draw(_pick(0.0, 0.5))
+    case.options = options
+    return _finish(draw, case)
+
+
+@st.composite
+def _mixed(draw):
+    case = draw(_situation())
+    axes = len(case.query) - 2
+    rectangle = None
+    if axes == 2 and _chance(draw, 70):
+        rectangle = (draw(st.integers(1, 3)), draw(st.integers(1, 4)))
+        if _chance(draw, 30):
+            case.options["block_shape"] = rectangle
+    elif axes == 1 and _chance(draw, 15):
+        case.options["block_shape"] = draw(_pick((1,), (3,), (5,), (40,)))
+    number = draw(_pick(1, 1, 1, 2, 2, 3))
+    kinds = [draw(st.sampled_from(KINDS)) for _ in range(number)]
+    places_pair = "FixedHeads" in kinds or (rectangle and "LocalHeads" in kinds)
+    if case.value is not None and places_pair:
+        case.value = (*case.query[:-1], case.value[-1])
+    case.groups = [(kind, _group(draw, kind, case, rectangle)) for kind in kinds]
+    if rectangle and not any(
+        len(options.get("block_shape", ())) == 2 for _, options in case.groups
+    ):
+        case.options["block_shape"] = rectangle
+    case.options["block_shape"] = case.options.get("block_shape")
+    _add_memory_blocks(draw, case, rectangle)
+    return _finish(draw, case)
+
+
+def _group(draw, kind, case, rectangle):
+    """Draws the arguments of a group."""
+    options = {"num_heads": draw(_pick(1, 1, 2))}
+    if kind != "FixedHeads" and _chance(draw, 35):
+        options["max_relative_position"] = draw(_pick(1, 2, 5, 50))
+    if not case.call.get("training"):
+        options["dropout"] = draw(_pick(0.0, 0.0, 0.5))
+    if case.masks.get("token_bias") == "normal" and _chance(draw, 30):
+        options["token_bias_weight"] = draw(_pick("fixed", "trainable"))
+    if kind in BLOCKED:
+        options["block_shape"] = draw(_pick((1,), (2,), (3,), (5,), (8,), (64,)))
+        if rectangle and _chance(draw, 70):
+            options["block_shape"] = rectangle
+    if kind == "LocalHeads" and _chance(draw, 60):
+        flanges = [st.integers(0, 3)]
+        flanges.append(st.tuples(*[st.integers(0, 2)] * len(options["block_shape"])))
+        options["flange_blocks"] = draw(st.one_of(flanges))
+    if kind == "FixedHeads":
+        block = 1
+        for size in options["block_shape"]:
+            block *= size
+        options["num_summary_columns"] = draw(st.integers(1, min(block, 9)))
+        if _chance(draw, 40):
+            options["arrangement"] = "separate"
+            options["num_heads"] = 2
+    if kind in CLUSTERED:
+        options["attention_window"] = draw(_pick(1, 2, 3, 5, 8, 17, 100))
+        options["share_query_key"] = draw(st.booleans())
+    if kind == "HashedHeads":
+        options["num_buckets"] = draw(_pick(2, 3, 4, 9, 64))
+    elif kind in CLUSTERED:
+        options["num_clusters"] = draw(_pick(1, 2, 3, 5, 40))
+    if kind == "RandomHeads":
+        options["seed"] = draw(_pick(0, 1, 12345))
+    if kind in ("RoutedHeads", "ClusterStridedHeads"):
+        if _chance(draw, 30):
+            options["prefix_block_size"] = draw(_pick(1, 2, 5, 64))
+        if _chance(draw, 20):
+            options["update_rule"] = "paper"
+        elif _chance(draw, 20):
+            options["ema"] = False
+        if _chance(draw, 20):
+            options["decay"] = draw(_pick(0, 0.0, 0.5, 1))
+            options["commitment_weight"] = draw(_pick(0, 0.0, 2.0))
+    if kind == "RoutedHeads":
+        causal_self = case.call["use_causal_mask"] and case.value is None
+        routings = ["expert_choice", "token_choice"] if causal_self else []
+        if routings:
+            options["routing"] = draw(st.sampled_from(routings))
+        if _chance(draw, 50):
+            options["routing_scope"] = draw(_pick("full", "prefix"))
+    return options
+
+
+def _sequence_lengths(case, rectangle):
+    """Lengths of query and memory, with what fills up the blocks of the order."""
+    blocks = rectangle or case.options["block_shape"]
+    lengths = []
+    for shape in (case.query, case.value or case.query):
+        product = 1
+        for axis, size in enumerate(shape[1:-1]):
+            block = blocks[axis] if blocks else 1
+            product *= -(-size // block) * block
+        lengths.append(product)
+    return lengths
+
+
+def _add_memory_blocks(draw, case, rectangle):
+    length, memory_length = _sequence_lengths(case, rectangle)
+    for kind, options in case.groups:
+        if kind != "LocalHeads" or not _chance(draw, 30):
+            continue
+        if len(options["block_shape"]) > 1:
+            options["memory_block_shape"] = options["block_shape"]
+            continue
+        block = min(options["block_shape"][0], length)
+        num_blocks = -(-length // block)
+        fitting = [
+            size
+            for size in range(1, memory_length + 1)
+            if -(-memory_length // size) == num_blocks
+            and (size == block or not case.call["use_causal_mask"])
+        ]
+        if fitting:
+            options["memory_block_shape"] = (draw(st.sampled_from(fitting)),)
+
+
+SIZES = (0, -1, 1.5, 2.0, "3", None, True, nan, [4])
+OPTIONAL_SIZES = tuple(size for size in SIZES if size is not None)
+INITIALIZERS = ("nope", 3.5)
+GROUP = {
+    "num_heads": SIZES,
+    "dropout": (-0.1, 1, 1.0, "0.1", None, nan, True, [0.1]),
+    "max_relative_position": OPTIONAL_SIZES,
+    "token_bias_weight": ("free", 1.0, True),
+    "compatibility": ({"nope": True}, 3, "release"),
+    "embeddings_initializer": INITIALIZERS,
+    "relative_key_initializer": INITIALIZERS,
+}
+BLOCKS = (0, -3, (), (2, 0), (1.5,), "ab", "4", None, (2, 2, 2), (True,), nan)
+OPTIONAL_BLOCKS = tuple(block for block in BLOCKS if block is not None)
+CLUSTERS = {"attention_window": SIZES}
+CENTROIDS = {
+    **CLUSTERS,
+    "num_clusters": SIZES,
+    "decay": (-0.1, 1.5, nan),
+    "commitment_weight": (-1.0,),
+    "update_rule": ("sgd", None, 3),
+    "prefix_block_size": OPTIONAL_SIZES,
+}
+WRONG = {
+    "FullHeads": {},
+    "LocalHeads": {
+        "block_shape": BLOCKS,
+        "flange_blocks": (-1, 1.5, "1", None, (1, 1, 1), True, (-1,)),
+        "memory_block_shape": OPTIONAL_BLOCKS,
+    },
+    "StridedHeads": {"block_shape": BLOCKS},
+    "FixedHeads": {
+        "block_shape": BLOCKS,
+        "num_summary_columns": (*SIZES, 1000),
+        "arrangement": ("alternating", None, 1),
+        "max_relative_position": (4,),
+    },
+    "RoutedHeads": {
+        **CENTROIDS,
+        "routing": ("experts", None, 3),
+        "routing_scope": ("half", None, 3),
+    },
+    "ClusterStridedHeads": CENTROIDS,
+    "HashedHeads": {**CLUSTERS, "num_buckets": (*SIZES, 1)},
+    "RandomHeads": {
+        **CLUSTERS,
+        "num_clusters": SIZES,
+        "seed": (-1, 1.5, "a", None, True),
+    },
+}
+LAYER = {
+    "key_dim": SIZES,
+    "value_dim": OPTIONAL_SIZES,
+    "output_dim": OPTIONAL_SIZES,
+    "kernel_initializer": INITIALIZERS,
+}
+WRONG_MIXED = {
+    **LAYER,
+    "block_shape": OPTIONAL_BLOCKS,
+    # Names stand for objects, see `fuzzing.build`.
+    "head_groups": ([], None, 5, "routed", [5], [None], "one group", "twice", "Dense"),
+}
+WRONG_ROUTING = {
+    **LAYER,
+    "num_heads": SIZES,
+    "num_clusters": SIZES,
+    "attention_window": SIZES,
+    "num_local_heads": (-1, 4, 1.5, "1", None, True, nan),
+    "local_block_size": OPTIONAL_SIZES,
+    "routing": ("experts", None, 3),
+    "routing_scope": ("half", None, 3),
+    "prefix_block_size": OPTIONAL_SIZES,
+    "max_relative_position": OPTIONAL_SIZES,
+    "dropout": GROUP["dropout"],
+}
+OF_ROUTED_HEADS = ("num_clusters", "routing", "routing_scope", "prefix_block_size")
+
+
+@st.composite
+def _mistake(draw, case):
+    """Makes one thing wrong with a case that works."""
+    if _chance(draw, 40):
+        draw(st.sampled_from(CALL_MISTAKES))(draw, case)
+    elif case.groups is not None and _chance(draw, 70):
+        kind, options = draw(st.sampled_from(case.groups))
+        _set_wrong(draw, case, options, {**GROUP, **WRONG[kind]})
+    elif case.groups is not None:
+        _set_wrong(draw, case, case.options, WRONG_MIXED)
+    else:
+        if case.options["num_local_heads"] == case.options["num_heads"]:
+            case.options["num_local_heads"] = 0  # all arguments have a meaning
+        _set_wrong(draw, case, case.options, WRONG_ROUTING)
+
+
+def _set_wrong(draw, case, options, table):
+    name = draw(st.sampled_from(sorted(table)))
+    options[name] = draw(st.sampled_from(table[name]))
+    case.blames = (name,)
+    if name == "update_rule":
+        options.pop("ema", None)
+
+
+def _rank(draw, case):
+    start, *_, dim = case.query
+    empty = (start, 0, 2, dim) if len(case.query) == 4 else (start, 0, dim)
+    case.query = draw(
+        _pick((), (dim,), (start, dim), (start, 2, 2, 2, dim), empty, (*empty[:-1], 0))
+    )
+    case.build = (empty, None)
+    case.value, case.masks = None, {}
+    case.blames = ("query",)
+
+
+def _blocks(case):
+    """The blocks that order positions, if any."""
+    shapes = [case.options.get("block_shape")]
+    for kind, options in case.groups or []:
+        if kind in BLOCKED and len(options["block_shape"]) == 2:
+            shapes.append(options["block_shape"])
+    shapes = [shape for shape in shapes if shape]
+    return shapes[0] if shapes else None
+
+
+def _axes(draw, case):
+    if case.groups is None:
+        case.groups = [("FullHeads", {"num_heads": 1})]
+        case.options = {"key_dim": 4}
+    if _blocks(case) is None:
+        case.options["block_shape"] = (2,) * (len(case.query) - 2)
+    start, *lengths, dim = case.query
+    case.query = (start, 4, dim) if len(lengths) == 2 else (start, 4, 2, dim)
+    case.value, case.masks = None, {}
+    case.blames = ("query",)
+
+
+def _value(draw, case):
+    start, *lengths, dim = case.query
+    case.value = draw(
+        _pick(
+            (start + 1, *lengths, dim),
+            (start, dim),
+            (start, *[0 for _ in lengths], dim),
+        )
+    )
+    case.masks = {}
+    case.call["use_causal_mask"] = False
+    _leave_token_choice(case)
+    case.blames = ("value",)
+
+
+def _leave_token_choice(case):
+    for options in [case.options, *(options for _, options in case.groups or [])]:
+        options.pop("routing", None)
+
+
+def _depth(draw, case):
+    shape = case.query if case.value is None else case.value
+    if case.value is None:
+        case.call["use_causal_mask"] = False
+        _leave_token_choice(case)
+    case.build = (case.query, shape)
+    case.value = (*shape[:-1], shape[-1] + 1)
+    case.blames = ("value",)
+
+
+def _mask_shape(draw, case):
+    name = draw(_pick("query_mask", "value_mask", "token_bias"))
+    shape = case.query if name == "query_mask" or case.value is None else case.value
+    batch, *lengths = shape[:-1]
+    case.masks[name] = "normal" if name == "token_bias" else "tail"
+    case.shapes[name] = draw(
+        _pick(
+            (batch, lengths[0] + 1, *lengths[1:]),
+            (batch + 1, *lengths),
+            (batch, *lengths, 1),
+            (batch, 1, *lengths),
+            tuple(lengths),
+            (batch,),
+        )
+    )
+    if case.shapes[name] == (batch, *lengths) or case.shapes[name] == (1, *lengths):
+        case.shapes[name] = (batch + 1, *lengths)
+    case.blames = (name,)
+
+
+def _dense_mask(draw, case):
+    case.shapes["attention_mask"] = (case.query[0], 2, 2)
+    case.masks["attention_mask"] = "tail"
+    case.blames = ("attention_mask",)
+
+
+def _causal_lengths(draw, case):
+    start, *lengths, dim = case.query
+    case.call["use_causal_mask"] = True
+    _leave_token_choice(case)
+    blocks = _blocks(case) or (1,)
+    case.value = (start, lengths[0] + blocks[0], *lengths[1:], dim)
+    case.masks = {}
+    # Fixed heads and rectangles say what they need themselves.
+    case.blames = ("use_causal_mask",)
+
+
+def _token_choice(draw, case):
+    if case.groups is None:
+        case.options.update(routing="token_choice", num_local_heads=0)
+    else:
+        options = {"num_heads": 1, "num_clusters": 2, "attention_window": 3}
+        case.groups.append(("RoutedHeads", {**options, "routing": "token_choice"}))
+    if case.value is None:
+        case.call["use_causal_mask"] = False
+    case.blames = ("routing",)
+    _leave_token_choice_to(case, -1)
+
+
+def _leave_token_choice_to(case, place):
+    for _, options in (case.groups or [])[:place]:
+        options.pop("routing", None)
+
+
+def _small_keys(draw, case):
+    options = {"num_heads": 1, "num_buckets": 2, "attention_window": 3}
+    if case.groups is None:
+        case.options["num_local_heads"] = 0
+    else:
+        case.groups.append(("HashedHeads", options))
+    case.options["key_dim"] = 1
+    case.blames = ("key_dim",)
+
+
+def _two_rectangles(draw, case):
+    if case.groups is None:
+        case.groups, case.options = [], {"key_dim": 4}
+    shape = _blocks(case)
+    if shape is None or len(shape) != 2:
+        case.options["block_shape"] = None
+        case.groups.append(("StridedHeads", {"num_heads": 1, "block_shape": (3, 2)}))
+        shape = (3, 2)
+    other = (shape[0] + 1, shape[1])
+    case.groups.append(("LocalHeads", {"num_heads": 1, "block_shape": other}))
+    case.blames = ("block_shape",)
+
+
+def _pairs_of_blocks(draw, case):
+    """Heads that pair places of two sequences, which have not as many."""
+    start, *lengths, dim = case.query
+    if case.groups is None:
+        case.groups, case.options = [], {"key_dim": 4}
+    case.call["use_causal_mask"] = False
+    _leave_token_choice(case)
+    case.masks = {}
+    for _, options in case.groups:
+        options.pop("memory_block_shape", None)
+    if len(lengths) == 2:
+        shape = _blocks(case) or (2, 2)
+        case.options["block_shape"] = shape
+        case.groups = [("LocalHeads", {"num_heads": 1, "block_shape": shape})]
+        case.value = (start, lengths[0] + shape[0], lengths[1], dim)
+        case.blames = ("value",)
+    elif draw(st.booleans()):
+        options = {"num_heads": 1, "block_shape": (3,), "num_summary_columns": 1}
+        case.groups = [("FixedHeads", options)]
+        case.options["block_shape"] = None
+        case.value = (start, lengths[0] + 1, dim)
+        case.blames = ("value",)
+    else:
+        options = {"block_shape": (2,), "memory_block_shape": (2,), "num_heads": 1}
+        case.groups.append(("LocalHeads", options))
+        case.options["block_shape"] = None
+        case.groups = case.groups[-1:]
+        case.value = (start, lengths[0] + 2, dim)
+        case.blames = ("memory_block_shape",)
+
+
+def _causal_blocks(draw, case):
+    block = draw(_pick(2, 3, 5))
+    options = {"block_shape": (block,), "memory_block_shape": (block + 1,)}
+    start, *_, dim = case.query
+    case.query, case.value, case.masks = (start, 2 * block, dim), None, {}
+    case.groups = [("LocalHeads", {"num_heads": 1, **options})]
+    case.options = {"key_dim": 4}
+    case.call["use_causal_mask"] = True
+    case.blames = ("memory_block_shape",)
+
+
+def _summaries_in_half(draw, case):
+    if case.groups is None:
+        case.groups, case.options = [], {"key_dim": 4}
+    options = {"num_heads": 3, "block_shape": (8,), "arrangement": "separate"}
+    case.groups.append(("FixedHeads", options))
+    case.blames = ("num_heads",)
+
+
+def _paper_without_averages(draw, case):
+    if case.groups is None:
+        case.groups, case.options = [], {"key_dim": 4}
+    options = {"num_heads": 1, "num_clusters": 2, "attention_window": 3}
+    options |= {"update_rule": "paper", "ema": False}
+    kind = draw(_pick("RoutedHeads", "ClusterStridedHeads"))
+    case.groups.append((kind, options))
+    case.blames = ("update_rule",)
+
+
+CALL_MISTAKES = (
+    _rank,
+    _axes,
+    _value,
+    _depth,
+    _mask_shape,
+    _mask_shape,
+    _dense_mask,
+    _causal_lengths,
+    _token_choice,
+    _small_keys,
+    _two_rectangles,
+    _pairs_of_blocks,
+    _causal_blocks,
+    _summaries_in_half,
+    _paper_without_averages,
+)

@@ -1,0 +1,577 @@
+"""What `MixedAttention` must return, in plain NumPy: dense attention under masks.
+
+All is computed in float64 from the weights of a layer, together with a bound on what
+rounding may change. Where rounding may decide who is a member of a cluster, a row of
+the batch is in doubt, and has no expected answer.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from routing_tf import layers
+from tests import golden_cases
+from tests.layers import helpers
+from tests.layers import patterns
+
+# Several roundings stand behind each number.
+ROUNDINGS = 8
+EPSILON = {"float32": 2.0**-24, "bfloat16": 2.0**-9}
+# Beyond this a softmax says nothing.
+LARGEST_LOGIT_ERROR = 0.25
+HIDDEN = -5e8
+# What a count of clusters is raised by.
+COUNT_EPSILON = 1e-2
+CLUSTERED = (
+    layers.RoutedHeads,
+    layers.ClusterStridedHeads,
+    layers.HashedHeads,
+    layers.RandomHeads,
+)
+
+
+@dataclasses.dataclass
+class Rounded:
+    """Numbers as a layer computes them, and how wrong each may be."""
+
+    value: np.ndarray
+    error: np.ndarray
+
+    def map(self, function):
+        """Returns what a function that moves numbers makes of both."""
+        return Rounded(function(self.value), function(self.error))
+
+    def __getitem__(self, index):
+        return self.map(lambda x: x[index])
+
+
+@dataclasses.dataclass
+class Answer:
+    """What a layer must return.
+
+    Attributes:
+        output: `[batch, *lengths, output_dim]`.
+        error: how wrong each output may be, of the same shape.
+        scores: the attention map `[batch, heads, length, memory length]`.
+        scores_error: `[batch, heads, 1, 1]`.
+        compared: `<bool>[batch, *lengths]`, where the answer is defined.
+        in_doubt: `<bool>[batch]`, rows in which rounding may choose members.
+        vague: `<bool>[batch]`, rows whose logits are too large to be precise.
+    """
+
+    output: np.ndarray
+    error: np.ndarray
+    scores: np.ndarray
+    scores_error: np.ndarray
+    compared: np.ndarray
+    in_doubt: np.ndarray
+    vague: np.ndarray
+
+
+class Order:
+    """The order in which positions become a sequence, and padding that fills it up."""
+
+    def __init__(self, lengths, block_shape):
+        self.lengths = lengths
+        blocks = (1,) * len(lengths) if block_shape is None else block_shape
+        if block_shape is None and len(lengths) > 1:
+            blocks = lengths
+        self.grid = tuple(-(-n // b) for n, b in zip(lengths, blocks))
+        whole = [g * b for g, b in zip(self.grid, blocks)]
+        places = np.indices(whole).reshape(len(whole), -1)
+        block = [place // b for place, b in zip(places, blocks)]
+        slot = [place % b for place, b in zip(places, blocks)]
+        order = np.lexsort([*reversed(slot), *reversed(block)])
+        if block_shape is None:
+            order = np.arange(np.prod(whole))
+        self.exists = np.all(places < np.array(lengths)[:, None], axis=0)[order]
+        inside = np.minimum(places, np.array(lengths)[:, None] - 1)
+        self.position = np.ravel_multi_index(tuple(inside), lengths)[order]
+
+    @property
+    def length(self):
+        return len(self.position)
+
+    def arrange(self, x, axis):
+        """Puts positions into the order, zero (False) in what fills up blocks."""
+        shape = [1] * x.ndim
+        shape[axis] = self.length
+        exists = self.exists.reshape(shape)
+        return np.where(
+            exists, np.take(x, self.position, axis), np.zeros_like(x[:1]).sum()
+        )
+
+    def restore(self, x, axis):
+        """Undoes `arrange`."""
+        index = np.zeros(np.prod(self.lengths), "int64")
+        places = np.flatnonzero(self.exists)
+        index[self.position[places]] = places
+        return np.take(x, index, axis)
+
+
+def answer(
+    layer,
+    query,
+    value=None,
+    query_mask=None,
+    value_mask=None,
+    token_bias=None,
+    use_causal_mask=False,
+):
+    """Returns the `Answer` to a call of a built `MixedAttention`."""
+    precision = layer.compute_dtype
+    is_cross = value is not None
+    batch, *lengths, dim = query.shape
+    block_shape = _order_blocks(layer)
+    order = memory_order = Order(tuple(lengths), block_shape)
+    query = _round(query.reshape(batch, -1, dim), precision)
+    memory = query
+    if is_cross:
+        memory_order = Order(value.shape[1:-1], block_shape)
+        memory = _round(value.reshape(batch, -1, value.shape[-1]), precision)
+    elif value_mask is None:
+        value_mask = query_mask
+    masks = [
+        _expand(mask, batch, each).astype("bool")
+        for mask, each in ((query_mask, order), (value_mask, memory_order))
+    ]
+    bias = None
+    if token_bias is not None:
+        bias = _expand(token_bias.astype("float64"), batch, memory_order)
+        bias = np.maximum(bias, HIDDEN)
+    outputs, errors, doubts, vague = [], [], [], []
+    for group, own_query, own_key, own_value in _projections(
+        layer, query, memory, is_cross
+    ):
+        length = own_value.value.shape[2]
+        eye = np.broadcast_to(np.eye(length), (*own_value.value.shape[:3], length))
+        own_value = Rounded(
+            np.concatenate([own_value.value, eye], -1),
+            np.concatenate([own_value.error, 0 * eye], -1),
+        )
+        shared = own_key is own_query
+        own_query = own_query.map(lambda x: order.arrange(x, 2))
+        own_key, own_value = (
+            x.map(lambda x: memory_order.arrange(x, 2)) for x in (own_key, own_value)
+        )
+        if shared:
+            own_key = own_query
+        call = _Call(
+            group,
+            own_query,
+            own_key,
+            own_value,
+            *masks,
+            _group_bias(group, bias),
+            use_causal_mask,
+            is_cross,
+            order.grid,
+        )
+        outputs.append(call.attend())
+        error, logit_error = call.rounding(precision)
+        errors.append(error)
+        doubts.append(call.in_doubt)
+        vague.append(logit_error > LARGEST_LOGIT_ERROR)
+    joined = order.restore(np.concatenate(outputs, axis=1), 2)
+    size = layer.value_dim or layer.key_dim
+    error = np.concatenate(errors, axis=1)[:, :, None]
+    output, output_error = _combine(layer, joined[..., :size], error, precision)
+    # A query whose own key is padding has no place among the tokens up to it.
+    alone = is_cross and not use_causal_mask
+    compared = masks[0] if alone else masks[0] & masks[1]
+    return Answer(
+        output.reshape(batch, *lengths, -1),
+        np.broadcast_to(output_error, output.shape).reshape(batch, *lengths, -1),
+        joined[..., size:],
+        error[..., size:].max(axis=-1, keepdims=True),
+        order.restore(compared, 1).reshape(batch, *lengths),
+        np.any(doubts, axis=0),
+        np.any(vague, axis=0),
+    )
+
+
+class _Call:
+    """A call of one head group; names as in `HeadInputs`."""
+
+    def __init__(
+        self,
+        group,
+        query,
+        key,
+        value,
+        query_real,
+        real,
+        bias,
+        causal,
+        is_cross,
+        grid,
+    ):
+        self.group = group
+        self.query, self.key, self.value = query, key, value
+        self.query_real, self.real, self.bias = query_real, real, bias
+        self.causal, self.is_cross, self.grid = causal, is_cross, grid
+        self.in_doubt = np.zeros(len(real), "bool")
+        self.length, self.memory_length = query.value.shape[2], value.value.shape[2]
+        # Heads that share queries and keys have one stream, with the mask of the keys.
+        self.shared = query is key
+        if isinstance(group, CLUSTERED) and self.shared:
+            self.query_real = real
+
+    def attend(self):
+        """Returns the outputs of the group's pattern."""
+        group = self.group
+        if isinstance(group, CLUSTERED):
+            return self._attend_in_clusters()
+        if isinstance(group, layers.LocalHeads):
+            sees, distances = self._local()
+        elif isinstance(group, layers.StridedHeads):
+            size = int(np.prod(group.block_shape))
+            lengths = self.length, self.memory_length
+            sees, distances = patterns.strided(*lengths, size, self.causal)
+        elif isinstance(group, layers.FixedHeads):
+            sees = patterns.fixed(
+                self.length,
+                int(np.prod(group.block_shape)),
+                group.num_summary_columns,
+                group.arrangement,
+                self.causal,
+                group.num_heads,
+            )
+            distances = None
+        else:
+            i, j = np.ogrid[: self.length, : self.memory_length]
+            sees, distances = (j <= i) | (not self.causal), j - i
+        output, _ = helpers.dense_attention(
+            self.query.value,
+            self.key.value,
+            self.value.value,
+            self.real[:, None, None] & sees,
+            0.0 if self.bias is None else self.bias[:, None, None],
+            helpers.relative_tables(group),
+            distances,
+        )
+        return output
+
+    def _local(self):
+        group = self.group
+        flange = group.flange_blocks
+        if len(group.block_shape) > 1:
+            flange = flange if isinstance(flange, tuple) else (flange, flange)
+            return patterns.rectangles(
+                self.grid, group.block_shape, flange, self.causal
+            )
+        flange = flange[0] if isinstance(flange, tuple) else flange
+        block = min(group.block_shape[0], self.length)
+        num_blocks = -(-self.length // block)
+        memory_block = -(-self.memory_length // num_blocks)
+        if group.memory_block_shape is not None:
+            memory_block = min(group.memory_block_shape[0], self.memory_length)
+        elif self.length == self.memory_length:
+            memory_block = block
+        return patterns.local(
+            self.length, self.memory_length, block, memory_block, flange, self.causal
+        )
+
+    def _attend_in_clusters(self):
+        group, window = self.group, self.group.attention_window
+        arrays = [x.value for x in (self.query, self.key, self.value)]
+        if self.causal and self._chooses_for_prefixes():
+            self._doubt_order(range(2))
+
+            def choose(tokens):
+                if isinstance(group, layers.RoutedHeads):
+                    return tokens[:window]
+                return patterns.evenly_spread(tokens, window)
+
+            output, _ = helpers.prefix_attention(
+                group, *arrays, self.real, choose, self.bias, self.query_real
+            )
+            return output
+        if (
+            self.causal
+            and not isinstance(group, layers.RoutedHeads)
+            or (getattr(group, "routing", None) == "token_choice")
+        ):
+            sees, distances = helpers.last_members(
+                self._own_clusters(1), self.real, window
+            )
+            return helpers.rule_attention(group, *arrays, sees, distances, self.bias)
+        if self.is_cross and not self.causal:
+            clusters = self._own_clusters(0)
+            return helpers.best_cluster_attention(
+                group,
+                *arrays,
+                clusters,
+                self._routes([1]),
+                self.query_real,
+                self.real,
+                self.bias,
+            )
+        return helpers.clustered_attention(
+            group, *arrays, self._routes([0, 1]), self.causal, self.bias, self.real
+        )
+
+    def _chooses_for_prefixes(self):
+        group = self.group
+        return isinstance(group, layers.ClusterStridedHeads) or (
+            isinstance(group, layers.RoutedHeads)
+            and group.routing == "expert_choice"
+            and group.routing_scope == "prefix"
+        )
+
+    def _stream(self, number):
+        """Tokens and mask of the queries (0) or the keys (1)."""
+        pairs = (self.query, self.query_real), (self.key, self.real)
+        return pairs[number]
+
+    def _scores(self, number):
+        """Scores `[batch, heads, length, clusters]`; errors `[batch, heads]`."""
+        tokens, _ = self._stream(number)
+        normalized, error = _normalized(tokens)
+        vectors = (
+            self.group.projections
+            if self._is_hashed()
+            else (self.group.kmeans.centroids)
+        )
+        vectors = np.asarray(golden_cases.to_numpy(vectors), "float64")
+        scores = np.einsum("bhld,hkd->bhlk", normalized, vectors)
+        norms = np.linalg.norm(vectors, axis=-1).max(axis=-1)
+        rounding = ROUNDINGS * EPSILON["float32"]
+        error = error + rounding * np.linalg.norm(normalized, axis=-1)
+        return scores, 2 * error.max(axis=-1) * norms
+
+    def _is_hashed(self):
+        return isinstance(self.group, layers.HashedHeads)
+
+    def _own_clusters(self, number):
+        """The cluster that each token chooses, `<int>[batch, heads, length]`."""
+        tokens, real = self._stream(number)
+        batch, heads, length, _ = tokens.value.shape
+        if isinstance(self.group, layers.RandomHeads):
+            clusters = self.group.random_scores(length).argmax(axis=-1)
+            return np.broadcast_to(clusters, (batch, heads, length))
+        scores, error = self._scores(number)
+        if self._is_hashed():
+            self._doubt(np.abs(scores).min(axis=-1), error, real)
+            return patterns.bucket_numbers(scores)
+        if scores.shape[-1] > 1:
+            last, first = np.moveaxis(np.sort(scores, axis=-1)[..., -2:], -1, 0)
+            self._doubt(first - last, error, real)
+        return scores.argmax(axis=-1)
+
+    def _routes(self, numbers):
+        """The members of each cluster, as `clustered_attention` takes them."""
+        group, window = self.group, self.group.attention_window
+        numbers = numbers[:1] if self.shared else numbers
+        if self._is_hashed():
+            buckets = [self._own_clusters(number) for number in numbers]
+
+            def members(number, b, h):
+                real = self._stream(numbers[number])[1][b]
+                for bucket in range(group.num_choices):
+                    own = (buckets[number][b, h] == bucket) & real
+                    yield np.flatnonzero(own)[:window]
+
+        else:
+            if isinstance(group, layers.RandomHeads):
+                lengths = self.length, self.memory_length
+                scores = [
+                    np.broadcast_to(
+                        group.random_scores(lengths[number]),
+                        (
+                            len(self.real),
+                            group.num_heads,
+                            lengths[number],
+                            group.num_clusters,
+                        ),
+                    )
+                    for number in numbers
+                ]
+            else:
+                self._doubt_order(numbers)
+                scores = [self._scores(number)[0] for number in numbers]
+            strided = isinstance(group, layers.ClusterStridedHeads)
+            choose = patterns.every_nth if strided else patterns.best
+
+            def members(number, b, h):
+                real = self._stream(numbers[number])[1][b]
+                for column in np.moveaxis(scores[number][b, h], -1, 0):
+                    yield choose(column, real, window)
+
+        def of_row(b, h):
+            lists = [list(members(number, b, h)) for number in range(len(numbers))]
+            return list(zip(lists[0], lists[-1]))
+
+        return of_row
+
+    def _doubt_order(self, numbers):
+        """Doubts rows in which rounding can change the order of scores that matter."""
+        for number in numbers:
+            scores, error = self._scores(number)
+            _, real = self._stream(number)
+            for b in range(len(scores)):
+                if real[b].sum() <= self.group.attention_window:
+                    continue  # all are members
+                ordered = np.sort(scores[b][:, real[b]], axis=1)
+                gaps = np.diff(ordered, axis=1).min(axis=(1, 2))
+                self.in_doubt[b] |= np.any(gaps <= error[b])
+
+    def _doubt(self, margins, error, real):
+        close = (margins <= error[..., None]) & real[:, None]
+        self.in_doubt |= close.any(axis=(1, 2))
+
+    def rounding(self, precision):
+        """Returns how wrong outputs may be, `[batch, heads, value_dim]`, and logits.
+
+        Args:
+            precision: `"float32"` or `"bfloat16"`.
+        """
+        epsilon = ROUNDINGS * EPSILON[precision]
+        pairs = []
+        for tokens in (self.query, self.key):
+            value, error = tokens.value, np.linalg.norm(tokens.error, axis=-1)
+            if isinstance(self.group, CLUSTERED):
+                value, error = _normalized(tokens)
+            pairs.append((np.linalg.norm(value, axis=-1).max(-1), error.max(-1)))
+        (query, query_error), (key, key_error) = pairs
+        tables = helpers.relative_tables(self.group)
+        value = np.abs(self.value.value).max(axis=2)
+        if tables is not None:
+            key = key + np.linalg.norm(tables[0], axis=-1).max()
+            size = tables[1].shape[-1]
+            value[..., :size] += np.abs(tables[1]).max(axis=0)
+        logits = query * key
+        if self.bias is not None:
+            visible = np.where(self.bias > HIDDEN, np.abs(self.bias), 0.0)
+            logits = logits + visible.max(axis=-1)[:, None]
+        logit_error = query_error * key + key_error * query + epsilon * logits
+        error = value * np.minimum(2 * logit_error, 2.0)[..., None]
+        error = error + self.value.error.max(axis=2) + epsilon * value
+        return error, logit_error.max(axis=-1)
+
+
+def _order_blocks(layer):
+    """The blocks that order positions: the layer's, or those on two axes."""
+    if layer.block_shape is not None:
+        return layer.block_shape
+    for group in layer.head_groups:
+        if len(getattr(group, "block_shape", ())) > 1:
+            return group.block_shape
+    return None
+
+
+def _expand(x, batch, order):
+    """Puts a mask or bias into the order; None for a mask of all True."""
+    if x is None:
+        x = np.ones((1, *order.lengths), "bool")
+    x = np.broadcast_to(x, (batch, *order.lengths)).reshape(batch, -1)
+    return order.arrange(x, 1)
+
+
+def _group_bias(group, bias):
+    if bias is None or group.token_bias_weight is None:
+        return bias
+    return bias * float(golden_cases.to_numpy(group.bias_weight))
+
+
+def _round(x, precision):
+    x = np.asarray(x).astype("float32")
+    if precision == "bfloat16":
+        # The upper half of the bits, rounded to the nearest, between two to the even.
+        bits = x.view("uint32")
+        bits = bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)
+        x = (bits & np.uint32(0xFFFF0000)).view("float32")
+    return x.astype("float64")
+
+
+def _product(x, kernel, precision):
+    """Returns a `Rounded` product: sums are float32, results of the precision."""
+    kernel = _round(golden_cases.to_numpy(kernel), precision)
+    exact = x @ kernel
+    error = ROUNDINGS * EPSILON["float32"] * (np.abs(x) @ np.abs(kernel)) + 1e-37
+    if precision == "float32":
+        return Rounded(exact, error)
+    # Numbers near the middle between two others may be rounded to either.
+    sure = _round(exact - error, precision) == _round(exact + error, precision)
+    error = np.where(sure, 0.0, 4 * EPSILON[precision] * np.abs(exact))
+    return Rounded(_round(exact, precision), error)
+
+
+def _scaled(x, scale, precision):
+    if precision == "float32":
+        extra = ROUNDINGS * EPSILON[precision] * np.abs(x.value) * scale
+        return Rounded(x.value * scale, x.error * scale + extra)
+    scale = float(_round(scale, precision))
+    extra = np.where(x.error > 0, 4 * EPSILON[precision] * np.abs(x.value * scale), 0.0)
+    return Rounded(_round(x.value * scale, precision), x.error * scale + extra)
+
+
+def _projections(layer, query, memory, is_cross):
+    """Yields queries, keys and values of each group, `[batch, heads, length, dim]`.
+
+    A group that shares its queries takes them as keys; for a memory of the same depth
+    it takes keys of the query projection, for another depth keys of its own.
+    """
+    precision, scale = layer.compute_dtype, layer.key_dim**-0.5
+
+    def heads(x, size):
+        return x.map(lambda x: x.reshape(*x.shape[:2], -1, size).swapaxes(1, 2))
+
+    queries = _product(query, layer.query_kernel, precision)
+    queries = heads(_scaled(queries, scale, precision), layer.key_dim)
+    values = _product(memory, layer.value_kernel, precision)
+    values = heads(values, layer.value_dim or layer.key_dim)
+    own_keys = query_keys = None
+    if layer.key_kernel is not None:
+        own_keys = heads(_product(memory, layer.key_kernel, precision), layer.key_dim)
+    same_depth = query.shape[-1] == memory.shape[-1]
+    if same_depth and is_cross:
+        query_keys = _product(memory, layer.query_kernel, precision)
+        query_keys = heads(_scaled(query_keys, scale, precision), layer.key_dim)
+    start = own_start = 0
+    for group in layer.head_groups:
+        own = slice(start, start + group.num_heads)
+        shares = not group.needs_keys and same_depth
+        group_queries = queries[:, own]
+        if not shares:
+            keys = own_keys[:, own_start : own_start + group.num_heads]
+        else:
+            keys = query_keys[:, own] if is_cross else group_queries
+        yield group, group_queries, keys, values[:, own]
+        start += group.num_heads
+        if not shares or layer.project_shared_keys:
+            own_start += group.num_heads
+
+
+def _normalized(tokens):
+    """Layer-normalised tokens, and the norm of their error."""
+    x, error = tokens.value, tokens.error.max(axis=-1)
+    error = error + ROUNDINGS * EPSILON["float32"] * np.abs(x).max(axis=-1)
+    deviation = np.sqrt(x.var(axis=-1) + 1e-6)
+    normalized = helpers.normalize(x)
+    largest = np.abs(normalized).max(axis=-1)
+    error = error / deviation * (2 + largest)
+    return normalized, error * np.sqrt(x.shape[-1])
+
+
+def _combine(layer, heads, error, precision):
+    """Projects outputs of heads `[batch, heads, length, dim]` and bounds of errors."""
+    size = heads.shape[-1]
+    error = error[..., :size]
+    kernels = [layer.output_kernel]
+    if layer.shared_head_projection:
+        (kernel,) = golden_cases.to_numpy([layer.head_kernel])
+        error = np.abs(error) @ np.abs(kernel)
+        largest = np.abs(heads).max(axis=2, keepdims=True) @ np.abs(kernel)
+        heads = heads @ kernel
+        error = error + ROUNDINGS * EPSILON[precision] * largest
+    (kernel,) = golden_cases.to_numpy(kernels)
+    kernel = kernel.astype("float64")
+
+    def join(x):
+        return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
+
+    largest = join(np.abs(heads).max(axis=2, keepdims=True)) @ np.abs(kernel)
+    error = join(np.broadcast_to(error, (*heads.shape[:2], 1, size))) @ np.abs(kernel)
+    error = error + ROUNDINGS * EPSILON[precision] * largest
+    return join(heads) @ kernel, error

@@ -1,0 +1,99 @@
+"""The rules of the attention patterns in plain NumPy: who sees whom, who is a member.
+
+Positions are those of one sequence; on two axes of positions of the blocked order.
+"""
+
+import numpy as np
+
+
+def local(length, memory_length, block, memory_block, flange, causal):
+    """Blocks at most `flange` away; causal: nothing later.
+
+    Returns:
+        Who sees whom `<bool>[length, memory length]`, and relative positions: those of
+        the places in the window of blocks round the query's own.
+    """
+    i, j = np.ogrid[:length, :memory_length]
+    apart = j // memory_block - i // block
+    sees = (np.abs(apart) <= flange) & ((j <= i) | (not causal))
+    return sees, apart * memory_block + j % memory_block - i % block
+
+
+def rectangles(grid, block, flange, causal):
+    """Blocks at most a flange away along each of two axes, in blocked order.
+
+    Causal: none that comes later, row by row of blocks, and of the own block nothing
+    later. Relative positions are places in the window.
+
+    Args:
+        grid: pair, number of blocks along each axis.
+        block: pair, number of positions of a block.
+        flange: pair, number of blocks.
+        causal: whether nothing later is seen.
+
+    Returns:
+        As `local`.
+    """
+    size = block[0] * block[1]
+    order = np.arange(grid[0] * grid[1] * size)
+    block_row, block_column = np.divmod(order // size, grid[1])
+    rows = block_row[None] - block_row[:, None]
+    columns = block_column[None] - block_column[:, None]
+    sees = (np.abs(rows) <= flange[0]) & (np.abs(columns) <= flange[1])
+    if causal:
+        sees &= order[None] <= order[:, None]
+    blocks_apart = rows * (2 * flange[1] + 1) + columns
+    places = order % size
+    return sees, blocks_apart * size + places[None] - places[:, None]
+
+
+def strided(length, memory_length, block, causal):
+    """The same place in every block; causal: in every earlier one.
+
+    Returns:
+        As `local`; relative positions are differences of block.
+    """
+    i, j = np.ogrid[:length, :memory_length]
+    sees = (i % block == j % block) & ((j <= i) | (not causal))
+    return sees, j // block - i // block
+
+
+def fixed(length, block, columns, arrangement, causal, num_heads):
+    """The own block and the last columns of every block.
+
+    Returns:
+        What each head's queries see, `<bool>[heads, length, length]`.
+    """
+    i, j = np.ogrid[:length, :length]
+    own = i // block == j // block
+    summary = np.broadcast_to(j % block >= block - columns, own.shape)
+    heads = [own | summary] * num_heads
+    if arrangement == "separate":
+        heads = [own] * (num_heads // 2) + [summary] * (num_heads // 2)
+    return np.stack([seen & ((j <= i) | (not causal)) for seen in heads])
+
+
+def ranked(scores, real):
+    """Positions of the real tokens in order of score, best first, then of position."""
+    return np.argsort(np.where(real, -scores, np.inf), kind="stable")[: real.sum()]
+
+
+def best(scores, real, window):
+    """Positions of the best `window` real tokens of a cluster, in order."""
+    return np.sort(ranked(scores, real)[:window])
+
+
+def every_nth(scores, real, window):
+    """Every nth real token in the order of the scores, put in order of position."""
+    return np.sort(evenly_spread(ranked(scores, real), window))
+
+
+def evenly_spread(tokens, window):
+    """Every nth of a list of tokens, so that there are about `window` of them."""
+    return tokens[:: max(1, len(tokens) // window)][:window]
+
+
+def bucket_numbers(products):
+    """The signs of products `[..., bits]`, read as binary digits."""
+    bits = products > 0
+    return sum(bits[..., n] * 2**n for n in range(bits.shape[-1]))

@@ -3,6 +3,7 @@
 import keras
 import keras_hub
 
+from routing_tf import untrusted
 from routing_tf.models import checkpoints
 from routing_tf.models import generation
 from routing_tf.models import saved_model
@@ -96,10 +97,12 @@ class TextLanguageModel:
 
         Raises:
             ValueError: if a hyperparameter is unknown (the message lists the valid
-                names) or not valid, or is to change in a saved model.
+                names) or not valid, or is to change in a saved model, or
+                `routing_tf.untrusted.check_preset` refuses a directory.
         """
         if preset not in cls.presets:
             refuse_changes(preset, kwargs)
+            untrusted.check_preset(preset)
             return super().from_preset(preset, load_weights=load_weights, **kwargs)
         own = {
             key: kwargs.pop(key) for key in ("preprocessor", "compile") if key in kwargs

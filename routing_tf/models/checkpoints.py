@@ -3,12 +3,17 @@
 What names and shapes of a checkpoint show decides; settings only tell the rest.
 """
 
+import functools
+import glob
+import math
+import pathlib
 import re
 import warnings
 
 import numpy as np
 import tensorflow as tf
 
+from routing_tf import untrusted
 from routing_tf.layers.compatibility import Compatibility
 from routing_tf.models import release_names
 from routing_tf.models.presets import RELEASE_SETS
@@ -21,6 +26,7 @@ _SCOPES = {
     release_names.MODEL_SCOPE: "text",
     release_names.IMAGE_MODEL_SCOPE: "image",
 }
+_STACKS = ("encoder", "decoder")
 # In how many parts tensor2tensor keeps the table of an encoder's ids is a setting.
 _ENCODER_TABLE = re.compile(
     r"sparse_transformer/symbol_modality_\d+_\d+/shared/weights_(\d+)"
@@ -57,10 +63,11 @@ class ReleaseCheckpoint:
     Attributes:
         kind: `"text"`, `"seq2seq"` or `"image"`.
         shapes: dict from the release's variable names to their shapes.
+        num_bytes: size of the data files.
 
     Raises:
-        ValueError: if there is no such checkpoint, or none of the release's models in
-            it.
+        ValueError: if there is no such checkpoint, its index claims more than its data
+            files hold, or there is none of the release's models in it.
     """
 
     def __init__(self, prefix):
@@ -73,6 +80,7 @@ class ReleaseCheckpoint:
                 f"as DIR/model.ckpt-3530000. Received: {self.prefix!r}: {error}"
             ) from error
         shapes = self._reader.get_variable_to_shape_map()
+        self._check_size(shapes)
         scopes = [s for s in _SCOPES if any(n.startswith(f"{s}/") for n in shapes)]
         if len(scopes) != 1:
             raise ValueError(
@@ -90,6 +98,28 @@ class ReleaseCheckpoint:
         if any("/encoder_layer_" in name for name in self.shapes):
             self.kind = "seq2seq"
             self._add_encoder_table(shapes)
+        numbers = {f"{stack}_layers": self._number(stack) for stack in _STACKS}
+        untrusted.check_hyperparameters(numbers, self.prefix)
+
+    def _check_size(self, shapes):
+        """Refuses an index that claims more than there is, before memory is taken."""
+        path = pathlib.Path(self.prefix)
+        files = path.parent.glob(f"{glob.escape(path.name)}.data-*")
+        self.num_bytes = sum(file.stat().st_size for file in files)
+        dtypes = self._reader.get_variable_to_dtype_map()
+        declared = sum(
+            math.prod(shape) * (1 if dtypes[name] == tf.string else dtypes[name].size)
+            for name, shape in shapes.items()
+        )
+        # An empty variable may have an axis of any length.
+        longest = max((max(shape, default=0) for shape in shapes.values()), default=0)
+        if max(declared, longest) > self.num_bytes:
+            raise ValueError(
+                "The index of a checkpoint must not claim more than its data files "
+                f"hold. Received: {self.prefix!r} with variables of {declared:,} bytes "
+                f"and axes of up to {longest:,} in files of {self.num_bytes:,} bytes. "
+                "Copy all of its .data-* files anew"
+            )
 
     def _add_encoder_table(self, shapes):
         """Adds the table of the encoder's ids, which is no part of the scope."""
@@ -386,9 +416,18 @@ def load(cls, prefix, preset=None, hparams=None, vocabulary=None):
             f"goes first: {'; '.join(differences)}",
             stacklevel=3,
         )
-    model = _build(cls, hyperparameters_of(checkpoint, hparams), vocabulary)
+    settings = hyperparameters_of(checkpoint, hparams)
+    _check_fits(cls, settings, checkpoint)
+    model = _build(cls, settings, vocabulary)
     load_into(model, checkpoint)
     return model
+
+
+def _check_fits(cls, settings, checkpoint):
+    """Refuses settings of a larger model than the checkpoint's, before it is built."""
+    untrusted.check_hyperparameters(settings.to_dict(), checkpoint.prefix)
+    build = functools.partial(getattr(cls, "backbone_cls", cls), settings)
+    untrusted.check_fits(build, checkpoint.num_bytes, checkpoint.prefix)
 
 
 def _build(cls, settings, vocabulary):

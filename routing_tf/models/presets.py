@@ -1,8 +1,6 @@
 """Presets as data: the release's hyperparameter sets by their own names, and ours."""
 
-import json
-import pathlib
-
+from routing_tf import untrusted
 from routing_tf.layers.compatibility import Compatibility
 from routing_tf.models.hyperparameters import Hyperparameters
 
@@ -674,7 +672,7 @@ def read_hparams(hparams):
     if isinstance(hparams, dict):
         return hparams
     try:
-        found = json.loads(pathlib.Path(hparams).read_text())
+        found = untrusted.read_json(hparams)
     except (OSError, TypeError, ValueError) as error:
         raise ValueError(
             "`hparams` must be a dict or the path of a JSON file. Received: "

@@ -4,6 +4,7 @@ import keras
 import keras_hub
 
 from routing_tf import layers
+from routing_tf import untrusted
 from routing_tf.layers.transformer_block import LAYER_NORM_EPSILON
 from routing_tf.models import stack
 from routing_tf.models.hyperparameters import Hyperparameters
@@ -42,10 +43,12 @@ class PresetBackbone(keras_hub.models.Backbone):
 
         Raises:
             ValueError: if a hyperparameter is unknown (the message lists the valid
-                names) or not valid, or is to change in a saved model.
+                names) or not valid, or is to change in a saved model, or
+                `routing_tf.untrusted.check_preset` refuses a directory.
         """
         if preset not in cls.presets:
             refuse_changes(preset, kwargs)
+            untrusted.check_preset(preset)
             return super().from_preset(preset, load_weights=load_weights, **kwargs)
         # Keras would swallow a misspelled hyperparameter without a word.
         own = {key: kwargs.pop(key) for key in _MODEL_ARGUMENTS if key in kwargs}

@@ -15,22 +15,30 @@ class TokenScorer:
         lm: the language model, with an encoder or without, or an image model.
         routing_scope: `"full"` or `"prefix"`, see `RoutedHeads`; None (the default)
             for that of the hyperparameters.
+        engine: where the model lives, see `routing_tf.engines.make`; None (the default)
+            for one device.
 
     Attributes:
         hyperparameters: those of the model.
         model: the model itself.
     """
 
-    def __init__(self, lm, routing_scope=None):
+    def __init__(self, lm, routing_scope=None, engine=None):
         self.model = lm
         self.hyperparameters = lm.hyperparameters
         self.routing_scope = routing_scope or self.hyperparameters.routing_scope
+        if engine is not None and engine.num_devices > 1:
+            self._score = engine.compile_scorer(lm, self._nats)
+            return
         targets = keras.Input(lm.output.shape[1:-1], dtype="int32", name="targets")
-        nats = keras.losses.sparse_categorical_crossentropy(
-            targets, keras.ops.cast(lm.output, "float32"), from_logits=True
-        )
-        self._scorer = keras.Model({**lm.input, "targets": targets}, nats)
-        self._scorer.compile(optimizer=None, jit_compile=lm.jit_compile)
+        inputs = {**lm.input, "targets": targets}
+        scorer = keras.Model(inputs, _nats_of(lm.output, targets))
+        scorer.compile(optimizer=None, jit_compile=lm.jit_compile)
+        self._score = scorer.predict_on_batch
+
+    def _nats(self, batch):
+        inputs = {name: batch[name] for name in self.model.input}
+        return _nats_of(self.model(inputs, training=False), batch["targets"])
 
     def score(self, inputs, targets):
         """Scores one batch.
@@ -45,4 +53,10 @@ class TokenScorer:
         """
         inputs = {name: inputs[name] for name in self.model.input}
         with layers.use_routing_scope(self.model, self.routing_scope):
-            return self._scorer.predict_on_batch({**inputs, "targets": targets})
+            return self._score({**inputs, "targets": targets})
+
+
+def _nats_of(logits, targets):
+    return keras.losses.sparse_categorical_crossentropy(
+        targets, keras.ops.cast(logits, "float32"), from_logits=True
+    )

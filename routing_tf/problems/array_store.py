@@ -41,9 +41,9 @@ def read(folder):
         info = json.loads((folder / "info.json").read_text())
         arrays = {}
         for name, length in info["lengths"].items():
-            # An empty file cannot be mapped.
-            mode = "r" if length else None
-            arrays[name] = np.load(folder / f"{name}.npy", mmap_mode=mode)
+            # Mapped, it takes no memory and can be no longer than the file is.
+            path = folder / f"{name}.npy"
+            arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
             if len(arrays[name]) != length:
                 raise ValueError(
                     f"{name}.npy has {len(arrays[name])} entries in place of {length}"

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from routing_tf import untrusted
 from routing_tf.tokenizers.byte_tokenizer import END_ID
 from routing_tf.tokenizers.byte_tokenizer import PAD_ID
 from routing_tf.tokenizers.byte_tokenizer import dense_ids
@@ -286,8 +287,7 @@ def _read(path):
             f"Received: vocabulary={str(path)!r}. "
             "`WordTokenizer.build_vocabulary` makes one from text"
         )
-    text = path.read_bytes().decode("utf-8").removesuffix("\n")
-    return [line.removesuffix("\r") for line in text.split("\n")] if text else []
+    return [line.removesuffix("\r") for line in untrusted.read_lines(path)]
 
 
 def _check(tokens):

@@ -1,0 +1,661 @@
+"""Files of strangers run nothing and take no memory: real attacks, one by one."""
+
+import contextlib
+import functools
+import json
+import pathlib
+import shutil
+import time
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from routing_tf import layers
+from routing_tf import models
+from routing_tf import untrusted
+from routing_tf.models import checkpoints
+from routing_tf.models import presets
+from routing_tf.problems import array_store
+from routing_tf.tokenizers import ByteTokenizer
+from routing_tf.tokenizers import SubwordTokenizer
+from routing_tf.tokenizers import WordTokenizer
+from tests import golden_cases
+
+CLASSES = {
+    "byte_tiny": models.RoutingTransformerCausalLM,
+    "digits_small": models.RoutingImageTransformer,
+}
+RELEASE = golden_cases.FOLDER / "checkpoints/enwik8_local_cluster8k/model.ckpt-1234"
+HPARAMS = golden_cases.load("models/enwik8_local_cluster8k.npz").config["hparams"]
+
+
+@keras.saving.register_keras_serializable("some_library")
+class WithSideEffect(ByteTokenizer):
+    """What another library may have registered."""
+
+    def __init__(self, path, **kwargs):
+        super().__init__(**kwargs)
+        pathlib.Path(path).touch()
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    """A sound `.keras` file and a sound preset directory of each model."""
+    folder = tmp_path_factory.mktemp("originals")
+    for name, cls in CLASSES.items():
+        options = {}
+        if name == "byte_tiny":
+            options["preprocessor"] = models.RoutingTransformerCausalLMPreprocessor(
+                ByteTokenizer(), sequence_length=64
+            )
+        model = cls.from_preset(name, **options)
+        model.save(folder / f"{name}.keras")
+        model.save_to_preset(str(folder / name))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def marker(tmp_path, monkeypatch):
+    """The file that attacks create, if their code runs."""
+    path = tmp_path / "attacked"
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules/evil.py").write_text(
+        f"import pathlib; pathlib.Path({str(path)!r}).touch()"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    yield path
+    assert not path.exists()
+
+
+def peak_memory():
+    """The largest number of bytes that this process had since the last call."""
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    kilobytes = next(line.split()[1] for line in lines if line.startswith("VmHWM"))
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    return 1024 * int(kilobytes)
+
+
+@contextlib.contextmanager
+def refused(message, bytes_taken=2**27, kinds=ValueError):
+    """Checks that an attack is refused, quickly and without memory."""
+    peak_memory()
+    before, start = peak_memory(), time.monotonic()
+    with pytest.raises(kinds, match=message):
+        yield
+    assert time.monotonic() - start < 5
+    assert peak_memory() - before < bytes_taken
+
+
+def rewrite(original, path, change=None, weights=None, compression=zipfile.ZIP_STORED):
+    """Copies a `.keras` file with another config, other weights or all packed."""
+    with (
+        zipfile.ZipFile(original) as old,
+        zipfile.ZipFile(path, "w", compression) as new,
+    ):
+        for info in old.infolist():
+            data = old.read(info)
+            if info.filename == "config.json" and change is not None:
+                data = json.dumps(change(json.loads(data)))
+            if info.filename == "model.weights.h5" and weights is not None:
+                data = weights
+            new.writestr(info.filename, data)
+    return path
+
+
+def entry(module, class_name, config, registered_name=None):
+    """A Keras object as configs hold it."""
+    return {
+        "module": module,
+        "class_name": class_name,
+        "config": config,
+        "registered_name": registered_name,
+    }
+
+
+def attacks(marker):
+    """Objects that must never be made, by name."""
+    code = keras.layers.Lambda(lambda x: pathlib.Path("attacked").touch()).get_config()
+    ours = "routing_tf>RoutingTransformer"
+    path = str(marker)
+    return {
+        "lambda layer": entry("keras.layers", "Lambda", code),
+        "lambda": entry(None, "__lambda__", code["function"]["config"], ours),
+        "function": entry("builtins", "function", "eval", "eval"),
+        "our function": entry("builtins", "function", "eval", ours),
+        "download": entry("keras.utils", "function", "get_file"),
+        "os.system": entry("os", "system", {"command": f"touch {path}"}),
+        "Popen": entry("subprocess", "Popen", {"args": ["touch", path]}),
+        "import": entry("evil", "Evil", {}),
+        "import of a policy": entry("evil", "DTypePolicy", {}),
+        "file": entry("keras.layers", "StringLookup", {"vocabulary": path}),
+        "model of Keras": entry("keras", "Sequential", {"name": "x", "layers": []}),
+        "SavedModel": entry("keras.layers", "TFSMLayer", {"filepath": path}),
+        "other library": entry(
+            __name__,
+            "WithSideEffect",
+            {"path": path},
+            "some_library>WithSideEffect",
+        ),
+        "unknown name": entry("evil", "Evil", {}, "routing_tf>Evil"),
+        "no config": {"class_name": "RoutingTransformer", "registered_name": ours},
+    }
+
+
+def put(config, path, value):
+    """Returns the config with another value at a path such as `"a/b"`, or all of it."""
+    if path is None:
+        return value
+    *parents, last = path.split("/")
+    place = config
+    for key in parents:
+        place = place[key]
+    place[last] = value
+    return config
+
+
+BACKBONE = "config/backbone/config"
+PLACES = (
+    "config/backbone",
+    "config/preprocessor",
+    "config/preprocessor/config/tokenizer",
+    f"{BACKBONE}/dtype",
+    f"{BACKBONE}/hyperparameters/compatibility",
+    "config/backbone/compile_config",
+)
+
+
+@pytest.mark.parametrize("name", attacks("x"))
+def test_a_file_runs_no_code(name, originals, marker, tmp_path):
+    attack = attacks(marker)[name]
+    # Each in all places would take long; one of them is in all of them below.
+    for place in ("config/preprocessor/config/tokenizer", None):
+        path = tmp_path / "attack.keras"
+        change = functools.partial(put, path=place, value=attack)
+        rewrite(originals / "byte_tiny.keras", path, change)
+        with refused("must name only models, preprocessors"):
+            untrusted.load_keras_file(path)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_place_in_a_file_runs_code(place, originals, marker, tmp_path):
+    path, attack = tmp_path / "attack.keras", attacks(marker)["other library"]
+    change = functools.partial(put, path=place, value=attack)
+    rewrite(originals / "byte_tiny.keras", path, change)
+    with refused("must name only models, preprocessors"):
+        untrusted.load_keras_file(path)
+
+
+@pytest.mark.parametrize("name", attacks("x"))
+@pytest.mark.parametrize(
+    "cls", [models.RoutingTransformerCausalLM, models.RoutingTransformer]
+)
+def test_a_preset_runs_no_code(cls, name, originals, marker, tmp_path):
+    attack = attacks(marker)[name]
+    shutil.copytree(originals / "byte_tiny", tmp_path / "preset")
+    (tmp_path / "preset/tokenizer.json").write_text(json.dumps(attack))
+    with refused("must name only models, preprocessors"):
+        cls.from_preset(str(tmp_path / "preset"))
+
+
+@pytest.mark.parametrize(
+    "file, place",
+    [
+        ("config.json", None),
+        ("config.json", "config/dtype"),
+        ("task.json", None),
+        ("task.json", "config/preprocessor"),
+        ("preprocessor.json", None),
+        ("preprocessor.json", "config/tokenizer"),
+        ("tokenizer.json", "config/sequence_length"),
+    ],
+)
+def test_no_place_in_a_preset_runs_code(file, place, originals, marker, tmp_path):
+    attack = attacks(marker)["other library"]
+    shutil.copytree(originals / "byte_tiny", tmp_path / "preset")
+    path = tmp_path / "preset" / file
+    path.write_text(json.dumps(put(json.loads(path.read_text()), place, attack)))
+    with refused("must name only models, preprocessors"):
+        models.RoutingTransformerCausalLM.from_preset(str(tmp_path / "preset"))
+
+
+def test_other_loaders_of_keras_hub_are_not_reached(originals, tmp_path):
+    shutil.copytree(originals / "digits_small", tmp_path / "preset")
+    (tmp_path / "preset/config.json").write_text('{"model_type": "bert"}')
+    with refused("must name the class it is of"):
+        models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
+
+
+def test_packages_that_the_user_names_are_allowed(originals, tmp_path, monkeypatch):
+    touched = tmp_path / "touched"
+    tokenizer = attacks(touched)["other library"]
+    path = "config/preprocessor/config/tokenizer"
+    file = tmp_path / "other.keras"
+    rewrite(originals / "byte_tiny.keras", file, lambda c: put(c, path, tokenizer))
+    monkeypatch.setattr(untrusted, "PACKAGES", {*untrusted.PACKAGES, "some_library"})
+    model = untrusted.load_keras_file(file)
+    assert isinstance(model.preprocessor.tokenizer, WithSideEffect)
+    assert touched.exists()
+
+
+@pytest.mark.parametrize("name", attacks("x"))
+@pytest.mark.parametrize("part", ["head_groups", "kernel_initializer"])
+def test_configs_inside_of_our_layers_run_no_code(name, part, marker):
+    heads = layers.LocalHeads(2, block_shape=(4,))
+    config = layers.MixedAttention([heads], key_dim=4).get_config()
+    attack = attacks(marker)[name]
+    config[part] = [attack] if part == "head_groups" else attack
+    if name == "other library":
+        # It is registered: the user's own head groups and initializers are too.
+        return
+    with refused("class|Lambda|function|safe", kinds=(ValueError, TypeError)):
+        layers.MixedAttention.from_config(config)
+
+
+def test_a_trained_model_is_loaded_without_its_optimizer(originals, tmp_path):
+    model = untrusted.load_keras_file(originals / "digits_small.keras")
+    model.compile("adam", "mse")
+    model.save(tmp_path / "compiled.keras")
+    copy = untrusted.load_keras_file(tmp_path / "compiled.keras")
+    assert not hasattr(copy, "optimizer")
+    for one, other in zip(model.weights, copy.weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_sound_files_are_loaded(name, originals):
+    a_file = untrusted.load_keras_file(originals / f"{name}.keras")
+    a_preset = CLASSES[name].from_preset(str(originals / name))
+    for one, other in zip(a_file.weights, a_preset.weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_formulas_in_vocabularies_are_text(marker, tmp_path):
+    formula = f"__import__('os').system('touch {marker}')"
+    path = tmp_path / "vocabulary"
+    path.write_text(f"'<pad>_'\n'<EOS>_'\n{formula}\n")
+    with refused("in single or double quotes"):
+        SubwordTokenizer(path)
+    path.write_text(f"'<pad>_'\n'<EOS>_'\n'{formula}'\n")
+    with refused("every character of its tokens"):
+        SubwordTokenizer(path)
+    path.write_text(f"<pad>\n<EOS>\n{formula.replace(' ', '')}\n")
+    assert WordTokenizer(path).vocabulary_size() == 3
+
+
+class Touch:
+    """What pickle makes of an object when it loads it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return pathlib.Path.touch, (self.path,)
+
+
+def test_arrays_on_disk_are_never_pickled(marker, tmp_path):
+    objects = np.array([Touch(marker)], dtype=object)
+    np.save(tmp_path / "ids.npy", objects, allow_pickle=True)
+    for length in (0, 1):
+        (tmp_path / "info.json").write_text(json.dumps({"lengths": {"ids": length}}))
+        with refused("prepared data must be whole"):
+            array_store.read(tmp_path)
+
+
+@pytest.mark.parametrize("length", [0, 10**12])
+def test_arrays_on_disk_hold_what_they_claim(length, tmp_path):
+    header = {"descr": "<i8", "fortran_order": False, "shape": (10**12,)}
+    with open(tmp_path / "ids.npy", "wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+    (tmp_path / "info.json").write_text(json.dumps({"lengths": {"ids": length}}))
+    with refused("prepared data must be whole"):
+        array_store.read(tmp_path)
+
+
+HOSTILE = [
+    {"hidden_dim": 2**22, "key_dim": 8},
+    {"hidden_dim": 10**9, "key_dim": 8},
+    {"vocabulary_size": 2**24},
+    {"vocabulary_size": 10**12},
+    {"intermediate_dim": 2**21},
+    {"num_local_heads": 2**20, "key_dim": 16},
+    {"num_clusters": 2**23},
+    {"max_relative_position": 2**23},
+    {"num_layers": 10**9},
+    {"num_layers": 256},
+    {"max_sequence_length": 10**12},
+    {"routing": "random", "num_clusters": 10**12},
+    {"embedding_dim": 10**400},
+    {"num_layers": 2.5},
+    {"no_such_setting": 1},
+]
+LARGE = "must keep to|more (values|blocks) than its|must be|Unknown hyperparameters"
+
+
+@pytest.mark.parametrize("changes", HOSTILE, ids=str)
+def test_a_config_needs_no_more_than_its_file_has(changes, originals, tmp_path):
+    def change(config):
+        place = config["config"]["backbone"] if is_task(config) else config
+        place["config"]["hyperparameters"].update(changes)
+        return config
+
+    def is_task(config):
+        return "backbone" in config["config"]
+
+    path = tmp_path / "large.keras"
+    rewrite(originals / "byte_tiny.keras", path, change)
+    with refused(LARGE):
+        untrusted.load_keras_file(path)
+    for name in ("config.json", "task.json"):
+        shutil.copytree(originals / "byte_tiny", tmp_path / name)
+        file = tmp_path / name / name
+        file.write_text(json.dumps(change(json.loads(file.read_text()))))
+        with refused(LARGE):
+            models.RoutingTransformerCausalLM.from_preset(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"image_height": 2**20, "image_width": 2**20, "max_sequence_length": 2**40},
+        {"image_height": 2**21, "image_width": 1, "max_sequence_length": 2**21},
+        {"image_height": 10**9},
+        {"num_classes": 2**22},
+        {"num_channels": 2**16, "max_sequence_length": 2**22},
+    ],
+    ids=str,
+)
+def test_images_need_no_more_than_their_file_has(changes, originals, tmp_path):
+    def change(config):
+        config["config"]["hyperparameters"].update(changes)
+        return config
+
+    path = tmp_path / "large.keras"
+    rewrite(originals / "digits_small.keras", path, change)
+    with refused(f"{LARGE}|is height"):
+        untrusted.load_keras_file(path)
+
+
+@pytest.mark.parametrize("layer", ["backbone", "embedding"])
+def test_nothing_else_takes_memory(layer, originals, tmp_path):
+    """Keras builds what a config says is built."""
+    with zipfile.ZipFile(originals / "byte_tiny.keras") as file:
+        config = json.loads(file.read("config.json"))
+    attack = config["config"]["backbone"]
+    attack["config"]["hyperparameters"]["intermediate_dim"] = 2**21
+    if layer == "embedding":
+        settings = {"vocabulary_size": 2**24, "embedding_dim": 16}
+        name = "TokenEmbedding"
+        attack = entry("routing_tf.layers", name, settings, f"routing_tf>{name}")
+        attack["build_config"] = {"input_shape": [None, None]}
+    for place in PLACES[1:3]:
+        path = tmp_path / "large.keras"
+        rewrite(
+            originals / "byte_tiny.keras",
+            path,
+            lambda config, to=place: put(config, to, attack),
+        )
+        with refused("must name only models, preprocessors"):
+            untrusted.load_keras_file(path)
+    for name in ("tokenizer.json", "preprocessor.json"):
+        shutil.copytree(originals / "byte_tiny", tmp_path / name)
+        (tmp_path / name / name).write_text(json.dumps(attack))
+        with refused("must name only models, preprocessors"):
+            models.RoutingTransformerCausalLM.from_preset(str(tmp_path / name))
+
+
+def test_lengths_of_texts_are_bounded(originals, tmp_path):
+    path, place = tmp_path / "long.keras", "config/preprocessor/config/sequence_length"
+    rewrite(originals / "byte_tiny.keras", path, lambda c: put(c, place, 10**12))
+    with refused("MAX_SIZE.*1,000,000,000,000 sequence_length"):
+        untrusted.load_keras_file(path)
+
+
+def test_nothing_of_a_refused_model_is_left_behind():
+    def build():
+        return keras.Sequential([keras.Input((2**20,)), keras.layers.Dense(2**20)])
+
+    with refused("1,099,512,676,352 values, with 100 bytes"):
+        untrusted.check_fits(build, 100, "a file")
+    # On leaving, Keras gives values to all variables that have none.
+    with keras.StatelessScope():
+        keras.layers.Dense(2).build((None, 2))
+
+
+def test_limits_can_be_raised(originals, monkeypatch):
+    for limit in ("MAX_LAYERS", "MAX_SIZE", "MAX_JSON_BYTES", "MAX_JSON_DEPTH"):
+        monkeypatch.setattr(untrusted, limit, 1)
+        with refused(f"keep to `routing_tf.untrusted.{limit}`, 1"):
+            untrusted.load_keras_file(originals / "digits_small.keras")
+        monkeypatch.undo()
+    untrusted.load_keras_file(originals / "digits_small.keras")
+
+
+def weights_with(**datasets):
+    """The bytes of an HDF5 file."""
+    path = pathlib.Path("weights.h5")
+    with h5py.File(path, "w") as file:
+        for name, options in datasets.items():
+            file.create_dataset(name, **options)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "message, options",
+    [
+        ("must be stored as they are", {"shape": (2**28,), "chunks": (2**10,)}),
+        ("must be stored as they are", {"shape": (2**32, 2**32), "chunks": (1, 1)}),
+        (
+            "must be stored as they are",
+            {"data": np.zeros(2**20), "chunks": (2**20,), "compression": "gzip"},
+        ),
+        ("holds no numbers", {"shape": (3,), "dtype": h5py.string_dtype()}),
+    ],
+)
+def test_weights_are_stored_in_full(message, options, originals, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    weights = weights_with(x=options)
+    rewrite(originals / "digits_small.keras", "bomb.keras", weights=weights)
+    with refused(message):
+        untrusted.load_keras_file("bomb.keras")
+    shutil.copytree(originals / "digits_small", "preset")
+    pathlib.Path("preset/model.weights.h5").write_bytes(weights)
+    with refused(message):
+        models.RoutingImageTransformer.from_preset("preset")
+
+
+def test_weights_of_other_files_are_refused(originals, tmp_path):
+    secret, path = tmp_path / "secret.h5", tmp_path / "link.h5"
+    with zipfile.ZipFile(originals / "digits_small.keras") as file:
+        secret.write_bytes(file.read("model.weights.h5"))
+    with h5py.File(secret) as there, h5py.File(path, "w") as here:
+        for number in range(9):
+            data = np.zeros(there.id.get_filesize() // 8)
+            here.create_dataset(f"ballast_{number}", data=data)
+        for name in there:
+            here[name] = h5py.ExternalLink(str(secret), f"/{name}")
+    rewrite(
+        originals / "digits_small.keras",
+        tmp_path / "link.keras",
+        weights=path.read_bytes(),
+    )
+    with refused("ExternalLink|could not be loaded"):
+        untrusted.load_keras_file(tmp_path / "link.keras")
+
+
+def test_packed_weights_are_refused(originals, tmp_path):
+    path = tmp_path / "packed.keras"
+    rewrite(originals / "digits_small.keras", path, compression=zipfile.ZIP_DEFLATED)
+    with refused("must not be compressed"):
+        untrusted.load_keras_file(path)
+
+
+def test_members_that_share_bytes_are_refused(originals, tmp_path):
+    path = tmp_path / "shared.keras"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("model.weights.h5", bytes(2**20))
+        weights = file.getinfo("model.weights.h5")
+        for number in range(3):
+            copy = zipfile.ZipInfo(f"assets/{number}")
+            for name in ("header_offset", "file_size", "compress_size", "CRC"):
+                setattr(copy, name, getattr(weights, name))
+            file.filelist.append(copy)
+            file.NameToInfo[copy.filename] = copy
+    with refused("no bytes stand for two members"):
+        untrusted.load_keras_file(path)
+
+
+@pytest.mark.parametrize(
+    "message, name, size",
+    [
+        ("MAX_TEXT_BYTES", "assets/vocabulary.words", 2**27),
+        ("MAX_JSON_BYTES", "metadata.json", 2**21),
+        ("MAX_JSON_BYTES", "config.json", 2**21),
+        ("what Keras writes", "model.weights.npz", 1),
+        ("what Keras writes", "../../evil.py", 1),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_members_of_absurd_size_or_name(message, name, size, originals, tmp_path):
+    path = tmp_path / "bomb.keras"
+    shutil.copy(originals / "digits_small.keras", path)
+    with (
+        zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file,
+        file.open(name, "w") as member,
+    ):
+        for _ in range(0, size, 2**20):
+            member.write(bytes(min(size, 2**20)))
+    assert path.stat().st_size < 2**23
+    with refused(message):
+        untrusted.load_keras_file(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"PK\5\6" + bytes(18), bytes(999)])
+def test_damaged_files(content, tmp_path):
+    (tmp_path / "damaged.keras").write_bytes(content)
+    with refused("must be whole"):
+        untrusted.load_keras_file(tmp_path / "damaged.keras")
+
+
+def test_a_damaged_archive(originals, tmp_path):
+    path = tmp_path / "damaged.keras"
+    data = bytearray((originals / "digits_small.keras").read_bytes())
+    place = data.index(b"routing_tf")
+    data[place] ^= 1
+    path.write_bytes(data)
+    with refused("must be whole.*Bad CRC"):
+        untrusted.load_keras_file(path)
+
+
+@pytest.mark.parametrize("text", ["[" * 40 + "]" * 40, "[" * 10**5, '{"a":' * 10**5])
+def test_nested_json_is_refused(text, originals, tmp_path):
+    shutil.copytree(originals / "digits_small", tmp_path / "preset")
+    (tmp_path / "preset/config.json").write_text(text)
+    with refused("MAX_JSON_DEPTH"):
+        models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
+    with refused("`hparams` must be.*MAX_JSON_DEPTH"):
+        presets.read_hparams(tmp_path / "preset/config.json")
+
+
+def test_large_json_is_not_read(originals, tmp_path):
+    shutil.copytree(originals / "digits_small", tmp_path / "preset")
+    with open(tmp_path / "preset/metadata.json", "wb") as file:
+        file.truncate(2**40)
+    with refused("MAX_JSON_BYTES"):
+        models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../other.weights.h5"])
+def test_shards_lie_in_their_folder(name, originals, tmp_path):
+    shutil.copytree(originals / "digits_small", tmp_path / "preset")
+    index = {"weight_map": {"/layers": ["model_00000.weights.h5", name]}}
+    (tmp_path / "preset/model.weights.json").write_text(json.dumps(index))
+    with refused("files of its own folder"):
+        models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
+
+
+def test_assets_lie_in_their_folder(originals, tmp_path):
+    shutil.copytree(originals / "byte_tiny", tmp_path / "preset")
+    path = tmp_path / "preset/tokenizer.json"
+    config = put(json.loads(path.read_text()), "config/config_file", "/etc/x.json")
+    path.write_text(json.dumps(config))
+    with refused("a name without folders"):
+        models.RoutingTransformerCausalLM.from_preset(str(tmp_path / "preset"))
+
+
+TOKENIZERS = [SubwordTokenizer, WordTokenizer]
+
+
+@pytest.mark.parametrize("cls", TOKENIZERS)
+def test_vocabularies_of_absurd_size_are_not_read(cls, tmp_path):
+    path = tmp_path / "vocabulary"
+    with open(path, "wb") as file:
+        file.truncate(2**40)
+    with refused("MAX_TEXT_BYTES.*1,099,511,627,776 bytes"):
+        cls(path)
+    path.write_bytes(b"\n" * 2**23)
+    with refused("MAX_TOKENS.*8,388,608 lines"):
+        cls(path)
+    path.write_bytes(b"'<pad>_'\n" + b"x" * 2**17)
+    with refused("MAX_TOKEN_LENGTH.*131,072 characters in a line"):
+        cls(path)
+
+
+def test_a_checkpoint_holds_what_its_index_claims(tmp_path):
+    for file in RELEASE.parent.glob(f"{RELEASE.name}.*"):
+        shutil.copy(file, tmp_path)
+    with open(next(tmp_path.glob("*.data-*")), "r+b") as data:
+        data.truncate(1000)
+    with refused("must not claim more than its data files hold"):
+        checkpoints.ReleaseCheckpoint(tmp_path / RELEASE.name)
+
+
+@pytest.mark.parametrize(
+    "message, name, shape",
+    [
+        ("MAX_LAYERS.*1,000,000,000 decoder_layers", "decoder_layer_999999999/x", (1,)),
+        ("axes of up to 1,000,000,000", "decoder_layer_0/projection", (1, 10**9, 0)),
+    ],
+)
+def test_names_and_shapes_of_checkpoints(message, name, shape, tmp_path):
+    path = str(tmp_path / "model.ckpt")
+    names = [f"sparse_transformer/body/{name}"]
+    tf.raw_ops.SaveV2(
+        prefix=path,
+        tensor_names=names,
+        shape_and_slices=[""],
+        tensors=[tf.zeros(shape)],
+    )
+    with refused(message):
+        checkpoints.ReleaseCheckpoint(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"query_shape": [10**12], "memory_flange": [10**12]},
+        {"max_target_length": 10**12, "max_length": 10**12},
+        {"sparsity_cluster_attention_window": 10**12},
+    ],
+    ids=str,
+)
+def test_settings_of_a_checkpoint_are_bounded(changes):
+    with refused("MAX_SIZE"):
+        models.RoutingTransformerCausalLM.from_release_checkpoint(
+            RELEASE, hparams={**HPARAMS, **changes}
+        )
+
+
+def test_settings_of_a_checkpoint_make_no_larger_model(monkeypatch):
+    monkeypatch.setattr(
+        checkpoints,
+        "hyperparameters_of",
+        lambda *_: models.preset_hyperparameters("pg19_rt_base"),
+    )
+    with refused("more values than its file"):
+        models.RoutingTransformerCausalLM.from_release_checkpoint(
+            RELEASE, hparams=HPARAMS
+        )

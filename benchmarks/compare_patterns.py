@@ -23,6 +23,7 @@ from absl import app
 from absl import flags
 
 from routing_tf import evaluation
+from routing_tf import run_checkpoints
 from routing_tf import run_directory
 from routing_tf import training
 from routing_tf.models.presets import preset_hyperparameters
@@ -77,8 +78,8 @@ def model_dir(output_dir, pattern, seed):
 
 def train(folder, pattern, seed, steps):
     """Trains one run, or finishes it, in a process of its own."""
-    saved = run_directory.checkpoints(folder)
-    if saved and run_directory.step_of(saved[-1]) == steps:
+    saved = run_checkpoints.paths(folder)
+    if saved and run_checkpoints.step_of(saved[-1]) == steps:
         return
     changes = {**PATTERNS[pattern], "train_steps": steps}
     command = [
@@ -109,7 +110,7 @@ def score(folder, num_examples):
     """
     config = run_directory.RunConfig.load(folder)
     problem = config.make_problem()
-    lm = run_directory.load_language_model(run_directory.checkpoints(folder)[-1])
+    lm = run_directory.load_language_model(run_checkpoints.paths(folder)[-1])
     scopes = ["full"]
     if config.hyperparameters.sees_later_tokens("full"):
         scopes.append("prefix")

@@ -64,6 +64,8 @@ def define_flags(values=flags.FLAGS):
     Args:
         values: the `absl.flags.FlagValues` to define them in.
     """
+    commands.define_backend_flag(values)
+    commands.define_checkpoint_flag(values)
     flags.DEFINE_enum(
         "what",
         None,

@@ -9,10 +9,12 @@ import tensorflow as tf
 from absl import flags
 from absl import logging
 
+from routing_tf import run_checkpoints
 from routing_tf import run_directory
 from routing_tf.problems.arguments import SPLITS
 
 INTERRUPTED = 130
+BACKENDS = ("tensorflow", "jax")
 DEFAULT_PROBLEM = "python_source"
 DATA_FLAGS = ("problem", "data_dir", "files", "problem_option")
 SPLIT_FLAGS = {"train_split": "train", "eval_split": "validation"}
@@ -35,6 +37,7 @@ def command(run, options, argv):
             file=sys.stderr,
         )
         return 1
+    use_backend(options.backend)
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # tensorflow-datasets tells a lot
     if keras.backend.backend() != "tensorflow":
@@ -42,13 +45,47 @@ def command(run, options, argv):
         tf.config.set_visible_devices([], "GPU")
     try:
         return run(options)
-    except (ValueError, FloatingPointError) as error:
+    except BrokenPipeError:
+        raise
+    except (ValueError, FloatingPointError, OSError) as error:
         logging.debug("--verbosity=1 shows where", exc_info=True)
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def define_backend_flag(values):
+    """Defines the flag of all commands, `--backend`.
+
+    Args:
+        values: the `absl.flags.FlagValues` to define it in.
+    """
+    flags.DEFINE_enum(
+        "backend",
+        None,
+        BACKENDS,
+        "What Keras computes with. Default: what KERAS_BACKEND or Keras's settings "
+        "say, else tensorflow.",
+        flag_values=values,
+    )
+    flags.declare_key_flag("backend", flag_values=values)
+
+
+def use_backend(name):
+    """Starts the command anew with another backend, unless it runs on it already.
+
+    Keras chooses its backend when it is imported, before flags can be read.
+
+    Args:
+        name: `"tensorflow"`, `"jax"`, or None for the one that is running.
+    """
+    if name is None or name == keras.backend.backend():
+        return
+    os.environ["KERAS_BACKEND"] = name
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def define_data_flags(values):
@@ -79,6 +116,23 @@ def define_data_flags(values):
         "Another option of the problem, as name=value. May be repeated.",
         flag_values=values,
     )
+
+
+def define_checkpoint_flag(values):
+    """Defines the flag that chooses a checkpoint of a run.
+
+    Args:
+        values: the `absl.flags.FlagValues` to define it in.
+    """
+    flags.DEFINE_enum(
+        "checkpoint",
+        "last",
+        ("last", "best"),
+        "Which checkpoint of the run: the last, or the one with the lowest held-out "
+        "loss.",
+        flag_values=values,
+    )
+    flags.declare_key_flag("checkpoint", flag_values=values)
 
 
 def problem_fields(options, earlier=None):
@@ -167,17 +221,19 @@ def open_run(options, split=None):
         split: the split to load, the only one; None (the default) for none.
 
     Returns:
-        The path of its last checkpoint, and the problem.
+        The path of its checkpoint, and the problem.
 
     Raises:
         ValueError: if there is no run with a checkpoint, or the data does not fit it.
     """
     config = run_directory.RunConfig.load(options.model_dir)
-    saved = run_directory.checkpoints(options.model_dir)
+    saved = run_checkpoints.paths(options.model_dir, options.checkpoint)
     if config is None or not saved:
+        run_directory.refuse_old_checkpoints(options.model_dir)
         raise ValueError(
             "`model_dir` must hold a run with a checkpoint; `python -m "
-            f"routing_tf.train` makes one. Received: {options.model_dir!r}"
+            f"routing_tf.train` makes one. Received: {options.model_dir!r}, with "
+            f"--checkpoint={options.checkpoint}"
         )
     fields = problem_fields(options, config)
     problem = dataclasses.replace(config, **fields).make_problem()

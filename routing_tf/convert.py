@@ -31,6 +31,7 @@ def define_flags(values=flags.FLAGS):
     Args:
         values: the `absl.flags.FlagValues` to define them in.
     """
+    commands.define_backend_flag(values)
     strings = {
         "checkpoint": "The TF1 checkpoint: its path without .index.",
         "output_dir": "Folder to write the preset into; new or empty.",

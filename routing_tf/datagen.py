@@ -29,6 +29,7 @@ def define_flags(values=flags.FLAGS):
     Args:
         values: the `absl.flags.FlagValues` to define them in.
     """
+    commands.define_backend_flag(values)
     strings = {
         "problem": "Name of the problem; an unknown name lists all.",
         "data_dir": "Folder to write to, made if missing. Problems can share it.",

@@ -31,6 +31,8 @@ def define_flags(values=flags.FLAGS):
     Args:
         values: the `absl.flags.FlagValues` to define them in.
     """
+    commands.define_backend_flag(values)
+    commands.define_checkpoint_flag(values)
     flags.DEFINE_string(
         "model_dir",
         None,
@@ -135,7 +137,7 @@ def score_texts(options):
             f"{', '.join(f'--{name}' for name in given)}"
         )
     paths = text.find_files("texts", options.texts)
-    lm = run_directory.load_language_model(options.model_dir)
+    lm = run_directory.load_language_model(options.model_dir, options.checkpoint)
     if not isinstance(lm, models.RoutingTransformerCausalLM):
         raise ValueError(
             "`--texts` need a language model without an encoder. Received: a "

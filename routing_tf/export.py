@@ -43,6 +43,8 @@ def define_flags(values=flags.FLAGS):
     Args:
         values: the `absl.flags.FlagValues` to define them in.
     """
+    commands.define_backend_flag(values)
+    commands.define_checkpoint_flag(values)
     strings = {
         "model_dir": "Folder of a run, a .keras file or a preset directory.",
         "export_dir": "Folder to write the SavedModel into: new, empty or an earlier "
@@ -87,7 +89,7 @@ def run(options):
     """
     saved_model.check_backend(options.model_dir, options.export_dir)
     _check_folder(options.export_dir, options.overwrite)
-    model = run_directory.load_language_model(options.model_dir)
+    model = run_directory.load_language_model(options.model_dir, options.checkpoint)
     print(f"model: {options.model_dir}", flush=True)
     model.export(
         options.export_dir,

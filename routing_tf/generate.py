@@ -80,6 +80,8 @@ def define_flags(values=flags.FLAGS):
     Args:
         values: the `absl.flags.FlagValues` to define them in.
     """
+    commands.define_backend_flag(values)
+    commands.define_checkpoint_flag(values)
     flags.DEFINE_string(
         "model_dir",
         None,
@@ -240,7 +242,7 @@ def run(options):
         ValueError: if there is no model, or a flag does not fit it or another flag.
     """
     check_output_file(options)
-    lm = run_directory.load_language_model(options.model_dir)
+    lm = run_directory.load_language_model(options.model_dir, options.checkpoint)
     kinds = {
         models.RoutingTransformerCausalLM: (generate_texts, IMAGE_FLAGS),
         models.RoutingTransformerSeq2SeqLM: (

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tqdm
 
 from routing_tf import run_directory
+from routing_tf.training_step import Report
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -23,29 +24,58 @@ def metric_key(metric_name):
 class Window:
     """Sums over the steps since the last logged one."""
 
-    steps: int = 0
     num_losses: int = 0
     total_loss: float = 0.0
-    clustering_loss: float = 0.0
+    num_skipped: int = 0
+    num_timed: int = 0
     num_tokens: float = 0.0
     seconds: float = 0.0
+    last: Report | None = None
 
-    def add(self, losses, num_tokens, seconds):
-        self.num_losses += 1
-        self.total_loss += losses["cross_entropy"]
-        self.clustering_loss = losses["clustering_loss"]
-        self.steps += 1
-        if self.steps > 0:
-            self.num_tokens += num_tokens
+    def add(self, reports, seconds=None):
+        """Adds the reports of one call; `seconds` is None if it is not to be timed."""
+        for report in reports:
+            if report.is_finite:
+                self.num_losses += 1
+                self.total_loss += report.cross_entropy
+                self.last = report
+            else:
+                self.num_skipped += 1
+        if seconds is not None:
+            self.num_timed += len(reports)
+            self.num_tokens += sum(report.num_tokens for report in reports)
             self.seconds += seconds
 
     @property
     def loss(self):
-        return self.total_loss / self.num_losses
+        """Mean of the steps that counted."""
+        return self.total_loss / max(1, self.num_losses)
 
     @property
     def tokens_per_second(self):
         return self.num_tokens / self.seconds
+
+
+class SilentLog:
+    """Tells nothing: for the workers of a run that are not its chief."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+    def say(self, text):
+        pass
+
+    def metrics(self, step, values):
+        pass
+
+    def evaluation(self, step, result):
+        pass
+
+    def progress(self, step, window):
+        pass
 
 
 class ProgressLog:
@@ -121,6 +151,8 @@ class ProgressLog:
         self.say(f"step {step}: held-out {name} {value:.4f}")
 
     def progress(self, step, window):
+        if not window.num_losses:
+            return
         value = self._problem.metric(window.loss, self._problem.train_split)
         text = f"loss {window.loss:.4f}, {value:.4f} {self._problem.metric_name}"
         if window.seconds:
@@ -130,7 +162,7 @@ class ProgressLog:
             self._bar.update(step - self._bar.n)
         elif time.monotonic() >= self._next_line or step == self._total:
             if window.seconds and step < self._total:
-                left = (self._total - step) * window.seconds / window.steps
+                left = (self._total - step) * window.seconds / window.num_timed
                 text += f", {tqdm.tqdm.format_interval(left)} left"
             self.say(f"step {step}/{self._total}: {text}")
             self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES

@@ -1,8 +1,9 @@
 """The folder of a run: its settings and its checkpoints.
 
 run.json         what is trained on what; a later run there must agree
-checkpoints/     step_00000400.keras and the two before it; `keras.saving`
-loads each as a compiled language model
+checkpoints/     step-400 and the two before it, see `run_checkpoints`
+checkpoints/best the one with the lowest held-out loss so far
+preprocessor/    the tokenizer and the lengths of texts, as a keras_hub preset
 metrics.jsonl    one JSON object per logged step
 tensorboard/     the same numbers for TensorBoard
 """
@@ -10,7 +11,7 @@ tensorboard/     the same numbers for TensorBoard
 import dataclasses
 import json
 import pathlib
-import re
+import shutil
 import warnings
 import zipfile
 
@@ -19,13 +20,30 @@ import numpy as np
 
 from routing_tf import models
 from routing_tf import problems
+from routing_tf import run_checkpoints
+from routing_tf import untrusted
 from routing_tf.layers import Compatibility
+from routing_tf.layers.validation import check_choice
+from routing_tf.layers.validation import check_positive_integer
 from routing_tf.models.checkpoints import ReleaseCheckpoint
 from routing_tf.models.checkpoints import load_into
 
-NUM_CHECKPOINTS = 3
-# What may change when a run goes on: its length and where its data lies.
-FREE_TO_CHANGE = {"data_dir", "hparams_set", "hyperparameters.train_steps"}
+# Precision of a run, and the dtype policy of its model.
+PRECISIONS = {
+    "float32": "float32",
+    "bfloat16": "mixed_bfloat16",
+    "float16": "mixed_float16",
+}
+PREPROCESSOR = "preprocessor"
+# What may change when a run goes on: its length, where its data lies, and what changes
+# no more than the rounding.
+FREE_TO_CHANGE = {
+    "data_dir",
+    "hparams_set",
+    "hyperparameters.train_steps",
+    "hyperparameters.remat",
+    "accumulation_steps",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +60,9 @@ class RunConfig:
             is scored on, by which changed data is noticed.
         init_checkpoint: where the first weights come from; None for random ones.
         seed: seed of weights, data order and dropout.
+        precision: type of computations: `"float32"`, `"bfloat16"` or `"float16"`, the
+            last with a scaled loss. Weights, centroids and the optimizer are float32.
+        accumulation_steps: number of parts that a batch goes through the model in.
     """
 
     problem: str
@@ -52,6 +73,12 @@ class RunConfig:
     num_tokens: dict = dataclasses.field(default_factory=dict)
     init_checkpoint: str | None = None
     seed: int = 0
+    precision: str = "float32"
+    accumulation_steps: int = 1
+
+    def __post_init__(self):
+        check_choice("precision", self.precision, tuple(PRECISIONS))
+        check_positive_integer("accumulation_steps", self.accumulation_steps)
 
     def make_problem(self):
         """Returns the problem, whose windows are as long as the model's sequences."""
@@ -68,12 +95,13 @@ class RunConfig:
         """
         path = pathlib.Path(model_dir, "run.json")
         try:
-            fields = json.loads(path.read_text())
+            fields = untrusted.read_json(path)
+            untrusted.check_hyperparameters(fields["hyperparameters"], path)
             hyperparameters = models.Hyperparameters(**fields.pop("hyperparameters"))
             return cls(hyperparameters=hyperparameters, **fields)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 "`model_dir` must hold a run.json of this version of routing_tf, or "
                 f"none. Received: {str(path)!r}: {error}"
@@ -160,79 +188,113 @@ def configure(problem, hyperparameters, **fields):
     return config, problem
 
 
-def checkpoints(model_dir):
-    """Returns the paths of a run's checkpoints, the oldest first."""
-    found = pathlib.Path(model_dir, "checkpoints").glob("step_*.keras")
-    return sorted(path for path in found if re.fullmatch(r"step_\d+", path.stem))
-
-
-def step_of(checkpoint):
-    """Returns the step at which a checkpoint was written, from its name."""
-    return int(pathlib.Path(checkpoint).stem.removeprefix("step_"))
-
-
-def save_checkpoint(lm, model_dir, step):
-    """Writes a checkpoint and removes all but the last three.
+def make_model(hyperparameters, preprocessor=None, precision="float32"):
+    """Makes the model of hyperparameters.
 
     Args:
-        lm: the compiled language model.
-        model_dir: the model directory.
-        step: number of steps trained.
+        hyperparameters: `Hyperparameters`.
+        preprocessor: what turns text into inputs; None (the default) for models of ids.
+        precision: see `RunConfig`.
 
     Returns:
-        Path of the checkpoint.
-
-    Raises:
-        FloatingPointError: if a weight is not finite; nothing is written then.
+        A `RoutingTransformerCausalLM`, `RoutingTransformerSeq2SeqLM` or
+        `RoutingImageTransformer`.
     """
-    for variable in lm.weights:
-        if not np.isfinite(np.asarray(variable)).all():
-            raise FloatingPointError(
-                f"All weights must be finite. Received: {variable.path} at step {step}"
-            )
-    folder = pathlib.Path(model_dir, "checkpoints")
-    folder.mkdir(exist_ok=True)
-    path = folder / f"step_{step:08d}.keras"
-    partial = folder / "partial.keras"
-    lm.save(partial, overwrite=True)
-    partial.replace(path)
-    for old in checkpoints(model_dir)[:-NUM_CHECKPOINTS]:
-        old.unlink()
-    return path
+    backbone = make_backbone(hyperparameters, PRECISIONS[precision])
+    if hyperparameters.kind == "image":
+        return backbone
+    cls = models.RoutingTransformerCausalLM
+    if hyperparameters.kind == "seq2seq":
+        cls = models.RoutingTransformerSeq2SeqLM
+    return cls(backbone, preprocessor=preprocessor)
 
 
-def restore_checkpoint(lm, checkpoint):
-    """Loads weights, k-means and optimizer state into a freshly compiled model.
+def make_backbone(hyperparameters, dtype=None):
+    """Makes a model without what turns its output into logits, or an image model."""
+    classes = {
+        "text": models.RoutingTransformer,
+        "seq2seq": models.RoutingTransformerEncoderDecoder,
+        "image": models.RoutingImageTransformer,
+    }
+    return classes[hyperparameters.kind](hyperparameters, dtype=dtype)
+
+
+def save_preprocessor(lm, model_dir):
+    """Writes the preprocessor of a model into its model directory, if it has one."""
+    preprocessor = getattr(lm, "preprocessor", None)
+    folder = pathlib.Path(model_dir, PREPROCESSOR)
+    if preprocessor is None or folder.exists():
+        return
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    preprocessor.save_to_preset(str(partial))
+    # keras_hub reads the class of the backbone from it.
+    backbone = keras.saving.serialize_keras_object(lm.backbone)
+    (partial / "config.json").write_text(json.dumps(backbone, indent=2) + "\n")
+    partial.replace(folder)
+
+
+def save_run(config, lm, model_dir, step=0):
+    """Writes a model as a run that has come to a step.
 
     Args:
-        lm: a language model of the same hyperparameters, compiled.
-        checkpoint: path of the checkpoint.
+        config: `RunConfig`.
+        lm: its model.
+        model_dir: folder of the run, made if missing.
+        step: number of steps trained. Defaults to 0.
+    """
+    run_checkpoints.folder_of(model_dir).mkdir(parents=True, exist_ok=True)
+    config.save(model_dir)
+    save_preprocessor(lm, model_dir)
+    saved = run_checkpoints.RunCheckpoints(model_dir, lm)
+    saved.save(step)
+    saved.wait()
+
+
+def load_run(checkpoint):
+    """Loads the model of a run's checkpoint.
+
+    Args:
+        checkpoint: path of the checkpoint without .index.
+
+    Returns:
+        The model, not compiled for training.
 
     Raises:
-        ValueError: if the file is damaged or belongs to another model.
+        ValueError: if the checkpoint or the files of its run cannot be read.
     """
-    try:
-        lm.load_weights(checkpoint)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    model_dir = run_checkpoints.model_dir_of(checkpoint)
+    config = RunConfig.load(model_dir)
+    if config is None:
         raise ValueError(
-            "The checkpoint must be a whole file of a model with these "
-            f"hyperparameters. Received: {str(checkpoint)!r}: {error}. Remove it to "
-            "continue from the one before"
-        ) from error
-    # Keras only warns where the state is that of another optimizer.
-    if int(lm.optimizer.iterations) != step_of(checkpoint):
-        raise ValueError(
-            f"The checkpoint must hold the state of the {lm.optimizer.name} optimizer "
-            f"after {step_of(checkpoint)} steps. Received: {str(checkpoint)!r}"
+            "A checkpoint must lie in the folder of its run, with its run.json. "
+            f"Received: {str(checkpoint)!r}"
         )
+    h = config.hyperparameters
+    preprocessor = None
+    folder = model_dir / PREPROCESSOR
+    if folder.is_dir():
+        untrusted.check_preset(folder, has_weights=False)
+        cls = models.RoutingTransformerCausalLMPreprocessor
+        if h.kind == "seq2seq":
+            cls = models.RoutingTransformerSeq2SeqLMPreprocessor
+        preprocessor = cls.from_preset(str(folder))
+    untrusted.check_fits(
+        lambda: make_backbone(h), run_checkpoints.num_bytes(checkpoint), model_dir
+    )
+    lm = make_model(h, preprocessor, config.precision)
+    run_checkpoints.restore(checkpoint, run_checkpoints.named_variables(lm, False))
+    return lm
 
 
-def load_language_model(source):
+def load_language_model(source, which="last"):
     """Loads a trained language model.
 
     Args:
-        source: a model directory, whose last checkpoint is taken, a `.keras` file or
-            a keras_hub preset directory.
+        source: a model directory; the path of a checkpoint without .index; a `.keras`
+            file; or a keras_hub preset directory.
+        which: which checkpoint of a model directory: `"last"` (the default) or
+            `"best"`.
 
     Returns:
         A `RoutingTransformerCausalLM`, `RoutingTransformerSeq2SeqLM` or
@@ -242,31 +304,55 @@ def load_language_model(source):
         ValueError: if there is no such thing.
     """
     path = pathlib.Path(source)
-    saved = [path] if path.suffix == ".keras" else checkpoints(path)
+    if run_checkpoints.is_run_checkpoint(path):
+        return load_run(path)
+    saved = run_checkpoints.paths(path, which)
+    if saved:
+        return load_run(saved[-1])
+    if run_checkpoints.paths(path):
+        raise ValueError(
+            f"`checkpoint` must be 'last': there is no best one in {str(source)!r}, "
+            f"whose run has not been evaluated. Received: checkpoint={which!r}"
+        )
+    refuse_old_checkpoints(path)
     try:
         with warnings.catch_warnings():
             # It is not compiled for training, so its optimizer stays empty.
             warnings.filterwarnings("ignore", "Skipping variable loading")
-            if saved:
-                return keras.saving.load_model(saved[-1], compile=False)
+            if path.suffix == ".keras":
+                return untrusted.load_keras_file(path)
             config = path / "config.json"
             if config.is_file():
                 cls = models.RoutingTransformerCausalLM
                 backbone = models.RoutingTransformerEncoderDecoder.__name__
-                if json.loads(config.read_text())["class_name"] == backbone:
+                if untrusted.read_json(config)["class_name"] == backbone:
                     cls = models.RoutingTransformerSeq2SeqLM
                 return cls.from_preset(str(path))
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise ValueError(f"The model {source!r} cannot be read: {error}") from error
     raise ValueError(
-        "A model is given as a model directory with checkpoints, a .keras file, a "
-        "preset directory with a config.json, or to start from the path of a "
-        f"checkpoint of the release without .index. Received: {source!r}"
+        "A model is given as a model directory with checkpoints, a checkpoint of one "
+        "without .index, a .keras file, a preset directory with a config.json, or to "
+        "start from the path of a checkpoint of the release without .index. Received: "
+        f"{source!r}"
     )
+
+
+def refuse_old_checkpoints(model_dir):
+    """Raises a `ValueError` if a run of an earlier version lives in a folder."""
+    old = sorted(run_checkpoints.folder_of(model_dir).glob("step_*.keras"))
+    if old and not run_checkpoints.paths(model_dir):
+        raise ValueError(
+            "`model_dir` must hold a run of this version. Received: "
+            f"{str(model_dir)!r}, whose checkpoints are of an earlier one. Use another "
+            f"model_dir with init_checkpoint={str(old[-1])!r}, which takes its weights"
+        )
 
 
 def is_release_checkpoint(source):
     """Tells whether a path is that of a checkpoint of the original release."""
+    if run_checkpoints.is_run_checkpoint(source):
+        return False
     return pathlib.Path(f"{str(source).removesuffix('.index')}.index").is_file()
 
 

@@ -18,6 +18,7 @@ The same model directory continues its run, with no need to repeat the settings.
 last line on standard output is the score of the held-out data.
 """
 
+import signal
 import sys
 
 import keras
@@ -27,6 +28,7 @@ from absl import app
 from absl import flags
 
 from routing_tf import commands
+from routing_tf import engines
 from routing_tf import evaluation
 from routing_tf import models
 from routing_tf import problems
@@ -47,6 +49,7 @@ def define_flags(values=flags.FLAGS):
     Args:
         values: the `absl.flags.FlagValues` to define them in.
     """
+    commands.define_backend_flag(values)
     flags.DEFINE_string(
         "model_dir",
         None,
@@ -81,12 +84,7 @@ def define_flags(values=flags.FLAGS):
         "without .index; --hparams_set names its set).",
         flag_values=values,
     )
-    flags.DEFINE_bool(
-        "jit_compile",
-        True,
-        "Whether XLA compiles the training step.",
-        flag_values=values,
-    )
+    define_scale_flags(values)
     # name: default, smallest value, help
     integers = {
         "train_steps": (None, 1, "Steps in all. Default: the hyperparameters say."),
@@ -107,6 +105,87 @@ def define_flags(values=flags.FLAGS):
         ),
         "seed": (None, 0, "Seed of weights, data order and dropout. Default: 0."),
     }
+    define_integers(integers, values)
+
+
+def define_scale_flags(values):
+    """Defines the flags that say where and how a run computes.
+
+    Args:
+        values: the `absl.flags.FlagValues` to define them in.
+    """
+    choices = {
+        "strategy": (
+            None,
+            engines.STRATEGIES,
+            "Where to compute: one device; mirrored: all devices of this machine; "
+            "multi_worker: those of several machines (TF_CONFIG names them on "
+            "TensorFlow, KERAS_DISTRIBUTION_* on JAX); tpu. A batch is shared by all "
+            "devices, and results are those of one. Default: one, with --tpu tpu.",
+        ),
+        "precision": (
+            None,
+            tuple(run_directory.PRECISIONS),
+            "Type of the computations; weights, centroids and optimizer stay float32. "
+            "float16 scales the loss. Default: float32.",
+        ),
+        "on_nan": (
+            "stop",
+            training.ON_NAN,
+            "What to do where the loss or a gradient is not finite (no weight changes "
+            "then): stop with the place in the data and the first bad variable, or "
+            "skip the batch.",
+        ),
+    }
+    for name, (default, names, text) in choices.items():
+        flags.DEFINE_enum(name, default, names, text, flag_values=values)
+    flags.DEFINE_string(
+        "tpu",
+        None,
+        "Name or address of the TPU, for TensorFlow; 'local' on a TPU VM.",
+        flag_values=values,
+    )
+    flags.DEFINE_bool(
+        "jit_compile",
+        True,
+        "Whether XLA compiles the training step, on one device of TensorFlow.",
+        flag_values=values,
+    )
+    flags.DEFINE_bool(
+        "remat",
+        None,
+        "Whether to compute the blocks' activations again where gradients need them: "
+        "less memory, more time, the same results. Default: the hyperparameter.",
+        flag_values=values,
+    )
+    integers = {
+        "accumulation_steps": (
+            None,
+            1,
+            "Parts that a batch goes through the model in, one after the other, for "
+            "less memory: the results are those of the whole batch. Default: 1.",
+        ),
+        "steps_per_call": (
+            1,
+            1,
+            "Steps that go to the device at once: less overhead with small steps.",
+        ),
+        "virtual_devices": (
+            None,
+            1,
+            "Devices to cut the CPU into, to try a strategy without accelerators.",
+        ),
+    }
+    define_integers(integers, values)
+
+
+def define_integers(integers, values):
+    """Defines flags that are whole numbers.
+
+    Args:
+        integers: dict of name: default, smallest value, help.
+        values: the `absl.flags.FlagValues` to define them in.
+    """
     for name, (default, smallest, text) in integers.items():
         flags.DEFINE_integer(
             name, default, text, lower_bound=smallest, flag_values=values
@@ -134,9 +213,14 @@ def configure(options):
         value = options[split].value
         if value is not None and value != problem_options.get(split, default):
             problem_options[split] = value
-    name, seed, source = options.hparams_set, options.seed, options.init_checkpoint
+    name, source = options.hparams_set, options.init_checkpoint
+    settings = {"seed": 0, "precision": "float32", "accumulation_steps": 1}
+    for setting, default in settings.items():
+        given = options[setting].value
+        if given is None:
+            given = getattr(earlier, setting, default)
+        settings[setting] = given
     if earlier is not None:
-        seed = earlier.seed if seed is None else seed
         source = source or earlier.init_checkpoint
     if name is None and earlier is not None:
         name, hyperparameters = earlier.hparams_set, earlier.hyperparameters
@@ -149,13 +233,14 @@ def configure(options):
             "`vocabulary_size` is that of the problem. Received: "
             f"vocabulary_size={changes['vocabulary_size']} in --hparams. Leave it out"
         )
-    if options.train_steps is not None:
-        changes["train_steps"] = options.train_steps
+    for field in ("train_steps", "remat"):
+        if getattr(options, field) is not None:
+            changes[field] = getattr(options, field)
     return run_directory.configure(
         hyperparameters=hyperparameters.replace(**changes),
         hparams_set=name,
         init_checkpoint=source,
-        seed=seed or 0,
+        **settings,
         **problem_fields,
     )
 
@@ -187,7 +272,8 @@ def describe(trainer):
         yield baseline
     yield (
         f"model: {config.hparams_set}, {trainer.lm.count_params():,} parameters, "
-        f"{layers}, {keras.backend.backend()} backend"
+        f"{layers}, {keras.backend.backend()} backend, {trainer.engine.description}"
+        f"{'' if config.precision == 'float32' else ', ' + config.precision}"
     )
     yield (
         f"training: {h.train_steps} steps of {batch} of {problem.train_split}, "
@@ -281,13 +367,13 @@ def sample_images(model, problem, number, seed=0):
     )
 
 
-def show_samples(trainer, options):
+def show_samples(lm, trainer, options):
     """Samples from the trained model: a text on standard output, images as files."""
     problem = trainer.problem
     if isinstance(problem, problems.ImageProblem):
         if options.sample_images:
             pictures = sample_images(
-                trainer.lm, problem, options.sample_images, trainer.config.seed
+                lm, problem, options.sample_images, trainer.config.seed
             )
             for name, content in zip(("samples", "completions"), pictures, strict=True):
                 path = trainer.model_dir / f"{name}.png"
@@ -296,35 +382,42 @@ def show_samples(trainer, options):
     elif not options.sample_bytes or problem.tokenizer is None:
         return
     elif problem.kind == "seq2seq":
-        texts = sample_target(trainer.lm, problem, options.sample_bytes)
+        texts = sample_target(lm, problem, options.sample_bytes)
         names = ("held-out source", "its target", "sampled target")
         for name, text in zip(names, texts, strict=True):
             print(f"--- {name}\n{printable(text)}")
         print("---")
     else:
-        prompt, continuation = sample(trainer.lm, problem, options.sample_bytes)
+        prompt, continuation = sample(lm, problem, options.sample_bytes)
         print(f"--- prompt from held-out text\n{printable(prompt)}")
         print(f"--- sampled continuation\n{printable(continuation)}\n---")
 
 
-def report(trainer, result, eval_examples):
+def report(lm, problem, result, eval_examples):
     """Says what the model scores; where that leaks, also what sampling can reach.
 
     Args:
-        trainer: the `Trainer`.
+        lm: the trained model.
+        problem: its problem.
         result: its last `Evaluation`.
         eval_examples: number of windows that it scored; 0 for all.
 
     Yields:
         Lines of text.
     """
-    problem, h = trainer.problem, trainer.lm.hyperparameters
+    h = lm.hyperparameters
     split = problem.eval_split
     yield from evaluation.report(problem, split, result, h)
     if h.sees_later_tokens("full") and not h.sees_later_tokens("prefix"):
-        scorer = TokenScorer(trainer.lm, "prefix")
+        scorer = TokenScorer(lm, "prefix")
         result = evaluation.evaluate(scorer, problem, split, eval_examples or None)
         yield from evaluation.report(problem, split, result, h)
+
+
+def make_engine(options):
+    """Makes the engine that the flags name."""
+    strategy = options.strategy or ("tpu" if options.tpu else "one")
+    return engines.make(strategy, options.tpu, options.virtual_devices)
 
 
 def run(options):
@@ -336,27 +429,55 @@ def run(options):
     Returns:
         The exit code.
     """
+    engine = make_engine(options)  # before anything else uses the devices
     config, problem = configure(options)
-    trainer = training.Trainer(config, problem, options.model_dir, options.jit_compile)
-    for line in describe(trainer):
-        print(line, flush=True)
+    trainer = training.Trainer(
+        config,
+        problem,
+        options.model_dir,
+        options.jit_compile,
+        engine,
+        options.steps_per_call,
+    )
+    if engine.is_chief:
+        for line in describe(trainer):
+            print(line, flush=True)
     result = trainer.train(
         eval_every=options.eval_every,
         eval_examples=options.eval_examples,
         checkpoint_every=options.checkpoint_every,
         log_every=options.log_every,
+        on_nan=options.on_nan,
     )
     if result is None:
         print(
             f"stopped at step {trainer.step}; to continue: "
             f"python -m routing_tf.train --model_dir={options.model_dir}"
         )
-        return commands.INTERRUPTED
-    for line in report(trainer, result, options.eval_examples):
-        print(line, flush=True)
-    show_samples(trainer, options)
-    print(evaluation.final_line(problem, problem.eval_split, result))
+        # Who sends SIGTERM wants an orderly end, and gets one.
+        return 0 if trainer.stopped_by == signal.SIGTERM else commands.INTERRUPTED
+    if engine.is_chief:
+        finish(trainer, result, options)
     return 0
+
+
+def finish(trainer, result, options):
+    """Reports and samples; the last line is the score.
+
+    Args:
+        trainer: the `Trainer`.
+        result: its last `Evaluation`.
+        options: the parsed flags.
+    """
+    problem, lm = trainer.problem, trainer.lm
+    if trainer.engine.num_devices > 1:
+        # One that lives on one device, as after training.
+        lm = run_directory.load_language_model(options.model_dir)
+        training.compile_for_training(lm, seed=trainer.config.seed)
+    for line in report(lm, problem, result, options.eval_examples):
+        print(line, flush=True)
+    show_samples(lm, trainer, options)
+    print(evaluation.final_line(problem, problem.eval_split, result))
 
 
 def main(argv):

@@ -5,28 +5,36 @@ stopped goes on exactly as if it had not been.
 """
 
 import math
-import os
 import pathlib
 import signal
-import threading
+import sys
 import time
 
 import keras
 import keras_hub
 import numpy as np
 
+from routing_tf import engines
 from routing_tf import evaluation
 from routing_tf import layers
 from routing_tf import models
 from routing_tf import optimizers
+from routing_tf import run_checkpoints
 from routing_tf import run_directory
+from routing_tf.layers.validation import check_choice
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.progress_log import ProgressLog
+from routing_tf.progress_log import SilentLog
 from routing_tf.progress_log import Window
 from routing_tf.progress_log import metric_key
+from routing_tf.run_checkpoints import RunCheckpoints
+from routing_tf.stop_request import StopRequest
+from routing_tf.training_step import TrainingStep
 
-# More random draws than one layer makes in one step.
-DRAWS_PER_STEP = 256
+ON_NAN = ("stop", "skip")
+MOST_SKIPPED_IN_A_ROW = 20
+# A cluster counts as dead whose share of tokens is so small a part of an even one.
+DEAD = 0.01
 
 
 def make_schedule(hyperparameters, train_steps=None):
@@ -114,8 +122,11 @@ def compile_for_training(lm, hyperparameters=None, jit_compile=True, seed=None):
     add_weight_decay(lm, hyperparameters.weight_decay)
     # Images are sampled with a sampler of their own.
     sampler = {"sampler": keras_hub.samplers.TopPSampler(p=0.9, seed=seed)}
+    optimizer = make_optimizer(hyperparameters)
+    if lm.logits_dense.dtype_policy.name == "mixed_float16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     lm.compile(
-        optimizer=make_optimizer(hyperparameters),
+        optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(
             from_logits=True, reduction="mean_with_sample_weight"
         ),
@@ -130,13 +141,15 @@ def compile_for_training(lm, hyperparameters=None, jit_compile=True, seed=None):
     lm.optimizer.build(lm.trainable_variables)
 
 
-def build_model(hyperparameters, problem, seed=0):
+def build_model(hyperparameters, problem, seed=0, precision="float32"):
     """Builds a language model or an image model with random weights for a problem.
 
     Args:
         hyperparameters: `Hyperparameters`.
         problem: the problem, whose tokenizer the model generates text with.
         seed: seed of the weights; it becomes Keras's global seed.
+        precision: type of computations, `"float32"` (the default), `"bfloat16"` or
+            `"float16"`; weights and centroids are float32.
 
     Returns:
         A `RoutingTransformerCausalLM`, `RoutingTransformerSeq2SeqLM` or
@@ -151,24 +164,23 @@ def build_model(hyperparameters, problem, seed=0):
             f"encoder_inputs={hyperparameters.encoder_inputs!r}"
         )
     keras.utils.set_random_seed(seed)
-    if hyperparameters.kind == "image":
-        return models.RoutingImageTransformer(hyperparameters)
-    preprocessor = None
+    preprocessor = make_preprocessor(hyperparameters, problem)
+    return run_directory.make_model(hyperparameters, preprocessor, precision)
+
+
+def make_preprocessor(hyperparameters, problem):
+    """Makes what turns text into a model's inputs; None where there is no text."""
+    if problem.tokenizer is None or hyperparameters.kind == "image":
+        return None
     if hyperparameters.kind == "seq2seq":
-        if problem.tokenizer is not None:
-            preprocessor = models.RoutingTransformerSeq2SeqLMPreprocessor(
-                problem.tokenizer,
-                encoder_sequence_length=problem.input_length,
-                decoder_sequence_length=problem.sequence_length,
-            )
-        backbone = models.RoutingTransformerEncoderDecoder(hyperparameters)
-        return models.RoutingTransformerSeq2SeqLM(backbone, preprocessor=preprocessor)
-    if problem.tokenizer is not None:
-        preprocessor = models.RoutingTransformerCausalLMPreprocessor(
-            problem.tokenizer, sequence_length=problem.sequence_length
+        return models.RoutingTransformerSeq2SeqLMPreprocessor(
+            problem.tokenizer,
+            encoder_sequence_length=problem.input_length,
+            decoder_sequence_length=problem.sequence_length,
         )
-    backbone = models.RoutingTransformer(hyperparameters)
-    return models.RoutingTransformerCausalLM(backbone, preprocessor=preprocessor)
+    return models.RoutingTransformerCausalLMPreprocessor(
+        problem.tokenizer, sequence_length=problem.sequence_length
+    )
 
 
 def weight_decay_loss(lm):
@@ -183,16 +195,21 @@ class Trainer:
     Args:
         config: `RunConfig`.
         problem: its problem, see `configure`.
-        model_dir: folder of the run, made if missing.
+        model_dir: folder of the run, made if missing; several workers share it.
         jit_compile: whether XLA compiles the training step.
+        engine: where the run computes, see `engines.make`; None (the default) for one
+            device.
+        steps_per_call: number of steps that go to the device at once. Defaults to 1.
 
     Attributes:
         lm: the language model, with an encoder or without, or an image model.
         scorer: a `TokenScorer` of it.
         step: number of steps trained.
+        stopped_by: number of the signal that ended `train` early, or None.
 
     Raises:
-        ValueError: if another run lives in `model_dir`, or it cannot be written.
+        ValueError: if another run lives in `model_dir`, it cannot be written, none of
+            its checkpoints can be read, or the batch cannot be shared by the devices.
 
     Example:
 
@@ -210,31 +227,46 @@ class Trainer:
     ```
     """
 
-    def __init__(self, config, problem, model_dir, jit_compile=True):
+    def __init__(
+        self,
+        config,
+        problem,
+        model_dir,
+        jit_compile=True,
+        engine=None,
+        steps_per_call=1,
+    ):
         self.config = config
         self.problem = problem
         self.model_dir = pathlib.Path(model_dir)
-        saved = self._open_model_dir()
+        self.engine = engine or engines.make()
+        self.stopped_by = None
         h = config.hyperparameters
-        self.lm = build_model(h, problem, config.seed)
-        compile_for_training(self.lm, h, jit_compile, config.seed)
-        self.step = 0
-        if saved:
-            run_directory.restore_checkpoint(self.lm, saved[-1])
-            self.step = run_directory.step_of(saved[-1])
-        elif config.init_checkpoint:
+        self._batch_size = self._own_batch_size(steps_per_call)
+        self._open_model_dir()
+        with self.engine.scope():
+            self.lm = build_model(h, problem, config.seed, config.precision)
+            compile_for_training(self.lm, h, jit_compile, config.seed)
+        self._checkpoints = RunCheckpoints(self.model_dir, self.lm)
+        self.step = self._checkpoints.restore(self._warn)
+        if not self.step and config.init_checkpoint:
             run_directory.initialize(self.lm, config.init_checkpoint)
-        config.save(model_dir)
-        self.scorer = TokenScorer(self.lm)
+        if self.engine.is_chief:
+            config.save(model_dir)
+            run_directory.save_preprocessor(self.lm, model_dir)
+        self.scorer = TokenScorer(self.lm, engine=self.engine)
         self._schedule = make_schedule(h)
-        self._seeds = [
-            (variable, int(np.asarray(variable)[0]))
-            for variable in self.lm.non_trainable_variables
-            if variable.name == "seed_generator_state"
-        ]
+        self._steps_per_call = steps_per_call
+        self._calls = self._compile(jit_compile)
+        self._skipped_in_a_row = 0
 
     def train(
-        self, eval_every=100, eval_examples=64, checkpoint_every=100, log_every=10
+        self,
+        eval_every=100,
+        eval_examples=64,
+        checkpoint_every=100,
+        log_every=10,
+        on_nan="stop",
     ):
         """Trains up to the step `train_steps` of the hyperparameters.
 
@@ -244,41 +276,58 @@ class Trainer:
                 for all.
             checkpoint_every: steps between checkpoints; 0 for one at the end.
             log_every: steps between lines in `metrics.jsonl`.
+            on_nan: what to do with a step whose loss or gradients are not finite, and
+                which changes no weight: `"stop"` (the default) ends the run, `"skip"`
+                goes on with the next batch.
 
         Returns:
             The last `Evaluation`; None if a signal ended the training early, after a
             checkpoint.
 
         Raises:
-            FloatingPointError: if the loss or a weight is not finite any more.
+            ValueError: if `on_nan` is unknown.
+            FloatingPointError: if the loss, a gradient or a weight is not finite.
+            OSError: if a checkpoint cannot be written.
         """
+        check_choice("on_nan", on_nan, ON_NAN)
         total = self.config.hyperparameters.train_steps
-        split = self.problem.eval_split
-        with ProgressLog(self.model_dir, self.step, total, self.problem) as log:
-
-            def evaluate_now():
-                result = evaluation.evaluate(
-                    self.scorer, self.problem, split, eval_examples or None
-                )
-                log.evaluation(self.step, result)
-                return result
-
+        log = SilentLog()
+        if self.engine.is_chief:
+            log = ProgressLog(self.model_dir, self.step, total, self.problem)
+        with log, StopRequest() as stop:
+            evaluated = None
             if self.step < total:
-                evaluate_now()
-            with _StopRequest() as stop:
-                for _ in self._steps(total, log, log_every):
-                    if stop.requested or _due(self.step, checkpoint_every, total):
-                        self._save()
-                    if stop.requested:
-                        break
-                    if self.step < total and _due(self.step, eval_every):
-                        evaluate_now()
-            return None if stop.requested else evaluate_now()
+                self._evaluate(eval_examples, log)
+            for before in self._steps(total, log, log_every, on_nan):
+                stops = self.engine.agree(stop.signal is not None)
+                ends = stops or self.step == total
+                if ends or _due(before, self.step, checkpoint_every):
+                    self._save()
+                if stops:
+                    self._checkpoints.wait()
+                    self.stopped_by = stop.signal or signal.SIGTERM
+                    return None
+                if ends or _due(before, self.step, eval_every):
+                    evaluated = self._evaluate(eval_examples, log)
+            evaluated = evaluated or self._evaluate(eval_examples, log)
+            self._checkpoints.wait()
+            return evaluated
+
+    def _evaluate(self, eval_examples, log):
+        """Scores held-out data; the best model so far is kept."""
+        self.engine.sync()
+        result = evaluation.evaluate(
+            self.scorer, self.problem, self.problem.eval_split, eval_examples or None
+        )
+        log.evaluation(self.step, result)
+        if self.step and result.nats_per_token < self._checkpoints.best_loss:
+            self._save(result.nats_per_token)
+        return result
 
     def _open_model_dir(self):
-        """Makes the model directory or checks the run in it; returns checkpoints."""
-        saved = run_directory.checkpoints(self.model_dir)
-        if saved:
+        """Makes the model directory or checks the run in it."""
+        run_directory.refuse_old_checkpoints(self.model_dir)
+        if run_checkpoints.paths(self.model_dir):
             earlier = run_directory.RunConfig.load(self.model_dir)
             if earlier is None:
                 raise ValueError(
@@ -287,87 +336,162 @@ class Trainer:
                 )
             self.config.check_continues(earlier, self.model_dir)
         try:
-            (self.model_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
+            run_checkpoints.folder_of(self.model_dir).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(
                 "`model_dir` must be a folder that can be written. Received: "
                 f"{str(self.model_dir)!r}: {error.strerror}"
             ) from error
-        return saved
 
-    def _steps(self, total, log, log_every):
-        """Trains; yields after each step."""
+    def _own_batch_size(self, steps_per_call):
+        """The number of windows that this worker reads in a step."""
+        parts, engine = self.config.accumulation_steps, self.engine
+        if steps_per_call > 1 and parts > 1:
+            raise ValueError(
+                "`steps_per_call` must be 1 with gradient accumulation. Received: "
+                f"steps_per_call={steps_per_call}, accumulation_steps={parts}"
+            )
+        h = self.config.hyperparameters
+        batch_size = evaluation.batch_size_of(h, self.problem)
+        if batch_size % (engine.num_devices * parts):
+            raise ValueError(
+                "The number of windows in a batch must be a multiple of the number of "
+                "devices times that of accumulation steps. Received: "
+                f"{batch_size} windows (batch_tokens={h.batch_tokens}), "
+                f"{engine.num_devices} devices, accumulation_steps={parts}. Change "
+                "batch_tokens"
+            )
+        return batch_size // engine.num_workers
+
+    def _compile(self, jit_compile):
+        """The compiled step by the number of steps that it takes at once."""
+        step = TrainingStep(
+            self.lm,
+            self.lm.optimizer,
+            self.config.hyperparameters.gradient_clip_norm,
+            self.config.accumulation_steps,
+            self.engine.num_replicas,
+        )
+        return {
+            number: self.engine.compile(step, number, jit_compile)
+            for number in {1, self._steps_per_call}
+        }
+
+    def _steps(self, total, log, log_every, on_nan):
+        """Trains; yields after each call the step before it."""
         if self.step >= total:
             return
         batches = self.problem.dataset(
             self.problem.train_split,
-            evaluation.batch_size_of(self.config.hyperparameters, self.problem),
+            self._batch_size,
             seed=self.config.seed,
             start_step=self.step,
             training=True,
+            num_workers=self.engine.num_workers,
+            worker=self.engine.worker,
         ).as_numpy_iterator()
-        window = Window(steps=-1)  # the first step, which compiles, is not timed
+        window = Window()
+        compiled = set()
         while self.step < total:
+            number = self._steps_per_call
+            if self.step + number > total:
+                number = 1
             started = time.monotonic()
-            is_logged = _due(self.step + 1, log_every, total)
-            losses, num_tokens = self._train_step(next(batches), is_logged)
-            window.add(losses, num_tokens, time.monotonic() - started)
+            reports = self._calls[number](
+                [next(batches) for _ in range(number)], self.step
+            )
+            seconds = time.monotonic() - started
+            before = self.step
+            self.step += number
+            # The first call compiles, and is not timed.
+            window.add(reports, seconds if number in compiled else None)
+            compiled.add(number)
+            self._check_finite(reports, before, log, on_nan)
             log.progress(self.step, window)
-            if is_logged:
-                log.metrics(self.step, self._describe(window))
+            if self.step == total or _due(before, self.step, log_every):
+                if window.num_losses:
+                    log.metrics(self.step, self._describe(window))
                 window = Window()
-            yield
+            yield before
 
-    def _train_step(self, batch, is_logged):
-        """One step; returns its losses by name and its number of tokens."""
-        for variable, seed in self._seeds:
-            variable.assign(np.array([seed, self.step * DRAWS_PER_STEP]))
-        # Reads all weights, so only where the parts of the loss are told apart.
-        decay = weight_decay_loss(self.lm) if is_logged else 0.0
-        inputs, targets, weights = batch
-        inputs = {name: inputs[name] for name in self.lm.input}
-        # keras_hub's own train_on_batch would run the tokenizer on the ids.
-        losses = keras.Model.train_on_batch(
-            self.lm, inputs, targets, weights, return_dict=True
+    def _check_finite(self, reports, before, log, on_nan):
+        """Deals with steps that changed no weight."""
+        for index, report in enumerate(reports):
+            if report.is_finite:
+                self._skipped_in_a_row = 0
+                continue
+            # float16: gradients overflow until the scale of the loss fits.
+            if math.isfinite(report.loss) and report.loss_scale > 1:
+                continue
+            self._skipped_in_a_row += 1
+            text = self._describe_failure(report, before + index)
+            if on_nan == "stop" or self._skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
+                self._stop_without_saving(text)
+            log.say(f"WARNING: skipped a step. {text}")
+
+    def _describe_failure(self, report, step):
+        """Where a step that is not finite stands, and the first bad variable."""
+        self.engine.sync()
+        name = run_checkpoints.first_not_finite(self.lm)
+        if name is None:
+            bad = ~np.isfinite(report.gradient_squares)
+            names = [variable.path for variable in self.lm.trainable_variables]
+            name = f"the gradient of {names[bad.argmax()]}" if bad.any() else "the loss"
+        batch = self.problem.describe_batch(
+            self._batch_size * self.engine.num_workers, self.config.seed, step
         )
-        losses["clustering_loss"] = losses["loss"] - losses["cross_entropy"] - decay
-        if not math.isfinite(losses["loss"]):
-            self._stop_without_saving(f"loss={losses['loss']} in step {self.step + 1}")
-        self.step += 1
-        return losses, float(weights.sum())
+        return (
+            f"loss={report.loss:g} in step {step + 1}, on {batch}; the first variable "
+            f"that is not finite is {name}"
+        )
 
     def _describe(self, window):
         """What is logged of the steps of a window, by name."""
+        self.engine.sync()
         metric = self.problem.metric(window.loss, self.problem.train_split)
         values = {
             "loss": window.loss,
             metric_key(self.problem.metric_name): metric,
-            "clustering_loss": window.clustering_loss,
+            "clustering_loss": window.last.clustering_loss,
+            "gradient_norm": window.last.gradient_norm,
             "learning_rate": float(self._schedule(self.step - 1)),
         }
+        if window.num_skipped:
+            values["skipped_steps"] = window.num_skipped
+        if self.config.precision == "float16":
+            values["loss_scale"] = window.last.loss_scale
         if window.seconds:
             values["tokens_per_second"] = window.tokens_per_second
         return {**values, **centroid_occupancy(self.lm)}
 
-    def _save(self):
-        try:
-            run_directory.save_checkpoint(self.lm, self.model_dir, self.step)
-        except FloatingPointError as error:
-            self._stop_without_saving(str(error))
+    def _save(self, best_loss=None):
+        if not self.engine.is_chief:
+            return
+        self.engine.sync()
+        name = run_checkpoints.first_not_finite(self.lm)
+        if name is not None:
+            self._stop_without_saving(f"{name} at step {self.step}")
+        self._checkpoints.save(self.step, best_loss)
 
     def _stop_without_saving(self, received):
-        saved = run_directory.checkpoints(self.model_dir)
+        self._checkpoints.wait()
+        saved = run_checkpoints.paths(self.model_dir)
         last = f"is {str(saved[-1])!r}" if saved else "does not exist"
         raise FloatingPointError(
-            f"The loss and all weights must stay finite. Received: {received}. The "
-            f"last good checkpoint {last}. Use another model_dir with a lower "
-            "learning_rate or with gradient_clip_norm=1; init_checkpoint can start "
-            "from the last good checkpoint"
+            f"The loss, its gradients and all weights must stay finite. Received: "
+            f"{received}. The last good checkpoint {last}. --on_nan=skip goes on from "
+            "it without such batches; or use another model_dir with a lower "
+            "learning_rate or with gradient_clip_norm=1, which init_checkpoint can "
+            "start from the last good checkpoint"
         )
 
+    def _warn(self, text):
+        print(text, file=sys.stderr, flush=True)
 
-def _due(step, every, total=None):
-    return step == total or (every > 0 and step % every == 0)
+
+def _due(before, step, every):
+    """Whether a multiple of `every` lies behind `before`, up to `step`."""
+    return every > 0 and step // every > before // every
 
 
 def centroid_occupancy(lm):
@@ -377,10 +501,11 @@ def centroid_occupancy(lm):
         lm: the language model.
 
     Returns:
-        Dict with three entries for each layer that counts its tokens: smallest and
+        Dict with four entries for each layer that counts its tokens: smallest and
         largest share of a head's tokens in one cluster (`occupancy/LAYER/min` and
-        `max`), and the entropy of the shares divided by its largest possible value
-        (`occupancy/LAYER/entropy`), the mean over heads.
+        `max`), the entropy of the shares divided by its largest possible value
+        (`occupancy/LAYER/entropy`), the mean over heads, and the share of clusters
+        that hardly get tokens, less than a hundredth of an even share (`dead`).
     """
     found = {}
     for layer in lm._flatten_layers():
@@ -392,8 +517,10 @@ def centroid_occupancy(lm):
         if not totals.all():  # as the release starts
             continue
         tag = "occupancy/" + counts.path.removesuffix("/kmeans/counts")
-        for name, value in zip(("min", "max", "entropy"), spread(tokens / totals)):
+        shares = tokens / totals
+        for name, value in zip(("min", "max", "entropy"), spread(shares)):
             found[f"{tag}/{name}"] = value
+        found[f"{tag}/dead"] = float(np.mean(shares * shares.shape[-1] < DEAD))
     return found
 
 
@@ -411,29 +538,3 @@ def spread(shares):
     most = math.log(shares.shape[-1]) or 1.0
     entropy = terms.sum(axis=-1).mean() / most
     return float(shares.min()), float(shares.max()), float(entropy)
-
-
-class _StopRequest:
-    """Turns the first SIGINT or SIGTERM into a wish to stop after the step."""
-
-    def __init__(self):
-        self.requested = False
-        self._earlier = {}
-
-    def __enter__(self):
-        # Python delivers signals to the main thread alone.
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._earlier[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(self, *exception):
-        for number, handler in self._earlier.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number, frame):
-        self.requested = True
-        self.__exit__()
-        # The signal may have come in the middle of a print, so print cannot be used.
-        text = "\nstopping after this step; once more to stop at once, unsaved\n"
-        os.write(2, text.encode())

@@ -36,10 +36,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def save_run(folder, problem, settings, **fields):
     """Writes the folder of a run with random weights."""
     config, problem = run_directory.configure(problem, settings, **fields)
-    config.save(folder)
     lm = training.build_model(config.hyperparameters, problem)
-    training.compile_for_training(lm)
-    run_directory.save_checkpoint(lm, folder, step=0)
+    run_directory.save_run(config, lm, folder)
     return folder
 
 

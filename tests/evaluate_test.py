@@ -8,6 +8,7 @@ from absl import flags
 
 from routing_tf import commands
 from routing_tf import evaluate
+from routing_tf import run_checkpoints
 from routing_tf import run_directory
 from routing_tf import train
 from tests import small_problems
@@ -73,7 +74,7 @@ def test_the_last_line_is_that_of_train(model_dir, run):
     entry = (model_dir / "metrics.jsonl").read_text().splitlines()[-1]
     bits = float(entry.rpartition(":")[2].rstrip("}"))
     assert out.splitlines()[-1] == f"held-out bits per byte: {bits:.4f}"
-    assert "step_00000003.keras" in out
+    assert "step-3" in out
     assert "validation: 160 tokens scored" in out
     assert 'routing scope "full": WARNING: later tokens take part' in out
 
@@ -217,7 +218,7 @@ def test_texts(model_dir, texts, run):
     code, out, err = run(f"--model_dir={model_dir}", f"--texts={texts}")
     assert not code, err
     lines = out.splitlines()
-    checkpoint = run_directory.checkpoints(model_dir)[-1]
+    checkpoint = run_checkpoints.paths(model_dir)[-1]
     lm = run_directory.load_language_model(checkpoint)
     text = ("a bad cab, " * 7).encode()
     ids = np.frombuffer(text, "uint8").astype("int32") + 2
@@ -238,7 +239,7 @@ def test_texts(model_dir, texts, run):
 
 
 def test_texts_from_prefixes_of_a_saved_model(model_dir, texts, run):
-    checkpoint = run_directory.checkpoints(model_dir)[-1]
+    checkpoint = run_checkpoints.paths(model_dir)[-1]
     code, out, err = run(
         f"--model_dir={checkpoint}",
         f"--texts={texts.with_name('b.txt')}",
@@ -252,7 +253,7 @@ def test_texts_from_prefixes_of_a_saved_model(model_dir, texts, run):
 
 
 def test_texts_of_a_preset_directory(model_dir, texts, tmp_path, run):
-    checkpoint = run_directory.checkpoints(model_dir)[-1]
+    checkpoint = run_checkpoints.paths(model_dir)[-1]
     run_directory.load_language_model(checkpoint).save_to_preset(tmp_path / "preset")
     last = []
     for model in (model_dir, tmp_path / "preset"):

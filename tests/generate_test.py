@@ -411,10 +411,8 @@ def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits")
     hyperparameters = models.preset_hyperparameters("digits_small").replace(**DIGITS)
     config, _ = run_directory.configure("digits", hyperparameters)
-    config.save(folder)
-    (folder / "checkpoints").mkdir()
     model = models.RoutingImageTransformer(config.hyperparameters)
-    model.save(folder / "checkpoints" / "step_00000001.keras")
+    run_directory.save_run(config, model, folder, step=1)
     return folder
 
 

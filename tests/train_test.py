@@ -14,6 +14,7 @@ from absl import flags
 from routing_tf import commands
 from routing_tf import evaluation
 from routing_tf import problems
+from routing_tf import run_checkpoints
 from routing_tf import run_directory
 from routing_tf import train
 from routing_tf import training
@@ -282,7 +283,7 @@ def test_a_run_on_pairs_of_texts(tmp_path, run):
     config = run_directory.RunConfig.load(tmp_path)
     assert config.hyperparameters.vocabulary_size == 258
     assert config.problem_options == {}
-    checkpoint = run_directory.checkpoints(tmp_path)[-1]
+    checkpoint = run_checkpoints.paths(tmp_path)[-1]
     lm = run_directory.load_language_model(checkpoint)
     assert lm.preprocessor.encoder_sequence_length == SIZES["input_length"]
     assert lm.preprocessor.decoder_sequence_length == SIZES["sequence_length"]
@@ -443,8 +444,8 @@ def test_ctrl_c_leaves_a_checkpoint(arguments, tmp_path):
     assert "stopping after this step" in err
     assert f"--model_dir={tmp_path}" in out.splitlines()[-1]
     assert "Traceback" not in err
-    (path,) = run_directory.checkpoints(tmp_path)
-    step = run_directory.step_of(path)
+    (path,) = run_checkpoints.paths(tmp_path)
+    step = run_checkpoints.step_of(path)
     assert step >= 1
     config, problem = train.configure(parse(f"--model_dir={tmp_path}"))
     assert training.Trainer(config, problem, tmp_path).step == step

@@ -431,6 +431,33 @@ class Problem:
         windows = windows.batch(together, drop_remainder=True)
         return windows.map(read, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
+    def describe_batch(self, batch_size, seed, step):
+        """Returns a line for a reader: where in the data a batch of training is.
+
+        Args:
+            batch_size: integer, windows per batch, of all workers together.
+            seed: non-negative integer, as in `dataset`.
+            step: integer, number of the batch, counted from 0.
+        """
+        split, num_done = self.train_split, step * batch_size
+        windows = self._all_training_windows(split, batch_size, seed, num_done, None)
+        starts, lengths = next(windows.batch(batch_size).as_numpy_iterator())
+        epoch, position = divmod(num_done, self.num_windows(split, True))
+        places = ", ".join(
+            str(start) if length == 1 else f"{start} to {start + length - 1}"
+            for start, length in zip(starts[:4], lengths)
+        )
+        more = f" and {batch_size - 4} more" if batch_size > 4 else ""
+        return (
+            f"batch {step} of {split} with seed {seed} (epoch {epoch + 1}, from window "
+            f"{position} of its order): {self.places_are} {places}{more}"
+        )
+
+    @property
+    def places_are(self):
+        """What the starts and lengths of windows count, for a reader."""
+        return "ids"
+
     def read(self, split, starts, lengths):
         """Reads the windows of one batch; see `read_windows`.
 

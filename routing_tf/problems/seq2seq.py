@@ -337,6 +337,10 @@ class Seq2SeqProblem(PreparedProblem):
             np.array(pairs.ids[start : start + length]),
         )
 
+    @property
+    def places_are(self):
+        return "pairs"
+
     def training_windows(self, split, seed, epoch):
         """The pairs of one epoch of training, in the order of that epoch."""
         numbers = order_of_epoch(self.num_windows(split), seed, epoch)

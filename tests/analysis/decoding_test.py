@@ -8,6 +8,7 @@ import pytest
 from absl import flags
 
 from routing_tf import problems
+from routing_tf import run_checkpoints
 from routing_tf import run_directory
 from routing_tf import train
 from routing_tf.analysis import compare_decoding
@@ -124,7 +125,7 @@ def test_a_trained_model_scores_the_same_in_all_ways(routing, tmp_path):
     train.define_flags(options)
     options(["train", *arguments])
     assert train.run(options) == 0
-    lm = run_directory.load_language_model(run_directory.checkpoints(tmp_path)[-1])
+    lm = run_directory.load_language_model(run_checkpoints.paths(tmp_path)[-1])
     data = problems.get("python_source", sequence_length=64)
     result = compare_decoding(lm, data, "test", num_examples=32, verbose=False)
     print("\n".join(report.describe_decoding(result, data, "test")))

@@ -1,0 +1,55 @@
+"""Where a run computes: one device, many, many machines, TPUs.
+
+An engine runs one and the same `TrainingStep` on the devices that `tf.distribute` or
+`keras.distribution` give it. Each backend has one, in a file of its own.
+"""
+
+import keras
+
+STRATEGIES = ("one", "mirrored", "multi_worker", "tpu")
+
+
+def make(strategy="one", tpu=None, num_virtual_devices=None):
+    """Makes the engine of the running backend.
+
+    It is to be made before TensorFlow or JAX has been used in the process.
+
+    Args:
+        strategy: `"one"` (the default): one device. `"mirrored"`: all devices of this
+            machine. `"multi_worker"`: those of several machines; on TensorFlow
+            `TF_CONFIG` names them, on JAX what `keras.distribution.initialize` reads.
+            `"tpu"`: the cores of a TPU.
+        tpu: name or address of the TPU for TensorFlow; `"local"` for that of a TPU VM.
+            None (the default): what the environment says.
+        num_virtual_devices: number of devices to cut the CPU into, to try a strategy
+            without accelerators; None (the default) for one.
+
+    Returns:
+        An engine, see `TensorFlowEngine`.
+
+    Raises:
+        ValueError: if there is no such strategy, or not what it needs.
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(
+            f"`strategy` must be one of {', '.join(map(repr, STRATEGIES))}. "
+            f"Received: strategy={strategy!r}"
+        )
+    if tpu is not None and strategy != "tpu":
+        raise ValueError(
+            "`tpu` needs the strategy 'tpu'. Received: "
+            f"tpu={tpu!r}, strategy={strategy!r}"
+        )
+    if keras.backend.backend() == "tensorflow":
+        from routing_tf.engines.tensorflow_engine import TensorFlowEngine
+
+        return TensorFlowEngine.of(strategy, tpu, num_virtual_devices)
+    if keras.backend.backend() == "jax":
+        from routing_tf.engines.jax_engine import JaxEngine
+
+        return JaxEngine.of(strategy, tpu, num_virtual_devices)
+    raise ValueError(
+        "The backend must be tensorflow or jax. Received: "
+        f"keras.backend.backend()={keras.backend.backend()!r}. Use --backend or set "
+        "KERAS_BACKEND"
+    )

@@ -1,0 +1,296 @@
+"""Training on JAX: one device, or all devices with `keras.distribution`."""
+
+import contextlib
+import functools
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax.experimental import multihost_utils
+
+from routing_tf.training_step import Report
+from routing_tf.training_step import split_batch
+
+
+class JaxEngine:
+    """Runs training steps on JAX devices, the batch spread over them.
+
+    Weights are the same on all devices, as `keras.distribution.DataParallel` places
+    them; a layer sees the global batch, and XLA adds the sums over devices.
+
+    Args:
+        distribution: a `keras.distribution.DataParallel`; None for one device.
+
+    Attributes:
+        num_replicas: 1, as sums over devices are no business of the step's.
+        num_devices: number of devices that share a batch.
+        num_workers: number of machines (processes).
+        worker: number of this one, counted from 0; 0 writes checkpoints and logs.
+    """
+
+    def __init__(self, distribution=None):
+        self.distribution = distribution
+        self.num_workers, self.worker = 1, 0
+        self.num_devices = self.num_replicas = 1
+        self._rows = self._stacked_rows = None
+        if distribution is not None:
+            self.num_devices = distribution.device_mesh.devices.size
+            self.num_workers, self.worker = jax.process_count(), jax.process_index()
+            mesh = distribution.device_mesh.backend_mesh
+            axis = distribution.batch_dim_name
+            spec = jax.sharding.PartitionSpec
+            self._rows = jax.sharding.NamedSharding(mesh, spec(axis))
+            self._stacked_rows = jax.sharding.NamedSharding(mesh, spec(None, axis))
+        self._step = self._state = None
+        self._is_fresh = True
+
+    @classmethod
+    def of(cls, strategy, tpu=None, num_virtual_devices=None):
+        """Makes the engine of a strategy's name; see `routing_tf.engines.make`."""
+        if tpu is not None:
+            raise ValueError(
+                "`tpu` is for TensorFlow; JAX finds the TPU of its machine. Received: "
+                f"tpu={tpu!r}. Use --strategy=tpu alone"
+            )
+        if num_virtual_devices:
+            _cut_cpu(num_virtual_devices)
+        if strategy == "one":
+            return cls()
+        if strategy == "multi_worker":
+            _connect()
+        devices = keras.distribution.list_devices()
+        if strategy == "tpu" and not devices[0].startswith("tpu"):
+            raise ValueError(
+                "The strategy 'tpu' needs a machine with a TPU and the package "
+                f"jax[tpu]. Received: devices {devices}"
+            )
+        return cls(
+            keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
+        )
+
+    @property
+    def description(self):
+        """A few words for a reader."""
+        platform = jax.devices()[0].platform
+        if self.distribution is None:
+            return f"one device ({platform})"
+        machines = f" of {self.num_workers} workers" if self.num_workers > 1 else ""
+        return f"{self.num_devices} devices ({platform}){machines}, DataParallel"
+
+    @property
+    def is_chief(self):
+        """Whether this process writes checkpoints and logs."""
+        return self.worker == 0
+
+    def scope(self):
+        """A context in which the model and its optimizer are to be made."""
+        if self.distribution is None:
+            return contextlib.nullcontext()
+        return self.distribution.scope()
+
+    def compile(self, step, steps_per_call=1, jit_compile=True):
+        """Compiles a training step; see `TensorFlowEngine.compile`.
+
+        The variables of the model are out of date until `sync` is called.
+        """
+        del jit_compile  # JAX has nothing else.
+        self._step = step
+        train = functools.partial(_train, step)
+
+        def many(state, batches, number):
+            numbers = number + jnp.arange(steps_per_call, dtype=number.dtype)
+            return jax.lax.scan(
+                lambda state, x: train(state, *x), state, (batches, numbers)
+            )
+
+        compiled = None
+        if step.num_parts == 1:
+            compiled = self._jit(step, train if steps_per_call == 1 else many)
+        call_parts = self._compile_parts(step)
+
+        def call(batches, first_step):
+            number = jnp.int32(first_step)
+            state = self._take_state()
+            if compiled is None:
+                self._state, report = call_parts(state, batches[0], number)
+            elif steps_per_call == 1:
+                batch = self._distribute(batches[0], self._rows)
+                self._state, report = compiled(state, batch, number)
+            else:
+                stacked = keras.tree.map_structure(lambda *x: np.stack(x), *batches)
+                stacked = self._distribute(stacked, self._stacked_rows)
+                self._state, report = compiled(state, stacked, number)
+            report = np.asarray(report)
+            return [Report.of(row) for row in report.reshape(-1, report.shape[-1])]
+
+        return call
+
+    def lower(self, step, batch, platform=None):
+        """Returns what XLA compiles a training step from.
+
+        Args:
+            step: a `TrainingStep` without parts, on one device.
+            batch: its batch.
+            platform: name of a platform of JAX, which need not be there, such as
+                `"tpu"`; None (the default) for that of this machine.
+
+        Returns:
+            A program in the text form of StableHLO.
+        """
+        compiled = self._jit(step, functools.partial(_train, step))
+        export = jax.export.export(compiled, platforms=platform and [platform])
+        values = [variable.value for variable in step.variables]
+        return str(export(values, batch, jnp.int32(0)).mlir_module())
+
+    def compile_scorer(self, lm, score):
+        """Compiles a function that scores a batch, its rows spread over the devices.
+
+        See `TensorFlowEngine.compile_scorer`.
+        """
+        mesh = self._rows.mesh
+        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+        @functools.partial(jax.jit, out_shardings=whole)
+        def compiled(values, batch):
+            with keras.StatelessScope(list(zip(lm.variables, values))):
+                return score(batch)
+
+        def call(batch):
+            rows = len(keras.tree.flatten(batch)[0])
+            # Rows that fill up the last device are thrown away.
+            number = -(-rows // self.num_devices) * self.num_devices
+            own = np.arange(number).reshape(self.num_workers, -1)[self.worker] % rows
+            batch = keras.tree.map_structure(lambda x: np.asarray(x)[own], batch)
+            values = [variable.value for variable in lm.variables]
+            return np.asarray(compiled(values, self._distribute(batch, self._rows)))[
+                :rows
+            ]
+
+        return call
+
+    def agree(self, wish):
+        """Returns whether any worker has a wish; a call for all workers at once."""
+        if self.num_workers == 1:
+            return wish
+        return bool(multihost_utils.process_allgather(np.array(wish)).any())
+
+    def sync(self):
+        """Writes the state of the last call into the variables."""
+        if self._state is None:
+            return
+        for variable, value in zip(self._step.variables, self._state, strict=True):
+            variable.assign(value)
+        self._state = None
+
+    def _take_state(self):
+        """The state, which the next call overwrites in place."""
+        if self._state is not None:
+            return self._state
+        values = [variable.value for variable in self._step.variables]
+        if self._is_fresh:
+            # Initial values may share memory.
+            values = [jnp.copy(value) for value in values]
+            self._is_fresh = False
+        return values
+
+    def _jit(self, step, train):
+        """Compiles; the new state takes the place and the sharding of the old."""
+        shardings = [variable.value.sharding for variable in step.variables]
+        return jax.jit(
+            train,
+            donate_argnums=0,
+            out_shardings=None if self.distribution is None else (shardings, None),
+        )
+
+    def _compile_parts(self, step):
+        """A call for each part: memory holds one part's activations."""
+
+        def first(state, batch, number):
+            return _differentiate(step, state, batch, number, 0)
+
+        def further(sums, state, batch, number, part):
+            more = _differentiate(step, state, batch, number, part)
+            return jax.tree.map(jnp.add, sums, more)
+
+        first = jax.jit(first)
+        further = jax.jit(further, donate_argnums=0)
+        finish = self._jit(step, lambda state, sums: _finish(step, state, sums))
+
+        def call(state, batch, number):
+            parts = [
+                self._distribute(part, self._rows)
+                for part in split_batch(batch, step.num_parts)
+            ]
+            sums = first(state, parts[0], number)
+            for index, part in enumerate(parts[1:], 1):
+                sums = further(sums, state, part, number, jnp.int32(index))
+            return finish(state, sums)
+
+        return call
+
+    def _distribute(self, batch, sharding):
+        """Places a worker's batch; the batches of all workers are one."""
+        if sharding is None:
+            return batch
+        return keras.tree.map_structure(
+            lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)),
+            batch,
+        )
+
+
+def _train(step, state, batch, number):
+    """One step in one call."""
+    return _finish(step, state, _differentiate(step, state, batch, number, 0))
+
+
+def _differentiate(step, state, batch, number, part):
+    """Gradients of one part, and its sums."""
+    number_of_weights = len(step.lm.trainable_variables)
+
+    def objective(trainable):
+        values = [*trainable, *state[number_of_weights:]]
+        return step.objective(values, batch, number, part)
+
+    compute = jax.value_and_grad(objective, has_aux=True)
+    (_, sums), gradients = compute(state[:number_of_weights])
+    return gradients, sums
+
+
+def _finish(step, state, sums):
+    """The new state and the report."""
+    gradients, sums = sums
+    variables = step.variables
+    with keras.StatelessScope(list(zip(variables, state))) as scope:
+        gradients, is_finite, report = step.finish(gradients, sums)
+        step.update(gradients, sums["statistics"])
+        updated = [scope.get_current_value(variable) for variable in variables]
+    state = [
+        jnp.where(is_finite, new, old) for new, old in zip(updated, state, strict=True)
+    ]
+    with keras.StatelessScope(list(zip(variables, state))) as scope:
+        step.count(is_finite)
+        return [scope.get_current_value(variable) for variable in variables], report
+
+
+def _cut_cpu(number):
+    try:
+        jax.config.update("jax_num_cpu_devices", number)
+    except RuntimeError as error:
+        raise ValueError(
+            "`num_virtual_devices` must be set before JAX is used. Received: "
+            f"num_virtual_devices={number}: {error}"
+        ) from error
+
+
+def _connect():
+    """Joins the processes that the environment names."""
+    try:
+        keras.distribution.initialize()
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            "The strategy 'multi_worker' needs KERAS_DISTRIBUTION_JOB_ADDRESSES, "
+            "KERAS_DISTRIBUTION_NUM_PROCESSES and KERAS_DISTRIBUTION_PROCESS_ID. "
+            f"Received: {error}"
+        ) from error

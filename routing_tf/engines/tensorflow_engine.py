@@ -1,0 +1,320 @@
+"""Training on TensorFlow: one device, or the replicas of a `tf.distribute` strategy."""
+
+import functools
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from routing_tf.layers.replicas import sum_over_replicas
+from routing_tf.training_step import Report
+from routing_tf.training_step import split_batch
+
+
+class TensorFlowEngine:
+    """Runs training steps on the replicas of a `tf.distribute` strategy.
+
+    Args:
+        strategy: a `tf.distribute.Strategy`.
+
+    Attributes:
+        num_replicas: number of replicas on all machines, whose sums are added.
+        num_devices: number of devices that share a batch, here the same.
+        num_workers: number of machines (processes).
+        worker: number of this one, counted from 0; 0 writes checkpoints and logs.
+
+    Example:
+
+    ```python
+    from routing_tf import engines
+
+    engine = engines.make("one")
+    assert engine.num_replicas == 1
+    ```
+    """
+
+    def __init__(self, strategy):
+        self.strategy = strategy
+        self.num_replicas = self.num_devices = strategy.num_replicas_in_sync
+        resolver = strategy.cluster_resolver
+        self.num_workers, self.worker = 1, 0
+        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            cluster = resolver.cluster_spec().as_dict()
+            chiefs, workers = cluster.get("chief", []), cluster.get("worker", [])
+            self.num_workers = max(1, len(chiefs) + len(workers))
+            is_worker = resolver.task_type == "worker"
+            self.worker = (resolver.task_id or 0) + is_worker * len(chiefs)
+
+    @classmethod
+    def of(cls, strategy, tpu=None, num_virtual_devices=None):
+        """Makes the engine of a strategy's name; see `routing_tf.engines.make`."""
+        if num_virtual_devices:
+            _cut_cpu(num_virtual_devices)
+        if strategy == "mirrored":
+            devices = tf.config.list_logical_devices("GPU")
+            devices = devices or tf.config.list_logical_devices("CPU")
+            names = [device.name for device in devices]
+            return cls(tf.distribute.MirroredStrategy(names))
+        if strategy == "multi_worker":
+            return cls(tf.distribute.MultiWorkerMirroredStrategy())
+        if strategy == "tpu":
+            return cls(_tpu_strategy(tpu))
+        return cls(tf.distribute.get_strategy())
+
+    @property
+    def description(self):
+        """A few words for a reader."""
+        if self.num_replicas == 1:
+            return "one device"
+        name = type(self.strategy).__name__
+        machines = f" on {self.num_workers} workers" if self.num_workers > 1 else ""
+        return f"{self.num_replicas} replicas{machines}, {name}"
+
+    @property
+    def is_chief(self):
+        """Whether this process writes checkpoints and logs."""
+        return self.worker == 0
+
+    def scope(self):
+        """A context in which the model and its optimizer are to be made."""
+        return self.strategy.scope()
+
+    def compile(self, step, steps_per_call=1, jit_compile=True):
+        """Compiles a training step.
+
+        Args:
+            step: a `TrainingStep` of a model that was made in `scope`.
+            steps_per_call: number of steps that one call takes.
+            jit_compile: whether XLA compiles it; on one device alone. (A TPU's
+                strategy compiles by itself.)
+
+        Returns:
+            A function of `steps_per_call` batches of this worker and the number of the
+            first step, which trains and returns a `Report` for each step.
+        """
+        options = self._options(jit_compile)
+        if step.num_parts > 1:
+            return self._compile_parts(step, options)
+        train = functools.partial(self._train, step)
+
+        def many(batches, number):
+            def body(index, reports):
+                def train_at(batches, index):
+                    batch = tf.nest.map_structure(lambda x: x[index], batches)
+                    return train(batch, number + tf.cast(index, number.dtype))
+
+                report = self._first(self.strategy.run(train_at, (batches, index)))
+                return index + 1, reports.write(index, report)
+
+            size = step.report_size
+            reports = tf.TensorArray(tf.float32, steps_per_call, element_shape=(size,))
+            _, reports = tf.while_loop(
+                lambda index, _: index < steps_per_call, body, (0, reports)
+            )
+            return reports.stack()
+
+        compiled = self._compile_one(step, options)
+        if steps_per_call > 1:
+            compiled = tf.function(many, **options)
+
+        def call(batches, first_step):
+            number = tf.constant(first_step, tf.int64)
+            if steps_per_call == 1:
+                return [Report.of(compiled(self._distribute(batches[0]), number))]
+            stacked = keras.tree.map_structure(lambda *x: np.stack(x), *batches)
+            reports = compiled(self._distribute(stacked, axis=1), number)
+            return [Report.of(report) for report in reports.numpy()]
+
+        return call
+
+    def lower(self, step, batch):
+        """Returns what XLA compiles a training step from.
+
+        Args:
+            step: a `TrainingStep` without parts, on one device.
+            batch: its batch.
+
+        Returns:
+            A program in the text form of HLO.
+        """
+        compiled = self._compile_one(step, self._options(jit_compile=True))
+        batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
+        lower = compiled.experimental_get_compiler_ir(batch, tf.constant(0, tf.int64))
+        return lower(stage="hlo")
+
+    def compile_scorer(self, lm, score):
+        """Compiles a function that scores a batch, its rows spread over the replicas.
+
+        Args:
+            lm: the model that it calls.
+            score: function of a structure of tensors with the batch on axis 0, which
+                returns one such tensor.
+
+        Returns:
+            Function of a structure of NumPy arrays that returns a NumPy array. It
+            uses the replicas of this worker: each worker scores the whole batch.
+        """
+        del lm
+        compiled = tf.function(
+            lambda batch: self.strategy.run(score, (batch,)), autograph=False
+        )
+        local = self.num_replicas // self.num_workers
+
+        def call(batch):
+            rows = len(keras.tree.flatten(batch)[0])
+            # Rows that fill up the last replica are thrown away.
+            index = np.arange(-(-rows // local) * local) % rows
+            batch = keras.tree.map_structure(lambda x: np.asarray(x)[index], batch)
+            results = self.strategy.experimental_local_results(
+                compiled(self._distribute(batch))
+            )
+            return np.concatenate([x.numpy() for x in results])[:rows]
+
+        return call
+
+    def agree(self, wish):
+        """Returns whether any worker has a wish; all of them are to ask at once."""
+        if self.num_workers == 1:
+            return wish
+        wishes = np.full(self.num_devices // self.num_workers, wish, "float32")
+        return bool(tf.reduce_any(self._sum(self._distribute(wishes)) > 0))
+
+    @functools.cached_property
+    def _sum(self):
+        def add(values):
+            return sum_over_replicas([values])[0]
+
+        return tf.function(
+            lambda values: self._first(self.strategy.run(add, (values,))),
+            autograph=False,
+        )
+
+    def sync(self):
+        """Nothing: variables are always up to date here."""
+
+    def _options(self, jit_compile):
+        jit_compile = (jit_compile and self.num_replicas == 1) or None
+        return {"jit_compile": jit_compile, "autograph": False}
+
+    def _compile_one(self, step, options):
+        """One step in one call."""
+        train = functools.partial(self._train, step)
+        return tf.function(
+            lambda batch, number: self._first(self.strategy.run(train, (batch, number))),
+            **options,
+        )
+
+    def _train(self, step, batch, number):
+        """A step on one replica."""
+        return self._finish(step, *self._differentiate(step, batch, number, 0))
+
+    def _compile_parts(self, step, options):
+        """A call for each part: memory holds one part's activations."""
+
+        def first(batch, number):
+            return self.strategy.run(
+                lambda *x: self._differentiate(step, *x, 0), (batch, number)
+            )
+
+        def further(sums, batch, number, part):
+            def add(sums, *arguments):
+                more = self._differentiate(step, *arguments)
+                return tf.nest.map_structure(tf.add, sums, more)
+
+            return self.strategy.run(add, (sums, batch, number, part))
+
+        def finish(sums):
+            report = self.strategy.run(lambda x: self._finish(step, *x), (sums,))
+            return self._first(report)
+
+        first, further, finish = (
+            tf.function(function, **options) for function in (first, further, finish)
+        )
+
+        def call(batches, first_step):
+            number = tf.constant(first_step, tf.int64)
+            parts = split_batch(batches[0], step.num_parts)
+            sums = first(self._distribute(parts[0]), number)
+            for index, part in enumerate(parts[1:], 1):
+                index = tf.constant(index)
+                sums = further(sums, self._distribute(part), number, index)
+            return [Report.of(finish(sums))]
+
+        return call
+
+    def _differentiate(self, step, batch, number, part):
+        """Gradients of one part on one replica, and its sums."""
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        values = [tf.convert_to_tensor(variable.value) for variable in step.variables]
+        trainable = values[: len(step.lm.trainable_variables)]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(trainable)
+            value, sums = step.objective(values, batch, number, part, replica)
+        gradients = tape.gradient(
+            value, trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        return [tf.convert_to_tensor(gradient) for gradient in gradients], sums
+
+    def _finish(self, step, gradients, sums):
+        """Updates one replica with the sums of all; the same on each."""
+        values = tf.nest.flatten((gradients, sums))
+        values = sum_over_replicas([tf.convert_to_tensor(value) for value in values])
+        gradients, sums = tf.nest.pack_sequence_as((gradients, sums), values)
+        gradients, is_finite, report = step.finish(gradients, sums)
+
+        def update():
+            step.update(gradients, sums["statistics"])
+            return 0
+
+        tf.cond(is_finite, update, lambda: 0)
+        step.count(is_finite)
+        return report
+
+    def _distribute(self, batch, axis=0):
+        """Gives each replica of this worker its rows of the worker's batch."""
+        if self.num_replicas == 1:
+            return batch
+        local = self.num_replicas // self.num_workers
+        first = self.worker * local
+
+        def rows(array, index):
+            size = array.shape[axis] // local
+            own = [slice(None)] * array.ndim
+            own[axis] = slice(index * size, (index + 1) * size)
+            return tf.convert_to_tensor(array[tuple(own)])
+
+        def values(context):
+            index = context.replica_id_in_sync_group - first
+            return tf.nest.map_structure(lambda x: rows(np.asarray(x), index), batch)
+
+        return self.strategy.experimental_distribute_values_from_function(values)
+
+    def _first(self, values):
+        """What the first replica returned; all return the same."""
+        return self.strategy.experimental_local_results(values)[0]
+
+
+def _cut_cpu(number):
+    device = tf.config.list_physical_devices("CPU")[0]
+    configuration = [tf.config.LogicalDeviceConfiguration()] * number
+    try:
+        tf.config.set_logical_device_configuration(device, configuration)
+    except RuntimeError as error:
+        raise ValueError(
+            "`num_virtual_devices` must be set before TensorFlow is used. Received: "
+            f"num_virtual_devices={number}: {error}"
+        ) from error
+
+
+def _tpu_strategy(tpu):
+    """Connects to a TPU and starts it."""
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu or "")
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (ValueError, tf.errors.OpError) as error:
+        raise ValueError(
+            "`tpu` must name a TPU that this machine reaches ('local' on a TPU VM). "
+            f"Received: tpu={tpu!r}: {error}"
+        ) from error
+    return tf.distribute.TPUStrategy(resolver)

@@ -1,0 +1,297 @@
+"""Checkpoints of a run: `tf.train.Checkpoint` on every backend.
+
+A checkpoint holds all weights with the k-means state, the state of the optimizer, and
+the step, which decides data order and random numbers. It is read on either backend.
+"""
+
+import math
+import pathlib
+import re
+import shutil
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+NUM_CHECKPOINTS = 3
+_NAME = "step"
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint cannot be read, or belongs to another model."""
+
+
+class RunCheckpoints:
+    """The checkpoints in a model directory: the last ones, and the best.
+
+    They are written by a thread of TensorFlow's while training goes on, from a copy
+    in memory. A checkpoint that was not written whole is none.
+
+    Args:
+        model_dir: folder of the run.
+        lm: the model; its optimizer is saved along if it has one.
+
+    Example:
+
+    ```python
+    from routing_tf import models
+    from routing_tf import run_checkpoints
+
+    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
+    checkpoints = run_checkpoints.RunCheckpoints("my_run", lm)
+    checkpoints.save(step=10)
+    checkpoints.wait()
+    assert run_checkpoints.step_of(run_checkpoints.paths("my_run")[-1]) == 10
+    ```
+    """
+
+    def __init__(self, model_dir, lm):
+        self.folder = folder_of(model_dir)
+        self._variables = named_variables(lm)
+        self.best_loss = math.inf
+        self._checkpoint = None
+
+    def save(self, step, best_loss=None):
+        """Starts to write a checkpoint; all but the last three are removed then.
+
+        Args:
+            step: number of steps trained.
+            best_loss: the held-out loss of this state, for the checkpoint with the
+                best one, which is kept apart; None (the default) for one of the last.
+
+        Raises:
+            OSError: if this or an earlier checkpoint could not be written; those
+                before it are whole.
+        """
+        try:
+            self._prepare()
+            for name, variable in self._variables.items():
+                self._copies[name].assign(keras.ops.convert_to_numpy(variable))
+            if best_loss is not None:
+                self.best_loss = best_loss
+            self._copies["step"].assign(step)
+            self._copies["best_loss"].assign(self.best_loss)
+            manager = self._last if best_loss is None else self._best
+            manager.save(checkpoint_number=step, options=self._options)
+        except tf.errors.OpError as error:
+            raise self._failure(error) from error
+
+    def wait(self):
+        """Waits until all checkpoints are written.
+
+        Raises:
+            OSError: as `save`.
+        """
+        if self._checkpoint is None:
+            return
+        try:
+            self._checkpoint.sync()
+        except tf.errors.OpError as error:
+            raise self._failure(error) from error
+
+    def restore(self, say=print):
+        """Loads the newest checkpoint that can be read.
+
+        Args:
+            say: function that tells which ones cannot be read.
+
+        Returns:
+            The number of steps trained; 0 if there is no checkpoint.
+
+        Raises:
+            DamagedCheckpointError: if there are checkpoints, and none can be read.
+        """
+        saved = paths(self.folder.parent)
+        errors = []
+        for path in reversed(saved):
+            try:
+                step, self.best_loss = restore(path, self._variables)
+            except DamagedCheckpointError as error:
+                errors.append(error)
+                say(f"WARNING: {error}")
+                continue
+            if errors:
+                say(f"WARNING: going on from the one before, {path}")
+            return step
+        if errors:
+            raise errors[0]
+        return 0
+
+    def _prepare(self):
+        """Makes the copies that are written, and what keeps the last and the best."""
+        if self._checkpoint is not None:
+            return
+        with tf.device("CPU:0"):
+            self._copies = {
+                name: tf.Variable(keras.ops.convert_to_numpy(variable))
+                for name, variable in self._variables.items()
+            }
+            self._copies["step"] = tf.Variable(0, dtype=tf.int64)
+            self._copies["best_loss"] = tf.Variable(math.inf, dtype=tf.float64)
+        self._checkpoint = tf.train.Checkpoint(variables=self._copies)
+        self._options = tf.train.CheckpointOptions(
+            experimental_enable_async_checkpoint=True
+        )
+        self._last = self._manager(self.folder, NUM_CHECKPOINTS)
+        self._best = self._manager(self.folder / "best", 1)
+
+    def _manager(self, folder, number):
+        """What keeps the last checkpoints of a folder, with those in it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        manager = tf.train.CheckpointManager(
+            self._checkpoint, str(folder), max_to_keep=number, checkpoint_name=_NAME
+        )
+        listed = [pathlib.Path(path).name for path in manager.checkpoints]
+        _remove_leftovers(folder, listed)
+        return manager
+
+    def _failure(self, error):
+        saved = paths(self.folder.parent)
+        last = f"The last whole one is {saved[-1]}" if saved else "There is none before"
+        return OSError(
+            "The checkpoint could not be written; is the disk full? Received: "
+            f"{_first_line(error)}. {last}; the same command goes on from there"
+        )
+
+
+def folder_of(model_dir):
+    """Returns the folder of a run's checkpoints."""
+    return pathlib.Path(model_dir, "checkpoints")
+
+
+def paths(model_dir, which="last"):
+    """Returns the paths of a run's checkpoints without .index, the oldest first.
+
+    Args:
+        model_dir: folder of the run.
+        which: `"last"` (the default) or `"best"`, the one with the lowest held-out
+            loss.
+    """
+    return _paths_in(folder_of(model_dir) / ("best" if which == "best" else ""))
+
+
+def _paths_in(folder):
+    found = [path.with_suffix("") for path in folder.glob(f"{_NAME}-*.index")]
+    found = [path for path in found if re.fullmatch(rf"{_NAME}-\d+", path.name)]
+    return sorted(found, key=step_of)
+
+
+def step_of(path):
+    """Returns the number of steps trained, from the path of a checkpoint."""
+    return int(pathlib.Path(path).name.removeprefix(f"{_NAME}-"))
+
+
+def num_bytes(path):
+    """Returns the size of the values in a checkpoint."""
+    path = pathlib.Path(path)
+    return sum(file.stat().st_size for file in path.parent.glob(f"{path.name}.data-*"))
+
+
+def is_run_checkpoint(path):
+    """Tells whether a path is that of a checkpoint of a run, without .index."""
+    path = pathlib.Path(path)
+    named = re.fullmatch(rf"{_NAME}-\d+", path.name)
+    return bool(named) and path.with_name(path.name + ".index").is_file()
+
+
+def model_dir_of(path):
+    """Returns the model directory that a checkpoint lies in."""
+    folder = pathlib.Path(path).parent
+    return (folder.parent if folder.name == "best" else folder).parent
+
+
+def named_variables(lm, with_optimizer=True):
+    """Returns the variables of a model that a checkpoint holds, by name.
+
+    Args:
+        lm: the model.
+        with_optimizer: whether to include those of its optimizer, if it has one.
+    """
+    named = {f"model|{_key(v.path)}": v for v in lm.weights}
+    optimizer = getattr(lm, "optimizer", None)
+    if with_optimizer and optimizer is not None:
+        for variable in optimizer.variables:
+            # The name of the optimizer itself depends on how many there were.
+            _, _, path = variable.path.partition("/")
+            named[f"optimizer|{_key(path)}"] = variable
+    return named
+
+
+def restore(path, variables):
+    """Loads variables from a checkpoint, all or none.
+
+    Args:
+        path: path of the checkpoint without .index.
+        variables: dict as `named_variables` returns it.
+
+    Returns:
+        The step, and the best held-out loss so far.
+
+    Raises:
+        DamagedCheckpointError: if it is damaged or belongs to another model; nothing
+            is changed then.
+    """
+    try:
+        reader = tf.train.load_checkpoint(str(path))
+        there = reader.get_variable_to_shape_map()
+        _check_shapes(path, variables, there)
+        # Read whole before the first one is written.
+        values = {name: reader.get_tensor(_entry(name)) for name in variables}
+        step, best = (reader.get_tensor(_entry(name)) for name in ("step", "best_loss"))
+    except (tf.errors.OpError, ValueError, RuntimeError, OSError) as error:
+        if isinstance(error, DamagedCheckpointError):
+            raise
+        raise DamagedCheckpointError(
+            f"The checkpoint must be whole. Received: {path}: {_first_line(error)}"
+        ) from error
+    for name, variable in variables.items():
+        variable.assign(values[name])
+    return int(step), float(best)
+
+
+def _remove_leftovers(folder, listed):
+    """Removes what a process left that was killed while it wrote.
+
+    The newest checkpoint stays, though it may have been killed before it listed it.
+    """
+    kept = {*listed, *[path.name for path in _paths_in(folder)[-1:]]}
+    for path in folder.glob(f"{_NAME}-*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name.partition(".")[0] not in kept:
+            path.unlink()
+
+
+def _check_shapes(path, variables, there):
+    differences = []
+    for name, variable in variables.items():
+        here, found = list(variable.shape), there.get(_entry(name))
+        if found != here:
+            differences.append(f"{name} has the shape {found} there, {here} here")
+    if differences:
+        raise DamagedCheckpointError(
+            "The checkpoint must be of a model and an optimizer with these "
+            f"hyperparameters. Received: {path} with {len(differences)} differences: "
+            f"{'; '.join(differences[:5])}"
+        )
+
+
+def _key(path):
+    """A name that TensorFlow writes as it is."""
+    return path.replace("/", "|").replace(".", "_")
+
+
+def _entry(name):
+    return f"variables/{name}/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def _first_line(error):
+    return str(error).strip().split("\n")[0]
+
+
+def first_not_finite(lm):
+    """Returns the path of the first weight that is not finite; None if all are."""
+    for variable in lm.weights:
+        if not np.isfinite(keras.ops.convert_to_numpy(variable)).all():
+            return variable.path
+    return None

@@ -1,0 +1,35 @@
+"""Signals that ask a run to stop."""
+
+import os
+import signal
+import threading
+
+
+class StopRequest:
+    """Turns the first SIGINT or SIGTERM into a wish to stop after the step.
+
+    Attributes:
+        signal: number of the signal that came; None if none did.
+    """
+
+    def __init__(self):
+        self.signal = None
+        self._earlier = {}
+
+    def __enter__(self):
+        # Python delivers signals to the main thread alone.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._earlier[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *exception):
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number, frame):
+        self.signal = number
+        self.__exit__()
+        # The signal may have come in the middle of a print, so print cannot be used.
+        text = "\nstopping after this step; once more to stop at once, unsaved\n"
+        os.write(2, text.encode())

@@ -1,0 +1,269 @@
+"""What one step of training does, for every engine alike."""
+
+import dataclasses
+import functools
+import math
+
+import keras
+import numpy as np
+from keras import ops
+
+from routing_tf import layers
+from routing_tf.layers.replicas import sum_over_replicas
+
+# More random draws than one layer makes in one part of a step.
+DRAWS_PER_PART = 256
+# Replicas of TensorFlow draw apart; JAX has one draw for the global batch.
+SEEDS_BETWEEN_REPLICAS = 7919
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What one step tells.
+
+    Args:
+        loss: the loss that was differentiated.
+        cross_entropy: its part in nats per token.
+        clustering_loss: its part from the centroids.
+        num_tokens: sum of the weights of all tokens.
+        gradient_norm: global norm of the gradients before they are clipped.
+        loss_scale: factor that kept gradients from vanishing in float16, else 1.
+        gradient_squares: NumPy array `<float32>[variables]`, the sums of squares of the
+            gradient of each trainable variable.
+    """
+
+    loss: float
+    cross_entropy: float
+    clustering_loss: float
+    num_tokens: float
+    gradient_norm: float
+    loss_scale: float
+    gradient_squares: np.ndarray
+
+    @classmethod
+    def of(cls, vector):
+        """Reads the vector that `TrainingStep.finish` makes."""
+        vector = np.asarray(vector)
+        num_scalars = len(dataclasses.fields(cls)) - 1
+        return cls(*map(float, vector[:num_scalars]), vector[num_scalars:])
+
+    @property
+    def is_finite(self):
+        """Whether loss and gradients are finite, so that the step changed weights."""
+        return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
+
+
+class TrainingStep:
+    """The arithmetic of one step: a loss, its sums over tokens, and an update.
+
+    A step may have several parts (gradient accumulation) and several replicas. Each
+    contributes sums over its own tokens; added up, they give what one device computes
+    from the whole batch at once: the loss is divided by the weights of all tokens, and
+    the centroids move once, by the tokens of all.
+
+    An engine computes gradients and runs the methods, see `routing_tf.engines`.
+
+    Args:
+        lm: the language model or image model.
+        optimizer: a built optimizer of its trainable variables; a
+            `keras.optimizers.LossScaleOptimizer` scales the loss. Only its
+            `update_step` is used, so options of other kinds, such as
+            `weight_decay` or `use_ema`, must be off.
+        clip_norm: largest global norm of the gradients; 0 for no limit.
+        num_parts: number of parts of a step.
+        num_replicas: number of replicas that add their sums.
+    """
+
+    def __init__(self, lm, optimizer, clip_norm=0.0, num_parts=1, num_replicas=1):
+        self.lm = lm
+        self.optimizer = optimizer
+        self.clip_norm = clip_norm
+        self.num_parts = num_parts
+        self.num_replicas = num_replicas
+        self.loss_scaling = None
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            self.loss_scaling = optimizer
+            self.optimizer = optimizer.inner_optimizer
+        self._seeds = [
+            (variable, int(ops.convert_to_numpy(variable)[0]))
+            for variable in lm.non_trainable_variables
+            if variable.name == "seed_generator_state"
+        ]
+        self._kmeans = []
+        self._num_targets = None
+
+    def objective(self, values, batch, step, part=0, replica=0):
+        """Sums the losses of one part on one replica.
+
+        Args:
+            values: tensors, one for each of `variables`.
+            batch: inputs, targets `<int>[batch, ...]`, weights `<float>[batch, ...]`.
+            step: integer tensor, number of the step.
+            part: which part of the step.
+            replica: which replica.
+
+        Returns:
+            A scalar whose gradients are to be taken, and a dict of tensors that are to
+            be added up over parts and replicas, like the gradients.
+        """
+        inputs, targets, weights = batch
+        lm = self.lm
+        values = dict(zip(map(id, self.variables), values, strict=True))
+        for variable, seed in self._seeds:
+            values[id(variable)] = self._seed_state(variable, seed, step, part, replica)
+        # Replicas are threads that would mix their losses without a scope of their own.
+        with layers.hold_updates() as held:
+            logits, _, losses = lm.stateless_call(
+                [values[id(variable)] for variable in lm.trainable_variables],
+                [values[id(variable)] for variable in lm.non_trainable_variables],
+                {name: inputs[name] for name in lm.input},
+                training=True,
+                return_losses=True,
+            )
+        self._kmeans = [layer for layer, _ in held]
+        # A fixed number keeps the size of gradients near that of a mean.
+        self._num_targets = (
+            math.prod(targets.shape) * self.num_parts * self.num_replicas
+        )
+        sums = self._sums(logits, targets, weights, losses)
+        value = (sums["nats"] + sums["clustering"] + sums["decay"]) / self._num_targets
+        if self.loss_scaling is not None:
+            scale = values[id(self.loss_scaling.dynamic_scale)]
+            value *= ops.cast(scale, "float32")
+        return value, {**sums, "statistics": [statistics for _, statistics in held]}
+
+    def _sums(self, logits, targets, weights, losses):
+        nats = keras.losses.sparse_categorical_crossentropy(
+            targets, ops.cast(logits, "float32"), from_logits=True
+        )
+        weights = ops.cast(weights, "float32")
+        own_weight = ops.sum(weights)
+        (weight,) = sum_over_replicas([own_weight])
+        # The mean over replicas is the loss of all; each part counts by its tokens.
+        share = weight / self.num_replicas
+        losses = [ops.cast(loss, "float32") for loss in losses]
+        # Keras puts the losses of regularizers behind those of layers.
+        num_decays = len([v for v in self._trainable if v.regularizer is not None])
+        split = len(losses) - num_decays
+        return {
+            "nats": ops.sum(nats * weights),
+            "weight": own_weight,
+            "clustering": share * sum(losses[:split], ops.zeros(())),
+            "decay": share * sum(losses[split:], ops.zeros(())),
+        }
+
+    def _seed_state(self, variable, seed, step, part, replica):
+        """The state of a generator in a part of a step."""
+        draw = (ops.cast(step, "int32") * self.num_parts + part) * DRAWS_PER_PART
+        seed = ops.convert_to_tensor(seed, variable.dtype)
+        offset = ops.cast(replica, "int32") * SEEDS_BETWEEN_REPLICAS
+        return ops.stack(
+            [seed + ops.cast(offset, variable.dtype), ops.cast(draw, variable.dtype)]
+        )
+
+    def finish(self, gradients, sums):
+        """Turns the sums over all parts and replicas into gradients and a report.
+
+        Args:
+            gradients: sums of the gradients of `objective`.
+            sums: sums of its second result.
+
+        Returns:
+            The clipped gradients of the mean loss; whether it and they are finite, a
+            boolean tensor; and the report, a vector that `Report.of` reads.
+        """
+        weight = sums["weight"]
+        divisor = ops.where(weight > 0, weight, 1.0)
+        scale = ops.convert_to_tensor(1.0)
+        if self.loss_scaling is not None:
+            scale = ops.cast(self.loss_scaling.dynamic_scale, "float32")
+        factor = self._num_targets / (divisor * scale)
+        gradients = [ops.cast(gradient, "float32") * factor for gradient in gradients]
+        squares = ops.stack([ops.sum(ops.square(gradient)) for gradient in gradients])
+        norm = ops.sqrt(ops.sum(squares))
+        loss = (sums["nats"] + sums["clustering"] + sums["decay"]) / divisor
+        report = [
+            loss,
+            sums["nats"] / divisor,
+            sums["clustering"] / divisor,
+            weight,
+            norm,
+            scale,
+        ]
+        report = ops.concatenate([ops.stack(report), squares])
+        if self.clip_norm:
+            excess = ops.maximum(norm, self.clip_norm)
+            gradients = [gradient * (self.clip_norm / excess) for gradient in gradients]
+        return gradients, ops.isfinite(loss + norm), report
+
+    def update(self, gradients, statistics):
+        """Moves weights, optimizer state and centroids.
+
+        Args:
+            gradients: those that `finish` returned.
+            statistics: sums of the `"statistics"` of `objective`.
+        """
+        learning_rate = self.optimizer.learning_rate
+        for gradient, variable in zip(gradients, self._trainable, strict=True):
+            self.optimizer.update_step(gradient, variable, learning_rate)
+        for layer, values in zip(self._kmeans, statistics, strict=True):
+            layer.move(values)
+
+    def count(self, is_finite):
+        """Counts the step, also one whose update was skipped; moves the loss scale.
+
+        Args:
+            is_finite: the second result of `finish`.
+        """
+        self.optimizer.iterations.assign_add(1)
+        if self.loss_scaling is None:
+            return
+        # The rule of `keras.optimizers.LossScaleOptimizer`.
+        scaling = self.loss_scaling
+        steps = ops.where(is_finite, scaling.step_counter + 1, 0)
+        grows = steps == scaling.dynamic_growth_steps
+        up = ops.where(grows, 2.0, 1.0)
+        scale = ops.convert_to_tensor(scaling.dynamic_scale)
+        scaling.dynamic_scale.assign(scale * ops.where(is_finite, up, 0.5))
+        scaling.step_counter.assign(ops.where(grows, 0, steps))
+
+    @property
+    def _trainable(self):
+        return self.lm.trainable_variables
+
+    @property
+    def report_size(self):
+        """Number of entries of a report."""
+        return len(dataclasses.fields(Report)) - 1 + len(self._trainable)
+
+    @property
+    def variables(self):
+        """All variables that a step may change, and the seeds that it draws with."""
+        optimizer = self.loss_scaling or self.optimizer
+        lm = self.lm
+        return [
+            *lm.trainable_variables,
+            *lm.non_trainable_variables,
+            *optimizer.variables,
+        ]
+
+
+def split_batch(batch, num_parts):
+    """Cuts a batch into parts of equal numbers of rows.
+
+    Args:
+        batch: structure of NumPy arrays with the batch on axis 0.
+        num_parts: number of parts, a divisor of the number of rows.
+
+    Returns:
+        List of structures.
+    """
+
+    def part(array, index):
+        size = len(array) // num_parts
+        return array[index * size : (index + 1) * size]
+
+    return [
+        keras.tree.map_structure(functools.partial(part, index=index), batch)
+        for index in range(num_parts)
+    ]

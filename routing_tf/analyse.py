@@ -66,6 +66,9 @@ def define_flags(values=flags.FLAGS):
     """
     commands.define_backend_flag(values)
     commands.define_checkpoint_flag(values)
+    # or `--help` would leave them out
+    for name in ("backend", "checkpoint"):
+        flags.declare_key_flag(name, flag_values=values)
     flags.DEFINE_enum(
         "what",
         None,

@@ -47,7 +47,7 @@ def command(run, options, argv):
         return run(options)
     except BrokenPipeError:
         raise
-    except (ValueError, FloatingPointError, OSError) as error:
+    except (ValueError, FloatingPointError, OSError, tf.errors.OpError) as error:
         logging.debug("--verbosity=1 shows where", exc_info=True)
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -70,7 +70,6 @@ def define_backend_flag(values):
         "say, else tensorflow.",
         flag_values=values,
     )
-    flags.declare_key_flag("backend", flag_values=values)
 
 
 def use_backend(name):
@@ -132,7 +131,6 @@ def define_checkpoint_flag(values):
         "loss.",
         flag_values=values,
     )
-    flags.declare_key_flag("checkpoint", flag_values=values)
 
 
 def problem_fields(options, earlier=None):

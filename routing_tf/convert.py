@@ -32,6 +32,8 @@ def define_flags(values=flags.FLAGS):
         values: the `absl.flags.FlagValues` to define them in.
     """
     commands.define_backend_flag(values)
+    # or `--help` would leave it out
+    flags.declare_key_flag("backend", flag_values=values)
     strings = {
         "checkpoint": "The TF1 checkpoint: its path without .index.",
         "output_dir": "Folder to write the preset into; new or empty.",

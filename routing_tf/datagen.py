@@ -30,6 +30,8 @@ def define_flags(values=flags.FLAGS):
         values: the `absl.flags.FlagValues` to define them in.
     """
     commands.define_backend_flag(values)
+    # or `--help` would leave it out
+    flags.declare_key_flag("backend", flag_values=values)
     strings = {
         "problem": "Name of the problem; an unknown name lists all.",
         "data_dir": "Folder to write to, made if missing. Problems can share it.",

@@ -48,7 +48,7 @@ class Evaluation:
         return self.nats_per_token / math.log(2)
 
 
-def evaluate(lm, problem, split, num_examples=None, batch_size=None):
+def evaluate(lm, problem, split, num_examples=None, batch_size=None, stops=None):
     """Scores a split, each window in one pass.
 
     Args:
@@ -59,9 +59,11 @@ def evaluate(lm, problem, split, num_examples=None, batch_size=None):
             the split that is trained on.
         num_examples: number of windows, evenly spaced; None for all.
         batch_size: windows per batch; None for the model's `batch_tokens`.
+        stops: function without arguments that is asked before each batch whether to
+            give up; None (the default) to go on to the end.
 
     Returns:
-        `Evaluation`.
+        `Evaluation`; None if it was given up.
     """
     scorer = lm if isinstance(lm, TokenScorer) else TokenScorer(lm)
     if batch_size is None:
@@ -71,6 +73,8 @@ def evaluate(lm, problem, split, num_examples=None, batch_size=None):
     )
     nats = num_tokens = 0.0
     for inputs, targets, weights in dataset.as_numpy_iterator():
+        if stops is not None and stops():
+            return None
         weights = weights.astype("float64")
         nats += float(np.sum(scorer.score(inputs, targets) * weights))
         num_tokens += float(np.sum(weights))

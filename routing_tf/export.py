@@ -45,6 +45,9 @@ def define_flags(values=flags.FLAGS):
     """
     commands.define_backend_flag(values)
     commands.define_checkpoint_flag(values)
+    # or `--help` would leave them out
+    for name in ("backend", "checkpoint"):
+        flags.declare_key_flag(name, flag_values=values)
     strings = {
         "model_dir": "Folder of a run, a .keras file or a preset directory.",
         "export_dir": "Folder to write the SavedModel into: new, empty or an earlier "

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import sys
 import time
@@ -56,6 +57,15 @@ class Window:
         return self.num_tokens / self.seconds
 
 
+def _parse(line):
+    """Reads a line of metrics.jsonl; one that is damaged is one of no step."""
+    try:
+        entry = json.loads(line)
+        return entry if entry["step"] >= 0 else {"step": math.inf}
+    except (ValueError, KeyError, TypeError):
+        return {"step": math.inf}
+
+
 class SilentLog:
     """Tells nothing: for the workers of a run that are not its chief."""
 
@@ -88,13 +98,15 @@ class ProgressLog:
         step: the step that the run goes on from.
         total: the step at which it ends.
         problem: the problem, whose metric is told.
+        evaluates_again: whether the evaluation at `step` is to be repeated, and what
+            an earlier one wrote of it is to be forgotten.
     """
 
-    def __init__(self, model_dir, step, total, problem):
+    def __init__(self, model_dir, step, total, problem, evaluates_again=True):
         self._problem = problem
         self._total = total
         self._path = pathlib.Path(model_dir, "metrics.jsonl")
-        self._forget_after(step)
+        self._forget_after(step, evaluates_again)
         self._file = self._path.open("a")
         self._board = tf.summary.create_file_writer(
             str(self._path.parent / "tensorboard")
@@ -110,24 +122,34 @@ class ProgressLog:
         return self
 
     def __exit__(self, *exception):
-        self._file.close()
-        self._board.close()
         if self._bar is not None:
             self._bar.close()
+        try:
+            self._file.close()
+            self._board.close()
+        except (OSError, tf.errors.OpError) as error:
+            if not any(exception):  # else the first error is the one to tell
+                raise self._failure(error) from error
 
-    def _forget_after(self, step):
+    def _failure(self, error):
+        return OSError(
+            f"The log must be written; is the disk full? Received: {self._path}: "
+            f"{str(error).splitlines()[0]}. The same command goes on from the last "
+            "checkpoint"
+        )
+
+    def _forget_after(self, step, evaluates_again):
         """Drops what a run logged behind the checkpoint that it goes on from."""
         if not self._path.exists():
             return
         lines = self._path.read_text().splitlines(keepends=True)
         # A run that was killed may have left half a line.
-        lines = [line for line in lines if line.endswith("}\n")]
-        entries = [(line, json.loads(line)) for line in lines]
-        # The evaluation at this very step is repeated.
+        entries = [(line, _parse(line)) for line in lines]
+        last = step - 1 if evaluates_again else step
         kept = [
             line
             for line, entry in entries
-            if entry["step"] < step or (entry["step"] == step and "loss" in entry)
+            if entry["step"] <= last or (entry["step"] == step and "loss" in entry)
         ]
         run_directory.write_whole(self._path, "".join(kept))
 
@@ -138,11 +160,14 @@ class ProgressLog:
             tqdm.tqdm.write(text)
 
     def metrics(self, step, values):
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-        self._file.flush()
-        with self._board.as_default(step=step):
-            for name, value in values.items():
-                tf.summary.scalar(name, value)
+        try:
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            self._file.flush()
+            with self._board.as_default(step=step):
+                for name, value in values.items():
+                    tf.summary.scalar(name, value)
+        except (OSError, tf.errors.OpError) as error:
+            raise self._failure(error) from error
 
     def evaluation(self, step, result):
         name = self._problem.metric_name

@@ -24,8 +24,9 @@ class DamagedCheckpointError(ValueError):
 class RunCheckpoints:
     """The checkpoints in a model directory: the last ones, and the best.
 
-    They are written by a thread of TensorFlow's while training goes on, from a copy
-    in memory. A checkpoint that was not written whole is none.
+    They are written by a thread of TensorFlow's while training goes on, from two copies
+    of all variables in the host's memory. A checkpoint that was not written whole is
+    none.
 
     Args:
         model_dir: folder of the run.
@@ -50,6 +51,7 @@ class RunCheckpoints:
         self._variables = named_variables(lm)
         self.best_loss = math.inf
         self._checkpoint = None
+        self._restored = None
 
     def save(self, step, best_loss=None):
         """Starts to write a checkpoint; all but the last three are removed then.
@@ -73,6 +75,8 @@ class RunCheckpoints:
             self._copies["best_loss"].assign(self.best_loss)
             manager = self._last if best_loss is None else self._best
             manager.save(checkpoint_number=step, options=self._options)
+            # The write before this one has ended.
+            _remove_surplus(manager)
         except tf.errors.OpError as error:
             raise self._failure(error) from error
 
@@ -89,11 +93,14 @@ class RunCheckpoints:
         except tf.errors.OpError as error:
             raise self._failure(error) from error
 
-    def restore(self, say=print):
-        """Loads the newest checkpoint that can be read.
+    def restore(self, say=print, agree=None):
+        """Loads the newest checkpoint that can be read; what cannot be is put aside.
 
         Args:
             say: function that tells which ones cannot be read.
+            agree: function of the step, called before the first variable changes, which
+                raises an error if other workers found another one; None (the default)
+                without others.
 
         Returns:
             The number of steps trained; 0 if there is no checkpoint.
@@ -101,21 +108,36 @@ class RunCheckpoints:
         Raises:
             DamagedCheckpointError: if there are checkpoints, and none can be read.
         """
-        saved = paths(self.folder.parent)
-        errors = []
-        for path in reversed(saved):
+        step, values, errors = 0, {}, {}
+        for path in reversed(paths(self.folder.parent)):
             try:
-                step, self.best_loss = restore(path, self._variables)
+                step, self.best_loss, values = read(path, self._variables)
+                self._restored = path
+                break
             except DamagedCheckpointError as error:
-                errors.append(error)
+                errors[path] = error
                 say(f"WARNING: {error}")
-                continue
-            if errors:
-                say(f"WARNING: going on from the one before, {path}")
-            return step
+        if agree is not None:
+            agree(step)
+        if errors and self._restored is None:
+            raise next(iter(errors.values()))
         if errors:
-            raise errors[0]
-        return 0
+            say(f"WARNING: going on from the one before, {self._restored}")
+        for path in errors:
+            _put_aside(path)
+        for name, value in values.items():
+            self._variables[name].assign(value)
+        for path in paths(self.folder.parent, "best"):
+            self.best_loss = min(self.best_loss, _best_loss_of(path))
+        return step
+
+    @property
+    def last_whole(self):
+        """Path of the last checkpoint that was written or read whole, or None."""
+        written = self._checkpoint is not None and self._last.latest_checkpoint
+        if written and written != self._latest_before:
+            return written
+        return None if self._restored is None else str(self._restored)
 
     def _prepare(self):
         """Makes the copies that are written, and what keeps the last and the best."""
@@ -133,6 +155,7 @@ class RunCheckpoints:
             experimental_enable_async_checkpoint=True
         )
         self._last = self._manager(self.folder, NUM_CHECKPOINTS)
+        self._latest_before = self._last.latest_checkpoint
         self._best = self._manager(self.folder / "best", 1)
 
     def _manager(self, folder, number):
@@ -141,13 +164,13 @@ class RunCheckpoints:
         manager = tf.train.CheckpointManager(
             self._checkpoint, str(folder), max_to_keep=number, checkpoint_name=_NAME
         )
-        listed = [pathlib.Path(path).name for path in manager.checkpoints]
-        _remove_leftovers(folder, listed)
+        _remove_leftovers(folder)
         return manager
 
     def _failure(self, error):
-        saved = paths(self.folder.parent)
-        last = f"The last whole one is {saved[-1]}" if saved else "There is none before"
+        last = "There is none before"
+        if self.last_whole:
+            last = f"The last whole one is {self.last_whole}"
         return OSError(
             "The checkpoint could not be written; is the disk full? Received: "
             f"{_first_line(error)}. {last}; the same command goes on from there"
@@ -213,7 +236,9 @@ def named_variables(lm, with_optimizer=True):
         for variable in optimizer.variables:
             # The name of the optimizer itself depends on how many there were.
             _, _, path = variable.path.partition("/")
-            named[f"optimizer|{_key(path)}"] = variable
+            name = f"optimizer|{_key(path)}"
+            # One that scales the loss counts apart from the one inside.
+            named[f"{name}|inner" if name in named else name] = variable
     return named
 
 
@@ -224,18 +249,29 @@ def restore(path, variables):
         path: path of the checkpoint without .index.
         variables: dict as `named_variables` returns it.
 
+    Raises:
+        DamagedCheckpointError: as `read`; nothing is changed then.
+    """
+    for name, value in read(path, variables)[2].items():
+        variables[name].assign(value)
+
+
+def read(path, variables):
+    """Reads the values of variables from a checkpoint.
+
+    Args:
+        path: path of the checkpoint without .index.
+        variables: dict as `named_variables` returns it.
+
     Returns:
-        The step, and the best held-out loss so far.
+        The step, the best held-out loss so far, and a dict of NumPy arrays.
 
     Raises:
-        DamagedCheckpointError: if it is damaged or belongs to another model; nothing
-            is changed then.
+        DamagedCheckpointError: if it is damaged or belongs to another model.
     """
     try:
         reader = tf.train.load_checkpoint(str(path))
-        there = reader.get_variable_to_shape_map()
-        _check_shapes(path, variables, there)
-        # Read whole before the first one is written.
+        _check_shapes(path, variables, reader.get_variable_to_shape_map())
         values = {name: reader.get_tensor(_entry(name)) for name in variables}
         step, best = (reader.get_tensor(_entry(name)) for name in ("step", "best_loss"))
     except (tf.errors.OpError, ValueError, RuntimeError, OSError) as error:
@@ -244,22 +280,44 @@ def restore(path, variables):
         raise DamagedCheckpointError(
             f"The checkpoint must be whole. Received: {path}: {_first_line(error)}"
         ) from error
-    for name, variable in variables.items():
-        variable.assign(values[name])
-    return int(step), float(best)
+    return int(step), float(best), values
 
 
-def _remove_leftovers(folder, listed):
-    """Removes what a process left that was killed while it wrote.
+def _best_loss_of(path):
+    try:
+        return read(path, {})[1]
+    except DamagedCheckpointError:
+        return math.inf
 
-    The newest checkpoint stays, though it may have been killed before it listed it.
-    """
-    kept = {*listed, *[path.name for path in _paths_in(folder)[-1:]]}
+
+def _remove_leftovers(folder):
+    """Removes what a process left that was killed in the middle of a write."""
+    whole = {path.name for path in _paths_in(folder)}
     for path in folder.glob(f"{_NAME}-*"):
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name.partition(".")[0] not in kept:
+        elif ".data-" in path.name and path.name.partition(".")[0] not in whole:
             path.unlink()
+
+
+def _remove_surplus(manager):
+    """Removes old checkpoints that a process did not list before it was killed."""
+    listed = [pathlib.Path(path) for path in manager.checkpoints]
+    for path in _paths_in(pathlib.Path(manager.directory)):
+        later = [one for one in listed if step_of(one) > step_of(path)]
+        if path not in listed and len(later) >= NUM_CHECKPOINTS:
+            _remove(path)
+
+
+def _remove(path):
+    for file in path.parent.glob(f"{path.name}.*"):
+        file.unlink()
+
+
+def _put_aside(path):
+    """Hides a damaged checkpoint from those who look for the newest one."""
+    index = path.with_name(f"{path.name}.index")
+    index.replace(index.with_name(f"{index.name}.damaged"))
 
 
 def _check_shapes(path, variables, there):

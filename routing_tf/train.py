@@ -41,6 +41,49 @@ from routing_tf.text_samples import printable
 
 PROMPT_TOKENS = 64
 IMAGE_COLUMNS = 10
+# Flags of where and how a run computes; name: default, choices, help.
+SCALE_CHOICES = {
+    "strategy": (
+        None,
+        engines.STRATEGIES,
+        "Where to compute: one device; mirrored: all devices of this machine; "
+        "multi_worker: those of several machines (TF_CONFIG names them on "
+        "TensorFlow, KERAS_DISTRIBUTION_* on JAX); tpu. A batch is shared by all "
+        "devices, and results are those of one. Default: one, with --tpu tpu.",
+    ),
+    "precision": (
+        None,
+        tuple(run_directory.PRECISIONS),
+        "Type of the computations; weights, centroids and optimizer stay float32. "
+        "float16 scales the loss. Default: float32.",
+    ),
+    "on_nan": (
+        "stop",
+        training.ON_NAN,
+        "What to do where the loss or a gradient is not finite (no weight changes "
+        "then): stop with the place in the data and the first bad variable, or "
+        "skip the batch.",
+    ),
+}
+# The same; name: default, smallest value, help.
+SCALE_INTEGERS = {
+    "accumulation_steps": (
+        None,
+        1,
+        "Parts that a batch goes through the model in, one after the other, for "
+        "less memory: the results are those of the whole batch. Default: 1.",
+    ),
+    "steps_per_call": (
+        1,
+        1,
+        "Steps that go to the device at once: less overhead with small steps.",
+    ),
+    "virtual_devices": (
+        None,
+        1,
+        "Devices to cut the CPU into, to try a strategy without accelerators.",
+    ),
+}
 
 
 def define_flags(values=flags.FLAGS):
@@ -61,7 +104,7 @@ def define_flags(values=flags.FLAGS):
     commands.define_data_flags(values)
     commands.define_split_flags(values)
     # or `--help` would leave them out
-    for name in (*commands.DATA_FLAGS, *commands.SPLIT_FLAGS):
+    for name in ("backend", *commands.DATA_FLAGS, *commands.SPLIT_FLAGS):
         flags.declare_key_flag(name, flag_values=values)
     flags.DEFINE_string(
         "hparams_set",
@@ -114,30 +157,7 @@ def define_scale_flags(values):
     Args:
         values: the `absl.flags.FlagValues` to define them in.
     """
-    choices = {
-        "strategy": (
-            None,
-            engines.STRATEGIES,
-            "Where to compute: one device; mirrored: all devices of this machine; "
-            "multi_worker: those of several machines (TF_CONFIG names them on "
-            "TensorFlow, KERAS_DISTRIBUTION_* on JAX); tpu. A batch is shared by all "
-            "devices, and results are those of one. Default: one, with --tpu tpu.",
-        ),
-        "precision": (
-            None,
-            tuple(run_directory.PRECISIONS),
-            "Type of the computations; weights, centroids and optimizer stay float32. "
-            "float16 scales the loss. Default: float32.",
-        ),
-        "on_nan": (
-            "stop",
-            training.ON_NAN,
-            "What to do where the loss or a gradient is not finite (no weight changes "
-            "then): stop with the place in the data and the first bad variable, or "
-            "skip the batch.",
-        ),
-    }
-    for name, (default, names, text) in choices.items():
+    for name, (default, names, text) in SCALE_CHOICES.items():
         flags.DEFINE_enum(name, default, names, text, flag_values=values)
     flags.DEFINE_string(
         "tpu",
@@ -158,25 +178,7 @@ def define_scale_flags(values):
         "less memory, more time, the same results. Default: the hyperparameter.",
         flag_values=values,
     )
-    integers = {
-        "accumulation_steps": (
-            None,
-            1,
-            "Parts that a batch goes through the model in, one after the other, for "
-            "less memory: the results are those of the whole batch. Default: 1.",
-        ),
-        "steps_per_call": (
-            1,
-            1,
-            "Steps that go to the device at once: less overhead with small steps.",
-        ),
-        "virtual_devices": (
-            None,
-            1,
-            "Devices to cut the CPU into, to try a strategy without accelerators.",
-        ),
-    }
-    define_integers(integers, values)
+    define_integers(SCALE_INTEGERS, values)
 
 
 def define_integers(integers, values):
@@ -450,14 +452,16 @@ def run(options):
         on_nan=options.on_nan,
     )
     if result is None:
-        print(
-            f"stopped at step {trainer.step}; to continue: "
-            f"python -m routing_tf.train --model_dir={options.model_dir}"
-        )
+        if engine.is_chief:
+            print(
+                f"stopped at step {trainer.step}; to continue: "
+                f"python -m routing_tf.train --model_dir={options.model_dir}"
+            )
         # Who sends SIGTERM wants an orderly end, and gets one.
         return 0 if trainer.stopped_by == signal.SIGTERM else commands.INTERRUPTED
     if engine.is_chief:
         finish(trainer, result, options)
+    engine.agree(False)  # the others wait until the first is done
     return 0
 
 
@@ -473,7 +477,9 @@ def finish(trainer, result, options):
     if trainer.engine.num_devices > 1:
         # One that lives on one device, as after training.
         lm = run_directory.load_language_model(options.model_dir)
-        training.compile_for_training(lm, seed=trainer.config.seed)
+        if trainer.config.hyperparameters.kind != "image":
+            sampler = keras_hub.samplers.TopPSampler(p=0.9, seed=trainer.config.seed)
+            lm.compile(optimizer=None, sampler=sampler)
     for line in report(lm, problem, result, options.eval_examples):
         print(line, flush=True)
     show_samples(lm, trainer, options)
@@ -482,6 +488,8 @@ def finish(trainer, result, options):
 
 def main(argv):
     """Trains; returns the exit code, as `absl.app.run` expects."""
+    # Before the first step there is nothing to save.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     return commands.command(run, flags.FLAGS, argv)
 
 

@@ -4,11 +4,14 @@ Data order and dropout depend on the seed and the step alone, so a run that was
 stopped goes on exactly as if it had not been.
 """
 
+import dataclasses
+import json
 import math
 import pathlib
 import signal
 import sys
 import time
+import zlib
 
 import keras
 import keras_hub
@@ -248,7 +251,7 @@ class Trainer:
             self.lm = build_model(h, problem, config.seed, config.precision)
             compile_for_training(self.lm, h, jit_compile, config.seed)
         self._checkpoints = RunCheckpoints(self.model_dir, self.lm)
-        self.step = self._checkpoints.restore(self._warn)
+        self.step = self._checkpoints.restore(self._warn, self._agree_on_the_run)
         if not self.step and config.init_checkpoint:
             run_directory.initialize(self.lm, config.init_checkpoint)
         if self.engine.is_chief:
@@ -278,7 +281,8 @@ class Trainer:
             log_every: steps between lines in `metrics.jsonl`.
             on_nan: what to do with a step whose loss or gradients are not finite, and
                 which changes no weight: `"stop"` (the default) ends the run, `"skip"`
-                goes on with the next batch.
+                goes on with the next batch, unless 20 in a row are bad. (float16 skips
+                steps with either until the scale of the loss fits.)
 
         Returns:
             The last `Evaluation`; None if a signal ended the training early, after a
@@ -290,38 +294,68 @@ class Trainer:
             OSError: if a checkpoint cannot be written.
         """
         check_choice("on_nan", on_nan, ON_NAN)
+        self._on_nan = on_nan
         total = self.config.hyperparameters.train_steps
+        # One that was killed before its evaluation has it now.
+        evaluates_first = self.step < total and (
+            self.step == 0
+            or _due(self.step - self._steps_per_call, self.step, eval_every)
+        )
         log = SilentLog()
         if self.engine.is_chief:
-            log = ProgressLog(self.model_dir, self.step, total, self.problem)
-        with log, StopRequest() as stop:
-            evaluated = None
-            if self.step < total:
-                self._evaluate(eval_examples, log)
-            for before in self._steps(total, log, log_every, on_nan):
-                stops = self.engine.agree(stop.signal is not None)
-                ends = stops or self.step == total
-                if ends or _due(before, self.step, checkpoint_every):
-                    self._save()
-                if stops:
-                    self._checkpoints.wait()
-                    self.stopped_by = stop.signal or signal.SIGTERM
-                    return None
-                if ends or _due(before, self.step, eval_every):
-                    evaluated = self._evaluate(eval_examples, log)
-            evaluated = evaluated or self._evaluate(eval_examples, log)
-            self._checkpoints.wait()
-            return evaluated
+            again = evaluates_first or self.step == total
+            log = ProgressLog(self.model_dir, self.step, total, self.problem, again)
+        try:
+            with log, StopRequest() as stop:
+                self._stop = stop
+                result = None
+                if evaluates_first and self._evaluate(eval_examples, log) is None:
+                    return self._end_early()
+                for before in self._steps(total, log, log_every):
+                    stops = self._stops()
+                    ends = stops or self.step == total
+                    if ends or _due(before, self.step, checkpoint_every):
+                        self._save()
+                    if stops:
+                        return self._end_early()
+                    if ends or _due(before, self.step, eval_every):
+                        result = self._evaluate(eval_examples, log)
+                        if result is None:
+                            self._save()
+                            return self._end_early()
+                if result is None:
+                    result = self._evaluate(eval_examples, log)
+                self._checkpoints.wait()
+                return self._end_early() if result is None else result
+        finally:
+            self.engine.sync()
+
+    def _stops(self):
+        """Whether any worker has been asked to stop."""
+        return self.engine.agree(self._stop.signal is not None)
+
+    def _end_early(self):
+        self._checkpoints.wait()
+        self.stopped_by = self._stop.signal or signal.SIGTERM
 
     def _evaluate(self, eval_examples, log):
-        """Scores held-out data; the best model so far is kept."""
+        """Scores held-out data; the best model so far is kept. None: asked to stop."""
         self.engine.sync()
         result = evaluation.evaluate(
-            self.scorer, self.problem, self.problem.eval_split, eval_examples or None
+            self.scorer,
+            self.problem,
+            self.problem.eval_split,
+            eval_examples or None,
+            stops=self._stops,
         )
+        if result is None:
+            return None
         log.evaluation(self.step, result)
-        if self.step and result.nats_per_token < self._checkpoints.best_loss:
-            self._save(result.nats_per_token)
+        loss = result.nats_per_token
+        is_best = self.step > 0 and loss < self._checkpoints.best_loss
+        # The chief decides: sums of others may round in another way.
+        if self.engine.agree(is_best and self.engine.is_chief):
+            self._save(loss)
         return result
 
     def _open_model_dir(self):
@@ -342,6 +376,22 @@ class Trainer:
                 "`model_dir` must be a folder that can be written. Received: "
                 f"{str(self.model_dir)!r}: {error.strerror}"
             ) from error
+
+    def _agree_on_the_run(self, step):
+        """Raises an error on all workers if they are about to train different runs."""
+        settings = dataclasses.asdict(self.config)
+        for name in ("data_dir", "problem_options"):  # paths of one machine
+            del settings[name]
+        settings = json.dumps(settings, sort_keys=True)
+        steps = self.engine.gather(float(step))
+        runs = self.engine.gather(float(zlib.crc32(settings.encode())))
+        if len(set(steps)) > 1 or len(set(runs)) > 1:
+            raise ValueError(
+                "All workers must have the same settings, and the same `model_dir`, in "
+                f"a folder that they share. Received: {str(self.model_dir)!r}, where "
+                f"the workers found checkpoints of the steps {[int(x) for x in steps]} "
+                f"and {len(set(runs))} different settings"
+            )
 
     def _own_batch_size(self, steps_per_call):
         """The number of windows that this worker reads in a step."""
@@ -377,7 +427,7 @@ class Trainer:
             for number in {1, self._steps_per_call}
         }
 
-    def _steps(self, total, log, log_every, on_nan):
+    def _steps(self, total, log, log_every):
         """Trains; yields after each call the step before it."""
         if self.step >= total:
             return
@@ -406,15 +456,14 @@ class Trainer:
             # The first call compiles, and is not timed.
             window.add(reports, seconds if number in compiled else None)
             compiled.add(number)
-            self._check_finite(reports, before, log, on_nan)
+            self._check_finite(reports, before, log)
             log.progress(self.step, window)
             if self.step == total or _due(before, self.step, log_every):
-                if window.num_losses:
-                    log.metrics(self.step, self._describe(window))
+                log.metrics(self.step, self._describe(window))
                 window = Window()
             yield before
 
-    def _check_finite(self, reports, before, log, on_nan):
+    def _check_finite(self, reports, before, log):
         """Deals with steps that changed no weight."""
         for index, report in enumerate(reports):
             if report.is_finite:
@@ -425,8 +474,14 @@ class Trainer:
                 continue
             self._skipped_in_a_row += 1
             text = self._describe_failure(report, before + index)
-            if on_nan == "stop" or self._skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
-                self._stop_without_saving(text)
+            if self._on_nan == "stop":
+                self._stop_without_saving(
+                    text, "--on_nan=skip goes on from it without such batches, or use "
+                )
+            if self._skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
+                self._stop_without_saving(
+                    f"{text}, as {MOST_SKIPPED_IN_A_ROW} in a row were not"
+                )
             log.say(f"WARNING: skipped a step. {text}")
 
     def _describe_failure(self, report, step):
@@ -448,41 +503,48 @@ class Trainer:
     def _describe(self, window):
         """What is logged of the steps of a window, by name."""
         self.engine.sync()
-        metric = self.problem.metric(window.loss, self.problem.train_split)
-        values = {
-            "loss": window.loss,
-            metric_key(self.problem.metric_name): metric,
-            "clustering_loss": window.last.clustering_loss,
-            "gradient_norm": window.last.gradient_norm,
-            "learning_rate": float(self._schedule(self.step - 1)),
-        }
+        values = {"learning_rate": float(self._schedule(self.step - 1))}
+        if window.num_losses:
+            metric = self.problem.metric(window.loss, self.problem.train_split)
+            values = {
+                "loss": window.loss,
+                metric_key(self.problem.metric_name): metric,
+                "clustering_loss": window.last.clustering_loss,
+                "gradient_norm": window.last.gradient_norm,
+                **values,
+            }
+            if self.config.precision == "float16":
+                values["loss_scale"] = window.last.loss_scale
         if window.num_skipped:
             values["skipped_steps"] = window.num_skipped
-        if self.config.precision == "float16":
-            values["loss_scale"] = window.last.loss_scale
         if window.seconds:
             values["tokens_per_second"] = window.tokens_per_second
         return {**values, **centroid_occupancy(self.lm)}
 
     def _save(self, best_loss=None):
-        if not self.engine.is_chief:
-            return
+        """Writes a checkpoint; an error of the chief's is one of all workers."""
         self.engine.sync()
         name = run_checkpoints.first_not_finite(self.lm)
         if name is not None:
             self._stop_without_saving(f"{name} at step {self.step}")
-        self._checkpoints.save(self.step, best_loss)
+        error = None
+        if self.engine.is_chief:
+            try:
+                self._checkpoints.save(self.step, best_loss)
+            except OSError as caught:
+                error = caught
+        if self.engine.agree(error is not None):
+            raise error or OSError("The first worker could not write a checkpoint")
 
-    def _stop_without_saving(self, received):
+    def _stop_without_saving(self, received, advice="Use "):
         self._checkpoints.wait()
-        saved = run_checkpoints.paths(self.model_dir)
-        last = f"is {str(saved[-1])!r}" if saved else "does not exist"
+        last = self._checkpoints.last_whole
+        last = f"is {last!r}" if last else "does not exist"
         raise FloatingPointError(
             f"The loss, its gradients and all weights must stay finite. Received: "
-            f"{received}. The last good checkpoint {last}. --on_nan=skip goes on from "
-            "it without such batches; or use another model_dir with a lower "
-            "learning_rate or with gradient_clip_norm=1, which init_checkpoint can "
-            "start from the last good checkpoint"
+            f"{received}. The last good checkpoint {last}. {advice}another model_dir "
+            "with a lower learning_rate or with gradient_clip_norm=1; init_checkpoint "
+            "can start from the last good checkpoint"
         )
 
     def _warn(self, text):

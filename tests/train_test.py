@@ -422,6 +422,51 @@ def test_control_characters_are_not_printed():
     assert train.printable("a\x1b[2J\té\n") == "a\ufffd[2J\té\n"
 
 
+def test_how_a_run_computes_is_remembered(arguments, run, tmp_path):
+    model_dir = f"--model_dir={tmp_path}"
+    common = [model_dir, *arguments, "--sample_bytes=0", "--eval_examples=2"]
+    scale = ["--precision=bfloat16", "--accumulation_steps=2", "--remat"]
+    code, out, err = run(*common, *scale, "--train_steps=2")
+    assert code == 0, err
+    assert "one device" in out and "bfloat16" in out
+    code, out, err = run(model_dir, "--train_steps=3", "--sample_bytes=0")
+    assert code == 0, err
+    assert "continuing at step 2" in out and "bfloat16" in out
+    config = run_directory.RunConfig.load(tmp_path)
+    assert config.accumulation_steps == 2
+    assert config.hyperparameters.remat
+    lm = run_directory.load_language_model(tmp_path)
+    assert lm.backbone.dtype_policy.name == "mixed_bfloat16"
+    assert {weight.dtype for weight in lm.weights} == {"float32"}
+    code, out, err = run(model_dir, "--precision=float32")
+    assert code == 1
+    assert "precision was 'bfloat16', now 'float32'" in err
+
+
+def test_another_backend(arguments, tmp_path):
+    other = {"tensorflow": "jax", "jax": "tensorflow"}[keras.backend.backend()]
+    command = [sys.executable, "-m", "routing_tf.train", f"--backend={other}"]
+    command += [f"--model_dir={tmp_path}", *arguments, "--train_steps=1"]
+    result = subprocess.run(
+        [*command, "--eval_examples=2", "--sample_bytes=0"],
+        cwd=pathlib.Path(train.__file__).parents[1],
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert f"{other} backend" in result.stdout
+    # Checkpoints are those of either backend.
+    assert run_directory.load_language_model(tmp_path).count_params()
+
+
+def test_a_tpu_and_another_strategy(arguments, run, tmp_path):
+    code, _, err = run(
+        f"--model_dir={tmp_path}", *arguments, "--tpu=x", "--strategy=mirrored"
+    )
+    assert code == 1
+    assert "`tpu` needs the strategy 'tpu'" in err
+
+
 def test_ctrl_c_leaves_a_checkpoint(arguments, tmp_path):
     command = [sys.executable, "-m", "routing_tf.train", f"--model_dir={tmp_path}"]
     command += [*arguments, "--train_steps=1000000", "--eval_examples=2"]

@@ -113,6 +113,30 @@ class InterruptingProblem:
             yield batch
 
 
+class BadProblem:
+    """A problem, some of whose batches of training have weights that are no numbers."""
+
+    def __init__(self, problem, numbers):
+        self._problem = problem
+        self._numbers = list(numbers)
+
+    def __getattr__(self, name):
+        return getattr(self._problem, name)
+
+    def dataset(self, split, *arguments, **options):
+        dataset = self._problem.dataset(split, *arguments, **options)
+        if split != "train":
+            return dataset
+        numbers = tf.constant(self._numbers, tf.int64)
+
+        def spoil(number, batch):
+            inputs, targets, weights = batch
+            is_bad = tf.reduce_any(numbers == number)
+            return inputs, targets, tf.where(is_bad, np.float32("nan"), weights)
+
+        return dataset.enumerate().map(spoil)
+
+
 class TestTrainer:
     def test_the_loss_falls(self, finished):
         entries = read_metrics(finished.model_dir)
@@ -232,6 +256,87 @@ class TestTrainer:
         assert "not finite is logits/kernel" in message
         assert "step-2'" in message
         assert [path.name for path in run_checkpoints.paths(tmp_path)] == ["step-2"]
+
+    def test_bad_batches_are_skipped(self, configure, tmp_path, capsys):
+        config, problem = configure(train_steps=5)
+        bad = BadProblem(problem, range(2, 4))
+        trainer = training.Trainer(config, bad, tmp_path)
+        options = {"eval_every": 0, "eval_examples": 1, "log_every": 1}
+        assert np.isfinite(trainer.train(on_nan="skip", **options).bits)
+        assert int(trainer.lm.optimizer.iterations) == 5
+        out = capsys.readouterr().out
+        assert out.count("WARNING: skipped a step.") == 2
+        assert "loss=nan in step 3, on batch 2 of train with seed 0 (epoch 1," in out
+        steps = [entry["step"] for entry in read_metrics(tmp_path) if "loss" in entry]
+        assert steps == [1, 2, 5]
+
+    def test_a_bad_batch_changes_nothing(self, configure, tmp_path):
+        constant = {"learning_rate_schedule": "constant"}
+        config, problem = configure(train_steps=5, **constant)
+        trainer = training.Trainer(config, BadProblem(problem, [2]), tmp_path / "bad")
+        with pytest.raises(FloatingPointError, match="in step 3, on batch 2"):
+            trainer.train(eval_every=0, eval_examples=1, on_nan="stop")
+        trainer.engine.sync()
+        config, _ = configure(train_steps=2, **constant)
+        expected = training.Trainer(config, problem, tmp_path / "good")
+        expected.train(eval_every=0, eval_examples=1)
+        for one, two in zip(trainer.lm.weights, expected.lm.weights, strict=True):
+            np.testing.assert_allclose(np.asarray(one), np.asarray(two), atol=1e-5)
+
+    def test_nothing_but_bad_batches_ends_the_run(self, configure, tmp_path):
+        config, problem = configure(train_steps=100)
+        trainer = training.Trainer(config, BadProblem(problem, range(100)), tmp_path)
+        with pytest.raises(FloatingPointError, match="in step 20"):
+            trainer.train(eval_every=0, eval_examples=1, on_nan="skip")
+
+    def test_on_nan_is_a_choice(self, finished):
+        with pytest.raises(ValueError, match="`on_nan` must be one of 'stop', 'skip'"):
+            finished.train(on_nan="go on")
+
+    def test_steps_go_to_the_device_at_once(self, configure, tmp_path):
+        config, problem = configure(residual_dropout=0.2)
+        ends = []
+        for number in (1, 4):
+            trainer = training.Trainer(
+                config, problem, tmp_path / str(number), steps_per_call=number
+            )
+            trainer.train(eval_every=5, eval_examples=1, log_every=2)
+            assert trainer.step == 6
+            ends.append(state(trainer))
+        for one, two in zip(*ends, strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+        entries = read_metrics(tmp_path / "4")
+        steps = [entry["step"] for entry in entries if "loss" in entry]
+        assert steps == [4, 6]
+        scores = [entry["step"] for entry in entries if "loss" not in entry]
+        assert scores == [0, 5, 6]
+
+    def test_a_batch_in_parts(self, configure, tmp_path):
+        ends = []
+        for number in (1, 2):
+            config, problem = configure(gradient_clip_norm=0.5)
+            config = dataclasses.replace(config, accumulation_steps=number)
+            trainer = training.Trainer(config, problem, tmp_path / str(number))
+            trainer.train(eval_every=0, eval_examples=1)
+            ends.append(state(trainer))
+        for one, two in zip(*ends, strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+
+    def test_a_batch_that_cannot_be_shared(self, configure, tmp_path):
+        config, problem = configure()
+        config = dataclasses.replace(config, accumulation_steps=3)
+        with pytest.raises(ValueError, match="4 windows .* accumulation_steps=3"):
+            training.Trainer(config, problem, tmp_path)
+        config = dataclasses.replace(config, accumulation_steps=2)
+        with pytest.raises(ValueError, match="`steps_per_call` must be 1"):
+            training.Trainer(config, problem, tmp_path, steps_per_call=2)
+
+    def test_a_run_of_an_earlier_version(self, configure, tmp_path):
+        config, problem = configure()
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints" / "step_00000010.keras").write_bytes(b"")
+        with pytest.raises(ValueError, match="of an earlier one. .*step_00000010"):
+            training.Trainer(config, problem, tmp_path)
 
     def test_another_run_is_refused(self, finished, configure):
         config, problem = configure(seed=7, hidden_dim=18, train_steps=50)

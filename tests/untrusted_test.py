@@ -80,7 +80,7 @@ def peak_memory():
 
 
 @contextlib.contextmanager
-def refused(message, bytes_taken=2**27, kinds=ValueError):
+def assert_refused(message, bytes_taken=2**27, kinds=ValueError):
     """Checks that an attack is refused, quickly and without memory."""
     peak_memory()
     before, start = peak_memory(), time.monotonic()
@@ -176,7 +176,7 @@ def test_a_file_runs_no_code(name, originals, marker, tmp_path):
         path = tmp_path / "attack.keras"
         change = functools.partial(put, path=place, value=attack)
         rewrite(originals / "byte_tiny.keras", path, change)
-        with refused("must name only models, preprocessors"):
+        with assert_refused("must name only models, preprocessors"):
             untrusted.load_keras_file(path)
 
 
@@ -185,7 +185,7 @@ def test_no_place_in_a_file_runs_code(place, originals, marker, tmp_path):
     path, attack = tmp_path / "attack.keras", attacks(marker)["other library"]
     change = functools.partial(put, path=place, value=attack)
     rewrite(originals / "byte_tiny.keras", path, change)
-    with refused("must name only models, preprocessors"):
+    with assert_refused("must name only models, preprocessors"):
         untrusted.load_keras_file(path)
 
 
@@ -197,7 +197,7 @@ def test_a_preset_runs_no_code(cls, name, originals, marker, tmp_path):
     attack = attacks(marker)[name]
     shutil.copytree(originals / "byte_tiny", tmp_path / "preset")
     (tmp_path / "preset/tokenizer.json").write_text(json.dumps(attack))
-    with refused("must name only models, preprocessors"):
+    with assert_refused("must name only models, preprocessors"):
         cls.from_preset(str(tmp_path / "preset"))
 
 
@@ -218,14 +218,14 @@ def test_no_place_in_a_preset_runs_code(file, place, originals, marker, tmp_path
     shutil.copytree(originals / "byte_tiny", tmp_path / "preset")
     path = tmp_path / "preset" / file
     path.write_text(json.dumps(put(json.loads(path.read_text()), place, attack)))
-    with refused("must name only models, preprocessors"):
+    with assert_refused("must name only models, preprocessors"):
         models.RoutingTransformerCausalLM.from_preset(str(tmp_path / "preset"))
 
 
 def test_other_loaders_of_keras_hub_are_not_reached(originals, tmp_path):
     shutil.copytree(originals / "digits_small", tmp_path / "preset")
     (tmp_path / "preset/config.json").write_text('{"model_type": "bert"}')
-    with refused("must name the class it is of"):
+    with assert_refused("must name the class it is of"):
         models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
 
 
@@ -251,7 +251,7 @@ def test_configs_inside_of_our_layers_run_no_code(name, part, marker):
     if name == "other library":
         # It is registered: the user's own head groups and initializers are too.
         return
-    with refused("class|Lambda|function|safe", kinds=(ValueError, TypeError)):
+    with assert_refused("class|Lambda|function|safe", kinds=(ValueError, TypeError)):
         layers.MixedAttention.from_config(config)
 
 
@@ -277,10 +277,10 @@ def test_formulas_in_vocabularies_are_text(marker, tmp_path):
     formula = f"__import__('os').system('touch {marker}')"
     path = tmp_path / "vocabulary"
     path.write_text(f"'<pad>_'\n'<EOS>_'\n{formula}\n")
-    with refused("in single or double quotes"):
+    with assert_refused("in single or double quotes"):
         SubwordTokenizer(path)
     path.write_text(f"'<pad>_'\n'<EOS>_'\n'{formula}'\n")
-    with refused("every character of its tokens"):
+    with assert_refused("every character of its tokens"):
         SubwordTokenizer(path)
     path.write_text(f"<pad>\n<EOS>\n{formula.replace(' ', '')}\n")
     assert WordTokenizer(path).vocabulary_size() == 3
@@ -301,7 +301,7 @@ def test_arrays_on_disk_are_never_pickled(marker, tmp_path):
     np.save(tmp_path / "ids.npy", objects, allow_pickle=True)
     for length in (0, 1):
         (tmp_path / "info.json").write_text(json.dumps({"lengths": {"ids": length}}))
-        with refused("prepared data must be whole"):
+        with assert_refused("prepared data must be whole"):
             array_store.read(tmp_path)
 
 
@@ -311,7 +311,7 @@ def test_arrays_on_disk_hold_what_they_claim(length, tmp_path):
     with open(tmp_path / "ids.npy", "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
     (tmp_path / "info.json").write_text(json.dumps({"lengths": {"ids": length}}))
-    with refused("prepared data must be whole"):
+    with assert_refused("prepared data must be whole"):
         array_store.read(tmp_path)
 
 
@@ -347,13 +347,13 @@ def test_a_config_needs_no_more_than_its_file_has(changes, originals, tmp_path):
 
     path = tmp_path / "large.keras"
     rewrite(originals / "byte_tiny.keras", path, change)
-    with refused(LARGE):
+    with assert_refused(LARGE):
         untrusted.load_keras_file(path)
     for name in ("config.json", "task.json"):
         shutil.copytree(originals / "byte_tiny", tmp_path / name)
         file = tmp_path / name / name
         file.write_text(json.dumps(change(json.loads(file.read_text()))))
-        with refused(LARGE):
+        with assert_refused(LARGE):
             models.RoutingTransformerCausalLM.from_preset(str(tmp_path / name))
 
 
@@ -375,7 +375,7 @@ def test_images_need_no_more_than_their_file_has(changes, originals, tmp_path):
 
     path = tmp_path / "large.keras"
     rewrite(originals / "digits_small.keras", path, change)
-    with refused(f"{LARGE}|is height"):
+    with assert_refused(f"{LARGE}|is height"):
         untrusted.load_keras_file(path)
 
 
@@ -398,19 +398,19 @@ def test_nothing_else_takes_memory(layer, originals, tmp_path):
             path,
             lambda config, to=place: put(config, to, attack),
         )
-        with refused("must name only models, preprocessors"):
+        with assert_refused("must name only models, preprocessors"):
             untrusted.load_keras_file(path)
     for name in ("tokenizer.json", "preprocessor.json"):
         shutil.copytree(originals / "byte_tiny", tmp_path / name)
         (tmp_path / name / name).write_text(json.dumps(attack))
-        with refused("must name only models, preprocessors"):
+        with assert_refused("must name only models, preprocessors"):
             models.RoutingTransformerCausalLM.from_preset(str(tmp_path / name))
 
 
 def test_lengths_of_texts_are_bounded(originals, tmp_path):
     path, place = tmp_path / "long.keras", "config/preprocessor/config/sequence_length"
     rewrite(originals / "byte_tiny.keras", path, lambda c: put(c, place, 10**12))
-    with refused("MAX_SIZE.*1,000,000,000,000 sequence_length"):
+    with assert_refused("MAX_SIZE.*1,000,000,000,000 sequence_length"):
         untrusted.load_keras_file(path)
 
 
@@ -418,7 +418,7 @@ def test_nothing_of_a_refused_model_is_left_behind():
     def build():
         return keras.Sequential([keras.Input((2**20,)), keras.layers.Dense(2**20)])
 
-    with refused("1,099,512,676,352 values, with 100 bytes"):
+    with assert_refused("1,099,512,676,352 values, with 100 bytes"):
         untrusted.check_fits(build, 100, "a file")
     # On leaving, Keras gives values to all variables that have none.
     with keras.StatelessScope():
@@ -428,7 +428,7 @@ def test_nothing_of_a_refused_model_is_left_behind():
 def test_limits_can_be_raised(originals, monkeypatch):
     for limit in ("MAX_LAYERS", "MAX_SIZE", "MAX_JSON_BYTES", "MAX_JSON_DEPTH"):
         monkeypatch.setattr(untrusted, limit, 1)
-        with refused(f"keep to `routing_tf.untrusted.{limit}`, 1"):
+        with assert_refused(f"keep to `routing_tf.untrusted.{limit}`, 1"):
             untrusted.load_keras_file(originals / "digits_small.keras")
         monkeypatch.undo()
     untrusted.load_keras_file(originals / "digits_small.keras")
@@ -459,11 +459,11 @@ def test_weights_are_stored_in_full(message, options, originals, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     weights = weights_with(x=options)
     rewrite(originals / "digits_small.keras", "bomb.keras", weights=weights)
-    with refused(message):
+    with assert_refused(message):
         untrusted.load_keras_file("bomb.keras")
     shutil.copytree(originals / "digits_small", "preset")
     pathlib.Path("preset/model.weights.h5").write_bytes(weights)
-    with refused(message):
+    with assert_refused(message):
         models.RoutingImageTransformer.from_preset("preset")
 
 
@@ -482,14 +482,14 @@ def test_weights_of_other_files_are_refused(originals, tmp_path):
         tmp_path / "link.keras",
         weights=path.read_bytes(),
     )
-    with refused("ExternalLink|could not be loaded"):
+    with assert_refused("ExternalLink|could not be loaded"):
         untrusted.load_keras_file(tmp_path / "link.keras")
 
 
 def test_packed_weights_are_refused(originals, tmp_path):
     path = tmp_path / "packed.keras"
     rewrite(originals / "digits_small.keras", path, compression=zipfile.ZIP_DEFLATED)
-    with refused("must not be compressed"):
+    with assert_refused("must not be compressed"):
         untrusted.load_keras_file(path)
 
 
@@ -504,7 +504,7 @@ def test_members_that_share_bytes_are_refused(originals, tmp_path):
                 setattr(copy, name, getattr(weights, name))
             file.filelist.append(copy)
             file.NameToInfo[copy.filename] = copy
-    with refused("no bytes stand for two members"):
+    with assert_refused("no bytes stand for two members"):
         untrusted.load_keras_file(path)
 
 
@@ -529,14 +529,14 @@ def test_members_of_absurd_size_or_name(message, name, size, originals, tmp_path
         for _ in range(0, size, 2**20):
             member.write(bytes(min(size, 2**20)))
     assert path.stat().st_size < 2**23
-    with refused(message):
+    with assert_refused(message):
         untrusted.load_keras_file(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"PK\5\6" + bytes(18), bytes(999)])
 def test_damaged_files(content, tmp_path):
     (tmp_path / "damaged.keras").write_bytes(content)
-    with refused("must be whole"):
+    with assert_refused("must be whole"):
         untrusted.load_keras_file(tmp_path / "damaged.keras")
 
 
@@ -546,7 +546,7 @@ def test_a_damaged_archive(originals, tmp_path):
     place = data.index(b"routing_tf")
     data[place] ^= 1
     path.write_bytes(data)
-    with refused("must be whole.*Bad CRC"):
+    with assert_refused("must be whole.*Bad CRC"):
         untrusted.load_keras_file(path)
 
 
@@ -554,9 +554,9 @@ def test_a_damaged_archive(originals, tmp_path):
 def test_nested_json_is_refused(text, originals, tmp_path):
     shutil.copytree(originals / "digits_small", tmp_path / "preset")
     (tmp_path / "preset/config.json").write_text(text)
-    with refused("MAX_JSON_DEPTH"):
+    with assert_refused("MAX_JSON_DEPTH"):
         models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
-    with refused("`hparams` must be.*MAX_JSON_DEPTH"):
+    with assert_refused("`hparams` must be.*MAX_JSON_DEPTH"):
         presets.read_hparams(tmp_path / "preset/config.json")
 
 
@@ -564,7 +564,7 @@ def test_large_json_is_not_read(originals, tmp_path):
     shutil.copytree(originals / "digits_small", tmp_path / "preset")
     with open(tmp_path / "preset/metadata.json", "wb") as file:
         file.truncate(2**40)
-    with refused("MAX_JSON_BYTES"):
+    with assert_refused("MAX_JSON_BYTES"):
         models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
 
 
@@ -573,7 +573,7 @@ def test_shards_lie_in_their_folder(name, originals, tmp_path):
     shutil.copytree(originals / "digits_small", tmp_path / "preset")
     index = {"weight_map": {"/layers": ["model_00000.weights.h5", name]}}
     (tmp_path / "preset/model.weights.json").write_text(json.dumps(index))
-    with refused("files of its own folder"):
+    with assert_refused("files of its own folder"):
         models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
 
 
@@ -582,7 +582,7 @@ def test_assets_lie_in_their_folder(originals, tmp_path):
     path = tmp_path / "preset/tokenizer.json"
     config = put(json.loads(path.read_text()), "config/config_file", "/etc/x.json")
     path.write_text(json.dumps(config))
-    with refused("a name without folders"):
+    with assert_refused("a name without folders"):
         models.RoutingTransformerCausalLM.from_preset(str(tmp_path / "preset"))
 
 
@@ -594,13 +594,13 @@ def test_vocabularies_of_absurd_size_are_not_read(cls, tmp_path):
     path = tmp_path / "vocabulary"
     with open(path, "wb") as file:
         file.truncate(2**40)
-    with refused("MAX_TEXT_BYTES.*1,099,511,627,776 bytes"):
+    with assert_refused("MAX_TEXT_BYTES.*1,099,511,627,776 bytes"):
         cls(path)
     path.write_bytes(b"\n" * 2**23)
-    with refused("MAX_TOKENS.*8,388,608 lines"):
+    with assert_refused("MAX_TOKENS.*8,388,608 lines"):
         cls(path)
     path.write_bytes(b"'<pad>_'\n" + b"x" * 2**17)
-    with refused("MAX_TOKEN_LENGTH.*131,072 characters in a line"):
+    with assert_refused("MAX_TOKEN_LENGTH.*131,072 characters in a line"):
         cls(path)
 
 
@@ -609,7 +609,7 @@ def test_a_checkpoint_holds_what_its_index_claims(tmp_path):
         shutil.copy(file, tmp_path)
     with open(next(tmp_path.glob("*.data-*")), "r+b") as data:
         data.truncate(1000)
-    with refused("must not claim more than its data files hold"):
+    with assert_refused("must not claim more than its data files hold"):
         checkpoints.ReleaseCheckpoint(tmp_path / RELEASE.name)
 
 
@@ -629,7 +629,7 @@ def test_names_and_shapes_of_checkpoints(message, name, shape, tmp_path):
         shape_and_slices=[""],
         tensors=[tf.zeros(shape)],
     )
-    with refused(message):
+    with assert_refused(message):
         checkpoints.ReleaseCheckpoint(path)
 
 
@@ -643,7 +643,7 @@ def test_names_and_shapes_of_checkpoints(message, name, shape, tmp_path):
     ids=str,
 )
 def test_settings_of_a_checkpoint_are_bounded(changes):
-    with refused("MAX_SIZE"):
+    with assert_refused("MAX_SIZE"):
         models.RoutingTransformerCausalLM.from_release_checkpoint(
             RELEASE, hparams={**HPARAMS, **changes}
         )
@@ -655,7 +655,7 @@ def test_settings_of_a_checkpoint_make_no_larger_model(monkeypatch):
         "hyperparameters_of",
         lambda *_: models.preset_hyperparameters("pg19_rt_base"),
     )
-    with refused("more values than its file"):
+    with assert_refused("more values than its file"):
         models.RoutingTransformerCausalLM.from_release_checkpoint(
             RELEASE, hparams=HPARAMS
         )

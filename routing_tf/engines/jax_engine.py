@@ -96,7 +96,8 @@ class JaxEngine:
         The variables of the model are out of date until `sync` is called.
         """
         del jit_compile  # JAX has nothing else.
-        self._step = step
+        if step is not self._step:
+            self._step, self._state, self._is_fresh = step, None, True
         train = functools.partial(_train, step)
 
         def many(state, batches, number):
@@ -112,7 +113,7 @@ class JaxEngine:
 
         def call(batches, first_step):
             number = jnp.int32(first_step)
-            state = self._take_state()
+            state, self._state = self._take_state(), None
             if compiled is None:
                 self._state, report = call_parts(state, batches[0], number)
             elif steps_per_call == 1:
@@ -172,9 +173,13 @@ class JaxEngine:
 
     def agree(self, wish):
         """Returns whether any worker has a wish; a call for all workers at once."""
+        return bool(self.gather(float(wish)).any())
+
+    def gather(self, number):
+        """Returns a number of each worker; all of them are to call it at once."""
         if self.num_workers == 1:
-            return wish
-        return bool(multihost_utils.process_allgather(np.array(wish)).any())
+            return np.array([number])
+        return multihost_utils.process_allgather(np.array(number))
 
     def sync(self):
         """Writes the state of the last call into the variables."""

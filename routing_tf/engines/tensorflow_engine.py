@@ -1,6 +1,7 @@
 """Training on TensorFlow: one device, or the replicas of a `tf.distribute` strategy."""
 
 import functools
+import socket
 
 import keras
 import numpy as np
@@ -174,15 +175,24 @@ class TensorFlowEngine:
 
     def agree(self, wish):
         """Returns whether any worker has a wish; all of them are to ask at once."""
+        return bool(self.gather(float(wish)).any())
+
+    def gather(self, number):
+        """Returns a number of each worker; all of them are to call it at once."""
         if self.num_workers == 1:
-            return wish
-        wishes = np.full(self.num_devices // self.num_workers, wish, "float32")
-        return bool(tf.reduce_any(self._sum(self._distribute(wishes)) > 0))
+            return np.array([number])
+        row = np.zeros((1, self.num_workers), "float64")
+        row[0, self.worker] = number
+        # The first replica speaks for its worker.
+        rows = np.zeros((self.num_devices // self.num_workers, self.num_workers))
+        rows[:1] = row
+        return self._sum(self._distribute(rows)).numpy()[0]
 
     @functools.cached_property
     def _sum(self):
         def add(values):
-            return sum_over_replicas([values])[0]
+            # An input as it is has no device.
+            return sum_over_replicas([tf.identity(values)])[0]
 
         return tf.function(
             lambda values: self._first(self.strategy.run(add, (values,))),
@@ -200,7 +210,9 @@ class TensorFlowEngine:
         """One step in one call."""
         train = functools.partial(self._train, step)
         return tf.function(
-            lambda batch, number: self._first(self.strategy.run(train, (batch, number))),
+            lambda batch, number: self._first(
+                self.strategy.run(train, (batch, number))
+            ),
             **options,
         )
 
@@ -310,11 +322,19 @@ def _tpu_strategy(tpu):
     """Connects to a TPU and starts it."""
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu or "")
+        _check_reachable(resolver.master())
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
-    except (ValueError, tf.errors.OpError) as error:
+    except (ValueError, OSError, tf.errors.OpError) as error:
         raise ValueError(
             "`tpu` must name a TPU that this machine reaches ('local' on a TPU VM). "
             f"Received: tpu={tpu!r}: {error}"
         ) from error
     return tf.distribute.TPUStrategy(resolver)
+
+
+def _check_reachable(address):
+    """Raises an OSError where TensorFlow would try to connect for ever."""
+    host, _, port = address.removeprefix("grpc://").rpartition(":")
+    if address.startswith("grpc://") and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=20).close()

@@ -1,0 +1,85 @@
+"""Tests that devices share a batch and train as one device does with all of it.
+
+The devices are cut from the CPU of this machine, in processes of their own. Among the
+batches are some in which a replica has hardly a token, or none.
+"""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+
+from tests.engines import small_runs
+
+# Without near-ties: rounding decides nothing.
+TOLERANCE = 1e-5
+ADAFACTOR = {"optimizer": "adafactor", "learning_rate": 0.02}
+FROM_TOKENS = {"centroid_initialization": "tokens", "revive_centroids_after": 2}
+RUNS = {
+    "decoder": {"changes": {"num_layers": 2}},
+    "adafactor_in_four_parts": {"changes": ADAFACTOR, "num_parts": 4},
+    # Bad rows of one replica or of both, in one part or in both.
+    "bad_gradients_in_two_parts": {
+        "num_parts": 2,
+        "loss_scaling": {"initial_scale": 2.0**10, "dynamic_growth_steps": 3},
+        "traps": {"4": [7], "5": [0], "9": [2, 6], "18": [5]},
+    },
+    "seq2seq": {"kind": "seq2seq", "scored_rows": [5]},
+    "image_by_adafactor": {"kind": "image", "changes": ADAFACTOR, "scored_rows": [5]},
+    "remat_in_four_steps_per_call": {
+        "changes": {"remat": True},
+        "steps_per_call": 4,
+        "traps": {"6": [1]},
+    },
+    "revival": {"changes": FROM_TOKENS},
+}
+# Each worker compiles for itself, on the same processor.
+NUM_RUNS = {"mirrored": len(RUNS), "multi_worker": 4}
+CLUSTERS = {
+    "mirrored": {"num_devices": 2},
+    "multi_worker": {"num_workers": 2},
+}
+
+
+def assert_trains_as_one_device(strategy, runs):
+    found = small_runs.train_elsewhere(strategy, runs, **CLUSTERS[strategy])
+    for name, options in runs.items():
+        one = small_runs.on_one_device(**options)
+        assert len(found[name]) == 2
+        for replica in found[name]:
+            difference, where = small_runs.largest_difference(one, replica)
+            print(f"{strategy}, {name}: {difference:.1e} in {where}")
+            assert difference <= TOLERANCE, (name, where)
+        if not options.get("fit"):
+            # What is compared is there: norms are clipped, centroids have losses.
+            assert np.nanmedian(one["gradient_norm"]) > 0.5
+            assert one["clustering_loss"].min() > 0
+
+
+@pytest.mark.parametrize("strategy", CLUSTERS)
+def test_two_devices_train_as_one(strategy):
+    """And score as one, also a number of rows that they cannot share evenly."""
+    assert_trains_as_one_device(strategy, {"decoder": {"scored_rows": [8, 5]}})
+
+
+@pytest.mark.slow
+def test_keras_trains_models_on_two_devices():
+    """`Model.fit`, under `MirroredStrategy` and under `DataParallel`."""
+    kinds = ["decoder", "seq2seq"]
+    if keras.backend.backend() == "jax":
+        # Keras on TensorFlow builds with means of a batch, which are no intensities.
+        kinds.append("image")
+    options = {"fit": True, "num_steps": 3}
+    options["changes"] = {"gradient_clip_norm": 0.0}  # Keras clips on each replica
+    runs = {kind: {"kind": kind, **options} for kind in kinds}
+    assert_trains_as_one_device("mirrored", runs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", CLUSTERS)
+def test_two_devices_train_as_one_in_all_ways(strategy):
+    runs = dict(itertools.islice(RUNS.items(), NUM_RUNS[strategy]))
+    if keras.backend.backend() == "jax":  # replicas of TensorFlow draw apart
+        runs["dropout"] = {"changes": {"residual_dropout": 0.2}}
+    assert_trains_as_one_device(strategy, runs)

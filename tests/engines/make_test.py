@@ -1,0 +1,204 @@
+"""Tests of the choice of an engine, and of what engines say of themselves."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import keras
+import pytest
+
+from routing_tf import engines
+from tests.engines import small_runs
+
+BACKEND = keras.backend.backend()
+on_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="for TensorFlow")
+on_jax = pytest.mark.skipif(BACKEND != "jax", reason="for JAX")
+
+
+def test_one_device_is_the_default():
+    engine = engines.make()
+    sizes = engine.num_replicas, engine.num_devices, engine.num_workers, engine.worker
+    assert sizes == (1, 1, 1, 0)
+    assert engine.is_chief
+    assert engine.description.startswith("one device")
+    assert [engine.agree(wish) for wish in (True, False)] == [True, False]
+    engine.sync()
+
+
+def test_refuses_unknown_strategies():
+    with pytest.raises(ValueError, match="one of 'one', 'mirrored', 'multi_worker', "):
+        engines.make("two")
+
+
+@pytest.mark.parametrize("strategy", ["one", "mirrored", "multi_worker"])
+def test_a_tpu_has_a_strategy_of_its_own(strategy):
+    with pytest.raises(ValueError, match="strategy 'tpu'.*tpu='local'"):
+        engines.make(strategy, tpu="local")
+
+
+def test_refuses_other_backends(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
+    with pytest.raises(ValueError, match="tensorflow or jax.*torch.*--backend"):
+        engines.make()
+
+
+def test_refuses_to_cut_a_processor_that_is_in_use():
+    keras.ops.ones(3) + 1
+    with pytest.raises(ValueError, match="before (TensorFlow|JAX) is used"):
+        engines.make("mirrored", num_virtual_devices=3)
+
+
+def test_all_devices_of_a_machine_may_be_one():
+    engine = engines.make("mirrored")
+    assert engine.num_devices >= 1
+    assert engine.is_chief
+    assert engine.agree(True)
+    assert not engine.agree(False)
+
+
+@on_jax
+def test_jax_needs_no_name_of_a_tpu():
+    with pytest.raises(ValueError, match="`tpu` is for TensorFlow.*--strategy=tpu"):
+        engines.make("tpu", tpu="local")
+
+
+@on_jax
+def test_jax_says_where_there_is_no_tpu():
+    with pytest.raises(ValueError, match=r"a TPU and the package jax\[tpu\].*cpu:0"):
+        engines.make("tpu")
+
+
+@on_jax
+def test_jax_says_how_processes_find_each_other(monkeypatch):
+    for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID"):
+        monkeypatch.delenv(f"KERAS_DISTRIBUTION_{name}", raising=False)
+    with pytest.raises(ValueError, match="KERAS_DISTRIBUTION_JOB_ADDRESSES"):
+        engines.make("multi_worker")
+
+
+@on_tensorflow
+def test_a_tpu_that_is_not_there_is_refused_at_once():
+    """In a process of its own: connecting to a cluster changes it for good."""
+    program = """
+from routing_tf import engines
+for tpu in None, "local", "no-such-tpu", "grpc://127.0.0.1:9":
+    try:
+        engines.make("tpu", tpu)
+    except ValueError as error:
+        print("refused", error)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    for name in ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"):
+        environment.pop(name, None)
+    started = time.monotonic()
+    finished = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    refused = finished.stdout.count("refused `tpu` must name a TPU")
+    assert refused == 4, finished.stderr[-3000:]
+    assert time.monotonic() - started < 90
+
+
+@on_tensorflow
+@pytest.mark.parametrize("tpu, name", [(None, ""), ("local", "local"), ("me", "me")])
+def test_a_tpu_is_connected_to_and_started(monkeypatch, tpu, name):
+    import tensorflow as tf
+
+    calls = []
+
+    def record(what, result=None):
+        def call(*arguments, **options):
+            calls.append((what, arguments, options))
+            return result
+
+        return call
+
+    class Resolver:
+        def master(self):
+            return ""
+
+    resolver = Resolver()
+    strategy = tf.distribute.get_strategy()
+    for place, what, result in (
+        (tf.distribute.cluster_resolver, "TPUClusterResolver", resolver),
+        (tf.config, "experimental_connect_to_cluster", None),
+        (tf.tpu.experimental, "initialize_tpu_system", None),
+        (tf.distribute, "TPUStrategy", strategy),
+    ):
+        monkeypatch.setattr(place, what, record(what, result))
+    engine = engines.make("tpu", tpu)
+    assert engine.strategy is strategy
+    assert calls == [
+        ("TPUClusterResolver", (), {"tpu": name}),
+        ("experimental_connect_to_cluster", (resolver,), {}),
+        ("initialize_tpu_system", (resolver,), {}),
+        ("TPUStrategy", (resolver,), {}),
+    ]
+
+
+DESCRIBE = """
+import json
+from routing_tf import engines
+engine = engines.make({strategy!r}, num_virtual_devices={number})
+import numpy as np
+wishes = [engine.agree(wish) for wish in ({own}, False)]
+print(json.dumps([engine.description, engine.num_devices, engine.num_replicas,
+    engine.num_workers, engine.worker, engine.is_chief, wishes]))
+"""
+
+
+def describe(strategy, number, own_wish, variables):
+    program = DESCRIBE.format(strategy=strategy, number=number, own=own_wish)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "JAX_PLATFORMS": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+        **variables,
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def read(process):
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors[-3000:]
+    return json.loads(output.splitlines()[-1])
+
+
+def test_a_processor_can_be_cut_into_devices():
+    found = read(describe("mirrored", 3, True, {}))
+    expected = {
+        "tensorflow": ["3 replicas, MirroredStrategy", 3, 3],
+        "jax": ["3 devices (cpu), DataParallel", 3, 1],
+    }
+    assert found == [*expected[BACKEND], 1, 0, True, [True, False]]
+
+
+@pytest.mark.slow
+def test_workers_agree_on_what_one_of_them_wishes():
+    ports = small_runs.free_ports(2)
+    processes = [
+        describe("multi_worker", 2, worker == 1, variables)
+        for worker, variables in enumerate(
+            small_runs.cluster_variables(ports, worker) for worker in range(2)
+        )
+    ]
+    found = [read(process) for process in processes]
+    name, replicas = {
+        "tensorflow": ("4 replicas on 2 workers, MultiWorkerMirroredStrategy", 4),
+        "jax": ("4 devices (cpu) of 2 workers, DataParallel", 1),
+    }[BACKEND]
+    for worker, answer in enumerate(found):
+        assert answer == [name, 4, replicas, 2, worker, not worker, [True, False]]

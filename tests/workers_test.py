@@ -1,0 +1,142 @@
+"""Tests of runs on several workers, as processes of one machine."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import run_checkpoints
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    letters = np.random.default_rng(0).integers(97, 123, 4000, "uint8")
+    path.write_bytes(bytes(letters))
+    return path
+
+
+def free_ports(number):
+    sockets = [socket.socket() for _ in range(number)]
+    for one in sockets:
+        one.bind(("localhost", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def environments(number):
+    """The variables that tell each worker who the others are."""
+    ports = free_ports(number)
+    for index in range(number):
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        if keras.backend.backend() == "tensorflow":
+            workers = [f"localhost:{port}" for port in ports]
+            task = {"type": "worker", "index": index}
+            cluster = {"cluster": {"worker": workers}, "task": task}
+            environment["TF_CONFIG"] = json.dumps(cluster)
+        else:
+            environment["KERAS_DISTRIBUTION_JOB_ADDRESSES"] = f"localhost:{ports[0]}"
+            environment["KERAS_DISTRIBUTION_NUM_PROCESSES"] = str(number)
+            environment["KERAS_DISTRIBUTION_PROCESS_ID"] = str(index)
+        yield environment
+
+
+def start(model_dirs, text, *flags):
+    """Starts a worker for each model directory."""
+    return [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "routing_tf.train",
+                f"--model_dir={model_dir}",
+                f"--files={text}",
+                "--hparams_set=byte_tiny",
+                "--hparams=max_sequence_length=32,attention_window=8,batch_tokens=128",
+                "--eval_every=4",
+                "--eval_examples=5",
+                "--checkpoint_every=3",
+                "--sample_bytes=8",
+                *flags,
+            ],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for model_dir, environment in zip(model_dirs, environments(len(model_dirs)))
+    ]
+
+
+def finish(processes):
+    """Exit codes and what the workers said."""
+    try:
+        said = [process.communicate(timeout=240)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in processes], said
+
+
+def train(model_dirs, text, *flags):
+    return finish(start(model_dirs, text, *flags))
+
+
+def bits(model_dir):
+    lines = (model_dir / "metrics.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    key = "held_out_bits_per_byte"
+    return {entry["step"]: entry[key] for entry in entries if key in entry}
+
+
+def test_two_workers_are_one(text, tmp_path):
+    both = [tmp_path / "two"] * 2
+    codes, said = train(both, text, "--strategy=multi_worker", "--train_steps=6")
+    assert codes == [0, 0], said
+    assert "continuing" not in said[0]
+    codes, said = train(both, text, "--strategy=multi_worker", "--train_steps=9")
+    assert codes == [0, 0], said
+    assert "continuing at step 6" in said[0]
+    assert "2 workers" in said[0]
+    assert "held-out" not in said[1]
+    one = tmp_path / "one"
+    for steps in (6, 9):  # the schedule depends on the length of the run
+        codes, said = train([one], text, f"--train_steps={steps}")
+        assert codes == [0], said
+    expected = bits(one)
+    assert list(expected) == [0, 4, 6, 8, 9]
+    assert bits(tmp_path / "two") == pytest.approx(expected, abs=1e-4)
+
+
+def test_all_workers_stop_when_one_is_asked_to(text, tmp_path):
+    flags = ["--strategy=multi_worker", "--train_steps=1000000", "--eval_every=0"]
+    processes = start([tmp_path] * 2, text, *flags)
+    for line in processes[0].stdout:
+        if re.match(r"step \d+/", line):
+            break
+    processes[1].send_signal(signal.SIGTERM)
+    codes, said = finish(processes)
+    assert codes == [0, 0], said
+    assert "stopped at step" in said[0]
+    assert run_checkpoints.paths(tmp_path)
+
+
+def test_workers_that_share_no_folder_are_refused(text, tmp_path):
+    codes, said = train([tmp_path / "a"], text, "--train_steps=3")
+    assert codes == [0], said
+    flags = ["--strategy=multi_worker", "--train_steps=6"]
+    codes, said = train([tmp_path / "a", tmp_path / "b"], text, *flags)
+    assert codes == [1, 1], said
+    for text in said:
+        assert "found checkpoints of the steps [3, 0]" in text

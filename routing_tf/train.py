@@ -71,7 +71,8 @@ SCALE_INTEGERS = {
         None,
         1,
         "Parts that a batch goes through the model in, one after the other, for "
-        "less memory: the results are those of the whole batch. Default: 1.",
+        "less memory: the results are those of the whole batch (README says but for "
+        "what). Default: 1.",
     ),
     "steps_per_call": (
         1,

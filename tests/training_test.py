@@ -289,6 +289,38 @@ class TestTrainer:
         with pytest.raises(FloatingPointError, match="in step 20"):
             trainer.train(eval_every=0, eval_examples=1, on_nan="skip")
 
+    def test_evaluations_are_not_lost(self, configure, tmp_path):
+        """Those that are not due again stay, those that are due are repeated."""
+        options = {"eval_every": 0, "eval_examples": 1}
+        for steps in (2, 4):
+            config, problem = configure(train_steps=steps)
+            training.Trainer(config, problem, tmp_path).train(**options)
+        key = "held_out_bits_per_byte"
+        entries = [entry for entry in read_metrics(tmp_path) if key in entry]
+        assert [entry["step"] for entry in entries] == [0, 2, 4]
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write("{damaged}\n")
+        config, problem = configure(train_steps=6)
+        options["eval_every"] = 2
+        training.Trainer(config, problem, tmp_path).train(**options)
+        entries = [entry for entry in read_metrics(tmp_path) if key in entry]
+        assert [entry["step"] for entry in entries] == [0, 2, 4, 6]
+
+    def test_a_signal_ends_an_evaluation(self, configure, tmp_path, monkeypatch):
+        config, problem = configure(train_steps=4)
+        trainer = training.Trainer(config, problem, tmp_path)
+        score = trainer.scorer.score
+
+        def interrupted(*arguments):
+            if trainer.step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return score(*arguments)
+
+        monkeypatch.setattr(trainer.scorer, "score", interrupted)
+        assert trainer.train(eval_every=2, eval_examples=8) is None
+        assert trainer.stopped_by == signal.SIGTERM
+        assert [path.name for path in run_checkpoints.paths(tmp_path)] == ["step-2"]
+
     def test_on_nan_is_a_choice(self, finished):
         with pytest.raises(ValueError, match="`on_nan` must be one of 'stop', 'skip'"):
             finished.train(on_nan="go on")

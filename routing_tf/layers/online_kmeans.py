@@ -1,6 +1,8 @@
 """Centroids that follow the tokens assigned to them."""
 
 import contextlib
+import math
+import numbers
 import random
 import threading
 
@@ -210,9 +212,9 @@ class OnlineKMeans(OwnLosses):
         )
         if revive_after is not None:
             check_positive_integer("revive_after", revive_after)
-        if not 0 <= decay <= 1:
+        if not isinstance(decay, numbers.Real) or not 0 <= decay <= 1:
             raise ValueError(
-                f"`decay` must be in the range [0, 1]. Received: decay={decay}"
+                f"`decay` must be in the range [0, 1]. Received: decay={decay!r}"
             )
         if not ema and update_rule != "ema":
             raise ValueError(
@@ -227,10 +229,12 @@ class OnlineKMeans(OwnLosses):
                 f"revive_after={revive_after}, "
                 f"centroid_initialization={centroid_initialization!r}, ema={ema}"
             )
-        if commitment_weight < 0:
+        if not isinstance(commitment_weight, numbers.Real) or not (
+            0 <= commitment_weight < math.inf
+        ):
             raise ValueError(
-                "`commitment_weight` must not be negative. "
-                f"Received: commitment_weight={commitment_weight}"
+                "`commitment_weight` must be finite and must not be negative. "
+                f"Received: commitment_weight={commitment_weight!r}"
             )
         self.num_clusters = num_clusters
         self.decay = decay

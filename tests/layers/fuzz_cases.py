@@ -314,9 +314,11 @@ CLUSTERS = {"attention_window": SIZES}
 CENTROIDS = {
     **CLUSTERS,
     "num_clusters": SIZES,
-    "decay": (-0.1, 1.5, nan),
-    "commitment_weight": (-1.0,),
+    "decay": (-0.1, 1.5, nan, "0.9", None, [0.5]),
+    "commitment_weight": (-1.0, "1", None, nan, [1.0]),
     "update_rule": ("sgd", None, 3),
+    "revive_after": (0, -1, 1.5, "1", True),
+    "centroid_initialization": ("zeros", None, 3),
     "prefix_block_size": OPTIONAL_SIZES,
 }
 WRONG = {

@@ -1,0 +1,160 @@
+"""Tests of the checkpoints of a run."""
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import models
+from routing_tf import run_checkpoints
+from routing_tf import training
+from routing_tf.run_checkpoints import RunCheckpoints
+from tests.models import small_models
+
+
+@pytest.fixture(scope="module")
+def lm():
+    lm = small_models.language_model()
+    training.compile_for_training(lm)
+    return lm
+
+
+def set_all(lm, value):
+    for variable in lm.weights:
+        variable.assign(np.full(variable.shape, value))
+
+
+def first(lm):
+    return float(np.ravel(lm.weights[0])[0])
+
+
+def save(lm, folder, *steps, best=None):
+    checkpoints = RunCheckpoints(folder, lm)
+    for step in steps:
+        set_all(lm, step)
+        checkpoints.save(step, best)
+    checkpoints.wait()
+    return checkpoints
+
+
+def names(folder, which="last"):
+    return [path.name for path in run_checkpoints.paths(folder, which)]
+
+
+def damage(path):
+    data = path.with_name(path.name + ".data-00000-of-00001")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+
+
+def test_what_is_saved_is_what_was_there_when_it_was_saved(lm, tmp_path):
+    """Training goes on while a checkpoint is written."""
+    checkpoints = RunCheckpoints(tmp_path, lm)
+    for step in range(1, 4):
+        set_all(lm, step)
+        checkpoints.save(step)
+        set_all(lm, -1)
+    checkpoints.wait()
+    named = run_checkpoints.named_variables(lm)
+    for step, path in enumerate(run_checkpoints.paths(tmp_path), 1):
+        found, _, values = run_checkpoints.read(path, named)
+        assert found == step
+        for name, value in values.items():
+            if name.startswith("model|"):
+                np.testing.assert_array_equal(value, np.full(value.shape, step))
+
+
+def test_all_variables_are_named_once(lm):
+    named = run_checkpoints.named_variables(lm)
+    assert len(named) == len(lm.weights) + len(lm.optimizer.variables)
+    scaled = small_models.language_model()
+    scaled.compile(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()))
+    scaled.optimizer.build(scaled.trainable_variables)
+    named = run_checkpoints.named_variables(scaled)
+    assert len(named) == len(scaled.weights) + len(scaled.optimizer.variables)
+
+
+def test_the_best_one_is_kept_apart(lm, tmp_path):
+    save(lm, tmp_path, 1, 2, 3, 4)
+    save(lm, tmp_path, 2, best=0.5)
+    assert names(tmp_path) == ["step-2", "step-3", "step-4"]
+    assert names(tmp_path, "best") == ["step-2"]
+    checkpoints = RunCheckpoints(tmp_path, lm)
+    assert checkpoints.restore() == 4
+    assert checkpoints.best_loss == 0.5
+
+
+def test_the_one_before_a_damaged_one(lm, tmp_path):
+    save(lm, tmp_path, 1, 2, 3)
+    damaged = run_checkpoints.paths(tmp_path)[-1]
+    damage(damaged)
+    said = []
+    checkpoints = RunCheckpoints(tmp_path, lm)
+    assert checkpoints.restore(said.append) == 2
+    assert first(lm) == 2
+    assert "must be whole" in said[0] and str(damaged) in said[0]
+    assert checkpoints.last_whole.endswith("step-2")
+    # It is put aside, so that others take the same one.
+    assert names(tmp_path) == ["step-1", "step-2"]
+    checkpoints.save(3)
+    checkpoints.wait()
+    assert names(tmp_path) == ["step-1", "step-2", "step-3"]
+    assert RunCheckpoints(tmp_path, lm).restore() == 3
+
+
+def test_none_can_be_read(lm, tmp_path):
+    save(lm, tmp_path, 1, 2)
+    for path in run_checkpoints.paths(tmp_path):
+        path.with_name(path.name + ".index").write_bytes(b"")
+    set_all(lm, 7)
+    with pytest.raises(run_checkpoints.DamagedCheckpointError, match="step-2"):
+        RunCheckpoints(tmp_path, lm).restore(lambda text: None)
+    assert first(lm) == 7
+
+
+def test_the_list_of_tensorflow_is_not_needed(lm, tmp_path):
+    """A killed process may not have listed its last one."""
+    save(lm, tmp_path, 1, 2, 3)
+    (tmp_path / "checkpoints" / "checkpoint").unlink()
+    damage(run_checkpoints.paths(tmp_path)[-1])
+    checkpoints = RunCheckpoints(tmp_path, lm)
+    assert checkpoints.restore(lambda text: None) == 2
+    checkpoints.save(3)
+    checkpoints.wait()
+    assert names(tmp_path) == ["step-1", "step-2", "step-3"]
+    for step in range(4, 8):
+        checkpoints.save(step)
+    checkpoints.wait()
+    assert names(tmp_path) == ["step-5", "step-6", "step-7"]
+
+
+def test_what_a_killed_process_left_is_removed(lm, tmp_path):
+    save(lm, tmp_path, 1)
+    folder = tmp_path / "checkpoints"
+    (folder / "step-2_temp").mkdir()
+    (folder / "step-2_temp" / "part").write_bytes(b"x")
+    (folder / "step-2.data-00000-of-00001").write_bytes(b"x")
+    save(lm, tmp_path, 3)
+    assert {path.name.partition(".")[0] for path in folder.glob("step-*")} == {
+        "step-1",
+        "step-3",
+    }
+
+
+def test_another_model_is_refused(lm, tmp_path):
+    save(lm, tmp_path, 1)
+    other = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
+    with pytest.raises(ValueError, match="differences: .* there, .* here"):
+        RunCheckpoints(tmp_path, other).restore(lambda text: None)
+
+
+def test_workers_are_asked_before_a_variable_changes(lm, tmp_path):
+    save(lm, tmp_path, 1)
+    set_all(lm, 7)
+
+    def refuse(step):
+        raise ValueError(f"not {step}")
+
+    with pytest.raises(ValueError, match="not 1"):
+        RunCheckpoints(tmp_path, lm).restore(agree=refuse)
+    assert first(lm) == 7

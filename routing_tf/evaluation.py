@@ -17,10 +17,14 @@ def batch_size_of(hyperparameters, problem):
         hyperparameters: `Hyperparameters` of the model.
         problem: the problem.
     """
-    length = problem.sequence_length
+    return max(1, hyperparameters.batch_tokens // window_length(problem))
+
+
+def window_length(problem):
+    """Returns the length of a window; of pairs of texts that of the longer ones."""
     if problem.kind == "seq2seq":
-        length = max(length, problem.input_length)
-    return max(1, hyperparameters.batch_tokens // length)
+        return max(problem.sequence_length, problem.input_length)
+    return problem.sequence_length
 
 
 @dataclasses.dataclass(frozen=True)

@@ -404,12 +404,14 @@ class Trainer:
         h = self.config.hyperparameters
         batch_size = evaluation.batch_size_of(h, self.problem)
         if batch_size % (engine.num_devices * parts):
+            needed = engine.num_devices * parts
+            tokens = needed * evaluation.window_length(self.problem)
             raise ValueError(
                 "The number of windows in a batch must be a multiple of the number of "
-                "devices times that of accumulation steps. Received: "
-                f"{batch_size} windows (batch_tokens={h.batch_tokens}), "
-                f"{engine.num_devices} devices, accumulation_steps={parts}. Change "
-                "batch_tokens"
+                f"devices times `accumulation_steps`. Received: {batch_size} windows "
+                f"(batch_tokens={h.batch_tokens}), {engine.num_devices} devices, "
+                f"accumulation_steps={parts}. Use --hparams=batch_tokens={tokens} or "
+                "a multiple of it"
             )
         return batch_size // engine.num_workers
 

@@ -68,7 +68,9 @@ def test_all_variables_are_named_once(lm):
     named = run_checkpoints.named_variables(lm)
     assert len(named) == len(lm.weights) + len(lm.optimizer.variables)
     scaled = small_models.language_model()
-    scaled.compile(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()))
+    scaled.compile(
+        optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+    )
     scaled.optimizer.build(scaled.trainable_variables)
     named = run_checkpoints.named_variables(scaled)
     assert len(named) == len(scaled.weights) + len(scaled.optimizer.variables)

@@ -123,7 +123,9 @@ IMAGE_HPARAMS = (
 )
 
 
-@pytest.mark.parametrize("classes", ["", ",num_classes=none"])
+@pytest.mark.parametrize(
+    "classes", ["", pytest.param(",num_classes=none", marks=pytest.mark.slow)]
+)
 def test_a_run_on_images(classes, tmp_path, run):
     options = ["--problem=digits", f"--hparams={IMAGE_HPARAMS}{classes}"]
     options += ["--train_steps=2", "--eval_examples=4"]

@@ -343,6 +343,7 @@ class TestTrainer:
         scores = [entry["step"] for entry in entries if "loss" not in entry]
         assert scores == [0, 5, 6]
 
+    @pytest.mark.slow
     def test_a_batch_in_parts(self, configure, tmp_path):
         ends = []
         for number in (1, 2):
@@ -407,6 +408,7 @@ class TestPairs:
         }
         return run_directory.configure("test_copy", tiny(**{**settings, **changes}))
 
+    @pytest.mark.slow
     def test_resume_equals_an_uninterrupted_run(self, tmp_path):
         options = {"eval_examples": 4, "eval_every": 2, "log_every": 1}
         # The rate must not depend on the length of the run.

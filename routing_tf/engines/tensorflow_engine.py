@@ -68,6 +68,8 @@ class TensorFlowEngine:
         if self.num_replicas == 1:
             return "one device"
         name = type(self.strategy).__name__
+        if isinstance(self.strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            name = "MultiWorkerMirroredStrategy"  # its class has another one
         machines = f" on {self.num_workers} workers" if self.num_workers > 1 else ""
         return f"{self.num_replicas} replicas{machines}, {name}"
 
@@ -191,7 +193,7 @@ class TensorFlowEngine:
     @functools.cached_property
     def _sum(self):
         def add(values):
-            # An input as it is has no device.
+            # As in `_finish`.
             return sum_over_replicas([tf.identity(values)])[0]
 
         return tf.function(
@@ -270,7 +272,8 @@ class TensorFlowEngine:
     def _finish(self, step, gradients, sums):
         """Updates one replica with the sums of all; the same on each."""
         values = tf.nest.flatten((gradients, sums))
-        values = sum_over_replicas([tf.convert_to_tensor(value) for value in values])
+        # An input of `strategy.run` as it is has no device to be added up on.
+        values = sum_over_replicas([tf.identity(value) for value in values])
         gradients, sums = tf.nest.pack_sequence_as((gradients, sums), values)
         gradients, is_finite, report = step.finish(gradients, sums)
 

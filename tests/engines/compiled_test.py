@@ -32,7 +32,7 @@ PRESETS = {
         "num_layers": 2,
         "num_local_only_layers": 1,
     },
-    "imagenet64_local_cluster": {
+    "imagenet_local_cluster": {
         "image_height": 4,
         "image_width": 4,
         "vocabulary_size": 256,

@@ -4,6 +4,7 @@ A checkpoint holds all weights with the k-means state, the state of the optimize
 the step, which decides data order and random numbers. It is read on either backend.
 """
 
+import contextlib
 import math
 import pathlib
 import re
@@ -73,10 +74,12 @@ class RunCheckpoints:
                 self.best_loss = best_loss
             self._copies["step"].assign(step)
             self._copies["best_loss"].assign(self.best_loss)
-            manager = self._last if best_loss is None else self._best
+            manager, number = self._last, NUM_CHECKPOINTS
+            if best_loss is not None:
+                manager, number = self._best, 1
             manager.save(checkpoint_number=step, options=self._options)
             # The write before this one has ended.
-            _remove_surplus(manager)
+            _remove_surplus(manager, number)
         except tf.errors.OpError as error:
             raise self._failure(error) from error
 
@@ -300,24 +303,21 @@ def _remove_leftovers(folder):
             path.unlink()
 
 
-def _remove_surplus(manager):
+def _remove_surplus(manager, number):
     """Removes old checkpoints that a process did not list before it was killed."""
     listed = [pathlib.Path(path) for path in manager.checkpoints]
     for path in _paths_in(pathlib.Path(manager.directory)):
         later = [one for one in listed if step_of(one) > step_of(path)]
-        if path not in listed and len(later) >= NUM_CHECKPOINTS:
-            _remove(path)
-
-
-def _remove(path):
-    for file in path.parent.glob(f"{path.name}.*"):
-        file.unlink()
+        if path not in listed and len(later) >= number:
+            for file in path.parent.glob(f"{path.name}.*"):
+                file.unlink()
 
 
 def _put_aside(path):
     """Hides a damaged checkpoint from those who look for the newest one."""
     index = path.with_name(f"{path.name}.index")
-    index.replace(index.with_name(f"{index.name}.damaged"))
+    with contextlib.suppress(FileNotFoundError):  # another worker was faster
+        index.replace(index.with_name(f"{index.name}.damaged"))
 
 
 def _check_shapes(path, variables, there):

@@ -186,12 +186,6 @@ def make_preprocessor(hyperparameters, problem):
     )
 
 
-def weight_decay_loss(lm):
-    """Returns the part of the training loss that `add_weight_decay` adds."""
-    variables = [v for v in lm.trainable_variables if v.regularizer is not None]
-    return float(sum(variable.regularizer(variable) for variable in variables))
-
-
 class Trainer:
     """A run in its model directory: new, or where its last checkpoint left it.
 

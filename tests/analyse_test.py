@@ -41,14 +41,6 @@ def save_run(folder, problem, settings, **fields):
     return folder
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    letters = np.random.default_rng(0).integers(97, 123, 4000, "uint8")
-    path.write_bytes(bytes(letters))
-    return path
-
-
 def text_run(folder, text, routing):
     settings = models.preset_hyperparameters("byte_tiny")
     settings = settings.replace(**SETTINGS, routing=routing)

@@ -22,14 +22,6 @@ CHECKPOINT_EVERY = 4
 KILLS = 20
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    letters = np.random.default_rng(0).integers(97, 123, 4000, "uint8")
-    path.write_bytes(bytes(letters))
-    return path
-
-
 def command(model_dir, text, *flags):
     return [
         sys.executable,

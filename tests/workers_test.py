@@ -4,56 +4,20 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 
-import keras
-import numpy as np
 import pytest
 
 from routing_tf import run_checkpoints
+from tests.engines import small_runs
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    letters = np.random.default_rng(0).integers(97, 123, 4000, "uint8")
-    path.write_bytes(bytes(letters))
-    return path
-
-
-def free_ports(number):
-    sockets = [socket.socket() for _ in range(number)]
-    for one in sockets:
-        one.bind(("localhost", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-def environments(number):
-    """The variables that tell each worker who the others are."""
-    ports = free_ports(number)
-    for index in range(number):
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        if keras.backend.backend() == "tensorflow":
-            workers = [f"localhost:{port}" for port in ports]
-            task = {"type": "worker", "index": index}
-            cluster = {"cluster": {"worker": workers}, "task": task}
-            environment["TF_CONFIG"] = json.dumps(cluster)
-        else:
-            environment["KERAS_DISTRIBUTION_JOB_ADDRESSES"] = f"localhost:{ports[0]}"
-            environment["KERAS_DISTRIBUTION_NUM_PROCESSES"] = str(number)
-            environment["KERAS_DISTRIBUTION_PROCESS_ID"] = str(index)
-        yield environment
-
-
 def start(model_dirs, text, *flags):
     """Starts a worker for each model directory."""
+    ports = small_runs.free_ports(len(model_dirs))
     return [
         subprocess.Popen(
             [
@@ -70,12 +34,16 @@ def start(model_dirs, text, *flags):
                 "--sample_bytes=8",
                 *flags,
             ],
-            env=environment,
+            env={
+                **os.environ,
+                **small_runs.cluster_variables(ports, worker),
+                "PYTHONUNBUFFERED": "1",
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for model_dir, environment in zip(model_dirs, environments(len(model_dirs)))
+        for worker, model_dir in enumerate(model_dirs)
     ]
 
 

@@ -10,11 +10,12 @@ import keras
 import numpy as np
 from jax.experimental import multihost_utils
 
+from routing_tf.engines.engine import Engine
 from routing_tf.training_step import Report
 from routing_tf.training_step import split_batch
 
 
-class JaxEngine:
+class JaxEngine(Engine):
     """Runs training steps on JAX devices, the batch spread over them.
 
     Weights are the same on all devices, as `keras.distribution.DataParallel` places
@@ -22,18 +23,10 @@ class JaxEngine:
 
     Args:
         distribution: a `keras.distribution.DataParallel`; None for one device.
-
-    Attributes:
-        num_replicas: 1, as sums over devices are no business of the step's.
-        num_devices: number of devices that share a batch.
-        num_workers: number of machines (processes).
-        worker: number of this one, counted from 0; 0 writes checkpoints and logs.
     """
 
     def __init__(self, distribution=None):
         self.distribution = distribution
-        self.num_workers, self.worker = 1, 0
-        self.num_devices = self.num_replicas = 1
         self._rows = self._stacked_rows = None
         if distribution is not None:
             self.num_devices = distribution.device_mesh.devices.size
@@ -78,11 +71,6 @@ class JaxEngine:
             return f"one device ({platform})"
         machines = f" of {self.num_workers} workers" if self.num_workers > 1 else ""
         return f"{self.num_devices} devices ({platform}){machines}, DataParallel"
-
-    @property
-    def is_chief(self):
-        """Whether this process writes checkpoints and logs."""
-        return self.worker == 0
 
     def scope(self):
         """A context in which the model and its optimizer are to be made."""
@@ -170,10 +158,6 @@ class JaxEngine:
             ]
 
         return call
-
-    def agree(self, wish):
-        """Returns whether any worker has a wish; a call for all workers at once."""
-        return bool(self.gather(float(wish)).any())
 
     def gather(self, number):
         """Returns a number of each worker; all of them are to call it at once."""

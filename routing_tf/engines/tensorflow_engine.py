@@ -7,22 +7,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from routing_tf.engines.engine import Engine
 from routing_tf.layers.replicas import sum_over_replicas
 from routing_tf.training_step import Report
 from routing_tf.training_step import split_batch
 
 
-class TensorFlowEngine:
+class TensorFlowEngine(Engine):
     """Runs training steps on the replicas of a `tf.distribute` strategy.
 
     Args:
         strategy: a `tf.distribute.Strategy`.
-
-    Attributes:
-        num_replicas: number of replicas on all machines, whose sums are added.
-        num_devices: number of devices that share a batch, here the same.
-        num_workers: number of machines (processes).
-        worker: number of this one, counted from 0; 0 writes checkpoints and logs.
 
     Example:
 
@@ -38,7 +33,6 @@ class TensorFlowEngine:
         self.strategy = strategy
         self.num_replicas = self.num_devices = strategy.num_replicas_in_sync
         resolver = strategy.cluster_resolver
-        self.num_workers, self.worker = 1, 0
         if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
             cluster = resolver.cluster_spec().as_dict()
             chiefs, workers = cluster.get("chief", []), cluster.get("worker", [])
@@ -72,11 +66,6 @@ class TensorFlowEngine:
             name = "MultiWorkerMirroredStrategy"  # its class has another one
         machines = f" on {self.num_workers} workers" if self.num_workers > 1 else ""
         return f"{self.num_replicas} replicas{machines}, {name}"
-
-    @property
-    def is_chief(self):
-        """Whether this process writes checkpoints and logs."""
-        return self.worker == 0
 
     def scope(self):
         """A context in which the model and its optimizer are to be made."""
@@ -174,10 +163,6 @@ class TensorFlowEngine:
             return np.concatenate([x.numpy() for x in results])[:rows]
 
         return call
-
-    def agree(self, wish):
-        """Returns whether any worker has a wish; all of them are to ask at once."""
-        return bool(self.gather(float(wish)).any())
 
     def gather(self, number):
         """Returns a number of each worker; all of them are to call it at once."""

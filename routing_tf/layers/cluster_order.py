@@ -7,7 +7,6 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
-from routing_tf.layers.blocks import memory_windows
 from routing_tf.layers.membership import entries_at
 
 # Fewer rows than this make matrix products slow.
@@ -109,15 +108,22 @@ class ClusterOrder:
         """Joins each chunk with those before it that its tokens may see.
 
         Args:
-            x: tensor `[B, H, N, C, ...]`.
+            x: tensor `[B, H, N, C, D]`.
             attention_window: number of tokens a token sees, itself included.
 
         Returns:
-            Tensor `[B, H, N, S, ...]` of the S slots of the chunks before it and of
-            its own.
+            Tensor `[B, H, N, S, D]` of the S slots of the chunks before it and of its
+            own; any chunk's where there is none before it.
         """
+        batch, heads, chunks, slots, dim = ops.shape(x)
         before = self._num_chunks_before(attention_window)
-        return memory_windows(x, (before,), (0,), axis=2)
+        seen = np.arange(chunks)[:, None] - np.arange(before, -1, -1)
+        seen = np.maximum(seen, 0).astype("int32")
+        seen = ops.broadcast_to(seen, (batch, heads, *seen.shape))
+        # A chunk is one row, so that few long rows are copied.
+        rows = ops.reshape(x, (batch, heads, chunks, slots * dim))
+        windows = membership.gather(rows, seen)
+        return ops.reshape(windows, (batch, heads, chunks, (before + 1) * slots, dim))
 
     def window_offset(self, attention_window):
         """Returns the slot of a window at which its own chunk starts."""

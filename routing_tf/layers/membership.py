@@ -143,9 +143,27 @@ def scatter_mean(clustered, members, length, belongs=None):
     if belongs is not None:
         weights = ops.reshape(ops.cast(belongs, rows.dtype), (-1, 1))
         rows = rows * weights
-    sums = ops.segment_sum(rows, positions, num_segments=num_rows)
+    sums = _add_up(rows, positions, num_rows)
     counts = ops.segment_sum(weights, positions, num_segments=num_rows)
     return ops.reshape(sums / (counts + SCATTER_EPSILON), (batch, heads, length, dim))
+
+
+def _add_up(rows, positions, num_rows):
+    """Adds rows up at their positions, `[num_rows, D]`.
+
+    The gradient is stated, as TensorFlow's own one looks for positions that are
+    negative, which takes as long again.
+    """
+
+    @ops.custom_gradient
+    def add_up(rows):
+        def gradient(*args, upstream=None):
+            (upstream,) = args or (upstream,)
+            return ops.take(upstream, positions, axis=0)
+
+        return ops.segment_sum(rows, positions, num_segments=num_rows), gradient
+
+    return add_up(rows)
 
 
 def flat_positions(members, length):

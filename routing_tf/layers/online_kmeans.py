@@ -110,6 +110,15 @@ def _num_tokens(tokens, mask):
     return total
 
 
+def _for_each(tokens, centroids):
+    """Returns the centroids for each sequence, `<float32>[batch, heads, K, dim]`.
+
+    TensorFlow 2.21 with oneDNN writes beyond its memory where `matmul` broadcasts a
+    batch of matrices; `einsum` is right and slow.
+    """
+    return ops.broadcast_to(centroids, (ops.shape(tokens)[0], *centroids.shape))
+
+
 @keras.saving.register_keras_serializable("routing_tf")
 class OnlineKMeans(OwnLosses):
     """Scores tokens against centroids and, in training, moves the centroids.
@@ -306,7 +315,8 @@ class OnlineKMeans(OwnLosses):
         return self._scores(ops.cast(tokens, "float32"), centroids)
 
     def _scores(self, tokens, centroids):
-        return ops.einsum("bhld,hkd->bhlk", tokens, ops.stop_gradient(centroids))
+        centroids = _for_each(tokens, ops.stop_gradient(centroids))
+        return ops.matmul(tokens, ops.swapaxes(centroids, 2, 3))
 
     def _losses_of(self, streams, nearest, masks, centroids):
         """The loss of this replica: the mean over replicas is that of all tokens."""
@@ -330,7 +340,7 @@ class OnlineKMeans(OwnLosses):
                 squares *= mask
             return ops.sum(squares) / ops.maximum(total, 1.0)
 
-        own = ops.einsum("bhlk,hkd->bhld", nearest, centroids)
+        own = ops.matmul(nearest, _for_each(tokens, centroids))
         loss = self.commitment_weight * mean(
             ops.square(tokens - ops.stop_gradient(own))
         )
@@ -346,7 +356,7 @@ class OnlineKMeans(OwnLosses):
                 assigned = assigned * ops.cast(mask, assigned.dtype)[..., None]
             statistics += [
                 self._count(assigned),
-                ops.einsum("bhlk,bhld->hkd", assigned, tokens),
+                ops.sum(ops.matmul(ops.swapaxes(assigned, 2, 3), tokens), axis=0),
             ]
             chosen += ops.sum(assigned, axis=(0, 2))
         if self._revives:

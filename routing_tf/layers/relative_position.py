@@ -78,7 +78,7 @@ class RelativePosition(keras.layers.Layer):
             initializer=fresh(self.embeddings_initializer),
         )
 
-    def key_logits(self, query, num_keys, offset):
+    def key_logits(self, query, num_keys, offset, is_causal=False):
         """Returns `query · key_embeddings[distance]` of every query and key.
 
         Args:
@@ -86,28 +86,36 @@ class RelativePosition(keras.layers.Layer):
             num_keys: number of keys.
             offset: slot of the key that stands at the first query's position; the
                 distance of key `j` from query `i` is `j - offset - i`.
+            is_causal: whether nobody reads the results of keys later than those of a
+                causal mask, by which the last query sees all keys and each one before
+                it one less. Defaults to False.
 
         Returns:
             `<float>[..., queries, num_keys]`.
         """
         num_queries = query.shape[-2]
-        rows = self._rows(self.key_embeddings, num_queries, num_keys, offset)
+        columns = _num_columns(num_queries, num_keys, is_causal)
+        rows = self._rows(self.key_embeddings, num_queries, columns, offset)
         products = ops.matmul(query, ops.transpose(ops.cast(rows, query.dtype)))
         return distances_to_keys(products, num_keys)
 
-    def value_sums(self, weights, offset):
+    def value_sums(self, weights, offset, is_causal=False):
         """Returns the sum over keys of `weights · value_embeddings[distance]`.
 
         Args:
             weights: `<float>[..., queries, keys]`.
             offset: as in `key_logits`.
+            is_causal: whether weights are zero behind the keys of a causal mask, see
+                `key_logits`. Defaults to False.
 
         Returns:
             `<float>[..., queries, value_dim]`.
         """
         num_queries, num_keys = weights.shape[-2:]
-        rows = self._rows(self.value_embeddings, num_queries, num_keys, offset)
-        return ops.matmul(keys_to_distances(weights), ops.cast(rows, weights.dtype))
+        columns = _num_columns(num_queries, num_keys, is_causal)
+        rows = self._rows(self.value_embeddings, num_queries, columns, offset)
+        weights = keys_to_distances(weights, columns)
+        return ops.matmul(weights, ops.cast(rows, weights.dtype))
 
     def key_logits_at(self, query, distances):
         """Returns `query · key_embeddings[distance]` for distances of any kind.
@@ -167,8 +175,8 @@ class RelativePosition(keras.layers.Layer):
         columns = ops.clip(distances, -limit, limit) + limit
         return ops.reshape(rows, (*shape, 1)) + columns
 
-    def _rows(self, table, num_queries, num_keys, offset):
-        distances = np.arange(num_queries + num_keys - 1) - (num_queries - 1) - offset
+    def _rows(self, table, num_queries, columns, offset):
+        distances = np.arange(columns) - num_queries - offset
         limit = self.max_relative_position
         return dense_take(table, np.clip(distances, -limit, limit) + limit)
 
@@ -183,12 +191,17 @@ class RelativePosition(keras.layers.Layer):
         }
 
 
+def _num_columns(num_queries, num_keys, is_causal):
+    """Number of distances that count, and one more in front, for the shift."""
+    return num_keys + (1 if is_causal else num_queries)
+
+
 def distances_to_keys(products, num_keys):
-    """Shifts rows so that columns mean keys: `out[i, j] = in[i, j + queries - 1 - i]`.
+    """Shifts rows so that columns mean keys: `out[i, j] = in[i, j + queries - i]`.
 
     Args:
-        products: `<float>[..., queries, queries + num_keys - 1]`, a column for each
-            distance.
+        products: `<float>[..., queries, columns]`, a column for each distance, more
+            than `num_keys`. Where it has no such column the result is any entry.
         num_keys: number of keys.
 
     Returns:
@@ -196,26 +209,29 @@ def distances_to_keys(products, num_keys):
     """
     *leading, rows, columns = ops.shape(products)
     # Read with rows one element shorter, each row starts one column earlier.
-    flat = ops.reshape(_pad_last(products, 0, 1), (*leading, rows * (columns + 1)))
-    flat = flat[..., rows - 1 : rows - 1 + rows * columns]
-    return ops.reshape(flat, (*leading, rows, columns))[..., :num_keys]
+    flat = ops.reshape(products, (*leading, rows * columns))
+    _, flat = ops.split(flat, [rows], axis=-1)
+    keys = ops.reshape(flat, (*leading, rows, columns - 1))
+    return keys if columns - 1 == num_keys else ops.split(keys, [num_keys], axis=-1)[0]
 
 
-def keys_to_distances(weights):
-    """The transpose of `distances_to_keys`: `out[i, j + queries - 1 - i] = in[i, j]`.
+def keys_to_distances(weights, columns):
+    """The transpose of `distances_to_keys`: `out[i, j + queries - i] = in[i, j]`.
 
     Args:
-        weights: `<float>[..., queries, keys]`.
+        weights: `<float>[..., queries, keys]`, zero where there is no such column.
+        columns: number of columns of the result, more than there are keys.
 
     Returns:
-        `<float>[..., queries, queries + keys - 1]`, zero where no key stands.
+        `<float>[..., queries, columns]`, zero where no key stands.
     """
     *leading, rows, num_keys = ops.shape(weights)
-    columns = rows + num_keys - 1
-    flat = ops.reshape(_pad_last(weights, 0, rows - 1), (*leading, rows * columns))
-    flat = _pad_last(flat, rows - 1, 1)
-    return ops.reshape(flat, (*leading, rows, columns + 1))[..., :columns]
+    weights = _pad_last(weights, 0, columns - 1 - num_keys)
+    flat = ops.reshape(weights, (*leading, rows * (columns - 1)))
+    return ops.reshape(_pad_last(flat, rows, 0), (*leading, rows, columns))
 
 
 def _pad_last(x, before, after):
+    if not before and not after:
+        return x
     return ops.pad(x, [(0, 0)] * (len(x.shape) - 1) + [(before, after)])

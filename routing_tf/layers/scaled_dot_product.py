@@ -1,15 +1,20 @@
 """Softmax attention inside a block, a cluster or a whole sequence."""
 
 import keras
+import numpy as np
 from keras import ops
 
+from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.relative_position import RelativePosition
 from routing_tf.layers.validation import check_rate
+
+# Fewer queries than this make matrix products slow.
+MIN_PART_SIZE = 32
 
 
 def large_negative(dtype):
     """Returns a logit that no softmax sees, finite in `dtype`."""
-    return -3.0e4 if keras.backend.standardize_dtype(dtype) == "float16" else -1.0e9
+    return -3.0e4 if keras.backend.standardize_dtype(dtype) == "float16" else -1.0e30
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -45,6 +50,8 @@ class ScaledDotProduct(keras.layers.Layer):
             differences of slots.
         distances: `<int>`, broadcastable to `[..., queries, keys]`, where they are
             others; None (the default) for differences of slots.
+        use_causal_mask: whether the last query sees all keys, and each one before it
+            one key less; keys that are masked for many queries then cost nothing.
         training: whether dropout is on.
 
     Returns:
@@ -109,36 +116,100 @@ class ScaledDotProduct(keras.layers.Layer):
         bias=None,
         offset=0,
         distances=None,
+        use_causal_mask=False,
         training=None,
     ):
+        pairs = {"mask": attention_mask, "bias": bias, "distances": distances}
+        if not use_causal_mask:
+            return self._attend(query, key, value, pairs, offset, training)
+        num_queries, num_keys = query.shape[-2], key.shape[-2]
+        parts = _num_parts(num_queries)
+        starts = [i * (num_queries // parts) for i in range(parts)]
+        # Behind the keys that each part of the queries sees.
+        ends = [num_keys - num_queries + end for end in [*starts[1:], num_queries]]
+        queries, keys, values = (
+            _split(query, starts[1:]),
+            _split(key, ends[:-1]),
+            _split(value, ends[:-1]),
+        )
+        outputs = []
+        for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            rows = slice(start, start + queries[i].shape[-2])
+            own = {name: _cut(x, rows, slice(0, end)) for name, x in pairs.items()}
+            own["causal_mask"] = _causal_mask(queries[i].shape[-2], end)
+            # The last part sees them all, and they need not be joined.
+            seen = [key, value]
+            if end < num_keys:
+                seen = [ops.concatenate(x[: i + 1], axis=-2) for x in (keys, values)]
+            outputs.append(
+                self._attend(queries[i], *seen, own, offset + start, training)
+            )
+        return outputs[0] if parts == 1 else ops.concatenate(outputs, axis=-2)
+
+    def _attend(self, query, key, value, pairs, offset, training):
+        """Attends with some queries.
+
+        Args:
+            query: as in a call.
+            key: as in a call.
+            value: as in a call.
+            pairs: dict of what there is for pairs of a query and a key, or None.
+            offset: as in a call.
+            training: as in a call.
+        """
+        mask, distances = pairs["mask"], pairs["distances"]
+        is_causal = "causal_mask" in pairs and not self.uniform_when_all_masked
         logits = ops.matmul(query, ops.swapaxes(key, -1, -2))
         if self.relative_position is not None:
-            logits += self._relative_logits(query, key.shape[-2], offset, distances)
+            logits += self._relative_logits(
+                query, key.shape[-2], offset, distances, is_causal
+            )
+        bias = self._joint_bias(pairs, logits.dtype)
         if bias is not None:
-            # A bias may hide a key, but never below those that the mask hides.
-            least = large_negative(logits.dtype) / 2
-            logits += ops.maximum(ops.cast(bias, logits.dtype), least)
-        if attention_mask is not None:
-            logits = ops.where(attention_mask, logits, large_negative(logits.dtype))
+            logits += bias
         weights = self.dropout_layer(ops.softmax(logits), training=training)
         output = ops.matmul(weights, value)
         if self.relative_position is not None:
-            sums = self._relative_sums(weights, offset, distances)
+            sums = self._relative_sums(weights, offset, distances, is_causal)
             output += self._pad_to(sums, output.shape[-1])
-        if attention_mask is not None and not self.uniform_when_all_masked:
-            sees_any = ops.any(attention_mask, axis=-1, keepdims=True)
+        if mask is not None and not self.uniform_when_all_masked:
+            mask = combine_masks(pairs.get("causal_mask"), mask)
+            sees_any = ops.any(mask, axis=-1, keepdims=True)
             output = ops.where(sees_any, output, 0)
         return output
 
-    def _relative_logits(self, query, num_keys, offset, distances):
-        if distances is None:
-            return self.relative_position.key_logits(query, num_keys, offset)
-        return self.relative_position.key_logits_at(query, distances)
+    def _joint_bias(self, pairs, dtype):
+        """Returns what is added to the logits, or None: the bias and all masks.
 
-    def _relative_sums(self, weights, offset, distances):
-        if distances is None:
-            return self.relative_position.value_sums(weights, offset)
-        return self.relative_position.value_sums_at(weights, distances)
+        As few passes over all pairs as can be: to select among the logits, and the
+        gradient of that, take as long as a softmax.
+        """
+        hidden = large_negative(dtype)
+        mask, bias, causal_mask = pairs["mask"], pairs["bias"], pairs.get("causal_mask")
+        if self.uniform_when_all_masked:
+            mask, causal_mask = combine_masks(causal_mask, mask), None
+        if bias is not None:
+            # A bias may hide a key, but never below those that the mask hides.
+            bias = ops.maximum(ops.cast(bias, dtype), hidden / 2)
+        if mask is not None:
+            visible = ops.cast(0, dtype) if bias is None else bias
+            bias = ops.where(mask, visible, hidden)
+        if causal_mask is not None:
+            # Lower than all else: a query that sees padding alone weighs no later key,
+            # of which relative positions know nothing.
+            causal_bias = ops.cast(np.where(causal_mask, 0.0, 2 * hidden), dtype)
+            bias = causal_bias if bias is None else bias + causal_bias
+        return bias
+
+    def _relative_logits(self, query, num_keys, offset, distances, is_causal):
+        if distances is not None:
+            return self.relative_position.key_logits_at(query, distances)
+        return self.relative_position.key_logits(query, num_keys, offset, is_causal)
+
+    def _relative_sums(self, weights, offset, distances, is_causal):
+        if distances is not None:
+            return self.relative_position.value_sums_at(weights, distances)
+        return self.relative_position.value_sums(weights, offset, is_causal)
 
     def _pad_to(self, sums, size):
         extra = size - self.value_dim
@@ -160,3 +231,33 @@ class ScaledDotProduct(keras.layers.Layer):
 
     def compute_output_shape(self, query_shape, key_shape, value_shape):
         return (*query_shape[:-1], value_shape[-1])
+
+
+def _num_parts(num_queries):
+    """In how many parts queries attend under a causal mask.
+
+    More parts save more of the masked products, up to half; but small ones are slow.
+    """
+    for parts in (4, 2):
+        if num_queries % parts == 0 and num_queries // parts >= MIN_PART_SIZE:
+            return parts
+    return 1
+
+
+def _causal_mask(num_queries, num_keys):
+    return np.tri(num_queries, num_keys, num_keys - num_queries, dtype="bool")
+
+
+def _split(x, borders):
+    """Splits queries or keys. On TensorFlow indexing has a slow gradient."""
+    return ops.split(x, borders, axis=-2) if borders else [x]
+
+
+def _cut(x, queries, keys):
+    """Returns a part of what is broadcastable to `[..., queries, keys]`, or None."""
+    if x is None:
+        return None
+    x = ops.convert_to_tensor(x)
+    if len(x.shape) > 1 and x.shape[-2] != 1:
+        x = x[..., queries, :]
+    return x if x.shape[-1] == 1 else x[..., keys]

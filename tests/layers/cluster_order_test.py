@@ -126,7 +126,7 @@ def test_windows_hold_the_last_tokens_of_the_own_cluster(
             order.slots,
             *(
                 [
-                    order.windows(order.tokens, window),
+                    order.windows(order.tokens[..., None], window)[..., 0],
                     order.window_mask(window),
                     order.window_offset(window),
                 ]

@@ -101,14 +101,37 @@ def test_distances_in_the_order_of_slots_give_the_same_twice():
         golden_cases.assert_close(at_distances, in_order, 1e-5)
 
 
-def test_shifts_are_transposes():
-    weights = helpers.normal(2, 3, 4)
-    shifted = golden_cases.to_numpy(keys_to_distances(weights))
-    for i, j in np.ndindex(3, 4):
-        np.testing.assert_array_equal(shifted[:, i, j + 2 - i], weights[:, i, j])
-    assert np.count_nonzero(shifted) == weights.size
+@pytest.mark.parametrize("columns", [5, 7])
+def test_shifts_are_transposes(columns):
+    i, j = np.ogrid[:3, :4]
+    exists = (j + 3 - i < columns).astype("float32")
+    weights = helpers.normal(2, 3, 4) * exists
+    shifted = golden_cases.to_numpy(keys_to_distances(weights, columns))
+    assert shifted.shape == (2, 3, columns)
+    for i, j in zip(*np.nonzero(exists)):
+        np.testing.assert_array_equal(shifted[:, i, j + 3 - i], weights[:, i, j])
+    assert np.count_nonzero(shifted) == np.count_nonzero(weights)
     back = golden_cases.to_numpy(distances_to_keys(shifted, num_keys=4))
-    np.testing.assert_array_equal(back, weights)
+    np.testing.assert_array_equal(back * exists, weights)
+
+
+@CASES
+def test_causal_results_are_those_of_all_keys(num_queries, num_keys, offset, limit):
+    layer = built_layer(limit)
+    visible = np.tri(num_queries, num_keys, num_keys - num_queries, dtype="float32")
+    query = ops.convert_to_tensor(helpers.normal(2, 3, num_queries, KEY_DIM))
+    weights = ops.convert_to_tensor(helpers.normal(2, 3, *visible.shape) * visible)
+    all_keys, causal = (
+        golden_cases.to_numpy(
+            (
+                layer.key_logits(query, num_keys, offset, is_causal),
+                layer.value_sums(weights, offset, is_causal),
+            )
+        )
+        for is_causal in (False, True)
+    )
+    golden_cases.assert_close(causal[0] * visible, all_keys[0] * visible, 1e-5)
+    golden_cases.assert_close(causal[1], all_keys[1], 1e-5)
 
 
 def test_names_and_shapes_of_tables():

@@ -1,10 +1,8 @@
 """Full attention: the reference for every sparse pattern."""
 
 import keras
-import numpy as np
 
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.masks import combine_masks
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -47,8 +45,6 @@ class FullHeads(HeadGroup):
         mask = bias = None
         if inputs.value_mask is not None:
             mask = self.shared_padding(inputs.value_mask[:, :, None, :])
-        if inputs.use_causal_mask:
-            mask = combine_masks(np.tri(inputs.query.shape[2], dtype="bool"), mask)
         if inputs.token_bias is not None:
             bias = inputs.token_bias[:, :, None, :]
         return self.dot_product(
@@ -57,5 +53,6 @@ class FullHeads(HeadGroup):
             inputs.value,
             attention_mask=mask,
             bias=bias,
+            use_causal_mask=inputs.use_causal_mask,
             training=training,
         )

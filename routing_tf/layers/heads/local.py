@@ -10,7 +10,6 @@ from routing_tf.layers import blocks
 from routing_tf.layers import membership
 from routing_tf.layers.decoding.rows import attend_to_rows
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.validation import check_non_negative_integer
 
 
@@ -90,7 +89,7 @@ class LocalHeads(HeadGroup):
         self.flange_blocks = _check_flange(flange_blocks, self.block_shape)
 
     def attend(self, inputs, training=None):
-        length = inputs.query.shape[2]
+        length, memory_length = inputs.query.shape[2], inputs.value.shape[2]
         grid, block, memory_block = self._layout(inputs, length)
         if inputs.use_causal_mask and block != memory_block:
             raise ValueError(
@@ -103,14 +102,18 @@ class LocalHeads(HeadGroup):
         bias = None
         if inputs.token_bias is not None:
             bias = window(inputs.token_bias)[..., None, :]
-        real = window(self._real(inputs.value, inputs.value_mask))
+        real = window(self._real(memory_length, inputs.value_mask))
+        mask = self.shared_padding(real)[..., None, :]
+        if inputs.use_causal_mask and len(grid) > 1:
+            mask = ops.logical_and(mask, self._earlier(block, real.shape[-1]))
         output = self.dot_product(
             blocks.break_into_blocks(inputs.query, block, axis=2),
             window(inputs.key),
             window(inputs.value),
-            attention_mask=self._mask(real, block, inputs.use_causal_mask),
+            attention_mask=mask,
             bias=bias,
             offset=self._offset(memory_block, block, real.shape[-1]),
+            use_causal_mask=inputs.use_causal_mask and len(grid) == 1,
             training=training,
         )
         return blocks.put_back_blocks(output, length, axis=2)
@@ -233,20 +236,16 @@ class LocalHeads(HeadGroup):
             return (self.flange_blocks,) * len(self.block_shape)
         return tuple(self.flange_blocks)
 
-    def _real(self, value, value_mask):
+    def _real(self, memory_length, value_mask):
         # Also tells the tokens from the blocks outside the sequence.
-        ones = ops.ones_like(value[..., 0], dtype="bool")
-        return ones if value_mask is None else ops.logical_and(ones, value_mask)
-
-    def _mask(self, real, block, use_causal_mask):
-        mask = self.shared_padding(real)[..., None, :]
-        if not use_causal_mask:
-            return mask
-        slots = np.arange(real.shape[-1])
-        causal = (
-            slots[None, :] - self._first_own_slot(block) <= np.arange(block)[:, None]
+        return (
+            np.ones((1, 1, memory_length), "bool") if value_mask is None else value_mask
         )
-        return combine_masks(mask, causal)
+
+    def _earlier(self, block, window):
+        """Tells which slots of a window are earlier than a query, `[block, window]`."""
+        slots = np.arange(window) - self._first_own_slot(block)
+        return slots <= np.arange(block)[:, None]
 
     def _first_own_slot(self, block):
         """Where the query's own block starts in a window: all before it is earlier."""

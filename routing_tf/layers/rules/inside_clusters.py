@@ -1,6 +1,5 @@
 """Dense attention inside each cluster: the release's rule."""
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
@@ -23,19 +22,32 @@ def attend(group, tokens, training=None):
 
     Reference: `clustered_local_attention_helper` of the release.
     """
-    key_members, key_belongs = group.choose(tokens.key_scores, tokens.key_mask)
-    members, belongs = key_members, key_belongs
+    members, belongs = group.choose(tokens.key_scores, tokens.key_mask)
+    key = membership.gather(ops.cast(tokens.key, group.compute_dtype), members)
+    value = membership.gather(tokens.value, members)
+    query, query_members, query_belongs = key, members, belongs
     if tokens.query is not tokens.key:
-        members, belongs = group.choose(tokens.query_scores, tokens.query_mask)
-    joined = membership.gather(tokens.joined_keys_and_values(), key_members)
+        query_members, query_belongs = group.choose(
+            tokens.query_scores, tokens.query_mask
+        )
+        query = ops.cast(tokens.query, group.compute_dtype)
+        query = membership.gather(query, query_members)
+    in_order = query_members is members or group.compatibility.rank_mask
+    is_causal = tokens.inputs.use_causal_mask
+    mask = member_mask(group, tokens.inputs, members, belongs)
+    if is_causal and not in_order:
+        earlier = members[..., None, :] <= query_members[..., :, None]
+        mask = combine_masks(mask, earlier)
     output = group.dot_product(
-        ops.cast(membership.gather(tokens.query, members), group.compute_dtype),
-        *tokens.split(joined),
-        attention_mask=_mask(group, tokens.inputs, members, key_members, key_belongs),
-        bias=member_bias(tokens.inputs, key_members),
+        query,
+        key,
+        value,
+        attention_mask=mask,
+        bias=member_bias(tokens.inputs, members),
+        use_causal_mask=is_causal and in_order,
         training=training,
     )
-    return membership.scatter_mean(output, members, tokens.length, belongs)
+    return membership.scatter_mean(output, query_members, tokens.length, query_belongs)
 
 
 def member_bias(inputs, members):
@@ -56,16 +68,3 @@ def member_mask(group, inputs, members, belongs):
     if belongs is not None:
         belongs = belongs[..., None, :]
     return combine_masks(real, belongs)
-
-
-def _mask(group, inputs, members, key_members, belongs):
-    causal = None
-    if inputs.use_causal_mask:
-        causal = _causal_mask(group, members, key_members)
-    return combine_masks(member_mask(group, inputs, key_members, belongs), causal)
-
-
-def _causal_mask(group, members, key_members):
-    if key_members is members or group.compatibility.rank_mask:
-        return np.tri(members.shape[-1], key_members.shape[-1], dtype="bool")
-    return key_members[..., None, :] <= members[..., :, None]

@@ -29,10 +29,14 @@ def attend(group, tokens, training=None):
     )
     window = group.window(tokens.length)
     order = ClusterOrder(clusters, num_clusters, chunk_size_for(window))
-    joined = order.windows(order.arrange(tokens.joined_keys_and_values()), window)
+    key = order.arrange(ops.cast(tokens.key, group.compute_dtype))
+    query = key
+    if tokens.query is not tokens.key:
+        query = order.arrange(ops.cast(tokens.query, group.compute_dtype))
     output = group.dot_product(
-        ops.cast(order.arrange(tokens.query), group.compute_dtype),
-        *tokens.split(joined),
+        query,
+        order.windows(key, window),
+        order.windows(order.arrange(tokens.value), window),
         attention_mask=order.window_mask(window),
         bias=_bias(tokens.inputs, order, window),
         offset=order.window_offset(window),
@@ -66,4 +70,4 @@ def _bias(inputs, order, window):
     if inputs.token_bias is None:
         return None
     bias = gather_entries(inputs.token_bias, order.tokens, inputs.value.shape[2])
-    return order.windows(bias, window)[..., None, :]
+    return ops.swapaxes(order.windows(bias[..., None], window), -1, -2)

@@ -117,12 +117,9 @@ class ClusterOrder:
         """
         batch, heads, chunks, slots, dim = ops.shape(x)
         before = self._num_chunks_before(attention_window)
-        seen = np.arange(chunks)[:, None] - np.arange(before, -1, -1)
-        seen = np.maximum(seen, 0).astype("int32")
-        seen = ops.broadcast_to(seen, (batch, heads, *seen.shape))
         # A chunk is one row, so that few long rows are copied.
         rows = ops.reshape(x, (batch, heads, chunks, slots * dim))
-        windows = membership.gather(rows, seen)
+        windows = _join_with_earlier(rows, before)
         return ops.reshape(windows, (batch, heads, chunks, (before + 1) * slots, dim))
 
     def window_offset(self, attention_window):
@@ -154,6 +151,39 @@ class ClusterOrder:
 
     def _num_chunks_before(self, attention_window):
         return -(-(attention_window - 1) // self.chunk_size)
+
+
+def _join_with_earlier(rows, before):
+    """Joins each row with those before it.
+
+    The gradient is stated: TensorFlow's would scatter where it is known who reads a
+    row. What is read in place of rows before the first one must have no influence.
+
+    Args:
+        rows: tensor `[B, H, N, R]`.
+        before: number of earlier rows.
+
+    Returns:
+        Tensor `[B, H, N, before + 1, R]`.
+    """
+    num_rows, size = rows.shape[2], before + 1
+    seen = np.arange(num_rows)[:, None] - np.arange(before, -1, -1)
+    # Row i is read by row i + d at place before - d, and that by nobody is zero.
+    reader = np.arange(num_rows)[:, None] + np.arange(size)
+    place = reader * size + np.arange(before, -1, -1)
+    place = np.where(reader < num_rows, place, 0)
+
+    @ops.custom_gradient
+    def join(rows):
+        def gradient(*args, upstream=None):
+            (upstream,) = args or (upstream,)
+            batch, heads, *_, row = ops.shape(upstream)
+            flat = ops.reshape(upstream, (batch, heads, num_rows * size, row))
+            return ops.sum(ops.take(flat, place.astype("int32"), axis=2), axis=3)
+
+        return ops.take(rows, np.maximum(seen, 0).astype("int32"), axis=2), gradient
+
+    return join(rows)
 
 
 def _sorted(clusters):

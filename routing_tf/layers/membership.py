@@ -29,7 +29,9 @@ def expert_choice(scores, attention_window, mask=None):
     Reference: paper, Algorithm 1, lines 13-16; `gather_cluster_attention_items`.
     """
     scores = _padding_last(scores, mask)
-    _, members = ops.top_k(ops.swapaxes(scores, 2, 3), attention_window)
+    # Their order is that of positions in the end.
+    scores_of_clusters = ops.swapaxes(scores, 2, 3)
+    _, members = ops.top_k(scores_of_clusters, attention_window, sorted=False)
     return _in_order(members, mask, scores)
 
 

@@ -94,9 +94,25 @@ def normalize(tokens):
     Reference: `layer_norm(scaling=False)` of the release.
     """
     tokens = ops.cast(tokens, "float32")
-    mean = ops.mean(tokens, axis=-1, keepdims=True)
-    variance = ops.mean(ops.square(tokens - mean), axis=-1, keepdims=True)
-    return (tokens - mean) * ops.rsqrt(variance + LAYER_NORM_EPSILON)
+
+    def mean(x):
+        return ops.mean(x, axis=-1, keepdims=True)
+
+    @ops.custom_gradient
+    def standardize(tokens):
+        centred = tokens - mean(tokens)
+        scale = ops.rsqrt(mean(ops.square(centred)) + LAYER_NORM_EPSILON)
+        output = centred * scale
+
+        def gradient(*args, upstream=None):
+            (upstream,) = args or (upstream,)
+            # Half as many passes over the tokens as those that are derived.
+            along = output * mean(upstream * output)
+            return scale * (upstream - mean(upstream) - along)
+
+        return output, gradient
+
+    return standardize(tokens)
 
 
 def _num_tokens(tokens, mask):
@@ -300,7 +316,7 @@ class OnlineKMeans(OwnLosses):
             ops.one_hot(ops.argmax(s, axis=-1), self.num_clusters, dtype="float32")
             for s in scores
         ]
-        self.add_loss(self._losses_of(streams, nearest, masks, centroids))
+        self.add_loss(self._losses_of(streams, scores, nearest, masks, centroids))
         if training and self.trainable and self.ema:
             update_or_hold(self, self._statistics(streams, nearest, masks))
         return scores[0] if single else tuple(scores)
@@ -318,7 +334,7 @@ class OnlineKMeans(OwnLosses):
         centroids = _for_each(tokens, ops.stop_gradient(centroids))
         return ops.matmul(tokens, ops.swapaxes(centroids, 2, 3))
 
-    def _losses_of(self, streams, nearest, masks, centroids):
+    def _losses_of(self, streams, scores, nearest, masks, centroids):
         """The loss of this replica: the mean over replicas is that of all tokens."""
         if self.compatibility.padding_is_routed:
             masks = [None] * len(streams)
@@ -327,25 +343,28 @@ class OnlineKMeans(OwnLosses):
         totals = sum_over_replicas(totals)
         loss = sum(
             self._loss(*stream, centroids)
-            for stream in zip(streams, nearest, masks, totals, strict=True)
+            for stream in zip(streams, scores, nearest, masks, totals, strict=True)
         )
         if self.compatibility.commitment_counted_twice and len(streams) == 1:
             loss *= 2
         return num_replicas() * loss
 
-    def _loss(self, tokens, nearest, mask, total, centroids):
+    def _loss(self, tokens, scores, nearest, mask, total, centroids):
         def mean(squares):
-            squares = ops.mean(squares, axis=-1)
             if mask is not None:
                 squares *= mask
-            return ops.sum(squares) / ops.maximum(total, 1.0)
+            return ops.sum(squares) / (tokens.shape[-1] * ops.maximum(total, 1.0))
 
-        own = ops.matmul(nearest, _for_each(tokens, centroids))
-        loss = self.commitment_weight * mean(
-            ops.square(tokens - ops.stop_gradient(own))
-        )
+        # |token - centroid|^2 from the scores, which are products of the two: fewer
+        # passes over the tokens.
+        norms = ops.sum(ops.square(ops.stop_gradient(centroids)), axis=-1)[:, None]
+        squares = ops.sum(ops.square(tokens), axis=-1)
+        squares += ops.sum(nearest * (norms - 2 * scores), axis=-1)
+        loss = self.commitment_weight * mean(squares)
         if not self.ema:
-            loss += mean(ops.square(ops.stop_gradient(tokens) - own))
+            own = ops.matmul(nearest, _for_each(tokens, centroids))
+            squares = ops.square(ops.stop_gradient(tokens) - own)
+            loss += mean(ops.sum(squares, axis=-1))
         return loss
 
     def _statistics(self, streams, nearest, masks):

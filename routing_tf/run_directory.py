@@ -42,6 +42,7 @@ FREE_TO_CHANGE = {
     "hparams_set",
     "hyperparameters.train_steps",
     "hyperparameters.remat",
+    "hyperparameters.remat_attention",
     "accumulation_steps",
 }
 

@@ -12,6 +12,8 @@ import math
 import numpy as np
 from keras import ops
 
+from routing_tf.layers.parts import cut
+
 RUNNING_SUM_BLOCK = 16
 
 
@@ -93,8 +95,8 @@ class BlockedOrder:
             x = ops.transpose(x, [axes.index(i) for i in range(len(axes))])
         whole = [g * b for g, b in zip(self.grid, self.block_shape, strict=True)]
         x = ops.reshape(x, (*before, *whole, *after))
-        cut = tuple(slice(0, length) for length in self.lengths)
-        x = x[(slice(None),) * axis + cut]
+        for i, length in enumerate(self.lengths):
+            x = cut(x, 0, length, axis + i)
         return ops.reshape(x, (*before, math.prod(self.lengths), *after))
 
     def _axes(self, axis, num_after):
@@ -161,9 +163,8 @@ def memory_windows(blocks, before, after, axis):
         padding = [(0, 0)] * len(blocks.shape)
         padding[axis + i] = (before[i], after[i])
         padded = ops.pad(blocks, padding)
-        front = (slice(None),) * (axis + i)
         shifted = [
-            padded[(*front, slice(shift, shift + num_blocks))]
+            cut(padded, shift, shift + num_blocks, axis + i)
             for shift in range(before[i] + 1 + after[i])
         ]
         blocks = ops.concatenate(shifted, axis=slots)
@@ -175,7 +176,7 @@ def put_back_blocks(blocks, length, axis):
     shape = ops.shape(blocks)
     joined = shape[axis] * shape[axis + 1]
     x = ops.reshape(blocks, (*shape[:axis], joined, *shape[axis + 2 :]))
-    return x[(slice(None),) * axis + (slice(0, length),)]
+    return cut(x, 0, length, axis)
 
 
 def running_sum(x):
@@ -210,4 +211,4 @@ def shift_right(x):
     Reference: `right_shift_blockwise_nd` of the release, in blocked order.
     """
     padded = ops.pad(x, [(0, 0), (1, 0)] + [(0, 0)] * (len(x.shape) - 2))
-    return padded[:, :-1]
+    return cut(padded, 0, x.shape[1], axis=1)

@@ -13,7 +13,9 @@ from routing_tf.layers.heads.head_group import HeadInputs
 from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.heads.routed import use_routing_scope
 from routing_tf.layers.initializers import fresh
+from routing_tf.layers.parts import split
 from routing_tf.layers.positions import Positions
+from routing_tf.layers.rematerialization import call_and_forget
 from routing_tf.layers.serialization import deserialize
 from routing_tf.layers.serialization import serialize
 from routing_tf.layers.validation import check_positive_integer
@@ -48,6 +50,10 @@ class MixedAttention(keras.layers.Layer):
             groups that have such blocks.
         kernel_initializer: initializer of all projections. Defaults to
             `"glorot_uniform"`.
+        remat: whether training keeps nothing of what the heads do between the
+            projections, matrices of attention weights above all, and computes it
+            again for the gradients: less memory, some more time, the same results.
+            Defaults to False.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments (for positions on two axes read `height, width` for `length`):
@@ -125,10 +131,12 @@ class MixedAttention(keras.layers.Layer):
         project_shared_keys=False,
         block_shape=None,
         kernel_initializer="glorot_uniform",
+        remat=False,
         **kwargs,
     ):
         super().__init__(**kwargs)
         self.supports_masking = True
+        self.remat = remat
         check_positive_integer("key_dim", key_dim)
         for name, size in (("value_dim", value_dim), ("output_dim", output_dim)):
             if size is not None:
@@ -309,8 +317,10 @@ class MixedAttention(keras.layers.Layer):
         order, arguments = self._head_arguments(
             query, value, query_mask, value_mask, token_bias, return_attention_scores
         )
+        options = {"use_causal_mask": use_causal_mask, "training": training}
+        attend = _attend_and_forget if self.remat and training else _attend
         outputs = [
-            group(**own, use_causal_mask=use_causal_mask, training=training)
+            attend(group, own, options)
             for group, own in zip(self.head_groups, arguments, strict=True)
         ]
         outputs = self._join(order, outputs)
@@ -592,20 +602,17 @@ class MixedAttention(keras.layers.Layer):
             # Shared heads see scaled queries; keys of the same make match them.
             query = self._split_heads(query_keys, self.num_heads)
             query *= ops.cast(self.key_dim**-0.5, query.dtype)
-        keys, own_start, start = [], 0, 0
-        for group, has_own, shares in zip(
-            self.head_groups, self._own_keys, self._shares, strict=True
-        ):
-            count = group.num_heads
-            if not shares:
-                keys.append(own[:, own_start : own_start + count])
-            elif query is not None:
-                keys.append(query[:, start : start + count])
-            else:
-                keys.append(None)
-            own_start += count if has_own else 0
-            start += count
-        return keys
+        num_own = [
+            group.num_heads if has_own else 0
+            for group, has_own in zip(self.head_groups, self._own_keys, strict=True)
+        ]
+        own = iter([] if own is None else split(own, list(filter(None, num_own)), 1))
+        shared = [None] * len(num_own) if query is None else self._split_groups(query)
+        own = [next(own) if number else None for number in num_own]
+        return [
+            query if shares else own_key
+            for query, own_key, shares in zip(shared, own, self._shares, strict=True)
+        ]
 
     def _split_heads(self, x, heads):
         batch, length, size = ops.shape(x)
@@ -613,11 +620,7 @@ class MixedAttention(keras.layers.Layer):
         return ops.transpose(x, (0, 2, 1, 3))
 
     def _split_groups(self, x):
-        parts, start = [], 0
-        for group in self.head_groups:
-            parts.append(x[:, start : start + group.num_heads])
-            start += group.num_heads
-        return parts
+        return split(x, [group.num_heads for group in self.head_groups], axis=1)
 
     def _combine(self, x):
         if self.shared_head_projection:
@@ -651,6 +654,7 @@ class MixedAttention(keras.layers.Layer):
             "shared_head_projection": self.shared_head_projection,
             "project_shared_keys": self.project_shared_keys,
             "block_shape": self.block_shape,
+            "remat": self.remat,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }
 
@@ -758,11 +762,23 @@ def _fused(x, kernels):
         [ops.cast(ops.convert_to_tensor(kernel), x.dtype) for kernel in kernels], axis=1
     )
     product = ops.matmul(x, joined)
-    parts, start = [], 0
-    for kernel in kernels:
-        parts.append(product[..., start : start + kernel.shape[1]])
-        start += kernel.shape[1]
-    return parts
+    return split(product, [kernel.shape[1] for kernel in kernels], axis=-1)
+
+
+def _attend(group, arguments, options):
+    return group(**arguments, **options)
+
+
+def _attend_and_forget(group, arguments, options):
+    """Attends so that the gradients compute all of it again."""
+    names = ("query", "key", "value", "token_bias")
+    names = [name for name in names if arguments[name] is not None]
+
+    def attend(*tensors):
+        differentiated = dict(zip(names, tensors, strict=True))
+        return group(**{**arguments, **differentiated}, **options)
+
+    return call_and_forget(group, attend, [arguments[name] for name in names])
 
 
 def _append_identity(values):

@@ -8,6 +8,7 @@ from keras import ops
 
 from routing_tf.layers.embeddings import dense_take
 from routing_tf.layers.initializers import fresh
+from routing_tf.layers.parts import cut
 from routing_tf.layers.validation import check_positive_integer
 
 
@@ -210,9 +211,9 @@ def distances_to_keys(products, num_keys):
     *leading, rows, columns = ops.shape(products)
     # Read with rows one element shorter, each row starts one column earlier.
     flat = ops.reshape(products, (*leading, rows * columns))
-    _, flat = ops.split(flat, [rows], axis=-1)
+    flat = cut(flat, rows, rows * columns, axis=-1)
     keys = ops.reshape(flat, (*leading, rows, columns - 1))
-    return keys if columns - 1 == num_keys else ops.split(keys, [num_keys], axis=-1)[0]
+    return cut(keys, 0, num_keys, axis=-1)
 
 
 def keys_to_distances(weights, columns):

@@ -64,9 +64,9 @@ class RoutingAttention(MixedAttention):
         dropout: rate of dropped attention weights, in [0, 1). Defaults to 0.0.
         kernel_initializer: initializer of all projections and of the relative
             position tables. Defaults to `"glorot_uniform"`.
-        **kwargs: arguments of `MixedAttention`: `shared_head_projection` and
-            `project_shared_keys` (both default to False), `block_shape` (defaults to
-            None); and those of
+        **kwargs: arguments of `MixedAttention`: `shared_head_projection`,
+            `project_shared_keys` and `remat` (all default to False), `block_shape`
+            (defaults to None); and those of
             `keras.layers.Layer`, such as `name`.
 
     Call arguments and Returns: as in `MixedAttention`.

@@ -5,6 +5,8 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.parts import cut
+from routing_tf.layers.parts import split
 from routing_tf.layers.relative_position import RelativePosition
 from routing_tf.layers.validation import check_rate
 
@@ -124,19 +126,16 @@ class ScaledDotProduct(keras.layers.Layer):
             return self._attend(query, key, value, pairs, offset, training)
         num_queries, num_keys = query.shape[-2], key.shape[-2]
         parts = _num_parts(num_queries)
-        starts = [i * (num_queries // parts) for i in range(parts)]
-        # Behind the keys that each part of the queries sees.
-        ends = [num_keys - num_queries + end for end in [*starts[1:], num_queries]]
-        queries, keys, values = (
-            _split(query, starts[1:]),
-            _split(key, ends[:-1]),
-            _split(value, ends[:-1]),
-        )
+        size = num_queries // parts
+        queries = split(query, [size] * parts, axis=-2)
+        # The keys that a part of the queries sees, and the part before it does not.
+        sizes = [num_keys - num_queries + size, *[size] * (parts - 1)]
+        keys, values = (split(x, sizes, axis=-2) for x in (key, value))
         outputs = []
-        for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            rows = slice(start, start + queries[i].shape[-2])
-            own = {name: _cut(x, rows, slice(0, end)) for name, x in pairs.items()}
-            own["causal_mask"] = _causal_mask(queries[i].shape[-2], end)
+        for i in range(parts):
+            start, end = i * size, sum(sizes[: i + 1])
+            own = {name: _cut(x, start, size, end) for name, x in pairs.items()}
+            own["causal_mask"] = np.tri(size, end, end - size, dtype="bool")
             # The last part sees them all, and they need not be joined.
             seen = [key, value]
             if end < num_keys:
@@ -244,20 +243,18 @@ def _num_parts(num_queries):
     return 1
 
 
-def _causal_mask(num_queries, num_keys):
-    return np.tri(num_queries, num_keys, num_keys - num_queries, dtype="bool")
+def _cut(x, start, num_queries, num_keys):
+    """Returns a part of what is broadcastable to `[..., queries, keys]`, or None.
 
-
-def _split(x, borders):
-    """Splits queries or keys. On TensorFlow indexing has a slow gradient."""
-    return ops.split(x, borders, axis=-2) if borders else [x]
-
-
-def _cut(x, queries, keys):
-    """Returns a part of what is broadcastable to `[..., queries, keys]`, or None."""
+    Args:
+        x: tensor or array, or None.
+        start: first query.
+        num_queries: number of queries.
+        num_keys: number of keys, from the first one on.
+    """
     if x is None:
         return None
     x = ops.convert_to_tensor(x)
     if len(x.shape) > 1 and x.shape[-2] != 1:
-        x = x[..., queries, :]
-    return x if x.shape[-1] == 1 else x[..., keys]
+        x = cut(x, start, start + num_queries, axis=-2)
+    return x if x.shape[-1] == 1 else cut(x, 0, num_keys, axis=-1)

@@ -148,6 +148,8 @@ class Hyperparameters:
         feed_forward_dropout: rate of dropout inside the feed-forward parts.
         remat: whether training computes the activations inside a block once more for
             the gradients, in place of keeping them: less memory, more time.
+        remat_attention: whether it does so with what lies between the projections of
+            attention alone: nearly as little memory, and less time.
         initializer_gain: scale of the uniform unit scaling initializer of all weights.
         optimizer: `"adafactor"` (the tensor2tensor rule) or `"adam"`.
         learning_rate: the factor `constant` of the schedule.
@@ -233,6 +235,7 @@ class Hyperparameters:
     attention_dropout: float = 0.0
     feed_forward_dropout: float = 0.0
     remat: bool = False
+    remat_attention: bool = False
     initializer_gain: float = 1.0
     optimizer: str = "adam"
     learning_rate: float = 1e-3

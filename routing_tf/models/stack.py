@@ -83,6 +83,7 @@ def _attention(hyperparameters, groups, name, policy):
         project_shared_keys=h.project_shared_keys,
         block_shape=None if h.local_block_width is None else h.local_block_shape,
         kernel_initializer=initializer(h),
+        remat=h.remat_attention,
         name=name,
         dtype=policy,
     )

@@ -19,6 +19,7 @@ def sequence(seed=0):
 
 
 def built_block(remat, cross_attention=False, dtype=None, **options):
+    """A block that forgets nothing, all (True), or what heads do ("attention")."""
     keras.utils.set_random_seed(0)
     shared = {"dropout": 0.3, "dtype": dtype}
     clustering = {"commitment_weight": 0.5, "decay": 0.5, "revive_after": 2}
@@ -29,13 +30,16 @@ def built_block(remat, cross_attention=False, dtype=None, **options):
             layers.RoutedHeads(2, 3, 5, name="routed", **clustering, **shared),
             layers.RoutedHeads(1, 3, 5, name="trained", ema=False, **shared),
         ]
-        return layers.MixedAttention(groups, key_dim=6, name=name, dtype=dtype)
+        forgets = remat == "attention"
+        return layers.MixedAttention(
+            groups, key_dim=6, remat=forgets, name=name, dtype=dtype
+        )
 
     block = layers.TransformerBlock(
         attention("attention"),
         layers.FeedForward(8, name="feed_forward", **shared),
         attention("cross_attention") if cross_attention else None,
-        remat=remat,
+        remat=remat is True,
         name="block",
         **{**shared, **options},
     )
@@ -83,16 +87,46 @@ def assert_same(blocks, tolerance=1e-5, **arguments):
 
 
 @pytest.mark.parametrize(
-    "norm_position, cross_attention",
+    "remat, norm_position, cross_attention",
     [
-        ("pre", True),
-        pytest.param("post", False, marks=pytest.mark.slow),
+        (True, "pre", True),
+        ("attention", "pre", True),
+        pytest.param(True, "post", False, marks=pytest.mark.slow),
     ],
 )
-def test_trains_as_without(norm_position, cross_attention):
+def test_trains_as_without(remat, norm_position, cross_attention):
     """The same dropout, the same losses once each, centroids moved once."""
     options = {"norm_position": norm_position, "cross_attention": cross_attention}
-    assert_same([built_block(remat, **options) for remat in (False, True)])
+    assert_same([built_block(each, **options) for each in (False, remat)])
+
+
+def test_attention_that_forgets_keeps_the_gradient_of_a_token_bias():
+    results = []
+    for remat in (False, True):
+        keras.utils.set_random_seed(0)
+        groups = [layers.LocalHeads(2, (4,), token_bias_weight="trainable", name="h")]
+        attention = layers.MixedAttention(
+            groups, key_dim=6, remat=remat, name="attention"
+        )
+        attention.build((BATCH, LENGTH, DIM))
+        helpers.randomize(attention)
+        result = golden_cases.gradients(
+            attention,
+            lambda outputs, losses: ops.sum(outputs**2),
+            {
+                "query": sequence(),
+                "token_bias": helpers.normal(BATCH, LENGTH, seed=4),
+                "training": True,
+            },
+            wrt=("query", "token_bias"),
+        )
+        assert attention.get_config()["remat"] is remat
+        results.append(result)
+    for which in ("inputs", "variables"):
+        for name, gradient in getattr(results[0], which).items():
+            actual = getattr(results[1], which)[name]
+            golden_cases.assert_close(actual, gradient, 1e-5, label=name)
+            assert np.any(gradient != 0.0)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
 from routing_tf.layers import ScaledDotProduct
 from routing_tf.layers.scaled_dot_product import large_negative
@@ -217,3 +218,52 @@ def test_refuses_wrong_arguments(name, received):
     with pytest.raises(ValueError) as error:
         ScaledDotProduct(**{name: received})
     assert f"Received: {name}={received!r}" in str(error.value)
+
+
+@pytest.mark.parametrize("limit", [None, 5, 200])
+@pytest.mark.parametrize("with_mask", [False, True])
+@pytest.mark.parametrize("num_queries", [128, 64, 33])
+def test_causal_parts_equal_a_dense_mask(num_queries, with_mask, limit):
+    """In four parts, two and one; some queries see padding alone."""
+    num_keys = num_queries + 16
+    query, key, value = (
+        helpers.normal(2, 3, length, 6, seed=seed)
+        for seed, length in enumerate([num_queries, num_keys, num_keys])
+    )
+    mask = np.ones((2, 1, 1, num_keys), "bool")
+    mask[1, ..., :20] = False
+    mask[0, ..., 40:50] = False
+    bias = helpers.normal(2, 1, 1, num_keys, seed=4)
+    layer = ScaledDotProduct(limit, embeddings_initializer="zeros")
+    layer.build(query.shape, key.shape, value.shape)
+    helpers.randomize(layer)
+    given = {"attention_mask": mask, "bias": bias} if with_mask else {}
+    offset = num_keys - num_queries
+
+    def run(**options):
+        return golden_cases.gradients(
+            layer,
+            lambda outputs, losses: ops.sum(outputs * np.arange(6.0)),
+            {"query": query, "key": key, "value": value, "offset": offset, **options},
+            wrt=("query", "key", "value"),
+        )
+
+    causal = np.tri(num_queries, num_keys, offset, dtype="bool")
+    dense = given | {"attention_mask": causal & mask if with_mask else causal}
+    actual, expected = run(**given, use_causal_mask=True), run(**dense)
+    golden_cases.assert_close(actual.outputs, expected.outputs, 1e-5)
+    for which in ("inputs", "variables"):
+        for name, gradient in getattr(expected, which).items():
+            found = getattr(actual, which)[name]
+            golden_cases.assert_close(found, gradient, 1e-5, label=name)
+
+
+def test_causal_queries_that_see_padding_alone_attend_alike_to_all_as_released():
+    x = helpers.normal(2, 8, 6)
+    mask = np.arange(8) >= 3
+    layer = ScaledDotProduct(uniform_when_all_masked=True)
+    output, _ = golden_cases.run(
+        layer, x, x, x, attention_mask=mask, use_causal_mask=True
+    )
+    means = np.repeat(x.mean(axis=1, keepdims=True), 3, axis=1)
+    golden_cases.assert_close(output[:, :3], means, 1e-5)

@@ -6,6 +6,7 @@ from typing import Any
 from keras import ops
 
 from routing_tf.layers.heads.head_group import HeadInputs
+from routing_tf.layers.parts import split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,5 +58,5 @@ class RoutedTokens:
 
     def split(self, joined):
         """Undoes `joined_keys_and_values`, whatever happened to the other axes."""
-        # Not by indexing, whose gradient is slow on TensorFlow.
-        return ops.split(joined, [self.key.shape[-1]], axis=-1)
+        sizes = [self.key.shape[-1], self.value.shape[-1]]
+        return split(joined, sizes, axis=-1)

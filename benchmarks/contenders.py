@@ -1,0 +1,283 @@
+"""Who takes part in the benchmarks: the cases that the commands choose from."""
+
+import fnmatch
+
+from benchmarks import operations
+from benchmarks.processes import Case
+
+# Name in the tables -> library, and whether XLA compiles.
+WAYS = {
+    "TensorFlow graph": ("tensorflow", False),
+    "TensorFlow XLA": ("tensorflow", True),
+    "JAX": ("jax", True),
+}
+PATTERNS = ("expert choice", "token choice", "local")
+KMEANS = "KmeansAttention (PyTorch)"
+TORCH_FULL = "full attention (PyTorch)"
+PACKAGE = "RoutingTransformerLM (PyTorch)"
+# The language models of `train_step` and `decode`.
+SIZES = {
+    "vocabulary_size": 256,
+    "num_layers": 6,
+    "hidden_dim": 256,
+    "intermediate_dim": 1024,
+    "num_heads": 8,
+    "window": 256,
+}
+# Matrices of logits that full attention in Keras has at once, in each layer.
+KEPT_MATRICES = {"forward": 3, "forward+backward": 4}
+
+
+def attention(length, passes, dtype, options):
+    """Returns the cases of `benchmarks.attention` at one length.
+
+    Args:
+        length: number of tokens.
+        passes: `"forward"` or `"forward+backward"`.
+        dtype: `"float32"` or `"bfloat16"`.
+        options: flags of `benchmarks.attention`.
+    """
+    window = min(options.attention_window, length)
+    clusters = max(1, length // window)
+    given = _Given(length, passes, dtype, options)
+    cases = [
+        given.ours(pattern, relative, way, window, clusters)
+        for pattern in PATTERNS
+        for relative in (False, True)
+        for way in WAYS
+    ]
+    cases += [given.kmeans(window, clusters), given.torch_full()]
+    cases += [given.keras_full(way) for way in WAYS]
+    return cases + [given.flash()] * (options.device == "gpu")
+
+
+def scaling(length, passes, dtype, options):
+    """Returns the cases of `benchmarks.scaling`: sqrt(length) clusters.
+
+    Windows are rounded to multiples of 8, which vectors of processors like.
+    """
+    window = max(8, 8 * round(length**0.5 / 8))
+    clusters = round(length / window)
+    given = _Given(length, passes, dtype, options)
+    cases = [
+        given.ours(pattern, False, way, window, clusters)
+        for pattern in ("expert choice", "token choice")
+        for way in WAYS
+    ]
+    return [*cases, given.torch_full(), *[given.flash()] * (options.device == "gpu")]
+
+
+class _Given:
+    """Makes cases of attention at one length."""
+
+    def __init__(self, length, passes, dtype, options):
+        self.shape = (1, options.num_heads, length, options.key_dim)
+        self.device = options.device
+        self.common = {"length": length, "passes": passes, "dtype": dtype}
+        self.arguments = {"shape": self.shape, "passes": passes, "dtype": dtype}
+
+    def ours(self, pattern, relative, way, window, num_clusters):
+        library, xla = WAYS[way]
+        positions = " with relative positions" if relative else ""
+        pairs = operations.clustered_pairs(num_clusters, window)
+        if pattern == "local":
+            pairs = operations.local_pairs(self.shape[2], window)
+        return Case(
+            f"{pattern}{positions} ({way})",
+            library,
+            "benchmarks.keras_attention:ours",
+            self.arguments
+            | {
+                "pattern": pattern,
+                "relative": relative,
+                "window": window,
+                "num_clusters": num_clusters,
+                "xla": xla,
+            },
+            operations=self._operations(pairs),
+            **self.common,
+        )
+
+    def kmeans(self, window, num_clusters):
+        sizes = {"window": window, "num_clusters": num_clusters, "device": self.device}
+        return Case(
+            KMEANS,
+            "torch",
+            "benchmarks.torch_contenders:kmeans",
+            self.arguments | sizes,
+            operations=self._operations(
+                operations.clustered_pairs(num_clusters, window)
+            ),
+            package="routing_transformer",
+            **self.common,
+        )
+
+    def torch_full(self):
+        arguments = self.arguments | {"device": self.device}
+        build = "benchmarks.torch_contenders:full"
+        return self._full(TORCH_FULL, "torch", build, arguments)
+
+    def keras_full(self, way):
+        library, xla = WAYS[way]
+        kept = KEPT_MATRICES[self.common["passes"]]
+        # cuDNN keeps none, and JAX takes it for bfloat16 on a GPU.
+        if self.device == "gpu" and library == "jax" and self.is_half:
+            kept = 0
+        return self._full(
+            f"full attention (Keras {way})",
+            library,
+            "benchmarks.keras_attention:full",
+            self.arguments | {"xla": xla},
+            least_bytes=kept * 4 * self.shape[1] * self.shape[2] ** 2,
+        )
+
+    def flash(self):
+        build = "benchmarks.keras_attention:flash"
+        return self._full("full attention (cuDNN JAX)", "jax", build, self.arguments)
+
+    @property
+    def is_half(self):
+        return self.common["dtype"] == "bfloat16"
+
+    def _full(self, name, library, build, arguments, **options):
+        pairs = operations.full_pairs(self.shape[2])
+        options |= {"operations": self._operations(pairs), "exponent": 2.0}
+        return Case(name, library, build, arguments, **options, **self.common)
+
+    def _operations(self, pairs):
+        _, heads, _, size = self.shape
+        passes = self.common["passes"]
+        return operations.attention_operations(pairs, heads, size, size, passes)
+
+
+def train_step(length, dtype, options):
+    """Returns the cases of `benchmarks.train_step`."""
+    cases = [
+        _our_step(length, dtype, pattern, relative, remat, way)
+        for pattern in ("expert choice", "token choice")
+        for relative in (True, False)
+        for remat in (None, "attention", "blocks")
+        for way in WAYS
+    ]
+    cases += [
+        _our_step(length, dtype, "dense", False, remat, way)
+        for remat in (None, "blocks")
+        for way in WAYS
+    ]
+    for reversible in (False, True):
+        arguments = {"sizes": SIZES, "length": length, "dtype": dtype}
+        arguments |= {"reversible": reversible, "device": options.device}
+        cases.append(
+            Case(
+                PACKAGE.replace("(", "reversible (") if reversible else PACKAGE,
+                "torch",
+                "benchmarks.torch_contenders:train_step",
+                arguments,
+                length=length,
+                dtype=dtype,
+                passes="train step",
+                operations=operations.step_operations(SIZES, length, "expert choice"),
+                units=length,
+                package="routing_transformer",
+            )
+        )
+    return cases
+
+
+def _our_step(length, dtype, pattern, relative, remat, way):
+    library, xla = WAYS[way]
+    words = [
+        pattern,
+        *["sinusoids"] * (not relative),
+        *[f"remat {remat}"] * bool(remat),
+    ]
+    matrix_bytes = 4 * SIZES["num_heads"] * length**2
+    # A layer that is computed again keeps nothing; its own gradients need more.
+    kept = KEPT_MATRICES["forward+backward"] if remat else 2 * SIZES["num_layers"]
+    return Case(
+        f"{' '.join(words)} ({way})",
+        library,
+        "benchmarks.language_models:train_step",
+        {
+            "sizes": SIZES,
+            "length": length,
+            "pattern": pattern,
+            "relative": relative,
+            "remat": remat,
+            "dtype": dtype,
+            "xla": xla,
+        },
+        length=length,
+        dtype=dtype,
+        passes="train step",
+        operations=operations.step_operations(SIZES, length, pattern),
+        exponent=2.0 if pattern == "dense" else 1.0,
+        least_bytes=kept * matrix_bytes if pattern == "dense" else 0,
+        units=length,
+    )
+
+
+def decode(length, dtype, options):
+    """Returns the cases of `benchmarks.decode`."""
+    cases = [
+        _our_decoding(length, dtype, pattern, way, options.tokens_per_run)
+        for pattern in ("token choice", "dense")
+        for way in WAYS
+    ]
+    cases += [_our_decoding(length, dtype, "token choice", way, None) for way in WAYS]
+    package = Case(
+        f"whole prefix {PACKAGE}",
+        "torch",
+        "benchmarks.torch_contenders:recompute",
+        {"sizes": SIZES, "length": length, "device": options.device},
+        length=length,
+        passes="decode",
+        package="routing_transformer",
+    )
+    return cases + [package] * (dtype == "float32")
+
+
+def _our_decoding(length, dtype, pattern, way, num_tokens):
+    """With caches; or where `num_tokens` is None, without."""
+    library, xla = WAYS[way]
+    arguments = {
+        "sizes": SIZES,
+        "length": length,
+        "pattern": pattern,
+        "relative": pattern != "dense",
+        "dtype": dtype,
+        "xla": xla,
+    }
+    if num_tokens is not None:
+        arguments["num_tokens"] = num_tokens
+    start = "whole prefix " if num_tokens is None else "cache "
+    return Case(
+        f"{start}{pattern} ({way})",
+        library,
+        "benchmarks.language_models:" + ("decode" if num_tokens else "recompute"),
+        arguments,
+        length=length,
+        dtype=dtype,
+        passes="decode",
+        units=num_tokens or 1,
+    )
+
+
+def choose(cases, patterns):
+    """Returns the cases whose contender matches one of the patterns of the shell.
+
+    Raises:
+        ValueError: if a pattern matches none.
+    """
+    names = list(dict.fromkeys(case.contender for case in cases))
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise ValueError(
+                "--contenders and --compare must match names of contenders. Received: "
+                f"{pattern!r}. Choose from: {', '.join(names)}"
+            )
+    return [
+        case
+        for case in cases
+        if any(fnmatch.fnmatchcase(case.contender, pattern) for pattern in patterns)
+    ]

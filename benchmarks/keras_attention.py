@@ -1,0 +1,166 @@
+"""Contenders written in Keras: this package's patterns, and Keras' full attention."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from routing_tf import layers
+
+ROUTINGS = {"expert choice": "expert_choice", "token choice": "token_choice"}
+
+
+@keras.saving.register_keras_serializable("benchmarks")
+class KerasAttention(keras.layers.Layer):
+    """Full attention by `keras.ops.dot_product_attention`, called like a head group.
+
+    Its tensors are `[batch, length, heads, size]`.
+    """
+
+    def build(self, query_shape, key_shape, value_shape):
+        pass
+
+    def call(self, query, key, value, use_causal_mask=False, training=None):
+        return ops.dot_product_attention(query, key, value, is_causal=use_causal_mask)
+
+
+@keras.saving.register_keras_serializable("benchmarks")
+class CudnnAttention(KerasAttention):
+    """The same by cuDNN, on JAX."""
+
+    def call(self, query, key, value, use_causal_mask=False, training=None):
+        import jax
+
+        return jax.nn.dot_product_attention(
+            query, key, value, is_causal=use_causal_mask, implementation="cudnn"
+        )
+
+
+def ours(shape, pattern, window, num_clusters, relative, dtype, passes, xla):
+    """Returns a function that runs one of this package's patterns once.
+
+    Args:
+        shape: `[1, heads, length, size]`.
+        pattern: `"expert choice"`, `"token choice"` or `"local"`.
+        window: tokens in a cluster or a block.
+        num_clusters: number of clusters of each head.
+        relative: whether there are relative positions, as many as the window.
+        dtype: `"float32"` or `"bfloat16"`.
+        passes: `"forward"` or `"forward+backward"`.
+        xla: whether XLA compiles it on TensorFlow.
+    """
+    options = {
+        "max_relative_position": max(1, window - 1) if relative else None,
+        "dtype": policy(dtype),
+    }
+    if pattern == "local":
+        group = layers.LocalHeads(shape[1], (window,), **options)
+    else:
+        group = layers.RoutedHeads(
+            shape[1], num_clusters, window, routing=ROUTINGS[pattern], **options
+        )
+    return compiled(group, shape, dtype, passes, xla, has_key=pattern == "local")
+
+
+def full(shape, dtype, passes, xla):
+    """Returns a function that runs the full attention of Keras once; see `ours`."""
+    batch, heads, length, size = shape
+    layer = KerasAttention(dtype=policy(dtype))
+    return compiled(layer, (batch, length, heads, size), dtype, passes, xla)
+
+
+def flash(shape, dtype, passes):
+    """Returns a function that runs the full attention of cuDNN once, on JAX."""
+    batch, heads, length, size = shape
+    layer = CudnnAttention(dtype=policy(dtype))
+    return compiled(layer, (batch, length, heads, size), dtype, passes, xla=True)
+
+
+def policy(dtype):
+    """Returns the dtype policy of Keras that computes in `dtype`."""
+    return "float32" if dtype == "float32" else f"mixed_{dtype}"
+
+
+def compiled(layer, shape, dtype, passes, xla, has_key=True):
+    """Compiles a layer of shared queries and keys, as the running backend does.
+
+    Args:
+        layer: a layer, called with query, key and value.
+        shape: of these three.
+        dtype: of these three.
+        passes: `"forward"`, or `"forward+backward"`: gradients of query, value and
+            weights, and the layer's state moves.
+        xla: whether XLA compiles it on TensorFlow.
+        has_key: whether the layer is given the queries as keys, or knows.
+    """
+    layer.build(shape, shape, shape)
+    generator = np.random.default_rng(0)
+    query, value, weights = (
+        ops.cast(generator.normal(size=shape).astype("float32"), dtype)
+        for _ in range(3)
+    )
+
+    def call(function, query, value, **options):
+        key = query if has_key else None
+        return function(query, key, value, use_causal_mask=True, **options)
+
+    make = _on_jax if keras.backend.backend() == "jax" else _on_tensorflow
+    return make(layer, call, (query, value, weights), passes, xla)
+
+
+def objective(output, weights, losses):
+    """A sum whose gradient at the output is `weights`, plus the layer's losses."""
+    return ops.sum(ops.cast(output * weights, "float32")) + sum(losses)
+
+
+def _on_tensorflow(layer, call, tensors, passes, xla):
+    import tensorflow as tf
+
+    def forward(query, value, weights):
+        return call(layer, query, value, training=False)
+
+    def both(query, value, weights):
+        with tf.GradientTape() as tape:
+            tape.watch([query, value])
+            output = call(layer, query, value, training=True)
+            loss = objective(output, weights, layer.losses)
+        variables = [variable.value for variable in layer.trainable_variables]
+        return tape.gradient(loss, [query, value, *variables])
+
+    function = tf.function(
+        forward if passes == "forward" else both, jit_compile=xla, autograph=False
+    )
+
+    def run():
+        function(*tensors)
+        tf.test.experimental.sync_devices()
+
+    return run
+
+
+def _on_jax(layer, call, tensors, passes, xla):
+    import jax
+
+    trainable = [variable.value for variable in layer.trainable_variables]
+    state = [variable.value for variable in layer.non_trainable_variables]
+
+    def evaluate(trainable, state, query, value, training):
+        def function(*arguments, **options):
+            return layer.stateless_call(trainable, state, *arguments, **options)
+
+        return call(function, query, value, training=training, return_losses=True)
+
+    def loss(trainable, state, query, value, weights):
+        output, state, losses = evaluate(trainable, state, query, value, True)
+        return objective(output, weights, losses), state
+
+    def forward(trainable, state, query, value, weights):
+        return evaluate(trainable, state, query, value, False)[0], state
+
+    both = jax.grad(loss, argnums=(0, 2, 3), has_aux=True)
+    function = jax.jit(forward if passes == "forward" else both)
+
+    def run():
+        nonlocal state
+        result, state = jax.block_until_ready(function(trainable, state, *tensors))
+
+    return run

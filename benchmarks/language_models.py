@@ -1,0 +1,126 @@
+"""Contenders that are whole language models of this package."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from routing_tf import engines
+from routing_tf import run_directory
+from routing_tf import training
+from routing_tf.models.compiled import compiled
+from routing_tf.models.hyperparameters import Hyperparameters
+from routing_tf.training_step import TrainingStep
+
+ROUTINGS = {
+    "expert choice": "expert_choice",
+    "token choice": "token_choice",
+    "dense": "full",
+}
+
+
+def train_step(sizes, length, pattern, relative, remat, dtype, xla):
+    """Returns a function that takes one training step, as `routing_tf.train` does.
+
+    Args:
+        sizes: see `benchmarks.contenders.SIZES`.
+        length: number of tokens.
+        pattern: `"expert choice"`, `"token choice"` or `"dense"`.
+        relative: whether positions are relative, in all heads; else sinusoids.
+        remat: what is computed again for the gradients: `"blocks"`, `"attention"`,
+            or None for nothing.
+        dtype: `"float32"` or `"bfloat16"`.
+        xla: whether XLA compiles it on TensorFlow.
+    """
+    settings = hyperparameters(sizes, length, pattern, relative, remat)
+    engine = engines.make()
+    keras.utils.set_random_seed(0)
+    lm = run_directory.make_model(settings, precision=dtype)
+    training.compile_for_training(lm, jit_compile=xla)
+    train = engine.compile(TrainingStep(lm, lm.optimizer), jit_compile=xla)
+    tokens = _tokens(sizes, length + 1)
+    inputs = {"token_ids": tokens[:, :-1], "padding_mask": np.ones((1, length), "bool")}
+    batch = (inputs, tokens[:, 1:], np.ones((1, length), "float32"))
+    return lambda: train([batch], 0)
+
+
+def decode(sizes, length, pattern, relative, num_tokens, dtype, xla):
+    """Returns a function that decodes the last tokens of a context, with caches.
+
+    The most likely token follows each, in one compiled loop, as `generate` does it.
+
+    Args:
+        sizes: see `benchmarks.contenders.SIZES`.
+        length: tokens that the caches are made for.
+        pattern: `"token choice"` or `"dense"`.
+        relative: whether positions are relative, in all heads; else sinusoids.
+        num_tokens: number of tokens to decode.
+        dtype: `"float32"` or `"bfloat16"`.
+        xla: whether XLA compiles it on TensorFlow.
+    """
+    lm = _compiled_model(sizes, length, pattern, relative, dtype, xla)
+
+    def step(index, token, cache):
+        logits, _, cache = lm.call_with_cache(token, cache, index)
+        return index + 1, ops.cast(ops.argmax(logits, axis=-1), "int32"), cache
+
+    def loop(index, token, cache):
+        state = (index, token, cache)
+        return ops.while_loop(lambda index, *_: index < length, step, state)[1]
+
+    function = compiled(lm, loop)
+    cache = lm.make_cache(1, length)
+    start = np.int32(length - num_tokens), _tokens(sizes, 1), cache
+    return lambda: ops.convert_to_numpy(function(*start))
+
+
+def recompute(sizes, length, pattern, relative, dtype, xla):
+    """Returns a function that finds the next token from the whole prefix."""
+    lm = _compiled_model(sizes, length, pattern, relative, dtype, xla)
+
+    def next_token(token_ids):
+        hidden = lm.backbone.decode(token_ids, ops.ones_like(token_ids, dtype="bool"))
+        return ops.argmax(lm.logits_of(hidden[:, -1]), axis=-1)
+
+    function, tokens = compiled(lm, next_token), _tokens(sizes, length)
+    return lambda: ops.convert_to_numpy(function(tokens))
+
+
+def hyperparameters(sizes, length, pattern, relative, remat=None):
+    """Returns the settings of a model; a dense one has full heads alone."""
+    num_local = 0 if pattern == "dense" else sizes["num_heads"] // 2
+    window = sizes["window"]
+    return Hyperparameters(
+        vocabulary_size=sizes["vocabulary_size"],
+        max_sequence_length=length,
+        num_layers=sizes["num_layers"],
+        hidden_dim=sizes["hidden_dim"],
+        intermediate_dim=sizes["intermediate_dim"],
+        feed_forward="relu",
+        num_local_heads=num_local,
+        local_block_length=window,
+        num_routed_heads=sizes["num_heads"] - num_local,
+        num_clusters=max(1, length // window),
+        attention_window=window,
+        routing=ROUTINGS[pattern],
+        local_relative_positions=relative,
+        routed_relative_positions=relative,
+        max_relative_position=window - 1,
+        timing_signal=not relative,
+        batch_tokens=length,
+        remat=remat == "blocks",
+        remat_attention=remat == "attention",
+        optimizer="adam",
+    )
+
+
+def _compiled_model(sizes, length, pattern, relative, dtype, xla):
+    keras.utils.set_random_seed(0)
+    settings = hyperparameters(sizes, length, pattern, relative)
+    lm = run_directory.make_model(settings, precision=dtype)
+    lm.compile(jit_compile=xla)
+    return lm
+
+
+def _tokens(sizes, length):
+    generator = np.random.default_rng(0)
+    return generator.integers(sizes["vocabulary_size"], size=(1, length), dtype="int32")

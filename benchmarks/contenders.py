@@ -192,8 +192,8 @@ def _our_step(length, dtype, pattern, relative, remat, way):
         *[f"remat {remat}"] * bool(remat),
     ]
     matrix_bytes = 4 * SIZES["num_heads"] * length**2
-    # A layer that is computed again keeps nothing; its own gradients need more.
-    kept = KEPT_MATRICES["forward+backward"] if remat else 2 * SIZES["num_layers"]
+    # Weights of five in eight pairs; a layer that is computed again keeps none.
+    kept = 5 / 8 * (2 if remat else SIZES["num_layers"])
     return Case(
         f"{' '.join(words)} ({way})",
         library,

@@ -241,7 +241,7 @@ class Contest:
             with self._worker(case) as worker:
                 turns = Turns(worker, *self._warm_up(worker))
                 if turns.seconds > self._options.max_seconds:
-                    row.note = "one run only"
+                    row.note = "one run only, perhaps with its compilation"
                     row.seconds, row.runs = turns.seconds, 1
                 else:
                     self._take_turns(row, turns, other, times)

@@ -51,6 +51,12 @@ def main(argv):
 def cases_of(length, kind, dtype, options):
     """Returns the cases of one length and dtype."""
     del kind
+    if length < options.tokens_per_run:
+        raise ValueError(
+            "--lengths must be at least --tokens_per_run, the end of a context. "
+            f"Received: --lengths with {length}, "
+            f"--tokens_per_run={options.tokens_per_run}"
+        )
     return contenders.decode(length, dtype, options)
 
 

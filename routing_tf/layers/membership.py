@@ -157,15 +157,16 @@ def _add_up(rows, positions, num_rows):
     negative, which takes as long again.
     """
 
+    # Positions are an argument: JAX lets no traced tensor in by another way.
     @ops.custom_gradient
-    def add_up(rows):
+    def add_up(rows, positions):
         def gradient(*args, upstream=None):
             (upstream,) = args or (upstream,)
-            return ops.take(upstream, positions, axis=0)
+            return ops.take(upstream, positions, axis=0), None
 
         return ops.segment_sum(rows, positions, num_segments=num_rows), gradient
 
-    return add_up(rows)
+    return add_up(rows, positions)
 
 
 def flat_positions(members, length):

@@ -602,16 +602,20 @@ class MixedAttention(keras.layers.Layer):
             # Shared heads see scaled queries; keys of the same make match them.
             query = self._split_heads(query_keys, self.num_heads)
             query *= ops.cast(self.key_dim**-0.5, query.dtype)
-        num_own = [
+        counts = [
             group.num_heads if has_own else 0
             for group, has_own in zip(self.head_groups, self._own_keys, strict=True)
         ]
-        own = iter([] if own is None else split(own, list(filter(None, num_own)), 1))
-        shared = [None] * len(num_own) if query is None else self._split_groups(query)
-        own = [next(own) if number else None for number in num_own]
+        parts = iter([] if own is None else split(own, [n for n in counts if n], 1))
+        own_keys = [next(parts) if count else None for count in counts]
+        shared_keys = [None] * len(counts)
+        if query is not None:
+            shared_keys = self._split_groups(query)
         return [
-            query if shares else own_key
-            for query, own_key, shares in zip(shared, own, self._shares, strict=True)
+            shared_key if shares else own_key
+            for shared_key, own_key, shares in zip(
+                shared_keys, own_keys, self._shares, strict=True
+            )
         ]
 
     def _split_heads(self, x, heads):

@@ -356,7 +356,8 @@ class OnlineKMeans(OwnLosses):
             return ops.sum(squares) / (tokens.shape[-1] * ops.maximum(total, 1.0))
 
         # |token - centroid|^2 from the scores, which are products of the two: fewer
-        # passes over the tokens.
+        # passes over the tokens. Exact to the rounding of |token|^2, so a loss that
+        # should be zero may be a little less.
         norms = ops.sum(ops.square(ops.stop_gradient(centroids)), axis=-1)[:, None]
         squares = ops.sum(ops.square(tokens), axis=-1)
         squares += ops.sum(nearest * (norms - 2 * scores), axis=-1)

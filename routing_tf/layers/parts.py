@@ -30,6 +30,7 @@ def cut(x, start, stop, axis):
         stop: place behind the last one.
         axis: the axis, of known size.
     """
-    sizes = [start, stop - start, x.shape[axis] - stop]
-    parts = split(x, [size for size in sizes if size], axis)
-    return parts[1 if start else 0]
+    size = x.shape[axis]
+    if (start, stop) == (0, size):
+        return x
+    return split(x, [start, stop - start, size - stop], axis)[1]

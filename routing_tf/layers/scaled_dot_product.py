@@ -1,7 +1,6 @@
 """Softmax attention inside a block, a cluster or a whole sequence."""
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers.masks import combine_masks
@@ -53,7 +52,8 @@ class ScaledDotProduct(keras.layers.Layer):
         distances: `<int>`, broadcastable to `[..., queries, keys]`, where they are
             others; None (the default) for differences of slots.
         use_causal_mask: whether the last query sees all keys, and each one before it
-            one key less; keys that are masked for many queries then cost nothing.
+            one key less. Then up to 3/8 of the products, all of masked pairs, are left
+            out. Defaults to False.
         training: whether dropout is on.
 
     Returns:
@@ -125,7 +125,8 @@ class ScaledDotProduct(keras.layers.Layer):
         if not use_causal_mask:
             return self._attend(query, key, value, pairs, offset, training)
         num_queries, num_keys = query.shape[-2], key.shape[-2]
-        parts = _num_parts(num_queries)
+        # A query that attends to all keys alike sees later ones too.
+        parts = 1 if self.uniform_when_all_masked else _num_parts(num_queries)
         size = num_queries // parts
         queries = split(query, [size] * parts, axis=-2)
         # The keys that a part of the queries sees, and the part before it does not.
@@ -135,7 +136,7 @@ class ScaledDotProduct(keras.layers.Layer):
         for i in range(parts):
             start, end = i * size, sum(sizes[: i + 1])
             own = {name: _cut(x, start, size, end) for name, x in pairs.items()}
-            own["causal_mask"] = np.tri(size, end, end - size, dtype="bool")
+            own["causal_mask"] = _causal_mask(size, end)
             # The last part sees them all, and they need not be joined.
             seen = [key, value]
             if end < num_keys:
@@ -163,9 +164,7 @@ class ScaledDotProduct(keras.layers.Layer):
             logits += self._relative_logits(
                 query, key.shape[-2], offset, distances, is_causal
             )
-        bias = self._joint_bias(pairs, logits.dtype)
-        if bias is not None:
-            logits += bias
+        logits = self._mask(logits, pairs)
         weights = self.dropout_layer(ops.softmax(logits), training=training)
         output = ops.matmul(weights, value)
         if self.relative_position is not None:
@@ -177,28 +176,28 @@ class ScaledDotProduct(keras.layers.Layer):
             output = ops.where(sees_any, output, 0)
         return output
 
-    def _joint_bias(self, pairs, dtype):
-        """Returns what is added to the logits, or None: the bias and all masks.
+    def _mask(self, logits, pairs):
+        """Adds the bias and all masks, in few passes over the logits.
 
-        As few passes over all pairs as can be: to select among the logits, and the
-        gradient of that, take as long as a softmax.
+        To select among the logits, and the gradient of that, take as long as a softmax.
         """
-        hidden = large_negative(dtype)
+        dtype, hidden = logits.dtype, large_negative(logits.dtype)
         mask, bias, causal_mask = pairs["mask"], pairs["bias"], pairs.get("causal_mask")
-        if self.uniform_when_all_masked:
-            mask, causal_mask = combine_masks(causal_mask, mask), None
         if bias is not None:
             # A bias may hide a key, but never below those that the mask hides.
             bias = ops.maximum(ops.cast(bias, dtype), hidden / 2)
+        if self.uniform_when_all_masked:
+            mask = combine_masks(causal_mask, mask)
+            logits = logits if bias is None else logits + bias
+            return logits if mask is None else ops.where(mask, logits, hidden)
         if mask is not None:
-            visible = ops.cast(0, dtype) if bias is None else bias
-            bias = ops.where(mask, visible, hidden)
+            bias = ops.where(mask, ops.cast(0, dtype) if bias is None else bias, hidden)
         if causal_mask is not None:
             # Lower than all else: a query that sees padding alone weighs no later key,
             # of which relative positions know nothing.
-            causal_bias = ops.cast(np.where(causal_mask, 0.0, 2 * hidden), dtype)
+            causal_bias = ops.where(causal_mask, ops.cast(0, dtype), 2 * hidden)
             bias = causal_bias if bias is None else bias + causal_bias
-        return bias
+        return logits if bias is None else logits + bias
 
     def _relative_logits(self, query, num_keys, offset, distances, is_causal):
         if distances is not None:
@@ -243,6 +242,12 @@ def _num_parts(num_queries):
     return 1
 
 
+def _causal_mask(num_queries, num_keys):
+    # In the graph: as a constant of full attention it would be as large as a model.
+    last = ops.arange(num_queries, dtype="int32") + (num_keys - num_queries)
+    return ops.arange(num_keys, dtype="int32") <= last[:, None]
+
+
 def _cut(x, start, num_queries, num_keys):
     """Returns a part of what is broadcastable to `[..., queries, keys]`, or None.
 
@@ -257,4 +262,6 @@ def _cut(x, start, num_queries, num_keys):
     x = ops.convert_to_tensor(x)
     if len(x.shape) > 1 and x.shape[-2] != 1:
         x = cut(x, start, start + num_queries, axis=-2)
-    return x if x.shape[-1] == 1 else cut(x, 0, num_keys, axis=-1)
+    if len(x.shape) > 0 and x.shape[-1] != 1:
+        x = cut(x, 0, num_keys, axis=-1)
+    return x

@@ -17,7 +17,9 @@ def test_parts_are_those_of_indexing(sizes):
     np.testing.assert_array_equal(np.concatenate(parts, axis=1), X)
 
 
-@pytest.mark.parametrize("axis, start, stop", [(1, 0, 4), (1, 0, 2), (1, 2, 4)])
+@pytest.mark.parametrize(
+    "axis, start, stop", [(1, 0, 4), (1, 0, 2), (1, 2, 4), (1, 2, 2)]
+)
 @pytest.mark.parametrize("from_the_end", [False, True])
 def test_one_part(axis, start, stop, from_the_end):
     axis = axis - X.ndim if from_the_end else axis

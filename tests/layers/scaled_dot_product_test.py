@@ -258,12 +258,25 @@ def test_causal_parts_equal_a_dense_mask(num_queries, with_mask, limit):
             golden_cases.assert_close(found, gradient, 1e-5, label=name)
 
 
-def test_causal_queries_that_see_padding_alone_attend_alike_to_all_as_released():
-    x = helpers.normal(2, 8, 6)
-    mask = np.arange(8) >= 3
-    layer = ScaledDotProduct(uniform_when_all_masked=True)
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float16", 2e-3)])
+def test_causal_queries_that_see_padding_alone_attend_alike_to_all_as_released(
+    dtype, tolerance
+):
+    """So many queries that others would go in parts."""
+    x = helpers.normal(2, 128, 6)
+    mask = np.arange(128) >= 3
+    layer = ScaledDotProduct(uniform_when_all_masked=True, dtype=dtype)
     output, _ = golden_cases.run(
-        layer, x, x, x, attention_mask=mask, use_causal_mask=True
+        layer, 3 * x, x, x, attention_mask=mask, use_causal_mask=True
     )
     means = np.repeat(x.mean(axis=1, keepdims=True), 3, axis=1)
-    golden_cases.assert_close(output[:, :3], means, 1e-5)
+    golden_cases.assert_close(output[:, :3], means, tolerance)
+
+
+def test_a_scalar_bias_changes_nothing():
+    x = helpers.normal(2, 64, 6)
+    options = {"use_causal_mask": True}
+    expected, _ = golden_cases.run(ScaledDotProduct(), x, x, x, **options)
+    options["bias"] = np.float32(2.0)
+    output, _ = golden_cases.run(ScaledDotProduct(), x, x, x, **options)
+    golden_cases.assert_close(output, expected, 1e-5)

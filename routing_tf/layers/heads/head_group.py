@@ -15,6 +15,8 @@ from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
 
+# Hides a token from all that see another one.
+LEAST_WEIGHTED_BIAS = -5e8
 TOKEN_BIAS_WEIGHTS = (None, "fixed", "trainable")
 
 
@@ -328,8 +330,9 @@ class HeadGroup(keras.layers.Layer):
             return None
         bias = ops.cast(bias, self.compute_dtype)
         if self.token_bias_weight is not None:
-            # Finite, or the weight's gradient is not a number.
-            bias = ops.maximum(bias, large_negative(bias.dtype) / 2)
+            # Its square is finite, or so is not that of the weight's gradient.
+            least = max(LEAST_WEIGHTED_BIAS, large_negative(bias.dtype) / 2)
+            bias = ops.maximum(bias, least)
             bias = bias * ops.cast(self.bias_weight, bias.dtype)
         return bias[:, None, :]
 

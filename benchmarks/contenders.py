@@ -23,6 +23,7 @@ SIZES = {
     "intermediate_dim": 1024,
     "num_heads": 8,
     "window": 256,
+    "decoding_clusters": 32,
 }
 # Matrices of logits that full attention in Keras has at once, in each layer.
 KEPT_MATRICES = {"forward": 3, "forward+backward": 4}

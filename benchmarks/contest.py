@@ -166,7 +166,7 @@ class Contest:
 
     def __init__(self, options, total):
         self._options = options
-        self._measured = {}
+        self._measured, self._failed = {}, {}
         self.bar = tqdm.tqdm(total=total, unit="case", disable=None, file=sys.stderr)
         dtypes = dict.fromkeys([*options.dtypes, options.compare_dtype])
         self.rates = {dtype: self._rate(dtype) for dtype in dtypes}
@@ -248,6 +248,7 @@ class Contest:
                 self._complete(row, worker)
         except WorkerError as error:
             row.note = str(error)
+            self._failed[_key(case)] = case.length
         return row
 
     def _take_turns(self, row, turns, other, times):
@@ -288,6 +289,8 @@ class Contest:
                 f"not run: needs {case.least_bytes / 2**30:.0f} GiB, "
                 f"{available / 2**30:.0f} GiB are free"
             )
+        if _key(case) in self._failed:
+            return f"not run: failed at {self._failed[_key(case)]:,} tokens"
         if _key(case) not in self._measured:
             return ""
         length, seconds = self._measured[_key(case)]

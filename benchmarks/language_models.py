@@ -116,6 +116,8 @@ def hyperparameters(sizes, length, pattern, relative, remat=None):
 def _compiled_model(sizes, length, pattern, relative, dtype, xla):
     keras.utils.set_random_seed(0)
     settings = hyperparameters(sizes, length, pattern, relative)
+    # One model at all contexts.
+    settings = settings.replace(num_clusters=sizes["decoding_clusters"])
     lm = run_directory.make_model(settings, precision=dtype)
     lm.compile(jit_compile=xla)
     return lm

@@ -1,0 +1,96 @@
+"""Where the time of an attention pattern goes, by TensorFlow's profiler.
+
+    python -m benchmarks.profile_attention --pattern='expert choice' --dtype=bfloat16
+
+Prints the milliseconds that each kind of operation takes in one forward+backward of
+`benchmarks.attention`, as a TensorFlow graph. Operations overlap on several cores, so
+they add up to more than the time of a pass.
+"""
+
+import collections
+import pathlib
+import tempfile
+
+import tensorflow as tf
+from absl import app
+from absl import flags
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from benchmarks import contenders
+from benchmarks import keras_attention
+
+PASSES = 3
+# What the runtime notes beside operations.
+RUNTIME = {"Process", "ParallelFor", "Run", "FunctionRun", "ExecutorDoneCallback"}
+
+
+def define_flags(values=flags.FLAGS):
+    """Defines the flags of the command in `values`, an `absl.flags.FlagValues`."""
+    define = {"flag_values": values}
+    flags.DEFINE_enum(
+        "pattern", "expert choice", contenders.PATTERNS, "The pattern.", **define
+    )
+    flags.DEFINE_bool("relative", False, "Whether positions are relative.", **define)
+    flags.DEFINE_enum(
+        "dtype", "float32", ["float32", "bfloat16"], "Type of computations.", **define
+    )
+    flags.DEFINE_integer("length", 8192, "Tokens.", lower_bound=2, **define)
+    flags.DEFINE_integer("most", 20, "Rows to print.", lower_bound=1, **define)
+
+
+def main(argv):
+    if len(argv) > 1:
+        raise app.UsageError(
+            f"Settings are given as --name=value. Received: {argv[1:]}"
+        )
+    options = flags.FLAGS
+    window = min(256, options.length)
+    run = keras_attention.ours(
+        (1, 8, options.length, 64),
+        options.pattern,
+        window,
+        max(1, options.length // window),
+        options.relative,
+        options.dtype,
+        "forward+backward",
+        xla=False,
+    )
+    print("| operation | times | milliseconds |\n| --- | --- | --- |")
+    for name, (number, seconds) in profile(run)[: options.most]:
+        print(f"| {name} | {number:g} | {1e3 * seconds:.1f} |")
+
+
+def profile(run):
+    """Returns pairs of an operation and its `(number, seconds)` in a run, slow first.
+
+    Args:
+        run: function without arguments.
+    """
+    for _ in range(2):
+        run()
+    with tempfile.TemporaryDirectory() as folder:
+        with tf.profiler.experimental.Profile(folder):
+            for _ in range(PASSES):
+                run()
+        (path,) = pathlib.Path(folder).rglob("*.xplane.pb")
+        space = xplane_pb2.XSpace.FromString(path.read_bytes())
+    totals = collections.defaultdict(lambda: (0.0, 0.0))
+    for name, seconds in events(space):
+        number, total = totals[name]
+        totals[name] = number + 1 / PASSES, total + seconds / PASSES
+    return sorted(totals.items(), key=lambda item: -item[1][1])
+
+
+def events(space):
+    """Yields the name of an operation and its seconds, each time that it ran."""
+    for plane in space.planes:
+        for event in (event for line in plane.lines for event in line.events):
+            # Operations are noted as "name in the graph:kind".
+            name, _, kind = plane.event_metadata[event.metadata_id].name.rpartition(":")
+            if name and not name.endswith(":") and kind not in RUNTIME:
+                yield kind, event.duration_ps / 1e12
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

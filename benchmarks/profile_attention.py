@@ -87,7 +87,8 @@ def events(space):
         for event in (event for line in plane.lines for event in line.events):
             # Operations are noted as "name in the graph:kind".
             name, _, kind = plane.event_metadata[event.metadata_id].name.rpartition(":")
-            if name and not name.endswith(":") and kind not in RUNTIME:
+            is_operation = kind not in RUNTIME and not kind.startswith(" ")
+            if name and not name.endswith(":") and is_operation:
                 yield kind, event.duration_ps / 1e12
 
 

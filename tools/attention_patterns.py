@@ -34,7 +34,9 @@ def kinds(causal):
     Args:
         causal: whether queries see earlier keys only.
     """
-    expert_choice = layers.RoutedHeads(1, routing_scope="prefix", **CLUSTERS)
+    expert_choice = layers.RoutedHeads(
+        1, routing="expert_choice", routing_scope="prefix", **CLUSTERS
+    )
     routed = {"routed, expert choice": expert_choice}
     if causal:  # which token choice needs
         token_choice = layers.RoutedHeads(1, routing="token_choice", **CLUSTERS)

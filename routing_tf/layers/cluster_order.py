@@ -36,6 +36,8 @@ class ClusterOrder:
         chunk_size: number of slots C of a chunk.
 
     Attributes:
+        first_chunk: `<int32>[B, H, K]`, the chunk at which each cluster starts; for one
+            without tokens that of the next one.
         cluster_of_chunk: `<int32>[B, H, N]`. Chunks that hold no token belong to any
             cluster.
         rank_of_chunk: `<int32>[B, H, N]`, number of chunks of the same cluster before
@@ -62,15 +64,15 @@ class ClusterOrder:
         self.chunk_size = chunk_size
         num_chunks = (length + num_clusters * (chunk_size - 1)) // chunk_size
         self.num_chunks = min(length, num_chunks)
-        counts = ops.sum(ops.one_hot(clusters, num_clusters, dtype="int32"), axis=2)
+        counts = _count(clusters, num_clusters)
         chunks = (counts + chunk_size - 1) // chunk_size
-        first_chunk = ops.cumsum(chunks, axis=-1) - chunks
+        self.first_chunk = first_chunk = ops.cumsum(chunks, axis=-1) - chunks
         first_token = ops.cumsum(counts, axis=-1) - counts
         by_cluster, token_at = _sorted(clusters)
         places = np.arange(self.num_chunks, dtype="int32")
         # Of clusters with the same first chunk only the last one has tokens.
-        starts = ops.cast(first_chunk[..., None, :] <= places[:, None], "int32")
-        self.cluster_of_chunk = ops.sum(starts, axis=-1) - 1
+        starts = _count(first_chunk, self.num_chunks + 1)[..., : self.num_chunks]
+        self.cluster_of_chunk = ops.cumsum(starts, axis=-1) - 1
         self.rank_of_chunk = places - entries_at(first_chunk, self.cluster_of_chunk)
         place = entries_at(first_token, self.cluster_of_chunk)
         place += self.rank_of_chunk * chunk_size
@@ -126,11 +128,13 @@ class ClusterOrder:
         """Returns the slot of a window at which its own chunk starts."""
         return self._num_chunks_before(attention_window) * self.chunk_size
 
-    def window_mask(self, attention_window):
+    def window_mask(self, attention_window, nearest=0):
         """Tells which slots of its window a token sees: the last of its cluster.
 
         Args:
             attention_window: number of tokens a token sees, itself included.
+            nearest: 0 (the default), or 1 for a token that does not see itself after
+                all.
 
         Returns:
             `<bool>[B, H, N, C, S]`.
@@ -139,7 +143,7 @@ class ClusterOrder:
         offset = before * self.chunk_size
         back = np.arange(self.chunk_size)[:, None] + offset
         back = back - np.arange(offset + self.chunk_size)
-        near = (back >= 0) & (back < attention_window)
+        near = (back >= nearest) & (back < attention_window)
         chunks_back = np.repeat(np.arange(before, -1, -1), self.chunk_size)
         own_cluster = chunks_back <= self.rank_of_chunk[..., None]
         return ops.logical_and(near, own_cluster[..., None, :])
@@ -184,6 +188,24 @@ def _join_with_earlier(rows, before):
         return ops.take(rows, np.maximum(seen, 0).astype("int32"), axis=2), gradient
 
     return join(rows)
+
+
+def _count(numbers, size):
+    """Returns how often each number from 0 to `size` - 1 occurs.
+
+    Args:
+        numbers: `<int32>[B, H, L]`; larger ones count as the largest.
+        size: how many numbers there are.
+
+    Returns:
+        `<int32>[B, H, size]`.
+    """
+    batch, heads, _ = ops.shape(numbers)
+    flat = membership.flat_positions(ops.minimum(numbers, size - 1), size)
+    counts = ops.segment_sum(
+        ops.ones_like(flat), flat, num_segments=batch * heads * size
+    )
+    return ops.reshape(counts, (batch, heads, size))
 
 
 def _sorted(clusters):

@@ -397,7 +397,10 @@ class MixedAttention(keras.layers.Layer):
         ]
         groups = list(zip(self.head_groups, inputs, strict=True))
         with use_routing_scope(self, "prefix"):
-            outputs = [group.attend(own, training=False) for group, own in groups]
+            outputs = [
+                group.attend(group.shifted(own), training=False)
+                for group, own in groups
+            ]
         caches = [
             group.fill_cache(group_cache, own)
             for (group, own), group_cache in zip(groups, cache["tokens"], strict=True)
@@ -438,7 +441,7 @@ class MixedAttention(keras.layers.Layer):
         if kind == "tokens":
             _, arguments = self._head_arguments(query, None, **masks, order=order)
             inputs = [
-                group.inputs(**own, adds_losses=False)
+                group.inputs(**own, use_causal_mask=True, adds_losses=False)
                 for group, own in zip(self.head_groups, arguments, strict=True)
             ]
         else:

@@ -147,7 +147,8 @@ class OnlineKMeans(OwnLosses):
     `(heads, clusters, dim)`, and with the rule `"ema"` also `counts`
     `(heads, clusters)` and `sums` `(heads, clusters, dim)`; with `revive_after` or
     `centroid_initialization="tokens"` also `empty_steps` `(heads, clusters)`, the
-    number of training steps since the last one with a token. It is written only when
+    number of training steps since the last one with a token; with `balance_rate` also
+    `biases` `(heads, clusters)`. It is written only when
     `training=True` and the layer is trainable, from statistics that are summed over
     all replicas: under `tf.distribute` on TensorFlow by an all-reduce, on JAX because
     the layer sees the global batch. A call writes at once, unless `hold_updates` is
@@ -180,6 +181,11 @@ class OnlineKMeans(OwnLosses):
         centroid_initialization: `"normal"` (the default): centroids start as random
             vectors. `"tokens"`: the first training step sets all of them to tokens,
             as `revive_after` does.
+        balance_rate: how fast clusters are made even, at least 0. Each has a bias,
+            which is added to its scores and moves by
+            `balance_rate * dim * (1 - load)` at each training step, where `load` is
+            the number of its tokens divided by the mean of all clusters, at most 2.
+            0.0 (the default): none.
         compatibility: flaws of the release to reproduce, as a `Compatibility` or a
             dict of its fields; None (the default) for no flaws.
         **kwargs: arguments of `keras.layers.Layer`, such as `name`.
@@ -197,9 +203,9 @@ class OnlineKMeans(OwnLosses):
 
     Raises:
         ValueError: if `num_clusters` is not a positive integer, `decay` is not in
-            [0, 1], `commitment_weight` is negative, `update_rule` or
+            [0, 1], `commitment_weight` or `balance_rate` is negative, `update_rule` or
             `centroid_initialization` is unknown, `revive_after` is not a positive
-            integer, one of these three is not the default with `ema=False`, or
+            integer, one of these but the weight is not the default with `ema=False`, or
             `compatibility` is of another kind or has an unknown field.
 
     Example:
@@ -213,7 +219,8 @@ class OnlineKMeans(OwnLosses):
     assert kmeans(tokens, training=True).shape == (2, 3, 10, 4)
     ```
 
-    Reference: paper, section 4.1; `online_kmeans` of the release.
+    Reference: paper, section 4.1; `online_kmeans` of the release. Biases that balance
+    loads without a loss: Wang et al. (2024), https://arxiv.org/abs/2408.15664.
     """
 
     def __init__(
@@ -226,6 +233,7 @@ class OnlineKMeans(OwnLosses):
         smoothing_epsilon=1e-5,
         revive_after=None,
         centroid_initialization="normal",
+        balance_rate=0.0,
         compatibility=None,
         **kwargs,
     ):
@@ -254,12 +262,12 @@ class OnlineKMeans(OwnLosses):
                 f"revive_after={revive_after}, "
                 f"centroid_initialization={centroid_initialization!r}, ema={ema}"
             )
-        if not isinstance(commitment_weight, numbers.Real) or not (
-            0 <= commitment_weight < math.inf
-        ):
+        _check_not_negative("commitment_weight", commitment_weight)
+        _check_not_negative("balance_rate", balance_rate)
+        if balance_rate and not ema:
             raise ValueError(
-                "`commitment_weight` must be finite and must not be negative. "
-                f"Received: commitment_weight={commitment_weight!r}"
+                "`balance_rate` must be 0 where gradients train the centroids. "
+                f"Received: balance_rate={balance_rate}, ema={ema}"
             )
         self.num_clusters = num_clusters
         self.decay = decay
@@ -269,6 +277,7 @@ class OnlineKMeans(OwnLosses):
         self.smoothing_epsilon = smoothing_epsilon
         self.revive_after = revive_after
         self.centroid_initialization = centroid_initialization
+        self.balance_rate = balance_rate
         self._revives = revives
         self.compatibility = Compatibility.of(compatibility)
 
@@ -304,6 +313,8 @@ class OnlineKMeans(OwnLosses):
             by_tokens = self.centroid_initialization == "tokens"
             start = keras.initializers.Constant(NEVER) if by_tokens else "zeros"
             self.empty_steps = add_state("empty_steps", shape[:2], start)
+        if self.balance_rate:
+            self.biases = add_state("biases", shape[:2], "zeros")
 
     def call(self, tokens, token_mask=None, training=None):
         single = not isinstance(tokens, (list, tuple))
@@ -311,12 +322,13 @@ class OnlineKMeans(OwnLosses):
         masks = masks or [None] * len(streams)
         streams = [ops.cast(stream, "float32") for stream in streams]
         centroids = ops.convert_to_tensor(self.centroids)
-        scores = [self._scores(stream, centroids) for stream in streams]
+        products = [self._scores(stream, centroids) for stream in streams]
+        scores = [self._biased(each) for each in products]
         nearest = [
             ops.one_hot(ops.argmax(s, axis=-1), self.num_clusters, dtype="float32")
             for s in scores
         ]
-        self.add_loss(self._losses_of(streams, scores, nearest, masks, centroids))
+        self.add_loss(self._losses_of(streams, products, nearest, masks, centroids))
         if training and self.trainable and self.ema:
             update_or_hold(self, self._statistics(streams, nearest, masks))
         return scores[0] if single else tuple(scores)
@@ -328,11 +340,16 @@ class OnlineKMeans(OwnLosses):
             tokens: as in a call.
         """
         centroids = ops.convert_to_tensor(self.centroids)
-        return self._scores(ops.cast(tokens, "float32"), centroids)
+        return self._biased(self._scores(ops.cast(tokens, "float32"), centroids))
 
     def _scores(self, tokens, centroids):
         centroids = _for_each(tokens, ops.stop_gradient(centroids))
         return ops.matmul(tokens, ops.swapaxes(centroids, 2, 3))
+
+    def _biased(self, scores):
+        if not self.balance_rate:
+            return scores
+        return scores + ops.convert_to_tensor(self.biases)[:, None]
 
     def _losses_of(self, streams, scores, nearest, masks, centroids):
         """The loss of this replica: the mean over replicas is that of all tokens."""
@@ -402,6 +419,8 @@ class OnlineKMeans(OwnLosses):
                 self._move_averages(count, total)
         if self._revives:
             self._revive(*found)
+        if self.balance_rate:
+            self._balance(sum(counts))
 
     def _candidates(self, tokens, mask):
         """Picks a token of the global batch for each cluster, evenly spread.
@@ -459,6 +478,19 @@ class OnlineKMeans(OwnLosses):
             revive(self.counts, ops.ones_like(chosen))
             revive(self.sums, candidates)
 
+    def _balance(self, counts):
+        """Moves the biases in favour of clusters with few tokens.
+
+        Args:
+            counts: `<float32>[heads, clusters]`, tokens of the step.
+        """
+        mean = ops.mean(counts, axis=-1, keepdims=True)
+        load = ops.minimum(counts / ops.maximum(mean, 1e-9), 2.0)
+        moved = self.balance_rate * self.centroids.shape[-1] * (1.0 - load)
+        # Padding alone says nothing.
+        moved = ops.where(mean > 0, moved, ops.zeros_like(moved))
+        self.biases.assign_add(moved)
+
     def _count(self, assigned):
         if self.compatibility.mixed_head_counts:
             heads = assigned.shape[1]
@@ -502,6 +534,7 @@ class OnlineKMeans(OwnLosses):
             "smoothing_epsilon": self.smoothing_epsilon,
             "revive_after": self.revive_after,
             "centroid_initialization": self.centroid_initialization,
+            "balance_rate": self.balance_rate,
             "compatibility": self.compatibility.to_dict(),
         }
 
@@ -509,3 +542,11 @@ class OnlineKMeans(OwnLosses):
         if isinstance(tokens_shape[0], (list, tuple)):
             return tuple((*shape[:-1], self.num_clusters) for shape in tokens_shape)
         return (*tokens_shape[:-1], self.num_clusters)
+
+
+def _check_not_negative(name, value):
+    if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
+        raise ValueError(
+            f"`{name}` must be finite and must not be negative. "
+            f"Received: {name}={value!r}"
+        )

@@ -15,6 +15,8 @@ CLUSTERING = (
     "update_rule",
     "revive_after",
     "centroid_initialization",
+    "balance_rate",
+    "query_cluster",
 )
 
 
@@ -24,9 +26,9 @@ class RoutingAttention(MixedAttention):
 
     Stands where `keras.layers.MultiHeadAttention` stood. Routed heads attend inside
     clusters of tokens with similar content, local ones inside blocks, so the cost does
-    not grow with the square of the length. For language models take
-    `routing="token_choice"`, which is strictly causal: with the default, that of the
-    paper, later tokens take part in choosing the members of clusters.
+    not grow with the square of the length. Under a causal mask no output depends on a
+    later token. With `routing="expert_choice"`, the paper's, it does: later tokens take
+    part in choosing the members of clusters.
 
     In attention to another sequence routed queries see the members of their best
     cluster there. Local heads cut it into as many blocks as the query has, and see the
@@ -44,8 +46,9 @@ class RoutingAttention(MixedAttention):
         local_block_size: length of a local block, in tokens; None (the default) for
             `attention_window`. A local query sees its own and the neighbouring blocks.
         routing: who chooses, see `RoutedHeads`: each cluster the tokens that score
-            highest for it, `"expert_choice"` (the default), or each token its best
-            cluster, `"token_choice"`, in self-attention under a causal mask.
+            highest for it, `"expert_choice"`, or each token its best cluster,
+            `"token_choice"`, in self-attention under a causal mask. None (the default)
+            for the sound one: token choice there, expert choice elsewhere.
         routing_scope: the tokens that compete in expert choice under a causal mask:
             `"full"` (the default), those of the whole sequence, or `"prefix"`, those
             up to the query.
@@ -58,9 +61,13 @@ class RoutingAttention(MixedAttention):
             positions.
         share_query_key: whether routed heads use one projection for queries and keys,
             where query and value have the same depth. Defaults to True.
-        clustering: dict of further arguments of `RoutedHeads` on its centroids:
-            `decay`, `commitment_weight`, `ema`, `update_rule`, `revive_after` and
-            `centroid_initialization`. None (the default) for none.
+        clustering: dict of further arguments of `RoutedHeads` on its clusters:
+            `decay`, `commitment_weight`, `ema`, `update_rule`, `revive_after`,
+            `centroid_initialization`, `balance_rate` and `query_cluster`. None (the
+            default) for none.
+        key_shift: whose key a position offers with its own value, in all heads: its
+            own (0, the default), or that of the token before it (1), so that a query
+            finds what followed its like. 1 is for self-attention under a causal mask.
         dropout: rate of dropped attention weights, in [0, 1). Defaults to 0.0.
         kernel_initializer: initializer of all projections and of the relative
             position tables. Defaults to `"glorot_uniform"`.
@@ -74,9 +81,9 @@ class RoutingAttention(MixedAttention):
     Raises:
         ValueError: if a size is not a positive integer, `num_local_heads` is not in
             [0, num_heads], `routing` or `routing_scope` is unknown, `clustering` has
-            other keys, or `dropout` is not in [0, 1); when built, if `key_dim` is less
-            than 2 with routed heads; when called, as in `MixedAttention` and
-            `RoutedHeads`.
+            other keys, `dropout` is not in [0, 1), or `key_shift` is neither 0 nor 1;
+            when built, if `key_dim` is less than 2 with routed heads; when called, as
+            in `MixedAttention` and `RoutedHeads`.
 
     Example:
 
@@ -109,7 +116,7 @@ class RoutingAttention(MixedAttention):
         attention_window,
         num_local_heads=0,
         local_block_size=None,
-        routing="expert_choice",
+        routing=None,
         routing_scope="full",
         prefix_block_size=None,
         value_dim=None,
@@ -119,6 +126,7 @@ class RoutingAttention(MixedAttention):
         clustering=None,
         dropout=0.0,
         kernel_initializer="glorot_uniform",
+        key_shift=0,
         **kwargs,
     ):
         check_positive_integer("num_heads", num_heads)
@@ -137,6 +145,7 @@ class RoutingAttention(MixedAttention):
         shared = {
             "max_relative_position": max_relative_position,
             "dropout": dropout,
+            "key_shift": key_shift,
             "embeddings_initializer": kernel_initializer,
             "dtype": kwargs.get("dtype"),
         }
@@ -180,6 +189,7 @@ class RoutingAttention(MixedAttention):
         self.share_query_key = share_query_key
         self.clustering = clustering
         self.dropout = dropout
+        self.key_shift = key_shift
 
     def get_config(self):
         config = super().get_config()
@@ -198,7 +208,16 @@ class RoutingAttention(MixedAttention):
             "share_query_key": self.share_query_key,
             "clustering": dict(self.clustering),
             "dropout": self.dropout,
+            "key_shift": self.key_shift,
         }
+
+    @classmethod
+    def from_config(cls, config):
+        # What was saved before queries could choose a cluster.
+        if "key_shift" not in config and not config.get("share_query_key", True):
+            clustering = {"query_cluster": "key", **(config.get("clustering") or {})}
+            config = {**config, "clustering": clustering}
+        return super().from_config(config)
 
 
 def _check_num_local_heads(num_local_heads, num_heads):

@@ -193,8 +193,8 @@ class ScaledDotProduct(keras.layers.Layer):
         if mask is not None:
             bias = ops.where(mask, ops.cast(0, dtype) if bias is None else bias, hidden)
         if causal_mask is not None:
-            # Lower than all else: a query that sees padding alone weighs no later key,
-            # of which relative positions know nothing.
+            # Lower than all else: a query that sees padding alone weighs no later key.
+            # Relative positions would add those to the row of the next query.
             causal_bias = ops.where(causal_mask, ops.cast(0, dtype), 2 * hidden)
             bias = causal_bias if bias is None else bias + causal_bias
         return logits if bias is None else logits + bias
@@ -234,7 +234,7 @@ class ScaledDotProduct(keras.layers.Layer):
 def _num_parts(num_queries):
     """In how many parts queries attend under a causal mask.
 
-    More parts save more of the masked products, up to half; but small ones are slow.
+    Four save three quarters of the masked products; more parts would be too small.
     """
     for parts in (4, 2):
         if num_queries % parts == 0 and num_queries // parts >= MIN_PART_SIZE:

@@ -20,7 +20,9 @@ from tests.layers import helpers
 HEADS, CLUSTERS, DIM, KEY_DIM = 2, 6, 8, 6
 RELATIVE = {"max_relative_position": 6, "embeddings_initializer": "zeros"}
 
-routed = functools.partial(layers.RoutedHeads, HEADS, **RELATIVE)
+routed = functools.partial(
+    layers.RoutedHeads, HEADS, routing="expert_choice", **RELATIVE
+)
 strided = functools.partial(layers.ClusterStridedHeads, HEADS, **RELATIVE)
 CLUSTERED = {
     "token_choice": functools.partial(routed, routing="token_choice"),
@@ -30,24 +32,23 @@ CLUSTERED = {
     "random": functools.partial(layers.RandomHeads, HEADS, **RELATIVE),
 }
 OTHERS = {
-    "local": lambda: layers.LocalHeads(HEADS, (7,), flange_blocks=2, **RELATIVE),
-    "strided": lambda: layers.StridedHeads(HEADS, (6,), **RELATIVE),
-    "fixed": lambda: layers.FixedHeads(HEADS, 8, 2),
-    "fixed_separate": lambda: layers.FixedHeads(HEADS, 8, 3, "separate"),
-    "full": lambda: layers.FullHeads(HEADS, **RELATIVE),
+    "local": functools.partial(
+        layers.LocalHeads, HEADS, (7,), flange_blocks=2, **RELATIVE
+    ),
+    "strided": functools.partial(layers.StridedHeads, HEADS, (6,), **RELATIVE),
+    "fixed": functools.partial(layers.FixedHeads, HEADS, 8, 2),
+    "fixed_separate": functools.partial(layers.FixedHeads, HEADS, 8, 3, "separate"),
+    "full": functools.partial(layers.FullHeads, HEADS, **RELATIVE),
 }
+# Where queries choose clusters apart from keys.
+APART = ("token_choice", "hashed")
 ON_JAX = keras.backend.backend() == "jax"
-# On JAX the operations one by one take long to compile.
-both_ways = pytest.mark.parametrize(
-    "jit_compile",
-    [pytest.param(False, marks=pytest.mark.slow if ON_JAX else ()), True],
-)
 
 
 def maker(kind, window=3, clusters=CLUSTERS, **options):
-    """Returns a function that makes heads of a kind; all have these two settings."""
+    """Returns a function that makes heads of a kind; clusters have two settings."""
     if kind in OTHERS:
-        return OTHERS[kind]
+        return functools.partial(OTHERS[kind], **options)
     return lambda: CLUSTERED[kind](clusters, window, **options)
 
 
@@ -147,7 +148,8 @@ def assert_causal(call, query, real, last_positions, *memory):
             after = call(changed, mask, *memory)
             np.testing.assert_array_equal(after[:, ~later], before[:, ~later])
             changes_later |= np.any(after[:, later] != before[:, later])
-    assert changes_later and np.any(before[:, : min(last_positions) + 1] != 0.0)
+    # The first tokens may see nothing.
+    assert changes_later and np.any(before[:, : last_positions[1] + 1] != 0.0)
 
 
 def all_in_one_cluster(stack):
@@ -170,9 +172,13 @@ def most_clusters_empty(stack):
             weight.assign(values + helpers.normal(HEADS, 1, KEY_DIM))
 
 
-@pytest.mark.parametrize("kind", CLUSTERED)
-def test_padding_among_the_queries_alone_gets_zero(kind):
-    attention = layers.MixedAttention([maker(kind)()], KEY_DIM)
+@pytest.mark.parametrize(
+    "kind, shared",
+    [*((kind, True) for kind in CLUSTERED), *((k, False) for k in APART)],
+)
+def test_padding_among_the_queries_alone_gets_zero(kind, shared):
+    heads = maker(kind, share_query_key=shared)()
+    attention = layers.MixedAttention([heads], KEY_DIM)
     attention.build((None, None, DIM))
     query, real = sequence(2, 41), padding(2, 41)
 
@@ -184,14 +190,37 @@ def test_padding_among_the_queries_alone_gets_zero(kind):
     assert np.all(output[~real] == 0.0) and np.any(output[real] != 0.0)
 
 
-@both_ways
-@pytest.mark.parametrize("kind", CLUSTERED)
-def test_later_tokens_change_no_bit_of_earlier_outputs(kind, jit_compile):
-    stack = built_stack(maker(kind))
+def ways_to_route():
+    """Yields kinds with options, compiled and not.
+
+    On JAX the operations one by one take long to compile, on TensorFlow those of XLA.
+    """
+    slow = {"marks": pytest.mark.slow}
+    for kind in CLUSTERED:
+        for shared in (True, False) if kind in APART else (True,):
+            for key_shift in (0, 1):
+                is_plain = shared and not key_shift
+                yield pytest.param(
+                    kind, shared, key_shift, False, **(slow if ON_JAX else {})
+                )
+                yield pytest.param(
+                    kind,
+                    shared,
+                    key_shift,
+                    True,
+                    **({} if ON_JAX or is_plain else slow),
+                )
+
+
+@pytest.mark.parametrize("kind, shared, key_shift, jit_compile", list(ways_to_route()))
+def test_later_tokens_change_no_bit_of_earlier_outputs(
+    kind, shared, key_shift, jit_compile
+):
+    stack = built_stack(maker(kind, share_query_key=shared, key_shift=key_shift))
     call = forward(stack, jit_compile)
     for arrange in (helpers.randomize, all_in_one_cluster, most_clusters_empty):
         arrange(stack)
-        assert_causal(call, sequence(2, 41), padding(2, 41), (0, 13, 39))
+        assert_causal(call, sequence(2, 41), padding(2, 41), (key_shift, 13, 39))
 
 
 @pytest.mark.parametrize("clusters", [1, 60])
@@ -201,31 +230,53 @@ def test_one_and_many_random_clusters_are_causal(clusters):
     assert_causal(call, sequence(2, 41), padding(2, 41), (0, 13, 39))
 
 
+@pytest.mark.parametrize("key_shift", [0, 1])
 @pytest.mark.parametrize("kind", OTHERS)
-def test_heads_without_clusters_are_causal(kind):
-    call = forward(built_stack(OTHERS[kind]), jit_compile=True)
-    assert_causal(call, sequence(2, 41), padding(2, 41), (0, 13, 39))
+def test_heads_without_clusters_are_causal(kind, key_shift):
+    call = forward(built_stack(maker(kind, key_shift=key_shift)), jit_compile=True)
+    assert_causal(call, sequence(2, 41), padding(2, 41), (key_shift, 13, 39))
 
 
 @pytest.mark.parametrize(
-    "kind, window, length, jit_compile",
+    "kind, window, length, key_shift, jit_compile",
     [
-        ("token_choice", 100, 301, ON_JAX),
-        ("prefix", 100, 301, ON_JAX),
-        ("cluster_strided", 100, 301, ON_JAX),
-        *((kind, 130, 513, True) for kind in CLUSTERED),
+        ("token_choice", 100, 301, 0, ON_JAX),
+        ("token_choice", 100, 301, 1, ON_JAX),
+        ("prefix", 100, 301, 0, ON_JAX),
+        ("cluster_strided", 100, 301, 1, ON_JAX),
+        *((kind, 130, 513, 0, True) for kind in CLUSTERED),
         *(
-            pytest.param(kind, *sizes, True, marks=pytest.mark.slow)
+            pytest.param(kind, *sizes, shift, True, marks=pytest.mark.slow)
             for kind in CLUSTERED
             for sizes in ((16, 64), (100, 301), (128, 1024))
+            for shift in (0, 1)
         ),
     ],
 )
-def test_windows_and_lengths_of_any_size_are_causal(kind, window, length, jit_compile):
-    make_group = maker(kind, window, clusters=2, share_query_key=window != 100)
+def test_windows_and_lengths_of_any_size_are_causal(
+    kind, window, length, key_shift, jit_compile
+):
+    make_group = maker(
+        kind, window, clusters=2, share_query_key=window != 100, key_shift=key_shift
+    )
     call = forward(built_stack(make_group), jit_compile)
     real = padding(1, length)
     assert_causal(call, sequence(1, length), real, (length // 3, length - 2))
+
+
+def ways_to_learn():
+    """Yields kinds, and whether keys are shared and shifted; few that differ little."""
+    for kind in (*CLUSTERED, *OTHERS):
+        yield kind, True, 0
+    for kind in (*CLUSTERED, *OTHERS):
+        few = kind in ("token_choice", "prefix", "local")
+        yield pytest.param(kind, True, 1, marks=() if few else pytest.mark.slow)
+    for kind in APART:
+        for shift in (0, 1):
+            few = kind == "token_choice"
+            yield pytest.param(
+                kind, False, shift, marks=() if few else pytest.mark.slow
+            )
 
 
 @pytest.mark.parametrize(
@@ -235,13 +286,16 @@ def test_windows_and_lengths_of_any_size_are_causal(kind, window, length, jit_co
         pytest.param(not ON_JAX, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("kind", [*CLUSTERED, *OTHERS])
-def test_no_gradient_flows_to_later_tokens(kind, jit_compile):
-    length = 41
-    call = gradient(built_stack(maker(kind, window=17)), jit_compile)
+@pytest.mark.parametrize("kind, shared, key_shift", list(ways_to_learn()))
+def test_no_gradient_flows_to_later_tokens(kind, shared, key_shift, jit_compile):
+    length, options = 41, {"key_shift": key_shift}
+    if not shared:
+        options["share_query_key"] = False
+    call = gradient(built_stack(maker(kind, window=17, **options)), jit_compile)
     query, real = sequence(2, length), padding(2, length)
     cotangent = sequence(2, length, seed=5)
-    for last in (0, 13, 27, 39):
+    sees_itself = shared and not key_shift
+    for last in (0, 13, 27, 39) if sees_itself else (13, 27, 39):
         later = np.arange(length) > last
         by_query = call(query, real, np.where(later[:, None], 0, cotangent))
         assert np.all(np.isfinite(by_query))
@@ -296,23 +350,18 @@ def test_queries_that_compete_for_a_memory_are_not_causal(kind):
 
 
 LEAKS = json.loads((golden_cases.FOLDER / "causal_leak.json").read_text())
+experts = functools.partial(layers.RoutedHeads, routing="expert_choice")
 MEASURED = {
     "local_only": lambda **o: layers.LocalHeads(2, (16,), **o),
     "strided": lambda **o: layers.StridedHeads(2, (16,), **o),
-    "routing_shareqk_norel": lambda **o: layers.RoutedHeads(2, 4, 16, **o),
-    "routing_shareqk_rel": lambda **o: layers.RoutedHeads(
-        2, 4, 16, max_relative_position=8, **o
-    ),
-    "routing_sepqk_norel": lambda **o: layers.RoutedHeads(
-        2, 4, 16, share_query_key=False, **o
-    ),
+    "routing_shareqk_norel": lambda **o: experts(2, 4, 16, **o),
+    "routing_shareqk_rel": lambda **o: experts(2, 4, 16, max_relative_position=8, **o),
+    "routing_sepqk_norel": lambda **o: experts(2, 4, 16, share_query_key=False, **o),
     "hash_shareqk": lambda **o: layers.HashedHeads(2, 4, 16, **o),
     "cluster_strided_plus_cluster": lambda **o: layers.ClusterStridedHeads(
         2, 4, 16, share_query_key=False, **o
     ),
-    "routing_window_eq_length_one_cluster": lambda **o: layers.RoutedHeads(
-        2, 1, 64, **o
-    ),
+    "routing_window_eq_length_one_cluster": lambda **o: experts(2, 1, 64, **o),
 }
 
 

@@ -15,7 +15,9 @@ from tests.layers.helpers import normal
 HEADS, DIM, KEY_DIM, LENGTH = 2, 8, 6, 29
 RELATIVE = {"max_relative_position": 5, "embeddings_initializer": "zeros"}
 
-routed = functools.partial(layers.RoutedHeads, HEADS, 3, **RELATIVE)
+routed = functools.partial(
+    layers.RoutedHeads, HEADS, 3, routing="expert_choice", **RELATIVE
+)
 strided = functools.partial(layers.ClusterStridedHeads, HEADS, 3, **RELATIVE)
 # With whom a query is a member decides its output: no two scores are near a tie here.
 CLUSTERED = {
@@ -26,18 +28,20 @@ CLUSTERED = {
     "random": functools.partial(layers.RandomHeads, HEADS, 3, **RELATIVE),
 }
 OTHERS = {
-    "local": lambda: layers.LocalHeads(HEADS, (4,), flange_blocks=2, **RELATIVE),
-    "local_one_block": lambda: layers.LocalHeads(HEADS, (100,), **RELATIVE),
-    "full": lambda: layers.FullHeads(HEADS, **RELATIVE),
-    "strided": lambda: layers.StridedHeads(HEADS, (5,), **RELATIVE),
-    "fixed": lambda: layers.FixedHeads(HEADS, 5, 2),
-    "fixed_separate": lambda: layers.FixedHeads(HEADS, 5, 2, "separate"),
+    "local": functools.partial(
+        layers.LocalHeads, HEADS, (4,), flange_blocks=2, **RELATIVE
+    ),
+    "local_one_block": functools.partial(layers.LocalHeads, HEADS, (100,), **RELATIVE),
+    "full": functools.partial(layers.FullHeads, HEADS, **RELATIVE),
+    "strided": functools.partial(layers.StridedHeads, HEADS, (5,), **RELATIVE),
+    "fixed": functools.partial(layers.FixedHeads, HEADS, 5, 2),
+    "fixed_separate": functools.partial(layers.FixedHeads, HEADS, 5, 2, "separate"),
 }
 CASES = {
     **{f"{kind}_5": functools.partial(make, 5) for kind, make in CLUSTERED.items()},
     **{
         f"{kind}_5_apart": functools.partial(CLUSTERED[kind], 5, share_query_key=False)
-        for kind in ("token_choice", "expert_choice", "cluster_strided")
+        for kind in ("token_choice", "expert_choice", "cluster_strided", "hashed")
     },
     "token_choice_1": functools.partial(CLUSTERED["token_choice"], 1),
     "token_choice_100": functools.partial(CLUSTERED["token_choice"], 100),
@@ -45,8 +49,17 @@ CASES = {
     "expert_choice_100": functools.partial(routed, 100),
     **OTHERS,
 }
+CASES |= {
+    f"{case}_shifted": functools.partial(make, key_shift=1)
+    for case, make in CASES.items()
+}
 # What a query can see is bounded: so is what they remember.
 BOUNDED = ("token_choice_5", "expert_choice_5", "hashed_5", "local")
+BOUNDED_SHIFTED = (
+    "token_choice_5_apart_shifted",
+    "expert_choice_5_shifted",
+    "local_shifted",
+)
 
 
 # XLA takes long to compile the loops; the tests of `generate` have it.
@@ -93,7 +106,7 @@ def by_steps(layer, x, start, query_mask=None, token_bias=None, max_length=LENGT
 
 
 # These differ from others in a size or a projection alone, and take long to trace.
-SLOW = (
+SLOW = {
     "token_choice_100",
     "expert_choice_1",
     "expert_choice_100",
@@ -101,7 +114,20 @@ SLOW = (
     "token_choice_5_apart",
     "random_5",
     "full",
-)
+    *(case for case in CASES if case.endswith("_shifted")),
+} - {
+    # With shifted keys each kind of memory once.
+    "token_choice_1_shifted",
+    "token_choice_5_apart_shifted",
+    "expert_choice_5_shifted",
+    "cluster_strided_5_shifted",
+    "hashed_5_shifted",
+    "random_5_shifted",
+    "local_shifted",
+    "strided_shifted",
+    "fixed_separate_shifted",
+    "full_shifted",
+}
 
 
 def slow_ones_marked(cases):
@@ -121,39 +147,73 @@ def test_steps_equal_the_whole(case):
             whole(layer, x),
             by_steps(layer, x, 0)[0],
             whole(layer, x, query_mask=real, token_bias=bias),
-            by_steps(layer, x, 11, real, bias)[0],
+            # In the first row padding is the last token of the start.
+            by_steps(layer, x, 8, real, bias)[0],
         )
 
     whole_output, steps, padded, padded_steps = compiled(both_ways)(x, mask(), bias)
     golden_cases.assert_close(steps, whole_output, 1e-5)
     golden_cases.assert_close(padded_steps[mask()], padded[mask()], 1e-5)
-    # A token that sees itself alone does not mind.
-    assert np.any(padded != whole_output) or case == "token_choice_1"
+    # A token that sees itself alone, or nothing, does not mind.
+    sees_others = case not in ("token_choice_1", "expert_choice_1_shifted")
+    assert np.any(padded != whole_output) or not sees_others
+    if case.endswith("_shifted"):
+        assert np.all(whole_output[:, 0] == 0.0)
 
 
 @pytest.mark.parametrize(
-    "case", slow_ones_marked([*BOUNDED, "cluster_strided_5", "random_5", "full"])
+    "case",
+    [
+        *slow_ones_marked([*BOUNDED, "cluster_strided_5", "random_5", "full"]),
+        "hashed_5_apart",
+        *BOUNDED_SHIFTED,
+        "cluster_strided_5_shifted",
+        *(
+            pytest.param(case, marks=pytest.mark.slow)
+            for case in (
+                "token_choice_5_apart",
+                "expert_choice_5_apart",
+                "cluster_strided_5_apart",
+                "token_choice_5_shifted",
+                "hashed_5_shifted",
+                "random_5_shifted",
+                "full_shifted",
+                "strided_shifted",
+                "expert_choice_5_apart_shifted",
+                "cluster_strided_5_apart_shifted",
+                "hashed_5_apart_shifted",
+            )
+        ),
+    ],
 )
 def test_the_newest_token_may_come_again(case):
     layer, x = attention(CASES[case]()), normal(2, LENGTH, DIM)
 
     def with_others_before(x):
         _, cache = by_steps(layer, x[:, :13], 7)
-        for other in (x[:, 2:3], x[:, 5:6], x[:, 13:14]):
-            output, cache = layer(other, cache=cache, cache_index=np.int32(13))
+        # Others, of which one is padding, and then the token itself.
+        for other, real in ((2, True), (5, False), (13, True)):
+            output, cache = layer(
+                x[:, other : other + 1],
+                query_mask=np.full((2, 1), real),
+                cache=cache,
+                cache_index=np.int32(13),
+            )
         last, _ = layer(x[:, 14:15], cache=cache, cache_index=np.int32(14))
-        # After a start in one pass too.
+        # After a start in one pass too; and the token behind it.
         _, started = layer(x[:, :14], cache=layer.make_cache(2, LENGTH), cache_index=0)
-        again, _ = layer(x[:, 13:14], cache=started, cache_index=np.int32(13))
-        return whole(layer, x[:, :15]), output, last, again
+        again, started = layer(x[:, 13:14], cache=started, cache_index=np.int32(13))
+        behind, _ = layer(x[:, 14:15], cache=started, cache_index=np.int32(14))
+        return whole(layer, x[:, :15]), [output, again], [last, behind]
 
-    expected, output, last, again = compiled(with_others_before)(x)
-    golden_cases.assert_close(output[:, 0], expected[:, 13], 1e-5)
-    golden_cases.assert_close(last[:, 0], expected[:, 14], 1e-5)
-    golden_cases.assert_close(again[:, 0], expected[:, 13], 1e-5)
+    expected, newest, behind = compiled(with_others_before)(x)
+    for output in newest:
+        golden_cases.assert_close(output[:, 0], expected[:, 13], 1e-5)
+    for output in behind:
+        golden_cases.assert_close(output[:, 0], expected[:, 14], 1e-5)
 
 
-@pytest.mark.parametrize("case", BOUNDED)
+@pytest.mark.parametrize("case", (*BOUNDED, "token_choice_5_apart", *BOUNDED_SHIFTED))
 def test_bounded_memories_cost_the_same_for_any_context(case):
     layer = attention(CASES[case]())
     sizes = [
@@ -163,8 +223,13 @@ def test_bounded_memories_cost_the_same_for_any_context(case):
     assert sizes[0] == sizes[1]
 
 
-@pytest.mark.parametrize("max_length", [3, 13])
-@pytest.mark.parametrize("case", BOUNDED)
+@pytest.mark.parametrize(
+    "case, max_length",
+    [
+        *((case, max_length) for case in BOUNDED for max_length in (3, 13)),
+        *((case, 3) for case in BOUNDED_SHIFTED),
+    ],
+)
 def test_bounded_memories_go_on_behind_the_length_they_were_made_for(case, max_length):
     layer, x = attention(CASES[case]()), normal(1, LENGTH, DIM)
 
@@ -182,6 +247,11 @@ GROUPS = {
         layers.LocalHeads(HEADS, (2, 3), flange_blocks=(0, 1)),
         routed(5),
         layers.StridedHeads(HEADS, (2, 3)),
+    ],
+    "shifted": lambda: [
+        layers.LocalHeads(HEADS, (2, 3), flange_blocks=(0, 1), key_shift=1),
+        routed(5, routing=None, share_query_key=False, key_shift=1),
+        layers.StridedHeads(HEADS, (2, 3), key_shift=1),
     ],
 }
 
@@ -307,7 +377,7 @@ def test_queries_that_compete_have_no_cache():
         layer.make_cache(1, LENGTH, value=normal(1, 7, DIM))
 
 
-@pytest.mark.parametrize("case", BOUNDED)
+@pytest.mark.parametrize("case", (*BOUNDED, *BOUNDED_SHIFTED))
 def test_a_start_forgets_what_was_before(case):
     layer, x = attention(CASES[case]()), normal(1, LENGTH, DIM)
 
@@ -332,19 +402,37 @@ def test_a_memory_starts_anew_too():
     golden_cases.assert_close(golden_cases.to_numpy(again), first, 1e-6)
 
 
-def test_the_mask_of_the_keys_counts_with_a_cache():
-    layer, x = attention(layers.FullHeads(HEADS)), normal(2, LENGTH, DIM)
-    expected = layer(x, value_mask=mask(), use_causal_mask=True)
-    cache = layer.make_cache(2, LENGTH)
-    first, cache = layer(x[:, :9], value_mask=mask()[:, :9], cache=cache, cache_index=0)
-    rest, _ = layer(x[:, 9:], value_mask=mask()[:, 9:], cache=cache, cache_index=9)
-    steps = golden_cases.to_numpy(ops.concatenate([first, rest], axis=1))
-    golden_cases.assert_close(steps, golden_cases.to_numpy(expected), 1e-5)
+@pytest.mark.parametrize("case", ["full", "token_choice_5_apart_shifted"])
+def test_the_mask_of_the_keys_counts_with_a_cache(case):
+    """Also where the query of a key is padding."""
+    layer, x = attention(CASES[case]()), normal(2, LENGTH, DIM)
+    masks = {"value_mask": mask(), "query_mask": helpers.tail_mask(LENGTH, 20, LENGTH)}
+    masks["query_mask"][:, [2, 5, 13]] = False
+
+    def both(x, masks):
+        cache, outputs = layer.make_cache(2, LENGTH), []
+        for start, end in ((0, 9), (9, LENGTH)):
+            output, cache = layer(
+                x[:, start:end],
+                cache=cache,
+                cache_index=start,
+                **{name: each[:, start:end] for name, each in masks.items()},
+            )
+            outputs.append(output)
+        return whole(layer, x, **masks), ops.concatenate(outputs, axis=1)
+
+    expected, steps = compiled(both)(x, masks)
+    shown = masks["query_mask"] & masks["value_mask"]
+    golden_cases.assert_close(steps[shown], expected[shown], 1e-5)
 
 
-def test_steps_in_half_precision():
+@pytest.mark.parametrize("key_shift", [0, 1])
+def test_steps_in_half_precision(key_shift):
     """Of groups whose own precision is another one."""
-    layer = attention(OTHERS["local"](), routed(5), dtype="mixed_bfloat16")
+    groups = [OTHERS["local"](key_shift=key_shift), routed(5, key_shift=key_shift)]
+    if key_shift:
+        groups.append(CASES["token_choice_5_apart_shifted"]())
+    layer = attention(*groups, dtype="mixed_bfloat16")
     x, cache = normal(1, 3, DIM), layer.make_cache(1, LENGTH)
     for index in range(3):
         output, after = layer(x[:, :1], cache=cache, cache_index=np.int64(index))

@@ -92,7 +92,8 @@ def _chance(draw, percent):
 def _situation(draw, axes=None):
     """Draws shapes, masks and numbers, for groups that are drawn to fit."""
     axes = axes or (2 if _chance(draw, 22) else 1)
-    causal, cross = draw(st.booleans()), _chance(draw, 35)
+    cross = _chance(draw, 30)
+    causal = _chance(draw, 40 if cross else 75)
     batch, dim = draw(st.integers(1, 3)), draw(_pick(3, 4, 6, 8))
     lengths = _lengths(draw, axes)
     value = None
@@ -157,7 +158,6 @@ def _finish(draw, case):
 @st.composite
 def _routing(draw):
     case = draw(_situation(axes=1))
-    causal_self = case.call["use_causal_mask"] and case.value is None
     heads = draw(st.integers(1, 3))
     options = {
         "num_heads": heads,
@@ -167,8 +167,8 @@ def _routing(draw):
     }
     if _chance(draw, 30):
         options["local_block_size"] = draw(_pick(1, 2, 3, 5, 64))
-    if causal_self and _chance(draw, 40):
-        options["routing"] = "token_choice"
+    _choose_routing(draw, case, options)
+    _choose_key_shift(draw, case, options)
     if _chance(draw, 40):
         options["routing_scope"] = draw(_pick("full", "prefix"))
     if _chance(draw, 20):
@@ -177,10 +177,35 @@ def _routing(draw):
         options["max_relative_position"] = draw(_pick(1, 2, 5, 50))
     if _chance(draw, 30):
         options["share_query_key"] = False
+        if _chance(draw, 20):
+            options["clustering"] = {"query_cluster": "key"}
     if not case.call.get("training"):
         options["dropout"] = draw(_pick(0.0, 0.5))
     case.options = options
     return _finish(draw, case)
+
+
+def _is_causal_self_attention(case):
+    return case.call["use_causal_mask"] and case.value is None
+
+
+def _choose_routing(draw, case, options):
+    """Draws who chooses; under a causal mask over another sequence that is named."""
+    routings = [None, "expert_choice"]
+    if _is_causal_self_attention(case):
+        routings.append("token_choice")
+    elif case.call["use_causal_mask"]:
+        routings.remove(None)
+    routing = draw(st.sampled_from(routings))
+    if routing is not None or draw(st.booleans()):
+        options["routing"] = routing
+
+
+def _choose_key_shift(draw, case, options):
+    if _is_causal_self_attention(case) and _chance(draw, 50):
+        options["key_shift"] = 1
+    elif _chance(draw, 10):
+        options["key_shift"] = 0
 
 
 @st.composite
@@ -218,6 +243,7 @@ def _group(draw, kind, case, rectangle):
         options["dropout"] = draw(_pick(0.0, 0.0, 0.5))
     if case.masks.get("token_bias") == "normal" and _chance(draw, 30):
         options["token_bias_weight"] = draw(_pick("fixed", "trainable"))
+    _choose_key_shift(draw, case, options)
     if kind in BLOCKED:
         options["block_shape"] = draw(_pick((1,), (2,), (3,), (5,), (8,), (64,)))
         if rectangle and _chance(draw, 70):
@@ -237,6 +263,8 @@ def _group(draw, kind, case, rectangle):
     if kind in CLUSTERED:
         options["attention_window"] = draw(_pick(1, 2, 3, 5, 8, 17, 100))
         options["share_query_key"] = draw(st.booleans())
+        if _chance(draw, 20):
+            options["query_cluster"] = draw(_pick("query", "key"))
     if kind == "HashedHeads":
         options["num_buckets"] = draw(_pick(2, 3, 4, 9, 64))
     elif kind in CLUSTERED:
@@ -254,10 +282,7 @@ def _group(draw, kind, case, rectangle):
             options["decay"] = draw(_pick(0, 0.0, 0.5, 1))
             options["commitment_weight"] = draw(_pick(0, 0.0, 2.0))
     if kind == "RoutedHeads":
-        causal_self = case.call["use_causal_mask"] and case.value is None
-        routings = ["expert_choice", "token_choice"] if causal_self else []
-        if routings:
-            options["routing"] = draw(st.sampled_from(routings))
+        _choose_routing(draw, case, options)
         if _chance(draw, 50):
             options["routing_scope"] = draw(_pick("full", "prefix"))
     return options
@@ -299,6 +324,7 @@ def _add_memory_blocks(draw, case, rectangle):
 SIZES = (0, -1, 1.5, 2.0, "3", None, True, nan, [4])
 OPTIONAL_SIZES = tuple(size for size in SIZES if size is not None)
 INITIALIZERS = ("nope", 3.5)
+KEY_SHIFTS = (2, -1, 0.5, 1.0, "1", None, True, nan, [1])
 GROUP = {
     "num_heads": SIZES,
     "dropout": (-0.1, 1, 1.0, "0.1", None, nan, True, [0.1]),
@@ -307,10 +333,14 @@ GROUP = {
     "compatibility": ({"nope": True}, 3, "release"),
     "embeddings_initializer": INITIALIZERS,
     "relative_key_initializer": INITIALIZERS,
+    "key_shift": KEY_SHIFTS,
 }
 BLOCKS = (0, -3, (), (2, 0), (1.5,), "ab", "4", None, (2, 2, 2), (True,), nan)
 OPTIONAL_BLOCKS = tuple(block for block in BLOCKS if block is not None)
-CLUSTERS = {"attention_window": SIZES}
+CLUSTERS = {
+    "attention_window": SIZES,
+    "query_cluster": ("value", None, 1),
+}
 CENTROIDS = {
     **CLUSTERS,
     "num_clusters": SIZES,
@@ -337,7 +367,7 @@ WRONG = {
     },
     "RoutedHeads": {
         **CENTROIDS,
-        "routing": ("experts", None, 3),
+        "routing": ("experts", 3, True),
         "routing_scope": ("half", None, 3),
     },
     "ClusterStridedHeads": CENTROIDS,
@@ -367,11 +397,12 @@ WRONG_ROUTING = {
     "attention_window": SIZES,
     "num_local_heads": (-1, 4, 1.5, "1", None, True, nan),
     "local_block_size": OPTIONAL_SIZES,
-    "routing": ("experts", None, 3),
+    "routing": ("experts", 3, True),
     "routing_scope": ("half", None, 3),
     "prefix_block_size": OPTIONAL_SIZES,
     "max_relative_position": OPTIONAL_SIZES,
     "dropout": GROUP["dropout"],
+    "key_shift": KEY_SHIFTS,
 }
 OF_ROUTED_HEADS = ("num_clusters", "routing", "routing_scope", "prefix_block_size")
 
@@ -443,21 +474,26 @@ def _value(draw, case):
         )
     )
     case.masks = {}
-    case.call["use_causal_mask"] = False
-    _leave_token_choice(case)
+    _leave_the_causal_mask(case)
     case.blames = ("value",)
 
 
-def _leave_token_choice(case):
+def _leave_the_causal_mask(case):
+    """With what only causal self-attention has."""
+    case.call["use_causal_mask"] = False
+    _leave_causal_self_attention(case)
+
+
+def _leave_causal_self_attention(case):
     for options in [case.options, *(options for _, options in case.groups or [])]:
         options.pop("routing", None)
+        options.pop("key_shift", None)
 
 
 def _depth(draw, case):
     shape = case.query if case.value is None else case.value
     if case.value is None:
-        case.call["use_causal_mask"] = False
-        _leave_token_choice(case)
+        _leave_the_causal_mask(case)
     case.build = (case.query, shape)
     case.value = (*shape[:-1], shape[-1] + 1)
     case.blames = ("value",)
@@ -492,7 +528,7 @@ def _dense_mask(draw, case):
 def _causal_lengths(draw, case):
     start, *lengths, dim = case.query
     case.call["use_causal_mask"] = True
-    _leave_token_choice(case)
+    _leave_causal_self_attention(case)
     blocks = _blocks(case) or (1,)
     case.value = (start, lengths[0] + blocks[0], *lengths[1:], dim)
     case.masks = {}
@@ -501,20 +537,43 @@ def _causal_lengths(draw, case):
 
 
 def _token_choice(draw, case):
-    if case.groups is None:
-        case.options.update(routing="token_choice", num_local_heads=0)
-    else:
-        options = {"num_heads": 1, "num_clusters": 2, "attention_window": 3}
-        case.groups.append(("RoutedHeads", {**options, "routing": "token_choice"}))
+    """Needs causal self-attention; so does None under a causal mask."""
+    routing = draw(_pick("token_choice", None))
     if case.value is None:
         case.call["use_causal_mask"] = False
+        routing = "token_choice"
+    elif routing is None:
+        case.call["use_causal_mask"] = True
+        case.value = (*case.query[:-1], case.value[-1])
+        case.masks = {}
+    _leave_causal_self_attention(case)
+    if case.groups is None:
+        case.options.update(routing=routing, num_local_heads=0)
+    else:
+        for _, options in case.groups:
+            options.pop("memory_block_shape", None)
+        options = {"num_heads": 1, "num_clusters": 2, "attention_window": 3}
+        case.groups.append(("RoutedHeads", {**options, "routing": routing}))
     case.blames = ("routing",)
-    _leave_token_choice_to(case, -1)
 
 
-def _leave_token_choice_to(case, place):
-    for _, options in (case.groups or [])[:place]:
-        options.pop("routing", None)
+def _key_shift(draw, case):
+    """Shifted keys need causal self-attention, and no flaws of the release."""
+    if case.groups is None:
+        given = [case.options]
+    else:
+        given = [options for _, options in case.groups]
+    for options in given:
+        options["key_shift"] = 1
+    case.blames = ("key_shift",)
+    if case.groups is not None and draw(st.booleans()):
+        _, options = draw(st.sampled_from(case.groups))
+        flaw = draw(_pick("rank_mask", "uniform_when_all_masked", "queries_compete"))
+        options["compatibility"] = {flaw: True}
+    elif draw(st.booleans()):
+        case.call["use_causal_mask"] = False
+    else:
+        case.value, case.masks = case.query, {}
 
 
 def _small_keys(draw, case):
@@ -545,8 +604,7 @@ def _pairs_of_blocks(draw, case):
     start, *lengths, dim = case.query
     if case.groups is None:
         case.groups, case.options = [], {"key_dim": 4}
-    case.call["use_causal_mask"] = False
-    _leave_token_choice(case)
+    _leave_the_causal_mask(case)
     case.masks = {}
     for _, options in case.groups:
         options.pop("memory_block_shape", None)
@@ -610,6 +668,7 @@ CALL_MISTAKES = (
     _dense_mask,
     _causal_lengths,
     _token_choice,
+    _key_shift,
     _small_keys,
     _two_rectangles,
     _pairs_of_blocks,

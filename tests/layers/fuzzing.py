@@ -98,7 +98,8 @@ def _check_answer(case, counts):
         layer, **arrays, use_causal_mask=call.get("use_causal_mask", False)
     )
     kinds = {type(group).__name__ for group in layer.head_groups}
-    counts.update(f"valid, with {kind}" for kind in kinds)
+    shifted = {"key_shift=1" for group in layer.head_groups if group.key_shift}
+    counts.update(f"valid, with {kind}" for kind in kinds | shifted)
     with_scores = call.get("return_attention_scores")
     output, losses = run(layer, arrays, call, case.compiled)
     output, scores = output if with_scores else (output, None)
@@ -195,7 +196,7 @@ def _arrays(case):
 
 def _tokens(random, case, shape):
     x = random.normal(size=shape)
-    if not shape:
+    if len(shape) < 2:
         return np.float32(x)
     if case.content == "zeros":
         x = np.zeros(shape)

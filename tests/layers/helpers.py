@@ -110,8 +110,33 @@ def dense_attention(query, key, value, mask, bias=0.0, tables=None, distances=No
     return output, weights
 
 
+def one_later(x, axis):
+    """Moves numbers one place on: what comes in is zero, or False."""
+    moved = np.roll(x, 1, axis)
+    moved[(slice(None),) * axis + (0,)] = 0
+    return moved
+
+
+def one_earlier(x, axis):
+    """Undoes `one_later`; what comes in is zero, or False."""
+    moved = np.roll(x, -1, axis)
+    moved[(slice(None),) * axis + (-1,)] = 0
+    return moved
+
+
+def read_with_keys(value, bias, real):
+    """Values, biases and masks of the positions after those of their keys.
+
+    Returns:
+        What shifted keys are read with, by the positions of the keys. The mask is False
+        where the position itself is padding, too.
+    """
+    real = real & one_earlier(real, 1)
+    return one_earlier(value, 2), one_earlier(bias, 1), real
+
+
 def clustered_attention(
-    group, query, key, value, routes, causal=False, bias=None, real=None
+    group, query, key, value, routes, causal=False, bias=None, real=None, key_shift=0
 ):
     """For each cluster dense attention among its members; then the mean.
 
@@ -125,6 +150,7 @@ def clustered_attention(
         causal: whether no query sees a later key.
         bias: `[batch, memory length]`, added to the logits; or None.
         real: `<bool>[batch, memory length]`, False for what is never seen; or None.
+        key_shift: 1 if no query sees its own key either, causal then; 0 by default.
 
     Returns:
         Outputs `[batch, heads, length, value_dim]`.
@@ -141,7 +167,7 @@ def clustered_attention(
             # Ranks count from the front of each list.
             row, column = np.ix_(rows, columns)
             sees = (
-                (column <= row)
+                (column <= row - key_shift)
                 if causal
                 else np.ones((len(rows), len(columns)), "bool")
             )
@@ -194,26 +220,31 @@ def rule_attention(group, query, key, value, sees, distances, bias=None):
     return output
 
 
-def last_members(clusters, real, window):
-    """The rule "the last `window` tokens of your own cluster, and yourself".
+def last_members(clusters, real, window, read=None, key_shift=0):
+    """The rule "the last `window` members of the cluster that you read".
 
     Args:
-        clusters: `<int>[batch, heads, length]`, the cluster of each token.
+        clusters: `<int>[batch, heads, length]`, the cluster of each token's key.
         real: `<bool>[batch, length]`, False for padding, which nobody sees and which
             sees nobody.
-        window: number of tokens.
+        window: number of members.
+        read: `<int>[batch, heads, length]`, the cluster that each query reads; None
+            (the default) for that of its key.
+        key_shift: 1 if a token does not see itself; 0 by default.
 
     Returns:
-        Who sees whom `<bool>[batch, heads, length, length]`, and relative positions,
-        differences of rank in the cluster.
+        Who sees whom `<bool>[batch, heads, length, length]`, and relative positions:
+        the rank of a member minus the number of members before the query.
     """
     length = clusters.shape[-1]
-    sees = clusters[..., :, None] == clusters[..., None, :]
-    sees &= real[:, None, :, None] & real[:, None, None, :]
-    sees &= np.tri(length, dtype="bool")
-    ranks = sees.sum(axis=-1)
-    distances = ranks[..., None, :] - ranks[..., :, None]
-    return sees & (distances > -window), distances
+    read = clusters if read is None else read
+    members = read[..., :, None] == clusters[..., None, :]
+    members &= real[:, None, None, :]
+    ranks = members.cumsum(axis=-1) - members
+    before = (members & np.tri(length, k=-1, dtype="bool")).sum(-1, keepdims=True)
+    sees = members & np.tri(length, k=-key_shift, dtype="bool")
+    sees &= ranks >= sees.sum(axis=-1, keepdims=True) - window
+    return sees & real[:, None, :, None], ranks - before
 
 
 def prefix_members(scores, real, choose):
@@ -237,7 +268,16 @@ def prefix_members(scores, real, choose):
 
 
 def prefix_attention(
-    group, query, key, value, real, choose, bias=None, query_real=None
+    group,
+    query,
+    key,
+    value,
+    real,
+    choose,
+    bias=None,
+    query_real=None,
+    offered=None,
+    key_shift=0,
 ):
     """The rule "the members of each cluster, were you the last one"; then the mean.
 
@@ -250,6 +290,9 @@ def prefix_attention(
         choose: as in `prefix_members`.
         bias: `[batch, length]`, added to the logits; or None.
         query_real: the padding of the queries; None (the default) for `real`.
+        offered: `<bool>[batch, length]`, False for members that nobody sees; None (the
+            default) for none of them.
+        key_shift: 1 if a token does not see itself; 0 by default.
 
     Returns:
         Outputs `[batch, heads, length, value_dim]`, and in how many clusters each
@@ -275,6 +318,9 @@ def prefix_attention(
         )
         ranks = seen.cumsum(axis=-1)
         distances = ranks - ranks[..., -1:]
+        seen = seen & np.tri(real.shape[1], k=-key_shift, dtype="bool")
+        if offered is not None:
+            seen = seen & offered[:, None, None]
         attended = rule_attention(group, query, key, value, seen, distances, bias)
         asks = np.diagonal(asks, axis1=-2, axis2=-1)
         output += attended * asks[..., None]

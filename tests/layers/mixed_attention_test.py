@@ -13,7 +13,8 @@ SELF = (BATCH, LENGTH, DIM)
 
 
 def routed(**options):
-    options = {"name": "routed", "embeddings_initializer": "zeros", **options}
+    defaults = {"name": "routed", "routing": "expert_choice"}
+    options = {**defaults, "embeddings_initializer": "zeros", **options}
     return layers.RoutedHeads(2, 3, attention_window=5, **options)
 
 

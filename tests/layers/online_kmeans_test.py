@@ -341,6 +341,8 @@ def test_survives_saving(tmp_path):
         ("decay", 1.01),
         ("decay", -1),
         ("commitment_weight", -0.5),
+        ("balance_rate", -0.5),
+        ("balance_rate", "fast"),
         ("update_rule", "release"),
         ("revive_after", 0),
         ("revive_after", 2.5),
@@ -391,7 +393,7 @@ class Move(keras.layers.Layer):
 
 @pytest.mark.parametrize("update_rule", ["ema", "paper"])
 def test_held_updates_of_parts_add_up(update_rule):
-    options = {"update_rule": update_rule, "revive_after": 2}
+    options = {"update_rule": update_rule, "revive_after": 2, "balance_rate": 0.1}
     kmeans = built_kmeans(**options)
     other = built_kmeans(**options)
     other.set_weights(kmeans.get_weights())
@@ -520,6 +522,50 @@ def test_revived_centroids_need_no_state_by_default():
 def test_trained_centroids_are_not_revived(options):
     with pytest.raises(ValueError, match="`revive_after`.*ema=False"):
         OnlineKMeans(4, ema=False, **options)
+
+
+@pytest.mark.parametrize("num_streams", [1, 2])
+def test_biases_favour_clusters_with_few_tokens(num_streams):
+    kmeans = built_kmeans(balance_rate=0.02)
+    biases = helpers.normal(HEADS, CLUSTERS)
+    kmeans.biases.assign(biases)
+    streams = [tokens(seed) for seed in range(num_streams)]
+    real = helpers.tail_mask(LENGTH, LENGTH, 3)
+    centroids = state_of(kmeans)["centroids"]
+    counts = np.zeros((HEADS, CLUSTERS))
+    for stream in streams:
+        scores = np.einsum("bhld,hkd->bhlk", stream, centroids) + biases[:, None]
+        chosen = np.eye(CLUSTERS)[scores.argmax(axis=-1)] * real[:, None, :, None]
+        counts += chosen.sum(axis=(0, 2))
+    masks = (real[:, None],) * num_streams
+    found, _ = golden_cases.run(kmeans, tuple(streams), masks, training=True)
+    golden_cases.assert_close(found[-1], scores, TOLERANCE)
+    loads = np.minimum(counts / counts.mean(axis=-1, keepdims=True), 2.0)
+    expected = biases + 0.02 * DIM * (1.0 - loads)
+    golden_cases.assert_close(golden_cases.to_numpy(kmeans.biases), expected, 1e-5)
+    golden_cases.run(kmeans, tuple(streams), masks, training=False)
+    golden_cases.assert_close(golden_cases.to_numpy(kmeans.biases), expected, 1e-5)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.02])
+def test_balanced_clusters_all_have_tokens(rate):
+    """Of tokens that point in much the same direction."""
+    kmeans = built_kmeans(balance_rate=rate, decay=0.999)
+    x = helpers.normal(BATCH, HEADS, LENGTH, DIM) + np.arange(DIM)
+    x = helpers.normalize(x).astype("float32")
+    shares = []
+    for _ in range(60):
+        scores, _ = golden_cases.run(kmeans, x, training=True)
+        shares.append(np.eye(CLUSTERS)[scores.argmax(axis=-1)].mean(axis=(0, 2)))
+    least = np.mean(shares[30:], axis=0).min()
+    assert least * CLUSTERS > 0.5 if rate else least == 0.0
+
+
+def test_trained_centroids_are_not_balanced():
+    with pytest.raises(ValueError, match="`balance_rate` must be 0 .*ema=False"):
+        OnlineKMeans(4, ema=False, balance_rate=0.1)
+    assert not hasattr(built_kmeans(), "biases")
+    helpers.assert_keeps_settings(OnlineKMeans(CLUSTERS, balance_rate=0.1))
 
 
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])

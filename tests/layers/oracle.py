@@ -216,6 +216,25 @@ class _Call:
         self.shared = query is key
         if isinstance(group, CLUSTERED) and self.shared:
             self.query_real = real
+        # What a key is read with: with shifted keys the value of the next position.
+        self.offered = real
+        if group.key_shift:
+            self._shift()
+
+    def _shift(self):
+        """Puts each key beside the value of the position after it.
+
+        Positions are those of the values; in clusters, whose members are keys, those
+        of the keys.
+        """
+        if not isinstance(self.group, CLUSTERED):
+            self.key = self.key.map(lambda x: helpers.one_later(x, 2))
+            self.offered = self.real & helpers.one_later(self.real, 1)
+            return
+        self.value = self.value.map(lambda x: helpers.one_earlier(x, 2))
+        self.offered = self.real & helpers.one_earlier(self.real, 1)
+        if self.bias is not None:
+            self.bias = helpers.one_earlier(self.bias, 1)
 
     def attend(self):
         """Returns the outputs of the group's pattern."""
@@ -245,7 +264,7 @@ class _Call:
             self.query.value,
             self.key.value,
             self.value.value,
-            self.real[:, None, None] & sees,
+            self.offered[:, None, None] & sees,
             0.0 if self.bias is None else self.bias[:, None, None],
             helpers.relative_tables(group),
             distances,
@@ -274,6 +293,7 @@ class _Call:
 
     def _attend_in_clusters(self):
         group, window = self.group, self.group.attention_window
+        shift = {"key_shift": group.key_shift}
         arrays = [x.value for x in (self.query, self.key, self.value)]
         if self.causal and self._chooses_for_prefixes():
             self._doubt_order(range(2))
@@ -284,17 +304,22 @@ class _Call:
                 return patterns.evenly_spread(tokens, window)
 
             output, _ = helpers.prefix_attention(
-                group, *arrays, self.real, choose, self.bias, self.query_real
+                group,
+                *arrays,
+                self.real,
+                choose,
+                self.bias,
+                self.query_real,
+                self.offered,
+                **shift,
             )
             return output
-        if (
-            self.causal
-            and not isinstance(group, layers.RoutedHeads)
-            or (getattr(group, "routing", None) == "token_choice")
-        ):
+        if self.causal and self._tokens_choose():
+            read = self._own_clusters(0) if self._queries_choose() else None
             sees, distances = helpers.last_members(
-                self._own_clusters(1), self.real, window
+                self._own_clusters(1), self.real, window, read, **shift
             )
+            sees &= self.offered[:, None, None]
             return helpers.rule_attention(group, *arrays, sees, distances, self.bias)
         if self.is_cross and not self.causal:
             clusters = self._own_clusters(0)
@@ -308,7 +333,13 @@ class _Call:
                 self.bias,
             )
         return helpers.clustered_attention(
-            group, *arrays, self._routes([0, 1]), self.causal, self.bias, self.real
+            group,
+            *arrays,
+            self._routes([0, 1]),
+            self.causal,
+            self.bias,
+            self.offered,
+            **shift,
         )
 
     def _chooses_for_prefixes(self):
@@ -318,6 +349,20 @@ class _Call:
             and group.routing == "expert_choice"
             and group.routing_scope == "prefix"
         )
+
+    def _tokens_choose(self):
+        """Whether each token has one cluster, under a causal mask."""
+        group = self.group
+        if isinstance(group, layers.RoutedHeads):
+            return group.routing in (None, "token_choice")
+        return True
+
+    def _queries_choose(self):
+        """Whether a query reads the cluster of its own, and not that of its key."""
+        group = self.group
+        if isinstance(group, layers.RandomHeads) or group.share_query_key:
+            return False
+        return group.query_cluster == "query"
 
     def _stream(self, number):
         """Tokens and mask of the queries (0) or the keys (1)."""

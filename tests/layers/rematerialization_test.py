@@ -18,17 +18,24 @@ def sequence(seed=0):
     return helpers.normal(BATCH, LENGTH, DIM, seed=seed).astype("float32")
 
 
-def built_block(remat, cross_attention=False, dtype=None, **options):
-    """A block that forgets nothing, all (True), or what heads do ("attention")."""
+def built_block(remat, cross_attention=False, dtype=None, key_shift=0, **options):
+    """A block that forgets nothing, all (True), or what heads do ("attention").
+
+    With shifted keys queries choose their clusters, apart from keys.
+    """
     keras.utils.set_random_seed(0)
     shared = {"dropout": 0.3, "dtype": dtype}
+    of_heads = {"key_shift": key_shift, **shared}
+    routing = {"routing": "expert_choice", **of_heads}
+    if key_shift:
+        routing |= {"routing": "token_choice", "share_query_key": False}
     clustering = {"commitment_weight": 0.5, "decay": 0.5, "revive_after": 2}
 
     def attention(name):
         groups = [
-            layers.LocalHeads(1, (4,), **shared),
-            layers.RoutedHeads(2, 3, 5, name="routed", **clustering, **shared),
-            layers.RoutedHeads(1, 3, 5, name="trained", ema=False, **shared),
+            layers.LocalHeads(1, (4,), **of_heads),
+            layers.RoutedHeads(2, 3, 5, name="routed", **clustering, **routing),
+            layers.RoutedHeads(1, 3, 5, name="trained", ema=False, **routing),
         ]
         forgets = remat == "attention"
         return layers.MixedAttention(
@@ -91,12 +98,15 @@ def assert_same(blocks, tolerance=1e-5, **arguments):
     [
         (True, "pre", True),
         ("attention", "pre", True),
+        ("attention", "pre", False),
         pytest.param(True, "post", False, marks=pytest.mark.slow),
     ],
 )
 def test_trains_as_without(remat, norm_position, cross_attention):
     """The same dropout, the same losses once each, centroids moved once."""
     options = {"norm_position": norm_position, "cross_attention": cross_attention}
+    if not cross_attention:
+        options["key_shift"] = 1
     assert_same([built_block(each, **options) for each in (False, remat)])
 
 

@@ -153,5 +153,7 @@ def test_replicas_may_differ_in_their_number_of_rows():
 @pytest.mark.slow
 def test_two_devices_revive_the_same_centroids_as_one():
     groups = {"revive_after": 1, "centroid_initialization": "tokens"}
+    groups["balance_rate"] = 0.01
     weights = assert_two_devices_train_as_one(groups=groups)
     assert sum("empty_steps" in name for name in weights) == 3
+    assert sum("biases" in name for name in weights) == 3

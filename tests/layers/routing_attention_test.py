@@ -87,7 +87,9 @@ def test_window_longer_than_the_input_is_cut_to_it():
 
 @pytest.mark.parametrize("length", [1, 2])
 def test_takes_very_short_sequences(length):
-    attention = built_attention(num_local_heads=2, max_relative_position=2)
+    attention = built_attention(
+        num_local_heads=2, max_relative_position=2, routing="expert_choice"
+    )
     x = sequence(length)
     (output, scores), _ = golden_cases.run(
         attention, x, use_causal_mask=True, return_attention_scores=True, training=True
@@ -216,6 +218,8 @@ def test_survives_saving(tmp_path):
         ("num_local_heads", True),
         ("local_block_size", 0),
         ("routing", "nobody_chooses"),
+        ("key_shift", 2),
+        ("key_shift", True),
         ("key_dim", "6"),
         ("value_dim", 0),
         ("max_relative_position", 0),
@@ -251,6 +255,7 @@ def test_hands_the_routing_to_its_heads():
         key_dim=4,
         num_clusters=2,
         attention_window=4,
+        routing="expert_choice",
         routing_scope="prefix",
         prefix_block_size=3,
     )
@@ -259,6 +264,72 @@ def test_hands_the_routing_to_its_heads():
     assert heads.prefix_block_size == 3
     with pytest.raises(ValueError, match="`routing_scope` must be one of"):
         heads.routing_scope = "past"
+
+
+def test_the_sound_routing_is_the_default():
+    memory = sequence(20, seed=1)
+    for arrays, causal, routing in (
+        ((sequence(),), True, "token_choice"),
+        ((sequence(),), False, "expert_choice"),
+        ((sequence(), memory), False, "expert_choice"),
+    ):
+        outputs = [
+            golden_cases.run(
+                built_attention(**options), *arrays, use_causal_mask=causal
+            )[0]
+            for options in ({}, {"routing": routing})
+        ]
+        np.testing.assert_array_equal(*outputs)
+    with pytest.raises(ValueError, match="`routing=None` .*is_cross_attention=True"):
+        built_attention()(sequence(), value=sequence(seed=1), use_causal_mask=True)
+
+
+def test_hands_the_shift_of_keys_to_its_heads():
+    attention = built_attention(num_local_heads=2, key_shift=1)
+    assert [group.key_shift for group in attention.head_groups] == [1, 1]
+    helpers.assert_keeps_settings(attention)
+    (output, scores), _ = golden_cases.run(
+        attention, sequence(), use_causal_mask=True, return_attention_scores=True
+    )
+    # No key comes before the first one, and none is read with the first value.
+    assert np.all(output[:, 0] == 0.0) and np.all(scores[..., 0] == 0.0)
+    assert np.all(np.any(output[:, 1:] != 0.0, axis=(1, 2)))
+
+
+@pytest.mark.parametrize("num_local_heads", [0, 4])
+def test_shifted_keys_are_for_causal_self_attention(num_local_heads):
+    attention = built_attention(num_local_heads=num_local_heads, key_shift=1)
+    for options in (
+        {},
+        {"value": sequence(seed=1)},
+        {"value": sequence(seed=1), "use_causal_mask": True},
+    ):
+        with pytest.raises(ValueError, match="`key_shift=1` needs .*Received: use_c"):
+            attention(sequence(), **options)
+    with pytest.raises(ValueError, match="`key_shift=1` .*is_cross_attention=True"):
+        attention.make_cache(BATCH, LENGTH, value=sequence(seed=1))
+
+
+@pytest.mark.parametrize("clustering", [None, {"decay": 0.9}])
+def test_what_was_saved_before_queries_chose_reads_the_clusters_of_keys(clustering):
+    options = {"share_query_key": False, "clustering": clustering}
+    config = built_attention(**options).get_config()
+    assert config.pop("key_shift") == 0
+    loaded = layers.RoutingAttention.from_config(config)
+    loaded.build((BATCH, LENGTH, DIM))
+    helpers.randomize(loaded)
+    options["clustering"] = {**(clustering or {}), "query_cluster": "key"}
+    assert loaded.get_config()["clustering"] == options["clustering"]
+    outputs = [
+        golden_cases.run(layer, sequence(), use_causal_mask=True)[0]
+        for layer in (
+            loaded,
+            built_attention(**options),
+            built_attention(share_query_key=False, clustering=clustering),
+        )
+    ]
+    np.testing.assert_array_equal(*outputs[:2])
+    assert golden_cases.relative_error(outputs[2], outputs[0]) > 0.1
 
 
 def test_clustering_reaches_the_routed_heads(tmp_path):

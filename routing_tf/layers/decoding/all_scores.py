@@ -35,12 +35,15 @@ def make(group, batch_size, max_length):
 
 def fill(group, cache, tokens):
     """Returns the cache behind a sequence that starts at position 0."""
-    return _update(cache, 0, tokens)
+    return _update(cache, 0, tokens, rows.make_offers(group, tokens))
 
 
 def step(group, cache, index, tokens):
     """Attends with the token at position `index`; returns output and cache."""
-    cache = _update(cache, index, tokens)
+    row = rows.make_offers(group, tokens)
+    if group.key_shift:
+        cache = {**cache, "rows": _complete(group, cache["rows"], index, tokens)}
+    cache = _update(cache, index, tokens, row)
     key, value, bias, real = rows.split_rows(group, cache["rows"])
     query = ops.cast(tokens.query, group.compute_dtype)
     remembered = dataclasses.replace(
@@ -59,13 +62,20 @@ def step(group, cache, index, tokens):
     return without_padding(output, tokens.inputs.query_mask), cache
 
 
-def _update(cache, index, tokens):
+def _complete(group, cached_rows, index, tokens):
+    """Returns the rows with the value that follows the token before `index`."""
     inputs = tokens.inputs
-    new = {
-        "rows": rows.make_rows(
-            tokens.key, tokens.value, inputs.value_mask, inputs.token_bias
-        )
-    }
+    new = rows.make_rows(tokens.key, tokens.value, inputs.value_mask, inputs.token_bias)
+    # The first token completes none: its own row is put over it.
+    before = ops.maximum(index - 1, 0)
+    row = ops.take(cached_rows, before[None], axis=2)
+    row = rows.complete_rows(group, row, new, ops.ones_like(row[..., 0], "bool"))
+    return ops.slice_update(cached_rows, (0, 0, before, 0), row)
+
+
+def _update(cache, index, tokens, row):
+    """Returns the cache with the rows, scores and masks of tokens from `index` on."""
+    new = {"rows": row}
     for name in ("key", "query") if "query_scores" in cache else ("key",):
         scores, mask = (getattr(tokens, f"{name}_{x}") for x in ("scores", "mask"))
         shape = ops.shape(scores)[:3]

@@ -29,7 +29,15 @@ def make(group, batch_size, max_length):
     scores = {"key_scores": NO_TOKEN}
     if not group.share_query_key:
         scores["query_scores"] = NO_TOKEN
+    cache = {}
+    if group.key_shift:
+        # The last rows of lists that were completed last, and the key's position.
+        cache["open"] = {
+            "is_last": ops.zeros(newest, "bool"),
+            "position": ops.full((batch_size,), -1, dtype="int32"),
+        }
     return {
+        **cache,
         "rows": rows.empty_rows(group, *members),
         **{name: ops.full(members, x, "float32") for name, x in scores.items()},
         "newest": {
@@ -43,7 +51,7 @@ def make(group, batch_size, max_length):
 def fill(group, cache, tokens):
     """Returns the cache behind a sequence that starts at position 0."""
     batch, _, length, _ = ops.shape(tokens.value)
-    new_rows = _rows(tokens)
+    new_rows = rows.make_offers(group, tokens)
     last = rows.last_token(_real(tokens, (batch, length)))
     filled = {"newest": {"position": last}}
     at_last = ops.arange(length, dtype="int32") == last[:, None]
@@ -55,28 +63,31 @@ def fill(group, cache, tokens):
         filled["newest"][name] = _at_last(ops.swapaxes(scores, 2, 3), last)
         if name == "key_scores":
             filled["rows"] = membership.gather(new_rows, members)
+            if "open" in cache:
+                is_last = members[..., -1] == last[:, None, None] - 1
+                is_last &= filled[name][..., -1] > NO_TOKEN / 2
+                filled["open"] = {"is_last": is_last, "position": last - 1}
     filled["newest"]["row"] = _at_last(new_rows, last)
     return {**cache, **filled}
 
 
 def step(group, cache, index, tokens):
     """Attends with the token at position `index`; returns output and cache."""
-    is_older = cache["newest"]["position"] < index
-    cache = {**cache, **_remember_newest(cache, is_older[:, None, None])}
     row = _rows(tokens)
+    cache = _remember_newest(group, cache, index, row)
     newest = {name: _scores(tokens, name)[..., 0] for name in _lists(cache)}
     place, enters = _entry(cache["key_scores"], newest["key_scores"])
     visible, distances = _visible(cache["key_scores"], place, enters)
-    everywhere = ops.broadcast_to(
-        row[:, :, None], (*ops.shape(cache["rows"])[:3], 1, ops.shape(row)[-1])
-    )
-    output = rows.attend_to_rows(
-        group,
-        ops.cast(tokens.query, group.compute_dtype)[:, :, None],
-        ops.concatenate([cache["rows"], everywhere], axis=3),
-        visible,
-        distances,
-    )[..., 0, :]
+    members = cache["rows"]
+    if group.key_shift:
+        visible, distances = visible[..., :-1], distances[..., :-1]
+    else:
+        everywhere = ops.broadcast_to(
+            row[:, :, None], (*ops.shape(members)[:3], 1, ops.shape(row)[-1])
+        )
+        members = ops.concatenate([members, everywhere], axis=3)
+    query = ops.cast(tokens.query, group.compute_dtype)[:, :, None]
+    output = rows.attend_to_rows(group, query, members, visible, distances)[..., 0, :]
     is_member = enters
     if "query_scores" in newest:
         _, is_member = _entry(cache["query_scores"], newest["query_scores"])
@@ -169,21 +180,45 @@ def _visible(scores, place, enters):
     return visible, ops.concatenate([distances, ops.zeros_like(place)], axis=-1)
 
 
-def _remember_newest(cache, is_older):
-    """Puts the newest token among the members, unless it is to be replaced."""
+def _remember_newest(group, cache, index, row):
+    """Puts the newest token among the members, unless it is to be replaced.
+
+    With shifted keys its value is that of the token `row` `[B, H, 1, E]` at `index`.
+    """
     newest, remembered = cache["newest"], {}
+    is_older = (newest["position"] < index)[:, None, None]
+    newest_row = newest["row"]
+    if group.key_shift:
+        newest_row = rows.open_rows(group, newest_row)
     for name in _lists(cache):
         place, enters = _entry(cache[name], newest[name])
         moves = ops.logical_and(enters, is_older)[..., None]
         remembered[name] = _append(cache[name], newest[name][..., None], place, moves)
         if name == "key_scores":
-            row = ops.broadcast_to(
-                newest["row"][:, :, None, None], ops.shape(cache["rows"][:, :, :, :1])
+            everywhere = ops.broadcast_to(
+                newest_row[:, :, None, None], ops.shape(cache["rows"][:, :, :, :1])
             )
             remembered["rows"] = _append(
-                cache["rows"], row, place[..., None], moves[..., None]
+                cache["rows"], everywhere, place[..., None], moves[..., None]
             )
-    return remembered
+            entered = moves[..., 0]
+    cache = {**cache, **remembered}
+    if not group.key_shift:
+        return cache
+    last = cache["open"]
+    is_last = ops.where(is_older, entered, last["is_last"])
+    position = ops.where(is_older[:, 0, 0], newest["position"], last["position"])
+    follows = ops.logical_and(is_last, (position == index - 1)[:, None, None])
+    completed = rows.complete_rows(
+        group, cache["rows"][:, :, :, -1], row, ops.logical_and(follows, index > 0)
+    )
+    return {
+        **cache,
+        "rows": ops.concatenate(
+            [cache["rows"][:, :, :, :-1], completed[:, :, :, None]], axis=3
+        ),
+        "open": {"is_last": is_last, "position": position},
+    }
 
 
 def _append(x, new, place, moves):

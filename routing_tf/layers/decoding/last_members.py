@@ -8,7 +8,7 @@ from routing_tf.layers.decoding import rows
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.membership import entries_at
-from routing_tf.layers.rules.last_members import real_tokens
+from routing_tf.layers.rules.routed_tokens import real_tokens
 
 
 def make(group, batch_size, max_length):
@@ -19,10 +19,19 @@ def make(group, batch_size, max_length):
         batch_size: number of sequences.
         max_length: number of tokens a sequence may have; it does not matter.
     """
-    # The token itself is the window's last one.
-    num_rows = max(group.attention_window - 1, 1)
+    # Where a token always sees itself, it is the window's last one.
+    sees_itself = not group.key_shift and not group.routes_queries
+    num_rows = max(group.attention_window - sees_itself, 1)
     shape = (batch_size, group.num_heads)
+    cache = {}
+    if group.key_shift:
+        # The row that was completed last, and the position of its key.
+        cache["open"] = {
+            "place": ops.zeros(shape, "int32"),
+            "position": ops.full(shape, -1, dtype="int32"),
+        }
     return {
+        **cache,
         "rows": rows.empty_rows(group, *shape, group.num_choices, num_rows),
         "counts": ops.zeros((*shape, group.num_choices), "int32"),
         "newest": {
@@ -37,9 +46,7 @@ def fill(group, cache, tokens):
     """Returns the cache behind a sequence that starts at position 0."""
     num_clusters, num_rows = cache["rows"].shape[2:4]
     batch, heads, length, _ = ops.shape(tokens.value)
-    new_rows = rows.make_rows(
-        tokens.key, tokens.value, tokens.inputs.value_mask, tokens.inputs.token_bias
-    )
+    new_rows = rows.make_offers(group, tokens)
     clusters = ops.cast(ops.argmax(tokens.key_scores, axis=-1), "int32")
     real = _real(tokens, (batch, heads, length))
     last = rows.last_token(real)
@@ -54,6 +61,18 @@ def fill(group, cache, tokens):
     ranks = _ranks(counts, num_rows)
     index = ops.clip(first[..., None] + ranks, 0, length - 1)
     newest = ops.maximum(last, 0)[..., None]
+    if "open" in cache:
+        before = ops.maximum(newest - 1, 0)
+        cluster = entries_at(clusters, before)
+        rank = entries_at(counts, cluster) - 1
+        is_open = ops.logical_and(entries_at(older, before), newest > 0)
+        cache = {
+            **cache,
+            "open": {
+                "place": (cluster * num_rows + rank % num_rows)[..., 0],
+                "position": ops.where(is_open, before, -1)[..., 0],
+            },
+        }
     return {
         **cache,
         "rows": membership.gather(new_rows, entries_at(by_cluster, index)),
@@ -68,50 +87,84 @@ def fill(group, cache, tokens):
 
 def step(group, cache, index, tokens):
     """Attends with the token at position `index`; returns output and cache."""
-    cache = _remember_newest(cache, index)
+    inputs = tokens.inputs
+    row = rows.make_rows(tokens.key, tokens.value, inputs.value_mask, inputs.token_bias)
+    cache = _remember_newest(group, cache, index, row[:, :, 0])
     shape = ops.shape(cache["counts"])[:2]
-    cluster = ops.cast(ops.argmax(tokens.key_scores[:, :, 0], axis=-1), "int32")
-    row = rows.make_rows(
-        tokens.key, tokens.value, tokens.inputs.value_mask, tokens.inputs.token_bias
+    read, cluster = (
+        ops.cast(ops.argmax(scores[:, :, 0], axis=-1), "int32")
+        for scores in (tokens.query_scores, tokens.key_scores)
     )
-    _, _, num_clusters, num_rows, size = cache["rows"].shape
-    flat = ops.reshape(cache["rows"], (*shape, num_clusters, num_rows * size))
-    members = membership.gather(flat, cluster[..., None])
-    members = ops.reshape(members, (*shape, num_rows, size))
-    count = entries_at(cache["counts"], cluster[..., None])
-    ranks = _ranks(count[..., 0], num_rows)
-    distances = ranks - count
-    near = ops.logical_and(ranks >= 0, distances > -group.attention_window)
-    output = rows.attend_to_rows(
-        group,
-        ops.cast(tokens.query, group.compute_dtype),
-        ops.concatenate([members, row], axis=2),
-        ops.concatenate([near, ops.ones_like(near[..., :1])], axis=-1),
-        ops.concatenate([distances, ops.zeros_like(distances[..., :1])], axis=-1),
-    )
+    # Whether the token is the last member of the cluster that it reads.
+    sees_itself = ops.logical_and(read == cluster, not group.key_shift)[..., None]
+    members, near, distances = _last_members(group, cache, read, sees_itself)
+    if not group.key_shift:
+        members = ops.concatenate([members, row], axis=2)
+        near = ops.concatenate([near, sees_itself], axis=-1)
+        own = ops.zeros_like(distances[..., :1])
+        distances = ops.concatenate([distances, own], axis=-1)
+    query = ops.cast(tokens.query, group.compute_dtype)
+    output = rows.attend_to_rows(group, query, members, near, distances)
     real = _real(tokens, (*shape, 1))[..., 0]
     newest = {
         "row": row[:, :, 0],
         "cluster": cluster,
         "position": ops.where(real, index, -1),
     }
-    output = without_padding(output, real_tokens(tokens.inputs))
+    output = without_padding(output, real_tokens(inputs))
     return output, {**cache, "newest": newest}
 
 
-def _remember_newest(cache, index):
-    """Puts the newest token among the others, unless it is to be replaced."""
+def _last_members(group, cache, cluster, sees_itself):
+    """Returns what is remembered of a cluster.
+
+    Args:
+        group: the `ClusteredHeads`.
+        cache: with the token before.
+        cluster: `<int32>[B, H]`.
+        sees_itself: `<bool>[B, H, 1]`, whether the token is one of the members.
+
+    Returns:
+        Rows `[B, H, R, E]`, which of them the token sees `<bool>[B, H, R]`, and their
+        relative positions `<int32>[B, H, R]`.
+    """
+    batch, heads, num_clusters, num_rows, size = ops.shape(cache["rows"])
+    flat = ops.reshape(cache["rows"], (batch, heads, num_clusters, num_rows * size))
+    members = membership.gather(flat, cluster[..., None])
+    members = ops.reshape(members, (batch, heads, num_rows, size))
+    count = entries_at(cache["counts"], cluster[..., None])
+    ranks = _ranks(count[..., 0], num_rows)
+    distances = ranks - count
+    furthest = group.attention_window - ops.cast(sees_itself, "int32")
+    near = ops.logical_and(ranks >= 0, distances >= -furthest)
+    return members, near, distances
+
+
+def _remember_newest(group, cache, index, row):
+    """Puts the newest token among the others, unless it is to be replaced.
+
+    With shifted keys its value is that of the token `row` at `index`.
+    """
     newest, counts = cache["newest"], cache["counts"]
     batch, heads, num_clusters, num_rows, size = ops.shape(cache["rows"])
     is_older = ops.logical_and(newest["position"] >= 0, newest["position"] < index)
     place = entries_at(counts, newest["cluster"][..., None])[..., 0] % num_rows
     place = newest["cluster"] * num_rows + place
+    new = newest["row"]
+    if group.key_shift:
+        new = rows.open_rows(group, new)
+        place = ops.where(is_older, place, cache["open"]["place"])
+        position = ops.where(is_older, newest["position"], cache["open"]["position"])
+        cache = {**cache, "open": {"place": place, "position": position}}
     flat = ops.reshape(cache["rows"], (batch, heads, num_clusters * num_rows, size))
     old = membership.gather(flat, place[..., None])[..., 0, :]
-    row = ops.where(is_older[..., None], newest["row"], old)
+    new = ops.where(is_older[..., None], new, old)
+    if group.key_shift:
+        follows = ops.logical_and(position >= 0, position == index - 1)
+        new = rows.complete_rows(group, new, row, follows)
     place = membership.flat_positions(place[..., None], num_clusters * num_rows)
     flat = ops.scatter_update(
-        ops.reshape(flat, (-1, size)), place[:, None], ops.reshape(row, (-1, size))
+        ops.reshape(flat, (-1, size)), place[:, None], ops.reshape(new, (-1, size))
     )
     added = ops.one_hot(newest["cluster"], num_clusters, dtype="int32")
     return {
@@ -132,5 +185,6 @@ def _ranks(counts, num_rows):
 
 
 def _real(tokens, shape):
-    mask = combine_masks(tokens.key_mask, real_tokens(tokens.inputs))
+    """Tells which keys are no padding; their queries may be all the same."""
+    mask = combine_masks(tokens.key_mask, tokens.inputs.key_mask)
     return ops.ones(shape, "bool") if mask is None else ops.broadcast_to(mask, shape)

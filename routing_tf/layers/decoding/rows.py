@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from routing_tf.layers.key_shift import to_remember
 from routing_tf.layers.scaled_dot_product import large_negative
 
 
@@ -53,6 +54,47 @@ def split_rows(group, rows):
         rows[..., -2],
         rows[..., -1] > 0,
     )
+
+
+def make_offers(group, tokens):
+    """Returns the rows of a sequence, as they stand in a cache.
+
+    With shifted keys a row joins a key with the value that follows it. The row of the
+    last token is open.
+
+    Args:
+        group: the `HeadGroup`.
+        tokens: `RoutedTokens` of the sequence, before any shift.
+    """
+    inputs = tokens.inputs
+    if group.key_shift:
+        inputs = to_remember(inputs)
+    return make_rows(tokens.key, inputs.value, inputs.value_mask, inputs.token_bias)
+
+
+def open_rows(group, rows):
+    """Returns rows whose values are still to come: no token may read them."""
+    key_dim = group.key_dim
+    return ops.concatenate(
+        [rows[..., :key_dim], ops.zeros_like(rows[..., key_dim:])], axis=-1
+    )
+
+
+def complete_rows(group, rows, new, follows):
+    """Puts the value of a token into open rows, with its bias and mask.
+
+    Args:
+        group: the `HeadGroup`.
+        rows: `<float>[..., E]`, open, or completed with a value that is replaced.
+        new: `<float>[..., E]`, rows of the token.
+        follows: `<bool>[...]`, True where the token follows that of the key.
+
+    Returns:
+        Tensor of the shape of `rows`.
+    """
+    key_dim = group.key_dim
+    value = ops.where(follows[..., None], new[..., key_dim:], rows[..., key_dim:])
+    return ops.concatenate([rows[..., :key_dim], value], axis=-1)
 
 
 def attend_to_rows(group, query, rows, visible, distances):

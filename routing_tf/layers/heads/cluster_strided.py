@@ -47,14 +47,17 @@ class ClusterStridedHeads(CentroidHeads):
             is set to one, see `OnlineKMeans`; None (the default) for never.
         centroid_initialization: `"normal"` or `"tokens"`, see `OnlineKMeans`. Defaults
             to `"normal"`.
+        balance_rate: how fast clusters are made even, see `OnlineKMeans`. Defaults to
+            0.0, not at all.
         prefix_block_size: number of queries that go at once under a causal mask, in
             tokens. It does not change results: more take more memory, fewer more
             turns. None (the default) for `attention_window`.
-        **kwargs: arguments of `HeadGroup`: `max_relative_position` (ranks, defaults
-            to None), `dropout` (a rate in [0, 1), defaults to 0.0),
+        **kwargs: arguments of `HeadGroup`: `max_relative_position` (ranks, defaults to
+            None), `dropout` (a rate in [0, 1), defaults to 0.0),
             `embeddings_initializer` (defaults to `"glorot_uniform"`),
             `relative_key_initializer`, `token_bias_weight` and `compatibility` (all
-            default to None); and those of `keras.layers.Layer`, such as `name`.
+            default to None), `key_shift` (0, the default, or 1); and those of
+            `keras.layers.Layer`, such as `name`.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
     of rank in the sorted list of members. The clustering loss is added to `losses`.

@@ -7,13 +7,17 @@ from keras import ops
 from routing_tf.layers.decoding import last_members as decoding_last_members
 from routing_tf.layers.decoding import memories
 from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.key_shift import read_next_values
 from routing_tf.layers.online_kmeans import OnlineKMeans
 from routing_tf.layers.online_kmeans import normalize
 from routing_tf.layers.rules import best_cluster
 from routing_tf.layers.rules import inside_clusters
 from routing_tf.layers.rules import last_members
 from routing_tf.layers.rules.routed_tokens import RoutedTokens
+from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
+
+QUERY_CLUSTERS = ("query", "key")
 
 
 class ClusteredHeads(HeadGroup):
@@ -32,6 +36,10 @@ class ClusteredHeads(HeadGroup):
         share_query_key: whether keys are made by the projection of the queries. In
             self-attention queries and keys are then the same and have one membership.
             Defaults to True.
+        query_cluster: where each token has one cluster and reads one, and queries are
+            projected apart: whether it reads the best one of its `"query"` (the
+            default), or that of its `"key"`, as in models saved before there was the
+            choice.
         **kwargs: arguments of `HeadGroup`.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
@@ -45,9 +53,18 @@ class ClusteredHeads(HeadGroup):
     Reference: `clustered_local_attention_helper` of the release.
     """
 
-    def __init__(self, num_heads, attention_window, share_query_key=True, **kwargs):
+    def __init__(
+        self,
+        num_heads,
+        attention_window,
+        share_query_key=True,
+        query_cluster="query",
+        **kwargs,
+    ):
         super().__init__(num_heads, **kwargs)
         check_positive_integer("attention_window", attention_window)
+        check_choice("query_cluster", query_cluster, QUERY_CLUSTERS)
+        self.query_cluster = query_cluster
         self.attention_window = attention_window
         self.share_query_key = share_query_key
 
@@ -62,6 +79,11 @@ class ClusteredHeads(HeadGroup):
                 f"over it. Received: key_dim={query_shape[-1]}"
             )
         super().build(query_shape, key_shape or query_shape, value_shape)
+
+    @property
+    def routes_queries(self):
+        """Whether queries choose the cluster that they read apart from keys."""
+        return not self.share_query_key and self.query_cluster == "query"
 
     @property
     def causal_rule(self):
@@ -119,6 +141,10 @@ class ClusteredHeads(HeadGroup):
         """Number of clusters that a token may choose."""
         return self.num_clusters
 
+    def shifted(self, inputs):
+        # Members are keys, so values are moved to them.
+        return read_next_values(inputs) if self.key_shift else inputs
+
     def attend(self, inputs, training=None):
         rule = self._rule(inputs)
         return rule(self, self._tokens(inputs, rule, training), training=training)
@@ -164,11 +190,11 @@ class ClusteredHeads(HeadGroup):
 
     def _tokens(self, inputs, rule, training=False):
         query = key = normalize(inputs.query)
-        streams, masks = [query], [inputs.value_mask]
+        streams, masks = [query], [inputs.key_mask]
         if inputs.key is not None:
             key = normalize(inputs.key)
-            streams, masks = [query, key], [inputs.query_mask, inputs.value_mask]
-        if rule is last_members.attend:
+            streams, masks = [query, key], [inputs.query_mask, inputs.key_mask]
+        if rule is last_members.attend and not self.routes_queries:
             streams, masks = streams[-1:], masks[-1:]
         if self.compatibility.padding_by_zero_rows:
             masks = [ops.any(stream != 0, axis=-1) for stream in streams]
@@ -198,7 +224,15 @@ class ClusteredHeads(HeadGroup):
             **super().get_config(),
             "attention_window": self.attention_window,
             "share_query_key": self.share_query_key,
+            "query_cluster": self.query_cluster,
         }
+
+    @classmethod
+    def from_config(cls, config):
+        # What was saved before there was a choice.
+        if "query_cluster" not in config and not config.get("share_query_key", True):
+            config = {**config, "query_cluster": "key"}
+        return super().from_config(config)
 
 
 class CentroidHeads(ClusteredHeads):
@@ -221,6 +255,8 @@ class CentroidHeads(ClusteredHeads):
             is set to one, see `OnlineKMeans`; None (the default) for never.
         centroid_initialization: `"normal"` or `"tokens"`, see `OnlineKMeans`. Defaults
             to `"normal"`.
+        balance_rate: how fast clusters are made even, see `OnlineKMeans`. Defaults to
+            0.0, not at all.
         prefix_block_size: number of queries that go at once where membership is judged
             for each prefix, in tokens; None (the default) for `attention_window`.
         **kwargs: arguments of `ClusteredHeads`.
@@ -244,6 +280,7 @@ class CentroidHeads(ClusteredHeads):
         update_rule="ema",
         revive_after=None,
         centroid_initialization="normal",
+        balance_rate=0.0,
         prefix_block_size=None,
         **kwargs,
     ):
@@ -257,6 +294,7 @@ class CentroidHeads(ClusteredHeads):
         self.update_rule = update_rule
         self.revive_after = revive_after
         self.centroid_initialization = centroid_initialization
+        self.balance_rate = balance_rate
         self.prefix_block_size = prefix_block_size
         self.kmeans = OnlineKMeans(
             num_clusters=num_clusters,
@@ -266,6 +304,7 @@ class CentroidHeads(ClusteredHeads):
             update_rule=update_rule,
             revive_after=revive_after,
             centroid_initialization=centroid_initialization,
+            balance_rate=balance_rate,
             compatibility=self.compatibility,
             name="kmeans",
             dtype="float32",
@@ -317,5 +356,6 @@ class CentroidHeads(ClusteredHeads):
             "update_rule": self.update_rule,
             "revive_after": self.revive_after,
             "centroid_initialization": self.centroid_initialization,
+            "balance_rate": self.balance_rate,
             "prefix_block_size": self.prefix_block_size,
         }

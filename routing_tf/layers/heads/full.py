@@ -13,11 +13,12 @@ class FullHeads(HeadGroup):
 
     Args:
         num_heads: number of heads in the group.
-        **kwargs: arguments of `HeadGroup`: `max_relative_position` (tokens, defaults
-            to None), `dropout` (a rate in [0, 1), defaults to 0.0),
+        **kwargs: arguments of `HeadGroup`: `max_relative_position` (tokens, defaults to
+            None), `dropout` (a rate in [0, 1), defaults to 0.0),
             `embeddings_initializer` (defaults to `"glorot_uniform"`),
-            `relative_key_initializer` and `compatibility` (both default to None);
-            and those of `keras.layers.Layer`, such as `name`.
+            `relative_key_initializer` and `compatibility` (both default to None),
+            `key_shift` (0, the default, or 1); and those of `keras.layers.Layer`, such
+            as `name`.
 
     Call arguments and Returns: as in `HeadGroup`.
 

@@ -18,10 +18,11 @@ class HashedHeads(ClusteredHeads):
     meet.
 
     Under a causal mask a token attends to the last `attention_window` tokens of the
-    bucket of its key, itself included: strictly causal, linear in the length. Without
-    one a bucket holds its first `attention_window` tokens, which attend to each other,
-    and later ones get zero. In attention to another sequence each query sees the
-    first `attention_window` tokens of its own bucket there.
+    bucket of its query, itself included where its key lies there: strictly causal,
+    linear in the length. Without one a bucket holds its first `attention_window`
+    tokens, which attend to each other, and later ones get zero. In attention to another
+    sequence each query sees the first `attention_window` tokens of its own bucket
+    there.
 
     State: `projections` `(heads, bits, key_dim)`, float32, never trained. Padding
     lies in no bucket.
@@ -34,11 +35,12 @@ class HashedHeads(ClusteredHeads):
         share_query_key: whether keys are made by the projection of the queries. In
             self-attention queries and keys are then the same and lie in one bucket.
             Defaults to True.
-        **kwargs: arguments of `HeadGroup`: `max_relative_position` (ranks, defaults
-            to None), `dropout` (a rate in [0, 1), defaults to 0.0),
+        **kwargs: arguments of `HeadGroup`: `max_relative_position` (ranks, defaults to
+            None), `dropout` (a rate in [0, 1), defaults to 0.0),
             `embeddings_initializer` (defaults to `"glorot_uniform"`),
             `relative_key_initializer`, `token_bias_weight` and `compatibility` (all
-            default to None); and those of `keras.layers.Layer`, such as `name`.
+            default to None), `key_shift` (0, the default, or 1); and those of
+            `keras.layers.Layer`, such as `name`.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
     of rank in the sorted list of members.

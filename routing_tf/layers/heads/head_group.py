@@ -6,6 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from routing_tf.layers import key_shift as shift
 from routing_tf.layers.compatibility import Compatibility
 from routing_tf.layers.decoding import memories
 from routing_tf.layers.decoding import recent_tokens
@@ -29,9 +30,12 @@ class HeadInputs:
         key: `<float>[batch, heads, memory length, key_dim]`, or None.
         value: `<float>[batch, heads, memory length, value_dim]`.
         query_mask: `<bool>[batch, 1, length]`; None (the default) for no padding.
-        value_mask: `<bool>[batch, 1 or heads, memory length]`; None (the default) for
-            no padding.
-        token_bias: `<float>[batch, 1, memory length]`; None (the default) for no bias.
+        key_mask: `<bool>[batch, 1 or heads, memory length]`, which keys are those of
+            real tokens; None (the default) for no padding.
+        value_mask: the same for values, with which a key is read. It differs from
+            `key_mask` where keys were moved, see `routing_tf.layers.key_shift`.
+        token_bias: `<float>[batch, 1, memory length]`, of the values; None (the
+            default) for no bias.
         use_causal_mask: whether a query sees only keys up to its own position.
             Defaults to False.
         is_cross_attention: whether key and value come from another sequence than the
@@ -46,6 +50,7 @@ class HeadInputs:
     key: Any
     value: Any
     query_mask: Any = None
+    key_mask: Any = None
     value_mask: Any = None
     token_bias: Any = None
     use_causal_mask: bool = False
@@ -77,6 +82,12 @@ class HeadGroup(keras.layers.Layer):
             `"fixed"`, a scalar weight that starts at 1; None (the default) for nothing.
         compatibility: flaws of the release to reproduce, as a `Compatibility` or a
             dict of its fields; None (the default) for no flaws.
+        key_shift: whose key a position offers with its own value: its own (0, the
+            default), or that of the token before it (1). With 1 a query finds the
+            places where content like its own was followed by something, and reads
+            that: an induction head (Olsson et al., 2022). A query sees no key of its
+            own then, and a query that sees nothing returns zero. Needs self-attention
+            under a causal mask, and no `compatibility`.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -101,8 +112,10 @@ class HeadGroup(keras.layers.Layer):
     Raises:
         ValueError: if `num_heads` or `max_relative_position` is not a positive
             integer, `dropout` is not in [0, 1), an initializer or `token_bias_weight`
-            is unknown, or `compatibility` is of another kind or has an unknown field;
-            when called, if `use_causal_mask=True` and query and value differ in length.
+            is unknown, `compatibility` is of another kind or has an unknown field, or
+            `key_shift` is neither 0 nor 1, or 1 together with `compatibility`; when
+            called, if `use_causal_mask=True` and query and value differ in length, or
+            with `key_shift=1` without a causal mask or with another sequence as value.
     """
 
     #: Whether the group wants keys of its own in self-attention.
@@ -117,6 +130,7 @@ class HeadGroup(keras.layers.Layer):
         relative_key_initializer=None,
         token_bias_weight=None,
         compatibility=None,
+        key_shift=0,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -133,6 +147,8 @@ class HeadGroup(keras.layers.Layer):
         )
         self.token_bias_weight = token_bias_weight
         self.compatibility = Compatibility.of(compatibility)
+        self.key_shift = key_shift
+        check_key_shift("key_shift", key_shift, self.compatibility)
         self.dot_product = ScaledDotProduct(
             max_relative_position=max_relative_position,
             dropout=dropout,
@@ -185,7 +201,7 @@ class HeadGroup(keras.layers.Layer):
             grid=grid,
             memory_grid=memory_grid,
         )
-        return self.attend(inputs, training=training)
+        return self.attend(self.shifted(inputs), training=training)
 
     def inputs(
         self,
@@ -206,27 +222,39 @@ class HeadGroup(keras.layers.Layer):
                 f"Received: lengths {query.shape[2]} and {value.shape[2]}. Leave the "
                 "causal mask off in attention to another sequence."
             )
+        if self.key_shift:
+            _check_shifted_call(use_causal_mask, options)
         # What does not come through `__call__` is not cast by Keras.
         query, key, value = (
             None if x is None else ops.cast(x, self.compute_dtype)
             for x in (query, key, value)
         )
+        value_mask = self._value_mask(value, value_mask)
         return HeadInputs(
             query,
             key,
             value,
             query_mask=self._expand_mask(query_mask),
-            value_mask=self._value_mask(value, value_mask),
+            key_mask=value_mask,
+            value_mask=value_mask,
             token_bias=self._expand_bias(token_bias),
             use_causal_mask=use_causal_mask,
             **options,
         )
 
+    def shifted(self, inputs):
+        """Returns `HeadInputs` in which keys and values stand as `attend` reads them.
+
+        Args:
+            inputs: `HeadInputs` as `inputs` returns them.
+        """
+        return shift.offer_previous_keys(inputs) if self.key_shift else inputs
+
     def attend(self, inputs, training=None):
         """The pattern.
 
         Args:
-            inputs: `HeadInputs`.
+            inputs: `HeadInputs`, as `shifted` returns them.
             training: whether dropout is on and state moves; None (the default) for
                 no.
 
@@ -282,7 +310,8 @@ class HeadGroup(keras.layers.Layer):
         Returns:
             Dict of tensors with the batch on axis 0; see `routing_tf.layers.decoding`.
         """
-        num_tokens = self.num_remembered(max_length, grid)
+        # With shifted keys the newest one waits for the value that follows it.
+        num_tokens = self.num_remembered(max_length, grid) + self.key_shift
         return recent_tokens.make(self, batch_size, num_tokens)
 
     def fill_cache(self, cache, inputs):
@@ -304,7 +333,7 @@ class HeadGroup(keras.layers.Layer):
 
     def max_positions(self, cache):
         """Returns how many positions a cache has room for; None for any number."""
-        return cache["rows"].shape[2]
+        return cache["rows"].shape[2] - self.key_shift
 
     def make_memory(self, inputs, max_length):
         """Makes the cache for steps of attention to another sequence.
@@ -330,7 +359,7 @@ class HeadGroup(keras.layers.Layer):
             return None
         bias = ops.cast(bias, self.compute_dtype)
         if self.token_bias_weight is not None:
-            # Its square is finite, or so is not that of the weight's gradient.
+            # With its square the weight's gradient has a finite one too.
             least = max(LEAST_WEIGHTED_BIAS, large_negative(bias.dtype) / 2)
             bias = ops.maximum(bias, least)
             bias = bias * ops.cast(self.bias_weight, bias.dtype)
@@ -361,7 +390,42 @@ class HeadGroup(keras.layers.Layer):
             ),
             "token_bias_weight": self.token_bias_weight,
             "compatibility": self.compatibility.to_dict(),
+            "key_shift": self.key_shift,
         }
 
     def compute_output_shape(self, query_shape, key_shape, value_shape):
         return (*query_shape[:-1], value_shape[-1])
+
+
+def check_key_shift(name, key_shift, compatibility):
+    """Raises a `ValueError` unless keys can be shifted so.
+
+    Args:
+        name: name of the argument, for the message.
+        key_shift: its value.
+        compatibility: `Compatibility` of the heads.
+    """
+    is_integer = isinstance(key_shift, int) and not isinstance(key_shift, bool)
+    if not is_integer or key_shift not in (0, 1):
+        raise ValueError(
+            f"`{name}` must be 0, so that a position offers its own key, or 1, that "
+            f"of the token before it. Received: {name}={key_shift!r}"
+        )
+    if key_shift and compatibility != Compatibility():
+        raise ValueError(
+            f"`{name}=1` must come without flaws of the release: a query that sees "
+            "nothing would see later tokens. Received: "
+            f"compatibility={compatibility}. Leave one of the two out"
+        )
+
+
+def _check_shifted_call(use_causal_mask, options):
+    is_cross_attention = options.get("is_cross_attention", False)
+    if is_cross_attention or not use_causal_mask:
+        raise ValueError(
+            "`key_shift=1` needs self-attention under a causal mask: in another "
+            "sequence, or among later tokens, no token comes before all that a query "
+            f"reads. Received: use_causal_mask={use_causal_mask}, "
+            f"is_cross_attention={is_cross_attention}. Pass `use_causal_mask=True` and "
+            "no `value`, or take `key_shift=0`"
+        )

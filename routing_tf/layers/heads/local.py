@@ -37,10 +37,10 @@ class LocalHeads(HeadGroup):
             length that gives as many.
         **kwargs: arguments of `HeadGroup`: `max_relative_position` (tokens; places in
             the window on two axes; defaults to None), `dropout` (a rate in [0, 1),
-            defaults to 0.0), `embeddings_initializer` (defaults to
-            `"glorot_uniform"`), `relative_key_initializer`, `token_bias_weight` and
-            `compatibility` (all default to None); and those of `keras.layers.Layer`,
-            such as `name`.
+            defaults to 0.0), `embeddings_initializer` (defaults to `"glorot_uniform"`),
+            `relative_key_initializer`, `token_bias_weight` and `compatibility` (all
+            default to None), `key_shift` (0, the default, or 1); and those of
+            `keras.layers.Layer`, such as `name`.
 
     Call arguments and Returns: as in `HeadGroup`.
 

@@ -11,7 +11,7 @@ from routing_tf.layers.rules import last_members
 from routing_tf.layers.rules import prefixes
 from routing_tf.layers.validation import check_choice
 
-ROUTINGS = ("expert_choice", "token_choice")
+ROUTINGS = (None, "expert_choice", "token_choice")
 ROUTING_SCOPES = ("full", "prefix")
 
 
@@ -20,7 +20,8 @@ class RoutedHeads(CentroidHeads):
     """Heads that attend inside clusters of tokens with similar content.
 
     Queries and keys are layer-normalised and scored against learned centroids. Who
-    chooses is the argument `routing`:
+    chooses is the argument `routing`; with None, the default, what is sound: token
+    choice in self-attention under a causal mask, expert choice elsewhere.
 
     - `"expert_choice"`: each centroid takes the `attention_window` tokens that score
       highest. Attention is dense inside a cluster, and a token's results are averaged
@@ -30,10 +31,11 @@ class RoutedHeads(CentroidHeads):
       `routing_scope="prefix"` judges membership among the tokens up to the query, with
       `length * num_clusters * (attention_window + prefix_block_size)` pairs: those of
       full attention and more.
-    - `"token_choice"`: each token goes to the best centroid of its key and attends to
-      the last `attention_window` tokens of that cluster, itself included. Strictly
-      causal, at a cost that is linear in the length. It needs a causal mask and works
-      in self-attention only.
+    - `"token_choice"`: each token goes to the best centroid of its key, and attends to
+      the last `attention_window` tokens of the cluster that its query finds best (the
+      same one with shared queries and keys), itself included. Strictly causal, at a
+      cost that is linear in the length. It needs a causal mask and works in
+      self-attention only.
 
     In attention to another sequence each centroid takes the `attention_window` best
     tokens of that sequence, and each query sees those of its own best centroid.
@@ -41,16 +43,21 @@ class RoutedHeads(CentroidHeads):
     Tokens of equal content have equal scores. In expert choice rounding may decide
     between them; local heads in earlier layers or a timing signal tell them apart.
 
-    State: that of `OnlineKMeans`, moved when `training=True`; in token choice by the
-    keys alone. Padding is no member as long as there are enough tokens, is never seen,
-    and moves no centroid.
+    With `key_shift=1` members and clusters are the same; but a query compares itself
+    with the earlier members, without itself, and reads the value that follows each.
+    Ranks are those of the members, so relative positions count from 1. In token choice
+    those are the last `attention_window` members before it.
+
+    State: that of `OnlineKMeans`, moved when `training=True`. Padding is no member as
+    long as there are enough tokens, is never seen, and moves no centroid.
 
     Args:
         num_heads: number of heads in the group.
         num_clusters: number of centroids of each head.
         attention_window: number of members of a cluster that a token sees, in tokens.
             A window longer than the input is cut to it.
-        routing: who chooses, `"expert_choice"` (the default) or `"token_choice"`.
+        routing: who chooses, `"expert_choice"` or `"token_choice"`; None (the default)
+            for the one that is sound, see above.
         routing_scope: in expert choice under a causal mask, the tokens that compete
             with each other: `"full"` (the default), those of the whole sequence, or
             `"prefix"`, those up to the query. Token choice is the same in both.
@@ -70,11 +77,15 @@ class RoutedHeads(CentroidHeads):
             is set to one, see `OnlineKMeans`; None (the default) for never.
         centroid_initialization: `"normal"` or `"tokens"`, see `OnlineKMeans`. Defaults
             to `"normal"`.
+        balance_rate: how fast clusters are made even, see `OnlineKMeans`. Defaults to
+            0.0, not at all.
         **kwargs: arguments of `HeadGroup`: `max_relative_position` (ranks, defaults
             to None), `dropout` (a rate in [0, 1), defaults to 0.0),
             `embeddings_initializer` (defaults to `"glorot_uniform"`),
             `relative_key_initializer`, `token_bias_weight` and `compatibility` (all
-            default to None); and those of `keras.layers.Layer`, such as `name`.
+            default to None), `key_shift` (0, the default, or 1); those of
+            `ClusteredHeads`: `query_cluster`; and those of `keras.layers.Layer`, such
+            as `name`.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
     of rank in the list of members in order of position. The clustering loss is added
@@ -85,8 +96,9 @@ class RoutedHeads(CentroidHeads):
             integer, `routing` or `routing_scope` is unknown, or an argument is refused
             by `HeadGroup` or `OnlineKMeans`; when built, if `key_dim` is less than 2;
             when called, if `use_causal_mask=True` and query and value differ in
-            length, or with token choice if there is no causal mask or the value is
-            another sequence.
+            length, with token choice if there is no causal mask or the value is
+            another sequence, or with `routing=None` if there is a causal mask and the
+            value is another sequence.
 
     Example:
 
@@ -94,9 +106,7 @@ class RoutedHeads(CentroidHeads):
     import numpy as np
     from routing_tf import layers
 
-    heads = layers.RoutedHeads(
-        2, num_clusters=4, attention_window=8, routing="token_choice"
-    )
+    heads = layers.RoutedHeads(2, num_clusters=4, attention_window=8, key_shift=1)
     attention = layers.MixedAttention([heads], key_dim=8)
     assert attention(np.ones((1, 32, 16)), use_causal_mask=True).shape == (1, 32, 16)
     ```
@@ -111,7 +121,7 @@ class RoutedHeads(CentroidHeads):
         num_heads,
         num_clusters,
         attention_window,
-        routing="expert_choice",
+        routing=None,
         routing_scope="full",
         **kwargs,
     ):
@@ -132,7 +142,7 @@ class RoutedHeads(CentroidHeads):
 
     @property
     def causal_rule(self):
-        if self.routing == "token_choice":
+        if self.routing in (None, "token_choice"):
             return last_members.attend
         if self.routing_scope == "prefix":
             return prefixes.attend
@@ -143,14 +153,21 @@ class RoutedHeads(CentroidHeads):
         return super().memory or best_members
 
     def attend(self, inputs, training=None):
-        causal_self_attention = inputs.use_causal_mask and not inputs.is_cross_attention
-        if self.routing == "token_choice" and not causal_self_attention:
+        is_causal = inputs.use_causal_mask and not inputs.is_cross_attention
+        if self.routing == "token_choice" and not is_causal:
             raise ValueError(
                 '`routing="token_choice"` works in self-attention under a causal mask '
                 f"only. Received: use_causal_mask={inputs.use_causal_mask}, "
                 f"is_cross_attention={inputs.is_cross_attention}. Pass "
                 "`use_causal_mask=True` and no `value`, or take "
                 '`routing="expert_choice"`'
+            )
+        if self.routing is None and inputs.use_causal_mask and not is_causal:
+            raise ValueError(
+                "`routing=None` is the sound routing, and there is none for a causal "
+                "mask over another sequence. Received: use_causal_mask=True, "
+                "is_cross_attention=True. Leave the mask or the `value` out, or name "
+                'what is meant, `routing="expert_choice"`'
             )
         return super().attend(inputs, training=training)
 
@@ -193,7 +210,11 @@ def use_routing_scope(model, routing_scope):
     from routing_tf import layers
 
     attention = layers.RoutingAttention(
-        num_heads=2, key_dim=8, num_clusters=4, attention_window=16
+        num_heads=2,
+        key_dim=8,
+        num_clusters=4,
+        attention_window=16,
+        routing="expert_choice",
     )
     x = np.random.normal(size=(1, 64, 16)).astype("float32")
     with layers.use_routing_scope(attention, "prefix"):

@@ -9,7 +9,7 @@ from routing_tf.layers.cluster_order import chunk_size_for
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.rules.inside_clusters import member_bias
 from routing_tf.layers.rules.inside_clusters import member_mask
-from routing_tf.layers.rules.last_members import own_clusters
+from routing_tf.layers.rules.routed_tokens import own_clusters
 
 
 def attend(group, tokens, training=None):
@@ -30,7 +30,7 @@ def attend(group, tokens, training=None):
     """
     inputs = tokens.inputs
     members, belongs = group.choose(tokens.key_scores, tokens.key_mask)
-    clusters, num_clusters = own_clusters(group, tokens.query_scores, inputs.query_mask)
+    clusters, num_clusters = own_clusters(tokens.query_scores, inputs.query_mask)
     chunk_size = chunk_size_for(members.shape[-1])
     order = ClusterOrder(clusters, num_clusters, chunk_size)
     # Padding may read what it likes.
@@ -38,10 +38,11 @@ def attend(group, tokens, training=None):
     members = membership.gather(members, read)
     if belongs is not None:
         belongs = membership.gather(belongs, read)
-    joined = membership.gather(tokens.joined_keys_and_values(), members)
+    key = ops.cast(tokens.key, group.compute_dtype)
     output = group.dot_product(
         ops.cast(order.arrange(tokens.query), group.compute_dtype),
-        *tokens.split(joined),
+        membership.gather(key, members),
+        membership.gather(tokens.value, members),
         attention_mask=member_mask(group, inputs, members, belongs),
         bias=member_bias(inputs, members),
         distances=_distances(order, members.shape[-1]),

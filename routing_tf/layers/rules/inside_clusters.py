@@ -1,5 +1,6 @@
 """Dense attention inside each cluster: the release's rule."""
 
+import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
@@ -36,8 +37,11 @@ def attend(group, tokens, training=None):
     is_causal = tokens.inputs.use_causal_mask
     mask = member_mask(group, tokens.inputs, members, belongs)
     if is_causal and not in_order:
-        earlier = members[..., None, :] <= query_members[..., :, None]
-        mask = combine_masks(mask, earlier)
+        last = query_members[..., :, None] - group.key_shift
+        mask = combine_masks(mask, members[..., None, :] <= last)
+    elif group.key_shift:
+        # A token does not see its own key.
+        mask = combine_masks(mask, ~np.eye(members.shape[-1], dtype="bool"))
     output = group.dot_product(
         query,
         key,

@@ -72,6 +72,16 @@ class _Candidates:
     positions: Any
     is_member: Any
 
+    def before(self, start):
+        """Tells which ones come before each query, `<bool>[B, H, K, C, J]`.
+
+        Args:
+            start: position of the first query.
+        """
+        size = self.is_member.shape[-2]
+        query = start + np.arange(size, dtype="int32")[:, None]
+        return self.positions[..., None, :] < query
+
     def own(self):
         """Tells which queries are members themselves, `<bool>[B, H, K, C]`."""
         size = self.is_member.shape[-2]
@@ -131,12 +141,15 @@ def attend_block(group, tokens, start, query, training):
         queries = _find(group, tokens.query_scores, tokens.query_mask, start, size)
     visible = keys.is_member
     real = member_mask(group, tokens.inputs, keys.positions, None)
-    if real is not None:
-        visible = ops.logical_and(visible, real)
-    joined = membership.gather(tokens.joined_keys_and_values(), keys.positions)
+    visible = combine_masks(visible, real)
+    if group.key_shift:
+        # A token does not see its own key.
+        visible = ops.logical_and(visible, keys.before(start))
+    key = ops.cast(tokens.key, group.compute_dtype)
     output = group.dot_product(
         query[:, :, None],
-        *tokens.split(joined),
+        membership.gather(key, keys.positions),
+        membership.gather(tokens.value, keys.positions),
         attention_mask=visible,
         bias=member_bias(tokens.inputs, keys.positions),
         distances=keys.distances(),

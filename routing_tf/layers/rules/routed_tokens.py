@@ -6,7 +6,7 @@ from typing import Any
 from keras import ops
 
 from routing_tf.layers.heads.head_group import HeadInputs
-from routing_tf.layers.parts import split
+from routing_tf.layers.masks import combine_masks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +47,22 @@ class RoutedTokens:
         """Number of clusters."""
         return self.key_scores.shape[-1]
 
-    def joined_keys_and_values(self):
-        """Returns keys and values as one tensor, to be moved together.
 
-        Returns:
-            `<float>[B, H, M, D]`; `split` takes it apart.
-        """
-        key = ops.cast(self.key, self.value.dtype)
-        return ops.concatenate([key, self.value], axis=-1)
+def own_clusters(scores, mask):
+    """Returns the cluster of each token, and the number of clusters.
 
-    def split(self, joined):
-        """Undoes `joined_keys_and_values`, whatever happened to the other axes."""
-        sizes = [self.key.shape[-1], self.value.shape[-1]]
-        return split(joined, sizes, axis=-1)
+    Args:
+        scores: `<float32>[B, H, L, K]`.
+        mask: `<bool>`, broadcastable to `[B, H, L]`, False for padding, which gets a
+            cluster of its own behind the others; or None.
+    """
+    num_clusters = scores.shape[-1]
+    clusters = ops.cast(ops.argmax(scores, axis=-1), "int32")
+    if mask is None:
+        return clusters, num_clusters
+    return ops.where(mask, clusters, num_clusters), num_clusters + 1
+
+
+def real_tokens(inputs):
+    """Returns where both query and key are no padding; None for everywhere."""
+    return combine_masks(inputs.query_mask, inputs.key_mask)

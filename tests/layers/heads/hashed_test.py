@@ -91,24 +91,30 @@ def test_equals_dense_attention(num_buckets, window, limit, padded, shared):
     assert np.all(output[expected == 0.0] == 0.0)
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("bucket_of", ["query", "key", "both"])
 @pytest.mark.parametrize(
-    "length, num_buckets, window, limit, padded",
+    "length, num_buckets, window, limit, padded, shift",
     [
-        (LENGTH, 4, 2, None, False),
-        (LENGTH, 7, 5, 2, True),
-        (LENGTH, 2, 32, 30, True),
-        (100, 2, 40, 5, True),  # 3 chunks of 16 before the one of the query
+        (LENGTH, 4, 2, None, False, 0),
+        (LENGTH, 7, 5, 2, True, 0),
+        (LENGTH, 7, 5, 2, True, 1),
+        (LENGTH, 2, 32, 30, True, 0),
+        (100, 2, 40, 5, True, 0),  # 3 chunks of 16 before the one of the query
+        (100, 2, 40, 5, True, 1),
     ],
 )
-def test_causal_heads_see_the_last_tokens_of_the_bucket_of_their_key(
-    length, num_buckets, window, limit, padded, shared
+def test_causal_heads_see_the_last_tokens_of_the_bucket_of_their_query(
+    length, num_buckets, window, limit, padded, shift, bucket_of
 ):
+    """Or of their key, as it was once."""
+    shared = bucket_of == "both"
     group = built_group(
         num_buckets,
         attention_window=window,
         max_relative_position=limit,
         share_query_key=shared,
+        query_cluster="query" if shared else bucket_of,
+        key_shift=shift,
     )
     query, key, value = (
         helpers.normal(BATCH, HEADS, length, DIM, seed=seed) for seed in range(3)
@@ -131,7 +137,12 @@ def test_causal_heads_see_the_last_tokens_of_the_bucket_of_their_key(
         use_causal_mask=True,
     )
 
-    sees, distances = helpers.last_members(bucket_numbers(group, key), real, window)
+    read, buckets = (bucket_numbers(group, x) for x in (query, key))
+    read = buckets if bucket_of == "key" else read
+    sees, distances = helpers.last_members(buckets, real, window, read, shift)
+    if shift:
+        value, bias, offered = helpers.read_with_keys(value, bias, real)
+        sees = sees & offered[:, None, None]
     expected = helpers.rule_attention(group, query, key, value, sees, distances, bias)
     golden_cases.assert_close(output, expected, 1e-5)
     assert np.all(output.swapaxes(1, 2)[~real] == 0.0)

@@ -12,21 +12,25 @@ BATCH, HEADS, LENGTH, DIM = 2, 2, 14, 6
 RANKS = {"max_relative_position": 2, "embeddings_initializer": "zeros"}
 CLUSTERS = {"attention_window": 4, **RANKS}
 CENTROIDS = {"num_clusters": 3, "decay": 0.9, "commitment_weight": 0.5, **CLUSTERS}
+EXPERTS = {"routing": "expert_choice", **CENTROIDS}
 KINDS = {
     "full": lambda **o: layers.FullHeads(HEADS, **RANKS, **o),
     "local": lambda **o: layers.LocalHeads(HEADS, (4,), **RANKS, **o),
     "strided": lambda **o: layers.StridedHeads(HEADS, (3,), **RANKS, **o),
     "fixed": lambda **o: layers.FixedHeads(HEADS, 4, 2, **o),
     "fixed_apart": lambda **o: layers.FixedHeads(HEADS, 4, 1, "separate", **o),
-    "routed": lambda **o: layers.RoutedHeads(HEADS, **CENTROIDS, **o),
+    "routed": lambda **o: layers.RoutedHeads(HEADS, **EXPERTS, **o),
     "routed_apart": lambda **o: layers.RoutedHeads(
-        HEADS, share_query_key=False, **CENTROIDS, **o
+        HEADS, share_query_key=False, **EXPERTS, **o
     ),
     "token_choice": lambda **o: layers.RoutedHeads(
         HEADS, routing="token_choice", **CENTROIDS, **o
     ),
+    "token_choice_apart": lambda **o: layers.RoutedHeads(
+        HEADS, routing="token_choice", share_query_key=False, **CENTROIDS, **o
+    ),
     "prefix": lambda **o: layers.RoutedHeads(
-        HEADS, routing_scope="prefix", prefix_block_size=7, **CENTROIDS, **o
+        HEADS, routing_scope="prefix", prefix_block_size=7, **EXPERTS, **o
     ),
     "cluster_strided": lambda **o: layers.ClusterStridedHeads(HEADS, **CENTROIDS, **o),
     "cluster_strided_apart": lambda **o: layers.ClusterStridedHeads(
@@ -42,11 +46,13 @@ KINDS = {
     ),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
+# Each of them shifts keys or values in a way of its own.
+SHIFTED = ("local", "routed_apart", "token_choice", "hashed_apart", "prefix")
 
 
 def directions(kind):
     """With which values of `use_causal_mask` heads can be called."""
-    return (True,) if kind == "token_choice" else (False, True)
+    return (True,) if kind.startswith("token_choice") else (False, True)
 
 
 def built_group(kind, **options):
@@ -68,10 +74,14 @@ def cut(arrays, length):
 
 
 @pytest.mark.parametrize(
-    "kind, causal", [(kind, causal) for kind in KINDS for causal in directions(kind)]
+    "kind, causal, key_shift",
+    [
+        *((kind, causal, 0) for kind in KINDS for causal in directions(kind)),
+        *((kind, True, 1) for kind in SHIFTED),
+    ],
 )
-def test_padding_has_no_influence(kind, causal):
-    group, length = built_group(kind), 9
+def test_padding_has_no_influence(kind, causal, key_shift):
+    group, length = built_group(kind, key_shift=key_shift), 9
     weights = group.get_weights()
     arrays = tokens(group)
     real = helpers.tail_mask(LENGTH, length, 7)
@@ -101,10 +111,11 @@ def test_padding_has_no_influence(kind, causal):
             golden_cases.assert_close(actual, expected, 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["token_choice", "prefix"])
-def test_a_query_without_a_place_gets_zero(kind):
+@pytest.mark.parametrize("key_shift", [0, 1])
+@pytest.mark.parametrize("kind", ["token_choice", "token_choice_apart", "prefix"])
+def test_a_query_without_a_place_gets_zero(kind, key_shift):
     """Its key is seen all the same, if only the mask of the queries hides it."""
-    group = built_group(kind)
+    group = built_group(kind, key_shift=key_shift)
     query_mask = np.ones((BATCH, LENGTH), "bool")
     query_mask[:, [3, 9]] = False
     outputs = [
@@ -134,6 +145,85 @@ def test_no_query_sees_a_later_value(kind):
         later = np.broadcast_to(np.triu(np.ones((LENGTH, LENGTH)), 1) > 0, seen.shape)
         assert np.any(seen[~later] > 0)
         assert np.any(seen[later] > 0) == (not causal)
+
+
+@every_kind
+def test_with_shifted_keys_the_first_query_sees_nothing(kind):
+    """And no query the first value, which has no key before it, or a later one."""
+    group = built_group(kind, key_shift=1)
+    arrays = tokens(group)
+    places = np.broadcast_to(
+        np.eye(LENGTH, dtype="float32"), (BATCH, HEADS, LENGTH, LENGTH)
+    )
+    arrays["value"] = np.concatenate([arrays["value"], places], axis=-1)
+    output, _ = golden_cases.run(group, **arrays, use_causal_mask=True)
+    assert np.all(output[:, :, 0] == 0.0)
+    seen = output[..., DIM:] > 0
+    possible = np.tri(LENGTH, dtype="bool") & (np.arange(LENGTH) > 0)
+    assert not np.any(seen & ~possible)
+    # Its own value may follow a key like its query.
+    assert np.any(seen & np.eye(LENGTH, dtype="bool"))
+
+
+def test_heads_with_shifted_keys_read_what_followed_their_like():
+    """Where each token comes a second time: an induction head."""
+    token = np.tile(np.random.default_rng(0).permutation(7), 2)
+    query = 20 * np.eye(7, dtype="float32")[token]
+    place = np.eye(14, dtype="float32")
+    arrays = [np.broadcast_to(x, (1, 1, *x.shape)) for x in (query, query, place)]
+    for group in (
+        layers.FullHeads(1, key_shift=1),
+        layers.LocalHeads(1, (14,), key_shift=1),
+        layers.RoutedHeads(1, 3, 14, key_shift=1),
+        layers.RoutedHeads(1, 3, 14, share_query_key=False, key_shift=1),
+        layers.HashedHeads(1, 4, 14, key_shift=1),
+    ):
+        group.build(*[x.shape for x in arrays])
+        key = arrays[1] if group.needs_keys else None
+        output, _ = golden_cases.run(
+            group, arrays[0], key, arrays[2], use_causal_mask=True
+        )
+        golden_cases.assert_close(output[0, 0, 7:], place[1:8], 1e-2)
+
+
+@every_kind
+def test_key_shift_survives_a_config(kind):
+    helpers.assert_keeps_settings(KINDS[kind](key_shift=1))
+
+
+@every_kind
+def test_shifted_keys_are_for_causal_self_attention(kind):
+    group = built_group(kind, key_shift=1)
+    for causal, cross in ((False, False), (False, True), (True, True)):
+        received = f"use_causal_mask={causal}, is_cross_attention={cross}"
+        with pytest.raises(ValueError, match=f"`key_shift=1` .*Received: {received}"):
+            group(**tokens(group), use_causal_mask=causal, is_cross_attention=cross)
+
+
+@pytest.mark.parametrize("kind", ["full", "routed", "hashed"])
+def test_refuses_wrong_shifts(kind):
+    for received in (2, -1, 0.5, 1.0, True, False, None, "1", [1]):
+        with pytest.raises(ValueError) as error:
+            KINDS[kind](key_shift=received)
+        assert "`key_shift` must be 0" in str(error.value)
+        assert f"Received: key_shift={received!r}" in str(error.value)
+    for flaws in ({"rank_mask": True}, layers.Compatibility.release()):
+        with pytest.raises(ValueError, match="`key_shift=1` .*compatibility=Compat"):
+            KINDS[kind](key_shift=1, compatibility=flaws)
+    KINDS[kind](key_shift=1, compatibility={"rank_mask": False})
+
+
+@pytest.mark.parametrize(
+    "kind", ["routed", "token_choice", "cluster_strided", "random", "hashed"]
+)
+def test_what_was_saved_before_queries_chose_reads_the_clusters_of_keys(kind):
+    for name, cluster_of in ((kind, "query"), (f"{kind}_apart", "key")):
+        group = KINDS[name]()
+        config = group.get_config()
+        assert config.pop("query_cluster") == "query"
+        loaded = type(group).from_config(config)
+        assert loaded.get_config() == {**config, "query_cluster": cluster_of}
+    helpers.assert_keeps_settings(KINDS[f"{kind}_apart"](query_cluster="key"))
 
 
 @pytest.mark.parametrize("kind", ["local", "routed_apart", "hashed"])

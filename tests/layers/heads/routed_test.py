@@ -17,7 +17,8 @@ BATCH, HEADS, LENGTH, DIM, CLUSTERS = 2, 2, 12, 6, 3
 
 
 def built_group(**options):
-    options = {"attention_window": 5, "decay": 0.9, **options}
+    defaults = {"attention_window": 5, "decay": 0.9, "routing": "expert_choice"}
+    options = {**defaults, **options}
     group = RoutedHeads(HEADS, CLUSTERS, embeddings_initializer="zeros", **options)
     group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
     helpers.randomize(group)
@@ -33,16 +34,27 @@ def tokens(length=LENGTH, memory_length=LENGTH):
 
 
 def expert_choice(
-    group, query, key, value, query_real, real, causal=False, bias=None, choosable=None
+    group,
+    query,
+    key,
+    value,
+    query_real,
+    real,
+    causal=False,
+    bias=None,
+    choosable=None,
+    offered=None,
 ):
     """For each centroid dense attention among its best tokens; then the mean.
 
     `choosable` holds masks of the queries and of the keys that may be members; None
-    for those that are real. Also returns in how many clusters each query was.
+    for those that are real. `offered` is the mask of what they may see, likewise. Also
+    returns in how many clusters each query was.
     """
     query, key = helpers.normalize(query), helpers.normalize(key)
     bias = np.zeros(real.shape) if bias is None else bias
     queries, keys = choosable or (query_real, real)
+    offered = real if offered is None else offered
     (centroids,) = golden_cases.to_numpy([group.kmeans.centroids])
     tables = helpers.relative_tables(group)
     window = group.attention_window
@@ -62,8 +74,9 @@ def expert_choice(
                 ranks = np.zeros(sees.shape, "int32")
                 for i, row in enumerate(rows):
                     for j, column in enumerate(columns):
-                        allowed = real[lender, lent[j]]
-                        sees[row, column] = allowed and (column <= row or not causal)
+                        earlier = column <= row - group.key_shift
+                        allowed = offered[lender, lent[j]]
+                        sees[row, column] = allowed and (earlier or not causal)
                         ranks[row, column] = j - i
                 attended, _ = helpers.dense_attention(
                     query[b, h], key[b, h], value[b, h], sees, bias[b], tables, ranks
@@ -73,15 +86,18 @@ def expert_choice(
     return output / (counts[..., None] + 1e-2), counts
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal, shift", [(False, 0), (True, 0), (True, 1)])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(
     "window, limit, padded",
     [(3, None, False), (5, 2, True), (32, None, True)],
 )
-def test_equals_dense_attention(window, limit, padded, shared, causal):
+def test_equals_dense_attention(window, limit, padded, shared, causal, shift):
     group = built_group(
-        attention_window=window, max_relative_position=limit, share_query_key=shared
+        attention_window=window,
+        max_relative_position=limit,
+        share_query_key=shared,
+        key_shift=shift,
     )
     query, key, value = tokens()
     real = helpers.tail_mask(LENGTH, 11, 4) if padded else np.ones((BATCH, LENGTH)) > 0
@@ -98,8 +114,12 @@ def test_equals_dense_attention(window, limit, padded, shared, causal):
         use_causal_mask=causal,
     )
 
+    offered = real
+    if shift:
+        value, bias, offered = helpers.read_with_keys(value, bias, real)
+    key = query if shared else key
     expected, _ = expert_choice(
-        group, query, query if shared else key, value, real, real, causal, bias
+        group, query, key, value, real, real, causal, bias, offered=offered
     )
     everywhere = np.broadcast_to(real[:, None], (BATCH, HEADS, LENGTH))
     golden_cases.assert_close(output[everywhere], expected[everywhere], 1e-5)
@@ -190,23 +210,33 @@ def test_each_query_sees_the_members_of_its_best_cluster_in_another_sequence(
     assert np.all(output.swapaxes(1, 2)[~query_real] == 0.0)
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("cluster_of", ["query", "key", "both"])
 @pytest.mark.parametrize(
-    "length, window, limit, padded",
+    "length, window, limit, padded, shift",
     [
-        (LENGTH, 1, None, True),
-        (LENGTH, 3, 2, False),
-        (LENGTH, 32, None, True),
-        (100, 17, 4, True),  # 2 chunks of 16 before the one of the query
-        (100, 70, 100, True),  # 4 chunks of 18
+        (LENGTH, 1, None, True, 0),
+        (LENGTH, 1, 4, True, 1),
+        (LENGTH, 3, 2, False, 0),
+        (LENGTH, 3, 2, False, 1),
+        (LENGTH, 32, None, True, 0),
+        (100, 17, 4, True, 0),  # 2 chunks of 16 before the one of the query
+        (100, 16, 4, True, 1),
+        (100, 70, 100, True, 0),  # 4 chunks of 18
+        (100, 70, 100, True, 1),
     ],
 )
-def test_token_choice_equals_dense_attention(length, window, limit, padded, shared):
+def test_token_choice_equals_dense_attention(
+    length, window, limit, padded, shift, cluster_of
+):
+    """Of the members of the cluster of the query; or of the key, as it was once."""
+    shared = cluster_of == "both"
     group = built_group(
         attention_window=window,
         max_relative_position=limit,
         share_query_key=shared,
+        query_cluster="query" if shared else cluster_of,
         routing="token_choice",
+        key_shift=shift,
     )
     query, key, value = tokens(length, length)
     key = query if shared else key
@@ -227,9 +257,12 @@ def test_token_choice_equals_dense_attention(length, window, limit, padded, shar
         use_causal_mask=True,
     )
 
-    sees, distances = helpers.last_members(
-        helpers.best_clusters(group, key), real, window
-    )
+    read, clusters = (helpers.best_clusters(group, x) for x in (query, key))
+    read = clusters if cluster_of == "key" else read
+    sees, distances = helpers.last_members(clusters, real, window, read, shift)
+    if shift:
+        value, bias, offered = helpers.read_with_keys(value, bias, real)
+        sees = sees & offered[:, None, None]
     expected = helpers.rule_attention(group, query, key, value, sees, distances, bias)
     golden_cases.assert_close(output, expected, 1e-5)
     assert np.all(output.swapaxes(1, 2)[~real] == 0.0)
@@ -237,17 +270,19 @@ def test_token_choice_equals_dense_attention(length, window, limit, padded, shar
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(
-    "length, window, limit, padded, block_size",
+    "length, window, limit, padded, block_size, shift",
     [
-        (LENGTH, 1, None, True, 5),
-        (LENGTH, 3, None, False, 1),
-        (LENGTH, 5, 2, True, 12),
-        (LENGTH, 32, 30, True, 256),
-        (40, 9, 4, True, 7),
+        (LENGTH, 1, None, True, 5, 0),
+        (LENGTH, 3, None, False, 1, 0),
+        (LENGTH, 3, 2, False, 1, 1),
+        (LENGTH, 5, 2, True, 12, 0),
+        (LENGTH, 32, 30, True, 256, 0),
+        (40, 9, 4, True, 7, 0),
+        (40, 9, 4, True, 7, 1),
     ],
 )
 def test_prefix_scope_equals_dense_attention(
-    length, window, limit, padded, block_size, shared
+    length, window, limit, padded, block_size, shift, shared
 ):
     group = built_group(
         attention_window=window,
@@ -255,6 +290,7 @@ def test_prefix_scope_equals_dense_attention(
         share_query_key=shared,
         routing_scope="prefix",
         prefix_block_size=block_size,
+        key_shift=shift,
     )
     query, key, value = tokens(length, length)
     key = query if shared else key
@@ -275,8 +311,19 @@ def test_prefix_scope_equals_dense_attention(
         use_causal_mask=True,
     )
 
+    offered = real
+    if shift:
+        value, bias, offered = helpers.read_with_keys(value, bias, real)
     expected, _ = helpers.prefix_attention(
-        group, query, key, value, real, lambda ranked: ranked[:window], bias
+        group,
+        query,
+        key,
+        value,
+        real,
+        lambda ranked: ranked[:window],
+        bias,
+        offered=offered,
+        key_shift=shift,
     )
     golden_cases.assert_close(output, expected, 1e-5)
     assert np.all(output.swapaxes(1, 2)[~real] == 0.0)
@@ -322,8 +369,8 @@ def test_without_a_causal_mask_the_scope_is_the_whole_sequence():
 
 def test_the_scope_of_a_model_is_set_for_a_while():
     groups = [
-        RoutedHeads(1, 2, 3),
-        RoutedHeads(1, 2, 3, routing_scope="prefix"),
+        RoutedHeads(1, 2, 3, routing="expert_choice"),
+        RoutedHeads(1, 2, 3, routing="expert_choice", routing_scope="prefix"),
         RoutedHeads(1, 2, 3, routing="token_choice"),
     ]
     model = keras.Sequential(
@@ -380,6 +427,53 @@ def test_token_choice_refuses_other_than_causal_self_attention(options, received
     assert '`routing="expert_choice"`' in str(error.value)
 
 
+def test_the_sound_routing_is_the_default():
+    """Token choice in causal self-attention, else expert choice."""
+    query, key, value = tokens()
+    for options, sound in (
+        ({"use_causal_mask": True}, "token_choice"),
+        ({}, "expert_choice"),
+        ({"is_cross_attention": True}, "expert_choice"),
+    ):
+        outputs = []
+        for routing in ({}, {"routing": None}, {"routing": sound}):
+            group = RoutedHeads(HEADS, CLUSTERS, 5, share_query_key=False, **routing)
+            group.build(*[query.shape] * 3)
+            helpers.randomize(group)
+            outputs.append(golden_cases.run(group, query, key, value, **options)[0])
+            assert group.get_config()["routing"] == routing.get("routing")
+        np.testing.assert_array_equal(outputs[0], outputs[1])
+        np.testing.assert_array_equal(outputs[0], outputs[2])
+
+
+def test_no_routing_is_sound_under_a_causal_mask_over_another_sequence():
+    group = built_group(routing=None)
+    received = "use_causal_mask=True, is_cross_attention=True"
+    with pytest.raises(ValueError, match=f"`routing=None` .*Received: {received}"):
+        group(*tokens(), use_causal_mask=True, is_cross_attention=True)
+
+
+def test_what_was_saved_before_queries_chose_reads_the_clusters_of_keys():
+    arrays = tokens()
+    outputs = {}
+    for name, options in (
+        ("saved", {}),
+        ("key", {"query_cluster": "key"}),
+        ("query", {"query_cluster": "query"}),
+    ):
+        group = built_group(share_query_key=False, routing="token_choice", **options)
+        if name == "saved":
+            config = group.get_config()
+            assert config.pop("query_cluster") == "query"
+            group = RoutedHeads.from_config(config)
+            assert group.get_config()["query_cluster"] == "key"
+            group.build(*[x.shape for x in arrays])
+            helpers.randomize(group)
+        outputs[name], _ = golden_cases.run(group, *arrays, use_causal_mask=True)
+    np.testing.assert_array_equal(outputs["saved"], outputs["key"])
+    assert golden_cases.relative_error(outputs["query"], outputs["key"]) > 0.1
+
+
 @pytest.mark.parametrize("of_first_row", [False, True])
 def test_padding_may_be_routed_as_in_the_release(of_first_row):
     flaws = {"padding_is_routed": True, "padding_of_first_row": of_first_row}
@@ -423,14 +517,27 @@ def test_zero_rows_are_padding_for_the_release():
     golden_cases.assert_close(output[member], expected[member], 1e-5)
 
 
-@pytest.mark.parametrize("routing", ["expert_choice", "token_choice"])
-@pytest.mark.parametrize("shared", [False, True])
-def test_trains_on_normalized_real_tokens(shared, routing):
+@pytest.mark.parametrize(
+    "shared, routing, cluster_of",
+    [
+        (False, "expert_choice", "query"),
+        (True, "expert_choice", "query"),
+        (False, "token_choice", "query"),
+        (False, "token_choice", "key"),
+        (True, "token_choice", "query"),
+    ],
+)
+def test_trains_on_normalized_real_tokens(shared, routing, cluster_of):
     """The commitment loss and the moving averages, from their formulas.
 
-    In token choice queries have no cluster, so that the keys alone move centroids.
+    Where queries have no cluster of their own, the keys alone move centroids.
     """
-    group = built_group(share_query_key=shared, commitment_weight=0.5, routing=routing)
+    group = built_group(
+        share_query_key=shared,
+        commitment_weight=0.5,
+        routing=routing,
+        query_cluster=cluster_of,
+    )
     query, key, value = tokens()
     real = helpers.tail_mask(LENGTH, 11, 4)
     kmeans = group.kmeans
@@ -449,7 +556,7 @@ def test_trains_on_normalized_real_tokens(shared, routing):
 
     loss = 0.0
     streams = [query] if shared else [query, key]
-    for stream in streams[-1:] if routing == "token_choice" else streams:
+    for stream in streams[-1:] if cluster_of == "key" else streams:
         stream = helpers.normalize(stream)
         nearest = np.argmax(np.einsum("bhld,hkd->bhlk", stream, centroids), axis=-1)
         squares = [
@@ -475,6 +582,8 @@ def test_trains_on_normalized_real_tokens(shared, routing):
         ("attention_window", -1),
         ("attention_window", None),
         ("routing", "nobody_chooses"),
+        ("query_cluster", "value"),
+        ("query_cluster", None),
         ("routing_scope", "suffix"),
         ("prefix_block_size", 0),
         ("decay", 1.5),

@@ -13,7 +13,9 @@ from tests.layers import helpers
 
 BATCH, HEADS, LENGTH, DIM = 2, 2, 12, 6
 KINDS = {
-    "routed": lambda **o: layers.RoutedHeads(HEADS, routing_scope="prefix", **o),
+    "routed": lambda **o: layers.RoutedHeads(
+        HEADS, routing="expert_choice", routing_scope="prefix", **o
+    ),
     "cluster_strided": lambda **o: layers.ClusterStridedHeads(HEADS, **o),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -38,12 +40,19 @@ def tokens(seed=0):
     return helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=seed)
 
 
-@every_kind
-def test_block_size_changes_nothing(kind):
+@pytest.mark.parametrize(
+    "kind, shift", [("routed", 0), ("routed", 1), ("cluster_strided", 0)]
+)
+def test_block_size_changes_nothing(kind, shift):
     real = helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH - 4)
     outputs = []
     for block_size in (1, 5, 256):
-        group = built_group(kind, max_relative_position=3, prefix_block_size=block_size)
+        group = built_group(
+            kind,
+            max_relative_position=3,
+            prefix_block_size=block_size,
+            key_shift=shift,
+        )
         # For one cluster all scores are zero: the first tokens win.
         centroids = golden_cases.to_numpy(group.kmeans.centroids).copy()
         centroids[:, 1] = 0.0

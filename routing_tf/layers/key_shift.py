@@ -1,0 +1,93 @@
+"""Keys of the token before: what a position offers with `key_shift=1`.
+
+Position p then offers the key of position p - 1 with its own value, so that a query
+finds the places where content like its own was followed by something, and reads that.
+The same pairs of key and value can be told by the place of the value, as patterns over
+positions need it, or by that of the key, as clusters do, whose members are keys.
+
+Reference: "smeared keys" in Olsson et al. (2022), "In-context Learning and Induction
+Heads" (https://arxiv.org/abs/2209.11895).
+"""
+
+import dataclasses
+
+import numpy as np
+from keras import ops
+
+from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.parts import split
+
+
+def offer_previous_keys(inputs):
+    """Moves keys one position later, to the values that are read with them.
+
+    Args:
+        inputs: `HeadInputs` of self-attention under a causal mask.
+
+    Returns:
+        `HeadInputs`. The value mask is False at the first position, at padding and
+        behind padding.
+    """
+    length = inputs.value.shape[2]
+    has_previous = (np.arange(length) > 0)[None, None]
+    previous_is_real = None
+    if inputs.key_mask is not None:
+        previous_is_real = _one_later(inputs.key_mask)
+    return dataclasses.replace(
+        inputs,
+        key=_one_later(inputs.key),
+        value_mask=combine_masks(has_previous, previous_is_real, inputs.value_mask),
+    )
+
+
+def read_next_values(inputs):
+    """Moves values, with their mask and bias, one position earlier, to their keys.
+
+    Args:
+        inputs: `HeadInputs` of self-attention under a causal mask.
+
+    Returns:
+        `HeadInputs`. The value mask is False at padding and before padding. Nothing
+        follows the last position: no query may read it.
+    """
+    mask, bias = inputs.value_mask, inputs.token_bias
+    if mask is not None:
+        mask = combine_masks(_one_earlier(mask), inputs.key_mask)
+    return dataclasses.replace(
+        inputs,
+        value=_one_earlier(inputs.value),
+        value_mask=mask,
+        token_bias=None if bias is None else _one_earlier(bias),
+    )
+
+
+def to_remember(inputs):
+    """Does what `read_next_values` does, and masks the last position.
+
+    The value that follows it comes later.
+    """
+    length = inputs.value.shape[2]
+    inputs = read_next_values(inputs)
+    has_next = (np.arange(length) < length - 1)[None, None]
+    mask = combine_masks(has_next, inputs.value_mask)
+    return dataclasses.replace(inputs, value_mask=mask)
+
+
+def _one_later(x):
+    """Moves axis 2 of `[batch, heads, length, ...]`; the first entry stays too."""
+    parts = _ends_and_middle(x)
+    return ops.concatenate([parts[0], *parts[:-1]], axis=2) if parts else x
+
+
+def _one_earlier(x):
+    """Moves axis 2 of `[batch, heads, length, ...]`; the last entry stays too."""
+    parts = _ends_and_middle(x)
+    return ops.concatenate([*parts[1:], parts[-1]], axis=2) if parts else x
+
+
+def _ends_and_middle(x):
+    """Returns first entry, middle if any and last entry; nothing for one entry."""
+    length = x.shape[2]
+    if length == 1:
+        return []
+    return split(x, [1, length - 2, 1] if length > 2 else [1, 1], axis=2)

@@ -1,0 +1,157 @@
+"""Attention to the last members of the cluster that a query chooses: strictly causal.
+
+Queries choose a cluster on their own, and keys another one. What a query sees is still
+one range of the keys in the order of their clusters. Queries whose ranges end in the
+same chunk of keys are put together, so that they read the same chunks.
+"""
+
+import numpy as np
+from keras import ops
+
+from routing_tf.layers import membership
+from routing_tf.layers.cluster_order import ClusterOrder
+from routing_tf.layers.cluster_order import chunk_size_for
+from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import without_padding
+from routing_tf.layers.membership import entries_at
+from routing_tf.layers.rules.routed_tokens import own_clusters
+from routing_tf.layers.rules.routed_tokens import real_tokens
+
+
+def attend(group, tokens, training=None):
+    """Lets each token attend to the last members of the best cluster of its query.
+
+    Members are the tokens up to it whose keys chose this cluster. Relative positions
+    are the rank of a member minus the number of members before the token, so that only
+    the token itself has the position 0. The work is `(2 L + K * C) * (W + C)` pairs,
+    linear in the length.
+
+    Args:
+        group: the `ClusteredHeads`.
+        tokens: `RoutedTokens` of one sequence, scored by queries and by keys.
+        training: whether dropout is on; None (the default) for no.
+
+    Returns:
+        `<float>[B, H, L, D]`.
+    """
+    inputs = tokens.inputs
+    window = group.window(tokens.length)
+    ranges = _Ranges(group, tokens, window)
+    key = ranges.keys.arrange(ops.cast(tokens.key, group.compute_dtype))
+    query = ops.cast(tokens.query, group.compute_dtype)
+    output = group.dot_product(
+        ranges.queries.arrange(query),
+        ranges.read(key),
+        ranges.read(ranges.keys.arrange(tokens.value)),
+        attention_mask=combine_masks(
+            ranges.visible(), ranges.entries(inputs.value_mask)
+        ),
+        bias=ranges.entries(inputs.token_bias),
+        distances=ranges.distances(),
+        training=training,
+    )
+    return without_padding(ranges.queries.restore(output), real_tokens(inputs))
+
+
+class _Ranges:
+    """The range of keys that each query sees.
+
+    Args:
+        group: the `ClusteredHeads`.
+        tokens: `RoutedTokens` of one sequence.
+        window: number of members W that a query sees.
+
+    Attributes:
+        keys: `ClusterOrder` of the keys.
+        queries: `ClusterOrder` of the queries, by the chunk in which their range ends.
+        chunks: `<int32>[B, H, N, R]`, the R chunks of keys that a chunk of queries
+            reads, the last of which holds the ends of their ranges.
+    """
+
+    def __init__(self, group, tokens, window):
+        inputs, length = tokens.inputs, tokens.length
+        self.window, self.length = window, length
+        size = chunk_size_for(window)
+        clusters, num_clusters = own_clusters(tokens.key_scores, inputs.key_mask)
+        read, _ = own_clusters(tokens.query_scores, None)
+        self.keys = ClusterOrder(clusters, num_clusters, size)
+        self.num_earlier = _num_earlier(clusters, read, num_clusters)
+        self.ends = self.num_earlier
+        if not group.key_shift:
+            self.ends = self.ends + ops.cast(clusters == read, "int32")
+        last = ops.maximum(self.ends - 1, 0) // size
+        last = entries_at(self.keys.first_chunk, read) + last
+        num_chunks = self.keys.num_chunks
+        last = ops.minimum(last, num_chunks - 1)
+        if inputs.query_mask is not None:
+            last = ops.where(inputs.query_mask, last, num_chunks)
+            num_chunks += 1
+        self.queries = ClusterOrder(last, num_chunks, size)
+        last = ops.minimum(self.queries.cluster_of_chunk, self.keys.num_chunks - 1)
+        self._back = np.arange(-(-(window - 1) // size), -1, -1, dtype="int32")
+        self.chunks = last[..., None] - self._back
+
+    def read(self, chunks):
+        """Returns what each chunk of queries reads.
+
+        Args:
+            chunks: tensor `[B, H, chunks of keys, C, D]`.
+
+        Returns:
+            Tensor `[B, H, N, R * C, D]`; anything where no key is visible.
+        """
+        batch, heads, num_chunks, slots, dim = ops.shape(chunks)
+        rows = ops.reshape(chunks, (batch, heads, num_chunks, slots * dim))
+        rows = membership.gather(rows, ops.maximum(self.chunks, 0))
+        num_rows = self.chunks.shape[-1]
+        shape = (batch, heads, self.chunks.shape[2], num_rows * slots, dim)
+        return ops.reshape(rows, shape)
+
+    def entries(self, x):
+        """Returns a mask or bias of positions, `[B, H, N, 1, R * C]`; or None."""
+        if x is None:
+            return None
+        entries = membership.gather_entries(x, self.keys.tokens, self.length)
+        return ops.swapaxes(self.read(entries[..., None]), -1, -2)
+
+    def visible(self):
+        """Tells which keys each query sees, `<bool>[B, H, N, C, R * C]`."""
+        ranks, ends = self._ranks(), self._of_queries(self.ends)
+        near = ops.logical_and(ranks < ends, ranks >= ends - self.window)
+        return ops.logical_and(near, ranks >= 0)
+
+    def distances(self):
+        """Returns relative positions, `<int32>[B, H, N, C, R * C]`."""
+        return self._ranks() - self._of_queries(self.num_earlier)
+
+    def _ranks(self):
+        """Ranks of keys in the cluster of the last one, `<int32>[B, H, N, 1, R * C]`.
+
+        Negative for chunks of clusters before it.
+        """
+        size = self.keys.chunk_size
+        last = ops.maximum(self.chunks[..., -1], 0)
+        chunk = entries_at(self.keys.rank_of_chunk, last)[..., None] - self._back
+        ranks = chunk[..., None] * size + np.arange(size, dtype="int32")
+        batch, heads, num_chunks, rows, _ = ops.shape(ranks)
+        return ops.reshape(ranks, (batch, heads, num_chunks, 1, rows * size))
+
+    def _of_queries(self, x):
+        """From `[B, H, L]` to `[B, H, N, C, 1]`."""
+        return self.queries.arrange(x[..., None])
+
+
+def _num_earlier(clusters, read, num_clusters):
+    """Returns how many earlier keys chose the cluster that each query reads.
+
+    Args:
+        clusters: `<int32>[B, H, L]`, of the keys.
+        read: `<int32>[B, H, L]`, of the queries.
+        num_clusters: number of clusters.
+
+    Returns:
+        `<int32>[B, H, L]`.
+    """
+    chosen = ops.one_hot(clusters, num_clusters, dtype="int32")
+    earlier = ops.cumsum(chosen, axis=2) - chosen
+    return ops.take_along_axis(earlier, read[..., None], axis=-1)[..., 0]

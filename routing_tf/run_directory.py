@@ -98,7 +98,9 @@ class RunConfig:
         try:
             fields = untrusted.read_json(path)
             untrusted.check_hyperparameters(fields["hyperparameters"], path)
-            hyperparameters = models.Hyperparameters(**fields.pop("hyperparameters"))
+            hyperparameters = models.Hyperparameters.from_dict(
+                fields.pop("hyperparameters")
+            )
             return cls(hyperparameters=hyperparameters, **fields)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -170,8 +172,12 @@ def configure(problem, hyperparameters, **fields):
     """
     source = fields.get("init_checkpoint")
     if source and is_release_checkpoint(source):
-        # The weights rely on them.
-        hyperparameters = hyperparameters.replace(compatibility=Compatibility.trained())
+        # The weights rely on them, and on keys of their own.
+        hyperparameters = hyperparameters.replace(
+            compatibility=Compatibility.trained(),
+            routed_key_shift=0,
+            local_key_shift=0,
+        )
     config = RunConfig(problem, hyperparameters, **fields)
     problem = config.make_problem()
     problem.check_hyperparameters(hyperparameters)

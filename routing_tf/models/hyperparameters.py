@@ -4,6 +4,8 @@ import dataclasses
 import math
 
 from routing_tf.layers.compatibility import Compatibility
+from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
+from routing_tf.layers.heads.head_group import check_key_shift
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.online_kmeans import CENTROID_INITIALIZATIONS
 from routing_tf.layers.validation import check_choice
@@ -11,7 +13,7 @@ from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
 
-ROUTINGS = ("expert_choice", "token_choice", "hashed", "random", "full")
+ROUTINGS = (None, "expert_choice", "token_choice", "hashed", "random", "full")
 _POSITIVE = (
     "vocabulary_size",
     "max_sequence_length",
@@ -42,6 +44,7 @@ _COUNTS = (
 )
 _NOT_NEGATIVE = (
     "commitment_weight",
+    "balance_rate",
     "relative_key_stddev",
     "initializer_gain",
     "learning_rate",
@@ -108,7 +111,13 @@ class Hyperparameters:
             its best tokens), `"token_choice"` (each token goes to its best centroid;
             strictly causal; encoders and attention to their output use expert choice),
             `"hashed"` (the clusters are buckets of a hash), `"random"`, or `"full"`: no
-            clusters, the heads see all tokens, as a baseline.
+            clusters, the heads see all tokens, as a baseline. None for what is sound:
+            token choice in decoders, expert choice elsewhere.
+        routed_key_shift: whose key a position offers with its own value in the routed
+            heads (whatever their `routing`) and the cluster-strided and strided ones of
+            a decoder's self-attention: its own (0), or that of the token before it (1),
+            with which they find what followed their like, see `HeadGroup`.
+        local_key_shift: the same for local heads.
         routing_scope: the tokens that compete in expert choice under a causal mask:
             `"full"` or `"prefix"`, see `RoutedHeads`. Sampling is always in the
             second.
@@ -120,10 +129,13 @@ class Hyperparameters:
         strided_relative_positions: whether strided heads use relative positions,
             which are differences of block.
         share_query_key: whether routed heads share queries and keys.
+        query_cluster: with separate queries and keys, whether a token reads the best
+            cluster of its `"query"`, or of its `"key"`, see `ClusteredHeads`.
         ema: whether centroids follow moving averages (True) or gradients.
         centroid_decay: share of the old average kept at each training step.
         centroid_initialization: `"normal"` for random centroids; `"tokens"`: the first
             training step sets them to tokens, see `OnlineKMeans`.
+        balance_rate: how fast clusters are made even, see `OnlineKMeans`; 0: not.
         revive_centroids_after: number of training steps without a token after which a
             centroid is set to one, see `OnlineKMeans`; None for never.
         commitment_weight: factor of the clustering loss.
@@ -209,16 +221,20 @@ class Hyperparameters:
     num_local_only_layers: int = 0
     num_clusters: int = 16
     attention_window: int = 256
-    routing: str = "expert_choice"
+    routing: str | None = None
+    routed_key_shift: int = 0
+    local_key_shift: int = 0
     routing_scope: str = "full"
     prefix_block_size: int | None = None
     routed_relative_positions: bool = True
     cluster_strided_relative_positions: bool = True
     strided_relative_positions: bool = False
     share_query_key: bool = True
+    query_cluster: str = "query"
     ema: bool = True
     centroid_decay: float = 0.999
     centroid_initialization: str = "normal"
+    balance_rate: float = 0.0
     revive_centroids_after: int | None = None
     commitment_weight: float = 1e-4
     max_relative_position: int = 513
@@ -264,6 +280,7 @@ class Hyperparameters:
             self.centroid_initialization,
             CENTROID_INITIALIZATIONS,
         )
+        check_choice("query_cluster", self.query_cluster, QUERY_CLUSTERS)
         check_choice("encoder_inputs", self.encoder_inputs, ("tokens", "embeddings"))
         for name in _POSITIVE:
             check_positive_integer(name, getattr(self, name))
@@ -271,6 +288,8 @@ class Hyperparameters:
             check_non_negative_integer(name, getattr(self, name))
         for name in _names_ending_in("_dropout"):
             check_rate(name, getattr(self, name))
+        for name in ("routed_key_shift", "local_key_shift"):
+            check_key_shift(name, getattr(self, name), self.compatibility)
         for name in _NOT_NEGATIVE:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
@@ -290,6 +309,12 @@ class Hyperparameters:
                 if field.name == "memory_flange_blocks":
                     check = check_non_negative_integer
                 check(field.name, value)
+        elif field.type == (str | None):
+            if value is not None and type(value) is not str:
+                raise ValueError(
+                    f"`{field.name}` must be a name or None. Received: "
+                    f"{field.name}={value!r}"
+                )
         elif field.type is float and type(value) is int:
             object.__setattr__(self, field.name, float(value))
         elif type(value) is not field.type:
@@ -313,6 +338,11 @@ class Hyperparameters:
 
     def _check_centroids(self):
         moves = self.revive_centroids_after, self.centroid_initialization
+        if not self.ema and self.balance_rate:
+            raise ValueError(
+                "`balance_rate` must be 0 where gradients train the centroids. "
+                f"Received: balance_rate={self.balance_rate}, ema={self.ema}"
+            )
         if not self.ema and moves != (None, "normal"):
             raise ValueError(
                 "`revive_centroids_after` must be None and `centroid_initialization` "
@@ -344,6 +374,22 @@ class Hyperparameters:
                 f"local_block_width={self.local_block_width}, "
                 f"num_classes={self.num_classes}"
             )
+
+    @classmethod
+    def from_dict(cls, fields):
+        """Returns the hyperparameters of a dict, such as `to_dict` returns.
+
+        Args:
+            fields: dict of some or all fields. All those of an earlier version of the
+                package, as in a saved model, keep the meaning that they had there.
+
+        Raises:
+            ValueError: if a field is unknown or not valid.
+        """
+        is_saved = "compatibility" in fields and "train_steps" in fields
+        if is_saved and not fields.get("share_query_key", True):
+            fields = {"query_cluster": "key", **fields}
+        return cls().replace(**fields)
 
     @property
     def kind(self):
@@ -447,8 +493,10 @@ def _parse_value(name, value, kind):
     try:
         if kind is bool:
             return booleans[value.lower()]
-        if kind == (int | None):
-            return None if value.lower() == "none" else int(value)
+        if kind in (int | None, str | None):
+            if value.lower() == "none":
+                return None
+            return int(value) if kind == (int | None) else value
         return kind(value)
     except (KeyError, ValueError):
         expected = "int or none" if kind == (int | None) else kind.__name__

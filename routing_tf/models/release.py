@@ -203,7 +203,11 @@ def _clustered_heads(config, num_heads):
             **options,
         )
     return layers.RoutedHeads(
-        num_heads, name="routed_heads", **_clustering(config), **options
+        num_heads,
+        routing="expert_choice",
+        name="routed_heads",
+        **_clustering(config),
+        **options,
     )
 
 

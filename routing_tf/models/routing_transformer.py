@@ -215,7 +215,7 @@ def hyperparameters_of_kind(kind, hyperparameters):
         TypeError: if a dict names an unknown hyperparameter.
     """
     if isinstance(hyperparameters, dict):
-        hyperparameters = Hyperparameters().replace(**hyperparameters)
+        hyperparameters = Hyperparameters.from_dict(hyperparameters)
     if hyperparameters.kind != kind:
         raise ValueError(
             f"`hyperparameters` must be those of a model of the kind {kind!r}. "

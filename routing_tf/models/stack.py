@@ -107,15 +107,23 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
     """The head groups of self-attention, in the order of the release."""
     h = hyperparameters
     share_query_key = h.share_query_key and is_causal
+    # Keys can be shifted only where nothing later is seen.
+    shifts = h.routed_key_shift * is_causal, h.local_key_shift * is_causal
+    routed_shift, local_shift = ({"key_shift": shift} for shift in shifts)
+    clustered = {
+        "share_query_key": share_query_key,
+        "query_cluster": h.query_cluster,
+        **routed_shift,
+    }
     routed, cluster_strided, local = _counts(h, index)
     groups = []
     if routed:
         options = _options(h, policy, h.routed_relative_positions)
-        options["share_query_key"] = share_query_key
+        options |= routed_shift if h.routing == "full" else clustered
         groups.append(_routed_heads(h, routed, index, options, is_causal))
     if cluster_strided:
         options = _options(h, policy, h.cluster_strided_relative_positions)
-        options["share_query_key"] = share_query_key
+        options |= clustered
         groups.append(_cluster_strided_heads(h, cluster_strided, options))
     if h.num_strided_heads:
         groups.append(
@@ -123,6 +131,7 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
                 h.num_strided_heads,
                 block_shape=h.local_block_shape,
                 name="strided_heads",
+                **routed_shift,
                 **_options(h, policy, h.strided_relative_positions),
             )
         )
@@ -133,6 +142,7 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
                 block_shape=h.local_block_shape,
                 flange_blocks=h.local_flange_blocks,
                 name="local_heads",
+                **local_shift,
                 **_options(h, policy, h.local_relative_positions),
             )
         )
@@ -147,7 +157,9 @@ def _cross_groups(hyperparameters, index, policy):
     options = _options(h, policy, relative=False)
     groups = []
     if routed:
-        separate = {**options, "share_query_key": False}
+        separate = options
+        if h.routing != "full":
+            separate = {**options, "share_query_key": False}
         groups.append(_routed_heads(h, routed, index, separate, is_causal=False))
     if local:
         flange = h.memory_flange_blocks
@@ -192,7 +204,6 @@ def _routed_heads(hyperparameters, num_heads, index, options, is_causal):
             **options,
         )
     if h.routing == "full":
-        del options["share_query_key"]
         return layers.FullHeads(num_heads, name="full_heads", **options)
     # Token choice needs a causal mask.
     routing = h.routing if is_causal else "expert_choice"
@@ -228,6 +239,7 @@ def _clustering(hyperparameters):
         "ema": h.ema,
         "revive_after": h.revive_centroids_after,
         "centroid_initialization": h.centroid_initialization,
+        "balance_rate": h.balance_rate,
     }
 
 

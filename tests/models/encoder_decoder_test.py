@@ -43,6 +43,28 @@ def copy_weights(source, target):
             variable.assign(values[variable.path])
 
 
+@pytest.mark.parametrize("routing", [None, "full", "hashed"])
+def test_keys_are_shifted_in_the_self_attention_of_decoders_alone(routing):
+    model = backbone(
+        routing=routing,
+        routed_key_shift=1,
+        local_key_shift=1,
+        num_cluster_strided_heads=1,
+        num_strided_heads=1,
+        key_dim=4,
+    )
+    shifts = {
+        name: [group.key_shift for block in blocks for group in block.head_groups]
+        for name, blocks in {
+            "encoder": [block.attention for block in model.encoder_blocks],
+            "decoder": [block.attention for block in model.blocks],
+            "cross": [block.cross_attention for block in model.blocks],
+        }.items()
+    }
+    assert set(shifts["decoder"]) == {1}
+    assert set(shifts["encoder"]) == set(shifts["cross"]) == {0}
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -47,7 +47,16 @@ IMAGE = {
             "must be of type float. Received: learning_rate=True",
             {"learning_rate": True},
         ),
-        ("must be of type str. Received: routing=None", {"routing": None}),
+        ("must be a name or None. Received: routing=3", {"routing": 3}),
+        ("`query_cluster` must be one of .*'both'", {"query_cluster": "both"}),
+        ("`balance_rate` must be finite and not neg", {"balance_rate": -0.1}),
+        ("`balance_rate` must be 0 where", {"balance_rate": 0.1, "ema": False}),
+        ("`routed_key_shift` must be 0.*=2", {"routed_key_shift": 2}),
+        ("`local_key_shift` must be .*int.*=True", {"local_key_shift": True}),
+        (
+            "`local_key_shift=1` must come without flaws.*rank_mask=True",
+            {"local_key_shift": 1, "compatibility": {"rank_mask": True}},
+        ),
         ("`routing` must be one of .*'nearest'", {"routing": "nearest"}),
         ("`routing_scope` must be one of .*'past'", {"routing_scope": "past"}),
         ("`encoder_inputs` must be one of", {"encoder_inputs": "images"}),
@@ -218,6 +227,10 @@ def test_round_trip_through_json(h):
             {"embedding_dim": 12, "key_dim": None, "value_dim": None},
         ),
         (
+            "routing=none,query_cluster=key,routed_key_shift=1",
+            {"routing": None, "query_cluster": "key", "routed_key_shift": 1},
+        ),
+        (
             "learning_rate_schedule=constant*rsqrt_decay,optimizer=adam",
             {"learning_rate_schedule": "constant*rsqrt_decay", "optimizer": "adam"},
         ),
@@ -281,7 +294,8 @@ WHOLE = {"members_of_whole_sequence": True}
 @pytest.mark.parametrize(
     "changes, full, prefix",
     [
-        ({}, "routing", None),
+        ({}, None, None),
+        ({"routing": "expert_choice"}, "routing", None),
         ({"routing": "token_choice"}, None, None),
         ({"routing": "full"}, None, None),
         ({"num_routed_heads": 0}, None, None),
@@ -295,7 +309,11 @@ WHOLE = {"members_of_whole_sequence": True}
         ),
         ({"routing": "token_choice", "compatibility": WHOLE}, None, None),
         (
-            {"num_cluster_strided_heads": 4, "compatibility": WHOLE},
+            {
+                "routing": "expert_choice",
+                "num_cluster_strided_heads": 4,
+                "compatibility": WHOLE,
+            },
             "routing",
             "compatibility.members_of_whole_sequence",
         ),
@@ -320,4 +338,20 @@ def test_what_sees_later_tokens(changes, full, prefix):
     assert (h.sees_later_tokens("full"), h.sees_later_tokens("prefix")) == (
         full,
         prefix,
+    )
+
+
+def test_saved_ones_keep_the_rule_that_they_had():
+    saved = Hyperparameters(share_query_key=False).to_dict()
+    assert Hyperparameters.from_dict(saved).query_cluster == "query"
+    for name in ("query_cluster", "routed_key_shift", "local_key_shift"):
+        del saved[name]
+    old = Hyperparameters.from_dict(saved)
+    assert (old.query_cluster, old.routed_key_shift, old.local_key_shift) == (
+        "key",
+        0,
+        0,
+    )
+    assert (
+        Hyperparameters.from_dict({"share_query_key": False}).query_cluster == "query"
     )

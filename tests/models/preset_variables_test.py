@@ -105,7 +105,7 @@ def count_attention_by_hand(h, layer, cross=False, causal=True):
         total += tables * (bool(local) and h.local_relative_positions)
         total += tables * (bool(routed) and h.routed_relative_positions)
         total += tables * (bool(strided) and h.cluster_strided_relative_positions)
-    centroids = h.num_clusters * (2 * key_dim + 1)
+    centroids = h.num_clusters * (2 * key_dim + 1 + bool(h.balance_rate))
     if h.routing == "hashed":
         centroids = (h.num_clusters.bit_length() - 1) * key_dim
     return total + (routed + strided) * centroids

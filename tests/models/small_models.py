@@ -20,6 +20,7 @@ SETTINGS = {
     "num_routed_heads": 2,
     "num_clusters": 3,
     "attention_window": 6,
+    "routing": "expert_choice",
     "max_relative_position": 10,
     "commitment_weight": 0.5,
     "centroid_decay": 0.9,

@@ -16,6 +16,10 @@ evenly are tokens spread over clusters?
 Pictures of the attention, and a text with the tokens of one cluster marked:
 
     python -m routing_tf.analyse --what=maps --model_dir=my_run
+
+Which earlier places does each token of a text read, and is what comes next there?
+
+    python -m routing_tf.analyse --what=reads --model_dir=my_run
 """
 
 import pathlib
@@ -28,9 +32,10 @@ from absl import flags
 from routing_tf import commands
 from routing_tf import evaluation
 from routing_tf import run_directory
-from routing_tf.analysis import marked_text
 from routing_tf.analysis import pictures
+from routing_tf.analysis import reads as reading
 from routing_tf.analysis import report
+from routing_tf.analysis import shown_texts
 from routing_tf.analysis.causality import find_leaks
 from routing_tf.analysis.clusters import find_cluster
 from routing_tf.analysis.decoding import compare_decoding
@@ -41,19 +46,20 @@ from routing_tf.analysis.windows import complete_windows
 from routing_tf.analysis.windows import text_window
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 
-DEFAULT_LENGTHS = {"jsd": 512, "maps": 256}
+DEFAULT_LENGTHS = {"jsd": 512, "maps": 256, "reads": 256}
 # Flags that only some values of --what read.
 READERS = {
     "num_windows": ("causality",),
     "num_perturbations": ("causality",),
     "eval_examples": ("causality", "decoding"),
     "num_runs": ("jsd",),
-    "length": ("jsd", "maps"),
-    "text": ("maps",),
-    "layer": ("maps",),
-    "head": ("maps",),
+    "length": ("jsd", "maps", "reads"),
+    "text": ("maps", "reads"),
+    "layer": ("maps", "reads"),
+    "head": ("maps", "reads"),
     "cluster": ("maps",),
-    "output_dir": ("maps",),
+    "token": ("reads",),
+    "output_dir": ("maps", "reads"),
     "seed": ("causality", "jsd"),
 }
 
@@ -72,10 +78,11 @@ def define_flags(values=flags.FLAGS):
     flags.DEFINE_enum(
         "what",
         None,
-        ["causality", "decoding", "jsd", "maps"],
+        ["causality", "decoding", "jsd", "maps", "reads"],
         "What to look at: whether later tokens reach earlier outputs; whether decoding "
         "token by token scores what one pass scores; the Jensen-Shannon divergence of "
-        "heads, and clusters; or pictures of attention.",
+        "heads, and clusters; pictures of attention; or which earlier places tokens "
+        "read.",
         required=True,
         flag_values=values,
     )
@@ -104,8 +111,9 @@ def define_flags(values=flags.FLAGS):
     )
     _define_integers(values)
     strings = {
-        "text": "maps: the text to look at. Default: the first held-out window.",
-        "output_dir": "maps: folder of the pictures. Default: MODEL_DIR/maps.",
+        "text": "maps, reads: the text to look at. Default: the first held-out window.",
+        "output_dir": "maps, reads: folder of the pictures. Default: MODEL_DIR/maps or "
+        "MODEL_DIR/reads.",
     }
     for name, text in strings.items():
         flags.DEFINE_string(name, None, text, flag_values=values)
@@ -129,13 +137,30 @@ def _define_integers(values):
         "length": (
             None,
             2,
-            "jsd, maps: tokens of a window; memory grows with its square. Default: "
-            f"{DEFAULT_LENGTHS['jsd']} or {DEFAULT_LENGTHS['maps']}, at most the "
-            "model's. Images are not cut.",
+            "jsd, maps, reads: tokens of a window; memory grows with its square. "
+            f"Default: {DEFAULT_LENGTHS['jsd']}, {DEFAULT_LENGTHS['maps']} or "
+            f"{DEFAULT_LENGTHS['reads']}, at most the model's. Images are not cut.",
         ),
-        "layer": (None, 0, "maps: layer of the cluster. Default: the last with any."),
-        "head": (0, 0, "maps: head of the cluster, among those with clusters."),
+        "layer": (
+            None,
+            0,
+            "maps: layer of the cluster. Default: the last with any. reads: layer of "
+            "the head. Default: the last that reads beyond the reach of local heads.",
+        ),
+        "head": (
+            None,
+            0,
+            "maps: head of the cluster, among those with clusters. Default: 0. reads: "
+            "head among all of the layer. Default: the one that reads most strongly "
+            "beyond the reach of local heads.",
+        ),
         "cluster": (None, 0, "maps: cluster to mark. Default: the biggest."),
+        "token": (
+            None,
+            0,
+            "reads: token whose reads are shown; the first of a text is 1, behind the "
+            "start. Default: one that reads far away and strongly.",
+        ),
         "seed": (0, 0, "causality, jsd: seed of what is drawn at random."),
     }
     for name, (default, smallest, text) in integers.items():
@@ -161,11 +186,11 @@ def run(options):
             f"`--what={options.what}` must come without flags that it does not read. "
             f"Received: {', '.join(f'--{name}' for name in unread)}"
         )
-    if options.what == "maps":
+    if options.what in ("maps", "reads"):
         pictures.check_matplotlib()
     lm, problem = load(options)
-    looks = {"causality": causality, "decoding": decoding, "jsd": jsd, "maps": maps}
-    looks[options.what](lm, problem, options)
+    looks = [causality, decoding, jsd, maps, reads]
+    {look.__name__: look for look in looks}[options.what](lm, problem, options)
 
 
 def load(options):
@@ -316,15 +341,13 @@ def maps(lm, problem, options):
     Raises:
         ValueError: if the text, the cluster or the folder does not fit.
     """
-    length = window_length(lm, options)
-    if options.text is None:
-        window = complete_windows(problem, options.split, 1, length)
-    else:
-        window = text_window(lm, options.text, length)
+    window = one_window(lm, problem, options)
     attention = Probe(lm, options.routing_scope).attention(window)
     cluster = None
     if "token_ids" in window:
-        cluster = find_cluster(attention, options.layer, options.head, options.cluster)
+        cluster = find_cluster(
+            attention, options.layer, options.head or 0, options.cluster
+        )
     elif any(options[name].present for name in ("layer", "head", "cluster")):
         raise ValueError(
             "The tokens of a cluster are shown in texts. Received: `--layer`, `--head` "
@@ -334,10 +357,27 @@ def maps(lm, problem, options):
     for each in attention:
         path = folder / f"{each.block}.png"
         heads = {name: weights[0] for name, weights in each.maps.items()}
-        pictures.draw_maps(heads, f"{each.block}: weights of the keys", path)
+        pictures.draw_maps(heads, f"{each.block}: weights of the values read", path)
         print(f"{each.block}: {path}")
     if cluster is not None:
-        show_cluster(lm, window["token_ids"][0], cluster, folder)
+        shown_texts.show_cluster(lm, window["token_ids"][0], cluster, folder)
+
+
+def one_window(lm, problem, options):
+    """Returns the text or image to look at, a batch of one.
+
+    Args:
+        lm: the model.
+        problem: the problem.
+        options: the parsed flags.
+
+    Raises:
+        ValueError: if the text or the length does not fit.
+    """
+    length = window_length(lm, options)
+    if options.text is None:
+        return complete_windows(problem, options.split, 1, length)
+    return text_window(lm, options.text, length)
 
 
 def make_folder(options):
@@ -349,7 +389,8 @@ def make_folder(options):
     Raises:
         ValueError: if it cannot be written.
     """
-    folder = pathlib.Path(options.output_dir or pathlib.Path(options.model_dir, "maps"))
+    default = pathlib.Path(options.model_dir, options.what)
+    folder = pathlib.Path(options.output_dir or default)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -360,26 +401,36 @@ def make_folder(options):
     return folder
 
 
-def show_cluster(lm, token_ids, cluster, folder):
-    """Prints a text with the tokens of a cluster marked, and draws it.
+def reads(lm, problem, options):
+    """Says how each head reads a text; shows which places its tokens read with one.
 
     Args:
         lm: the model.
-        token_ids: NumPy array `<int>[length]`, the inputs of the model.
-        cluster: the `Cluster`.
-        folder: folder of the picture.
+        problem: the problem.
+        options: the parsed flags.
+
+    Raises:
+        ValueError: if the model is one of images, or the text, the head, the token or
+            the folder does not fit.
     """
-    tokenizer = lm.preprocessor.tokenizer if lm.preprocessor is not None else None
-    pieces = marked_text.make_pieces(tokenizer, token_ids, cluster.is_member)
-    path = folder / f"{cluster.block}_cluster.png"
-    count = int(cluster.is_member.sum())
-    title = f"{cluster.name}: {count} of {len(token_ids)} tokens"
-    pictures.draw_text(pieces, title, path)
-    print(f"{title}: {path}")
-    marks = marked_text.BRACKETS
-    if sys.stdout.isatty():
-        marks = marked_text.REVERSE_VIDEO
-    print(marked_text.mark(pieces, marks))
+    h = lm.hyperparameters
+    if h.kind == "image":
+        raise ValueError(
+            "`--what=reads` must be given a run of texts: texts only, images have "
+            f"`--what=maps`. Received: an image model in {options.model_dir!r}"
+        )
+    window = one_window(lm, problem, options)
+    token_ids = window["token_ids"][0]
+    heads = reading.list_reads(Probe(lm, options.routing_scope).attention(window))
+    # What local heads may see ends with their block and those before it.
+    reach = h.local_block_length * (1 + h.local_flange_blocks)
+    head = reading.choose_head(heads, reach, options.layer, options.head)
+    token = reading.choose_token(head, reach, options.token)
+    folder = make_folder(options)
+    for line in report.describe_reads(heads, token_ids, reach):
+        print(line)
+    tokenizer = shown_texts.tokenizer_of(lm)
+    shown_texts.show_reads(head, token, token_ids, tokenizer, folder)
 
 
 def main(argv):

@@ -1,3 +1,4 @@
+import csv
 import re
 import sys
 
@@ -41,9 +42,9 @@ def save_run(folder, problem, settings, **fields):
     return folder
 
 
-def text_run(folder, text, routing):
+def text_run(folder, text, routing, **changes):
     settings = models.preset_hyperparameters("byte_tiny")
-    settings = settings.replace(**SETTINGS, routing=routing)
+    settings = settings.replace(**SETTINGS, routing=routing, **changes)
     options = {"files": str(text)}
     return save_run(folder, "text_files", settings, problem_options=options)
 
@@ -56,6 +57,12 @@ def token_choice(tmp_path_factory, text):
 @pytest.fixture(scope="module")
 def expert_choice(tmp_path_factory, text):
     return text_run(tmp_path_factory.mktemp("expert_choice"), text, "expert_choice")
+
+
+@pytest.fixture(scope="module")
+def shifted(tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("shifted")
+    return text_run(folder, text, "token_choice", routed_key_shift=1)
 
 
 @pytest.fixture
@@ -230,6 +237,69 @@ def test_maps_of_held_out_text(expert_choice, run, monkeypatch):
     assert len(marked.replace("<pad>", "0")) == 6
 
 
+def test_reads_of_a_text(shifted, tmp_path, run):
+    text = 'one "two"\tone\ntwo one'
+    lm = run_directory.load_language_model(shifted)
+    ids = np.array([[0, *(byte + 2 for byte in text.encode())]], "int32")
+    window = {"token_ids": ids, "padding_mask": np.ones_like(ids, "bool")}
+    weights = Probe(lm).attention(window)[1].maps["routed_heads"][0, 1]
+    places, is_read = weights.argmax(axis=-1), weights.any(axis=-1)
+    hits = is_read[:-1] & (ids[0, places[:-1]] == ids[0, 1:])
+    token = int(np.flatnonzero(is_read[:-1])[-1])
+    code, out, err = run(
+        "--what=reads",
+        f"--model_dir={shifted}",
+        f"--text={text}",
+        f"--output_dir={tmp_path}",
+        "--layer=1",
+        "--head=1",
+        f"--token={token}",
+    )
+    assert not code, err
+    rows = [line.split() for line in out.splitlines()]
+    assert sum(row[2:3] in (["block_0"], ["block_1"]) for row in rows) == 8
+    (row,) = [row for row in rows if row[2:5] == ["block_1", "routed_heads", "1"]]
+    assert row[:2] == ["1", "1"]
+    assert row[-2:] == [f"{hits.mean():.2%}", f"{1 - is_read.mean():.2%}"]
+    with open(tmp_path / "reads.tsv", encoding="utf-8", newline="") as file:
+        _, *table = csv.reader(file, dialect="excel-tab")
+    shown = ["<pad>", *text.replace("\t", "⇥").replace("\n", "↵")]
+    assert [row[:2] for row in table] == [[str(i), c] for i, c in enumerate(shown)]
+    for number, (*_, place, name, weight) in enumerate(table):
+        if is_read[number]:
+            assert (place, name) == (str(places[number]), shown[places[number]])
+            assert float(weight) == pytest.approx(weights[number].max(), abs=1e-4)
+        else:
+            assert place == name == weight == ""
+    before = "".join(shown[:token])[-24:]
+    this, following = shown[token : token + 2]
+    line = f'token {token} "{this}" after "{before}", followed by "{following}", reads'
+    assert line in out.splitlines()
+    listed = [int(row[2]) for row in rows if row[1:2] == ["token"]]
+    assert listed[0] == places[token]
+    path = tmp_path / "reads.png"
+    assert path.read_bytes().startswith(PNG)
+    marked = out.rpartition(f"{path}\n")[2].removesuffix("\n")
+    pieces = unmark(marked.replace(f"⟪{text[token - 1]}⟫", text[token - 1]))
+    marks = {number for number, (_, is_marked) in enumerate(pieces) if is_marked}
+    assert marks == set(listed) - {token}
+
+
+def test_reads_of_held_out_text(expert_choice, run, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    code, out, err = run("--what=reads", f"--model_dir={expert_choice}")
+    assert not code, err
+    names = sorted(path.name for path in (expert_choice / "reads").iterdir())
+    assert names == ["reads.png", "reads.tsv"]
+    assert re.search(r"^block_1 routed_heads [01], every token: ", out, re.MULTILINE)
+    (token,) = re.findall(r"^token (\d+) .* reads$", out, re.MULTILINE)
+    first = re.search(r"^  \d\.\d{3}  token +(\d+) ", out, re.MULTILINE)
+    assert int(token) - int(first[1]) >= 16  # beyond two blocks of 8
+    shown = out.splitlines()[-1]
+    assert len(re.findall(r"\x1b\[1;4m.\x1b\[0m", shown)) == 1
+    assert len(re.sub(r"\x1b\[[0-9;]+m|<pad>", "", shown)) == 47
+
+
 @problems.register("test_checkers")
 class Checkers(image.ImageProblem):
     """Tiny images of noise."""
@@ -249,6 +319,7 @@ def image_run(tmp_path_factory):
         image_height=4,
         image_width=4,
         num_classes=2,
+        routing="expert_choice",
     ).replace(num_local_only_layers=0)
     return save_run(tmp_path_factory.mktemp("images"), "test_checkers", settings)
 
@@ -269,6 +340,8 @@ def test_images(image_run, run):
         (["--what=jsd", "--length=9"], "`--length` must be left out with an image mod"),
         (["--what=maps", "--head=1"], "The tokens of a cluster are shown in texts"),
         (["--what=maps", "--text=a"], "takes texts. Received: one of images"),
+        (["--what=reads"], "texts only, images have `--what=maps`"),
+        (["--what=reads", "--text=a"], "texts only, images have `--what=maps`"),
     ],
 )
 def test_what_images_do_not_have(image_run, run, arguments, message):
@@ -285,6 +358,11 @@ def test_what_images_do_not_have(image_run, run, arguments, message):
         (["--what=maps", "--seed=2", "--num_runs=3"], "Received: --num_runs, --seed"),
         (["--what=causality", "--length=9"], "Received: --length"),
         (["--what=jsd", "--length=49"], "must not exceed the model's `max_sequence_"),
+        (["--what=reads", "--cluster=1"], "Received: --cluster"),
+        (["--what=maps", "--token=1"], "Received: --token"),
+        (["--what=reads", "--length=49"], "must not exceed the model's `max_sequence_"),
+        (["--what=reads", "--length=9", "--token=9"], "from 0 to 8. Received: token=9"),
+        (["--what=reads", "--length=9", "--head=4"], "[0, 1, 2, 3]. Received: head=4"),
         (["--what=maps", "--text="], "`text` must not be empty"),
         (["--what=jsd", "--problem=enwik"], "`name` must be a registered problem"),
         (["--what=jsd", "--problem=test_checkers"], "needs an image model of"),
@@ -344,9 +422,10 @@ def test_no_run(tmp_path, run):
     assert str(tmp_path) in err
 
 
-def test_matplotlib_is_missing(token_choice, run, monkeypatch):
+@pytest.mark.parametrize("what", ["maps", "reads"])
+def test_matplotlib_is_missing(token_choice, run, monkeypatch, what):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, _, err = run("--what=maps", f"--model_dir={token_choice}")
+    code, _, err = run(f"--what={what}", f"--model_dir={token_choice}")
     assert code == 1
     assert "install it with `pip install 'routing-tf[bench]'`" in err
     assert len(err.splitlines()) == 1

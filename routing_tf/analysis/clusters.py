@@ -67,22 +67,30 @@ def find_cluster(attention, layer=None, head=0, cluster=None):
     if layer is None and not layers:
         return None
     layer = layers[-1] if layer is None else layer
-    _check_one_of("layer", layer, layers, "layers with clusters")
+    check_one_of("layer", layer, layers, "layers with clusters")
     heads = [
         (group, number, members)
         for group, clusters in attention[layer].clusters.items()
         for number, members in enumerate(clusters.members[0])
     ]
-    _check_one_of("head", head, range(len(heads)), "layer's heads with clusters")
+    check_one_of("head", head, range(len(heads)), "layer's heads with clusters")
     group, number, members = heads[head]
     if cluster is None:
         cluster = int(members.sum(axis=0).argmax())
-    _check_one_of("cluster", cluster, range(members.shape[1]), "head's clusters")
+    check_one_of("cluster", cluster, range(members.shape[1]), "head's clusters")
     block = attention[layer].block
     return Cluster(block, group, number, cluster, members[:, cluster])
 
 
-def _check_one_of(name, number, numbers, what):
+def check_one_of(name, number, numbers, what):
+    """Raises a `ValueError` if a number is not one of those there are.
+
+    Args:
+        name: name of the argument.
+        number: its value.
+        numbers: sequence of the numbers there are.
+        what: what they number.
+    """
     if number not in numbers:
         raise ValueError(
             f"`{name}` must be one of the {what}, {list(numbers)}. "

@@ -184,7 +184,7 @@ def count_near_ties(lm, inputs):
     """
     near = decisions = 0
     for group, scores in _scores(lm, inputs):
-        if group.routing == "token_choice":
+        if group.routing in (None, "token_choice"):
             best = np.sort(scores, axis=-1)[..., -2:]
             gaps = best[..., 1:] - best[..., :-1]  # none with a single cluster
         else:

@@ -12,7 +12,15 @@ BRACKETS = (
     "\N{MATHEMATICAL RIGHT WHITE SQUARE BRACKET}",
 )
 REVERSE_VIDEO = ("\x1b[7m", "\x1b[0m")
+# Around a token that others are marked for.
+ANGLE_BRACKETS = (
+    "\N{MATHEMATICAL LEFT DOUBLE ANGLE BRACKET}",
+    "\N{MATHEMATICAL RIGHT DOUBLE ANGLE BRACKET}",
+)
+BOLD_UNDERLINED = ("\x1b[1;4m", "\x1b[0m")
 LINE_END = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"
+TAB = "\N{RIGHTWARDS ARROW TO BAR}"
+CONTEXT_CHARACTERS = 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +93,58 @@ def mark(pieces, marks):
         shown = piece.text
         parts.append(shown.replace("\n", LINE_END + "\n") if inside else shown)
     return "".join(parts) + (marks[1] if inside else "")
+
+
+def find_piece(tokenizer, token_ids, token):
+    """Returns the number of the piece that shows a token.
+
+    Args:
+        tokenizer: the tokenizer; None for ids.
+        token_ids: sequence of integers.
+        token: number of the token.
+    """
+    is_token = [number == token for number in range(len(token_ids))]
+    pieces = make_pieces(tokenizer, token_ids, is_token)
+    return [piece.is_marked for piece in pieces].index(True)
+
+
+def mark_around(pieces, number, marks, own_marks):
+    """Joins pieces as `mark` does, with other marks around one of them.
+
+    Args:
+        pieces: list of `Piece`.
+        number: number of the piece with marks of its own.
+        marks: what stands before and behind others that are marked.
+        own_marks: what stands before and behind this one.
+    """
+    own = dataclasses.replace(pieces[number], is_marked=True)
+    parts = (pieces[:number], marks), ([own], own_marks), (pieces[number + 1 :], marks)
+    return "".join(mark(*part) for part in parts)
+
+
+def in_one_line(tokenizer, token_ids):
+    """Returns the text of some tokens in one line, ends of lines and tabs as arrows.
+
+    Args:
+        tokenizer: the tokenizer; None for ids.
+        token_ids: sequence of integers.
+    """
+    pieces = make_pieces(tokenizer, token_ids, [False] * len(token_ids))
+    text = "".join(piece.text for piece in pieces)
+    return text.replace("\n", LINE_END).replace("\t", TAB)
+
+
+def context(tokenizer, token_ids, token):
+    """Returns the end of what stands before a token, in one line.
+
+    Args:
+        tokenizer: the tokenizer; None for ids.
+        token_ids: sequence of integers.
+        token: number of the token.
+    """
+    # A character has up to four bytes.
+    start = max(0, token - 4 * CONTEXT_CHARACTERS)
+    return in_one_line(tokenizer, token_ids[start:token])[-CONTEXT_CHARACTERS:]
 
 
 def _byte_pieces(tokenizer, token_ids, is_marked):

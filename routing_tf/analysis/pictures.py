@@ -11,6 +11,7 @@ PANEL_INCHES = 3.2
 TEXT_COLUMNS = 80
 CELL_INCHES = (0.09, 0.18)
 MARK_COLOUR = "#edae49"
+OWN_COLOUR = "#a3c4f3"
 DOTS_PER_INCH = 100
 
 
@@ -28,8 +29,8 @@ def check_matplotlib():
 def draw_maps(maps, title, path):
     """Draws the attention maps of a block, a panel for each head.
 
-    Rows are queries, columns are keys. Grey follows the square root of the weights,
-    so that small ones show too.
+    Rows are queries, columns are the positions whose values are read. Grey follows the
+    square root of the weights, so that small ones show too.
 
     Args:
         maps: dict from the name of each head group to its maps, NumPy arrays
@@ -68,18 +69,20 @@ def draw_maps(maps, title, path):
         panel.set_title(name, fontsize=9)
         panel.tick_params(labelsize=7)
     figure.suptitle(title, fontsize=10)
-    figure.supxlabel("key", fontsize=9)
+    figure.supxlabel("position whose value is read", fontsize=9)
     figure.supylabel("query", fontsize=9)
     _save(figure, path)
 
 
-def draw_text(pieces, title, path):
+def draw_text(pieces, title, path, number=None):
     """Draws a text with coloured marks.
 
     Args:
         pieces: list of `marked_text.Piece`.
         title: title of the picture.
         path: the PNG file to write.
+        number: number of a piece with a colour of its own; None (the default) for
+            none.
 
     Raises:
         ValueError: if matplotlib is not installed.
@@ -101,9 +104,9 @@ def draw_text(pieces, title, path):
     figure.suptitle(title, fontsize=9)
     axes = figure.add_subplot()
     axes.axis("off")
-    is_marked = np.zeros((num_rows, TEXT_COLUMNS), "bool")
+    colours = np.zeros((num_rows, TEXT_COLUMNS), "int32")
     for row, column, character, marked in cells:
-        is_marked[row, column] = marked
+        colours[row, column] = marked
         # Else matplotlib would read a formula between two dollars.
         axes.text(
             column,
@@ -115,7 +118,11 @@ def draw_text(pieces, title, path):
             va="center",
             parse_math=False,
         )
-    axes.imshow(_colours(is_marked), extent=_extent(is_marked), aspect="auto", zorder=0)
+    if number is not None:
+        own = slice(len(lay_out(pieces[:number])), len(lay_out(pieces[: number + 1])))
+        for row, column, *_ in cells[own]:
+            colours[row, column] = 2
+    axes.imshow(_rgb(colours), extent=_extent(colours), aspect="auto", zorder=0)
     _save(figure, path)
 
 
@@ -141,12 +148,10 @@ def lay_out(pieces, num_columns=TEXT_COLUMNS):
     return cells
 
 
-def _colours(is_marked):
+def _rgb(numbers):
     from matplotlib import colors
 
-    return np.where(
-        is_marked[..., None], colors.to_rgb(MARK_COLOUR), colors.to_rgb("white")
-    )
+    return np.array(colors.to_rgba_array(["white", MARK_COLOUR, OWN_COLOUR]))[numbers]
 
 
 def _extent(cells):

@@ -2,6 +2,11 @@
 
 import math
 
+from routing_tf.analysis import marked_text
+from routing_tf.analysis.reads import NOWHERE
+from routing_tf.analysis.reads import chance_of_recall
+from routing_tf.analysis.reads import score_reads
+
 
 def leak_table(leaks):
     """Returns a table for a reader: how each part moves.
@@ -143,6 +148,85 @@ def occupancy_table(occupancies):
 def _spread_cells(spread):
     shares = (f"{spread.smallest:.2%}", f"{spread.largest:.2%}")
     return (*shares, f"{spread.entropy:.4f}")
+
+
+def describe_reads(heads, token_ids, reach):
+    """Yields lines for a reader: how each head of a model reads a text.
+
+    Args:
+        heads: list of `HeadReads`.
+        token_ids: NumPy array `<int>[length]`.
+        reach: distance from which on local heads see nothing.
+    """
+    yield (
+        "distance: mean, of the place read most\n"
+        f"far: mean of the largest weight at a distance of {reach} or more, where no "
+        "local head sees\n"
+        "recall: share of the tokens that read most a place with the very token that "
+        "comes next\n"
+        "nothing: share of the tokens that read nothing"
+    )
+    largest, random = chance_of_recall(token_ids)
+    yield (
+        f"the next token stands in the text before it for {largest:.2%} of the tokens; "
+        f"a place at random has it for {random:.2%}"
+    )
+    rows = [("layer", "head", "name", "distance", "far", "recall", "nothing")]
+    for each in heads:
+        scores = score_reads(each, token_ids, reach)
+        distance = "-" if scores.distance is None else f"{scores.distance:.1f}"
+        numbers = f"{scores.far:.3f}", f"{scores.recall:.2%}", f"{scores.nothing:.2%}"
+        rows.append((str(each.layer), str(each.head), each.name, distance, *numbers))
+    yield table(rows)
+
+
+def describe_token(reads, token, token_ids, tokenizer):
+    """Yields lines for a reader: what a token reads, with the text before it.
+
+    Args:
+        reads: `HeadReads`.
+        token: number of the token.
+        token_ids: NumPy array `<int>[length]`.
+        tokenizer: the tokenizer; None for ids.
+    """
+
+    def name(number):
+        text = marked_text.in_one_line(tokenizer, token_ids[[number]])
+        before = marked_text.context(tokenizer, token_ids, number)
+        return f'"{text}" after "{before}"'
+
+    places = reads.strongest(token)
+    following = ""
+    if token + 1 < len(token_ids):
+        text = marked_text.in_one_line(tokenizer, token_ids[[token + 1]])
+        following = f', followed by "{text}",'
+    nothing = "" if places else " nothing"
+    yield f"token {token} {name(token)}{following} reads{nothing}"
+    width = len(str(len(token_ids)))
+    for place, weight in places:
+        yield f"  {weight:.3f}  token {place:{width}} {name(place)}"
+
+
+def reads_rows(reads, token_ids, tokenizer):
+    """Yields the rows of a table of what each token reads most, a header first.
+
+    Args:
+        reads: `HeadReads`.
+        token_ids: NumPy array `<int>[length]`.
+        tokenizer: the tokenizer; None for ids.
+
+    Yields:
+        Tuples of strings: number and text of the token, number and text of the place
+        it reads most, and the weight. The last three are empty if it reads nothing.
+    """
+    yield "token", "text", "place", "text of the place", "weight"
+    texts = [marked_text.in_one_line(tokenizer, [id]) for id in token_ids]
+    found = zip(texts, reads.places, reads.strengths, strict=True)
+    for token, (text, place, weight) in enumerate(found):
+        cells = ("", "", "")
+        if place != NOWHERE:
+            cells = (str(place), texts[place], f"{weight:.4f}")
+        yield str(token), text, *cells
 
 
 def table(rows):

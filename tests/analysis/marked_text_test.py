@@ -81,3 +81,23 @@ def test_words():
 def test_ids():
     pieces = marked_text.make_pieces(None, [5, 17], [False, True])
     assert marked_text.mark(pieces, marked_text.BRACKETS) == "5 ⟦17 ⟧"
+
+
+def test_one_piece_with_marks_of_its_own():
+    ids = np.asarray(ByteTokenizer().tokenize("aébc"))
+    pieces = marked_text.make_pieces(ByteTokenizer(), ids, bits("11001"))
+    numbers = [marked_text.find_piece(ByteTokenizer(), ids, i) for i in range(5)]
+    assert numbers == [0, 1, 1, 2, 3]
+    for number, expected in enumerate(["{a}<é>b<c>", "<a>{é}b<c>", "<aé>{b}<c>"]):
+        shown = marked_text.mark_around(pieces, number, ("<", ">"), ("{", "}"))
+        assert shown == expected
+
+
+def test_context():
+    tokenizer = ByteTokenizer()
+    ids = np.asarray(tokenizer.tokenize("a\tb\n" + "é" * 30 + "xyz"))
+    assert marked_text.in_one_line(tokenizer, ids[:4]) == "a⇥b↵"
+    assert marked_text.context(tokenizer, ids, 0) == ""
+    assert marked_text.context(tokenizer, ids, 4) == "a⇥b↵"
+    assert marked_text.context(tokenizer, ids, 66) == "é" * 22 + "xy"
+    assert marked_text.context(None, [7, 8, 9], 2) == "7 8 "

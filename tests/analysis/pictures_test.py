@@ -50,6 +50,17 @@ def test_text(tmp_path):
     assert areas[1] > 0.05
 
 
+def test_a_piece_with_a_colour_of_its_own(tmp_path):
+    pieces = [marked_text.Piece(text, False) for text in ("ab\n", "c" * 40, "d")]
+    blue = []
+    for number in (None, 1, 2):
+        pictures.draw_text(pieces, "title", tmp_path / "text.png", number)
+        image = read(tmp_path / "text.png").astype(int)
+        blue.append((image[..., 2] - image[..., 0] > 50).sum())
+    assert blue[0] == 0
+    assert blue[1] > 20 * blue[2] > 0
+
+
 def test_lay_out():
     pieces = [
         marked_text.Piece("ab", True),

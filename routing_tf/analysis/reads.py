@@ -1,0 +1,224 @@
+"""Which earlier places the tokens of a text read, and what they find there.
+
+A token reads the places whose values have a weight in its row of an attention map.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from routing_tf.analysis.clusters import check_one_of
+
+NOWHERE = -1
+# Share of the largest weight below which a place is hardly read.
+LEAST_SHARE = 0.01
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeadReads:
+    """What the tokens of a text read with one head.
+
+    Args:
+        layer: number of the block.
+        head: number of the head, counted over all heads of the block's
+            self-attention.
+        name: name for a reader: block, head group and number in the group.
+        weights: NumPy array `<float>[length, length]`, the weights of the values read
+            (columns) for each token (rows).
+    """
+
+    layer: int
+    head: int
+    name: str
+    weights: np.ndarray
+
+    @property
+    def places(self):
+        """NumPy array `<int>[length]`: the place read most, or `NOWHERE`."""
+        return np.where(self.strengths > 0, self.weights.argmax(axis=-1), NOWHERE)
+
+    @property
+    def strengths(self):
+        """NumPy array `<float>[length]`: the largest weight."""
+        return self.weights.max(axis=-1)
+
+    def beyond(self, reach):
+        """Returns the weights of places at a distance of at least `reach`, else 0.
+
+        Args:
+            reach: number of tokens.
+        """
+        return np.tril(self.weights, -reach)
+
+    def strongest(self, token, count=5):
+        """Returns the places that a token reads most, the strongest first.
+
+        Args:
+            token: number of the token.
+            count: how many at most. Defaults to 5.
+
+        Returns:
+            List of pairs of a place and its weight, which is more than a hundredth of
+            the largest.
+        """
+        weights = self.weights[token]
+        least = LEAST_SHARE * weights.max()
+        order = np.argsort(-weights, kind="stable")[:count]
+        return [(int(p), float(weights[p])) for p in order if weights[p] > least]
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadScores:
+    """How a head reads, over all tokens of a text.
+
+    Args:
+        distance: mean distance of the place read most; None if no token reads.
+        far: mean of the largest weight beyond the reach of local heads.
+        recall: share of the tokens, of those with a next one, that read most a place
+            whose token is that next one: what the model has to predict.
+        nothing: share of the tokens that read nothing.
+    """
+
+    distance: float | None
+    far: float
+    recall: float
+    nothing: float
+
+
+def list_reads(attention):
+    """Returns what each head of a model reads, in the first text of a batch.
+
+    Args:
+        attention: list of `BlockAttention`, see `Probe.attention`.
+
+    Returns:
+        List of `HeadReads`, in the order of the blocks and of their heads.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import models
+    from routing_tf.analysis import Probe
+    from routing_tf.analysis import reads
+
+    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
+    inputs = {
+        "token_ids": np.arange(64, dtype="int32")[None],
+        "padding_mask": np.ones((1, 64), "bool"),
+    }
+    heads = reads.list_reads(Probe(lm).attention(inputs))
+    scores = reads.score_reads(heads[0], inputs["token_ids"][0], reach=16)
+    print(heads[0].name, scores.recall)
+    ```
+    """
+    found = []
+    for layer, each in enumerate(attention):
+        heads = [
+            (f"{each.block} {group} {number}", weights)
+            for group, maps in each.maps.items()
+            for number, weights in enumerate(maps[0])
+        ]
+        found += [HeadReads(layer, head, *pair) for head, pair in enumerate(heads)]
+    return found
+
+
+def score_reads(reads, token_ids, reach):
+    """Says how a head reads.
+
+    Args:
+        reads: `HeadReads`.
+        token_ids: NumPy array `<int>[length]` with at least two ids.
+        reach: distance from which on local heads see nothing.
+
+    Returns:
+        `ReadScores`.
+    """
+    places = reads.places
+    does_read = places != NOWHERE
+    distances = (np.arange(len(places)) - places)[does_read]
+    is_next = does_read[:-1] & (token_ids[places[:-1]] == token_ids[1:])
+    return ReadScores(
+        distance=float(distances.mean()) if len(distances) else None,
+        far=float(reads.beyond(reach).max(axis=-1).mean()),
+        recall=float(is_next.mean()),
+        nothing=float(1 - does_read.mean()),
+    )
+
+
+def chance_of_recall(token_ids):
+    """Says how often the next token is there to be read.
+
+    Args:
+        token_ids: NumPy array `<int>[length]` with at least two ids.
+
+    Returns:
+        Share of the tokens, of those with a next one, at or before which that next one
+        stands somewhere: the largest recall there is. And the mean share of the places
+        at which it does: the recall of reading a place at random.
+    """
+    is_next = np.tril(token_ids[1:, None] == token_ids[None, :-1])
+    numbers = is_next.sum(axis=-1)
+    shares = numbers / np.arange(1, len(numbers) + 1)
+    return float((numbers > 0).mean()), float(shares.mean())
+
+
+def choose_head(heads, reach, layer=None, head=None):
+    """Chooses the head to look at.
+
+    Args:
+        heads: list of `HeadReads`, see `list_reads`.
+        reach: distance from which on local heads see nothing.
+        layer: number of the block; None (the default) for the last one of which a head
+            reads at that distance, or of all if none does.
+        head: number of the head, counted over all heads of the block; None (the
+            default) for the one with the largest mean of the largest weight at that
+            distance.
+
+    Returns:
+        `HeadReads`.
+
+    Raises:
+        ValueError: if there is no such layer or head.
+    """
+    far = [each.beyond(reach).max(axis=-1).mean() for each in heads]
+    layers = sorted({each.layer for each in heads})
+    if layer is None:
+        reaching = [h.layer for h, mean in zip(heads, far, strict=True) if mean > 0]
+        layer = max(reaching, default=layers[-1])
+    check_one_of("layer", layer, layers, "model's layers")
+    here = [number for number, each in enumerate(heads) if each.layer == layer]
+    if head is None:
+        return heads[max(here, key=far.__getitem__)]
+    check_one_of("head", head, range(len(here)), "layer's heads")
+    return heads[here[head]]
+
+
+def choose_token(reads, reach, token=None):
+    """Chooses the token whose reads are shown.
+
+    Args:
+        reads: `HeadReads`.
+        reach: distance from which on local heads see nothing.
+        token: number of the token; None (the default) for one that reads far away and
+            strongly: that with the largest product of weight and distance, beyond the
+            reach if anything is read there.
+
+    Returns:
+        Number of the token.
+
+    Raises:
+        ValueError: if there is no such token.
+    """
+    length = len(reads.weights)
+    if token is None:
+        weights = reads.beyond(reach)
+        weights = weights if weights.any() else reads.weights
+        distances = np.arange(length)[:, None] - np.arange(length)
+        return int((weights * distances).max(axis=-1).argmax())
+    if not 0 <= token < length:
+        raise ValueError(
+            "`token` must be the number of a token of the text, from 0 to "
+            f"{length - 1}. Received: token={token}"
+        )
+    return token

@@ -6,8 +6,6 @@ Each contender runs in a process of its own, in turns with the reference. Prints
 Markdown table for each kind of pass and length; `benchmarks/README.md` explains it.
 """
 
-import sys
-
 from absl import app
 from absl import flags
 
@@ -21,14 +19,9 @@ PASSES = ["forward", "forward+backward"]
 
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `values`, an `absl.flags.FlagValues`."""
-    contest.define_flags(
-        flags, values, LENGTHS, ["float32", "bfloat16"], contenders.KMEANS
-    )
+    contest.define_flags(values, LENGTHS, ["float32", "bfloat16"], contenders.KMEANS)
     flags.DEFINE_list("passes", PASSES, "Any of these.", flag_values=values)
-    flags.DEFINE_integer("num_heads", 8, "Heads.", lower_bound=1, flag_values=values)
-    flags.DEFINE_integer(
-        "key_dim", 64, "Size of a head.", lower_bound=2, flag_values=values
-    )
+    contest.define_sizes(values)
     flags.DEFINE_integer(
         "attention_window",
         256,
@@ -39,19 +32,14 @@ def define_flags(values=flags.FLAGS):
 
 
 def main(argv):
-    if len(argv) > 1:
-        raise app.UsageError(
-            f"Settings are given as --name=value. Received: {argv[1:]}"
-        )
-    options = flags.FLAGS
-    try:
-        passes = contest.check_list("passes", options.passes, PASSES)
-        rows = contest.run(options, contenders.attention, passes)
-        draw(options, rows)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return contest.command(argv, benchmark)
+
+
+def benchmark(options):
+    """Runs all passes, prints tables and draws a plot."""
+    passes = contest.check_list("passes", options.passes, PASSES)
+    rows = contest.run(options, contenders.attention, passes)
+    draw(options, rows)
 
 
 def draw(options, rows):

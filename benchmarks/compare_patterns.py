@@ -1,14 +1,19 @@
 """Trains the main job with other attention patterns in place of its routed heads.
 
-    python benchmarks/compare_patterns.py --output_dir=runs/patterns
+    python -m benchmarks.compare_patterns
+    python -m benchmarks.compare_patterns --train_steps=10000 --seeds=1
+    python -m benchmarks.compare_patterns --print_only
 
-All models have the same width, data and steps. Each is trained from several seeds, and
-scored on the test split in both routing scopes where they differ. Then all take turns
-in training steps, which tells their speed. The runs stay in the output folder, where a
-second call goes on; the table is printed, and written there with all figures as
-`patterns.md` and `patterns.json`.
+All models have the same width, data and steps, and each pattern reads its own keys
+(`key_shift` 0) or those of the token before (1). Each model is trained from several
+seeds, and scored on the test split in both routing scopes where they differ. Then all
+take turns in training steps, which tells their speed. The runs stay in the output
+folder; the figures are kept in a file, and what it has is not computed again, so a
+second call goes on where the first was stopped. A table is printed for each number of
+steps that is there.
 """
 
+import itertools
 import json
 import logging
 import pathlib
@@ -22,6 +27,7 @@ import tqdm
 from absl import app
 from absl import flags
 
+from benchmarks import contest
 from routing_tf import evaluation
 from routing_tf import run_checkpoints
 from routing_tf import run_directory
@@ -30,58 +36,73 @@ from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.models.token_scorer import TokenScorer
 
 PRESET = "python_small"
-# Its routed heads, in the last layers, are replaced; window and clusters stay.
+# Its routed heads, in the last layers, are replaced; window and clusters stay. Local
+# heads have that window too, own block and the one before it together.
 PATTERNS = {
     "full": {"routing": "full"},
-    "local, blocks of 16": {"num_local_only_layers": 4},
-    "local, blocks of 64": {"num_local_only_layers": 4, "local_block_length": 64},
+    "local": {"num_local_only_layers": 4, "local_block_length": 32},
     "random": {"routing": "random"},
+    "hashed": {"routing": "hashed"},
     "expert choice": {"routing": "expert_choice"},
     "token choice": {"routing": "token_choice"},
 }
+DEFAULT_PATTERNS = ["full", "local", "expert choice", "token choice"]
 WARM_UP_STEPS = 3
 logging.getLogger("tensorflow").setLevel("ERROR")  # many models: many traces
 
 
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `values`, an `absl.flags.FlagValues`."""
+    define = {"flag_values": values}
+    flags.DEFINE_string("output_dir", "runs/patterns", "Folder of the runs.", **define)
     flags.DEFINE_string(
-        "output_dir", "runs/patterns", "Folder of the runs.", flag_values=values
+        "results", "benchmarks/patterns.json", "File of the figures.", **define
     )
-    flags.DEFINE_integer(
-        "seeds", 3, "Runs of each pattern.", lower_bound=2, flag_values=values
+    flags.DEFINE_list(
+        "patterns", DEFAULT_PATTERNS, f"Any of: {', '.join(PATTERNS)}.", **define
     )
+    flags.DEFINE_list("key_shifts", ["0", "1"], "Any of: 0, 1.", **define)
+    flags.DEFINE_integer("seeds", 3, "Runs of each model.", lower_bound=1, **define)
     flags.DEFINE_integer(
         "train_steps",
         preset_hyperparameters(PRESET).train_steps,
         "Steps of each run.",
         lower_bound=1,
-        flag_values=values,
+        **define,
     )
     flags.DEFINE_integer(
         "eval_examples",
         128,
         "Windows of the test split to score; 0: all.",
         lower_bound=0,
-        flag_values=values,
+        **define,
     )
     flags.DEFINE_integer(
-        "rounds", 20, "Timed steps of each model.", lower_bound=1, flag_values=values
+        "rounds", 20, "Timed steps of each model; 0: none.", lower_bound=0, **define
     )
+    flags.DEFINE_bool("print_only", False, "Print what the file has.", **define)
 
 
-def model_dir(output_dir, pattern, seed):
+def changes_of(pattern, key_shift):
+    """Returns the hyperparameters of a model that differ from the main job's."""
+    changes = {**PATTERNS[pattern], "routed_key_shift": key_shift}
+    # Where all heads are local, the shift concerns all.
+    local_shift = key_shift if pattern == "local" else 0
+    return {**changes, "local_key_shift": local_shift}
+
+
+def model_dir(output_dir, pattern, key_shift, steps, seed):
     """Returns the folder of one run."""
-    name = pattern.replace(",", "").replace(" ", "_")
-    return pathlib.Path(output_dir) / f"{name}_{seed}"
+    name = pattern.replace(" ", "_")
+    return pathlib.Path(output_dir, f"{name}_{key_shift}_{steps}_{seed}")
 
 
-def train(folder, pattern, seed, steps):
+def train(folder, pattern, key_shift, seed, steps):
     """Trains one run, or finishes it, in a process of its own."""
     saved = run_checkpoints.paths(folder)
     if saved and run_checkpoints.step_of(saved[-1]) == steps:
         return
-    changes = {**PATTERNS[pattern], "train_steps": steps}
+    changes = {**changes_of(pattern, key_shift), "train_steps": steps}
     command = [
         sys.executable,
         "-m",
@@ -122,34 +143,34 @@ def score(folder, num_examples):
     }
 
 
-def time_steps(folders, rounds):
-    """Times training steps of several runs, one after the other, round by round.
+def time_steps(models, rounds):
+    """Times training steps of several models, one after the other, round by round.
 
     Args:
-        folders: dict of model directories.
+        models: list of pairs of pattern and key shift.
         rounds: number of timed steps of each.
 
     Returns:
-        Dict of the median tokens per second.
+        List of the median tokens per second.
     """
-    steps = {name: training_step(folder) for name, folder in folders.items()}
-    seconds = {name: [] for name in steps}
+    steps = [training_step(*model) for model in models]
+    seconds = [[] for _ in models]
     for number in tqdm.trange(WARM_UP_STEPS + rounds, desc="timing", disable=None):
-        for name, (step, _) in steps.items():
+        for (step, _), times in zip(steps, seconds, strict=True):
             started = time.perf_counter()
             step()
             if number >= WARM_UP_STEPS:
-                seconds[name].append(time.perf_counter() - started)
-    return {
-        name: num_tokens / statistics.median(seconds[name])
-        for name, (_, num_tokens) in steps.items()
-    }
+                times.append(time.perf_counter() - started)
+    return [
+        num_tokens / statistics.median(times)
+        for (_, num_tokens), times in zip(steps, seconds, strict=True)
+    ]
 
 
-def training_step(folder):
+def training_step(pattern, key_shift):
     """Returns a function that takes a training step, and its number of tokens."""
-    config = run_directory.RunConfig.load(folder)
-    problem = config.make_problem()
+    settings = preset_hyperparameters(PRESET).replace(**changes_of(pattern, key_shift))
+    config, problem = run_directory.configure("python_source", settings)
     lm = training.build_model(config.hyperparameters, problem)
     training.compile_for_training(lm)
     batch_size = evaluation.batch_size_of(config.hyperparameters, problem)
@@ -163,56 +184,116 @@ def training_step(folder):
     return step, float(weights.sum())
 
 
-def table(bits, tokens_per_second):
+class Figures:
+    """The figures of all runs, in a file that is written after each.
+
+    Args:
+        path: the file, which need not be there.
+    """
+
+    def __init__(self, path):
+        self.path = pathlib.Path(path)
+        self.entries = []
+        if self.path.is_file():
+            self.entries = json.loads(self.path.read_text())
+
+    def find(self, **keys):
+        """Returns the entries that have all these values."""
+        return [
+            entry
+            for entry in self.entries
+            if all(entry.get(name) == value for name, value in keys.items())
+        ]
+
+    def add(self, **entry):
+        """Adds an entry and writes the file, whole or not at all."""
+        self.entries.append(entry)
+        lines = ",\n".join(json.dumps(entry) for entry in self.entries)
+        written = self.path.with_suffix(".new")
+        written.write_text(f"[\n{lines}\n]\n")
+        written.replace(self.path)
+
+
+def table(figures, steps):
     """Returns the lines of a table in Markdown.
 
     Args:
-        bits: dict from the pattern to a list with what `score` returns for each seed.
-        tokens_per_second: dict from the pattern to the speed of training.
+        figures: `Figures`.
+        steps: number of training steps of the runs.
 
     Returns:
         List of strings.
     """
     lines = [
-        "| in place of the routed heads | scope | bits per byte | tokens/s |",
-        "| --- | --- | --- | --- |",
+        "| in place of the routed heads | key_shift | scope | bits per byte | seeds "
+        "| tokens/s |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
-    for pattern, runs in bits.items():
-        for scope in runs[0]:
-            values = [run[scope] for run in runs]
-            spread = statistics.stdev(values)
-            speed = f"{tokens_per_second[pattern]:,.0f}" if scope == "full" else ""
-            shown = scope if len(runs[0]) > 1 else "both"
+    for pattern, shift in itertools.product(PATTERNS, (0, 1)):
+        runs = figures.find(pattern=pattern, key_shift=shift, steps=steps, kind="bits")
+        speeds = figures.find(pattern=pattern, key_shift=shift, kind="speed")
+        scopes = list(runs[0]["bits_per_byte"]) if runs else []
+        for scope in scopes:
+            values = [run["bits_per_byte"][scope] for run in runs]
+            spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+            speed = f"{speeds[-1]['tokens_per_second']:,.0f}" if speeds else ""
+            shown = scope if len(scopes) > 1 else "both"
             lines.append(
-                f"| {pattern} | {shown} | {statistics.mean(values):.3f} ± "
-                f"{spread:.3f} | {speed} |"
+                f"| {pattern} | {shift} | {shown} | {statistics.mean(values):.3f}"
+                f"{spread} | {len(values)} | {speed if scope == 'full' else ''} |"
             )
     return lines
 
 
 def run(options):
-    """Trains, scores and times all patterns; prints the table.
+    """Trains, scores and times all models; prints the tables.
 
     Args:
         options: the parsed flags.
+
+    Raises:
+        ValueError: if a pattern or a key shift is unknown.
     """
-    seeds = range(options.seeds)
-    runs = [(pattern, seed) for seed in seeds for pattern in PATTERNS]
-    for pattern, seed in tqdm.tqdm(runs, unit="run", disable=None):
-        folder = model_dir(options.output_dir, pattern, seed)
-        train(folder, pattern, seed, options.train_steps)
-    bits = {pattern: [] for pattern in PATTERNS}
-    for pattern, seed in tqdm.tqdm(runs, unit="run", desc="scoring", disable=None):
-        folder = model_dir(options.output_dir, pattern, seed)
-        bits[pattern].append(score(folder, options.eval_examples or None))
-    folders = {name: model_dir(options.output_dir, name, 0) for name in PATTERNS}
-    speeds = time_steps(folders, options.rounds)
-    lines = table(bits, speeds)
-    print("\n".join(lines))
-    folder = pathlib.Path(options.output_dir)
-    folder.joinpath("patterns.md").write_text("\n".join(lines) + "\n")
-    figures = {"bits_per_byte": bits, "tokens_per_second": speeds}
-    folder.joinpath("patterns.json").write_text(json.dumps(figures, indent=1) + "\n")
+    patterns = contest.check_list("patterns", options.patterns, list(PATTERNS))
+    shifts = contest.check_list("key_shifts", options.key_shifts, ["0", "1"])
+    models = list(itertools.product(patterns, map(int, shifts)))
+    figures = Figures(options.results)
+    if not options.print_only:
+        train_and_score(options, models, figures)
+        if options.rounds:
+            speeds = time_steps(models, options.rounds)
+            for (pattern, shift), speed in zip(models, speeds, strict=True):
+                figures.add(
+                    kind="speed",
+                    pattern=pattern,
+                    key_shift=shift,
+                    tokens_per_second=round(speed),
+                )
+    for steps in sorted({entry["steps"] for entry in figures.find(kind="bits")}):
+        print(f"\n{steps} steps\n")
+        print("\n".join(table(figures, steps)))
+
+
+def train_and_score(options, models, figures):
+    """Trains and scores the runs that have no figures yet."""
+    steps = options.train_steps
+    runs = list(itertools.product(range(options.seeds), models))
+    for seed, (pattern, shift) in tqdm.tqdm(runs, unit="run", disable=None):
+        keys = {
+            "kind": "bits",
+            "pattern": pattern,
+            "key_shift": shift,
+            "steps": steps,
+            "seed": seed,
+            "windows": options.eval_examples,
+        }
+        if figures.find(**keys):
+            continue
+        folder = model_dir(options.output_dir, pattern, shift, steps, seed)
+        train(folder, pattern, shift, seed, steps)
+        bits = score(folder, options.eval_examples or None)
+        rounded = {scope: round(value, 4) for scope, value in bits.items()}
+        figures.add(**keys, bits_per_byte=rounded)
 
 
 def main(argv):

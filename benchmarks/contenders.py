@@ -11,7 +11,13 @@ WAYS = {
     "TensorFlow XLA": ("tensorflow", True),
     "JAX": ("jax", True),
 }
-PATTERNS = ("expert choice", "token choice", "local")
+PATTERNS = (
+    "expert choice",
+    "token choice",
+    "token choice of shifted keys",
+    "token choice of separate keys",
+    "local",
+)
 KMEANS = "KmeansAttention (PyTorch)"
 TORCH_FULL = "full attention (PyTorch)"
 PACKAGE = "RoutingTransformerLM (PyTorch)"

@@ -7,6 +7,8 @@ import statistics
 import sys
 
 import tqdm
+from absl import app
+from absl import flags
 
 from benchmarks import contenders
 from benchmarks import machine
@@ -21,11 +23,10 @@ DTYPES = ("float32", "bfloat16")
 MOST_RUNS = 200
 
 
-def define_flags(flags, values, lengths, dtypes, compare):
+def define_flags(values, lengths, dtypes, compare):
     """Defines the flags that the commands share.
 
     Args:
-        flags: the module `absl.flags`.
         values: an `absl.flags.FlagValues`.
         lengths: default of `--lengths`.
         dtypes: default of `--dtypes`.
@@ -69,6 +70,33 @@ def define_flags(flags, values, lengths, dtypes, compare):
     flags.DEFINE_enum("device", "cpu", ["cpu", "gpu"], "Where to compute.", **define)
     flags.DEFINE_string("output", None, "JSON file to write.", **define)
     flags.DEFINE_string("plot", None, "Plot to write: .png, .svg, .pdf.", **define)
+
+
+def define_sizes(values):
+    """Defines the flags of the sizes of an attention layer; see `define_flags`."""
+    flags.DEFINE_integer("num_heads", 8, "Heads.", lower_bound=1, flag_values=values)
+    flags.DEFINE_integer(
+        "key_dim", 64, "Size of a head.", lower_bound=2, flag_values=values
+    )
+
+
+def command(argv, benchmark):
+    """Runs a benchmark with the parsed flags; returns the exit status.
+
+    Args:
+        argv: arguments that are no flags, the command itself first.
+        benchmark: function of the flags.
+    """
+    if len(argv) > 1:
+        raise app.UsageError(
+            f"Settings are given as --name=value. Received: {argv[1:]}"
+        )
+    try:
+        benchmark(flags.FLAGS)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def lengths_of(options):

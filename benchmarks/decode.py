@@ -7,8 +7,6 @@ prefix for each token, and against a dense transformer (our model with full head
 with a key/value cache. `benchmarks/README.md` explains the table.
 """
 
-import sys
-
 from absl import app
 from absl import flags
 
@@ -22,7 +20,7 @@ REFERENCE = "cache dense (TensorFlow graph)"
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `values`, an `absl.flags.FlagValues`."""
     lengths = ["1024", "8192", "65536"]
-    contest.define_flags(flags, values, lengths, ["float32"], REFERENCE)
+    contest.define_flags(values, lengths, ["float32"], REFERENCE)
     flags.DEFINE_integer(
         "tokens_per_run",
         32,
@@ -33,19 +31,14 @@ def define_flags(values=flags.FLAGS):
 
 
 def main(argv):
-    if len(argv) > 1:
-        raise app.UsageError(
-            f"Settings are given as --name=value. Received: {argv[1:]}"
-        )
-    options = flags.FLAGS
-    try:
-        rows = contest.run(options, cases_of, ["decode"], compare_contexts)
-        panels = [("milliseconds per token", _milliseconds)]
-        report.plot_lines(options.plot, rows, panels, "decoding, batch 1")
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return contest.command(argv, benchmark)
+
+
+def benchmark(options):
+    """Runs all contexts, prints tables and draws a plot."""
+    rows = contest.run(options, cases_of, ["decode"], compare_contexts)
+    panels = [("milliseconds per token", _milliseconds)]
+    report.plot_lines(options.plot, rows, panels, "decoding, batch 1")
 
 
 def cases_of(length, kind, dtype, options):

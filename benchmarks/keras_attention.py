@@ -6,7 +6,16 @@ from keras import ops
 
 from routing_tf import layers
 
-ROUTINGS = {"expert choice": "expert_choice", "token choice": "token_choice"}
+# Arguments of `RoutedHeads`.
+ROUTINGS = {
+    "expert choice": {"routing": "expert_choice"},
+    "token choice": {"routing": "token_choice"},
+    "token choice of shifted keys": {"routing": "token_choice", "key_shift": 1},
+    "token choice of separate keys": {
+        "routing": "token_choice",
+        "share_query_key": False,
+    },
+}
 
 
 @keras.saving.register_keras_serializable("benchmarks")
@@ -40,7 +49,7 @@ def ours(shape, pattern, window, num_clusters, relative, dtype, passes, xla):
 
     Args:
         shape: `[1, heads, length, size]`.
-        pattern: `"expert choice"`, `"token choice"` or `"local"`.
+        pattern: a key of `ROUTINGS`, or `"local"`.
         window: tokens in a cluster or a block.
         num_clusters: number of clusters of each head.
         relative: whether there are relative positions, as many as the window.
@@ -56,9 +65,9 @@ def ours(shape, pattern, window, num_clusters, relative, dtype, passes, xla):
         group = layers.LocalHeads(shape[1], (window,), **options)
     else:
         group = layers.RoutedHeads(
-            shape[1], num_clusters, window, routing=ROUTINGS[pattern], **options
+            shape[1], num_clusters, window, **ROUTINGS[pattern], **options
         )
-    return compiled(group, shape, dtype, passes, xla, has_key=pattern == "local")
+    return compiled(group, shape, dtype, passes, xla, has_key=group.needs_keys)
 
 
 def full(shape, dtype, passes, xla):

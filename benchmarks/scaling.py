@@ -7,8 +7,6 @@ rounded to multiples of 8, beside full attention. Fits the exponents of time and
 by least squares in logarithms, and prints them. `benchmarks/README.md` explains more.
 """
 
-import sys
-
 import numpy as np
 from absl import app
 from absl import flags
@@ -22,29 +20,21 @@ LENGTHS = ["4096", "8192", "16384", "32768", "65536"]
 
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `values`, an `absl.flags.FlagValues`."""
-    contest.define_flags(flags, values, LENGTHS, ["float32"], contenders.TORCH_FULL)
-    flags.DEFINE_integer("num_heads", 8, "Heads.", lower_bound=1, flag_values=values)
-    flags.DEFINE_integer(
-        "key_dim", 64, "Size of a head.", lower_bound=2, flag_values=values
-    )
+    contest.define_flags(values, LENGTHS, ["float32"], contenders.TORCH_FULL)
+    contest.define_sizes(values)
 
 
 def main(argv):
-    if len(argv) > 1:
-        raise app.UsageError(
-            f"Settings are given as --name=value. Received: {argv[1:]}"
-        )
-    options = flags.FLAGS
-    try:
-        kinds = ["forward+backward"]
-        rows = contest.run(options, contenders.scaling, kinds, print_exponents)
-        panels = [("seconds", _seconds), ("memory of a run, MiB", run_mebibytes)]
-        title = "forward+backward, sqrt(length) clusters, causal"
-        report.plot_lines(options.plot, rows, panels, title)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return contest.command(argv, benchmark)
+
+
+def benchmark(options):
+    """Runs all lengths, prints tables and exponents, draws a plot."""
+    kinds = ["forward+backward"]
+    rows = contest.run(options, contenders.scaling, kinds, print_exponents)
+    panels = [("seconds", _seconds), ("memory of a run, MiB", run_mebibytes)]
+    title = "forward+backward, sqrt(length) clusters, causal"
+    report.plot_lines(options.plot, rows, panels, title)
 
 
 def print_exponents(contest_, rows):

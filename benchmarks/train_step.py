@@ -7,8 +7,6 @@ Ours are trained as `routing_tf.train` trains them; against them stand
 transformer: our model with full heads alone. `benchmarks/README.md` explains the table.
 """
 
-import sys
-
 from absl import app
 from absl import flags
 
@@ -19,25 +17,18 @@ from benchmarks import report
 
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `values`, an `absl.flags.FlagValues`."""
-    contest.define_flags(
-        flags, values, ["8192"], ["float32", "bfloat16"], contenders.PACKAGE
-    )
+    contest.define_flags(values, ["8192"], ["float32", "bfloat16"], contenders.PACKAGE)
 
 
 def main(argv):
-    if len(argv) > 1:
-        raise app.UsageError(
-            f"Settings are given as --name=value. Received: {argv[1:]}"
-        )
-    options = flags.FLAGS
-    try:
-        rows = contest.run(options, cases_of, ["train step"])
-        panels = [("tokens per second", _speed), ("peak memory, MiB", report.mebibytes)]
-        report.plot_bars(options.plot, rows, panels, "one training step, batch 1")
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return contest.command(argv, benchmark)
+
+
+def benchmark(options):
+    """Runs all steps, prints a table and draws a plot."""
+    rows = contest.run(options, cases_of, ["train step"])
+    panels = [("tokens per second", _speed), ("peak memory, MiB", report.mebibytes)]
+    report.plot_bars(options.plot, rows, panels, "one training step, batch 1")
 
 
 def cases_of(length, kind, dtype, options):

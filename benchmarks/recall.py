@@ -1,0 +1,316 @@
+"""Multi-query associative recall (MQAR): which patterns find what they have read?
+
+    python -m benchmarks.recall --seeds=0,1,2 --plot=recall.png
+
+Two layers of attention, the first one local, the second one the pattern, are trained
+from scratch to tell the value of a key that comes again. Finished runs go into a JSON
+file (`--results`) at once, and a second call goes on from there. Prints a Markdown
+table of all that the file has of the settings asked for: accuracy on held-out
+sequences, mean ± standard deviation over the seeds, and their number.
+
+With several `--learning_rates` each row takes the one that is best for the first seed
+at 128 tokens, 8 pairs and window 32. The row `python_small` is the preset of the main
+job cut to two layers of width 64, with its feed-forward parts and optimizer.
+"""
+
+import ast
+import dataclasses
+import itertools
+import re
+
+import numpy as np
+from absl import app
+from absl import flags
+
+from benchmarks import contest
+from benchmarks import recall_data
+from benchmarks import recall_model
+from benchmarks.recall_model import PRESET
+from benchmarks.recall_model import scopes
+from benchmarks.report import say
+
+PATTERNS = (
+    "full",
+    "local",
+    "hashed",
+    "random",
+    "expert choice",
+    "token choice",
+    PRESET,
+)
+CLUSTERED, ROUTED = PATTERNS[2:], PATTERNS[4:]
+OF_ALL_CLUSTERED = ("share_query_key", "query_cluster")  # arguments
+DEFAULTS = {
+    "vocabulary": 512,
+    "batch_tokens": 8192,
+    "learning_rate": 3e-3,
+    "steps": 800,
+    "num_heads": 1,
+    "key_dim": 64,
+}
+PRESET_DEFAULTS = {
+    "vocabulary": 256,
+    "batch_tokens": 4096,
+    "learning_rate": 3e-3,
+    "steps": 1500,
+    "num_heads": 2,
+    "key_dim": 32,
+}
+TUNING = (128, 8, 32)  # length, pairs and window
+
+
+def settings_of(options, pattern, key_shift, place, rate=None, seed=0):
+    """Returns the `Settings` of a run.
+
+    Args:
+        options: the parsed flags.
+        pattern: one of `PATTERNS`.
+        key_shift: 0 or 1.
+        place: tuple of length, pairs, window and number of steps; None for the
+            pattern's default.
+        rate: learning rate; None (the default) for the pattern's default.
+        seed: of weights and data. Defaults to 0.
+    """
+    length, pairs, window, steps = place
+    own = PRESET_DEFAULTS if pattern == PRESET else DEFAULTS
+    arguments = parse_options(options.options) if pattern in CLUSTERED else {}
+    if pattern not in ROUTED:
+        arguments = {k: v for k, v in arguments.items() if k in OF_ALL_CLUSTERED}
+    num_clusters = options.num_clusters or max(2, 2 * length // window)
+    vocabulary = options.vocabulary or max(own["vocabulary"], 2 * length)
+    recall_data.check_sizes(length, pairs, vocabulary)
+    return recall_data.Settings(
+        pattern=pattern,
+        key_shift=key_shift,
+        length=length,
+        pairs=pairs,
+        window=None if pattern == "full" else window,
+        num_clusters=num_clusters if pattern in CLUSTERED else None,
+        steps=steps or own["steps"],
+        learning_rate=rate or own["learning_rate"],
+        seed=seed,
+        vocabulary=vocabulary,
+        batch_size=options.batch_size or max(1, own["batch_tokens"] // length),
+        width=options.width,
+        num_heads=options.num_heads or own["num_heads"],
+        key_dim=options.key_dim or own["key_dim"],
+        options=arguments,
+    )
+
+
+def parse_options(items):
+    """Reads `name=value` items into a dict; values are Python's, or words."""
+    found = {}
+    for item in items:
+        name, separator, value = (part.strip() for part in item.partition("="))
+        if not name.isidentifier() or not separator:
+            raise ValueError(
+                "--options must be name=value, joined by commas. Received: "
+                f"{item!r}. Write for example --options=decay=0.99,revive_after=50"
+            )
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found
+
+
+def numbers_of(name, texts, kind, least, example):
+    """Returns the items of a list flag as numbers of a kind, none below the least."""
+    try:
+        found = [kind(text) for text in texts]
+    except ValueError:
+        found = []
+    if not found or min(found) < least:
+        raise ValueError(
+            f"--{name} must be numbers of at least {least}, joined by commas. Received:"
+            f" --{name}={','.join(texts)}. Write for example --{name}={example}"
+        )
+    return found
+
+
+def places_of(options):
+    """Returns the columns of the table: tuples of length, pairs, window and steps."""
+    for text in options.sizes:
+        if not re.fullmatch(r"\d+x\d+", text):
+            raise ValueError(
+                "--sizes must be LENGTHxPAIRS, joined by commas. Received: "
+                f"{text!r}. Write for example --sizes=128x8,256x16"
+            )
+    sizes = [tuple(map(int, text.split("x"))) for text in options.sizes]
+    windows = numbers_of("windows", options.windows, int, 2, "32,64")
+    if any(window % 2 for window in windows):
+        raise ValueError(
+            "--windows must be even: two blocks of local heads. Received: "
+            f"--windows={','.join(options.windows)}. Write for example --windows=32,64"
+        )
+    steps = [None]
+    if options.steps:
+        steps = numbers_of("steps", options.steps, int, 1, "800")
+    if len(steps) not in (1, len(sizes)):
+        raise ValueError(
+            "--steps must be one number, or one for each of --sizes. Received: "
+            f"--steps={','.join(options.steps)} with --sizes={','.join(options.sizes)}"
+        )
+    pairs = zip(sizes, itertools.cycle(steps))
+    return [(*size, window, own) for size, own in pairs for window in windows]
+
+
+class Benchmark:
+    """The runs that the flags ask for, and their record.
+
+    Args:
+        options: the parsed flags.
+    """
+
+    def __init__(self, options):
+        patterns = contest.check_list("patterns", options.patterns, PATTERNS)
+        shifts = contest.check_list("key_shifts", options.key_shifts, ("0", "1"))
+        self.options = options
+        self.rows = list(itertools.product(patterns, map(int, shifts)))
+        self.places = places_of(options)
+        self.seeds = numbers_of("seeds", options.seeds, int, 0, "0,1,2")
+        self.rates = [None]
+        if rates := options.learning_rates:
+            self.rates = numbers_of("learning_rates", rates, float, 1e-9, "3e-3,1e-2")
+        self.record = recall_data.Record(options.results)
+
+    def settings(self, row, place, seed):
+        """Returns the settings of a run, at the best learning rate for its row."""
+        tried = [self._found(self._tuning(row, rate)) for rate in self.rates]
+        accuracies = [run["accuracy"]["full"] if run else -1.0 for run in tried]
+        rate = self.rates[int(np.argmax(accuracies))]
+        return settings_of(self.options, *row, place, rate, seed)
+
+    def _tuning(self, row, rate):
+        steps = {place[:3]: place[3] for place in self.places}
+        place = (*TUNING, steps.get(TUNING, self.places[0][3]))
+        return settings_of(self.options, *row, place, rate, self.seeds[0])
+
+    def _found(self, settings):
+        return self.record.find(dataclasses.asdict(settings))
+
+    def train(self):
+        """Trains what the record lacks."""
+        if len(self.rates) > 1:
+            for row, rate in itertools.product(self.rows, self.rates):
+                self._train(self._tuning(row, rate))
+        for seed, place, row in itertools.product(self.seeds, self.places, self.rows):
+            self._train(self.settings(row, place, seed))
+
+    def _train(self, settings):
+        chooses = settings.pattern in CLUSTERED and settings.pattern != "expert choice"
+        diagnose = self.options.diagnose and chooses
+        known = self._found(settings)
+        if known and (not diagnose or "diagnosis" in known):
+            return
+        found = recall_model.train(settings, self.options.eval_every, diagnose)
+        self.record.add(dataclasses.asdict(settings), found)
+        scores = ", ".join(f"{v:.3f} ({k})" for k, v in found["accuracy"].items())
+        say(f"{settings.name}: {scores}, {found['seconds_per_step']} s per step")
+
+    def runs(self, row, place):
+        """Returns the finished runs of a cell of the table."""
+        found = [self._found(self.settings(row, place, seed)) for seed in self.seeds]
+        return [run for run in found if run]
+
+    def about(self):
+        """Returns lines that tell the settings of the rows."""
+        lines = []
+        for row, place in itertools.product(self.rows, self.places):
+            s = self.settings(row, place, 0)
+            lines.append(
+                f"{f'{PRESET}, ' * (s.pattern == PRESET)}{s.length} tokens: vocabulary "
+                f"{s.vocabulary}, {s.steps:,} steps of {s.batch_size} sequences, width "
+                f"{s.width}, heads of {s.key_dim}: {s.num_heads}."
+            )
+        if self.options.options:
+            lines.append(f"Options: {', '.join(self.options.options)}.")
+        return list(dict.fromkeys(lines))
+
+    def table(self):
+        """Returns the lines of the table."""
+        rows = []
+        for row in self.rows:
+            runs = [self.runs(row, place) for place in self.places]
+            rate = self.settings(row, self.places[0], 0).learning_rate
+            for scope in scopes(row[0]):
+                shown = scope if len(scopes(row[0])) > 1 else "both"
+                found = [[run["accuracy"][scope] for run in each] for each in runs]
+                rows.append([row[0], str(row[1]), shown, f"{rate:g}", *found])
+        heads = ["pattern", "key_shift", "scope", "learning rate", *self._titles()]
+        return recall_data.table(heads, rows)
+
+    def _titles(self):
+        return ["{} tokens, {} pairs, window {}".format(*x) for x in self.places]
+
+    def draw(self):
+        """Returns a figure of accuracy against steps, a panel for each column."""
+        panels = {
+            title: {row: runs for row in self.rows if (runs := self.runs(row, place))}
+            for title, place in zip(self._titles(), self.places)
+        }
+        return recall_data.draw(panels)
+
+
+def benchmark(options):
+    """Trains what the record lacks; prints the table and draws the plot."""
+    runs = Benchmark(options)
+    if not options.print_only:
+        runs.train()
+    print("\n".join([*runs.about(), "", *runs.table()]))
+    if options.plot:
+        runs.draw().savefig(options.plot, dpi=150)
+
+
+def define_flags(values=flags.FLAGS):
+    """Defines the flags of the command in `values`, an `absl.flags.FlagValues`."""
+    define = {"flag_values": values}
+
+    def many(name, default, text):
+        flags.DEFINE_list(name, default, text, **define)
+
+    def size(name, default, text):
+        flags.DEFINE_integer(name, default, text, lower_bound=1, **define)
+
+    flags.DEFINE_string(
+        "results", "benchmarks/recall.json", "JSON file with all runs.", **define
+    )
+    flags.DEFINE_string("plot", None, "Plot to write: .png, .svg, .pdf.", **define)
+    flags.DEFINE_bool("print_only", False, "Whether nothing is trained.", **define)
+    flags.DEFINE_bool(
+        "diagnose",
+        False,
+        "Whether evaluations tell how many queries find their match, where tokens "
+        "choose their clusters.",
+        **define,
+    )
+    many("patterns", list(PATTERNS[:-1]), f"Any of {', '.join(PATTERNS)}.")
+    many("key_shifts", ["0", "1"], "0, 1 or both.")
+    many("sizes", ["128x8"], "LENGTHxPAIRS.")
+    many("windows", ["32"], "Tokens that a query sees, even numbers.")
+    many("seeds", ["0"], "A run for each.")
+    many("steps", None, "One number, or one for each of --sizes; default: 800.")
+    many("learning_rates", None, "Each row takes the best; default: 0.003.")
+    many(
+        "options",
+        ["balance_rate=0.01"],
+        f"NAME=VALUE for routed heads ({', '.join(OF_ALL_CLUSTERED)}: for hashed and "
+        f"random ones too), or hyperparameters of {PRESET}.",
+    )
+    size("num_heads", None, "Heads of the pattern; default: 1.")
+    size("key_dim", None, "Size of a head; default: 64.")
+    size("num_clusters", None, "Default: 2 * length / window, and at least 2.")
+    size("vocabulary", None, "Default: 512, or twice the length where that is more.")
+    size("batch_size", None, "Sequences of a step; default: 8192 / length.")
+    size("width", 64, "Size of a hidden state.")
+    size("eval_every", 100, "Steps between evaluations.")
+
+
+def main(argv):
+    return contest.command(argv, benchmark)
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

@@ -1,0 +1,337 @@
+"""What recall.py works on and keeps: examples, settings, records, table and plot.
+
+Letters: B batch, H heads, L length, P pairs.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import statistics
+import typing
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+POWER = 0.01  # of the law of the gaps, `power_a` of zoology
+EVALUATION_SEED = 2**31  # no flag can be as large
+
+
+class Examples(typing.NamedTuple):
+    """Some sequences.
+
+    Args:
+        tokens: NumPy array `<int32>[B, L]`.
+        positions: NumPy array `<int32>[B, P]`, in order: where keys come again.
+        labels: NumPy array `<int32>[B, P]`, the values of these keys.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    labels: np.ndarray
+
+
+def check_sizes(length, pairs, vocabulary):
+    """Refuses sizes that the task does not have.
+
+    Args:
+        length: number of tokens of a sequence.
+        pairs: number of pairs of a key and its value.
+        vocabulary: number of tokens there are.
+
+    Raises:
+        ValueError: if there is no room for the pairs or too few different tokens.
+    """
+    if pairs < 1 or length % 2 or 4 * pairs > length:
+        raise ValueError(
+            "A size must be an even length and at least one pair, with four tokens of "
+            f"the length for each. Received: {length}x{pairs}. Write for example 128x8"
+        )
+    if vocabulary <= length:
+        raise ValueError(
+            "`vocabulary` must be larger than the length of a sequence. Received: "
+            f"vocabulary={vocabulary} with sequences of {length} tokens. Write for "
+            f"example --vocabulary={2 * length}"
+        )
+
+
+def make_examples(number, length, pairs, vocabulary, seed, step=0):
+    """Makes sequences: pairs of key and value, then fillers with each key once more.
+
+    Keys are of the lower half of the vocabulary, values of the upper one, and no two of
+    a sequence are alike. Fillers are any tokens. The places where keys come again are
+    even, and drawn without replacement by a power law of the distance to the pairs.
+
+    Args:
+        number: number of sequences.
+        length: tokens of a sequence.
+        pairs: pairs of a sequence.
+        vocabulary: number of tokens there are.
+        seed: of the random numbers.
+        step: number of the batch. Defaults to 0.
+
+    Returns:
+        `Examples`; equal ones for equal arguments.
+
+    Raises:
+        ValueError: see `check_sizes`.
+
+    Reference: `multiquery_ar` of HazyResearch/zoology.
+    """
+    check_sizes(length, pairs, vocabulary)
+    generator = np.random.default_rng([seed, step])
+    half, start = vocabulary // 2, 2 * pairs
+    uniform = np.zeros(half - 1)
+    keys = 1 + _draw(generator, number, pairs, uniform)
+    values = half + _draw(generator, number, pairs, np.zeros(vocabulary - half))
+    law = (POWER - 1) * np.log(np.arange(1, (length - start) // 2 + 1))
+    positions = start + 2 * _draw(generator, number, pairs, law)
+    tokens = generator.integers(vocabulary, size=(number, length))
+    tokens[:, 0:start:2], tokens[:, 1:start:2] = keys, values
+    np.put_along_axis(tokens, positions, keys, axis=1)
+    order = np.argsort(positions, axis=1)
+    found = [np.take_along_axis(x, order, axis=1) for x in (positions, values)]
+    return Examples(*(x.astype("int32") for x in (tokens, *found)))
+
+
+def _draw(generator, number, count, log_weights):
+    """Draws indices without replacement, `[number, count]`, in the order of drawing."""
+    noise = generator.gumbel(size=(number, len(log_weights)))
+    return np.argsort(-(log_weights + noise), axis=1)[:, :count]
+
+
+def first_places(examples):
+    """Returns where the key at each labelled position stood first, `<int>[B, P]`."""
+    pairs = examples.labels.shape[1]
+    keys = np.take_along_axis(examples.tokens, examples.positions, axis=1)
+    return 2 * np.argmax(
+        keys[..., None] == examples.tokens[:, None, : 2 * pairs : 2], 2
+    )
+
+
+def routing_figures(
+    examples, query_clusters, key_clusters, window, key_shift, num_clusters
+):
+    """Tells whether routing lets labelled positions see what they look for.
+
+    Their match is the first place of the key, whose value a head with `key_shift=1`
+    reads there; without, it is the place of the value behind it.
+
+    Args:
+        examples: `Examples`.
+        query_clusters: `<int>[B, H, L]`, the cluster that each query reads.
+        key_clusters: `<int>[B, H, L]`, that of which each position is a member.
+        window: number of members that a query sees.
+        key_shift: 0 or 1, see `HeadGroup`.
+        num_clusters: number of clusters of a head.
+
+    Returns:
+        Dict of lists with an entry for each head, and of a number:
+        `same_cluster`: share of the labelled positions whose cluster is that of their
+        match;
+        `pushed_out`: share of these whose window ends before the match, as too many
+        members came in between;
+        `evenness`: entropy of the sizes of the clusters, divided by its largest
+        possible value;
+        `found_by_any`: share of the labelled positions that see their match in some
+        head.
+    """
+    matches = first_places(examples) + (1 - key_shift)
+    places = np.arange(examples.tokens.shape[1])
+    last = (examples.positions - key_shift)[..., None]
+    between = (places > matches[..., None]) & (places <= last)
+    wanted = np.take_along_axis(key_clusters, matches[:, None], axis=2)
+    read = np.take_along_axis(query_clusters, examples.positions[:, None], axis=2)
+    is_same = wanted == read
+    members = key_clusters[:, :, None] == wanted[..., None]
+    is_pushed_out = (members & between[:, None]).sum(axis=-1) >= window
+    found = is_same & ~is_pushed_out
+    same = is_same.mean(axis=(0, 2))
+    pushed_out = (is_same & is_pushed_out).mean(axis=(0, 2)) / np.maximum(same, 1e-9)
+    return {
+        "same_cluster": same.tolist(),
+        "pushed_out": pushed_out.tolist(),
+        "evenness": _evenness(key_clusters, num_clusters),
+        "found_by_any": float(found.any(axis=1).mean()),
+    }
+
+
+def _evenness(clusters, num_clusters):
+    """Entropy of the sizes of each head's clusters, in parts of the largest one."""
+    shares = (clusters[..., None] == np.arange(num_clusters)).mean(axis=(0, 2))
+    terms = -shares * np.log(np.maximum(shares, 1e-300))
+    return (terms.sum(axis=-1) / math.log(max(num_clusters, 2))).tolist()
+
+
+def words(figures):
+    """Returns `routing_figures` as text: the mean over the heads, and each of them."""
+    texts = [f"found by any head {figures['found_by_any']:.3f}"]
+    for name in ("same_cluster", "pushed_out", "evenness"):
+        heads = " ".join(f"{value:.3f}" for value in figures[name])
+        mean = statistics.mean(figures[name])
+        texts.append(f"{name.replace('_', ' ')} {mean:.3f} (heads {heads})")
+    return ", ".join(texts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """All that decides how a run ends: the key of its record.
+
+    Args:
+        pattern: one of `recall.PATTERNS`.
+        key_shift: 0 or 1, of the heads of the pattern.
+        length: tokens of a sequence.
+        pairs: pairs of a key and its value in a sequence.
+        window: tokens that a query sees; None for full attention.
+        num_clusters: clusters or buckets; None where there are none.
+        steps: number of training steps.
+        learning_rate: the largest one.
+        seed: of the weights and the training data.
+        vocabulary: number of tokens there are.
+        batch_size: sequences of a training step.
+        width: size of a hidden state.
+        num_heads: heads of the pattern.
+        key_dim: size of a head, in both layers.
+        options: dict of arguments of `RoutedHeads`; of `python_small` hyperparameters.
+    """
+
+    pattern: str
+    key_shift: int
+    length: int
+    pairs: int
+    window: int | None
+    num_clusters: int | None
+    steps: int
+    learning_rate: float
+    seed: int
+    vocabulary: int
+    batch_size: int
+    width: int
+    num_heads: int
+    key_dim: int
+    options: dict
+
+    @property
+    def name(self):
+        """The run in words."""
+        return (
+            f"{self.pattern}, key_shift {self.key_shift}, {self.length}x{self.pairs}, "
+            f"window {self.window}, learning rate {self.learning_rate:g}, seed "
+            f"{self.seed}"
+        )
+
+    def examples(self, number, seed, step=0):
+        """Returns `Examples` of this size."""
+        sizes = (self.length, self.pairs, self.vocabulary)
+        return make_examples(number, *sizes, seed, step)
+
+
+class Record:
+    """The finished runs in a JSON file, one a line.
+
+    Args:
+        path: the file; none yet for no runs.
+
+    Attributes:
+        runs: list of dicts: `settings`, and what was found.
+
+    Raises:
+        ValueError: if the file is no record.
+    """
+
+    def __init__(self, path):
+        self.path = pathlib.Path(path)
+        self.runs = []
+        self._read()
+
+    def find(self, settings):
+        """Returns the run with these settings, or None."""
+        return next((run for run in self.runs if run["settings"] == settings), None)
+
+    def add(self, settings, found):
+        """Writes a run into the file at once, in place of one with its settings.
+
+        Args:
+            settings: dict of what JSON can hold.
+            found: dict likewise.
+        """
+        self._read()  # another process may have written
+        self.runs = [run for run in self.runs if run["settings"] != settings]
+        self.runs.append({"settings": settings, **found})
+        lines = ",\n".join(json.dumps(run) for run in self.runs)
+        part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+        part.write_text(f'{{"runs": [\n{lines}\n]}}\n')
+        part.replace(self.path)
+
+    def _read(self):
+        if not self.path.exists():
+            return
+        try:
+            self.runs = json.loads(self.path.read_text())["runs"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                "--results must be a file that this command wrote, or a new one. "
+                f"Received: {str(self.path)!r}, which is no record of runs: {error}"
+            ) from error
+
+
+def table(heads, rows):
+    """Returns the lines of a table in Markdown.
+
+    Args:
+        heads: names of the columns.
+        rows: list of rows, lists of a cell for each column: a string; or the list of
+            the accuracies of all seeds, empty where nothing was run.
+
+    Returns:
+        List of strings.
+    """
+    lines = [heads, ["---"] * len(heads)]
+    lines += [[_shown(cell) for cell in row] for row in rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _shown(cell):
+    if isinstance(cell, str):
+        return cell
+    if not cell:
+        return "-"
+    spread = f" ± {statistics.stdev(cell):.3f}" if len(cell) > 1 else ""
+    return f"{statistics.mean(cell):.3f}{spread} ({len(cell)})"
+
+
+def draw(panels):
+    """Draws accuracy against steps, the mean over the seeds.
+
+    Args:
+        panels: dict from the title of a panel to a dict from pairs of a pattern and a
+            key shift to the list of its runs, as a `Record` has them.
+
+    Returns:
+        A matplotlib figure.
+    """
+    figure = Figure(figsize=(4.5 * len(panels) + 2, 4.5), layout="constrained")
+    patterns = list(dict.fromkeys(key[0] for lines in panels.values() for key in lines))
+    handles = {}
+    for axes, (title, lines) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items()
+    ):
+        for (pattern, key_shift), runs in lines.items():
+            curves = [dict(run["curve"]) for run in runs]
+            steps = sorted(set.intersection(*map(set, curves)))
+            name = f"{pattern}, key_shift {key_shift}"
+            (handles[name],) = axes.plot(
+                steps,
+                [statistics.mean(curve[step] for curve in curves) for step in steps],
+                "-" if key_shift else "--",
+                color=colormaps["tab10"](patterns.index(pattern)),
+            )
+        axes.set(xlabel="step", ylabel="accuracy", ylim=(-0.02, 1.02))
+        axes.set_title(title, fontsize="small")
+        axes.grid(alpha=0.3)
+    figure.legend(
+        handles.values(), handles, loc="outside right upper", fontsize="small"
+    )
+    return figure

@@ -1,0 +1,241 @@
+"""The models of `benchmarks.recall`: trained, scored, and their clusters looked at."""
+
+import statistics
+import time
+
+import keras
+import numpy as np
+import tqdm
+from keras import ops
+
+from benchmarks import recall_data
+from benchmarks.report import say
+from routing_tf import layers
+from routing_tf import models
+from routing_tf import training
+from routing_tf.analysis.probe import clustered_groups
+from routing_tf.analysis.probe import recorded
+
+PRESET = "python_small"
+LOCAL_BLOCK = 16
+WARM_UP_STEPS, COOL_DOWN = 50, 0.2  # the latter is a share of all steps
+EVALUATED, DIAGNOSED, AT_ONCE = 1000, 256, 50  # sequences
+
+
+class TiedLogits(keras.layers.Layer):
+    """Products of hidden states with the vectors of a `TokenEmbedding`."""
+
+    def __init__(self, embedding, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = embedding
+
+    def call(self, hidden):
+        return ops.matmul(hidden, ops.transpose(self.embedding.embeddings))
+
+    def compute_output_shape(self, shape):
+        return (*shape[:-1], self.embedding.vocabulary_size)
+
+
+def scopes(pattern):
+    """Returns the routing scopes in which a pattern is scored."""
+    return ("full", "prefix") if pattern == "expert choice" else ("full",)
+
+
+def head_group(settings):
+    """Returns the head group of the pattern."""
+    s = settings
+    options = {"key_shift": s.key_shift, **s.options}
+    if s.pattern == "full":
+        return layers.FullHeads(s.num_heads, **options)
+    if s.pattern == "local":
+        # The own block and the one before it are the window.
+        return layers.LocalHeads(s.num_heads, (s.window // 2,), **options)
+    sizes = (s.num_heads, s.num_clusters, s.window)
+    if s.pattern == "hashed":
+        return layers.HashedHeads(*sizes, **options)
+    if s.pattern == "random":
+        return layers.RandomHeads(*sizes, **options)
+    return layers.RoutedHeads(*sizes, routing=s.pattern.replace(" ", "_"), **options)
+
+
+def parts(settings):
+    """Makes the layers of a model.
+
+    Returns:
+        List of layers before the blocks, list of blocks, and list of layers from the
+        hidden states to the logits.
+    """
+    s = settings
+    if s.pattern == PRESET:
+        lm = models.RoutingTransformerCausalLM.from_preset(
+            PRESET, **hyperparameter_changes(s)
+        )
+        after = [lm.backbone.final_norm, lm.logits_dense]
+        return lm.backbone.embedding_layers, lm.backbone.blocks, after
+    embedding = layers.TokenEmbedding(s.vocabulary, s.width)
+    local = layers.LocalHeads(
+        1,
+        block_shape=(LOCAL_BLOCK,),
+        max_relative_position=2 * LOCAL_BLOCK,
+        relative_key_initializer=keras.initializers.RandomNormal(stddev=2.0),
+    )
+    blocks = [
+        layers.TransformerBlock(
+            layers.MixedAttention([group], key_dim=s.key_dim), None, norm_position="pre"
+        )
+        for group in (local, head_group(s))
+    ]
+    return (
+        [embedding],
+        blocks,
+        [keras.layers.LayerNormalization(), TiedLogits(embedding)],
+    )
+
+
+def hyperparameter_changes(settings):
+    """Returns what replaces hyperparameters of the preset."""
+    s = settings
+    return {
+        "learning_rate": s.learning_rate,
+        "train_steps": s.steps,
+        "vocabulary_size": s.vocabulary,
+        "max_sequence_length": s.length,
+        "num_layers": 2,
+        "num_local_only_layers": 1,
+        "hidden_dim": s.width,
+        "key_dim": s.key_dim,
+        "num_local_heads": 2,
+        "num_routed_heads": s.num_heads,
+        "num_clusters": s.num_clusters,
+        "attention_window": s.window,
+        "routed_key_shift": s.key_shift,
+        **s.options,
+    }
+
+
+def make_optimizer(settings):
+    """Makes the optimizer: that of the preset, or Adam with three learning rates.
+
+    A decay from the start ends learning before full attention has found out how to
+    recall; without any, the end of a run is a matter of luck.
+    """
+    s = settings
+    if s.pattern == PRESET:
+        preset = models.preset_hyperparameters(PRESET)
+        return training.make_optimizer(preset.replace(**hyperparameter_changes(s)))
+    rate = s.learning_rate
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay(
+        [WARM_UP_STEPS, round((1 - COOL_DOWN) * s.steps)], [rate / 3, rate, rate / 10]
+    )
+    return keras.optimizers.Adam(schedule, beta_2=0.98, global_clipnorm=1.0)
+
+
+class Network:
+    """A model with random weights, and what is asked of it.
+
+    Args:
+        settings: `Settings`.
+
+    Attributes:
+        model: Keras model from tokens and labelled positions to the logits there.
+    """
+
+    def __init__(self, settings):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(settings.seed)
+        self.settings = settings
+        tokens = keras.Input((settings.length,), dtype="int32")
+        positions = keras.Input((settings.pairs,), dtype="int32")
+        before, (first, self._last), after = parts(settings)
+        hidden = tokens
+        for layer in [*before, first]:
+            hidden = layer(hidden)
+        self._before_last = keras.Model(tokens, hidden)
+        hidden = self._last(hidden)
+        hidden = ops.take_along_axis(hidden, positions[..., None], axis=1)
+        for layer in after:
+            hidden = layer(hidden)
+        self.model = keras.Model([tokens, positions], hidden)
+        self.model.compile(
+            make_optimizer(settings),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            jit_compile=False,  # on a CPU it saves less than it takes
+        )
+        self._scorers = {}
+
+    def train_on(self, examples):
+        """Takes a training step; returns loss and accuracy since they were reset."""
+        tokens, positions, labels = examples
+        return self.model.train_on_batch([tokens, positions], labels, return_dict=True)
+
+    def accuracy(self, examples, scope="full"):
+        """Returns the share of the labels that are thought the likeliest tokens."""
+        if scope not in self._scorers:
+            # Keras compiles a model once, for one scope.
+            self._scorers[scope] = keras.Model(self.model.input, self.model.output)
+            self._scorers[scope].compile(jit_compile=False)
+        found = []
+        with layers.use_routing_scope(self.model, scope):
+            for start in range(0, len(examples.tokens), AT_ONCE):
+                inputs = [x[start : start + AT_ONCE] for x in examples[:2]]
+                logits = self._scorers[scope].predict_on_batch(inputs)
+                found.append(logits.argmax(axis=-1))
+        return float((np.concatenate(found) == examples.labels).mean())
+
+    def diagnosis(self, examples):
+        """Returns `routing_figures` of examples, for tokens that choose clusters."""
+        (group,) = clustered_groups(self._last)
+        with recorded([group], "scores") as calls:
+            self._last(self._before_last(examples.tokens))
+        ((_, scores),) = calls
+        queries, keys = (np.argmax(x, axis=-1) for x in (scores[0], scores[-1]))
+        s = self.settings
+        return recall_data.routing_figures(
+            examples, queries, keys, s.window, s.key_shift, scores[0].shape[-1]
+        )
+
+
+def train(settings, eval_every, diagnose=False):
+    """Trains and scores a model.
+
+    Args:
+        settings: `Settings`.
+        eval_every: number of steps between evaluations.
+        diagnose: whether evaluations tell what routing makes of the sequences. Defaults
+            to False.
+
+    Returns:
+        Dict of what a record keeps: `accuracy` by routing scope, `curve`, a list of
+        pairs of step and accuracy, `seconds_per_step` and, if wanted, `diagnosis`, a
+        list of pairs of step and figures.
+    """
+    network = Network(settings)
+    held_out = settings.examples(EVALUATED, recall_data.EVALUATION_SEED)
+    looked_at = recall_data.Examples(*(x[:DIAGNOSED] for x in held_out))
+    curve, diagnosis, seconds = [], [], []
+    bar = tqdm.trange(settings.steps, desc=settings.name, disable=None, leave=False)
+    for step in bar:
+        examples = settings.examples(settings.batch_size, settings.seed, step)
+        started = time.perf_counter()
+        logs = network.train_on(examples)
+        seconds.append(time.perf_counter() - started)
+        bar.set_postfix({k: f"{v:.3f}" for k, v in logs.items()}, refresh=False)
+        if (step + 1) % eval_every and step + 1 < settings.steps:
+            continue
+        network.model.reset_metrics()
+        curve.append([step + 1, network.accuracy(held_out)])
+        if diagnose:
+            figures = network.diagnosis(looked_at)
+            diagnosis.append([step + 1, figures])
+            words = recall_data.words(figures)
+            say(f"step {step + 1}: accuracy {curve[-1][1]:.3f}, {words}")
+    found = {
+        "accuracy": {
+            scope: network.accuracy(held_out, scope)
+            for scope in scopes(settings.pattern)
+        },
+        "seconds_per_step": round(statistics.median(seconds), 4),
+        "curve": curve,
+    }
+    return {**found, "diagnosis": diagnosis} if diagnose else found

@@ -1,0 +1,301 @@
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from absl import flags
+
+from benchmarks import recall
+from benchmarks import recall_data
+from benchmarks import recall_model
+
+SIZES = {"length": 32, "pairs": 4, "vocabulary": 64}
+
+
+def parse(*arguments):
+    values = flags.FlagValues()
+    recall.define_flags(values)
+    values(["recall", *arguments])
+    return values
+
+
+@pytest.fixture
+def results(tmp_path):
+    return f"--results={tmp_path / 'recall.json'}"
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The runs that would have been trained; larger learning rates are better."""
+    runs = []
+
+    def train(settings, eval_every, diagnose=False):
+        runs.append(settings)
+        accuracy = 10 * settings.learning_rate + settings.seed / 100
+        scopes = {scope: accuracy for scope in recall_model.scopes(settings.pattern)}
+        curve = [[eval_every, accuracy / 2], [2 * eval_every, accuracy]]
+        found = {"accuracy": scopes, "seconds_per_step": 0.1, "curve": curve}
+        return {**found, "diagnosis": []} if diagnose else found
+
+    monkeypatch.setattr(recall_model, "train", train)
+    return runs
+
+
+def test_labels_are_the_values_behind_the_keys():
+    tokens, positions, labels = recall_data.make_examples(200, **SIZES, seed=0)
+    assert tokens.shape == (200, 32) and positions.shape == labels.shape == (200, 4)
+    for row, places, values in zip(tokens, positions, labels):
+        pairs = dict(zip(row[:8:2].tolist(), row[1:8:2].tolist()))
+        assert len(pairs) == 4 and len(set(pairs.values())) == 4
+        assert all(1 <= key < 32 <= value < 64 for key, value in pairs.items())
+        assert [pairs[key] for key in row[places].tolist()] == values.tolist()
+        assert sorted(row[places].tolist()) == sorted(pairs)
+        assert (np.diff(places) > 0).all() and places[0] >= 8
+        assert not (places % 2).any()
+
+
+def test_examples_depend_on_seed_and_step_alone():
+    first, again, later, other = (
+        recall_data.make_examples(3, **SIZES, seed=seed, step=step)
+        for seed, step in ((1, 2), (1, 2), (1, 3), (2, 2))
+    )
+    assert all(np.array_equal(x, y) for x, y in zip(first, again))
+    assert not np.array_equal(first.tokens, later.tokens)
+    assert not np.array_equal(first.tokens, other.tokens)
+
+
+def test_gaps_follow_a_power_law():
+    # With one pair the law is not changed by places that are taken.
+    examples = recall_data.make_examples(20000, 32, 1, 64, seed=0)
+    gaps = (examples.positions[:, 0] - 2) // 2
+    wanted = np.arange(1, 16.0) ** (0.01 - 1)
+    shares = np.bincount(gaps, minlength=15) / len(gaps)
+    np.testing.assert_allclose(shares, wanted / wanted.sum(), atol=0.015)
+
+
+def test_fillers_are_of_the_whole_vocabulary():
+    tokens = recall_data.make_examples(2000, **SIZES, seed=0).tokens[:, 8:]
+    counts = np.bincount(tokens.reshape(-1), minlength=64)
+    assert counts.min() > 0.8 * counts[32:].mean()
+
+
+@pytest.mark.parametrize("length, pairs, vocabulary", [(31, 4, 64), (32, 9, 64)])
+def test_sizes_without_room_are_refused(length, pairs, vocabulary):
+    with pytest.raises(ValueError, match=f"Received: {length}x{pairs}.*for example"):
+        recall_data.make_examples(1, length, pairs, vocabulary, seed=0)
+
+
+def test_small_vocabularies_are_refused():
+    with pytest.raises(ValueError, match="vocabulary=32 .* --vocabulary=64"):
+        recall_data.make_examples(1, 32, 4, 32, seed=0)
+
+
+@pytest.fixture
+def example():
+    """Keys 1 and 2 with values 5 and 6, which come again at 4 and 7."""
+    tokens = np.array([[1, 5, 2, 6, 1, 3, 3, 2]])
+    return recall_data.Examples(tokens, np.array([[4, 7]]), np.array([[5, 6]]))
+
+
+def figures(example, queries, window, key_shift, keys=None):
+    queries = np.array(queries)[None]
+    keys = queries if keys is None else np.array(keys)[None]
+    return recall_data.routing_figures(example, queries, keys, window, key_shift, 2)
+
+
+def test_figures_of_shifted_heads(example):
+    # The first head has both matches; behind that of key 2 stand members 5 and 6.
+    heads = [[0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 0, 0, 0]]
+    found = figures(example, heads, window=2, key_shift=1)
+    assert found["same_cluster"] == [1.0, 0.5]
+    assert found["pushed_out"] == [0.5, 1.0]
+    assert found["found_by_any"] == 0.5
+    np.testing.assert_allclose(found["evenness"], [0.954434, 0.543564], rtol=1e-4)
+    found = figures(example, heads, window=3, key_shift=1)
+    assert found["pushed_out"] == [0.0, 1.0]
+    assert found["found_by_any"] == 1.0
+
+
+def test_figures_of_heads_without_a_shift(example):
+    # The matches are the values at 1 and 3; the query counts as a member.
+    heads = [[1, 0, 1, 0, 0, 1, 0, 0]]
+    assert figures(example, heads, window=2, key_shift=0) == {
+        "same_cluster": [1.0],
+        "pushed_out": [1.0],
+        "found_by_any": 0.0,
+        "evenness": pytest.approx([0.954434]),
+    }
+    found = figures(example, heads, window=3, key_shift=0)
+    assert found["pushed_out"] == [0.5] and found["found_by_any"] == 0.5
+
+
+def test_figures_of_queries_with_clusters_of_their_own(example):
+    queries, keys = [[1, 1, 1, 1, 0, 1, 1, 1]], [[0, 1, 0, 1, 1, 1, 1, 1]]
+    found = figures(example, queries, window=1, key_shift=1, keys=keys)
+    assert found["same_cluster"] == [0.5]
+    assert found["pushed_out"] == [1.0]  # by the other key
+    found = figures(example, queries, window=2, key_shift=1, keys=keys)
+    assert found["found_by_any"] == 0.5
+
+
+def test_a_second_call_trains_nothing(results, trained, capsys):
+    arguments = (results, "--patterns=full,expert choice", "--seeds=0,1")
+    recall.benchmark(parse(*arguments))
+    first = capsys.readouterr().out
+    assert len(trained) == 8
+    recall.benchmark(parse(*arguments))
+    assert len(trained) == 8
+    assert capsys.readouterr().out in first
+    recall.benchmark(parse(*arguments, "--seeds=0,1,2"))
+    assert [settings.seed for settings in trained[8:]] == [2] * 4
+
+
+def test_a_run_is_recorded_before_the_next_one(results, trained, monkeypatch):
+    train = recall_model.train
+
+    def fail(settings, *arguments):
+        if settings.pattern == "local":
+            raise OSError("no more")
+        return train(settings, *arguments)
+
+    monkeypatch.setattr(recall_model, "train", fail)
+    options = parse(results, "--patterns=full,local", "--key_shifts=1")
+    with pytest.raises(OSError, match="no more"):
+        recall.benchmark(options)
+    (run,) = json.loads(pathlib.Path(options.results).read_text())["runs"]
+    assert run["settings"]["pattern"] == "full"
+
+
+def test_table(results, trained, capsys):
+    common = (results, "--patterns=full,expert choice", "--key_shifts=1")
+    recall.benchmark(parse(*common, "--seeds=0,1"))
+    recall.benchmark(parse(*common, "--patterns=full", "--sizes=256x16"))
+    capsys.readouterr()
+    arguments = (*common, "--seeds=0,1", "--sizes=128x8,256x16", "--print_only")
+    recall.benchmark(parse(*arguments))
+    assert capsys.readouterr().out.splitlines()[-5:] == [
+        "| pattern | key_shift | scope | learning rate | 128 tokens, 8 pairs, window 32"
+        " | 256 tokens, 16 pairs, window 32 |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| full | 1 | both | 0.003 | 0.035 ± 0.007 (2) | 0.030 (1) |",
+        "| expert choice | 1 | full | 0.003 | 0.035 ± 0.007 (2) | - |",
+        "| expert choice | 1 | prefix | 0.003 | 0.035 ± 0.007 (2) | - |",
+    ]
+    assert len(trained) == 5
+
+
+def test_full_attention_is_the_same_at_all_windows(results, trained):
+    recall.benchmark(parse(results, "--patterns=full,local", "--windows=32,64"))
+    assert [settings.window for settings in trained] == [None, None, 32, 32, 64, 64]
+
+
+def test_learning_rates_are_chosen_at_one_size(results, trained, capsys):
+    arguments = ("--patterns=token choice", "--key_shifts=1", "--sizes=256x16")
+    rates = "--learning_rates=0.01,0.03,0.02"
+    recall.benchmark(parse(results, *arguments, rates, "--seeds=0,1"))
+    assert [(s.length, s.learning_rate, s.seed) for s in trained] == [
+        *((128, rate, 0) for rate in (0.01, 0.03, 0.02)),
+        (256, 0.03, 0),
+        (256, 0.03, 1),
+    ]
+    assert "| both | 0.03 | 0.305" in capsys.readouterr().out
+
+
+def test_settings_are_the_key(results, trained):
+    arguments = (results, "--patterns=token choice,hashed", "--key_shifts=1")
+    recall.benchmark(parse(*arguments))
+    changes = "--options=decay=0.99,centroid_initialization=tokens"
+    recall.benchmark(parse(*arguments, changes, "--num_heads=1"))
+    assert [settings.pattern for settings in trained[2:]] == ["token choice"]
+    assert trained[2].options == {"decay": 0.99, "centroid_initialization": "tokens"}
+    recall.benchmark(parse(*arguments, "--diagnose"))  # not known yet of these
+    assert len(trained) == 5
+    recall.benchmark(parse(*arguments, "--diagnose"))
+    assert len(trained) == 5
+
+
+def test_plot(results, trained, tmp_path):
+    picture = tmp_path / "recall.png"
+    recall.benchmark(parse(results))
+    arguments = ("--seeds=0,1", "--eval_every=200")  # other steps in the second run
+    recall.benchmark(parse(results, *arguments, f"--plot={picture}"))
+    assert picture.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    "argument, message",
+    [
+        ("--sizes=128", "--sizes must be LENGTHxPAIRS.*'128'"),
+        ("--sizes=16x8", "four tokens of the length for each. Received: 16x8"),
+        ("--windows=1", "--windows must be numbers of at least 2.*--windows=1"),
+        ("--windows=33", "--windows must be even.*--windows=33"),
+        ("--learning_rates=fast", "--learning_rates must be numbers"),
+        ("--steps=1,2", "one for each of --sizes.*--steps=1,2"),
+        ("--options=decay", "name=value.*'decay'"),
+        ("--patterns=all", "--patterns must be any of full"),
+    ],
+)
+def test_bad_flags_are_refused(results, argument, message):
+    with pytest.raises(ValueError, match=message):
+        recall.benchmark(parse(results, argument, "--print_only"))
+
+
+def test_errors_are_one_line(results, monkeypatch, capsys):
+    monkeypatch.setattr(flags, "FLAGS", parse(results, "--sizes=1"))
+    monkeypatch.setattr(recall.contest.flags, "FLAGS", flags.FLAGS)
+    assert recall.main(["recall"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: --sizes must be") and error.count("\n") == 1
+
+
+def test_a_file_that_is_no_record_is_refused(tmp_path):
+    path = tmp_path / "recall.json"
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="--results must be a file that this command"):
+        recall_data.Record(path)
+
+
+SMALL = ("--vocabulary=64", "--batch_size=4", "--width=16", "--key_dim=8")
+
+
+@pytest.mark.parametrize("pattern", ["expert choice", "token choice"])
+def test_a_short_run(pattern, monkeypatch):
+    monkeypatch.setattr(recall_model, "EVALUATED", 20)
+    settings = recall.settings_of(parse(*SMALL), pattern, 1, (32, 4, 8, 2))
+    diagnose = pattern == "token choice"
+    found = recall_model.train(settings, eval_every=1, diagnose=diagnose)
+    assert list(found["accuracy"]) == list(recall_model.scopes(pattern))
+    assert [step for step, _ in found["curve"]] == [1, 2]
+    assert json.loads(json.dumps(found)) == found
+    if diagnose:
+        (_, first), _ = found["diagnosis"]
+        assert len(first["same_cluster"]) == 1
+        assert first["found_by_any"] <= first["same_cluster"][0] <= 1
+
+
+@pytest.mark.parametrize("pattern", recall.PATTERNS[:-1])
+def test_heads_of_a_pattern(pattern):
+    options = parse("--num_heads=3", "--windows=10", "--options=share_query_key=False")
+    settings = recall.settings_of(options, pattern, 1, (64, 4, 10, 1))
+    config = recall_model.head_group(settings).get_config()
+    assert config["num_heads"] == 3 and config["key_shift"] == 1
+    if pattern == "local":
+        assert config["block_shape"] == (5,) and config["flange_blocks"] == 1
+    if pattern in recall.CLUSTERED:
+        assert config["attention_window"] == 10 and not config["share_query_key"]
+        assert 12 in (config.get("num_clusters"), config.get("num_buckets"))
+
+
+def test_the_cut_preset():
+    place = (*recall.TUNING, None)
+    settings = recall.settings_of(
+        parse("--options=centroid_decay=0.5"), "python_small", 1, place
+    )
+    first, last = recall_model.parts(settings)[1]
+    assert (settings.steps, settings.batch_size, settings.vocabulary) == (1500, 32, 256)
+    assert [group.num_heads for group in first.attention.head_groups] == [4]
+    routed, local = last.attention.head_groups
+    assert (routed.num_heads, routed.key_shift, routed.decay) == (2, 1, 0.5)
+    assert (routed.num_clusters, routed.attention_window) == (8, 32)
+    assert (local.num_heads, local.key_shift) == (2, 0)
+    assert last.attention.key_dim == 32

@@ -44,6 +44,9 @@ SETTINGS = {
     # Adam divides by the square root of squares: rounding must not pass for a gradient.
     "adam_epsilon": 1e-4,
 }
+# How much more of a difference is rounding: where the input of a ReLU rounds to one side
+# of 0 or the other, its gradient jumps and the loss does not.
+ROUNDING = {"gradient_norm": 10.0}
 KINDS = {
     "decoder": {},
     "seq2seq": {
@@ -315,6 +318,7 @@ def largest_difference(one, other):
         difference = np.abs(expected - actual).max(initial=0)
         # Tokens and norms are no numbers near 1.
         scale = max(1.0, np.abs(expected).max(initial=0))
+        scale *= ROUNDING.get(name, 1.0)
         differences[name] = float(difference / scale)
     name = max(differences, key=differences.get)
     return differences[name], name

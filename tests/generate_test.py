@@ -214,7 +214,8 @@ def test_a_stream_with_heads_that_remember_everything(tmp_path, run):
 
 def test_a_model_that_cannot_go_step_by_step(tmp_path, run):
     flaw = {"members_of_whole_sequence": True}
-    model = text_model(tmp_path / "m.keras", routing="random", compatibility=flaw)
+    changes = {"routing": "random", "routed_key_shift": 0, "compatibility": flaw}
+    model = text_model(tmp_path / "m.keras", **changes)
     options = [f"--model_dir={model}", "--prompt=a", GREEDY]
     code, out, err = run(*options, "--max_length=9")
     assert code == 0, err

@@ -44,8 +44,8 @@ SETTINGS = {
     # Adam divides by the square root of squares: rounding must not pass for a gradient.
     "adam_epsilon": 1e-4,
 }
-# How much more of a difference is rounding: where the input of a ReLU rounds to one side
-# of 0 or the other, its gradient jumps and the loss does not.
+# How much more may be rounding: where the input of a ReLU rounds to one side of 0 or
+# the other, its gradient jumps and the loss does not.
 ROUNDING = {"gradient_norm": 10.0}
 KINDS = {
     "decoder": {},

@@ -8,13 +8,13 @@ file (`--results`) at once, and a second call goes on from there. Prints a Markd
 table of all that the file has of the settings asked for: accuracy on held-out
 sequences, mean ± standard deviation over the seeds, and their number.
 
+With `--synonyms` keys are alike and not equal: a key comes again as another token.
 With several `--learning_rates` each row takes the one that is best for the first seed
 at 128 tokens, 8 pairs and window 32. The row `python_small` is the preset of the main
 job cut to two layers of width 64, with its feed-forward parts and optimizer.
 """
 
 import ast
-import dataclasses
 import itertools
 import re
 
@@ -78,7 +78,7 @@ def settings_of(options, pattern, key_shift, place, rate=None, seed=0):
         arguments = {k: v for k, v in arguments.items() if k in OF_ALL_CLUSTERED}
     num_clusters = options.num_clusters or max(2, 2 * length // window)
     vocabulary = options.vocabulary or max(own["vocabulary"], 2 * length)
-    recall_data.check_sizes(length, pairs, vocabulary)
+    recall_data.check_sizes(length, pairs, vocabulary, options.synonyms)
     return recall_data.Settings(
         pattern=pattern,
         key_shift=key_shift,
@@ -95,6 +95,7 @@ def settings_of(options, pattern, key_shift, place, rate=None, seed=0):
         num_heads=options.num_heads or own["num_heads"],
         key_dim=options.key_dim or own["key_dim"],
         options=arguments,
+        synonyms=options.synonyms,
     )
 
 
@@ -188,7 +189,7 @@ class Benchmark:
         return settings_of(self.options, *row, place, rate, self.seeds[0])
 
     def _found(self, settings):
-        return self.record.find(dataclasses.asdict(settings))
+        return self.record.find(settings.key)
 
     def train(self):
         """Trains what the record lacks."""
@@ -205,7 +206,7 @@ class Benchmark:
         if known and (not diagnose or "diagnosis" in known):
             return
         found = recall_model.train(settings, self.options.eval_every, diagnose)
-        self.record.add(dataclasses.asdict(settings), found)
+        self.record.add(settings.key, found)
         scores = ", ".join(f"{v:.3f} ({k})" for k, v in found["accuracy"].items())
         say(f"{settings.name}: {scores}, {found['seconds_per_step']} s per step")
 
@@ -224,6 +225,8 @@ class Benchmark:
                 f"{s.vocabulary}, {s.steps:,} steps of {s.batch_size} sequences, width "
                 f"{s.width}, heads of {s.key_dim}: {s.num_heads}."
             )
+            if s.synonyms > 1:
+                lines[-1] += f" A key comes again as another of {s.synonyms} tokens."
         if self.options.options:
             lines.append(f"Options: {', '.join(self.options.options)}.")
         return list(dict.fromkeys(lines))
@@ -303,6 +306,7 @@ def define_flags(values=flags.FLAGS):
     size("num_clusters", None, "Default: 2 * length / window, and at least 2.")
     size("vocabulary", None, "Default: 512, or twice the length where that is more.")
     size("batch_size", None, "Sequences of a step; default: 8192 / length.")
+    size("synonyms", 1, "Tokens that are one key, which comes again as another one.")
     size("width", 64, "Size of a hidden state.")
     size("eval_every", 100, "Steps between evaluations.")
 

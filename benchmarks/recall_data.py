@@ -33,13 +33,14 @@ class Examples(typing.NamedTuple):
     labels: np.ndarray
 
 
-def check_sizes(length, pairs, vocabulary):
+def check_sizes(length, pairs, vocabulary, synonyms=1):
     """Refuses sizes that the task does not have.
 
     Args:
         length: number of tokens of a sequence.
         pairs: number of pairs of a key and its value.
         vocabulary: number of tokens there are.
+        synonyms: number of tokens that are one key. Defaults to 1.
 
     Raises:
         ValueError: if there is no room for the pairs or too few different tokens.
@@ -55,14 +56,22 @@ def check_sizes(length, pairs, vocabulary):
             f"vocabulary={vocabulary} with sequences of {length} tokens. Write for "
             f"example --vocabulary={2 * length}"
         )
+    if synonyms < 1 or (vocabulary // 2 - 1) // synonyms < pairs:
+        raise ValueError(
+            "`synonyms` must be at least 1, and leave a key for each pair. Received: "
+            f"synonyms={synonyms} with a vocabulary of {vocabulary} for {pairs} pairs. "
+            f"Write for example --vocabulary={2 * synonyms * length}"
+        )
 
 
-def make_examples(number, length, pairs, vocabulary, seed, step=0):
+def make_examples(number, length, pairs, vocabulary, seed, step=0, synonyms=1):
     """Makes sequences: pairs of key and value, then fillers with each key once more.
 
     Keys are of the lower half of the vocabulary, values of the upper one, and no two of
     a sequence are alike. Fillers are any tokens. The places where keys come again are
     even, and drawn without replacement by a power law of the distance to the pairs.
+    With synonyms a key comes again as another token than the one of its pair, and
+    nothing but the answers tells which tokens are one key.
 
     Args:
         number: number of sequences.
@@ -71,6 +80,7 @@ def make_examples(number, length, pairs, vocabulary, seed, step=0):
         vocabulary: number of tokens there are.
         seed: of the random numbers.
         step: number of the batch. Defaults to 0.
+        synonyms: number of tokens that are one key. Defaults to 1.
 
     Returns:
         `Examples`; equal ones for equal arguments.
@@ -80,17 +90,22 @@ def make_examples(number, length, pairs, vocabulary, seed, step=0):
 
     Reference: `multiquery_ar` of HazyResearch/zoology.
     """
-    check_sizes(length, pairs, vocabulary)
+    check_sizes(length, pairs, vocabulary, synonyms)
     generator = np.random.default_rng([seed, step])
     half, start = vocabulary // 2, 2 * pairs
-    uniform = np.zeros(half - 1)
-    keys = 1 + _draw(generator, number, pairs, uniform)
+    keys = 1 + synonyms * _draw(
+        generator, number, pairs, np.zeros((half - 1) // synonyms)
+    )
     values = half + _draw(generator, number, pairs, np.zeros(vocabulary - half))
     law = (POWER - 1) * np.log(np.arange(1, (length - start) // 2 + 1))
     positions = start + 2 * _draw(generator, number, pairs, law)
     tokens = generator.integers(vocabulary, size=(number, length))
-    tokens[:, 0:start:2], tokens[:, 1:start:2] = keys, values
-    np.put_along_axis(tokens, positions, keys, axis=1)
+    first, again = 0, 0
+    if synonyms > 1:
+        first = generator.integers(synonyms, size=keys.shape)
+        again = (first + generator.integers(1, synonyms, size=keys.shape)) % synonyms
+    tokens[:, 0:start:2], tokens[:, 1:start:2] = keys + first, values
+    np.put_along_axis(tokens, positions, keys + again, axis=1)
     order = np.argsort(positions, axis=1)
     found = [np.take_along_axis(x, order, axis=1) for x in (positions, values)]
     return Examples(*(x.astype("int32") for x in (tokens, *found)))
@@ -104,11 +119,8 @@ def _draw(generator, number, count, log_weights):
 
 def first_places(examples):
     """Returns where the key at each labelled position stood first, `<int>[B, P]`."""
-    pairs = examples.labels.shape[1]
-    keys = np.take_along_axis(examples.tokens, examples.positions, axis=1)
-    return 2 * np.argmax(
-        keys[..., None] == examples.tokens[:, None, : 2 * pairs : 2], 2
-    )
+    values = examples.tokens[:, None, 1 : 2 * examples.labels.shape[1] : 2]
+    return 2 * np.argmax(examples.labels[..., None] == values, axis=2)
 
 
 def routing_figures(
@@ -195,6 +207,7 @@ class Settings:
         num_heads: heads of the pattern.
         key_dim: size of a head, in both layers.
         options: dict of arguments of `RoutedHeads`; of `python_small` hyperparameters.
+        synonyms: tokens that are one key. Defaults to 1.
     """
 
     pattern: str
@@ -212,12 +225,22 @@ class Settings:
     num_heads: int
     key_dim: int
     options: dict
+    synonyms: int = 1
+
+    @property
+    def key(self):
+        """The settings as a dict, without synonyms where there are none."""
+        fields = dataclasses.asdict(self)
+        if self.synonyms == 1:
+            del fields["synonyms"]
+        return fields
 
     @property
     def name(self):
         """The run in words."""
         return (
             f"{self.pattern}, key_shift {self.key_shift}, {self.length}x{self.pairs}, "
+            f"{f'{self.synonyms} synonyms, ' * (self.synonyms > 1)}"
             f"window {self.window}, learning rate {self.learning_rate:g}, seed "
             f"{self.seed}"
         )
@@ -225,7 +248,7 @@ class Settings:
     def examples(self, number, seed, step=0):
         """Returns `Examples` of this size."""
         sizes = (self.length, self.pairs, self.vocabulary)
-        return make_examples(number, *sizes, seed, step)
+        return make_examples(number, *sizes, seed, step, self.synonyms)
 
 
 class Record:

@@ -54,6 +54,22 @@ def test_labels_are_the_values_behind_the_keys():
         assert not (places % 2).any()
 
 
+def test_synonyms_are_never_the_same_token():
+    examples = recall_data.make_examples(200, 32, 4, 64, seed=0, synonyms=3)
+    places = recall_data.first_places(examples)
+    first, values = (
+        np.take_along_axis(examples.tokens, places + i, axis=1) for i in (0, 1)
+    )
+    again = np.take_along_axis(examples.tokens, examples.positions, axis=1)
+    np.testing.assert_array_equal(values, examples.labels)
+    np.testing.assert_array_equal((first - 1) // 3, (again - 1) // 3)
+    assert (first != again).all() and again.min() >= 1 and again.max() < 32
+    shifts, counts = np.unique(again - first, return_counts=True)
+    assert shifts.tolist() == [-2, -1, 1, 2] and counts.min() > 80
+    with pytest.raises(ValueError, match="`synonyms` must be at least 1, and leave"):
+        recall_data.make_examples(1, 32, 4, 64, seed=0, synonyms=8)
+
+
 def test_examples_depend_on_seed_and_step_alone():
     first, again, later, other = (
         recall_data.make_examples(3, **SIZES, seed=seed, step=step)

@@ -8,20 +8,25 @@ from keras import ops
 from routing_tf.layers.scaled_dot_product import large_negative
 
 SCATTER_EPSILON = 1e-2
+# In parts of the largest score, the size of the vectors: more than what rounding, which
+# depends on places and shapes, makes of equal tokens in float32.
+NEAR_TIE = 2e-7
 
 
-def expert_choice(scores, attention_window, mask=None):
+def expert_choice(scores, attention_window, mask=None, near_tie=0.0):
     """Lets each centroid take the tokens that score highest.
 
     This is expert choice: clusters choose tokens, tokens do not choose clusters. A
-    token may sit in several clusters or in none. With a mask, padding is taken only
-    when a cluster finds too few tokens, and stands behind them.
+    token may sit in several clusters or in none. Of equal tokens the earlier ones are
+    taken. With a mask, padding is taken only when a cluster finds too few tokens, and
+    stands behind them.
 
     Args:
         scores: `<float>[B, H, L, K]`.
         attention_window: number of members W of each cluster, in tokens.
         mask: `<bool>`, broadcastable to `[B, H, L]`, True for real tokens; None (the
             default) for no padding.
+        near_tie: difference up to which tokens are equal. Defaults to 0.0.
 
     Returns:
         `<int>[B, H, K, W]`, positions of tokens in ascending order, then of padding.
@@ -31,8 +36,29 @@ def expert_choice(scores, attention_window, mask=None):
     scores = _padding_last(scores, mask)
     # Their order is that of positions in the end.
     scores_of_clusters = ops.swapaxes(scores, 2, 3)
+    if near_tie:
+        scores_of_clusters = settled(scores_of_clusters, attention_window, near_tie)
     _, members = ops.top_k(scores_of_clusters, attention_window, sorted=False)
     return _in_order(members, mask, scores)
+
+
+def settled(scores, count, near_tie):
+    """Makes those equal that nearly tie for the last place among the best.
+
+    What takes the best of the results then takes the earlier ones of them, as it does
+    with equal scores, whatever rounding made of these.
+
+    Args:
+        scores: `<float>[..., L]`.
+        count: number of the best.
+        near_tie: difference up to which scores are equal.
+
+    Returns:
+        `<float>[..., L]`.
+    """
+    best, _ = ops.top_k(scores, count, sorted=False)
+    last = ops.min(best, axis=-1, keepdims=True)
+    return ops.where(ops.abs(scores - last) <= near_tie, last, scores)
 
 
 def strided_choice(scores, attention_window, mask=None):

@@ -161,6 +161,17 @@ def test_steps_equal_the_whole(case):
         assert np.all(whole_output[:, 0] == 0.0)
 
 
+@pytest.mark.parametrize("case", ["expert_choice_5", "cluster_strided_5"])
+def test_rounding_does_not_choose_among_equal_tokens(case):
+    layer = attention(CASES[case]())
+    kinds = np.random.default_rng(0).integers(3, size=(2, LENGTH))
+    x = normal(3, DIM)[kinds]
+    rounded = x * (1 + 1e-7 * normal(*x.shape, seed=1))
+    expected = whole(layer, x)
+    golden_cases.assert_close(whole(layer, rounded), expected, 1e-5)
+    golden_cases.assert_close(by_steps(layer, rounded, 8)[0], expected, 1e-5)
+
+
 @pytest.mark.parametrize(
     "case",
     [

@@ -45,6 +45,14 @@ def test_lowest_positions_win_ties():
     np.testing.assert_array_equal(golden_cases.to_numpy(members), [[[[0, 1, 4]]]])
 
 
+def test_lowest_positions_win_near_ties_for_the_last_place():
+    scores = np.array([0.3, 0.5, 0.3 + 1e-7, 0.3 - 1e-7, 0.3 + 2e-7, 0.2, 0.9])
+    scores = scores.astype("float32")[None, None, :, None]
+    for near_tie, expected in ((1e-6, [0, 1, 6]), (0.0, [1, 4, 6])):
+        members = membership.expert_choice(scores, WINDOW, near_tie=near_tie)
+        np.testing.assert_array_equal(golden_cases.to_numpy(members), [[[expected]]])
+
+
 def test_gather_returns_the_rows_of_members():
     x = helpers.normal(BATCH, HEADS, LENGTH, DIM)
     members = some_members()

@@ -57,9 +57,8 @@ def fill(group, cache, tokens):
     at_last = ops.arange(length, dtype="int32") == last[:, None]
     for name in _lists(cache):
         scores = _scores(tokens, name)
-        members, filled[name] = _best(
-            ops.where(at_last[:, None, None], NO_TOKEN, scores), cache[name].shape[-1]
-        )
+        earlier = ops.where(at_last[:, None, None], NO_TOKEN, scores)
+        members, filled[name] = _best(group, earlier, cache[name].shape[-1])
         filled["newest"][name] = _at_last(ops.swapaxes(scores, 2, 3), last)
         if name == "key_scores":
             filled["rows"] = membership.gather(new_rows, members)
@@ -76,7 +75,7 @@ def step(group, cache, index, tokens):
     row = _rows(tokens)
     cache = _remember_newest(group, cache, index, row)
     newest = {name: _scores(tokens, name)[..., 0] for name in _lists(cache)}
-    place, enters = _entry(cache["key_scores"], newest["key_scores"])
+    place, enters = _entry(group, cache["key_scores"], newest["key_scores"])
     visible, distances = _visible(cache["key_scores"], place, enters)
     members = cache["rows"]
     if group.key_shift:
@@ -90,7 +89,7 @@ def step(group, cache, index, tokens):
     output = rows.attend_to_rows(group, query, members, visible, distances)[..., 0, :]
     is_member = enters
     if "query_scores" in newest:
-        _, is_member = _entry(cache["query_scores"], newest["query_scores"])
+        _, is_member = _entry(group, cache["query_scores"], newest["query_scores"])
     weights = ops.cast(is_member, output.dtype)[..., None]
     count = ops.sum(weights, axis=2) + membership.SCATTER_EPSILON
     output = (ops.sum(output * weights, axis=2) / count)[:, :, None]
@@ -128,10 +127,13 @@ def _scores(tokens, name):
     return scores if mask is None else ops.where(mask[:, :, None], scores, NO_TOKEN)
 
 
-def _best(scores, window):
+def _best(group, scores, window):
     """Positions and scores of the best tokens, by position, behind empty places."""
     length = scores.shape[-1]
-    best, members = ops.top_k(scores, min(window, length))
+    count = min(window, length)
+    settled = membership.settled(scores, count, group.near_tie)
+    _, members = ops.top_k(settled, count)
+    best = ops.take_along_axis(scores, members, axis=-1)
     members = ops.cast(members, "int32")
     # Sorted together with their places in the list: what is no token comes first.
     keys = ops.where(best > NO_TOKEN / 2, members + length, members)
@@ -148,10 +150,11 @@ def _at_last(x, last):
     return membership.gather(x, index)[:, :, 0]
 
 
-def _entry(scores, new):
+def _entry(group, scores, new):
     """Tells where a new token would enter a list of members.
 
     Args:
+        group: `RoutedHeads`.
         scores: `<float32>[B, H, K, W]`, of the members in order of position.
         new: `<float32>[B, H, K]`, of the token behind them.
 
@@ -159,9 +162,9 @@ def _entry(scores, new):
         The place that it frees, `<int32>[B, H, K, 1]`: that of the member who scores
         lowest, of equal ones the last. And whether it enters, `<bool>[B, H, K]`.
     """
-    lowest = ops.min(scores, axis=-1)
+    lowest = ops.min(scores, axis=-1) + group.near_tie
     places = np.arange(scores.shape[-1], dtype="int32")
-    is_lowest = scores == lowest[..., None]
+    is_lowest = scores <= lowest[..., None]
     place = ops.max(ops.where(is_lowest, places, -1), axis=-1, keepdims=True)
     return place, new > lowest
 
@@ -191,7 +194,7 @@ def _remember_newest(group, cache, index, row):
     if group.key_shift:
         newest_row = rows.open_rows(group, newest_row)
     for name in _lists(cache):
-        place, enters = _entry(cache[name], newest[name])
+        place, enters = _entry(group, cache[name], newest[name])
         moves = ops.logical_and(enters, is_older)[..., None]
         remembered[name] = _append(cache[name], newest[name][..., None], place, moves)
         if name == "key_scores":

@@ -96,7 +96,7 @@ class ClusterStridedHeads(CentroidHeads):
     def max_positions(self, cache):
         return cache["rows"].shape[2]
 
-    def choose(self, scores, mask):
+    def choose(self, scores, mask, training=None):
         window = self.window(scores.shape[2])
         return membership.strided_choice(scores, window, mask), None
 

@@ -4,6 +4,7 @@ import dataclasses
 
 from keras import ops
 
+from routing_tf.layers import membership
 from routing_tf.layers.decoding import last_members as decoding_last_members
 from routing_tf.layers.decoding import memories
 from routing_tf.layers.heads.head_group import HeadGroup
@@ -113,13 +114,15 @@ class ClusteredHeads(HeadGroup):
         """Returns what `scores` does, without adding a loss or moving state."""
         return self.scores(streams, [None] * len(streams), training=False)
 
-    def choose(self, scores, mask):
+    def choose(self, scores, mask, training=None):
         """Decides who is a member of which cluster, from the whole sequence.
 
         Args:
             scores: `<float32>[batch, heads, length, clusters]`.
             mask: `<bool>[batch, 1 or heads, length]`, True for those that may be
                 members; or None.
+            training: whether rounding may decide among equal tokens, which is faster;
+                None (the default) for no.
 
         Returns:
             Members `<int>[batch, heads, clusters, window]`, sorted, and a mask of that
@@ -319,6 +322,11 @@ class CentroidHeads(ClusteredHeads):
 
     def bare_scores(self, streams):
         return [self.kmeans.scores(stream) for stream in streams]
+
+    @property
+    def near_tie(self):
+        """Difference of scores up to which tokens are equal, see `membership`."""
+        return membership.NEAR_TIE * self.kmeans.centroids.shape[-1]
 
     def num_candidates(self, length):
         """Returns how many tokens of a prefix can be members when it has grown.

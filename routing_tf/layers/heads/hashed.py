@@ -125,7 +125,7 @@ class HashedHeads(ClusteredHeads):
             for stream in streams
         ]
 
-    def choose(self, scores, mask):
+    def choose(self, scores, mask, training=None):
         # Equal scores: the first tokens win.
         length = scores.shape[2]
         members = membership.expert_choice(scores, self.window(length), mask)

@@ -130,7 +130,7 @@ class RandomHeads(ClusteredHeads):
         scores = ops.one_hot(clusters, self.num_clusters, dtype="float32")
         return dataclasses.replace(tokens, query_scores=scores, key_scores=scores)
 
-    def choose(self, scores, mask):
+    def choose(self, scores, mask, training=None):
         window = self.window(scores.shape[2])
         return membership.expert_choice(scores, window, mask), None
 

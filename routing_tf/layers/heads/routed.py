@@ -40,8 +40,9 @@ class RoutedHeads(CentroidHeads):
     In attention to another sequence each centroid takes the `attention_window` best
     tokens of that sequence, and each query sees those of its own best centroid.
 
-    Tokens of equal content have equal scores. In expert choice rounding may decide
-    between them; local heads in earlier layers or a timing signal tell them apart.
+    Tokens of equal content have equal scores. In expert choice the earlier ones are
+    taken; scores that the rounding of float32 could tell apart are equal but in
+    training. In half precision rounding may decide.
 
     With `key_shift=1` members and clusters are the same; but a query compares itself
     with the earlier members, without itself, and reads the value that follows each.
@@ -171,9 +172,10 @@ class RoutedHeads(CentroidHeads):
             )
         return super().attend(inputs, training=training)
 
-    def choose(self, scores, mask):
+    def choose(self, scores, mask, training=None):
         window = self.window(scores.shape[2])
-        return membership.expert_choice(scores, window, mask), None
+        near_tie = 0.0 if training else self.near_tie
+        return membership.expert_choice(scores, window, mask, near_tie), None
 
     def num_candidates(self, length):
         return self.window(length)

@@ -29,7 +29,9 @@ def attend(group, tokens, training=None):
         `<float>[B, H, L, D]`.
     """
     inputs = tokens.inputs
-    members, belongs = group.choose(tokens.key_scores, tokens.key_mask)
+    members, belongs = group.choose(
+        tokens.key_scores, tokens.key_mask, training=training
+    )
     clusters, num_clusters = own_clusters(tokens.query_scores, inputs.query_mask)
     chunk_size = chunk_size_for(members.shape[-1])
     order = ClusterOrder(clusters, num_clusters, chunk_size)

@@ -23,13 +23,15 @@ def attend(group, tokens, training=None):
 
     Reference: `clustered_local_attention_helper` of the release.
     """
-    members, belongs = group.choose(tokens.key_scores, tokens.key_mask)
+    members, belongs = group.choose(
+        tokens.key_scores, tokens.key_mask, training=training
+    )
     key = membership.gather(ops.cast(tokens.key, group.compute_dtype), members)
     value = membership.gather(tokens.value, members)
     query, query_members, query_belongs = key, members, belongs
     if tokens.query is not tokens.key:
         query_members, query_belongs = group.choose(
-            tokens.query_scores, tokens.query_mask
+            tokens.query_scores, tokens.query_mask, training=training
         )
         query = ops.cast(tokens.query, group.compute_dtype)
         query = membership.gather(query, query_members)

@@ -178,9 +178,10 @@ def _find(group, scores, mask, start, size):
     real = np.ones((1, 1, length), "bool") if mask is None else mask
     real = ops.broadcast_to(real, (batch, heads, length))
     before = ops.logical_and(real, np.arange(length) < start)
-    _, best = ops.top_k(
+    best = _best(
         ops.where(before[:, :, None], scores, large_negative(scores.dtype)),
         group.num_candidates(length),
+        group.near_tie,
     )
     block = start + np.arange(size, dtype="int32")
     own = ops.broadcast_to(
@@ -196,7 +197,9 @@ def _find(group, scores, mask, start, size):
         ],
         axis=-1,
     )
-    ranks = _ranks(_entries(scores, positions), exists, ops.argsort(best), size)
+    ranks = _ranks(
+        _entries(scores, positions), exists, ops.argsort(best), size, group.near_tie
+    )
     num_tokens = ops.cumsum(ops.cast(real, "int32"), axis=-1)
     num_tokens = membership.gather_entries(num_tokens, own, length)[..., None]
     members = group.is_member(ranks, num_tokens)
@@ -204,29 +207,42 @@ def _find(group, scores, mask, start, size):
     return _Candidates(positions, combine_masks(members, earlier, exists[..., None, :]))
 
 
-def _ranks(scores, exists, ranks_before, size):
+def _best(scores, count, near_tie):
+    """Positions of the best tokens, the best first, of equal ones the first one."""
+    length = scores.shape[-1]
+    scores = membership.settled(scores, count, near_tie)
+    best, positions = ops.top_k(scores, count)
+    differs = ops.cast(best[..., :-1] - best[..., 1:] > near_tie, "int32")
+    level = ops.pad(ops.cumsum(differs, axis=-1), [(0, 0)] * 3 + [(1, 0)])
+    positions = ops.cast(positions, "int32")
+    order = ops.argsort(level * length + positions, axis=-1)
+    return ops.take_along_axis(positions, order, axis=-1)
+
+
+def _ranks(scores, exists, ranks_before, size, near_tie):
     """Counts who outranks the candidates at each query of a block.
 
-    Of equal scores the earlier one wins, as in `ops.top_k`.
+    Of equal scores the earlier one wins.
 
     Args:
         scores: `<float32>[B, H, K, J]`, those of the block last.
         exists: `<bool>[B, H, K, J]`, False for what is no token.
         ranks_before: `<int>[B, H, K, J - C]`, ranks before the block.
         size: number of queries C.
+        near_tie: difference up to which scores are equal.
 
     Returns:
         `<int32>[B, H, K, C, J]`.
     """
     first, own = scores[..., :-size], scores[..., -size:]
-    wins = first[..., None, :] >= own[..., None]
+    wins = first[..., None, :] >= own[..., None] - near_tie
     wins = ops.logical_and(wins, exists[..., None, :-size])
     own_before = ops.sum(ops.cast(wins, "int32"), axis=-1)
     ranks_before = ops.cast(ranks_before, "int32")
     ranks_before = ops.concatenate([ranks_before, own_before], axis=-1)
     # A token of the block, along the last axis, outranks a candidate.
-    wins = own[..., None, :] > scores[..., None]
-    ties = own[..., None, :] == own[..., None]
+    wins = own[..., None, :] > scores[..., None] + near_tie
+    ties = ops.abs(own[..., None, :] - own[..., None]) <= near_tie
     ties = ops.logical_and(ties, np.tri(size, k=-1, dtype="bool"))
     padding = [(0, 0)] * 3 + [(first.shape[-1], 0), (0, 0)]
     wins = ops.logical_or(wins, ops.pad(ties, padding))

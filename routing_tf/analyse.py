@@ -72,9 +72,6 @@ def define_flags(values=flags.FLAGS):
     """
     commands.define_backend_flag(values)
     commands.define_checkpoint_flag(values)
-    # or `--help` would leave them out
-    for name in ("backend", "checkpoint"):
-        flags.declare_key_flag(name, flag_values=values)
     flags.DEFINE_enum(
         "what",
         None,
@@ -86,12 +83,8 @@ def define_flags(values=flags.FLAGS):
         required=True,
         flag_values=values,
     )
-    flags.DEFINE_string(
-        "model_dir", None, "Folder of the run.", required=True, flag_values=values
-    )
+    commands.define_path("model_dir", "Folder of the run.", values, required=True)
     commands.define_data_flags(values)
-    for name in commands.DATA_FLAGS:  # or `--help` would leave them out
-        flags.declare_key_flag(name, flag_values=values)
     flags.DEFINE_enum(
         "split",
         "test",
@@ -110,13 +103,18 @@ def define_flags(values=flags.FLAGS):
         flag_values=values,
     )
     _define_integers(values)
-    strings = {
-        "text": "maps, reads: the text to look at. Default: the first held-out window.",
-        "output_dir": "maps, reads: folder of the pictures. Default: MODEL_DIR/maps or "
+    flags.DEFINE_string(
+        "text",
+        None,
+        "maps, reads: the text to look at. Default: the first held-out window.",
+        flag_values=values,
+    )
+    commands.define_path(
+        "output_dir",
+        "maps, reads: folder of the pictures. Default: MODEL_DIR/maps or "
         "MODEL_DIR/reads.",
-    }
-    for name, text in strings.items():
-        flags.DEFINE_string(name, None, text, flag_values=values)
+        values,
+    )
 
 
 def _define_integers(values):

@@ -13,6 +13,9 @@ from routing_tf import run_checkpoints
 from routing_tf import run_directory
 from routing_tf.problems.arguments import SPLITS
 
+# What is defined here belongs to the command, whose `--help` shows it.
+flags.disclaim_key_flags()
+
 INTERRUPTED = 130
 BACKENDS = ("tensorflow", "jax")
 DEFAULT_PROBLEM = "python_source"
@@ -87,6 +90,53 @@ def use_backend(name):
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
+class _PathParser(flags.ArgumentParser):
+    """Reads a path, in which a leading `~` is the home directory."""
+
+    syntactic_help = "a path"
+
+    def parse(self, argument):
+        if not argument.strip():
+            raise ValueError(
+                "The value must be a path. Received: an empty one, as of a variable "
+                "that is not set"
+            )
+        return os.path.expanduser(argument)
+
+
+class _PathsParser(_PathParser):
+    """Reads paths separated by commas."""
+
+    syntactic_help = "paths separated by commas"
+
+    def parse(self, argument):
+        paths = filter(None, map(str.strip, argument.split(",")))
+        return ",".join(map(super().parse, paths)) or super().parse("")
+
+
+def define_path(name, text, values, required=False):
+    """Defines a flag that is a path, with `~` as the home directory; never empty.
+
+    Args:
+        name: name of the flag.
+        text: what `--help` says.
+        values: the `absl.flags.FlagValues` to define it in.
+        required: whether the flag must be given. Defaults to False.
+    """
+    flags.DEFINE(_PathParser(), name, None, text, values, required=required)
+
+
+def define_paths(name, text, values):
+    """Defines a flag that is a list of paths separated by commas; see `define_path`.
+
+    Args:
+        name: name of the flag.
+        text: what `--help` says.
+        values: the `absl.flags.FlagValues` to define it in.
+    """
+    flags.DEFINE(_PathsParser(), name, None, text, values)
+
+
 def define_data_flags(values):
     """Defines the flags that name a problem, for `train` and `evaluate`.
 
@@ -100,14 +150,11 @@ def define_data_flags(values):
         f"new run text_files if --files is given, else {DEFAULT_PROBLEM}.",
         flag_values=values,
     )
-    flags.DEFINE_string(
-        "data_dir", None, "Folder with the problem's data.", flag_values=values
-    )
-    flags.DEFINE_string(
+    define_path("data_dir", "Folder with the problem's data.", values)
+    define_paths(
         "files",
-        None,
         "Files or glob patterns for the problem text_files, separated by commas.",
-        flag_values=values,
+        values,
     )
     flags.DEFINE_multi_string(
         "problem_option",
@@ -156,7 +203,7 @@ def problem_fields(options, earlier=None):
         fields["data_dir"] = options.data_dir or earlier.data_dir
         fields["problem_options"] = dict(earlier.problem_options)
     if fields["data_dir"]:
-        fields["data_dir"] = os.path.abspath(os.path.expanduser(fields["data_dir"]))
+        fields["data_dir"] = os.path.abspath(fields["data_dir"])
     fields["problem_options"].update(parse_problem_options(options.problem_option))
     if options.files:
         fields["problem_options"]["files"] = _absolute(options.files)
@@ -192,6 +239,10 @@ def parse_problem_options(items):
         is_path = name == "vocabulary" and value not in ("bytes", "subwords")
         if is_path or name == "folder" or name.endswith("_files"):
             value = _absolute(value)
+            if not value:
+                raise ValueError(
+                    f"`--problem_option={name}` must name a path. Received: {item!r}"
+                )
         options[name] = value
     return options
 

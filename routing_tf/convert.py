@@ -32,25 +32,23 @@ def define_flags(values=flags.FLAGS):
         values: the `absl.flags.FlagValues` to define them in.
     """
     commands.define_backend_flag(values)
-    # or `--help` would leave it out
-    flags.declare_key_flag("backend", flag_values=values)
-    strings = {
+    paths = {
         "checkpoint": "The TF1 checkpoint: its path without .index.",
         "output_dir": "Folder to write the preset into; new or empty.",
         "hparams_file": "The release's hparams.json of the model.",
-        "hparams_set": "Name of the set of the release that was trained, for what the "
-        "file does not tell; an unknown name lists all.",
         "vocabulary": "The release's subword vocabulary, for models of texts. Without "
         "it the result takes ids.",
     }
-    for name, text in strings.items():
-        flags.DEFINE_string(
-            name,
-            None,
-            text,
-            required=name in ("checkpoint", "output_dir"),
-            flag_values=values,
-        )
+    for name, text in paths.items():
+        is_required = name in ("checkpoint", "output_dir")
+        commands.define_path(name, text, values, is_required)
+    flags.DEFINE_string(
+        "hparams_set",
+        None,
+        "Name of the set of the release that was trained, for what the file does not "
+        "tell; an unknown name lists all.",
+        flag_values=values,
+    )
 
 
 def run(options):

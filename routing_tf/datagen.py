@@ -30,21 +30,24 @@ def define_flags(values=flags.FLAGS):
         values: the `absl.flags.FlagValues` to define them in.
     """
     commands.define_backend_flag(values)
-    # or `--help` would leave it out
-    flags.declare_key_flag("backend", flag_values=values)
-    strings = {
-        "problem": "Name of the problem; an unknown name lists all.",
-        "data_dir": "Folder to write to, made if missing. Problems can share it.",
-        "raw_dir": "Folder with the raw files. Default: they are downloaded.",
-    }
-    for name, text in strings.items():
-        flags.DEFINE_string(
-            name,
-            None,
-            text,
-            required=name in ("problem", "data_dir"),
-            flag_values=values,
-        )
+    flags.DEFINE_string(
+        "problem",
+        None,
+        "Name of the problem; an unknown name lists all.",
+        required=True,
+        flag_values=values,
+    )
+    commands.define_path(
+        "data_dir",
+        "Folder to write to, made if missing. Problems can share it.",
+        values,
+        required=True,
+    )
+    commands.define_path(
+        "raw_dir",
+        "Folder with the raw files. Default: they are downloaded.",
+        values,
+    )
     flags.DEFINE_enum(
         "train_split",
         None,
@@ -74,7 +77,7 @@ def run(options):
     settings = commands.parse_problem_options(options.problem_option)
     if options.train_split:
         settings["train_split"] = options.train_split
-    data_dir = os.path.abspath(os.path.expanduser(options.data_dir))
+    data_dir = os.path.abspath(options.data_dir)
     problem = problems.get(options.problem, data_dir=data_dir, **settings)
     if not isinstance(problem, problems.PreparedProblem):
         print(f"{options.problem} needs no preparation; train on it right away")
@@ -88,7 +91,7 @@ def run(options):
         ) from error
     raw_dir = options.raw_dir
     if raw_dir is not None:
-        raw_dir = os.path.abspath(os.path.expanduser(raw_dir))
+        raw_dir = os.path.abspath(raw_dir)
         if not os.path.isdir(raw_dir):
             raise ValueError(
                 f"`raw_dir` must be a folder with raw files. Received: {raw_dir!r}, "

@@ -33,20 +33,14 @@ def define_flags(values=flags.FLAGS):
     """
     commands.define_backend_flag(values)
     commands.define_checkpoint_flag(values)
-    # or `--help` would leave them out
-    for name in ("backend", "checkpoint"):
-        flags.declare_key_flag(name, flag_values=values)
-    flags.DEFINE_string(
+    commands.define_path(
         "model_dir",
-        None,
         "Folder of the run to evaluate; with --texts also a .keras file or a preset "
         "directory.",
+        values,
         required=True,
-        flag_values=values,
     )
     commands.define_data_flags(values)
-    for name in commands.DATA_FLAGS:  # or `--help` would leave them out
-        flags.declare_key_flag(name, flag_values=values)
     flags.DEFINE_enum(
         "eval_split",
         "test",
@@ -62,13 +56,12 @@ def define_flags(values=flags.FLAGS):
         lower_bound=0,
         flag_values=values,
     )
-    flags.DEFINE_string(
+    commands.define_paths(
         "texts",
-        None,
         "Files or glob patterns of UTF-8 text to score instead of the run's data, "
         "separated by commas. Each is a text of its own, cut into windows of the "
         "model's length that are scored independently.",
-        flag_values=values,
+        values,
     )
     flags.DEFINE_enum(
         "routing_scope",

@@ -45,16 +45,13 @@ def define_flags(values=flags.FLAGS):
     """
     commands.define_backend_flag(values)
     commands.define_checkpoint_flag(values)
-    # or `--help` would leave them out
-    for name in ("backend", "checkpoint"):
-        flags.declare_key_flag(name, flag_values=values)
-    strings = {
+    paths = {
         "model_dir": "Folder of a run, a .keras file or a preset directory.",
         "export_dir": "Folder to write the SavedModel into: new, empty or an earlier "
         "export, which is replaced.",
     }
-    for name, text in strings.items():
-        flags.DEFINE_string(name, None, text, required=True, flag_values=values)
+    for name, text in paths.items():
+        commands.define_path(name, text, values, required=True)
     flags.DEFINE_enum(
         "routing_scope",
         None,

@@ -82,24 +82,19 @@ def define_flags(values=flags.FLAGS):
     """
     commands.define_backend_flag(values)
     commands.define_checkpoint_flag(values)
-    # or `--help` would leave them out
-    for name in ("backend", "checkpoint"):
-        flags.declare_key_flag(name, flag_values=values)
-    flags.DEFINE_string(
+    commands.define_path(
         "model_dir",
-        None,
         "Folder of the run, whose last checkpoint is taken; a .keras file or a preset "
         "directory.",
+        values,
         required=True,
-        flag_values=values,
     )
-    flags.DEFINE_string(
+    commands.define_path(
         "output_file",
-        None,
         "File to write. Texts: a JSON object on each line (prompt, sample, "
         "continuation, tokens, ended), in the order of the prompts; with --stream the "
         "text itself. Images: the picture, a .png; needed.",
-        flag_values=values,
+        values,
     )
     flags.DEFINE_integer(
         "num_samples",
@@ -149,14 +144,18 @@ def _define_sampler_flags(values):
 
 
 def _define_text_flags(values):
-    strings = {
-        "prompt": "Texts: what they begin with. Default: nothing. With an encoder: the "
-        "source text, needed.",
-        "prompt_file": "Texts: a file in UTF-8 with a prompt on each line; empty lines "
-        "are skipped.",
-    }
-    for name, text in strings.items():
-        flags.DEFINE_string(name, None, text, flag_values=values)
+    flags.DEFINE_string(
+        "prompt",
+        None,
+        "Texts: what they begin with. Default: nothing. With an encoder: the source "
+        "text, needed.",
+        flag_values=values,
+    )
+    commands.define_path(
+        "prompt_file",
+        "Texts: a file in UTF-8 with a prompt on each line; empty lines are skipped.",
+        values,
+    )
     flags.DEFINE_integer(
         "max_length",
         None,
@@ -231,8 +230,6 @@ def _define_image_flags(values):
         flag_values=values,
     )
     commands.define_data_flags(values)
-    for name in commands.DATA_FLAGS:  # or `--help` would leave them out
-        flags.declare_key_flag(name, flag_values=values)
 
 
 def run(options):

@@ -94,19 +94,15 @@ def define_flags(values=flags.FLAGS):
         values: the `absl.flags.FlagValues` to define them in.
     """
     commands.define_backend_flag(values)
-    flags.DEFINE_string(
+    commands.define_path(
         "model_dir",
-        None,
         "Folder of the run: settings, checkpoints, logs. Made if missing; a run that "
         "is there is continued.",
+        values,
         required=True,
-        flag_values=values,
     )
     commands.define_data_flags(values)
     commands.define_split_flags(values)
-    # or `--help` would leave them out
-    for name in ("backend", *commands.DATA_FLAGS, *commands.SPLIT_FLAGS):
-        flags.declare_key_flag(name, flag_values=values)
     flags.DEFINE_string(
         "hparams_set",
         None,
@@ -120,13 +116,12 @@ def define_flags(values=flags.FLAGS):
         "Changes of hyperparameters, as name=value,name=value.",
         flag_values=values,
     )
-    flags.DEFINE_string(
+    commands.define_path(
         "init_checkpoint",
-        None,
         "Where a new run takes its first weights from: a model directory, a .keras "
         "file, a preset directory, or a checkpoint of the original release (its path "
         "without .index; --hparams_set names its set).",
-        flag_values=values,
+        values,
     )
     define_scale_flags(values)
     # name: default, smallest value, help

@@ -4,7 +4,13 @@ import dataclasses
 import os
 import sys
 
-import keras
+try:
+    import keras
+except (ImportError, ValueError) as error:
+    sys.exit(
+        "error: Keras must have a backend that it can import, tensorflow or jax. "
+        f"Received: KERAS_BACKEND={os.environ.get('KERAS_BACKEND')!r}: {error}"
+    )
 import tensorflow as tf
 from absl import flags
 from absl import logging
@@ -26,6 +32,8 @@ SPLIT_FLAGS = {"train_split": "train", "eval_split": "validation"}
 def command(run, options, argv):
     """Runs a command and turns what users can mend into one line on stderr.
 
+    Where nobody reads standard output any more, as behind `head`, it ends quietly.
+
     Args:
         run: function of `options` that returns the exit code, or None for 0.
         options: the parsed flags.
@@ -34,19 +42,28 @@ def command(run, options, argv):
     Returns:
         The exit code.
     """
-    if len(argv) > 1:
-        print(
-            f"error: Settings are given as --name=value. Received: {argv[1:]}",
-            file=sys.stderr,
-        )
-        return 1
-    use_backend(options.backend)
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # tensorflow-datasets tells a lot
-    if keras.backend.backend() != "tensorflow":
-        # TensorFlow only reads data then; the accelerator's memory is not its own.
-        tf.config.set_visible_devices([], "GPU")
     try:
+        code = _run(run, options, argv)
+        sys.stdout.flush()  # here, and not when Python ends
+        return code
+    except BrokenPipeError:
+        # Whoever reads has read enough; Python would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(run, options, argv):
+    try:
+        if len(argv) > 1:
+            raise ValueError(
+                f"Settings are given as --name=value. Received: {argv[1:]}"
+            )
+        use_backend(options.backend)
+        if not flags.FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)  # tensorflow-datasets tells a lot
+        if keras.backend.backend() != "tensorflow":
+            # TensorFlow only reads data then; the accelerator's memory is not its own.
+            tf.config.set_visible_devices([], "GPU")
         return run(options)
     except BrokenPipeError:
         raise
@@ -82,8 +99,17 @@ def use_backend(name):
 
     Args:
         name: `"tensorflow"`, `"jax"`, or None for the one that is running.
+
+    Raises:
+        ValueError: if the one that is running is neither of them.
     """
-    if name is None or name == keras.backend.backend():
+    running = keras.backend.backend()
+    if name is None and running not in BACKENDS:
+        raise ValueError(
+            "The backend of Keras must be tensorflow or jax. Received: "
+            f"{running}. Pass --backend or set KERAS_BACKEND"
+        )
+    if name in (None, running):
         return
     os.environ["KERAS_BACKEND"] = name
     sys.stdout.flush()

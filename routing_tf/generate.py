@@ -35,12 +35,14 @@ import os
 import pathlib
 import sys
 
+from routing_tf import commands  # first: it says where Keras has no backend
+
+# isort: split
 import keras_hub
 import numpy as np
 from absl import app
 from absl import flags
 
-from routing_tf import commands
 from routing_tf import image_samples
 from routing_tf import models
 from routing_tf import run_directory
@@ -679,12 +681,7 @@ def read_labels(options, num_classes):
 
 def main(argv):
     """Generates; returns the exit code, as `absl.app.run` expects."""
-    try:
-        return commands.command(run, flags.FLAGS, argv)
-    except BrokenPipeError:
-        # Whoever reads has read enough, such as `head`; Python would complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return commands.command(run, flags.FLAGS, argv)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,8 @@ def _parse(line):
 class SilentLog:
     """Tells nothing: for the workers of a run that are not its chief."""
 
+    is_read = True
+
     def __enter__(self):
         return self
 
@@ -100,7 +102,12 @@ class ProgressLog:
         problem: the problem, whose metric is told.
         evaluates_again: whether the evaluation at `step` is to be repeated, and what
             an earlier one wrote of it is to be forgotten.
+
+    Attributes:
+        is_read: whether somebody reads standard output still.
     """
+
+    is_read = True
 
     def __init__(self, model_dir, step, total, problem, evaluates_again=True):
         self._problem = problem
@@ -154,10 +161,12 @@ class ProgressLog:
         run_directory.write_whole(self._path, "".join(kept))
 
     def say(self, text):
-        if self._bar is None:
-            print(text, flush=True)
-        else:
-            tqdm.tqdm.write(text)
+        write = print if self._bar is None else tqdm.tqdm.write
+        try:
+            write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            self.is_read = False
 
     def metrics(self, step, values):
         try:

@@ -21,13 +21,15 @@ last line on standard output is the score of the held-out data.
 import signal
 import sys
 
+from routing_tf import commands  # first: it says where Keras has no backend
+
+# isort: split
 import keras
 import keras_hub
 import numpy as np
 from absl import app
 from absl import flags
 
-from routing_tf import commands
 from routing_tf import engines
 from routing_tf import evaluation
 from routing_tf import models

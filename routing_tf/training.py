@@ -202,7 +202,8 @@ class Trainer:
         lm: the language model, with an encoder or without, or an image model.
         scorer: a `TokenScorer` of it.
         step: number of steps trained.
-        stopped_by: number of the signal that ended `train` early, or None.
+        stopped_by: number of the signal that ended `train` early, SIGTERM where the
+            reader of its output was gone, or None.
 
     Raises:
         ValueError: if another run lives in `model_dir`, it cannot be written, none of
@@ -279,8 +280,8 @@ class Trainer:
                 steps with either until the scale of the loss fits.)
 
         Returns:
-            The last `Evaluation`; None if a signal ended the training early, after a
-            checkpoint.
+            The last `Evaluation`; None if a signal ended the training early, or the
+            reader of its output was gone, after a checkpoint.
 
         Raises:
             ValueError: if `on_nan` is unknown.
@@ -301,7 +302,7 @@ class Trainer:
             log = ProgressLog(self.model_dir, self.step, total, self.problem, again)
         try:
             with log, StopRequest() as stop:
-                self._stop = stop
+                self._stop, self._log = stop, log
                 result = None
                 if evaluates_first and self._evaluate(eval_examples, log) is None:
                     return self._end_early()
@@ -325,8 +326,8 @@ class Trainer:
             self.engine.sync()
 
     def _stops(self):
-        """Whether any worker has been asked to stop."""
-        return self.engine.agree(self._stop.signal is not None)
+        """Whether any worker has been asked to stop, or nobody reads what it says."""
+        return self.engine.agree(self._stop.signal is not None or not self._log.is_read)
 
     def _end_early(self):
         self._checkpoints.wait()

@@ -1,8 +1,11 @@
 import os
+import runpy
+import sys
 
 import pytest
 from absl import flags
 
+import routing_tf
 from routing_tf import analyse
 from routing_tf import commands
 from routing_tf import convert
@@ -32,6 +35,13 @@ PATHS = {
 def define(command):
     values = flags.FlagValues()
     command.define_flags(values)
+    return values
+
+
+@pytest.fixture
+def options():
+    values = define(evaluate)
+    values(["evaluate", "--model_dir=x"])
     return values
 
 
@@ -69,3 +79,31 @@ def test_help_shows_all_flags(command):
     values = define(command)
     shown = values.get_key_flags_for_module(command.__name__)
     assert {flag.name for flag in shown} == set(values)
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_nobody_reads(flush, options, monkeypatch):
+    receiver, sender = os.pipe()
+    os.close(receiver)
+    with open(sender, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        code = commands.command(lambda _: print("text", flush=flush), options, [""])
+    assert code == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_keras_without_a_backend(command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "keras", None)
+    monkeypatch.delitem(sys.modules, "routing_tf.commands")
+    monkeypatch.delattr(routing_tf, "commands")
+    with pytest.raises(SystemExit, match="error: Keras must have a backend that it"):
+        runpy.run_path(command.__file__)
+
+
+def test_another_backend_of_keras(options, monkeypatch, capsys):
+    monkeypatch.setattr("keras.backend.backend", lambda: "torch")
+    assert commands.command(lambda _: None, options, [""]) == 1
+    assert capsys.readouterr().err == (
+        "error: The backend of Keras must be tensorflow or jax. Received: torch. Pass "
+        "--backend or set KERAS_BACKEND\n"
+    )

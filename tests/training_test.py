@@ -321,6 +321,20 @@ class TestTrainer:
         assert trainer.stopped_by == signal.SIGTERM
         assert [path.name for path in run_checkpoints.paths(tmp_path)] == ["step-2"]
 
+    def test_a_reader_that_is_gone_ends_the_run(self, configure, tmp_path, monkeypatch):
+        config, problem = configure(train_steps=4)
+        trainer = training.Trainer(config, problem, tmp_path)
+        receiver, sender = os.pipe()
+        os.close(receiver)
+        with open(sender, "w", closefd=False) as stdout:
+            monkeypatch.setattr("sys.stdout", stdout)
+            assert trainer.train(eval_every=1, eval_examples=1) is None
+            with open(os.devnull, "w") as nowhere:  # for what could not be written
+                os.dup2(nowhere.fileno(), sender)
+        os.close(sender)
+        assert trainer.stopped_by == signal.SIGTERM
+        assert [path.name for path in run_checkpoints.paths(tmp_path)] == ["step-1"]
+
     def test_on_nan_is_a_choice(self, finished):
         with pytest.raises(ValueError, match="`on_nan` must be one of 'stop', 'skip'"):
             finished.train(on_nan="go on")

@@ -144,9 +144,16 @@ def define_flags(values=flags.FLAGS):
             0,
             "Images to sample at the end, and half as many to complete; 0: none.",
         ),
-        "seed": (None, 0, "Seed of weights, data order and dropout. Default: 0."),
     }
     define_integers(integers, values)
+    flags.DEFINE_integer(
+        "seed",
+        None,
+        "Seed of weights, data order and dropout. Default: 0.",
+        lower_bound=0,
+        upper_bound=2**32 - 1,  # Keras's and NumPy's
+        flag_values=values,
+    )
 
 
 def define_scale_flags(values):
@@ -275,11 +282,17 @@ def describe(trainer):
         f"{layers}, {keras.backend.backend()} backend, {trainer.engine.description}"
         f"{'' if config.precision == 'float32' else ', ' + config.precision}"
     )
+    if trainer.step > h.train_steps:
+        yield (
+            f"the run in {trainer.model_dir} is at step {trainer.step} already, beyond "
+            f"{h.train_steps}: nothing left to train"
+        )
+        return
     yield (
         f"training: {h.train_steps} steps of {batch} of {problem.train_split}, "
         f"{epochs:.3g} epochs, {h.optimizer}; run in {trainer.model_dir}"
     )
-    if trainer.step >= h.train_steps:
+    if trainer.step == h.train_steps:
         yield f"the run is at step {trainer.step} already: nothing left to train"
     elif trainer.step:
         yield f"continuing at step {trainer.step}"

@@ -250,7 +250,8 @@ class Trainer:
         if not self.step and config.init_checkpoint:
             run_directory.initialize(self.lm, config.init_checkpoint)
         if self.engine.is_chief:
-            config.save(model_dir)
+            if self.step <= h.train_steps:  # else it stays as long as it was
+                config.save(model_dir)
             run_directory.save_preprocessor(self.lm, model_dir)
         self.scorer = TokenScorer(self.lm, engine=self.engine)
         self._schedule = make_schedule(h)
@@ -298,7 +299,7 @@ class Trainer:
         )
         log = SilentLog()
         if self.engine.is_chief:
-            again = evaluates_first or self.step == total
+            again = evaluates_first or self.step >= total
             log = ProgressLog(self.model_dir, self.step, total, self.problem, again)
         try:
             with log, StopRequest() as stop:

@@ -21,8 +21,8 @@ def make(strategy="one", tpu=None, num_virtual_devices=None):
             `"tpu"`: the cores of a TPU.
         tpu: name or address of the TPU for TensorFlow; `"local"` for that of a TPU VM.
             None (the default): what the environment says.
-        num_virtual_devices: number of devices to cut the CPU into, to try a strategy
-            without accelerators; None (the default) for one.
+        num_virtual_devices: number of devices to cut the CPU into, to try "mirrored" or
+            "multi_worker" without accelerators; None (the default) for one.
 
     Returns:
         An engine, see `TensorFlowEngine`.
@@ -39,6 +39,13 @@ def make(strategy="one", tpu=None, num_virtual_devices=None):
         raise ValueError(
             "`tpu` needs the strategy 'tpu'. Received: "
             f"tpu={tpu!r}, strategy={strategy!r}"
+        )
+    several = ("mirrored", "multi_worker")
+    if (num_virtual_devices or 1) > 1 and strategy not in several:
+        raise ValueError(
+            "`num_virtual_devices` above 1 needs the strategy 'mirrored' or "
+            "'multi_worker'. Received: "
+            f"num_virtual_devices={num_virtual_devices}, strategy={strategy!r}"
         )
     if keras.backend.backend() == "tensorflow":
         from routing_tf.engines.tensorflow_engine import TensorFlowEngine

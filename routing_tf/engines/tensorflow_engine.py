@@ -1,6 +1,7 @@
 """Training on TensorFlow: one device, or the replicas of a `tf.distribute` strategy."""
 
 import functools
+import os
 import socket
 
 import keras
@@ -51,6 +52,7 @@ class TensorFlowEngine(Engine):
             names = [device.name for device in devices]
             return cls(tf.distribute.MirroredStrategy(names))
         if strategy == "multi_worker":
+            _check_cluster()
             return cls(tf.distribute.MultiWorkerMirroredStrategy())
         if strategy == "tpu":
             return cls(_tpu_strategy(tpu))
@@ -304,6 +306,21 @@ def _cut_cpu(number):
             "`num_virtual_devices` must be set before TensorFlow is used. Received: "
             f"num_virtual_devices={number}: {error}"
         ) from error
+
+
+def _check_cluster():
+    """Raises a ValueError where TensorFlow would take this machine for all of them."""
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    try:
+        missing = None if resolver.cluster_spec().jobs else "no cluster"
+    except ValueError as error:
+        missing = error
+    if missing:
+        raise ValueError(
+            "The strategy 'multi_worker' needs TF_CONFIG, which names the cluster and "
+            "the task of this machine in it. Received: TF_CONFIG="
+            f"{os.environ.get('TF_CONFIG', '')!r}: {missing}"
+        )
 
 
 def _tpu_strategy(tpu):

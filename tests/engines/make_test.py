@@ -79,6 +79,22 @@ def test_jax_says_how_processes_find_each_other(monkeypatch):
 
 
 @on_tensorflow
+@pytest.mark.parametrize("config", [None, "", "{}", '{"task": {}}', "localhost"])
+def test_tensorflow_says_how_processes_find_each_other(config, monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    if config is not None:
+        monkeypatch.setenv("TF_CONFIG", config)
+    with pytest.raises(ValueError, match="needs TF_CONFIG.* Received: TF_CONFIG="):
+        engines.make("multi_worker")
+
+
+@pytest.mark.parametrize("strategy", ["one", "tpu"])
+def test_virtual_devices_need_a_strategy_for_them(strategy):
+    with pytest.raises(ValueError, match=f"=100, strategy='{strategy}'"):
+        engines.make(strategy, num_virtual_devices=100)
+
+
+@on_tensorflow
 def test_a_tpu_that_is_not_there_is_refused_at_once():
     """In a process of its own: connecting to a cluster changes it for good."""
     program = """

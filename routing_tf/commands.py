@@ -301,17 +301,21 @@ def open_run(options, split=None):
     Raises:
         ValueError: if there is no run with a checkpoint, or the data does not fit it.
     """
-    config = run_directory.RunConfig.load(options.model_dir)
-    saved = run_checkpoints.paths(options.model_dir, options.checkpoint)
+    path = options.model_dir.removesuffix(".index")
+    if run_checkpoints.is_run_checkpoint(path):
+        model_dir, saved = run_checkpoints.model_dir_of(path), [path]
+    else:
+        model_dir, saved = path, run_checkpoints.paths(path, options.checkpoint)
+    config = run_directory.RunConfig.load(model_dir)
     if config is None or not saved:
-        run_directory.refuse_old_checkpoints(options.model_dir)
+        run_directory.refuse_old_checkpoints(model_dir)
         raise ValueError(
             "`model_dir` must hold a run with a checkpoint; `python -m "
-            f"routing_tf.train` makes one. Received: {options.model_dir!r}, with "
+            f"routing_tf.train` makes one. Received: {path!r}, with "
             f"--checkpoint={options.checkpoint}"
         )
     fields = problem_fields(options, config)
-    problem = dataclasses.replace(config, **fields).make_problem()
+    problem = dataclasses.replace(config, **fields).make_problem(model_dir)
     problem.check_hyperparameters(config.hyperparameters)
     if split is None:
         return saved[-1], problem
@@ -323,4 +327,7 @@ def open_run(options, split=None):
             f"{problem.vocabulary_size} ids of {problem.name}, {vocabulary_size} of "
             "the model"
         )
+    run_directory.check_tokenizer(problem, model_dir, config.hyperparameters.kind)
+    if not any(getattr(options, name) for name in DATA_FLAGS):
+        config.check_data(problem, split)
     return saved[-1], problem

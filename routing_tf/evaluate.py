@@ -10,6 +10,8 @@ The last line on standard output is the score.
 """
 
 import dataclasses
+import math
+import pathlib
 
 from absl import app
 from absl import flags
@@ -35,8 +37,8 @@ def define_flags(values=flags.FLAGS):
     commands.define_checkpoint_flag(values)
     commands.define_path(
         "model_dir",
-        "Folder of the run to evaluate; with --texts also a .keras file or a preset "
-        "directory.",
+        "Folder of the run to evaluate, or the path of one of its checkpoints; with "
+        "--texts also a .keras file or a preset directory.",
         values,
         required=True,
     )
@@ -102,6 +104,12 @@ def run(options):
             "`--num_words` is for `--texts`. Received: "
             f"--num_words={options.num_words} without `--texts`"
         )
+    path = pathlib.Path(options.model_dir)
+    if path.suffix == ".keras" or (path / "config.json").is_file():
+        raise ValueError(
+            "`--model_dir` must hold a run, which has data to score; a model alone "
+            f"needs `--texts`. Received: {options.model_dir!r} without `--texts`"
+        )
     split = options.eval_split
     checkpoint, problem = commands.open_run(options, split)
     print(f"data: {problem.describe(split)}")
@@ -126,7 +134,8 @@ def score_texts(options):
     Raises:
         ValueError: if there is no language model, or a file cannot be scored.
     """
-    given = [name for name in commands.DATA_FLAGS if getattr(options, name)]
+    names = (*commands.DATA_FLAGS, "eval_split", "eval_examples")
+    given = [name for name in names if options[name].present]
     if given:
         raise ValueError(
             "`--texts` are scored instead of a problem's data. Received also: "
@@ -193,9 +202,10 @@ def describe_score(name, score):
     )
     if score.perplexity_per_word is None:
         return f"{line}; no words"
-    return (
-        f"{line}, {score.perplexity_per_word:.6g} per word ({score.num_words:,} words)"
-    )
+    per_word = f"{score.perplexity_per_word:.6g}"
+    if math.isinf(score.perplexity_per_word):
+        per_word = "more than 1e+308"
+    return f"{line}, {per_word} per word ({score.num_words:,} words)"
 
 
 def main(argv):

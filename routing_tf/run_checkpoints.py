@@ -112,7 +112,7 @@ class RunCheckpoints:
             DamagedCheckpointError: if there are checkpoints, and none can be read.
         """
         step, values, errors = 0, {}, {}
-        for path in reversed(paths(self.folder.parent)):
+        for path in reversed(resumable(self.folder.parent)):
             try:
                 step, self.best_loss, values = read(path, self._variables)
                 self._restored = path
@@ -194,6 +194,18 @@ def paths(model_dir, which="last"):
             loss.
     """
     return _paths_in(folder_of(model_dir) / ("best" if which == "best" else ""))
+
+
+def resumable(model_dir):
+    """Returns the paths of the checkpoints that a run can go on from, oldest first.
+
+    These are the last ones; or the best, of a run that was killed before the first of
+    the others.
+
+    Args:
+        model_dir: folder of the run.
+    """
+    return paths(model_dir) or paths(model_dir, "best")
 
 
 def _paths_in(folder):

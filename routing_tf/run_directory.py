@@ -8,6 +8,7 @@ metrics.jsonl    one JSON object per logged step
 tensorboard/     the same numbers for TensorBoard
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -17,7 +18,9 @@ import zipfile
 
 import keras
 import numpy as np
+from absl import logging
 
+from routing_tf import folder_lock
 from routing_tf import models
 from routing_tf import problems
 from routing_tf import run_checkpoints
@@ -27,6 +30,7 @@ from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.models.checkpoints import ReleaseCheckpoint
 from routing_tf.models.checkpoints import load_into
+from routing_tf.tokenizers import subword_tokenizer
 
 # Precision of a run, and the dtype policy of its model.
 PRECISIONS = {
@@ -58,7 +62,9 @@ class RunConfig:
         data_dir: folder of the problem's data, or None.
         problem_options: dict of the problem's other options.
         num_tokens: dict of the number of ids in the splits that the run trains on and
-            is scored on, by which changed data is noticed.
+            is scored on.
+        checksums: dict of the checksums of these splits, by which changed data is
+            noticed; a run of an earlier version has none.
         init_checkpoint: where the first weights come from; None for random ones.
         seed: seed of weights, data order and dropout.
         precision: type of computations: `"float32"`, `"bfloat16"` or `"float16"`, the
@@ -72,6 +78,7 @@ class RunConfig:
     data_dir: str | None = None
     problem_options: dict = dataclasses.field(default_factory=dict)
     num_tokens: dict = dataclasses.field(default_factory=dict)
+    checksums: dict = dataclasses.field(default_factory=dict)
     init_checkpoint: str | None = None
     seed: int = 0
     precision: str = "float32"
@@ -80,11 +87,23 @@ class RunConfig:
     def __post_init__(self):
         check_choice("precision", self.precision, tuple(PRECISIONS))
         check_positive_integer("accumulation_steps", self.accumulation_steps)
+        for name in ("problem_options", "num_tokens", "checksums"):
+            if not isinstance(getattr(self, name), dict):
+                raise ValueError(
+                    f"`{name}` must be a dict. Received: {getattr(self, name)!r}"
+                )
 
-    def make_problem(self):
-        """Returns the problem, whose windows are as long as the model's sequences."""
+    def make_problem(self, model_dir=None):
+        """Returns the problem, whose windows are as long as the model's sequences.
+
+        Args:
+            model_dir: folder of the run; None (the default) for none. Its own copy
+                takes the place of a vocabulary that is no longer what it was.
+        """
         options = problems.get_class(self.problem).options_for(self.hyperparameters)
         options = {**options, **self.problem_options}
+        if model_dir is not None:
+            options.update(own_vocabulary(model_dir, options.get("vocabulary")))
         return problems.get(self.problem, data_dir=self.data_dir, **options)
 
     @classmethod
@@ -117,16 +136,7 @@ class RunConfig:
 
     def check_continues(self, earlier, model_dir):
         """Raises a `ValueError` if a run with `earlier` cannot go on with this one."""
-        # An earlier version counted all splits, also those that a run does not use.
-        tokens = {
-            split: earlier.num_tokens[split]
-            for split in self.num_tokens
-            if split in earlier.num_tokens
-        }
-        there, here = (
-            _flat(dataclasses.replace(earlier, num_tokens=tokens)),
-            _flat(self),
-        )
+        there, here = _flat(earlier._of_splits(self)), _flat(self._of_splits(earlier))
         names = sorted((there.keys() | here.keys()) - FREE_TO_CHANGE)
         differences = [
             f"{name} was {there.get(name)!r}, now {here.get(name)!r}"
@@ -136,9 +146,41 @@ class RunConfig:
         if differences:
             raise ValueError(
                 "`model_dir` must be new, or the run in it must have the same "
-                f"settings. Received: {str(model_dir)!r}, where "
+                f"settings and data. Received: {str(model_dir)!r}, where "
                 f"{'; '.join(differences)}. Use another model_dir, or leave these "
                 "settings out to continue that run"
+            )
+
+    def _of_splits(self, other):
+        """This one without what it alone tells of splits.
+
+        Earlier versions had no checksums, and counted splits that a run does not use.
+        """
+        fields = {
+            name: {
+                split: value
+                for split, value in getattr(self, name).items()
+                if split in getattr(other, name)
+            }
+            for name in ("num_tokens", "checksums")
+        }
+        return dataclasses.replace(self, **fields)
+
+    def check_data(self, problem, split):
+        """Raises a `ValueError` if a split of the run is no longer what it was.
+
+        Args:
+            problem: its problem.
+            split: the split, which counts only if the run has used it.
+        """
+        there = self.num_tokens.get(split), self.checksums.get(split)
+        here = problem.num_tokens(split), problem.checksum(split)
+        if any(was not in (None, now) for was, now in zip(there, here)):
+            raise ValueError(
+                f"The data of the split {split!r} must be what the run has used. "
+                f"Received: a number of ids and a checksum of {here}, which were "
+                f"{there}. To score other data, name it, such as with --files, "
+                "--data_dir or --problem"
             )
 
 
@@ -155,12 +197,14 @@ def _flat(config):
     return {key.removeprefix("."): value for key, value in walk("", fields).items()}
 
 
-def configure(problem, hyperparameters, **fields):
+def configure(problem, hyperparameters, model_dir=None, **fields):
     """Makes the configuration of a run, and its problem.
 
     Args:
         problem: name of the problem.
         hyperparameters: `Hyperparameters`; the vocabulary size is the problem's.
+        model_dir: folder of the run, if it may be there already; see
+            `RunConfig.make_problem`.
         **fields: other fields of `RunConfig`.
 
     Returns:
@@ -179,18 +223,17 @@ def configure(problem, hyperparameters, **fields):
             local_key_shift=0,
         )
     config = RunConfig(problem, hyperparameters, **fields)
-    problem = config.make_problem()
+    problem = config.make_problem(model_dir)
     problem.check_hyperparameters(hyperparameters)
     problem.prepare()
+    splits = dict.fromkeys((problem.train_split, problem.eval_split))
     config = dataclasses.replace(
         config,
         hyperparameters=hyperparameters.replace(
             vocabulary_size=problem.vocabulary_size
         ),
-        num_tokens={
-            split: problem.num_tokens(split)
-            for split in (problem.train_split, problem.eval_split)
-        },
+        num_tokens={split: problem.num_tokens(split) for split in splits},
+        checksums={split: problem.checksum(split) for split in splits},
     )
     return config, problem
 
@@ -226,19 +269,154 @@ def make_backbone(hyperparameters, dtype=None):
     return classes[hyperparameters.kind](hyperparameters, dtype=dtype)
 
 
+def make_folder(model_dir):
+    """Makes a model directory, if it is missing.
+
+    Raises:
+        ValueError: if it cannot be written.
+    """
+    try:
+        run_checkpoints.folder_of(model_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            "`model_dir` must be a folder that can be written. Received: "
+            f"{str(model_dir)!r}: {error.strerror}"
+        ) from error
+
+
+@contextlib.contextmanager
+def hold(model_dir):
+    """Keeps other processes from training in a model directory, made if missing.
+
+    Args:
+        model_dir: folder of the run.
+
+    Raises:
+        ValueError: if another process trains there, or it cannot be written.
+    """
+    make_folder(model_dir)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(folder_lock.hold(model_dir, wait=False))
+        except BlockingIOError as error:
+            raise ValueError(
+                "`model_dir` must not be in use: another process trains there. "
+                f"Received: {str(model_dir)!r}. Wait for its end, or use another "
+                "model_dir"
+            ) from error
+        yield
+
+
 def save_preprocessor(lm, model_dir):
-    """Writes the preprocessor of a model into its model directory, if it has one."""
+    """Writes the preprocessor of a model into its model directory, if it has one.
+
+    Args:
+        lm: the model.
+        model_dir: folder of the run, which loses what an earlier one left there.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
     preprocessor = getattr(lm, "preprocessor", None)
     folder = pathlib.Path(model_dir, PREPROCESSOR)
-    if preprocessor is None or folder.exists():
-        return
     partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    preprocessor.save_to_preset(str(partial))
-    # keras_hub reads the class of the backbone from it.
-    backbone = keras.saving.serialize_keras_object(lm.backbone)
-    (partial / "config.json").write_text(json.dumps(backbone, indent=2) + "\n")
-    partial.replace(folder)
+    with _told_where(folder):
+        shutil.rmtree(partial, ignore_errors=True)
+        if preprocessor is not None:
+            preprocessor.save_to_preset(str(partial))
+            # keras_hub reads the class of the backbone from it.
+            backbone = keras.saving.serialize_keras_object(lm.backbone)
+            config = json.dumps(backbone, indent=2) + "\n"
+            (partial / "config.json").write_text(config)
+        if folder.exists():
+            shutil.rmtree(folder)
+        if preprocessor is not None:
+            partial.replace(folder)
+
+
+def load_preprocessor(model_dir, kind):
+    """Loads a run's own copy of its preprocessor.
+
+    Args:
+        model_dir: folder of the run.
+        kind: the kind of its model, see `Hyperparameters`.
+
+    Returns:
+        The preprocessor; None if the run has none.
+    """
+    folder = pathlib.Path(model_dir, PREPROCESSOR)
+    if not folder.is_dir():
+        return None
+    untrusted.check_preset(folder, has_weights=False)
+    cls = models.RoutingTransformerCausalLMPreprocessor
+    if kind == "seq2seq":
+        cls = models.RoutingTransformerSeq2SeqLMPreprocessor
+    return cls.from_preset(str(folder))
+
+
+def check_tokenizer(problem, model_dir, kind):
+    """Raises a `ValueError` if the tokenizer of a problem is not that of a run.
+
+    Args:
+        problem: the problem.
+        model_dir: folder of the run, whose own copy counts.
+        kind: the kind of its model, see `Hyperparameters`.
+    """
+    own = getattr(load_preprocessor(model_dir, kind), "tokenizer", None)
+    if own is None or problem.tokenizer is None:
+        return
+    if _vocabulary_of(own) != _vocabulary_of(problem.tokenizer):
+        raise ValueError(
+            "The problem's tokenizer must be that of the run, in "
+            f"{str(pathlib.Path(model_dir, PREPROCESSOR))!r}. Received: {problem.name} "
+            f"with a {type(problem.tokenizer).__name__} of other tokens. Give it the "
+            "vocabulary that the run began with"
+        )
+
+
+def _vocabulary_of(tokenizer):
+    try:
+        return type(tokenizer).__name__, tokenizer.get_vocabulary()
+    except NotImplementedError:  # one of the user's own
+        return type(tokenizer).__name__, None
+
+
+def own_vocabulary(model_dir, vocabulary):
+    """Returns the option that names a run's own copy of its vocabulary, if needed.
+
+    Args:
+        model_dir: folder of the run.
+        vocabulary: the option of the problem, or None.
+
+    Returns:
+        `{"vocabulary": path}` if the file of this name, with which the run began, is
+        not the same any more; else `{}`.
+    """
+    if vocabulary in (None, "bytes", "subwords"):
+        return {}
+    earlier = RunConfig.load(model_dir)
+    if earlier is None or not run_checkpoints.resumable(model_dir):
+        return {}
+    folder = pathlib.Path(model_dir, PREPROCESSOR).absolute()
+    own = list(folder.rglob(subword_tokenizer.VOCABULARY_FILE))
+    if not own or vocabulary != earlier.problem_options.get("vocabulary"):
+        return {}
+    if _subwords(vocabulary) == _subwords(own[0]):
+        return {}
+    logging.warning(
+        "%s is not what it was when the run began: its own copy counts, %s",
+        vocabulary,
+        own[0],
+    )
+    return {"vocabulary": str(own[0])}
+
+
+def _subwords(path):
+    """The tokens of a file; None if there are none."""
+    try:
+        return subword_tokenizer.SubwordTokenizer().read_tokens(path)
+    except (OSError, ValueError):
+        return None
 
 
 def save_run(config, lm, model_dir, step=0):
@@ -278,14 +456,7 @@ def load_run(checkpoint):
             f"Received: {str(checkpoint)!r}"
         )
     h = config.hyperparameters
-    preprocessor = None
-    folder = model_dir / PREPROCESSOR
-    if folder.is_dir():
-        untrusted.check_preset(folder, has_weights=False)
-        cls = models.RoutingTransformerCausalLMPreprocessor
-        if h.kind == "seq2seq":
-            cls = models.RoutingTransformerSeq2SeqLMPreprocessor
-        preprocessor = cls.from_preset(str(folder))
+    preprocessor = load_preprocessor(model_dir, h.kind)
     untrusted.check_fits(
         lambda: make_backbone(h), run_checkpoints.num_bytes(checkpoint), model_dir
     )
@@ -310,7 +481,7 @@ def load_language_model(source, which="last"):
     Raises:
         ValueError: if there is no such thing.
     """
-    path = pathlib.Path(source)
+    path = pathlib.Path(str(source).removesuffix(".index"))
     if run_checkpoints.is_run_checkpoint(path):
         return load_run(path)
     saved = run_checkpoints.paths(path, which)
@@ -410,7 +581,24 @@ def copy_weights(source, target):
 
 
 def write_whole(path, text):
-    """Writes a file so that it is never seen half written."""
+    """Writes a file so that it is never seen half written.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text)
-    partial.replace(path)
+    with _told_where(path):
+        partial.write_text(text)
+        partial.replace(path)
+
+
+@contextlib.contextmanager
+def _told_where(path):
+    """Names what could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"{str(path)!r} must be written; is the disk full? Received: "
+            f"{error.strerror or error}"
+        ) from error

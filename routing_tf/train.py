@@ -18,6 +18,7 @@ The same model directory continues its run, with no need to repeat the settings.
 last line on standard output is the score of the held-out data.
 """
 
+import contextlib
 import signal
 import sys
 
@@ -244,6 +245,7 @@ def configure(options):
         if getattr(options, field) is not None:
             changes[field] = getattr(options, field)
     return run_directory.configure(
+        model_dir=options.model_dir,
         hyperparameters=hyperparameters.replace(**changes),
         hparams_set=name,
         init_checkpoint=source,
@@ -444,6 +446,24 @@ def run(options):
     """
     engine = make_engine(options)  # before anything else uses the devices
     config, problem = configure(options)
+    with contextlib.ExitStack() as stack:
+        if engine.is_chief:
+            stack.enter_context(run_directory.hold(options.model_dir))
+        return train(config, problem, engine, options)
+
+
+def train(config, problem, engine, options):
+    """Trains, reports and samples.
+
+    Args:
+        config: `RunConfig`.
+        problem: its problem.
+        engine: where the run computes.
+        options: the parsed flags.
+
+    Returns:
+        The exit code.
+    """
     trainer = training.Trainer(
         config,
         problem,

@@ -241,7 +241,7 @@ class Trainer:
         self.stopped_by = None
         h = config.hyperparameters
         self._batch_size = self._own_batch_size(steps_per_call)
-        self._open_model_dir()
+        is_new = self._open_model_dir()
         with self.engine.scope():
             self.lm = build_model(h, problem, config.seed, config.precision)
             compile_for_training(self.lm, h, jit_compile, config.seed)
@@ -252,7 +252,8 @@ class Trainer:
         if self.engine.is_chief:
             if self.step <= h.train_steps:  # else it stays as long as it was
                 config.save(model_dir)
-            run_directory.save_preprocessor(self.lm, model_dir)
+            if is_new or not (self.model_dir / run_directory.PREPROCESSOR).is_dir():
+                run_directory.save_preprocessor(self.lm, model_dir)
         self.scorer = TokenScorer(self.lm, engine=self.engine)
         self._schedule = make_schedule(h)
         self._steps_per_call = steps_per_call
@@ -355,9 +356,14 @@ class Trainer:
         return result
 
     def _open_model_dir(self):
-        """Makes the model directory or checks the run in it."""
+        """Makes the model directory or checks the run in it.
+
+        Returns:
+            Whether the run is a new one.
+        """
         run_directory.refuse_old_checkpoints(self.model_dir)
-        if run_checkpoints.paths(self.model_dir):
+        is_new = not run_checkpoints.resumable(self.model_dir)
+        if not is_new:
             earlier = run_directory.RunConfig.load(self.model_dir)
             if earlier is None:
                 raise ValueError(
@@ -365,13 +371,10 @@ class Trainer:
                     f"Received: {str(self.model_dir)!r}. Use another model_dir"
                 )
             self.config.check_continues(earlier, self.model_dir)
-        try:
-            run_checkpoints.folder_of(self.model_dir).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(
-                "`model_dir` must be a folder that can be written. Received: "
-                f"{str(self.model_dir)!r}: {error.strerror}"
-            ) from error
+            kind = self.config.hyperparameters.kind
+            run_directory.check_tokenizer(self.problem, self.model_dir, kind)
+        run_directory.make_folder(self.model_dir)
+        return is_new
 
     def _agree_on_the_run(self, step):
         """Raises an error on all workers if they are about to train different runs."""

@@ -74,11 +74,17 @@ def read_lines(path):
 
     Raises:
         ValueError: if the file is larger than `MAX_TEXT_BYTES`, has more lines than
-            `MAX_TOKENS` or one that is longer than `MAX_TOKEN_LENGTH`.
+            `MAX_TOKENS` or one that is longer than `MAX_TOKEN_LENGTH`, or is not in
+            UTF-8.
         OSError: if it cannot be read.
     """
     # Tokens may hold characters at which str.splitlines would break a line.
-    text = _read(path, "MAX_TEXT_BYTES").decode("utf-8").removesuffix("\n")
+    try:
+        text = _read(path, "MAX_TEXT_BYTES").decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"A vocabulary must be text in UTF-8. Received: {str(path)!r}: {error}"
+        ) from error
     _check_limit("MAX_TOKENS", text.count("\n") + 1, "lines", path)
     lines = text.split("\n") if text else []
     longest = max(map(len, lines), default=0)

@@ -11,6 +11,7 @@ from routing_tf import evaluate
 from routing_tf import run_checkpoints
 from routing_tf import run_directory
 from routing_tf import train
+from routing_tf.models.scoring import Score
 from tests import small_problems
 
 HPARAMS = (
@@ -103,6 +104,23 @@ def test_other_data(model_dir, tmp_path, run):
     code, out, err = run(f"--model_dir={model_dir}", f"--files={file}")
     assert not code, err
     assert "test: 201 tokens scored" in out
+
+
+@pytest.mark.parametrize("ending", ["", ".index"])
+def test_a_checkpoint_of_a_run(ending, model_dir, run):
+    checkpoint = run_checkpoints.paths(model_dir)[-1]
+    code, out, err = run(f"--model_dir={checkpoint}{ending}", "--eval_examples=2")
+    assert not code, err
+    assert f"model: {checkpoint}\n" in out
+
+
+def test_changed_data(model_dir, run, monkeypatch):
+    problem_class = type(run_directory.RunConfig.load(model_dir).make_problem())
+    encode = problem_class.encode
+    monkeypatch.setattr(problem_class, "encode", lambda *text: encode(*text)[::-1])
+    code, _, err = run(f"--model_dir={model_dir}", "--split=validation")
+    assert code == 1
+    assert "data of the split 'validation' must be what the run has used" in err
 
 
 def test_no_run(tmp_path, run):
@@ -284,6 +302,10 @@ def test_texts_that_cannot_be_scored(model_dir, tmp_path, run, content, message)
     "arguments, message",
     [
         (["--texts=x", "--problem=digits"], "Received also: --problem"),
+        (
+            ["--texts=x", "--split=train", "--eval_examples=3"],
+            "Received also: --eval_split, --eval_examples",
+        ),
         (["--num_words=7"], "is for `--texts`"),
     ],
 )
@@ -291,3 +313,16 @@ def test_flags_that_do_not_fit(model_dir, run, arguments, message):
     code, _, err = run(f"--model_dir={model_dir}", *arguments)
     assert code == 1
     assert message in err
+
+
+def test_a_model_without_a_run(run):
+    code, _, err = run("--model_dir=model.keras")
+    assert code == 1
+    assert "a model alone needs `--texts`. Received: 'model.keras'" in err
+
+
+def test_a_perplexity_above_all_numbers():
+    ids, offsets = np.ones(1, "int32"), np.array([[0, 1]])
+    score = Score(np.array([-1e4]), ids, None, offsets, "full", 0, 1, 1)
+    line = evaluate.describe_score("a.txt", score)
+    assert line.endswith(", more than 1e+308 per word (1 words)")

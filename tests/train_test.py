@@ -326,12 +326,16 @@ def test_a_model_of_another_kind_is_refused(problem, hparams, tmp_path, run):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_finished_run_is_evaluated_again(finished, run):
+@pytest.mark.parametrize(
+    "steps, beyond", [([], ""), (["--train_steps=3"], ", beyond 3")]
+)
+def test_a_finished_run_is_evaluated_again(steps, beyond, finished, run):
     settings = (finished / "run.json").read_text()
-    options = ["--eval_examples=4", "--sample_bytes=0"]
+    options = ["--eval_examples=4", "--sample_bytes=0", *steps]
     code, out, _ = run(f"--model_dir={finished}", *options)
     assert code == 0
-    assert "at step 4 already: nothing left to train" in out
+    assert f"at step 4 already{beyond}: nothing left to train" in out
+    assert ("training: " in out) == (not steps)
     lines = (finished / "metrics.jsonl").read_text().splitlines()
     entries = [json.loads(line) for line in lines]
     assert [entry["step"] for entry in entries] == [0, 4, 4]
@@ -346,6 +350,19 @@ def test_flags_left_out_are_those_of_the_run(finished, arguments):
     assert config == run_directory.RunConfig.load(finished)
     assert config == configure(model_dir, *arguments, "--train_steps=4", "--seed=3")
     assert configure(model_dir, "--train_steps=9").hyperparameters.train_steps == 9
+
+
+def test_one_training_in_a_folder(finished, run):
+    with run_directory.hold(finished):
+        code, _, err = run(f"--model_dir={finished}", "--train_steps=9")
+    assert code == 1
+    assert "another process trains there" in err
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_seeds_have_limits(seed):
+    with pytest.raises(flags.IllegalFlagValueError, match="seed"):
+        parse("--model_dir=x", f"--seed={seed}")
 
 
 def test_other_settings_are_refused(finished, run):

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 
 import keras
@@ -19,6 +20,7 @@ from routing_tf.layers import Compatibility
 from routing_tf.models import presets
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.problems.arguments import SPLITS
+from routing_tf.tokenizers import ByteTokenizer
 from tests import golden_cases
 from tests import small_problems as small_problems
 
@@ -399,6 +401,27 @@ class TestTrainer:
         config = dataclasses.replace(finished.config, num_tokens=tokens)
         with pytest.raises(ValueError, match=r"num_tokens\.train was .*, now 12345"):
             training.Trainer(config, finished.problem, finished.model_dir)
+
+    def test_what_an_aborted_start_left_is_replaced(self, configure, tmp_path):
+        stale = tmp_path / run_directory.PREPROCESSOR
+        stale.mkdir()
+        (stale / "tokenizer.json").write_text("{}")
+        config, problem = configure()
+        training.Trainer(config, problem, tmp_path)
+        own = run_directory.load_preprocessor(tmp_path, "text")
+        assert isinstance(own.tokenizer, ByteTokenizer)
+
+    def test_the_best_checkpoint_alone_is_a_run(self, finished, configure, tmp_path):
+        model_dir = tmp_path / "run"
+        shutil.copytree(finished.model_dir, model_dir)
+        for path in run_checkpoints.folder_of(model_dir).glob("step-*"):
+            path.unlink()
+        config, problem = configure(train_steps=40, seed=7)
+        with pytest.raises(ValueError, match="seed was 0, now 7"):
+            training.Trainer(config, problem, model_dir)
+        trainer = training.Trainer(finished.config, finished.problem, model_dir)
+        (best,) = run_checkpoints.paths(model_dir, "best")
+        assert trainer.step == run_checkpoints.step_of(best)
 
     def test_model_dir_must_be_a_folder(self, configure, tmp_path):
         config, problem = configure()

@@ -125,6 +125,9 @@ class ImageProblem(Problem):
         self.images(split)
         return np.asarray(self._labels[split])
 
+    def arrays(self, split):
+        return [*super().arrays(split), self.labels(split)]
+
     def training_windows(self, split, seed, epoch):
         """The images of one epoch of training, in the order of that epoch."""
         numbers = order_of_epoch(self.num_windows(split), seed, epoch)

@@ -11,6 +11,7 @@ from routing_tf.problems.arguments import check_no_training_subset
 from routing_tf.problems.arguments import check_split
 from routing_tf.problems.arguments import check_worker
 from routing_tf.problems.arguments import integer_at_least
+from routing_tf.problems.checksum import checksum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,6 +210,19 @@ class Problem:
     def num_tokens(self, split):
         """Returns the number of ids in a split."""
         return len(self.ids(split))
+
+    def arrays(self, split):
+        """Returns the NumPy arrays that are the data of a split."""
+        fields = vars(self.tokens(split)).values()
+        return [value for value in fields if isinstance(value, np.ndarray)]
+
+    def checksum(self, split):
+        """Returns an integer that tells whether the data of a split is still the same.
+
+        Args:
+            split: string, "train", "validation" or "test".
+        """
+        return checksum(self.arrays(split))
 
     def num_windows(self, split, training=None):
         """Returns the number of windows in a split, or in a training epoch.

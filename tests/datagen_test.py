@@ -3,6 +3,8 @@
 import os
 import pathlib
 import re
+import tempfile
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -228,6 +230,27 @@ def test_a_download_without_a_network(tmp_path, monkeypatch, capsys):
     error = capsys.readouterr().err
     assert "raw_dir" in error
     assert files_below(tmp_path / "data") == []
+
+
+def test_one_command_at_a_time_prepares_a_folder(wikitext):
+    def at_once():
+        problem = problems.get("wikitext103", data_dir=wikitext / "data")
+        lines = list(problem.generate(wikitext / "raw"))
+        return [line.split(":")[1].split(",")[0].strip() for line in lines]
+
+    with futures.ThreadPoolExecutor() as pool:
+        # The locks are those of files that are open, so threads stand for processes.
+        found = [task.result() for task in [pool.submit(at_once) for _ in range(2)]]
+    assert sorted(line.startswith("there already") for line in found[0] + found[1]) == (
+        [False] * 3 + [True] * 3
+    )
+
+
+def test_no_temporary_folders_are_left(wikitext, monkeypatch):
+    (wikitext / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(wikitext / "tmp"))
+    assert not prepare(wikitext, "wikitext103", "--problem_option=level=bytes")
+    assert list((wikitext / "tmp").iterdir()) == []
 
 
 ROW = re.compile(

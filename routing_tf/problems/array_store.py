@@ -15,6 +15,7 @@ import shutil
 import time
 
 import numpy as np
+from absl import logging
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
 
@@ -80,7 +81,7 @@ def write(folder, dtypes, identity, parts):
             then work can go on.
     """
     folder = pathlib.Path(folder)
-    with _alone(folder):
+    with alone(folder.parent):
         if is_complete(folder):  # by another process, meanwhile
             return
         partial = folder.with_name(f"{folder.name}.incomplete")
@@ -106,17 +107,28 @@ def write(folder, dtypes, identity, parts):
 
 
 @contextlib.contextmanager
-def _alone(folder):
-    """Lets one process at a time write stores in the same folder."""
+def alone(folder):
+    """Lets one process at a time do something in a folder, which is made if missing.
+
+    Args:
+        folder: path of the folder. A folder inside of it has a lock of its own.
+
+    Raises:
+        ValueError: if it cannot be written.
+    """
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder.parent, os.O_RDONLY)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise ValueError(
-            f"The folder {str(folder.parent)!r} must be writable. Received: {error}"
+            f"The folder {str(folder)!r} must be writable. Received: {error}"
         ) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logging.warning("waiting for another process that writes to %s", folder)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
         os.close(lock)

@@ -4,11 +4,13 @@ import itertools
 import math
 import os
 import pathlib
+import struct
 
 import numpy as np
 import tensorflow as tf
 
 from routing_tf.problems import array_store
+from routing_tf.problems import raw_files
 from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.arguments import boolean
 from routing_tf.problems.arguments import integer_at_least
@@ -21,6 +23,8 @@ from routing_tf.problems.text import split_of_file
 ENDINGS = (".png", ".jpg", ".jpeg")
 # Images without prepared arrays are held in memory: so many bytes at most.
 MAX_BYTES_IN_MEMORY = 4 << 30
+# Of one picture, more than those of any camera.
+MAX_PIXELS = 1 << 27
 
 
 class PreparedImageProblem(ImageProblem, PreparedProblem):
@@ -447,10 +451,12 @@ def read_image(path, channels=None):
         NumPy uint8 array of shape `(height, width, channels)`.
 
     Raises:
-        ValueError: if it cannot be read or is damaged.
+        ValueError: if it cannot be read, is damaged or has more than `MAX_PIXELS`.
     """
+    raw_files.check_regular(path)
     try:
         content = pathlib.Path(path).read_bytes()
+        _check_size(content, path)
         image = tf.io.decode_image(content, channels or 0, expand_animations=False)
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "message", None) or error
@@ -460,6 +466,32 @@ def read_image(path, channels=None):
         ) from error
     image = image.numpy()
     return image[..., : 3 if image.shape[-1] > 2 else 1]
+
+
+def _check_size(content, path):
+    """Refuses a picture that would take the memory, before it is decoded."""
+    height, width = _size(content)
+    if height * width > MAX_PIXELS:
+        raise ValueError(
+            f"The image {str(path)!r} must have at most {MAX_PIXELS:,} pixels. "
+            f"Received: {height:,} x {width:,} (height x width)"
+        )
+
+
+def _size(content):
+    """Height and width of a picture, as its first bytes tell; 0 if they do not."""
+    if content.startswith(b"\xff\xd8"):
+        return tf.io.extract_jpeg_shape(content).numpy()[:2].tolist()
+    # What else TensorFlow decodes, whatever the name of the file.
+    for start, place, form in (
+        (b"\x89PNG", 16, ">II"),
+        (b"GIF8", 6, "<HH"),
+        (b"BM", 18, "<ii"),
+    ):
+        if content.startswith(start) and len(content) >= place + struct.calcsize(form):
+            width, height = struct.unpack_from(form, content, place)
+            return abs(height), abs(width)
+    return 0, 0
 
 
 def resized(image, height, width):

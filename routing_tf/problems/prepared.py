@@ -1,9 +1,12 @@
 """Problems whose data is prepared once, in `data_dir`, and then read in place."""
 
+import contextlib
 import functools
 import itertools
 import pathlib
 import sys
+import tempfile
+import threading
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -16,6 +19,8 @@ from routing_tf.problems.problem import Problem
 from routing_tf.problems.problem import Tokens
 from routing_tf.problems.text import TextProblem
 from routing_tf.tokenizers.byte_tokenizer import END_ID
+
+_TEMPDIR_LOCK = threading.Lock()
 
 
 class PreparedProblem(Problem):
@@ -138,7 +143,8 @@ class PreparedProblem(Problem):
     def generate(self, raw_dir=None):
         """Prepares the data: all splits whose source is there.
 
-        Work that was stopped goes on where it was; what is whole is left alone.
+        Work that was stopped goes on where it was; what is whole is left alone. If
+        another process prepares data in the same folder, it waits for that.
 
         Args:
             raw_dir: string, folder with the raw files. Defaults to `None`: they are
@@ -150,6 +156,11 @@ class PreparedProblem(Problem):
         Raises:
             ValueError: if the source is missing, damaged or something else.
         """
+        folder = array_store.alone(self.data_path) if self.data_dir else None
+        with folder or contextlib.nullcontext():
+            yield from self._generate(raw_dir)
+
+    def _generate(self, raw_dir):
         self.raw_dir = raw_dir
         vars(self).pop("tfds_builder", None)
         self.prepare_source()
@@ -344,9 +355,21 @@ def _make_builder(name, data_dir):
     name, _, config = name.partition("/")
     own = {"enwik8": builders.Enwik8, "wikitext103": builders.Wikitext103}
     options = {"data_dir": str(data_dir), "config": config or None}
-    if name in own:
-        return own[name](**options)
-    return tfds.builder(name, **options)
+    with _temporary_folders_removed():
+        if name in own:
+            return own[name](**options)
+        return tfds.builder(name, **options)
+
+
+@contextlib.contextmanager
+def _temporary_folders_removed():
+    """Removes the empty folder that each builder without data makes and forgets."""
+    with _TEMPDIR_LOCK, tempfile.TemporaryDirectory() as folder:
+        earlier, tempfile.tempdir = tempfile.tempdir, folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = earlier
 
 
 def _is_written(builder):

@@ -1,6 +1,8 @@
 """Reading raw files of text, with errors that say where they are damaged."""
 
 import contextlib
+import io
+import os
 import zipfile
 import zlib
 
@@ -8,6 +10,8 @@ import tensorflow_datasets as tfds
 
 # What a folder of raw files is reported to hold, at most.
 NUM_NAMES_SHOWN = 20
+# 90 million integers, all that enwik8 trains on, may be one line.
+MAX_LINE_BYTES = 1 << 29
 DAMAGED = (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 
 
@@ -16,7 +20,7 @@ def read_lines(path, member=None, keep_ends=False):
 
     Lines end at "\n" and nowhere else: "\r" and the other characters at which
     `str.splitlines` would break stay inside of their line. Only one line at a
-    time is in memory.
+    time is in memory, of `MAX_LINE_BYTES` at most.
 
     Args:
         path: string or path of the file.
@@ -29,8 +33,8 @@ def read_lines(path, member=None, keep_ends=False):
         Pairs of the line's number, from 1, and the line, a string.
 
     Raises:
-        ValueError: if the file cannot be read, has nothing but white space, is not
-            UTF-8, has NUL characters, or is an HTML page.
+        ValueError: if the file cannot be read, has nothing but white space or a line
+            that is too long, is not UTF-8, has NUL characters, or is an HTML page.
 
     Example:
     ```python
@@ -43,7 +47,9 @@ def read_lines(path, member=None, keep_ends=False):
     """
     only_spaces = True
     with open_file(path, member) as stream:
-        for number, line in enumerate(stream, 1):
+        lines = iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b"")
+        for number, line in enumerate(lines, 1):
+            check_line_length(line, path, member, number)
             if only_spaces and not line.isspace():
                 only_spaces = False
                 check_not_html(line, path, member)
@@ -145,11 +151,23 @@ def open_file(path, member=None):
         )
     with contextlib.ExitStack() as stack:
         stack.enter_context(readable(path, member))
+        check_regular(path)
         stream = stack.enter_context(tfds.core.Path(path).open("rb"))
         if member is not None:
             archive = stack.enter_context(zipfile.ZipFile(stream))
-            stream = stack.enter_context(archive.open(member))
+            # Lines of a limited length come fast from a buffer alone.
+            stream = io.BufferedReader(stack.enter_context(archive.open(member)))
         yield stream
+
+
+def check_regular(path):
+    """Refuses pipes and devices, whose reading may never end."""
+    path = os.fspath(path)
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise ValueError(
+            f"{place(path)} must be a regular file. Received: a pipe, a socket or a "
+            "device"
+        )
 
 
 @contextlib.contextmanager
@@ -162,6 +180,15 @@ def readable(path, member=None):
         raise ValueError(
             f"{place(path, member)} must be readable and undamaged. Received: {reason}"
         ) from error
+
+
+def check_line_length(line, path, member, number):
+    """Refuses a line that would take the memory."""
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(
+            f"{place(path, member, number)} must have at most {MAX_LINE_BYTES:,} "
+            "bytes. Received: more, without a newline among them"
+        )
 
 
 def decode(line, path, member, number):

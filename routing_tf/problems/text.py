@@ -12,6 +12,7 @@ import sysconfig
 import numpy as np
 
 from routing_tf.problems import packing
+from routing_tf.problems import raw_files
 from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.problem import Problem
 from routing_tf.problems.problem import Tokens
@@ -407,7 +408,7 @@ def find_files(option, patterns):
         A list of absolute paths, each once.
 
     Raises:
-        ValueError: if a pattern matches no file.
+        ValueError: if a pattern matches no file, or a pipe or a device.
     """
     if isinstance(patterns, (str, os.PathLike)):
         patterns = os.fspath(patterns).split(",")
@@ -419,6 +420,8 @@ def find_files(option, patterns):
         matches = [pattern] if exists else glob.glob(pattern, recursive=True)
         # Anything but a folder counts, so that a broken link is an error later on.
         paths = [path for path in matches if not os.path.isdir(path)]
+        for path in paths:
+            raw_files.check_regular(path)
         if not paths:
             raise ValueError(
                 f"`{option}` must name existing files; to take all files of a folder "

@@ -190,7 +190,9 @@ class TestMnist:
 
     def test_a_missing_file(self, small_mnist, tmp_path, raw):
         (raw / "t10k-labels-idx1-ubyte.gz").unlink()
-        with pytest.raises(ValueError, match="no way to .*t10k-labels-idx1-ubyte.gz"):
+        with pytest.raises(
+            ValueError, match="must hold the file 't10k-labels-idx1-ubyte.gz'"
+        ):
             get("mnist", tmp_path, raw)
 
     def test_data_that_is_not_prepared(self, tmp_path):
@@ -360,6 +362,20 @@ class TestImageFolder:
             "image_folder", folder=str(tmp_path), height="2", width="2", resize=True
         )
         assert problem.images("test")[0, ..., 0].tolist() == [[40, 0], [41, 104]]
+
+    @pytest.mark.parametrize("form", ["png", "gif", "bmp", "jpg"])
+    def test_a_picture_that_would_take_the_memory(self, tmp_path, monkeypatch, form):
+        pixels = np.zeros((3, 5, 3), "uint8")
+        content = {
+            "png": tf.io.encode_png(pixels).numpy(),
+            "jpg": tf.io.encode_jpeg(pixels).numpy(),
+            "gif": b"GIF89a" + struct.pack("<HH", 5, 3),
+            "bmp": b"BM" + bytes(16) + struct.pack("<ii", 5, -3),
+        }[form]
+        (tmp_path / "a.png").write_bytes(content)
+        monkeypatch.setattr(images, "MAX_PIXELS", 14)
+        with pytest.raises(ValueError, match=r"a.png' must .* 14 pixels.*3 x 5 \("):
+            images.read_image(tmp_path / "a.png")
 
     def test_a_damaged_file(self, folder):
         path = folder / "train" / "cat" / "2.png"

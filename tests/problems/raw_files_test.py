@@ -1,3 +1,4 @@
+import os
 import re
 import zipfile
 
@@ -48,6 +49,23 @@ class TestReadLines:
     def test_member_of_a_zip_file(self, tmp_path):
         path = write_zip(tmp_path, "ä\nb\n")
         assert list(raw_files.read_lines(path, "inside.txt")) == [(1, "ä"), (2, "b")]
+
+    @pytest.mark.parametrize("in_zip", [False, True])
+    def test_a_line_that_is_too_long(self, tmp_path, monkeypatch, in_zip):
+        monkeypatch.setattr(raw_files, "MAX_LINE_BYTES", 10)
+        make, member = (write_zip, "inside.txt") if in_zip else (write, None)
+        path = make(tmp_path, b"012345678\n" * 3)
+        assert len(list(raw_files.read_lines(path, member))) == 3
+        path = make(tmp_path, b"012345678\n0123456789\n")
+        message = refusal(raw_files.read_lines, path, member)
+        assert "line 2 must have at most 10 bytes" in message
+
+    def test_a_pipe(self, tmp_path):
+        os.mkfifo(tmp_path / "pipe")
+        assert re.search(
+            "pipe' must be a regular file. Received: a pipe",
+            refusal(raw_files.read_lines, tmp_path / "pipe"),
+        )
 
     def test_only_one_line_is_read_ahead(self, tmp_path):
         path = write(tmp_path, b"good\n" * 100_000 + b"\xff\n")

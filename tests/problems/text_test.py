@@ -1,4 +1,5 @@
 import itertools
+import os
 import pathlib
 import sysconfig
 
@@ -462,6 +463,13 @@ class TestTextFiles:
             )
         with pytest.raises(ValueError, match="`data_dir` must name"):
             problems.TextFiles(data_dir="folder").prepare()
+
+    def test_pipes_and_devices_are_refused(self, tmp_path):
+        write(tmp_path, "a", b"x" * 400)
+        os.mkfifo(tmp_path / "pipe")
+        for files in (str(tmp_path / "*"), [tmp_path / "pipe"], "/dev/zero"):
+            with pytest.raises(ValueError, match="must be a regular file.*a pipe"):
+                problems.TextFiles(files, sequence_length=LENGTH).prepare()
 
     def test_unreadable_file(self, tmp_path):
         write(tmp_path, "a", b"x" * 400)

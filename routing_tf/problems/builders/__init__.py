@@ -6,6 +6,8 @@ work with the builders of tensorflow-datasets.
 
 import contextlib
 import json
+import sys
+import time
 
 import tensorflow as tf
 import tensorflow_datasets as tfds
@@ -19,6 +21,8 @@ __all__ = ["Enwik8", "Wikitext103", "prepare", "read_in_order"]
 
 # Beside what tfds writes: the raw files that it was written from.
 SIZES_FILE = "raw_files.json"
+# A download that has not grown for so long is that of a process that was killed.
+SECONDS_UNTIL_GIVEN_UP = 3600.0
 
 WrongChecksum = tfds.download.download_manager.NonMatchingChecksumError
 
@@ -26,10 +30,9 @@ WrongChecksum = tfds.download.download_manager.NonMatchingChecksumError
 def prepare(builder, raw_dir=None):
     r"""Writes a data set to the folder of its builder, unless it is there already.
 
-    Raw files are taken from `raw_dir`; what is not there is downloaded. A data set
+    With `raw_dir` nothing is downloaded: raw files are taken from there. A data set
     that is already written stays as it is, unless `raw_dir` has files for splits
-    that it lacks: then it is written again, from `raw_dir` alone. If that fails,
-    nothing has changed.
+    that it lacks: then it is written again. If that fails, nothing has changed.
 
     Args:
         builder: `tfds.core.DatasetBuilder`, of this package or any other.
@@ -169,6 +172,9 @@ def _recover(builder):
     if path.parent.exists():
         for left in path.parent.glob(f"incomplete.*_{path.name}"):
             left.rmtree()
+    for left in _unfinished(builder.data_dir_root / "downloads" / builder.name):
+        if _seconds_since_change(left) > SECONDS_UNTIL_GIVEN_UP:
+            left.rmtree()
 
 
 def _aside(path):
@@ -195,6 +201,9 @@ def _write(builder, raw_dir):
     config = tfds.download.DownloadConfig(
         manual_dir=raw_dir, try_download_gcs=not wants_raw_files
     )
+    if raw_dir is not None:
+        _refuse_downloads(builder, raw_dir)
+    tfds.display_progress_bar(sys.stderr.isatty())
     with _no_leftovers(builder):
         try:
             builder.download_and_prepare(download_config=config)
@@ -210,6 +219,29 @@ def _write(builder, raw_dir):
             raise ValueError(_message(builder, raw_dir, error)) from error
         except (OSError, tf.errors.OpError, tfds.download.DownloadError) as error:
             raise ValueError(_message(builder, raw_dir, error)) from error
+
+
+def _refuse_downloads(builder, raw_dir):
+    """Makes it an error for a builder of tfds to need what is not in a folder."""
+    make = builder._make_download_manager
+
+    def make_without_network(**options):
+        manager = make(**options)
+        manager._download = refuse
+        return manager
+
+    def refuse(resource):
+        known = (builder.url_infos or {}).get(resource.url)
+        name = (known and known.filename) or resource.url.rpartition("/")[2]
+        raise ValueError(
+            f"`raw_dir` must hold the file {name!r} for {_name(builder)}, which is "
+            f"published as {resource.url}; without raw_dir it is downloaded. Received: "
+            f"raw_dir={str(raw_dir)!r} with "
+            f"{raw_files.listing(sorted(path.name for path in raw_dir.iterdir()))}"
+        )
+
+    # tfds has no setting for it.
+    builder._make_download_manager = make_without_network
 
 
 def _message(builder, raw_dir, reason):
@@ -268,6 +300,11 @@ def _no_leftovers(builder):
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
         raise
+
+
+def _seconds_since_change(folder):
+    paths = [folder, *folder.iterdir()]
+    return time.time() - max(path.stat().mtime for path in paths)
 
 
 def _unfinished(folder):

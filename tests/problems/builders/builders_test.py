@@ -239,6 +239,29 @@ class TestDownloads:
         files = {path for path in data.glob("**/*") if path.is_file()}
         assert files == {earlier, running}
 
+    def test_downloads_of_a_killed_process_are_removed(self, raw, data, monkeypatch):
+        part = data / "downloads" / "enwik8" / "enwik8.tmp.4567" / "part"
+        part.parent.mkdir(parents=True)
+        part.write_text("half")
+        monkeypatch.setattr(builders, "SECONDS_UNTIL_GIVEN_UP", -1.0)
+        builders.prepare(integers(data), raw)
+        assert not part.parent.exists()
+
+    @pytest.mark.parametrize(
+        "name, missing",
+        [("mnist", "-ubyte.gz"), ("cifar10", "cifar-10-binary.tar.gz")],
+    )
+    def test_nothing_is_downloaded_where_raw_files_are_named(
+        self, raw, data, name, missing
+    ):
+        with pytest.raises(ValueError, match="must hold the file") as refused:
+            builders.prepare(tfds.builder(name, data_dir=data), raw)
+        message = str(refused.value)
+        assert missing in message
+        assert "'train.txt'" in message
+        assert "\n" not in message
+        assert not data.exists()
+
     def test_wrong_checksum_of_a_file_that_tfds_knows(self, data, tmp_path):
         (tmp_path / "cifar-10-binary.tar.gz").write_text("not the archive")
         with pytest.raises(ValueError) as refused:

@@ -25,42 +25,72 @@ def is_complete(folder):
     return pathlib.Path(folder, "info.json").is_file()
 
 
-def read(folder):
+def read(folder, dtypes=None):
     """Opens a store.
 
     Args:
         folder: path of the store.
+        dtypes: dictionary from the name of each array to the data type that it must
+            have, as for `write`. Defaults to `None`: they are not checked.
 
     Returns:
         A dictionary from name to array, on disk (`numpy.memmap`).
 
     Raises:
-        ValueError: if the folder holds no whole store.
+        ValueError: if the folder holds no whole store, or one of other arrays.
     """
     folder = pathlib.Path(folder)
-    try:
-        info = json.loads((folder / "info.json").read_text())
-        arrays = {}
-        for name, length in info["lengths"].items():
-            # Mapped, it takes no memory and can be no longer than the file is.
-            path = folder / f"{name}.npy"
-            arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
-            if len(arrays[name]) != length:
+    with _whole(folder):
+        lengths = _read_info(folder)["lengths"]
+        arrays = {name: _map(folder, name, length) for name, length in lengths.items()}
+        for name, dtype in (dtypes or {}).items():
+            item = np.dtype(dtype)
+            found = np.dtype((arrays[name].dtype, arrays[name].shape[1:]))
+            if found != item:
                 raise ValueError(
-                    f"{name}.npy has {len(arrays[name])} entries in place of {length}"
+                    f"{name}.npy has entries of {found} in place of {item}"
                 )
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            "The prepared data must be whole. Received: "
-            f"{str(folder)!r}: {error}. Remove that folder and make it anew with "
-            "`python -m routing_tf.datagen`"
-        ) from error
     return arrays
 
 
 def identity_of(folder):
     """Returns the identity that a whole store was written with, see `write`."""
-    return json.loads(pathlib.Path(folder, "info.json").read_text())["identity"]
+    folder = pathlib.Path(folder)
+    with _whole(folder):
+        return _read_info(folder)["identity"]
+
+
+@contextlib.contextmanager
+def _whole(folder):
+    """Turns whatever a damaged store leads to into `ValueError`."""
+    try:
+        yield
+    # NumPy reads the header of a file as Python, where damage may raise anything.
+    except Exception as error:
+        raise ValueError(
+            "The prepared data must be whole. Received: "
+            f"{str(folder)!r}: {error}. Remove that folder and make it anew with "
+            "`python -m routing_tf.datagen`"
+        ) from error
+
+
+def _read_info(folder):
+    info = json.loads((folder / "info.json").read_text())
+    if not isinstance(info, dict) or not all(
+        isinstance(info.get(key), dict) for key in ("lengths", "identity")
+    ):
+        raise ValueError("info.json has no lengths and identity of arrays")
+    return info
+
+
+def _map(folder, name, length):
+    # Mapped, it takes no memory and can be no longer than the file is.
+    array = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+    if array.ndim == 0 or len(array) != length:
+        raise ValueError(
+            f"{name}.npy has the shape {array.shape} in place of {length} entries"
+        )
+    return array
 
 
 def write(folder, dtypes, identity, parts):
@@ -154,15 +184,16 @@ class _Writer:
     def _read_progress(self):
         try:
             progress = json.loads((self._folder / "progress.json").read_text())
-        except (OSError, ValueError):
+            if progress["identity"] != self._identity:
+                return None
+            sizes = [
+                self._end_of(name, progress["lengths"][name])
+                <= (self._folder / f"{name}.npy").stat().st_size
+                for name in self._dtypes
+            ]
+            return progress if all(sizes) else None
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        if progress["identity"] != self._identity:
-            return None
-        sizes = [
-            self._end_of(name, length) <= (self._folder / f"{name}.npy").stat().st_size
-            for name, length in progress["lengths"].items()
-        ]
-        return progress if all(sizes) else None
 
     def _header(self, name, length):
         """The first bytes of a file, as many whatever the length: NumPy makes room."""

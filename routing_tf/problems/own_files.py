@@ -48,7 +48,7 @@ class OwnFilesProblem(PreparedProblem):
 
     def read_split(self, split):
         if self.is_made(split):
-            return array_store.read(self.folder(split))
+            return array_store.read(self.folder(split), self.dtypes())
         dtypes = {name: np.dtype(dtype) for name, dtype in self.dtypes().items()}
         parts = {
             name: [np.zeros((0, *dtype.shape), dtype.base)]

@@ -20,6 +20,10 @@ from routing_tf.problems.problem import Tokens
 from routing_tf.problems.text import TextProblem
 from routing_tf.tokenizers.byte_tokenizer import END_ID
 
+# In how many blocks of how many ids a split is looked through.
+IDS_AT_ONCE = 1 << 22
+MAX_BLOCKS = 256
+
 _TEMPDIR_LOCK = threading.Lock()
 
 
@@ -187,7 +191,9 @@ class PreparedProblem(Problem):
         """Raises a `ValueError` if a split was made of other files than these."""
         here = self.identity(split)
         there = array_store.identity_of(self.folder(split))
-        different = [key for key in here if here[key] != there.get(key)]
+        # Earlier versions did not note the vocabulary; reading checks it.
+        keys = here.keys() - {"vocabulary"}
+        different = sorted(key for key in keys if here[key] != there.get(key))
         if different:
             raise ValueError(
                 "`data_dir` must not hold the data of other raw files. Received: "
@@ -233,7 +239,28 @@ class PreparedProblem(Problem):
         if not array_store.is_complete(folder):
             self.check_prepared(split)
             self.write_split(split)
-        return array_store.read(folder)
+        return array_store.read(folder, self.dtypes())
+
+    def check_ids(self, split, ids):
+        """Raises a `ValueError` if an array on disk has ids that the tokenizer has not.
+
+        Args:
+            split: string, the split.
+            ids: NumPy integer array of shape `(num_tokens,)`. Of more than a billion
+                ids, evenly spaced blocks stand for all.
+        """
+        limit = self.vocabulary_size
+        starts = np.arange(0, len(ids), IDS_AT_ONCE)
+        count = min(len(starts), MAX_BLOCKS)
+        for start in starts[np.arange(count) * len(starts) // max(1, count)]:
+            block = ids[start : start + IDS_AT_ONCE]
+            if block.min() < 0 or block.max() >= limit:
+                raise ValueError(
+                    f"The prepared data must have ids of 0 to {limit - 1}, those of "
+                    f"the vocabulary of {self.name}. Received: {block.min()} to "
+                    f"{block.max()} in {str(self.folder(split))!r}. Remove that folder "
+                    f"and make it anew with `{self.command}`"
+                )
 
     def check_prepared(self, split):
         """Raises a `ValueError` if the examples of a split cannot be read."""
@@ -342,6 +369,8 @@ class PreparedTextProblem(TextProblem, PreparedProblem):
 
     def load_split(self, split):
         arrays = self.read_split(split)
+        if self.tokenizer is not None:
+            self.check_ids(split, arrays["ids"])
         num_words = int(arrays["num_words"].sum()) or None
         return Tokens(arrays["ids"], arrays.get("windows"), num_words)
 

@@ -280,11 +280,13 @@ class Seq2SeqProblem(PreparedProblem):
     def load_split(self, split):
         arrays = self.read_split(split)
         fits = np.ones(len(arrays["target_ends"]), bool)
-        for name, length in (
-            ("input_ends", self.input_length),
-            ("target_ends", self.sequence_length),
+        for texts, name, length in (
+            ("inputs", "input_ends", self.input_length),
+            ("targets", "target_ends", self.sequence_length),
         ):
-            fits &= np.diff(arrays[name], prepend=0) <= length
+            sizes = np.diff(arrays[name], prepend=0)
+            self._check_sizes(split, sizes, arrays[texts])
+            fits &= sizes <= length
         return Pairs(
             ids=arrays["targets"],
             target_ends=arrays["target_ends"],
@@ -293,6 +295,17 @@ class Seq2SeqProblem(PreparedProblem):
             kept=np.flatnonzero(fits) if self.too_long == "drop" else None,
             num_too_long=len(fits) - int(np.count_nonzero(fits)),
         )
+
+    def _check_sizes(self, split, sizes, ids):
+        """Raises a `ValueError` if the texts of an array are not all of its ids."""
+        self.check_ids(split, ids)
+        if np.any(sizes < 0) or sizes.sum() != len(ids):
+            raise ValueError(
+                "The prepared data must be whole. Received: texts of "
+                f"{sizes.sum():,} ids in all in {str(self.folder(split))!r}, which has "
+                f"{len(ids):,}. Remove that folder and make it anew with "
+                f"`{self.command}`"
+            )
 
     def _check_windows(self, split, training):
         pairs = self.tokens(split)

@@ -1,9 +1,11 @@
 """WikiText-103: articles of Wikipedia, as words or as bytes."""
 
 import functools
+import hashlib
 
 import numpy as np
 
+from routing_tf.problems import array_store
 from routing_tf.problems import packing
 from routing_tf.problems.prepared import PreparedTextProblem
 from routing_tf.problems.problem import perplexity
@@ -113,10 +115,13 @@ class Wikitext103(PreparedTextProblem):
     def tokenizer(self):
         if self.level == "bytes":
             return ByteTokenizer()
-        path = self.folder(self.train_split).parent / VOCABULARY_FILE
-        if not path.exists():
-            self._write_vocabulary(path)
-        return WordTokenizer(str(path))
+        if not self._vocabulary_path.exists():
+            self._write_vocabulary(self._vocabulary_path)
+        return WordTokenizer(str(self._vocabulary_path))
+
+    @property
+    def _vocabulary_path(self):
+        return self.folder(self.train_split).parent / VOCABULARY_FILE
 
     def _write_vocabulary(self, path):
         self.check_prepared(self.train_split)
@@ -125,6 +130,26 @@ class Wikitext103(PreparedTextProblem):
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         WordTokenizer(tokens).save_vocabulary(path)
+
+    def identity(self, split):
+        identity = super().identity(split)
+        if self.level == "words":
+            content = "\n".join(self.tokenizer.get_vocabulary()).encode("utf-8")
+            identity["vocabulary"] = hashlib.sha256(content).hexdigest()[:8]
+        return identity
+
+    def read_split(self, split):
+        arrays = super().read_split(split)
+        here = self.identity(split).get("vocabulary")
+        there = array_store.identity_of(self.folder(split)).get("vocabulary", here)
+        if here != there:
+            raise ValueError(
+                "The vocabulary must be the one that the prepared data was made with. "
+                f"Received: {str(self._vocabulary_path)!r}, which has changed. Restore "
+                "it, or remove its folder and make all anew with "
+                f"`{self.command} --raw_dir=FOLDER`"
+            )
+        return arrays
 
     @property
     def vocabulary_size(self):

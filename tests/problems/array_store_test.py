@@ -172,3 +172,54 @@ def test_damage_is_noticed(tmp_path, damage):
         (folder / "info.json").write_text(json.dumps({}))
     with pytest.raises(ValueError, match="must be whole.*routing_tf.datagen"):
         array_store.read(folder)
+
+
+INFO = ("null", "[]", "5", '{"lengths": 5, "identity": {}}', '{"lengths": {"ids": 30}}')
+
+
+@pytest.mark.parametrize("content", INFO)
+def test_info_of_wrong_types(tmp_path, content):
+    array_store.write(tmp_path / "store", DTYPES, {}, parts())
+    (tmp_path / "store" / "info.json").write_text(content)
+    for use in (array_store.read, array_store.identity_of):
+        with pytest.raises(ValueError, match="must be whole.*routing_tf.datagen"):
+            use(tmp_path / "store")
+
+
+def test_any_damaged_header_is_noticed_or_harmless(tmp_path):
+    folder = tmp_path / "store"
+    array_store.write(folder, DTYPES, {}, parts())
+    content = (folder / "ids.npy").read_bytes()
+    refused = 0
+    for place in range(0, 128):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        (folder / "ids.npy").write_bytes(damaged)
+        try:
+            ids = array_store.read(folder, DTYPES)["ids"]
+            np.testing.assert_array_equal(ids, np.arange(30))
+        except ValueError as error:
+            assert "must be whole" in str(error)
+            refused += 1
+    assert refused > 50
+
+
+def test_arrays_of_another_type(tmp_path):
+    folder = tmp_path / "store"
+    array_store.write(folder, DTYPES, {}, parts())
+    np.save(folder / "ids.npy", np.zeros(30))
+    with pytest.raises(ValueError, match="ids.npy has entries of float64 in place of"):
+        array_store.read(folder, DTYPES)
+    np.save(folder / "ids.npy", np.zeros((30, 2), "uint16"))
+    with pytest.raises(ValueError, match="ids.npy has entries of"):
+        array_store.read(folder, DTYPES)
+
+
+@pytest.mark.parametrize("content", ["[]", "5", '{"identity": {}, "lengths": 5}'])
+def test_damaged_progress_begins_anew(tmp_path, content):
+    folder = tmp_path / "store"
+    with pytest.raises(Stopped):
+        array_store.write(folder, DTYPES, {}, parts(stop=5))
+    (tmp_path / "store.incomplete" / "progress.json").write_text(content)
+    array_store.write(folder, DTYPES, {}, parts())
+    check(folder)

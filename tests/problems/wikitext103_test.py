@@ -116,6 +116,31 @@ class TestWords:
         assert "<unk>" in words_of(problem, problem.ids("validation"))
 
 
+class TestDamage:
+    def test_a_changed_vocabulary(self, tmp_path, raw_dir):
+        problem = get(tmp_path, raw_dir)
+        problem.ids("test")
+        path = problem.folder("test").parent / "vocabulary.words"
+        content = path.read_text()
+        path.write_text(content.replace("fish", "fisj"))
+        damaged = problems.get("wikitext103", data_dir=problem.data_dir)
+        with pytest.raises(ValueError, match="vocabulary.words', which has changed"):
+            damaged.ids("test")
+        path.write_text(content)
+        again = problems.get("wikitext103", data_dir=problem.data_dir)
+        np.testing.assert_array_equal(again.ids("test"), problem.ids("test"))
+
+    def test_ids_beyond_the_vocabulary(self, tmp_path, raw_dir):
+        problem = get(tmp_path, raw_dir)
+        ids = np.array(problem.ids("test"))
+        ids[-1] = 65_000
+        np.save(problem.folder("test") / "ids.npy", ids)
+        damaged = problems.get("wikitext103", data_dir=problem.data_dir)
+        size = problem.vocabulary_size
+        with pytest.raises(ValueError, match=f"ids of 0 to {size - 1}.* to 65000 in"):
+            damaged.ids("test")
+
+
 class TestSplits:
     def test_training_on_validation(self, tmp_path):
         files = {name: FILES[name] for name in ("valid", "test")}

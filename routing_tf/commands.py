@@ -17,6 +17,7 @@ from absl import logging
 
 from routing_tf import run_checkpoints
 from routing_tf import run_directory
+from routing_tf.problems import text
 from routing_tf.problems.arguments import SPLITS
 
 # What is defined here belongs to the command, whose `--help` shows it.
@@ -136,8 +137,8 @@ class _PathsParser(_PathParser):
     syntactic_help = "paths separated by commas"
 
     def parse(self, argument):
-        paths = filter(None, map(str.strip, argument.split(",")))
-        return ",".join(map(super().parse, paths)) or super().parse("")
+        paths = text.split_paths(argument)
+        return text.join_paths(map(super().parse, paths)) or super().parse("")
 
 
 def define_path(name, text, values, required=False):
@@ -179,7 +180,8 @@ def define_data_flags(values):
     define_path("data_dir", "Folder with the problem's data.", values)
     define_paths(
         "files",
-        "Files or glob patterns for the problem text_files, separated by commas.",
+        "Files or glob patterns for the problem text_files, separated by commas; a "
+        "name that has one is written in double quotes: --files='\"a, b.txt\",c.txt'.",
         values,
     )
     flags.DEFINE_multi_string(
@@ -238,8 +240,11 @@ def problem_fields(options, earlier=None):
 
 def _absolute(paths):
     """Paths separated by commas, so that the run goes on from any folder."""
-    patterns = filter(None, map(str.strip, paths.split(",")))
-    return ",".join(os.path.abspath(os.path.expanduser(p)) for p in patterns)
+    return text.join_paths(map(_absolute_path, text.split_paths(paths)))
+
+
+def _absolute_path(path):
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def parse_problem_options(items):
@@ -263,8 +268,9 @@ def parse_problem_options(items):
             )
         name, value = name.strip(), value.strip()
         is_path = name == "vocabulary" and value not in ("bytes", "subwords")
-        if is_path or name == "folder" or name.endswith("_files"):
-            value = _absolute(value)
+        is_list = name.endswith("_files")
+        if is_path or is_list or name == "folder":
+            value = _absolute(value) if is_list else value and _absolute_path(value)
             if not value:
                 raise ValueError(
                     f"`--problem_option={name}` must name a path. Received: {item!r}"

@@ -1,8 +1,10 @@
 """Text as bytes, from files that are already there."""
 
+import csv
 import functools
 import glob
 import hashlib
+import io
 import itertools
 import os
 import pathlib
@@ -226,10 +228,10 @@ class TextFiles(BytesProblem):
 
     Args:
         files: a list of paths or glob patterns, or one string of them separated by
-            commas. `**` stands for folders of any depth. Relative paths start at
-            the working directory. Defaults to all files in `data_dir` and the
-            folders below it; as in every glob, `*` does not stand for names with a
-            leading dot.
+            commas; double quotes keep the commas of a name. `**` stands for folders of
+            any depth. Relative paths start at the working directory. Defaults to all
+            files in `data_dir` and the folders below it; as in every glob, `*` does not
+            stand for names with a leading dot.
         validation_files: the same, for the validation split. Defaults to `None`, a
             part of `files`.
         test_files: the same, for the test split. What is named here or in
@@ -401,8 +403,8 @@ def find_files(option, patterns):
 
     Args:
         option: string, the option's name, for the message.
-        patterns: list of paths or glob patterns, a string of them separated by
-            commas, or `None`.
+        patterns: list of paths or glob patterns, a string of them as `split_paths`
+            takes it, or `None`.
 
     Returns:
         A list of absolute paths, each once.
@@ -411,8 +413,14 @@ def find_files(option, patterns):
         ValueError: if a pattern matches no file, or a pipe or a device.
     """
     if isinstance(patterns, (str, os.PathLike)):
-        patterns = os.fspath(patterns).split(",")
-    patterns = [os.path.expanduser(os.fspath(p).strip()) for p in patterns or []]
+        patterns = split_paths(os.fspath(patterns))
+    try:
+        patterns = [os.path.expanduser(os.fspath(p).strip()) for p in patterns or []]
+    except TypeError as error:
+        raise ValueError(
+            f"`{option}` must be paths: a string or a list of strings. Received: "
+            f"{option}={patterns!r}"
+        ) from error
     found = []
     for pattern in filter(None, patterns):
         # A file whose own name looks like a pattern is meant literally.
@@ -430,6 +438,43 @@ def find_files(option, patterns):
             )
         found += sorted(os.path.abspath(path) for path in paths)
     return list(dict.fromkeys(found))
+
+
+def split_paths(paths):
+    """Splits a string of paths at its commas.
+
+    Args:
+        paths: string. Double quotes around a path keep its commas, and a double quote
+            inside of them is written twice, as in a file of comma-separated values.
+
+    Returns:
+        A list of strings, none of them empty.
+
+    Raises:
+        ValueError: if quotes do not end in front of a comma.
+
+    Example:
+    ```python
+    from routing_tf.problems import text
+
+    text.split_paths('one.txt, "two, three.txt"')  # ["one.txt", "two, three.txt"]
+    ```
+    """
+    try:
+        rows = list(csv.reader([paths], skipinitialspace=True, strict=True))
+    except csv.Error as error:
+        raise ValueError(
+            "Double quotes must be around a whole path, as in 'one.txt,\"two, "
+            f"three.txt\"'. Received: {paths!r}"
+        ) from error
+    return [path.strip() for row in rows for path in row if path.strip()]
+
+
+def join_paths(paths):
+    """Joins paths to a string that `split_paths` splits again."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(paths)
+    return line.getvalue()
 
 
 def read_file(path):

@@ -422,6 +422,22 @@ class TestTextFiles:
         assert names("x[1]") == ["x[1]"]
         assert names(None) == names("") == []
 
+    def test_names_with_commas(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        names = ["we,ird.txt", 'a"b, c', "plain", 'x"y']
+        for name in names:
+            write(tmp_path, name, b"x" * 400)
+        joined = text.join_paths(names)
+        assert joined == '"we,ird.txt","a""b, c",plain,"x""y"'
+        found = text.find_files("files", f" {joined}, ")
+        assert found == [str(tmp_path / name) for name in names]
+        assert text.split_paths('x"y, plain') == ['x"y', "plain"]
+        with pytest.raises(ValueError, match="quotes must be around a whole path"):
+            text.find_files("files", '"we,ird.txt')
+        for files in (5, [5]):
+            with pytest.raises(ValueError, match="`files` must be paths"):
+                text.find_files("files", files)
+
     def test_named_held_out_files(self, tmp_path):
         contents = [random_bytes(400, seed) for seed in range(3)]
         names = [write(tmp_path, str(i), content) for i, content in enumerate(contents)]

@@ -6,6 +6,7 @@ checkpoints/best the one with the lowest held-out loss so far
 preprocessor/    the tokenizer and the lengths of texts, as a keras_hub preset
 metrics.jsonl    one JSON object per logged step
 tensorboard/     the same numbers for TensorBoard
+data/            ids of large text files that have no other folder
 """
 
 import contextlib
@@ -98,13 +99,17 @@ class RunConfig:
 
         Args:
             model_dir: folder of the run; None (the default) for none. Its own copy
-                takes the place of a vocabulary that is no longer what it was.
+                takes the place of a vocabulary that is no longer what it was. Beside
+                the run lies what a problem without a `data_dir` makes of large data.
         """
         options = problems.get_class(self.problem).options_for(self.hyperparameters)
         options = {**options, **self.problem_options}
         if model_dir is not None:
             options.update(own_vocabulary(model_dir, options.get("vocabulary")))
-        return problems.get(self.problem, data_dir=self.data_dir, **options)
+        problem = problems.get(self.problem, data_dir=self.data_dir, **options)
+        if model_dir is not None:
+            problem.work_dir = str(pathlib.Path(model_dir, "data"))
+        return problem
 
     @classmethod
     def load(cls, model_dir):

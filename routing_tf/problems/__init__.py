@@ -28,8 +28,8 @@ from routing_tf.problems.seq2seq import Seq2SeqProblem
 from routing_tf.problems.summarization import Arxiv
 from routing_tf.problems.summarization import Pubmed
 from routing_tf.problems.text import PythonSource
-from routing_tf.problems.text import TextFiles
 from routing_tf.problems.text import TextProblem
+from routing_tf.problems.text_files import TextFiles
 from routing_tf.problems.translate import WmtProblem
 from routing_tf.problems.wikitext103 import Wikitext103
 

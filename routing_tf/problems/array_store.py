@@ -101,7 +101,8 @@ def write(folder, dtypes, identity, parts):
         dtypes: dictionary from the name of each array to its data type. An array of
             pairs has a type such as `("int64", (2,))`.
         identity: what the arrays are made of, as JSON takes it. Work that was stopped
-            goes on only if it had the same.
+            goes on only if it had the same. A whole store that has the same is left
+            alone, and another one is replaced.
         parts: function of a state, `None` at first, that returns an iterable of pairs:
             a dictionary from name to what comes next in that array, and the state from
             which to go on behind it, as JSON takes it.
@@ -113,7 +114,9 @@ def write(folder, dtypes, identity, parts):
     folder = pathlib.Path(folder)
     with alone(folder.parent):
         if is_complete(folder):  # by another process, meanwhile
-            return
+            if identity_of(folder) == json.loads(json.dumps(identity)):
+                return
+            shutil.rmtree(folder)
         partial = folder.with_name(f"{folder.name}.incomplete")
         writer = _Writer(partial, dtypes, identity)
         try:

@@ -42,7 +42,7 @@ class OwnFilesProblem(PreparedProblem):
 
     def is_made(self, split):
         """Tells whether there are arrays of a split, made of the files as they are."""
-        if not self.data_dir or not array_store.is_complete(self.folder(split)):
+        if not self.storage_dir or not array_store.is_complete(self.folder(split)):
             return False
         return array_store.identity_of(self.folder(split)) == self.identity(split)
 

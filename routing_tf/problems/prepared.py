@@ -37,29 +37,39 @@ class PreparedProblem(Problem):
     Attributes:
         storage: string, the folder in `data_dir` that holds the arrays; problems that
             cut the same arrays into other windows share it.
+        unit: string, what `num_examples` counts, for a progress bar.
+        work_dir: string, a folder where arrays may lie if there is no `data_dir`, such
+            as that of a run; `None` (the default) for none.
         builder: string, name of a builder of tensorflow-datasets such as "mnist" or
             "wmt14_translate/de-en", or of one here; `None` if there is none.
         needs_train_split: boolean, whether arrays depend on the split to train on.
     """
 
     storage = None
+    unit = " examples"
     builder = None
     needs_train_split = False
     raw_dir = None
+    work_dir = None
+
+    @property
+    def storage_dir(self):
+        """The folder in which arrays lie; `None` if there is none."""
+        return self.data_dir
 
     @property
     def data_path(self):
         """The folder of the data, a `pathlib.Path`.
 
         Raises:
-            ValueError: if there is no `data_dir`.
+            ValueError: if there is none.
         """
-        if not self.data_dir:
+        if not self.storage_dir:
             raise ValueError(
                 f"`data_dir` must name the folder with the data of {self.name}, which "
                 f"`{self.command}` prepares. Received: data_dir={self.data_dir!r}"
             )
-        return pathlib.Path(self.data_dir)
+        return pathlib.Path(self.storage_dir)
 
     @property
     def command(self):
@@ -160,7 +170,7 @@ class PreparedProblem(Problem):
         Raises:
             ValueError: if the source is missing, damaged or something else.
         """
-        folder = array_store.alone(self.data_path) if self.data_dir else None
+        folder = array_store.alone(self.data_path) if self.storage_dir else None
         with folder or contextlib.nullcontext():
             yield from self._generate(raw_dir)
 
@@ -217,7 +227,7 @@ class PreparedProblem(Problem):
                 desc=f"{self.name}, {split}",
                 total=self.num_examples(split),
                 initial=state["examples"],
-                unit=" examples",
+                unit=self.unit,
                 disable=not sys.stderr.isatty(),
             )
             for number, (arrays, last) in enumerate(progress, state["examples"] + 1):

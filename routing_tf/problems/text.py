@@ -20,7 +20,6 @@ from routing_tf.problems.problem import Problem
 from routing_tf.problems.problem import Tokens
 from routing_tf.problems.registry import register
 from routing_tf.tokenizers import ByteTokenizer
-from routing_tf.tokenizers import SubwordTokenizer
 from routing_tf.tokenizers import byte_tokenizer
 
 PACKINGS = ("stream", "release")
@@ -214,125 +213,6 @@ class PythonSource(BytesProblem):
         return f"{super().describe(*splits)}; library of Python {python}"
 
 
-@register("text_files")
-class TextFiles(BytesProblem):
-    """Any files of your own, read as bytes whatever their encoding.
-
-    `files` is shared out between the splits that have no files of their own. From
-    20 files on, each file belongs to one split, chosen by a hash of its path below
-    the folder that all files have in common: about 90 % are for training, 5 % for
-    validation, 5 % for testing. With fewer files each one is cut: its last 5 % of
-    bytes are for testing, the 5 % before them for validation. Every file or piece
-    is followed by the end id. Files come in the order in which they are named,
-    those of one pattern in the order of their paths.
-
-    Args:
-        files: a list of paths or glob patterns, or one string of them separated by
-            commas; double quotes keep the commas of a name. `**` stands for folders of
-            any depth. Relative paths start at the working directory. Defaults to all
-            files in `data_dir` and the folders below it; as in every glob, `*` does not
-            stand for names with a leading dot.
-        validation_files: the same, for the validation split. Defaults to `None`, a
-            part of `files`.
-        test_files: the same, for the test split. What is named here or in
-            `validation_files` is left out of `files`.
-        vocabulary: string, path of a subword vocabulary as the release has it. The
-            tokens are then its subwords, and files must be UTF-8 (bytes that are not
-            become U+FFFD). Defaults to `None`, for bytes as tokens.
-        **options: arguments of `TextProblem`; `data_dir`, a folder, is only used if
-            `files` is not given.
-
-    Raises:
-        ValueError: if neither `files` nor `data_dir` is given; from `prepare`, if a
-            pattern matches no file, a file cannot be read, a file is named for
-            both validation and test, or a split is shorter than a window.
-
-    Example:
-    ```python
-    import pathlib
-    from routing_tf import problems
-
-    pathlib.Path("numbers.txt").write_text(" ".join(map(str, range(2000))))
-    problem = problems.get("text_files", files="numbers.txt", sequence_length=64)
-    print(problem.describe())
-    inputs, targets, weights = next(iter(problem.dataset("test", batch_size=2)))
-    ```
-    """
-
-    def __init__(
-        self,
-        files=None,
-        validation_files=None,
-        test_files=None,
-        vocabulary=None,
-        **options,
-    ):
-        super().__init__(**options)
-        if not files and not self.data_dir:
-            raise ValueError(
-                "`files` must name the text files, or `data_dir` the folder that "
-                f"holds them. Received: files={files!r}, data_dir={self.data_dir!r}"
-            )
-        self.files = files
-        self.validation_files = validation_files
-        self.test_files = test_files
-        self.vocabulary = vocabulary
-        if vocabulary is not None:
-            self.metric_name = "bits per subword"
-            self.vocabulary_size = self.tokenizer.vocabulary_size()
-
-    @functools.cached_property
-    def tokenizer(self):
-        if self.vocabulary is None:
-            return ByteTokenizer()
-        return SubwordTokenizer(self.vocabulary)
-
-    def encode(self, text):
-        if self.vocabulary is None:
-            return super().encode(text)
-        return self.tokenizer.tokenize(text).numpy()
-
-    def release_lines(self, text):
-        if self.vocabulary is None:
-            return super().release_lines(text)
-        ids = self.tokenizer.tokenize([line.strip() for line in text.split(b"\n")])
-        return np.split(ids.flat_values.numpy(), ids.row_splits.numpy()[1:-1])
-
-    def describe_split(self, split):
-        if self.vocabulary is None:
-            return super().describe_split(split)
-        return f"{self.num_tokens(split):,} subwords"
-
-    def read_texts(self):
-        named = {
-            "validation": find_files("validation_files", self.validation_files),
-            "test": find_files("test_files", self.test_files),
-        }
-        twice = set(named["validation"]) & set(named["test"])
-        if twice:
-            raise ValueError(
-                "`validation_files` and `test_files` must not share files; name each "
-                f"file for one of them. Received for both: {sorted(twice)}"
-            )
-        if self.files:
-            files = find_files("files", self.files)
-        else:
-            everything = os.path.join(glob.escape(self.data_dir), "**")
-            files = find_files("data_dir", [everything])
-        held_out = {*named["validation"], *named["test"]}
-        shared = [path for path in files if path not in held_out]
-        texts = share_out(shared, [split for split in named if not named[split]])
-        for split, paths in named.items():
-            texts[split] += [read_file(path) for path in paths]
-        if not any(map(any, texts.values())):
-            raise ValueError(
-                "`files` must hold some text. Received: files="
-                f"{self.files!r}, data_dir={self.data_dir!r}, whose "
-                f"{len(shared) + len(held_out)} files are all empty"
-            )
-        return texts
-
-
 def byte_ids(text):
     """Turns bytes into ids.
 
@@ -369,7 +249,7 @@ def split_of_file(name, held_out=("validation", "test")):
 
 
 def share_out(paths, held_out):
-    """Reads files and shares their texts out between the splits.
+    """Shares files out between the splits.
 
     Args:
         paths: list of strings.
@@ -377,25 +257,26 @@ def share_out(paths, held_out):
             has the rest.
 
     Returns:
-        A dictionary from split to a list of `bytes`.
+        A dictionary from split to a list of triples: path of a file, the first byte
+        that belongs to the split, and how many do.
     """
-    texts = {split: [] for split in SPLITS}
+    found = {split: [] for split in SPLITS}
     if len(paths) >= MIN_FILES_TO_SPLIT_BY_FILE:
         folder = os.path.commonpath([os.path.dirname(path) for path in paths])
         for path in paths:
             name = pathlib.Path(path).relative_to(folder).as_posix()
-            texts[split_of_file(name, held_out)].append(read_file(path))
-        return texts
+            split = split_of_file(name, held_out)
+            found[split].append((path, 0, file_size(path)))
+        return found
     for path in paths:
-        text = read_file(path)
-        share = len(text) * HELD_OUT_SHARE // 100
+        end = file_size(path)
+        share = end * HELD_OUT_SHARE // 100
         for split in ("test", "validation"):
             if split in held_out:
-                end = len(text) - share
-                texts[split].append(text[end:])
-                text = text[:end]
-        texts["train"].append(text)
-    return texts
+                end -= share
+                found[split].append((path, end, share))
+        found["train"].append((path, 0, end))
+    return found
 
 
 def find_files(option, patterns):
@@ -477,11 +358,21 @@ def join_paths(paths):
     return line.getvalue()
 
 
+def file_size(path):
+    """Returns the bytes of a file; a `ValueError` names one that cannot be read."""
+    try:
+        return os.path.getsize(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
 def read_file(path):
     """Reads a file as `bytes`; a `ValueError` names the file that cannot be read."""
     try:
         return pathlib.Path(path).read_bytes()
     except OSError as error:
-        raise ValueError(
-            f"`files` must be readable. Received: {path!r}: {error.strerror}"
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path, error):
+    return ValueError(f"`files` must be readable. Received: {path!r}: {error.strerror}")

@@ -1,0 +1,334 @@
+"""Files of your own as text, whatever their size."""
+
+import functools
+import glob
+import hashlib
+import itertools
+import os
+import pathlib
+import re
+
+import numpy as np
+
+from routing_tf.problems import raw_files
+from routing_tf.problems.arguments import SPLITS
+from routing_tf.problems.own_files import OwnFilesProblem
+from routing_tf.problems.prepared import PreparedTextProblem
+from routing_tf.problems.registry import register
+from routing_tf.problems.text import byte_ids
+from routing_tf.problems.text import file_size
+from routing_tf.problems.text import find_files
+from routing_tf.problems.text import share_out
+from routing_tf.problems.text import split_paths
+from routing_tf.tokenizers import ByteTokenizer
+from routing_tf.tokenizers import SubwordTokenizer
+from routing_tf.tokenizers import byte_tokenizer
+from routing_tf.tokenizers.byte_tokenizer import END_ID
+
+# The ids of a split of more bytes of text lie on disk, if there is a folder for them.
+MAX_BYTES_IN_MEMORY = 64 << 20
+# So many bytes of text become ids at once.
+CHUNK_SIZE = 1 << 20
+# Where a word surely ends: a letter or digit in front of a newline or of punctuation.
+WORD_END = re.compile(r"[^\W_](?=[\n\r\t.,:;!?()\[\]\"'\u3001\u3002\uff0c\uff1f])")
+
+
+@register("text_files")
+class TextFiles(OwnFilesProblem, PreparedTextProblem):
+    """Any files of your own, read as bytes whatever their encoding.
+
+    `files` is shared out between the splits that have no files of their own. From
+    20 files on, each file belongs to one split, chosen by a hash of its path below
+    the folder that all files have in common: about 90 % are for training, 5 % for
+    validation, 5 % for testing. With fewer files each one is cut: its last 5 % of
+    bytes are for testing, the 5 % before them for validation. Every file or piece
+    is followed by the end id. Files come in the order in which they are named,
+    those of one pattern in the order of their paths.
+
+    A split of up to 64 MiB is held in memory. The ids of a larger one are written once
+    to the folder `routing_tf` in `data_dir`, or in `data` beside the run where there is
+    no `data_dir`, and read in place from there: memory does not depend on their number.
+    They are made anew when a file's size or time changes. With neither folder, all is
+    in memory.
+
+    Args:
+        files: a list of paths or glob patterns, or one string of them separated by
+            commas; double quotes keep the commas of a name. `**` stands for folders of
+            any depth. Relative paths start at the working directory. Defaults to all
+            files in `data_dir` and the folders below it; as in every glob, `*` does not
+            stand for names with a leading dot.
+        validation_files: the same, for the validation split. Defaults to `None`, a
+            part of `files`.
+        test_files: the same, for the test split. What is named here or in
+            `validation_files` is left out of `files`.
+        vocabulary: string, path of a subword vocabulary as the release has it. The
+            tokens are then its subwords, and files must be UTF-8 (bytes that are not
+            become U+FFFD). Defaults to `None`, for bytes as tokens.
+        **options: arguments of `TextProblem`; `data_dir` is a folder for ids, and
+            holds the files if `files` is not given.
+
+    Raises:
+        ValueError: if neither `files` nor `data_dir` is given; from `prepare`, if a
+            pattern matches no file, a file cannot be read, a file is named for
+            both validation and test, or a split is shorter than a window.
+
+    Example:
+    ```python
+    import pathlib
+    from routing_tf import problems
+
+    pathlib.Path("numbers.txt").write_text(" ".join(map(str, range(2000))))
+    problem = problems.get("text_files", files="numbers.txt", sequence_length=64)
+    print(problem.describe())
+    inputs, targets, weights = next(iter(problem.dataset("test", batch_size=2)))
+    ```
+    """
+
+    storage = "text_files"
+    unit = " MiB"
+    vocabulary_size = byte_tokenizer.NUM_IDS
+
+    def __init__(
+        self,
+        files=None,
+        validation_files=None,
+        test_files=None,
+        vocabulary=None,
+        **options,
+    ):
+        super().__init__(**options)
+        if not files and not self.data_dir:
+            raise ValueError(
+                "`files` must name the text files, or `data_dir` the folder that "
+                f"holds them. Received: files={files!r}, data_dir={self.data_dir!r}"
+            )
+        self.files = files
+        self.validation_files = validation_files
+        self.test_files = test_files
+        self.vocabulary = vocabulary
+        if vocabulary is not None:
+            self.metric_name = "bits per subword"
+            self.vocabulary_size = self.tokenizer.vocabulary_size()
+
+    @functools.cached_property
+    def tokenizer(self):
+        if self.vocabulary is None:
+            return ByteTokenizer()
+        return SubwordTokenizer(self.vocabulary)
+
+    def encode(self, text):
+        if self.vocabulary is None:
+            return byte_ids(text)
+        return self.tokenizer.tokenize(text).numpy()
+
+    def release_lines(self, text):
+        if self.vocabulary is None:
+            return super().release_lines(text)
+        ids = self.tokenizer.tokenize([line.strip() for line in text.split(b"\n")])
+        return np.split(ids.flat_values.numpy(), ids.row_splits.numpy()[1:-1])
+
+    def describe_split(self, split):
+        if self.vocabulary is not None:
+            return f"{self.num_tokens(split):,} subwords"
+        number = len(self._places[split])
+        files = "file" if number == 1 else "files"
+        return f"{self._num_bytes(split):,} bytes of {number} {files}"
+
+    @property
+    def storage_dir(self):
+        """The folder for ids: `data_dir`, or else that of the run; or None."""
+        own = self.data_dir and pathlib.Path(self.data_dir)
+        if own and ((own / "routing_tf" / self.storage).is_dir() or _is_writable(own)):
+            return self.data_dir
+        return self.work_dir or self.data_dir
+
+    @property
+    def variant(self):
+        tokens = "bytes"
+        if self.vocabulary is not None:
+            tokens = f"subwords-{_digest(self.tokenizer.get_vocabulary())}"
+        packed = self.packing
+        if packed == "release":
+            packed = f"release-{self.sequence_length}"
+        named = (self.files, self.validation_files, self.test_files)
+        return f"{tokens}-{packed}-{_digest([_absolute(files) for files in named])}"
+
+    def identity(self, split):
+        # Where a file is cut depends on the others.
+        return {**super().identity(split), "texts": _digest(self._places[split])}
+
+    def files_of(self, split):
+        return [path for path, _, _ in self._places[split]]
+
+    def available_splits(self):
+        return [split for split in SPLITS if self._places[split]]
+
+    def prepare_source(self):
+        if self.raw_dir:
+            raise ValueError(
+                "text_files names its files with `files` or `data_dir`. Received: "
+                f"raw_dir={self.raw_dir!r}; leave it out"
+            )
+        super().prepare_source()
+
+    def read_split(self, split):
+        if (
+            self._num_bytes(split) > MAX_BYTES_IN_MEMORY
+            and self.storage_dir
+            and not self.is_made(split)
+            and _is_writable(self.storage_dir)
+        ):
+            self.write_split(split)
+        return super().read_split(split)
+
+    @functools.cached_property
+    def _places(self):
+        """Path, first byte and number of bytes of the texts of each split."""
+        named = {
+            "validation": find_files("validation_files", self.validation_files),
+            "test": find_files("test_files", self.test_files),
+        }
+        twice = set(named["validation"]) & set(named["test"])
+        if twice:
+            raise ValueError(
+                "`validation_files` and `test_files` must not share files; name each "
+                f"file for one of them. Received for both: {sorted(twice)}"
+            )
+        files = self._all_files()
+        held_out = {*named["validation"], *named["test"]}
+        shared = [path for path in files if path not in held_out]
+        places = share_out(shared, [split for split in named if not named[split]])
+        for split, paths in named.items():
+            places[split] += [(path, 0, file_size(path)) for path in paths]
+        places = {
+            split: [place for place in found if place[2]]
+            for split, found in places.items()
+        }
+        if not any(places.values()):
+            raise ValueError(
+                "`files` must hold some text. Received: files="
+                f"{self.files!r}, data_dir={self.data_dir!r}, whose "
+                f"{len(shared) + len(held_out)} files are all empty"
+            )
+        return places
+
+    def _all_files(self):
+        if self.files:
+            return find_files("files", self.files)
+        everything = os.path.join(glob.escape(self.data_dir), "**")
+        files = find_files("data_dir", [everything])
+        # What has been made of the files is none of them.
+        made = os.path.join(os.path.abspath(self.data_dir), "routing_tf", self.storage)
+        return [path for path in files if not path.startswith(made + os.sep)]
+
+    def _num_bytes(self, split):
+        return sum(size for _, _, size in self._places[split])
+
+    def num_examples(self, split):
+        return sum(-(-size // CHUNK_SIZE) for _, _, size in self._places[split])
+
+    def examples(self, split, start):
+        return itertools.islice(self._places[split], start, None)
+
+    def text_of(self, example):
+        path, start, size = example
+        return b"".join(raw_files.read_chunks(path, start=start, size=size))
+
+    def parts(self, split, start, state):
+        # The state is the number of a text and how much of it is done, in bytes.
+        number, done, *rule_state = state or (0, 0)
+        pieces = self._pieces(split, number, done)
+        if self.packing == "stream":
+            return self._stream_of(pieces)
+        rule = self.release_rule(split)
+        if rule_state:
+            rule.state = rule_state[0]
+        is_packed = number > len(self._places[split])
+        return iter(()) if is_packed else self._packed_of(split, pieces, rule)
+
+    def _stream_of(self, pieces):
+        for text, is_last, place in pieces:
+            ids = self.encode(text)
+            yield (
+                {"ids": np.append(ids, ids.dtype.type(END_ID)) if is_last else ids},
+                place,
+            )
+
+    def _packed_of(self, split, pieces, rule):
+        for text, is_last, place in pieces:
+            if not is_last:
+                # What is behind the last newline comes in the next piece.
+                text = text.removesuffix(b"\n")
+            lines = [rule.add(line) for line in self.release_lines(text)]
+            yield _arrays_of(lines), (*place, rule.state)
+        behind = len(self._places[split]) + 1, 0
+        yield _arrays_of([rule.finish()]), (*behind, rule.state)
+
+    def _pieces(self, split, number, done):
+        """Yields pieces of texts whose ids, joined, are those of the texts.
+
+        Args:
+            split: string, the split.
+            number: integer, the text to begin with.
+            done: integer, so many bytes of it are left out.
+
+        Yields:
+            `bytes`; whether a text ends there; and number and bytes done behind it.
+        """
+        for place, (path, start, size) in enumerate(self._places[split]):
+            if place < number:
+                continue
+            read, rest = done if place == number else 0, b""
+            for chunk in raw_files.read_chunks(
+                path, start=start + read, size=size - read, chunk_size=CHUNK_SIZE
+            ):
+                read += len(chunk)
+                text = rest + chunk
+                is_last = read == size
+                end = len(text) if is_last else self._end_of_piece(text)
+                text, rest = text[:end], text[end:]
+                if text:
+                    after = (place + 1, 0) if is_last else (place, read - len(rest))
+                    yield text, is_last, after
+
+    def _end_of_piece(self, text):
+        """Where to cut a text so that its parts have the ids of the whole; or 0."""
+        if self.packing == "release":
+            return text.rfind(b"\n") + 1
+        return len(text) if self.vocabulary is None else _end_of_words(text)
+
+
+def _end_of_words(text):
+    """Returns where the last word ends in UTF-8 text that goes on; 0 if nowhere."""
+    for size in (1 << 12, len(text)):
+        tail = text[-size:].decode("utf-8", "surrogateescape")
+        ends = [match.end() for match in WORD_END.finditer(tail)]
+        if ends:
+            rest = tail[ends[-1] :].encode("utf-8", "surrogateescape")
+            return len(text) - len(rest)
+    return 0
+
+
+def _arrays_of(lines):
+    """What lines that a rule of `packing` has taken add to the arrays."""
+    ids = [np.zeros(0, "int64"), *(np.asarray(line.ids, "int64") for line in lines)]
+    windows = [window for line in lines for window in line.windows]
+    return {"ids": np.concatenate(ids), "windows": windows}
+
+
+def _absolute(files):
+    """The paths that an option names, independent of the working directory."""
+    if isinstance(files, (str, os.PathLike)):
+        files = split_paths(os.fspath(files))
+    return [os.path.abspath(os.path.expanduser(os.fspath(f))) for f in files or []]
+
+
+def _digest(value):
+    return hashlib.sha256(repr(value).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _is_writable(folder):
+    """Tells whether a folder can be written, or made if it is missing."""
+    folder = pathlib.Path(folder).absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return os.access(existing, os.W_OK)

@@ -1,0 +1,227 @@
+"""Tests of text files whose ids lie on disk: the same as in memory, made once."""
+
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+from routing_tf import models
+from routing_tf import problems
+from routing_tf import run_directory
+from routing_tf.problems import array_store
+from routing_tf.problems import packing
+from routing_tf.problems import text_files
+from routing_tf.problems.arguments import SPLITS
+from routing_tf.tokenizers import SubwordTokenizer
+
+LENGTH = 16
+WORDS = (
+    "one",
+    "Fish",
+    "été",
+    "2",
+    " ",
+    "  ",
+    "\n",
+    "\n\n",
+    ". ",
+    "_",
+    "\\",
+    "漢字",
+    "。",
+)
+OPTIONS = {
+    "bytes": {},
+    "bytes, release": {"packing": "release"},
+    "subwords": {"vocabulary": True},
+    "subwords, release": {"vocabulary": True, "packing": "release"},
+}
+
+
+class Stopped(Exception):
+    """As if the process had been killed."""
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    tokens = SubwordTokenizer.build_vocabulary(["one fish été", "two Fish"], 64)
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.subwords"
+    SubwordTokenizer(tokens).save_vocabulary(path)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(text_files, "CHUNK_SIZE", 50)
+
+
+@pytest.fixture
+def on_disk(monkeypatch):
+    monkeypatch.setattr(text_files, "MAX_BYTES_IN_MEMORY", 0)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Texts with everything that is hard to cut."""
+    generator = np.random.default_rng(0)
+    paths = []
+    for name in ("a", "b"):
+        text = "".join(generator.choice(WORDS, 200)).encode()
+        # Neither UTF-8 nor a place to cut.
+        text += b"\xff\xe6\xbc" + b"x" * 120 + b"\xe6\n y " * 3
+        (tmp_path / name).write_bytes(text + text[: len(text) // 2])
+        paths.append(str(tmp_path / name))
+    return paths
+
+
+def get(files, vocabulary=None, **options):
+    options = {"sequence_length": LENGTH, **options}
+    return problems.get("text_files", files=files, vocabulary=vocabulary, **options)
+
+
+def cut(path):
+    """The parts of a file by split."""
+    text = pathlib.Path(path).read_bytes()
+    share = len(text) * 5 // 100
+    places = {"train": (0, -2 * share), "validation": (-2 * share, -share)}
+    return {s: text[slice(*places.get(s, (-share, None)))] for s in SPLITS}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_pieces_have_the_ids_of_whole_texts(files, vocabulary, options):
+    options = {**options, "vocabulary": vocabulary if "vocabulary" in options else None}
+    problem = get(files, **options)
+    for split in SPLITS:
+        texts = [cut(path)[split] for path in files]
+        if problem.packing == "stream":
+            parts = [part for text in texts for part in (problem.encode(text), [1])]
+            expected, windows = np.concatenate(parts), None
+        else:
+            lines = [line for text in texts for line in problem.release_lines(text)]
+            expected, windows = packing.pack(packing.WholeLines(LENGTH), lines)
+        np.testing.assert_array_equal(problem.ids(split), expected)
+        assert problem.ids(split).dtype == "uint16"
+        if windows is not None:
+            np.testing.assert_array_equal(problem.tokens(split).windows, windows)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_on_disk_all_is_as_in_memory(files, vocabulary, tmp_path, monkeypatch, options):
+    options = {**options, "vocabulary": vocabulary if "vocabulary" in options else None}
+    here = get(files, **options)
+    here.prepare()
+    monkeypatch.setattr(text_files, "MAX_BYTES_IN_MEMORY", 0)
+    there = get(files, data_dir=str(tmp_path / "data"), **options)
+    for split in SPLITS:
+        assert isinstance(there.ids(split), np.memmap)
+        assert not isinstance(here.ids(split), np.memmap)
+        np.testing.assert_array_equal(there.ids(split), here.ids(split))
+        assert there.ids(split).dtype == here.ids(split).dtype
+    assert there.describe(*SPLITS) == here.describe(*SPLITS)
+    for split in ("train", "test"):
+        batches = [
+            next(iter(p.dataset(split, 2, seed=3, start_step=1))) for p in (here, there)
+        ]
+        for a, b in zip(batches[0][1:], batches[1][1:]):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_ids_are_made_once(files, tmp_path, on_disk, monkeypatch):
+    first = get(files, data_dir=tmp_path / "data").ids("train")
+
+    def no_more(self, text):
+        raise AssertionError("made again")
+
+    monkeypatch.setattr(text_files.TextFiles, "encode", no_more)
+    again = get(files, data_dir=tmp_path / "data")
+    np.testing.assert_array_equal(again.ids("train"), first)
+
+
+@pytest.mark.parametrize("change", ["content", "held_out"])
+def test_other_data_is_noticed(files, tmp_path, on_disk, change):
+    get(files, data_dir=tmp_path / "data").ids("train")
+    options = {}
+    if change == "content":
+        path = pathlib.Path(files[0])
+        path.write_bytes(path.read_bytes().swapcase())
+        os.utime(path, ns=(0, 0))
+    else:
+        options = {"test_files": files[1]}
+    again = get(files, data_dir=tmp_path / "data", **options)
+    expected = get(files, **options).ids("train")
+    np.testing.assert_array_equal(again.ids("train"), expected)
+    stores = list((tmp_path / "data" / "routing_tf" / "text_files").iterdir())
+    assert len(stores) == (1 if change == "content" else 2)
+
+
+@pytest.mark.parametrize("packing", ["stream", "release"])
+@pytest.mark.parametrize("stop", [0, 5, 17])
+def test_work_that_was_stopped_goes_on(
+    files, tmp_path, on_disk, monkeypatch, packing, stop
+):
+    expected = get(files, packing=packing).tokens("train")
+    monkeypatch.setattr(array_store, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
+    problem = get(files, data_dir=tmp_path / "data", packing=packing)
+    parts, seen = problem.parts, []
+
+    def stopping(*arguments):
+        for part in parts(*arguments):
+            if len(seen) == stop:
+                raise Stopped
+            seen.append(part)
+            yield part
+
+    with monkeypatch.context() as patched, pytest.raises(Stopped):
+        patched.setattr(problem, "parts", stopping)
+        problem.ids("train")
+    tokens = problem.tokens("train")
+    np.testing.assert_array_equal(tokens.ids, expected.ids)
+    if packing == "release":
+        np.testing.assert_array_equal(tokens.windows, expected.windows)
+
+
+def test_little_text_leaves_nothing_behind(files, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    problem = get(files, data_dir=tmp_path)
+    problem.work_dir = str(tmp_path / "run")
+    problem.prepare()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_without_a_folder_all_is_in_memory(files, tmp_path, on_disk, monkeypatch):
+    assert not isinstance(get(files).ids("train"), np.memmap)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    problem = get(files, data_dir=tmp_path / "data")
+    assert not isinstance(problem.ids("train"), np.memmap)
+
+
+def test_ids_lie_beside_the_run(files, tmp_path, on_disk):
+    h = models.preset_hyperparameters("byte_tiny").replace(max_sequence_length=LENGTH)
+    options = {"files": ",".join(files)}
+    _, problem = run_directory.configure(
+        "text_files", h, model_dir=tmp_path / "run", problem_options=options
+    )
+    assert isinstance(problem.ids("train"), np.memmap)
+    assert (tmp_path / "run" / "data" / "routing_tf" / "text_files").is_dir()
+
+
+def test_what_was_made_of_a_folder_is_no_text_of_it(files, tmp_path, on_disk):
+    problems_of_it = [
+        problems.get("text_files", data_dir=str(tmp_path), sequence_length=LENGTH)
+        for _ in range(2)
+    ]
+    first, second = (problem.ids("train") for problem in problems_of_it)
+    assert (tmp_path / "routing_tf").is_dir()
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(first, get(files).ids("train"))
+
+
+def test_datagen_prepares_text_of_any_size(files, tmp_path):
+    problem = get(files, data_dir=str(tmp_path / "data"))
+    assert [line.split(":")[0] for line in problem.generate()] == list(SPLITS)
+    again = get(files, data_dir=str(tmp_path / "data"))
+    assert isinstance(again.ids("test"), np.memmap)
+    np.testing.assert_array_equal(again.ids("test"), get(files).ids("test"))
+    with pytest.raises(ValueError, match="names its files with `files`"):
+        list(problem.generate(tmp_path))

@@ -22,7 +22,7 @@ from routing_tf.tokenizers.byte_tokenizer import END_ID
 
 # In how many blocks of how many ids a split is looked through.
 IDS_AT_ONCE = 1 << 22
-MAX_BLOCKS = 256
+MAX_BLOCKS = 64
 
 _TEMPDIR_LOCK = threading.Lock()
 
@@ -256,7 +256,7 @@ class PreparedProblem(Problem):
 
         Args:
             split: string, the split.
-            ids: NumPy integer array of shape `(num_tokens,)`. Of more than a billion
+            ids: NumPy integer array of shape `(num_tokens,)`. Of more than 268 million
                 ids, evenly spaced blocks stand for all.
         """
         limit = self.vocabulary_size

@@ -27,8 +27,8 @@ from routing_tf.tokenizers.byte_tokenizer import END_ID
 
 # The ids of a split of more bytes of text lie on disk, if there is a folder for them.
 MAX_BYTES_IN_MEMORY = 64 << 20
-# So many bytes of text become ids at once.
-CHUNK_SIZE = 1 << 20
+# So many bytes of text become ids at once: words that come again are matched once.
+CHUNK_SIZE = 16 << 20
 # Where a word surely ends: a letter or digit in front of a newline or of punctuation.
 WORD_END = re.compile(r"[^\W_](?=[\n\r\t.,:;!?()\[\]\"'\u3001\u3002\uff0c\uff1f])")
 
@@ -85,7 +85,7 @@ class TextFiles(OwnFilesProblem, PreparedTextProblem):
     """
 
     storage = "text_files"
-    unit = " MiB"
+    unit = " pieces"
     vocabulary_size = byte_tokenizer.NUM_IDS
 
     def __init__(

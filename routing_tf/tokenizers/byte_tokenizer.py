@@ -1,9 +1,10 @@
 """Bytes as tokens, numbered as tensor2tensor's byte encoder numbers them."""
 
 import keras
-import keras_hub
 import numpy as np
 import tensorflow as tf
+
+from routing_tf.tokenizers.preset_tokenizer import PresetTokenizer
 
 PAD_ID = 0
 END_ID = 1
@@ -16,7 +17,7 @@ _INVALID_BYTE = b"\xff"
 
 
 @keras.saving.register_keras_serializable(package="routing_tf")
-class ByteTokenizer(keras_hub.tokenizers.Tokenizer):
+class ByteTokenizer(PresetTokenizer):
     """Splits text into UTF-8 bytes, with ids as in tensor2tensor.
 
     Id 0 is padding, id 1 ends a text and byte `b` has id `b + 2`, which makes

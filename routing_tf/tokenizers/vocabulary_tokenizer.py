@@ -3,15 +3,15 @@
 import os
 import pathlib
 
-import keras_hub
 import numpy as np
 import tensorflow as tf
 
 from routing_tf.tokenizers.byte_tokenizer import END_ID
 from routing_tf.tokenizers.byte_tokenizer import PAD_ID
+from routing_tf.tokenizers.preset_tokenizer import PresetTokenizer
 
 
-class VocabularyTokenizer(keras_hub.tokenizers.Tokenizer):
+class VocabularyTokenizer(PresetTokenizer):
     """A tokenizer whose ids are places in a list of tokens, which is an asset.
 
     A subclass reads a file in `read_tokens`, says in `set_tokens` what it makes of a

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from routing_tf import models
 from routing_tf.tokenizers import ByteTokenizer
+from routing_tf.tokenizers import WordTokenizer
 
 ALL_BYTES = bytes(range(256))
 TEXTS = ["", "abc", "naïve 🙂\r\n", "\ufeffmark\x00zero", "中文\u2028line"]
@@ -155,6 +156,12 @@ def test_in_a_preset_folder(sequence_length, tmp_path):
         assert loaded.tokenizer.detokenize(loaded.tokenizer(text)) == (
             tokenizer.detokenize(tokenizer(text))
         )
+    for cls in (ByteTokenizer, keras_hub.tokenizers.Tokenizer):
+        alone = cls.from_preset(str(tmp_path))
+        assert isinstance(alone, ByteTokenizer)
+        assert alone.get_config() == tokenizer.get_config()
+    with pytest.raises(ValueError, match="must be a WordTokenizer.*a ByteTokenizer"):
+        WordTokenizer.from_preset(str(tmp_path))
 
 
 def test_errors():

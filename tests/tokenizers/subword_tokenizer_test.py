@@ -482,6 +482,10 @@ def test_in_a_preset_folder(language_model, vocabulary, tmp_path):
     assert tokenizer.detokenize(tokenizer(TEXTS)) == TEXTS
     alone = models.RoutingTransformerCausalLMPreprocessor.from_preset(str(tmp_path))
     assert alone.tokenizer.get_vocabulary() == vocabulary
+    for cls in (SubwordTokenizer, keras_hub.tokenizers.Tokenizer):
+        alone = cls.from_preset(str(tmp_path))
+        assert isinstance(alone, SubwordTokenizer)
+        assert alone.get_vocabulary() == vocabulary
 
 
 def test_in_a_keras_file(language_model, vocabulary, tmp_path):

@@ -381,6 +381,10 @@ def test_in_a_preset_folder(language_model, vocabulary, tmp_path):
     assert tokenizer.detokenize(tokenizer(CORPUS[0].split())) == CORPUS[0].split()
     alone = models.RoutingTransformerCausalLMPreprocessor.from_preset(str(tmp_path))
     assert alone.tokenizer.get_vocabulary() == vocabulary
+    for cls in (WordTokenizer, keras_hub.tokenizers.Tokenizer):
+        alone = cls.from_preset(str(tmp_path))
+        assert isinstance(alone, WordTokenizer)
+        assert alone.get_vocabulary() == vocabulary
 
 
 def test_in_a_keras_file(language_model, vocabulary, tmp_path):

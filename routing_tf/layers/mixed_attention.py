@@ -13,6 +13,7 @@ from routing_tf.layers.heads.head_group import HeadInputs
 from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.heads.routed import use_routing_scope
 from routing_tf.layers.initializers import fresh
+from routing_tf.layers.low_rank import LowRankAdaptation
 from routing_tf.layers.parts import split
 from routing_tf.layers.positions import Positions
 from routing_tf.layers.rematerialization import call_and_forget
@@ -24,7 +25,7 @@ from routing_tf.layers.validation import static_length
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class MixedAttention(keras.layers.Layer):
+class MixedAttention(LowRankAdaptation):
     """Projects a sequence, lets groups of heads attend side by side, and projects back.
 
     Queries, keys and values are split over the head groups in the order given; the
@@ -88,7 +89,8 @@ class MixedAttention(keras.layers.Layer):
         the map `<float>[batch, heads, length, memory length]`. With a cache a pair: the
         output, and the cache with the tokens of `query`.
 
-    The Keras mask of `query` is passed on.
+    The Keras mask of `query` is passed on. `enable_lora` adapts projections; `quantize`
+    is for `Dense` layers, and leaves the projections here as they are.
 
     Raises:
         ValueError: if a size is not a positive integer, or `head_groups` is empty,
@@ -472,7 +474,7 @@ class MixedAttention(keras.layers.Layer):
 
     def _queries(self, query):
         """Returns the queries of each group, from a multiplication of their own."""
-        return self._scaled_queries(_fused(query, [self.query_kernel])[0])
+        return self._scaled_queries(_fused(query, [self.adapted("query")])[0])
 
     def _scaled_queries(self, queries):
         queries = self._split_heads(queries, self.num_heads)
@@ -576,13 +578,14 @@ class MixedAttention(keras.layers.Layer):
         """Returns queries, keys and values, each as a list with a tensor per group."""
         memory = query if value is None else value
         shared_keys = value is not None and any(self._shares)
-        memory_kernels = [self.value_kernel]
+        query_kernel = self.adapted("query")
+        memory_kernels = [self.adapted("value")]
         if self.key_kernel is not None:
-            memory_kernels.append(self.key_kernel)
+            memory_kernels.append(self.adapted("key"))
         if shared_keys:
-            memory_kernels.append(self.query_kernel)
+            memory_kernels.append(query_kernel)
         if value is None:
-            queries, *rest = _fused(query, [self.query_kernel, *memory_kernels])
+            queries, *rest = _fused(query, [query_kernel, *memory_kernels])
             queries = self._scaled_queries(queries)
         else:
             queries = None if query is None else self._queries(query)
@@ -631,11 +634,11 @@ class MixedAttention(keras.layers.Layer):
 
     def _combine(self, x):
         if self.shared_head_projection:
-            x = ops.matmul(x, ops.cast(self.head_kernel, x.dtype))
+            x = ops.matmul(x, ops.cast(self.adapted("head"), x.dtype))
         batch, heads, length, size = ops.shape(x)
         x = ops.transpose(x, (0, 2, 1, 3))
         x = ops.reshape(x, (batch, length, heads * size))
-        return ops.matmul(x, ops.cast(self.output_kernel, x.dtype))
+        return ops.matmul(x, ops.cast(self.adapted("output"), x.dtype))
 
     def _check_value(self, value, batch):
         if None not in (batch, value.shape[0]) and batch != value.shape[0]:

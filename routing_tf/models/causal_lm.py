@@ -15,6 +15,13 @@ from routing_tf.tokenizers import ByteTokenizer
 
 
 @keras.saving.register_keras_serializable("routing_tf")
+class RoutingTransformerTokenizer(keras_hub.tokenizers.Tokenizer):
+    """Tells keras_hub that presets of the backbone have tokenizers, of any class."""
+
+    backbone_cls = RoutingTransformer
+
+
+@keras.saving.register_keras_serializable("routing_tf")
 class RoutingTransformerCausalLMPreprocessor(keras_hub.models.CausalLMPreprocessor):
     """Turns text into the inputs, targets and weights of the language model.
 
@@ -59,19 +66,45 @@ class TextLanguageModel:
 
     # No task itself: Keras cannot make a model whose class has one base twice.
 
-    def __init__(self, backbone, preprocessor=None, **kwargs):
+    def __init__(self, backbone, preprocessor=None, dtype_policies=None, **kwargs):
         # === Layers ===
         self.backbone = backbone
         self.preprocessor = preprocessor
         h = backbone.hyperparameters
-        policy = backbone.dtype_policy
+        # Quantized layers are built in the form in which they were saved.
+        policies = dtype_policies or {}
+        policies = {
+            name: keras.dtype_policies.get(policies.get(name, backbone.dtype_policy))
+            for name in ("output", "logits")
+        }
         self.output_projection = None
         if h.embedding_dim not in (None, h.hidden_dim):
-            self.output_projection = _dense(h, h.embedding_dim, "output", policy)
-        self.logits_dense = _dense(h, h.vocabulary_size, "logits", policy)
+            self.output_projection = _dense(h, h.embedding_dim, "output", policies)
+        self.logits_dense = _dense(h, h.vocabulary_size, "logits", policies)
         # === Functional model ===
         logits = self.logits_of(backbone(backbone.input))
         super().__init__(inputs=backbone.input, outputs=logits, **kwargs)
+
+    def get_config(self):
+        config = super().get_config()
+        own = [self.output_projection, self.logits_dense]
+        policies = {
+            layer.name: keras.dtype_policies.serialize(layer.dtype_policy)
+            for layer in own
+            if layer is not None and layer.quantization_mode is not None
+        }
+        return {**config, "dtype_policies": policies} if policies else config
+
+    def make_generate_function(self):
+        """Compiles `generate_step`, again if the model has got other weights since.
+
+        What is compiled knows nothing of weights that LoRA or `quantize` add later.
+        """
+        num_weights = len(self.weights)
+        if getattr(self, "_num_generating_weights", num_weights) != num_weights:
+            self.generate_function = None
+        self._num_generating_weights = num_weights
+        return super().make_generate_function()
 
     def logits_of(self, hidden):
         """Returns the logits of hidden states of the backbone."""
@@ -243,10 +276,15 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
     a text may depend on later tokens; the routing scope `"prefix"`, which `generate`
     uses, lets it choose among those up to the current one.
 
+    `quantize` is for `Dense` layers, those of the feed-forward parts and the logits;
+    embeddings and the projections of attention stay as they are.
+
     Args:
         backbone: a `RoutingTransformer`.
         preprocessor: a `RoutingTransformerCausalLMPreprocessor`; None (the default) if
             inputs are ids.
+        dtype_policies: dict of the dtype policies of `"logits"` and `"output"`, the
+            layers behind the backbone, by name; None (the default) for the backbone's.
         **kwargs: arguments of `keras_hub.models.CausalLM`.
 
     Example:
@@ -292,12 +330,16 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
         return {"token_ids": token_ids, "padding_mask": mask}
 
     def score(
-        self, texts, targets=None, reduction="none", routing_scope=None, **kwargs
+        self, texts=None, targets=None, reduction="none", routing_scope=None, **kwargs
     ):
         """Scores texts, or spans of them; see `routing_tf.models.scoring.score`.
 
+        With `token_ids` instead of texts it returns tensors for each position, as the
+        `score` of keras_hub's language models; see
+        `routing_tf.models.scoring.score_positions`.
+
         Args:
-            texts: a string, a list of strings, or ids of tokens.
+            texts: a string, a list of strings, or ids of tokens; None with `token_ids`.
             targets: what is scored; None (the default) for all tokens, else for each
                 text a pair of character offsets, a sub-string, or a list of these.
             reduction: `"none"` for a `Score` of each text or span (the default),
@@ -306,15 +348,18 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
                 `"prefix"`, what sampling can reach; None (the default) for that of
                 the hyperparameters.
             **kwargs: `batch_size`, `too_long`, `num_words` and `verbose` of
-                `routing_tf.models.scoring.score`.
+                `routing_tf.models.scoring.score`; or, without `texts`, `targets` and
+                `reduction`: `token_ids`, `padding_mask`, `scoring_mode`,
+                `layer_intercept_fn` and `target_ids` of `score_positions`.
 
         Returns:
             A `routing_tf.models.scoring.Score`, or a number for the other reductions;
             for a list of spans a list of them, for several texts a list with an item
-            for each text.
+            for each text. With `token_ids` logits or losses.
 
         Raises:
-            ValueError: as `routing_tf.models.scoring.score` does.
+            ValueError: as `routing_tf.models.scoring.score` does, or for both or
+                neither of `texts` and `token_ids`.
 
         Example:
 
@@ -330,13 +375,28 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
         print(result.log_likelihoods, result.bits_per_byte)
         ```
         """
-        return scoring.score(self, texts, targets, reduction, routing_scope, **kwargs)
+        if (texts is None) == (kwargs.get("token_ids") is None):
+            raise ValueError(
+                "Either `texts` or `token_ids` must be given. Received: "
+                f"{'neither' if texts is None else 'both'}"
+            )
+        if texts is not None:
+            return scoring.score(
+                self, texts, targets, reduction, routing_scope, **kwargs
+            )
+        if targets is not None or reduction != "none":
+            raise ValueError(
+                "`targets` and `reduction` are for `texts`. Received: "
+                f"targets={targets!r}, reduction={reduction!r} with `token_ids`. Use "
+                '`target_ids` and `scoring_mode="loss"`'
+            )
+        return scoring.score_positions(self, routing_scope=routing_scope, **kwargs)
 
 
-def _dense(hyperparameters, units, name, policy):
+def _dense(hyperparameters, units, name, policies):
     return keras.layers.Dense(
         units,
         kernel_initializer=stack.initializer(hyperparameters),
         name=name,
-        dtype=policy,
+        dtype=policies[name],
     )

@@ -77,20 +77,20 @@ def _steps(lm, token_ids, index, memory):
         the tokens before it, and the cache.
     """
     batch, length = ops.shape(token_ids)
-    cache = lm.backbone.make_cache(batch, length, *memory)
+    cache = lm.make_cache(batch, length, *memory)
     h = lm.hyperparameters
     if memory or h.compatibility.padding_has_influence:
         hidden, cache = _feed(lm, token_ids, index, cache)
     else:
         mask = ops.arange(length, dtype="int32") < index
         mask = ops.broadcast_to(mask, (batch, length))
-        hidden, cache = lm.backbone.decode_with_cache(token_ids, cache, 0, mask)
+        _, hidden, cache = lm.call_with_cache(token_ids, cache, 0, mask)
 
     def next_logits(prompt, cache, index):
         # The loop feeds the last token of the start again: the cache replaces it.
         token = ops.take(prompt, index - 1, axis=1)[:, None]
-        hidden, cache = lm.backbone.decode_with_cache(token, cache, index - 1)
-        return lm.logits_of(hidden)[:, 0], hidden[:, 0], cache
+        logits, hidden, cache = lm.call_with_cache(token, cache, index - 1)
+        return logits[:, 0], hidden[:, 0], cache
 
     return next_logits, index, hidden, cache
 
@@ -100,7 +100,7 @@ def _feed(lm, token_ids, number, cache):
 
     def step(place, hidden, cache):
         token = ops.take(token_ids, place, axis=1)[:, None]
-        new, cache = lm.backbone.decode_with_cache(token, cache, place)
+        _, new, cache = lm.call_with_cache(token, cache, place)
         new = ops.cast(new, hidden.dtype)
         return place + 1, ops.slice_update(hidden, (0, place, 0), new), cache
 

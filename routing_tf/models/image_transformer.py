@@ -345,10 +345,12 @@ class RoutingImageTransformer(PresetBackbone):
         )
 
     def _once(self, name, make):
-        if getattr(self, name, None) is None:
+        # What is compiled knows nothing of weights that LoRA or `quantize` add later.
+        num_weights = len(self.weights)
+        if getattr(self, name, (None,))[0] != num_weights:
             # No layer or function of the model: it would be saved with it.
-            object.__setattr__(self, name, make())
-        return getattr(self, name)
+            object.__setattr__(self, name, (num_weights, make()))
+        return getattr(self, name)[1]
 
     def make_cache(self, batch_size):
         """Makes an empty cache, for `call_with_cache`.

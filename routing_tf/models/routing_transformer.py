@@ -6,6 +6,7 @@ import keras_hub
 from routing_tf import layers
 from routing_tf import untrusted
 from routing_tf.layers.transformer_block import LAYER_NORM_EPSILON
+from routing_tf.layers.validation import check_positive_integer
 from routing_tf.models import stack
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.models.hyperparameters import field_names
@@ -27,6 +28,68 @@ class PresetBackbone(keras_hub.models.Backbone):
             **super().get_config(),
             "hyperparameters": self.hyperparameters.to_dict(),
         }
+
+    def default_lora_layer_names(self):
+        """Returns the names of the attention layers, whose queries and values adapt."""
+        return sorted(
+            {
+                layer.name
+                for layer in self._flatten_layers()
+                if isinstance(layer, layers.MixedAttention)
+            }
+        )
+
+    def enable_lora(self, rank, target_layer_names=None):
+        """Freezes the backbone and adds trainable matrices of low rank to some layers.
+
+        What a task adds to the backbone, such as logits, is not frozen, and is not in
+        the file of `save_lora_weights`. A model that is saved holds the sums of weights
+        and adapters, and no adapters.
+
+        Args:
+            rank: rank of the matrices.
+            target_layer_names: names of the layers to adapt: attention layers, see
+                `MixedAttention.enable_lora`, or `Dense` layers such as `"input"`,
+                `"gate"` and `"output"` of the feed-forward parts. None (the default)
+                for all attention layers.
+
+        Raises:
+            ValueError: if `rank` is not a positive integer, there is no such layer, or
+                adapters are there already.
+
+        Example:
+
+        ```python
+        from routing_tf import models
+
+        lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
+        lm.backbone.enable_lora(rank=4)
+        lm.logits_dense.trainable = False
+        assert all("lora" in weight.name for weight in lm.trainable_weights)
+        lm.backbone.save_lora_weights("tuned.lora.h5")
+        ```
+        """
+        check_positive_integer("rank", rank)
+        if target_layer_names is None:
+            target_layer_names = self.default_lora_layer_names()
+        found = [
+            layer
+            for layer in self._flatten_layers(include_self=False)
+            if hasattr(layer, "enable_lora")
+        ]
+        if any(layer.lora_enabled for layer in found):
+            raise ValueError(
+                "LoRA can be enabled once. Received: a backbone with adapters, "
+                f"{self.name!r}. Build or load it anew"
+            )
+        unknown = sorted(set(target_layer_names) - {layer.name for layer in found})
+        if unknown or not target_layer_names:
+            raise ValueError(
+                "`target_layer_names` must name layers that can be adapted: "
+                f"{sorted({layer.name for layer in found})}. Received: "
+                f"target_layer_names={target_layer_names!r}"
+            )
+        super().enable_lora(rank, target_layer_names)
 
     @classmethod
     def from_preset(cls, preset, load_weights=True, **kwargs):
@@ -57,6 +120,15 @@ class PresetBackbone(keras_hub.models.Backbone):
 
 class TextBackbone(PresetBackbone):
     """What text models with and without an encoder share: the decoder."""
+
+    @property
+    def token_embedding(self):
+        """The `TokenEmbedding` of the decoder."""
+        return next(
+            layer
+            for layer in self.embedding_layers
+            if isinstance(layer, layers.TokenEmbedding)
+        )
 
     def make_decoder(self, hyperparameters, policy):
         """Makes the layers of the decoder.
@@ -122,7 +194,14 @@ class TextBackbone(PresetBackbone):
         x = x if self.final_norm is None else self.final_norm(x)
         return x, caches
 
-    def decode(self, token_ids, padding_mask, memory=None, memory_mask=None):
+    def decode(
+        self,
+        token_ids,
+        padding_mask,
+        memory=None,
+        memory_mask=None,
+        layer_intercept_fn=None,
+    ):
         """Applies the decoder.
 
         Args:
@@ -132,18 +211,25 @@ class TextBackbone(PresetBackbone):
                 encoder; None (the default) without one.
             memory_mask: `<bool>[batch, memory length]`, True for its real tokens; None
                 (the default) without padding.
+            layer_intercept_fn: function of a tensor and an index that returns what goes
+                on in its place: for -1 token embeddings, else the output of a block.
+                None (the default) to change nothing.
 
         Returns:
             `<float>[batch, length, hidden_dim]`, cut to `truncate_length`.
         """
+        intercept = layer_intercept_fn or (lambda x, index: x)
         limit = self.hyperparameters.truncate_length
         x, mask = token_ids, padding_mask
         if limit is not None:
             x, mask = x[:, :limit], mask[:, :limit]
         for layer in self.embedding_layers:
             x = layer(x)
-        for block in self.blocks:
+            if layer is self.token_embedding:
+                x = intercept(x, -1)
+        for index, block in enumerate(self.blocks):
             x = block(x, memory=memory, padding_mask=mask, memory_mask=memory_mask)
+            x = intercept(x, index)
         return x if self.final_norm is None else self.final_norm(x)
 
 

@@ -4,9 +4,12 @@ import dataclasses
 import functools
 import math
 
+import keras
 import numpy as np
 import tqdm
+from keras import ops
 
+from routing_tf import layers
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
@@ -14,6 +17,7 @@ from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.tokenizers.offsets import token_offsets
 
 REDUCTIONS = ("none", "mean", "sum")
+SCORING_MODES = ("logits", "loss")
 TOO_LONG = ("refuse", "cut", "windows")
 
 _SECONDS_BEFORE_PROGRESS = 2
@@ -209,6 +213,82 @@ def score(
         for each in zip(sequences, spans, values, counts)
     ]
     return results[0] if single else results
+
+
+def score_positions(
+    lm,
+    token_ids,
+    padding_mask=None,
+    scoring_mode="logits",
+    layer_intercept_fn=None,
+    target_ids=None,
+    routing_scope=None,
+):
+    """Scores each position of a batch, as the `score` of keras_hub's language models.
+
+    Unlike `score` it takes ids as the model itself does, with the leading id 0, and
+    returns tensors, which have gradients.
+
+    Args:
+        lm: a `RoutingTransformerCausalLM`.
+        token_ids: `<int>[batch, length]`.
+        padding_mask: `<bool>[batch, length]`, True for real tokens; None (the default)
+            for no padding.
+        scoring_mode: `"logits"` (the default), or `"loss"` for the negative
+            log-likelihoods of `target_ids`.
+        layer_intercept_fn: function of a tensor and an index that returns what goes on
+            in its place: for -1 token embeddings, else the output of a block, counted
+            from 0. None (the default) to change nothing.
+        target_ids: `<int>[batch, length]`, the tokens that follow; needed for losses.
+        routing_scope: see `score`.
+
+    Returns:
+        Logits `<float>[batch, length, vocabulary_size]`, or losses
+        `<float>[batch, length]`.
+
+    Raises:
+        ValueError: if `scoring_mode` or `routing_scope` is unknown, or losses are to be
+            computed without targets.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import models
+    from routing_tf.models import scoring
+
+    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
+    ids = np.array([[0, 101, 106, 34]])
+    losses = scoring.score_positions(
+        lm, ids, scoring_mode="loss", target_ids=np.roll(ids, -1, axis=1)
+    )
+    assert losses.shape == (1, 4)
+    ```
+    """
+    check_choice("scoring_mode", scoring_mode, SCORING_MODES)
+    if scoring_mode == "loss" and target_ids is None:
+        raise ValueError(
+            "`target_ids` must be given for losses. Received: target_ids=None with "
+            'scoring_mode="loss". Pass the ids that follow, such as '
+            "`keras.ops.roll(token_ids, -1, axis=1)`"
+        )
+    if routing_scope is None:
+        routing_scope = lm.hyperparameters.routing_scope
+    check_choice("routing_scope", routing_scope, ROUTING_SCOPES)
+    token_ids = ops.convert_to_tensor(token_ids, "int32")
+    if padding_mask is None:
+        padding_mask = ops.ones_like(token_ids)
+    padding_mask = ops.cast(padding_mask, "bool")
+    with layers.use_routing_scope(lm, routing_scope):
+        hidden = lm.backbone.decode(
+            token_ids, padding_mask, layer_intercept_fn=layer_intercept_fn
+        )
+    logits = lm.logits_of(hidden)
+    if scoring_mode == "logits":
+        return logits
+    return keras.losses.sparse_categorical_crossentropy(
+        target_ids, ops.cast(logits, "float32"), from_logits=True
+    )
 
 
 def join(scores):
@@ -618,7 +698,8 @@ def _scorer(lm, routing_scope, length):
     if getattr(lm, "_token_scorers", None) is None:
         # No layers of the model: they would be saved with it.
         object.__setattr__(lm, "_token_scorers", {})
-    scorers, key = lm._token_scorers, (routing_scope, length)
+    # What is compiled knows nothing of weights that LoRA or `quantize` add later.
+    scorers, key = lm._token_scorers, (routing_scope, length, len(lm.weights))
     if key not in scorers:
         if len(scorers) == _MAX_SCORERS:
             del scorers[next(iter(scorers))]

@@ -10,6 +10,13 @@ from routing_tf.tokenizers import ByteTokenizer
 
 
 @keras.saving.register_keras_serializable("routing_tf")
+class RoutingTransformerEncoderDecoderTokenizer(keras_hub.tokenizers.Tokenizer):
+    """Tells keras_hub that presets of the backbone have tokenizers, of any class."""
+
+    backbone_cls = RoutingTransformerEncoderDecoder
+
+
+@keras.saving.register_keras_serializable("routing_tf")
 class RoutingTransformerSeq2SeqLMPreprocessor(keras_hub.models.Seq2SeqLMPreprocessor):
     """Turns pairs of texts into the inputs, targets and weights of the language model.
 
@@ -82,6 +89,7 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
         backbone: a `RoutingTransformerEncoderDecoder`.
         preprocessor: a `RoutingTransformerSeq2SeqLMPreprocessor`; None (the default)
             if inputs are ids.
+        dtype_policies: see `RoutingTransformerCausalLM`.
         **kwargs: arguments of `keras_hub.models.Seq2SeqLM`.
 
     Example:

@@ -286,6 +286,7 @@ def score_positions(
     logits = lm.logits_of(hidden)
     if scoring_mode == "logits":
         return logits
+    target_ids = ops.convert_to_tensor(target_ids, "int32")
     return keras.losses.sparse_categorical_crossentropy(
         target_ids, ops.cast(logits, "float32"), from_logits=True
     )

@@ -36,6 +36,7 @@ class Checks(test_case.TestCase):
         pass
 
 
+ON_JAX = keras.backend.backend() == "jax"
 LENGTH = 8
 TINY = {
     "vocabulary_size": 258,
@@ -189,3 +190,156 @@ def test_generation_stops_early_if_the_model_says_so(cls):
         prompts = TEXTS[TASKS[cls]]
         texts = prompts["decoder_text"] if isinstance(prompts, dict) else prompts
         assert lm.generate(prompts) == texts
+
+
+def language_model(**changes):
+    """Returns a model of local heads, whose calls are cheap."""
+    return small_models.language_model(**{**TINY, **small_seq2seq.LOCAL, **changes})
+
+
+def values(weights):
+    return [small_models.array(weight) for weight in weights]
+
+
+def assert_same(actual, expected):
+    for value, other in zip(values(actual), values(expected), strict=True):
+        np.testing.assert_array_equal(value, other)
+
+
+@pytest.mark.parametrize(
+    "cls, number",
+    list(zip(BACKBONES, [1, 1 + 2, 1])),
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_lora_adapts_attention_and_freezes_all_else(cls, number):
+    backbone = cls(BACKBONES[cls])
+    total = len(backbone.trainable_weights)
+    for names in ([], ["query_dense"], ["input", "typo"]):
+        with pytest.raises(ValueError, match="`target_layer_names` must name .*'gate'"):
+            backbone.enable_lora(2, target_layer_names=names)
+    assert len(backbone.trainable_weights) == total
+    backbone.enable_lora(2)
+    parts = [weight.path.split("/")[-2:] for weight in backbone.trainable_weights]
+    assert len(parts) == 2 * number
+    assert {layer for layer, _ in parts} <= {"attention", "cross_attention"}
+    assert {name for _, name in parts} == {"lora_kernel_a", "lora_kernel_b"}
+    with pytest.raises(ValueError, match="LoRA can be enabled once"):
+        backbone.enable_lora(2)
+
+
+def test_lora_adapts_feed_forward_layers():
+    backbone = models.RoutingTransformer(BACKBONES[models.RoutingTransformer])
+    backbone.enable_lora(2, target_layer_names=["input", "gate", "output", "attention"])
+    parts = {weight.path.split("/")[-2] for weight in backbone.trainable_weights}
+    assert parts == {"input", "gate", "output", "attention"}
+
+
+def test_what_lora_learns_is_saved(tmp_path):
+    lm = language_model()
+    fixed = lm.variables
+    before = values(fixed)
+    lm.backbone.enable_lora(2)
+    lm.logits_dense.trainable = False
+    adapters = lm.trainable_weights
+    initial = values(adapters)
+    lm.compile(optimizer=keras.optimizers.SGD(1.0), run_eagerly=not ON_JAX)
+    x = small_models.inputs((LENGTH, LENGTH), LENGTH)
+    lm.fit(x, np.roll(x["token_ids"], -1, axis=1), verbose=0)
+    assert_same(fixed, before)
+    assert any(np.any(new != old) for new, old in zip(values(adapters), initial))
+
+    path = tmp_path / "tuned.lora.h5"
+    lm.backbone.save_lora_weights(path)
+    copy = language_model()
+    copy.backbone.load_lora_weights(path)
+    copy.logits_dense.trainable = False
+    assert_same(copy.trainable_weights, adapters)
+
+    lm.save(tmp_path / "model.keras")
+    lm.save_to_preset(tmp_path / "preset")
+    attention = lm.backbone.blocks[0].attention
+    kernels = [attention.adapted("query"), attention.adapted("value")]
+    for loaded in (
+        keras.saving.load_model(tmp_path / "model.keras"),
+        models.RoutingTransformerCausalLM.from_preset(str(tmp_path / "preset")),
+    ):
+        assert len(loaded.variables) == len(fixed)
+        attention = loaded.backbone.blocks[0].attention
+        assert_same([attention.query_kernel, attention.value_kernel], kernels)
+
+
+def test_what_is_compiled_follows_adapters():
+    lm = language_model()
+    generate = lm.make_generate_function()
+    assert lm.make_generate_function() is generate
+    ids = [[5, 6, 7, 8]]
+    before = lm.score(ids)[0].log_likelihoods
+    lm.backbone.enable_lora(2)
+    assert lm.make_generate_function() is not generate
+    small_models.randomize(lm, seed=1)
+    after = lm.score(ids)[0].log_likelihoods
+    assert np.abs(after - before).max() > 0.01
+    losses = lm.score(
+        token_ids=[[0, *ids[0][:-1]]], scoring_mode="loss", target_ids=ids
+    )
+    np.testing.assert_allclose(-small_models.array(losses)[0], after, rtol=1e-5)
+
+
+def test_quantized_models_load(tmp_path):
+    lm = language_model(embedding_dim=6)
+    lm.quantize("int8")
+    lm.save(tmp_path / "model.keras")
+    lm.save_to_preset(tmp_path / "preset")
+    for loaded in (
+        keras.saving.load_model(tmp_path / "model.keras"),
+        models.RoutingTransformerCausalLM.from_preset(str(tmp_path / "preset")),
+    ):
+        assert_same(loaded.weights, lm.weights)
+        for layer in (loaded.output_projection, loaded.logits_dense):
+            assert layer.quantization_mode == "int8"
+        assert loaded.get_config() == lm.get_config()
+
+
+def test_positions_are_scored_as_in_keras_hub():
+    lm = language_model(num_layers=2)
+    x = small_models.inputs((LENGTH, 5), LENGTH)
+    expected = small_models.array(lm(x))
+    seen = {}
+
+    def intercept(hidden, index):
+        seen[index] = hidden
+        return hidden * 0.0 if index == 1 else hidden
+
+    logits = lm.score(**x, scoring_mode="logits")
+    np.testing.assert_allclose(logits, expected, rtol=1e-6)
+    alone = lm.score(token_ids=x["token_ids"][1:, :5])
+    np.testing.assert_allclose(alone[0], expected[1, :5], rtol=1e-4, atol=1e-5)
+    targets = np.roll(x["token_ids"], -1, axis=1)
+    losses = lm.score(**x, scoring_mode="loss", target_ids=targets)
+    likelihoods = keras.ops.log_softmax(expected)
+    by_hand = -np.take_along_axis(
+        small_models.array(likelihoods), targets[..., None], axis=-1
+    )
+    np.testing.assert_allclose(losses, by_hand[..., 0], rtol=1e-4)
+    logits = lm.score(**x, layer_intercept_fn=intercept)
+    np.testing.assert_array_equal(
+        small_models.array(seen[-1]),
+        small_models.array(lm.backbone.token_embedding(x["token_ids"])),
+    )
+    assert list(seen) == [-1, 0, 1]
+    assert np.ptp(small_models.array(logits), axis=1).max() == 0
+
+
+def test_what_cannot_be_scored():
+    lm = language_model()
+    ids = np.ones((1, 4), "int32")
+    for arguments, rule in (
+        ({}, "Either `texts` or `token_ids` must be given.*neither"),
+        ({"texts": ids, "token_ids": ids}, "Either.*both"),
+        ({"token_ids": ids, "targets": [(0, 1)]}, "`targets` and `reduction`"),
+        ({"token_ids": ids, "scoring_mode": "loss"}, "`target_ids` must be given"),
+        ({"token_ids": ids, "scoring_mode": "bits"}, "`scoring_mode` must be one of"),
+        ({"token_ids": ids, "routing_scope": "all"}, "`routing_scope` must be one"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            lm.score(**arguments)

@@ -409,5 +409,5 @@ def test_export_inside_another_model(tmp_path):
     x = small_models.inputs((12, 7), 12)
     expected = small_models.array(model(x))
     model.export(tmp_path, verbose=False)
-    actual = tf.saved_model.load(tmp_path).serve(keras.tree.map_structure(np.array, x))
-    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+    exported = tf.saved_model.load(tmp_path)
+    np.testing.assert_allclose(exported.serve(x), expected, rtol=1e-4, atol=1e-5)

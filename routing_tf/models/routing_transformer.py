@@ -98,7 +98,9 @@ class PresetBackbone(keras_hub.models.Backbone):
         Args:
             preset: one of the names in `presets` of the class, which are data and
                 download nothing: their weights are initial ones. Any other name or
-                directory is handled by keras_hub.
+                directory is handled by keras_hub, whose own classes, such as
+                `keras_hub.models.CausalLM`, know presets with weights alone, and none
+                of these names.
             load_weights: whether keras_hub loads the weights of its preset. Defaults
                 to True.
             **kwargs: changes of hyperparameters, such as `vocabulary_size`, and

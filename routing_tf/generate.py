@@ -29,7 +29,6 @@ Texts go to standard output, all that is said about them to standard error.
 """
 
 import contextlib
-import json
 import math
 import os
 import pathlib
@@ -47,6 +46,10 @@ from routing_tf import image_samples
 from routing_tf import models
 from routing_tf import run_directory
 from routing_tf import text_samples
+from routing_tf.output_file import Lines
+from routing_tf.output_file import open_output
+from routing_tf.output_file import open_text
+from routing_tf.stop_request import stop_as_interrupt
 from routing_tf.streaming import TokenStream
 from routing_tf.target_samples import TargetContinuation
 from routing_tf.target_samples import TargetSample
@@ -62,6 +65,7 @@ SAMPLER_FLAGS = {
     "num_beams": (("beam",), "num_beams"),
     "alpha": (("contrastive",), "alpha"),
 }
+MAX_SEED = 2**32 - 1
 STREAM_FLAGS = ("stream", "num_tokens")
 TEXT_FLAGS = (
     "prompt",
@@ -94,8 +98,9 @@ def define_flags(values=flags.FLAGS):
     commands.define_path(
         "output_file",
         "File to write. Texts: a JSON object on each line (prompt, sample, "
-        "continuation, tokens, ended), in the order of the prompts; with --stream the "
-        "text itself. Images: the picture, a .png; needed.",
+        "continuation, tokens, ended), in the order of the prompts, as each is done; "
+        "FILE.partial until all are. With --stream the text itself. Images: the "
+        "picture, a .png; needed.",
         values,
     )
     flags.DEFINE_integer(
@@ -129,20 +134,21 @@ def _define_sampler_flags(values):
     for name, text in floats.items():
         flags.DEFINE_float(name, None, text, flag_values=values)
     integers = {
-        "top_k": (
-            1,
-            "top_k, contrastive: number of the likeliest tokens to choose from, "
-            "default 5. top_p: the same before the cut, default all.",
-        ),
-        "num_beams": (1, "beam: number of texts that are followed. Default: 5."),
-        "seed": (
-            0,
-            "Seed: the same one gives the same text, on one backend and with the same "
-            "flags. Default: another one each time, which is shown.",
-        ),
+        "top_k": "top_k, contrastive: number of the likeliest tokens to choose from, "
+        "default 5. top_p: the same before the cut, default all.",
+        "num_beams": "beam: number of texts that are followed. Default: 5.",
     }
-    for name, (smallest, text) in integers.items():
-        flags.DEFINE_integer(name, None, text, lower_bound=smallest, flag_values=values)
+    for name, text in integers.items():
+        flags.DEFINE_integer(name, None, text, lower_bound=1, flag_values=values)
+    flags.DEFINE_integer(
+        "seed",
+        None,
+        "Seed: the same one gives the same text, on one backend and with the same "
+        "flags. Default: another one each time, which is shown.",
+        lower_bound=0,
+        upper_bound=MAX_SEED,
+        flag_values=values,
+    )
 
 
 def _define_text_flags(values):
@@ -446,11 +452,11 @@ def make_samples(lm, sample_class, options):
             f"{options.model_dir!r}. Save it with a preprocessor"
         )
     prompts = read_prompts(options)
-    samples = [
-        sample_class(lm.preprocessor.tokenizer, prompt, number)
-        for prompt in prompts
-        for number in range(options.num_samples)
-    ]
+    samples = []
+    for prompt in prompts:
+        first = sample_class(lm.preprocessor.tokenizer, prompt)
+        others = (first.another(number) for number in range(1, options.num_samples))
+        samples += [first, *others]
     return prompts, samples
 
 
@@ -547,31 +553,15 @@ def write_texts(continuation, samples, num_prompts, output_file):
         output_file: path of the file; None for none.
     """
     output, speed = text_samples.Output(), text_samples.Speed()
-    with open_output(output_file) as file:
+    with stop_as_interrupt(), open_output(output_file) as file:
+        lines = Lines(samples, file)
         try:
-            parts = continuation.run(samples, speed)
+            parts = lines.follow(continuation.run(samples, speed))
             text_samples.show(parts, samples, output, num_prompts)
         finally:
             # What there is when somebody has lost patience.
-            for sample in samples if file is not None else []:
-                if sample.num_tokens:
-                    line = json.dumps(sample.to_dict(), ensure_ascii=False)
-                    file.write(f"{line}\n")
+            lines.write_rest()
     print(speed, file=sys.stderr)
-
-
-def open_output(path):
-    """Opens the output file for text.
-
-    Args:
-        path: the path, or None.
-
-    Returns:
-        A context manager of the file; of None without a path.
-    """
-    if path is None:
-        return contextlib.nullcontext()
-    return open(path, "w", encoding="utf-8", errors="replace", newline="\n")
 
 
 def stream_text(lm, sampler, samples, options):
@@ -605,9 +595,13 @@ def stream_text(lm, sampler, samples, options):
     stream = TokenStream(lm, sampler, num_tokens)
     stop = lm.preprocessor.tokenizer.end_token_id if options.stop_at_end else None
     speed = text_samples.Speed()
-    with open_output(options.output_file) as file:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stop_as_interrupt())
         outputs = [text_samples.Output()]
-        outputs += [] if file is None else [text_samples.Output(file)]
+        if options.output_file is not None:
+            # Without an end there is no complete file: whoever reads it follows it.
+            file = stack.enter_context(open_text(options.output_file))
+            outputs.append(text_samples.Output(file))
         try:
             for text in text_samples.stream_parts(stream, sample, stop, speed):
                 for output in outputs:

@@ -1,5 +1,6 @@
 """Signals that ask a run to stop."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -33,3 +34,26 @@ class StopRequest:
         # The signal may have come in the middle of a print, so print cannot be used.
         text = "\nstopping after this step; once more to stop at once, unsaved\n"
         os.write(2, text.encode())
+
+
+@contextlib.contextmanager
+def stop_as_interrupt():
+    """Makes SIGTERM and SIGHUP end a block of code as Ctrl-C does."""
+    earlier = {}
+
+    def receive(number, frame):
+        for other in earlier:  # they come together, and what is done is being saved
+            signal.signal(other, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    # Python delivers signals to the main thread alone.
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            # `nohup` has made it be ignored.
+            if signal.getsignal(number) == signal.SIG_DFL:
+                earlier[number] = signal.signal(number, receive)
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

@@ -1,6 +1,8 @@
 """Texts that continue prompts, shown while they are made."""
 
+import copy
 import dataclasses
+import functools
 import sys
 import time
 
@@ -24,14 +26,31 @@ class TextSample:
         continuation: the text so far.
         num_tokens: number of its tokens.
         has_ended: whether the model ended it.
+        is_done: whether nothing more is added to it.
     """
 
     def __init__(self, tokenizer, prompt, number=0):
         self.prompt, self.number = prompt, number
         ids = np.asarray(tokenizer.tokenize(prompt)).tolist() if prompt else []
         self.token_ids = [tokenizer.start_token_id, *ids]
-        self.continuation, self.num_tokens, self.has_ended = "", 0, False
-        self._stream = text_stream(tokenizer, ids)
+        self.continuation, self.num_tokens = "", 0
+        self.has_ended = self.is_done = False
+        self._tokenizer = tokenizer
+
+    @functools.cached_property
+    def _stream(self):
+        # Not before the text grows: others may be waiting, by the thousand.
+        return text_stream(self._tokenizer, self.token_ids[1:])
+
+    def another(self, number):
+        """Returns a further text of the same prompt, before this one has grown.
+
+        Args:
+            number: its number among those of the prompt.
+        """
+        other = copy.copy(self)
+        other.number = number
+        return other
 
     def add(self, token_id, stop_token_id=None):
         """Adds a token, and returns the text that is complete with it.
@@ -46,7 +65,10 @@ class TextSample:
 
     def end(self):
         """Ends the text; returns what was not complete."""
-        return self._take(self._stream.end())
+        text = self._take(self._stream.end())
+        self.is_done = True
+        del self._stream  # may know a whole vocabulary
+        return text
 
     def _take(self, text):
         self.continuation += text

@@ -292,6 +292,24 @@ def test_mistakes_are_one_line_on_stderr(model, run, arguments, message):
     assert err.splitlines()[-1].startswith("error: ")
 
 
+def test_samples_read_their_prompt_once():
+    class Model:
+        class preprocessor:
+            tokenizer = ByteTokenizer()
+
+    options = parse("--model_dir=m", "--prompt=It was", "--num_samples=3")
+    prompts, samples = generate.make_samples(Model, text_samples.TextSample, options)
+    assert prompts == ["It was"]
+    assert [sample.number for sample in samples] == [0, 1, 2]
+    assert len({id(sample.token_ids) for sample in samples}) == 1
+
+
+def test_seeds_out_of_range():
+    for seed in (-1, 2**32, 10**20):
+        with pytest.raises(flags.IllegalFlagValueError, match="--seed=.*4294967295"):
+            parse("--model_dir=m", f"--seed={seed}")
+
+
 @pytest.mark.parametrize(
     "content, message",
     [(b"", "not empty"), (b"\n\r\n", "not empty"), (b"\xff", "text in UTF-8")],

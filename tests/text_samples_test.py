@@ -73,6 +73,25 @@ def test_batches_have_one_size(monkeypatch):
     assert str(speed).startswith("8 tokens")
 
 
+def test_samples_of_a_prompt_read_it_once():
+    class Counting(ByteTokenizer):
+        num_texts = 0
+
+        def tokenize(self, inputs):
+            self.num_texts += 1
+            return super().tokenize(inputs)
+
+    tokenizer = Counting()
+    first = text_samples.TextSample(tokenizer, "né")
+    samples = [first, first.another(1), first.another(2)]
+    assert tokenizer.num_texts == 1
+    for sample, text in zip(samples, ("a", "b", "c")):
+        assert sample.add(2 + ord(text)) == text
+    assert [each.number for each in samples] == [0, 1, 2]
+    assert [each.to_dict()["continuation"] for each in samples] == ["a", "b", "c"]
+    assert all(each.prompt == "né" for each in samples)
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True

@@ -1,0 +1,105 @@
+import json
+import os
+import signal
+
+import pytest
+
+from routing_tf import generate
+from routing_tf.output_file import open_output
+from routing_tf.text_samples import TextSample
+from routing_tf.tokenizers import ByteTokenizer
+
+
+class Writer:
+    """Stands for a `Continuation`: texts are done in an order, then something happens.
+
+    Args:
+        order: numbers of the texts, each of two letters; of the last only the first.
+        happens: function that is called in the middle of the last text.
+    """
+
+    def __init__(self, order, happens=lambda: None):
+        self.order, self.happens = order, happens
+
+    def run(self, samples, speed):
+        for number in self.order:
+            sample = samples[number]
+            yield sample, sample.add(2 + ord("a") + number)
+            if number == self.order[-1]:
+                self.happens()
+            yield sample, sample.add(2 + ord("z"))
+            yield sample, sample.end()
+            yield sample, None
+
+
+@pytest.fixture
+def path(tmp_path):
+    """The file of an earlier command."""
+    path = tmp_path / "texts.jsonl"
+    path.write_text("earlier\n")
+    return path
+
+
+def write(continuation, path, num_samples=4):
+    tokenizer = ByteTokenizer()
+    samples = [TextSample(tokenizer, "", number) for number in range(num_samples)]
+    generate.write_texts(continuation, samples, num_samples, path)
+
+
+def texts(path):
+    lines = path.read_text().splitlines()
+    return [json.loads(line)["continuation"] for line in lines]
+
+
+def test_texts_are_written_in_order_as_they_are_done(path):
+    partial = path.with_name("texts.jsonl.partial")
+    seen = []
+
+    def look():
+        seen.extend([texts(partial), path.read_text()])
+
+    write(Writer([1, 0, 3, 2], look), path)
+    assert seen == [["az", "bz"], "earlier\n"]
+    assert texts(path) == ["az", "bz", "cz", "dz"]
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_nothing_is_lost_by_a_signal(number, path, capsys):
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        write(Writer([2, 0, 1], lambda: os.kill(os.getpid(), number)), path)
+    assert signal.getsignal(number) == before
+    assert path.read_text() == "earlier\n"
+    partial = path.with_name("texts.jsonl.partial")
+    assert texts(partial) == ["az", "b", "cz"]
+    assert f"not complete; what there is: {partial}\n" in capsys.readouterr().err
+
+
+def test_what_nohup_ignores_stays_ignored(path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        write(Writer([0], lambda: os.kill(os.getpid(), signal.SIGHUP)), path, 1)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert texts(path) == ["az"]
+
+
+def test_an_error_before_the_first_text_leaves_nothing(path):
+    with pytest.raises(ValueError, match="soon"), open_output(path):
+        raise ValueError("too soon")
+    assert [each.name for each in path.parent.iterdir()] == ["texts.jsonl"]
+
+
+def test_links_and_pipes_are_written_themselves(path):
+    link, pipe = path.with_name("link"), path.with_name("pipe")
+    link.symlink_to(path)
+    with open_output(link) as file:
+        file.write("later\n")
+    assert link.is_symlink() and path.read_text() == "later\n"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with open_output(pipe) as file:
+        file.write("through\n")
+    assert os.read(reader, 100) == b"through\n"
+    os.close(reader)

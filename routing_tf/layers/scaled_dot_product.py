@@ -165,7 +165,7 @@ class ScaledDotProduct(keras.layers.Layer):
                 query, key.shape[-2], offset, distances, is_causal
             )
         logits = self._mask(logits, pairs)
-        weights = self.dropout_layer(ops.softmax(logits), training=training)
+        weights = self.dropout_layer(_softmax(logits), training=training)
         output = ops.matmul(weights, value)
         if self.relative_position is not None:
             sums = self._relative_sums(weights, offset, distances, is_causal)
@@ -229,6 +229,11 @@ class ScaledDotProduct(keras.layers.Layer):
 
     def compute_output_shape(self, query_shape, key_shape, value_shape):
         return (*query_shape[:-1], value_shape[-1])
+
+
+def _softmax(logits):
+    # Of a single key Keras would warn; its weight is 1, and its gradient 0.
+    return ops.exp(logits - logits) if logits.shape[-1] == 1 else ops.softmax(logits)
 
 
 def _num_parts(num_queries):

@@ -280,3 +280,12 @@ def test_a_scalar_bias_changes_nothing():
     options["bias"] = np.float32(2.0)
     output, _ = golden_cases.run(ScaledDotProduct(), x, x, x, **options)
     golden_cases.assert_close(output, expected, 1e-5)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_single_key_has_all_the_weight():
+    x = np.random.default_rng(0).normal(size=(3, 2, 1, 4)).astype("float32")
+    layer, mask = ScaledDotProduct(), np.array([True, False])[:, None, None]
+    np.testing.assert_array_equal(layer(x, x, x, use_causal_mask=True), x)
+    output = ops.convert_to_numpy(layer(x, x, x, attention_mask=mask))
+    np.testing.assert_array_equal(output, np.where(mask, x, 0))

@@ -66,6 +66,8 @@ SAMPLER_FLAGS = {
     "alpha": (("contrastive",), "alpha"),
 }
 MAX_SEED = 2**32 - 1
+# No weight shows how long a model's texts are.
+MAX_DEFAULT_LENGTH = 2**16
 STREAM_FLAGS = ("stream", "num_tokens")
 TEXT_FLAGS = (
     "prompt",
@@ -168,7 +170,8 @@ def _define_text_flags(values):
         "max_length",
         None,
         "Texts: tokens of each at most, its prompt and the leading id 0 included. "
-        "Default: the model's max_sequence_length. With an encoder: those of the "
+        "Default: the model's max_sequence_length, at most "
+        f"{MAX_DEFAULT_LENGTH:,}. With an encoder: those of the "
         "generated text and the leading id. Default: the length in training, which "
         "decides what heads see of the source.",
         lower_bound=2,
@@ -484,7 +487,8 @@ def generate_targets(lm, sampler, options):
     continuation = TargetContinuation(
         lm,
         sampler,
-        options.max_length or lm.preprocessor.decoder_sequence_length,
+        options.max_length
+        or min(lm.preprocessor.decoder_sequence_length, MAX_DEFAULT_LENGTH),
         stop_token_id(lm, options),
         options.batch_size,
     )
@@ -527,7 +531,7 @@ def check_max_length(hyperparameters, samples, options):
     h = hyperparameters
     longest = max(len(sample.token_ids) for sample in samples)
     limit = min(h.max_sequence_length, h.truncate_length or h.max_sequence_length)
-    max_length = options.max_length or limit
+    max_length = options.max_length or min(limit, MAX_DEFAULT_LENGTH)
     if h.truncate_length is not None and max_length > h.truncate_length:
         raise ValueError(
             "`--max_length` must not exceed the length to which this model cuts its "

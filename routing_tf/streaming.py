@@ -4,6 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf import untrusted
 from routing_tf.models import generation
 from routing_tf.models.compiled import compiled
 
@@ -173,7 +174,8 @@ def cache_length(hyperparameters, num_tokens=None):
             no end.
 
     Raises:
-        ValueError: if there is no such length.
+        ValueError: if there is no such length, or heads remember far more tokens than
+            that, see `untrusted.check_memory`.
     """
     h = hyperparameters
     if num_tokens is not None and not 2 <= num_tokens <= MAX_TOKENS:
@@ -190,6 +192,7 @@ def cache_length(hyperparameters, num_tokens=None):
         )
     setting = remembers_all_tokens(h)
     if setting is None:
+        untrusted.check_memory(h, num_tokens)
         # All that a head can look back on, for however many tokens.
         return max(
             h.attention_window, (h.local_flange_blocks + 1) * h.local_block_length

@@ -17,6 +17,11 @@ Attributes:
     MAX_TOKEN_LENGTH: number of characters of such a line.
     MAX_SIZE: largest whole number among hyperparameters, and largest length.
     MAX_LAYERS: largest number of blocks of an encoder or a decoder.
+    MAX_FLANGE_BLOCKS: largest number of blocks that local heads see behind their own.
+    MAX_BLOCK_SIZE: number of sub-pixels of a block of an image.
+    MAX_INPUT_LENGTH: number of tokens that an encoder takes, however short a text is.
+    MAX_REMEMBERED: number of tokens that heads may remember of a text that has fewer,
+        or no end.
 """
 
 import concurrent.futures
@@ -39,6 +44,10 @@ MAX_TOKENS = 2**22
 MAX_TOKEN_LENGTH = 2**16
 MAX_SIZE = 2**24
 MAX_LAYERS = 256
+MAX_FLANGE_BLOCKS = 256
+MAX_BLOCK_SIZE = 2**16
+MAX_INPUT_LENGTH = 2**16
+MAX_REMEMBERED = 2**16
 
 _WEIGHTS = "model.weights.h5"
 _PLAIN = (str, int, float, type(None))
@@ -185,13 +194,48 @@ def check_hyperparameters(hyperparameters, source):
         source: the file they come from, for the message.
 
     Raises:
-        ValueError: if a whole number is larger than `MAX_SIZE`, or a number of layers
-            larger than `MAX_LAYERS`.
+        ValueError: if a whole number is larger than `MAX_SIZE`, a number of layers
+            larger than `MAX_LAYERS`, one of blocks larger than `MAX_FLANGE_BLOCKS`, or
+            a block of an image larger than `MAX_BLOCK_SIZE`.
     """
-    for name, value in hyperparameters.items():
-        if isinstance(value, int):
-            is_depth = name.endswith("_layers")
-            _check_limit("MAX_LAYERS" if is_depth else "MAX_SIZE", value, name, source)
+    numbers = {k: v for k, v in hyperparameters.items() if isinstance(v, int)}
+    limits = {"_layers": "MAX_LAYERS", "_flange_blocks": "MAX_FLANGE_BLOCKS"}
+    for name, value in numbers.items():
+        limit = next((v for k, v in limits.items() if name.endswith(k)), "MAX_SIZE")
+        _check_limit(limit, value, name, source)
+    if "local_block_width" in numbers:  # images are filled up to whole blocks
+        size = numbers["local_block_width"] * numbers.get("local_block_length", 1)
+        _check_limit("MAX_BLOCK_SIZE", size, "sub-pixels in a block", source)
+
+
+def check_memory(hyperparameters, max_length=None):
+    """Checks that heads remember no more tokens than there are, or than is bearable.
+
+    No weight shows how many they remember, and each takes memory from the start.
+
+    Args:
+        hyperparameters: `Hyperparameters`.
+        max_length: number of tokens that a text may have; None (the default) for no
+            end.
+
+    Raises:
+        ValueError: if they remember more than that and than `MAX_REMEMBERED`.
+    """
+    h = hyperparameters
+    blocks = h.local_flange_blocks + 1
+    remembered = {"local_block_length": blocks * math.prod(h.local_block_shape)}
+    if h.num_routed_heads or h.num_cluster_strided_heads:
+        remembered["attention_window"] = h.attention_window
+    for name, number in remembered.items():
+        if number > max(MAX_REMEMBERED, max_length or 0):
+            text = f"a text of {max_length:,}" if max_length else "one without an end"
+            raise ValueError(
+                "Heads must not remember more tokens than a text has and than "
+                f"`routing_tf.untrusted.MAX_REMEMBERED`, {MAX_REMEMBERED:,}. Received: "
+                f"{number:,} tokens by {name}={getattr(h, name)}, for {text}. Build "
+                "the model with a smaller one, which has the same weights, or set this "
+                "limit higher"
+            )
 
 
 def check_fits(build, num_bytes, source):
@@ -405,7 +449,9 @@ def _check_object(value, may_be_model, source):
         if name == "hyperparameters" and isinstance(item, dict):
             check_hyperparameters(item, source)
         elif name.endswith("_length") and isinstance(item, int):
-            _check_limit("MAX_SIZE", item, name, source)
+            is_filled = name == "encoder_sequence_length"
+            limit = "MAX_INPUT_LENGTH" if is_filled else "MAX_SIZE"
+            _check_limit(limit, item, name, source)
         elif name == "config_file" and not _is_plain_name(item):
             raise ValueError(
                 "`config_file` must be a name without folders. Received: "

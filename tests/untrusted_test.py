@@ -5,8 +5,8 @@ import functools
 import json
 import pathlib
 import shutil
-import time
 import zipfile
+from unittest import mock
 
 import h5py
 import keras
@@ -16,9 +16,11 @@ import tensorflow as tf
 
 from routing_tf import layers
 from routing_tf import models
+from routing_tf import streaming
 from routing_tf import untrusted
 from routing_tf.models import checkpoints
 from routing_tf.models import presets
+from routing_tf.models import stack
 from routing_tf.problems import array_store
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
@@ -30,6 +32,7 @@ CLASSES = {
     "digits_small": models.RoutingImageTransformer,
 }
 RELEASE = golden_cases.FOLDER / "checkpoints/enwik8_local_cluster8k/model.ckpt-1234"
+MOST_BLOCKS = 32
 HPARAMS = golden_cases.load("models/enwik8_local_cluster8k.npz").config["hparams"]
 
 
@@ -81,12 +84,14 @@ def peak_memory():
 
 @contextlib.contextmanager
 def assert_refused(message, bytes_taken=2**27, kinds=ValueError):
-    """Checks that an attack is refused, quickly and without memory."""
+    """Checks that an attack is refused, with few blocks built and without memory."""
     peak_memory()
-    before, start = peak_memory(), time.monotonic()
-    with pytest.raises(kinds, match=message):
+    before = peak_memory()
+    blocks = mock.patch.object(stack, "decoder_block", wraps=stack.decoder_block)
+    with blocks as build, pytest.raises(kinds, match=message):
         yield
-    assert time.monotonic() - start < 5
+    # They are what takes time.
+    assert build.call_count <= MOST_BLOCKS
     assert peak_memory() - before < bytes_taken
 
 
@@ -330,6 +335,7 @@ HOSTILE = [
     {"routing": "random", "num_clusters": 10**12},
     {"embedding_dim": 10**400},
     {"num_layers": 2.5},
+    {"local_flange_blocks": 2**16},
     {"no_such_setting": 1},
 ]
 LARGE = "must keep to|more (values|blocks) than its|must be|Unknown hyperparameters"
@@ -365,6 +371,7 @@ def test_a_config_needs_no_more_than_its_file_has(changes, originals, tmp_path):
         {"image_height": 10**9},
         {"num_classes": 2**22},
         {"num_channels": 2**16, "max_sequence_length": 2**22},
+        {"local_block_length": 2**12, "local_block_width": 2**12},
     ],
     ids=str,
 )
@@ -412,6 +419,52 @@ def test_lengths_of_texts_are_bounded(originals, tmp_path):
     rewrite(originals / "byte_tiny.keras", path, lambda c: put(c, place, 10**12))
     with assert_refused("MAX_SIZE.*1,000,000,000,000 sequence_length"):
         untrusted.load_keras_file(path)
+
+
+def test_lengths_of_inputs_are_bounded(tmp_path):
+    settings = {"num_encoder_layers": 1, "max_input_length": 8}
+    backbone = models.RoutingTransformerEncoderDecoder(
+        presets.preset_hyperparameters("byte_tiny").replace(**settings)
+    )
+    preprocessor = models.RoutingTransformerSeq2SeqLMPreprocessor(
+        ByteTokenizer(), encoder_sequence_length=2**17, decoder_sequence_length=8
+    )
+    lm = models.RoutingTransformerSeq2SeqLM(backbone, preprocessor)
+    lm.save(tmp_path / "long.keras")
+    with assert_refused("MAX_INPUT_LENGTH.*131,072 encoder_sequence_length"):
+        untrusted.load_keras_file(tmp_path / "long.keras")
+
+
+LONG_MEMORY = [
+    ({"attention_window": 2**24}, "16,777,216 tokens by attention_window=16777216"),
+    ({"local_block_length": 2**24}, "33,554,432 tokens by local_block_length=16777216"),
+]
+
+
+@pytest.mark.parametrize("changes, received", LONG_MEMORY)
+def test_caches_are_bounded(changes, received):
+    h = presets.preset_hyperparameters("byte_tiny").replace(**changes)
+    for length, text in ((None, "one without an end"), (20, "a text of 20")):
+        with assert_refused(f"MAX_REMEMBERED.*{received}, for {text}. Build"):
+            streaming.cache_length(h, length)
+    with assert_refused(f"MAX_REMEMBERED.*{received}"):
+        models.RoutingTransformer(h).make_cache(1, 20)
+    # As much as was asked for.
+    untrusted.check_memory(h, 2**25)
+
+
+def test_caches_of_images_are_bounded():
+    model = models.RoutingImageTransformer.from_preset(
+        "digits_small", attention_window=2**24
+    )
+    with assert_refused("MAX_REMEMBERED.*for a text of 64"):
+        model.make_cache(1)
+
+
+def test_what_has_no_window_is_not_bounded():
+    h = presets.preset_hyperparameters("byte_tiny")
+    heads = {"num_local_heads": h.num_heads, "num_routed_heads": 0}
+    untrusted.check_memory(h.replace(**heads, attention_window=2**24))
 
 
 def test_nothing_of_a_refused_model_is_left_behind():

@@ -9,6 +9,7 @@ import tqdm
 from keras import ops
 
 from routing_tf import layers
+from routing_tf import untrusted
 from routing_tf.models import checkpoints
 from routing_tf.models import generation
 from routing_tf.models import saved_model
@@ -363,8 +364,9 @@ class RoutingImageTransformer(PresetBackbone):
 
         Raises:
             ValueError: if settings of the release let later sub-pixels decide who is a
-                member of a cluster.
+                member of a cluster, or heads remember far more than there are.
         """
+        untrusted.check_memory(self.hyperparameters, self.num_subpixels)
         lengths = self.embedding.order.lengths
         return [block.make_cache(batch_size, lengths) for block in self.blocks]
 

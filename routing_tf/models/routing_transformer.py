@@ -160,8 +160,10 @@ class TextBackbone(PresetBackbone):
             A structure of tensors of fixed sizes with the batch on axis 0.
 
         Raises:
-            ValueError: as `MixedAttention.make_cache` does.
+            ValueError: as `MixedAttention.make_cache` does, or if heads remember far
+                more than `max_length` tokens, see `untrusted.check_memory`.
         """
+        untrusted.check_memory(self.hyperparameters, max_length)
         return [
             block.make_cache(batch_size, max_length, memory, memory_mask)
             for block in self.blocks

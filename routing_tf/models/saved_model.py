@@ -19,6 +19,7 @@ from routing_tf.models import sampling
 # Positive, for logarithms.
 _SMALLEST_UNIFORM = np.finfo("float32").tiny
 _MAX_INTENSITIES = 256
+MAX_LENGTH = 2**20
 _TEXTS = tf.TensorSpec((None,), tf.string, "texts")
 _IDS = (
     tf.TensorSpec((None, None), tf.int32, "token_ids"),
@@ -74,8 +75,8 @@ def export(model, directory, routing_scope=None, max_length=None, verbose=None):
         routing_scope: that of `score`, `"full"` or `"prefix"`; None (the default) for
             that of the hyperparameters.
         max_length: tokens a text may have; longer ones are refused by the saved
-            functions, which compute with this length whatever a text has. None (the
-            default) for that of the model's sequences. Not for images.
+            functions, which compute with this length whatever a text has. At most
+            2**20; None (the default) for that of the model's sequences. Not for images.
         verbose: whether to print the functions. Defaults to None, not to.
 
     Raises:
@@ -478,6 +479,11 @@ def _text_functions(lm, routing_scope, max_length):
     if max_length is None:
         max_length = default_max_length(lm)
     check_positive_integer("max_length", max_length)
+    if max_length > MAX_LENGTH:
+        raise ValueError(
+            f"`max_length` must be at most {MAX_LENGTH:,}: every call computes with "
+            f"this length. Received: max_length={max_length:,}. Pass a smaller one"
+        )
     if h.truncate_length is not None and max_length > h.truncate_length:
         raise ValueError(
             "`max_length` must not exceed the length to which this model cuts its "

@@ -32,6 +32,7 @@ from absl import flags
 from routing_tf import commands
 from routing_tf import evaluation
 from routing_tf import run_directory
+from routing_tf.analysis import marked_text
 from routing_tf.analysis import pictures
 from routing_tf.analysis import reads as reading
 from routing_tf.analysis import report
@@ -47,6 +48,8 @@ from routing_tf.analysis.windows import text_window
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 
 DEFAULT_LENGTHS = {"jsd": 512, "maps": 256, "reads": 256}
+# Token by token takes long.
+DEFAULT_EXAMPLES = {"causality": 64, "decoding": 4}
 # Flags that only some values of --what read.
 READERS = {
     "num_windows": ("causality",),
@@ -127,9 +130,10 @@ def _define_integers(values):
             "causality: positions of each window from which all tokens are replaced.",
         ),
         "eval_examples": (
-            64,
+            None,
             0,
-            "causality, decoding: windows to score, evenly spaced; 0: all.",
+            "causality, decoding: windows to score, evenly spaced; 0: all. Default: "
+            f"{DEFAULT_EXAMPLES['causality']} or {DEFAULT_EXAMPLES['decoding']}.",
         ),
         "num_runs": (10, 1, "jsd: runs, each on another window with other heads."),
         "length": (
@@ -246,7 +250,7 @@ def causality(lm, problem, options):
         "the stack: it moves too"
     )
     print(report.leak_table(leaks), flush=True)
-    scores = compare_scopes(lm, problem, options.split, options.eval_examples or None)
+    scores = compare_scopes(lm, problem, options.split, num_examples(options))
     for line in report.describe_scores(scores, problem, options.split):
         print(line)
     print(report.verdict(leaks))
@@ -260,9 +264,21 @@ def decoding(lm, problem, options):
         problem: the problem.
         options: the parsed flags.
     """
-    result = compare_decoding(lm, problem, options.split, options.eval_examples or None)
+    print("scoring in one pass, token by token, and with a SavedModel", flush=True)
+    result = compare_decoding(lm, problem, options.split, num_examples(options))
     for line in report.describe_decoding(result, problem, options.split):
         print(line)
+
+
+def num_examples(options):
+    """Returns the number of windows to score; None for all.
+
+    Args:
+        options: the parsed flags.
+    """
+    if options.eval_examples is None:
+        return DEFAULT_EXAMPLES[options.what]
+    return options.eval_examples or None
 
 
 def jsd(lm, problem, options):
@@ -351,12 +367,16 @@ def maps(lm, problem, options):
             "The tokens of a cluster are shown in texts. Received: `--layer`, `--head` "
             "or `--cluster` with an image model"
         )
+    tokens = None
+    if "token_ids" in window:
+        tokens = marked_text.names(shown_texts.tokenizer_of(lm), window["token_ids"][0])
     folder = make_folder(options)
     for each in attention:
         path = folder / f"{each.block}.png"
         heads = {name: weights[0] for name, weights in each.maps.items()}
-        pictures.draw_maps(heads, f"{each.block}: weights of the values read", path)
-        print(f"{each.block}: {path}")
+        title = f"{each.block}: how much each token (a row) reads the value of another"
+        pictures.draw_maps(heads, title, path, tokens)
+        print(f"{each.block}, who reads whose value with which weight: {path}")
     if cluster is not None:
         shown_texts.show_cluster(lm, window["token_ids"][0], cluster, folder)
 

@@ -115,6 +115,19 @@ def test_a_model_of_token_choice_is_strictly_causal(token_choice, run):
     assert verdict == "no earlier output moved: strictly causal"
 
 
+def test_default_numbers_of_windows():
+    for what, given, expected in (
+        ("causality", [], 64),
+        ("decoding", [], 4),
+        ("decoding", ["--eval_examples=0"], None),
+        ("causality", ["--eval_examples=7"], 7),
+    ):
+        values = flags.FlagValues()
+        analyse.define_flags(values)
+        values(["analyse", f"--what={what}", "--model_dir=m", *given])
+        assert analyse.num_examples(values) == expected
+
+
 def test_decoding_scores_what_one_pass_scores(token_choice, run):
     code, out, err = run(
         "--what=decoding", f"--model_dir={token_choice}", "--eval_examples=2"
@@ -209,13 +222,13 @@ def test_maps_of_a_text(token_choice, tmp_path, run):
     # The two bytes of one letter are shown as one.
     marked = [*members[:2], members[2] or members[3], *members[4:]]
     shown = out.rpartition(f"{paths[2]}\n")[2].removesuffix("\n")
-    assert unmark(shown) == list(zip(["<pad>", *text], marked, strict=True))
+    assert unmark(shown) == list(zip(["<start>", *text], marked, strict=True))
 
 
 def unmark(shown):
     """Returns the pieces of a text in which brackets mark some, and which are."""
     pieces, inside = [], False
-    for piece in re.findall("<pad>|.", shown.replace("↵", ""), flags=re.DOTALL):
+    for piece in re.findall("<start>|.", shown.replace("↵", ""), flags=re.DOTALL):
         if piece in "⟦⟧":
             inside = piece == "⟦"
         else:
@@ -231,10 +244,10 @@ def test_maps_of_held_out_text(expert_choice, run, monkeypatch):
     # Each cluster takes six tokens.
     assert "block_1 routed_heads 0, cluster 0: 6 of 24 tokens" in out
     shown = out.splitlines()[-1]
-    (length,) = {len(re.sub(r"\x1b\[.m|<pad>", "", shown))}
+    (length,) = {len(re.sub(r"\x1b\[.m|<start>", "", shown))}
     assert length == 23
     marked = "".join(re.findall(r"\x1b\[7m(.*?)\x1b\[0m", shown))
-    assert len(marked.replace("<pad>", "0")) == 6
+    assert len(marked.replace("<start>", "0")) == 6
 
 
 def test_reads_of_a_text(shifted, tmp_path, run):
@@ -263,7 +276,7 @@ def test_reads_of_a_text(shifted, tmp_path, run):
     assert row[-2:] == [f"{hits.mean():.2%}", f"{1 - is_read.mean():.2%}"]
     with open(tmp_path / "reads.tsv", encoding="utf-8", newline="") as file:
         _, *table = csv.reader(file, dialect="excel-tab")
-    shown = ["<pad>", *text.replace("\t", "⇥").replace("\n", "↵")]
+    shown = ["<start>", *text.replace("\t", "⇥").replace("\n", "↵")]
     assert [row[:2] for row in table] == [[str(i), c] for i, c in enumerate(shown)]
     for number, (*_, place, name, weight) in enumerate(table):
         if is_read[number]:
@@ -297,7 +310,7 @@ def test_reads_of_held_out_text(expert_choice, run, monkeypatch):
     assert int(token) - int(first[1]) >= 16  # beyond two blocks of 8
     shown = out.splitlines()[-1]
     assert len(re.findall(r"\x1b\[1;4m.\x1b\[0m", shown)) == 1
-    assert len(re.sub(r"\x1b\[[0-9;]+m|<pad>", "", shown)) == 47
+    assert len(re.sub(r"\x1b\[[0-9;]+m|<start>", "", shown)) == 47
 
 
 @problems.register("test_checkers")

@@ -3,13 +3,11 @@
 import dataclasses
 
 import numpy as np
-import tqdm
 
 from routing_tf.analysis.probe import Probe
 from routing_tf.analysis.windows import rows_of
 from routing_tf.layers.validation import check_positive_integer
-
-SECONDS_BEFORE_PROGRESS = 2
+from routing_tf.progress import progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +66,7 @@ def find_leaks(
         routing_scope: `"full"` (the default) or `"prefix"`, see `RoutedHeads`.
         batch_size: largest number of windows that go at once. Defaults to 1.
         seed: chooses positions and tokens. Defaults to 0.
-        verbose: whether a progress bar is shown on stderr. Defaults to True.
+        verbose: whether progress is shown on stderr. Defaults to True.
 
     Returns:
         List of `Leak`, one for each head group and one for the output of each block,
@@ -100,13 +98,8 @@ def find_leaks(
     tallies = {name: (_Tally(), _Tally()) for name in probe.part_names()}
     num_windows = len(windows["padding_mask"])
     batch_size = min(batch_size, num_windows)
-    bar = tqdm.tqdm(
-        range(0, num_windows, batch_size),
-        unit="batch",
-        disable=not verbose,
-        delay=SECONDS_BEFORE_PROGRESS,
-    )
-    for start in bar:
+    starts = range(0, num_windows, batch_size)
+    for start in progress(starts, "batch", verbose=verbose):
         rows = np.arange(start, start + batch_size)
         # The last batch takes its last window more than once, and counts it once.
         is_counted = rows < num_windows

@@ -7,14 +7,13 @@ import tempfile
 
 import keras
 import numpy as np
-import tqdm
 from keras import ops
 
 from routing_tf import evaluation
 from routing_tf import layers
-from routing_tf.analysis.causality import SECONDS_BEFORE_PROGRESS
 from routing_tf.models.compiled import compiled
 from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.progress import progress
 
 NEAR = 1e-5
 
@@ -58,7 +57,7 @@ def compare_decoding(
         num_examples: number of windows, evenly spaced; None (the default) for all.
         with_export: whether a SavedModel is made, in a folder for the time; None (the
             default) for on the TensorFlow backend alone, which can make them.
-        verbose: whether a progress bar is shown on stderr. Defaults to True.
+        verbose: whether progress is shown on stderr. Defaults to True.
 
     Returns:
         `DecodingComparison`.
@@ -97,14 +96,10 @@ def compare_decoding(
         if with_export:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             ways.append(_exported(lm, folder, problem.sequence_length))
-        bar = tqdm.tqdm(
-            batches.as_numpy_iterator(),
-            total=-(-count // batch_size),
-            unit="batch",
-            disable=not verbose,
-            delay=SECONDS_BEFORE_PROGRESS,
+        found = progress(
+            batches.as_numpy_iterator(), "batch", -(-count // batch_size), verbose
         )
-        for inputs, targets, batch_weights in bar:
+        for inputs, targets, batch_weights in found:
             nats.append(np.stack([way(inputs, targets) for way in ways], axis=-1))
             weights.append(batch_weights.astype("float64"))
             found = count_near_ties(lm, inputs)

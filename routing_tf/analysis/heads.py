@@ -5,15 +5,14 @@ import itertools
 import math
 
 import numpy as np
-import tqdm
 
 from routing_tf import training
-from routing_tf.analysis.causality import SECONDS_BEFORE_PROGRESS
 from routing_tf.analysis.divergence import jensen_shannon_divergence
 from routing_tf.analysis.probe import Probe
 from routing_tf.analysis.probe import clustered_groups
 from routing_tf.analysis.windows import rows_of
 from routing_tf.layers.validation import check_positive_integer
+from routing_tf.progress import progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +84,7 @@ def compare_heads(lm, windows, num_runs=10, routing_scope="full", seed=0, verbos
         num_runs: number of runs. Defaults to 10, as in the paper.
         routing_scope: `"full"` (the default) or `"prefix"`, see `RoutedHeads`.
         seed: chooses the heads. Defaults to 0.
-        verbose: whether a progress bar is shown on stderr. Defaults to True.
+        verbose: whether progress is shown on stderr. Defaults to True.
 
     Returns:
         List of `HeadDivergence`, for each block and pair of kinds with two different
@@ -116,10 +115,7 @@ def compare_heads(lm, windows, num_runs=10, routing_scope="full", seed=0, verbos
     pairs = {}  # (block, kinds): divergence and share left out of each run
     clusters = {}  # part: `Clusters` of each window
     num_windows = len(windows["padding_mask"])
-    bar = tqdm.tqdm(
-        range(num_runs), unit="run", disable=not verbose, delay=SECONDS_BEFORE_PROGRESS
-    )
-    for run in bar:
+    for run in progress(range(num_runs), "run", verbose=verbose):
         row = run % num_windows
         for found in probe.attention(rows_of(windows, [row])):
             for kinds, *maps in _random_pairs(found.maps, generator):

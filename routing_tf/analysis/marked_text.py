@@ -6,6 +6,7 @@ import dataclasses
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import WordTokenizer
 from routing_tf.tokenizers.byte_tokenizer import BYTE_OFFSET
+from routing_tf.tokenizers.byte_tokenizer import PAD_ID
 
 BRACKETS = (
     "\N{MATHEMATICAL LEFT WHITE SQUARE BRACKET}",
@@ -21,6 +22,8 @@ BOLD_UNDERLINED = ("\x1b[1;4m", "\x1b[0m")
 LINE_END = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"
 TAB = "\N{RIGHTWARDS ARROW TO BAR}"
 CONTEXT_CHARACTERS = 24
+# The id that texts start behind, which elsewhere is padding.
+START = "<start>"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +45,8 @@ def make_pieces(tokenizer, token_ids, is_marked):
     A piece is a token. Bytes that make one character are one piece, marked if one of
     them is. Subwords are shown as in their vocabulary, with a space for the underscore
     that ends a word; words with a space behind them, but for newlines. What cannot be
-    printed is shown as U+FFFD, tokens without a tokenizer as their ids.
+    printed is shown as U+FFFD, tokens without a tokenizer as their ids, the id 0 that
+    texts start behind as `START`.
 
     Args:
         tokenizer: the tokenizer; None for ids.
@@ -134,6 +138,16 @@ def in_one_line(tokenizer, token_ids):
     return text.replace("\n", LINE_END).replace("\t", TAB)
 
 
+def names(tokenizer, token_ids):
+    """Returns the text of each token, in one line.
+
+    Args:
+        tokenizer: the tokenizer; None for ids.
+        token_ids: sequence of integers.
+    """
+    return [in_one_line(tokenizer, [id]) for id in token_ids]
+
+
 def context(tokenizer, token_ids, token):
     """Returns the end of what stands before a token, in one line.
 
@@ -165,7 +179,7 @@ def _byte_pieces(tokenizer, token_ids, is_marked):
         if is_byte:
             add(decoder.decode(bytes([id - BYTE_OFFSET])))
         else:
-            add(tokenizer.id_to_token(id))
+            add(_name(tokenizer, id))
     add(decoder.decode(b"", final=True))
     return pieces
 
@@ -173,7 +187,7 @@ def _byte_pieces(tokenizer, token_ids, is_marked):
 def _name(tokenizer, id):
     if tokenizer is None:
         return f"{id} "
-    name = tokenizer.id_to_token(id)
+    name = START if id == PAD_ID else tokenizer.id_to_token(id)
     if isinstance(tokenizer, WordTokenizer):
         return "\n" if id == tokenizer.newline_token_id else f"{name} "
     return name[:-1] + " " if name.endswith("_") else name

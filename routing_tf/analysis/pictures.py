@@ -9,6 +9,8 @@ from routing_tf.analysis.marked_text import LINE_END
 MAX_PANELS_IN_A_ROW = 4
 PANEL_INCHES = 3.2
 TEXT_COLUMNS = 80
+MAX_TICKS = 24
+MAX_LABEL = 12
 CELL_INCHES = (0.09, 0.18)
 MARK_COLOUR = "#edae49"
 OWN_COLOUR = "#a3c4f3"
@@ -26,17 +28,19 @@ def check_matplotlib():
         ) from error
 
 
-def draw_maps(maps, title, path):
+def draw_maps(maps, title, path, tokens=None):
     """Draws the attention maps of a block, a panel for each head.
 
     Rows are queries, columns are the positions whose values are read. Grey follows the
-    square root of the weights, so that small ones show too.
+    square root of the weights, so that small ones show too; a scale tells them.
 
     Args:
         maps: dict from the name of each head group to its maps, NumPy arrays
             `<float>[heads, length, length]`.
         title: title of the picture.
         path: the PNG file to write.
+        tokens: list of the texts of the tokens, for the axes; None (the default) for
+            numbers of positions alone.
 
     Raises:
         ValueError: if matplotlib is not installed.
@@ -65,13 +69,34 @@ def draw_maps(maps, title, path):
         panel.axis("off")
     for panel, (name, weights) in zip(axes, panels, strict=False):
         panel.axis("on")
-        panel.imshow(np.sqrt(weights), cmap="Greys", vmin=0, vmax=1)
+        greys = panel.imshow(weights, cmap="Greys", norm=_square_root())
         panel.set_title(name, fontsize=9)
-        panel.tick_params(labelsize=7)
-    figure.suptitle(title, fontsize=10)
-    figure.supxlabel("position whose value is read", fontsize=9)
-    figure.supylabel("query", fontsize=9)
+        _label_positions(panel, len(weights), tokens)
+    scale = figure.colorbar(greys, ax=list(axes), shrink=0.8, aspect=30)
+    scale.set_label("attention weight", fontsize=9)
+    scale.ax.tick_params(labelsize=7)
+    figure.suptitle(title, fontsize=10, parse_math=False)
+    figure.supxlabel("token whose value is read", fontsize=9)
+    figure.supylabel("token that reads (query)", fontsize=9)
     _save(figure, path)
+
+
+def _square_root():
+    from matplotlib import colors
+
+    return colors.PowerNorm(0.5, vmin=0, vmax=1)
+
+
+def _label_positions(panel, length, tokens):
+    """Puts whole positions at the axes, with their tokens, as many as can be read."""
+    step = -(-length // MAX_TICKS)
+    positions = list(range(0, length, step))
+    labels = [str(position) for position in positions]
+    if tokens is not None:
+        labels = [f"{tokens[p][:MAX_LABEL]} {p}" for p in positions]
+    style = {"fontsize": 6, "family": "monospace", "parse_math": False}
+    panel.set_xticks(positions, labels, rotation=90, **style)
+    panel.set_yticks(positions, labels, **style)
 
 
 def draw_text(pieces, title, path, number=None):

@@ -220,7 +220,7 @@ def reads_rows(reads, token_ids, tokenizer):
         it reads most, and the weight. The last three are empty if it reads nothing.
     """
     yield "token", "text", "place", "text of the place", "weight"
-    texts = [marked_text.in_one_line(tokenizer, [id]) for id in token_ids]
+    texts = marked_text.names(tokenizer, token_ids)
     found = zip(texts, reads.places, reads.strengths, strict=True)
     for token, (text, place, weight) in enumerate(found):
         cells = ("", "", "")

@@ -4,12 +4,11 @@ import dataclasses
 import math
 
 import numpy as np
-import tqdm
 
 from routing_tf import evaluation
-from routing_tf.analysis.causality import SECONDS_BEFORE_PROGRESS
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.progress import progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +42,7 @@ def compare_scopes(lm, problem, split, num_examples=None, verbose=True):
         problem: the problem.
         split: `"train"`, `"validation"` or `"test"`.
         num_examples: number of windows, evenly spaced; None (the default) for all.
-        verbose: whether a progress bar is shown on stderr. Defaults to True.
+        verbose: whether progress is shown on stderr. Defaults to True.
 
     Returns:
         `ScopeComparison`.
@@ -72,15 +71,11 @@ def compare_scopes(lm, problem, split, num_examples=None, verbose=True):
     dataset = problem.dataset(
         split, batch_size, num_examples=num_examples, training=False
     )
-    bar = tqdm.tqdm(
-        dataset.as_numpy_iterator(),
-        total=-(-count // batch_size),
-        unit="batch",
-        disable=not verbose,
-        delay=SECONDS_BEFORE_PROGRESS,
+    batches = progress(
+        dataset.as_numpy_iterator(), "batch", -(-count // batch_size), verbose
     )
     bits, tokens = [], []
-    for inputs, targets, weights in bar:
+    for inputs, targets, weights in batches:
         weights = weights.astype("float64")
         nats = [np.sum(_rows(s.score(inputs, targets) * weights), 1) for s in scorers]
         bits.append(np.stack(nats, axis=-1) / math.log(2))

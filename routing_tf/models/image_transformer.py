@@ -5,7 +5,6 @@ import math
 import keras
 import keras_hub
 import numpy as np
-import tqdm
 from keras import ops
 
 from routing_tf import layers
@@ -20,6 +19,7 @@ from routing_tf.models.presets import preset_names
 from routing_tf.models.routing_transformer import PresetBackbone
 from routing_tf.models.routing_transformer import final_norm
 from routing_tf.models.routing_transformer import hyperparameters_of_kind
+from routing_tf.progress import progress
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -264,7 +264,7 @@ class RoutingImageTransformer(PresetBackbone):
                 such as `"greedy"` or
                 `keras_hub.samplers.RandomSampler(temperature=0.9, seed=1)`; None for
                 a random sampler at temperature 1.
-            verbose: whether a progress bar is shown on stderr.
+            verbose: whether progress is shown on stderr.
 
         Returns:
             NumPy array `<int32>[num_images, height, width, channels]`.
@@ -285,7 +285,7 @@ class RoutingImageTransformer(PresetBackbone):
         if self.hyperparameters.sees_later_tokens("prefix") is None:
             start = self._steps
         logits_at = start(images, labels, order, wanted)
-        for index in tqdm.tqdm(wanted, unit="sub-pixel", disable=not verbose):
+        for index in progress(wanted, "sub-pixel", verbose=verbose):
             probabilities = sampler.compute_probabilities(logits_at(index))
             chosen = ops.convert_to_numpy(sampler.get_next_token(probabilities))
             images[(slice(None), *order[index])] = chosen

@@ -6,7 +6,6 @@ import math
 
 import keras
 import numpy as np
-import tqdm
 from keras import ops
 
 from routing_tf import layers
@@ -14,13 +13,13 @@ from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.progress import progress
 from routing_tf.tokenizers.offsets import token_offsets
 
 REDUCTIONS = ("none", "mean", "sum")
 SCORING_MODES = ("logits", "loss")
 TOO_LONG = ("refuse", "cut", "windows")
 
-_SECONDS_BEFORE_PROGRESS = 2
 # Compiled models that are kept; lengths are powers of two unless padding matters.
 _MAX_SCORERS = 16
 
@@ -148,7 +147,7 @@ def score(
             which the papers normalise, in WikiText-103 with newlines; None (the
             default) for the words between white space, without newlines. One number if
             `texts` is a single one. Only without `targets`.
-        verbose: whether a progress bar is shown on stderr if it takes long.
+        verbose: whether progress is shown on stderr if it takes long.
 
     Returns:
         A `Score`, or a number for the other reductions; for a list of spans a list of
@@ -631,10 +630,7 @@ def _power_of_two(number):
 def _log_likelihoods(scorers, sequences, batches, length, verbose):
     """Returns an array for each sequence, with numbers where runs have scored it."""
     values = [np.full(len(sequence.kept_ids), np.nan) for sequence in sequences]
-    bar = tqdm.tqdm(
-        batches, unit="batch", disable=not verbose, delay=_SECONDS_BEFORE_PROGRESS
-    )
-    for batch in bar:
+    for batch in progress(batches, "batch", verbose=verbose):
         lengths = np.array([run.end - run.start for run in batch])
         targets = np.zeros((len(batch), length or lengths[0]), "int32")
         for row, run in zip(targets, batch):

@@ -41,10 +41,10 @@ def test_a_character_of_several_bytes(is_marked):
 
 def test_bytes_that_are_no_text():
     ids = [0, 0xC3 + 2, ord("a") + 2, 1, 0xA9 + 2]
-    assert marked(ids, bits("00000")) == "<pad>\ufffda<EOS>\ufffd"
-    assert marked(ids, bits("01000")) == "<pad><\ufffda><EOS>\ufffd"
-    assert marked(ids, bits("00011")) == "<pad>\ufffda<<EOS>\ufffd>"
-    assert marked(ids[:2], bits("10")) == "<<pad>>\ufffd"
+    assert marked(ids, bits("00000")) == "<start>\ufffda<EOS>\ufffd"
+    assert marked(ids, bits("01000")) == "<start><\ufffda><EOS>\ufffd"
+    assert marked(ids, bits("00011")) == "<start>\ufffda<<EOS>\ufffd>"
+    assert marked(ids[:2], bits("10")) == "<<start>>\ufffd"
 
 
 def test_line_ends_show_where_they_are_marked():

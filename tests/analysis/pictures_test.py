@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+from matplotlib import figure
 
 from routing_tf.analysis import marked_text
 from routing_tf.analysis import pictures
@@ -28,6 +29,26 @@ def test_maps(tmp_path):
     # The weights of the last head alone are dark.
     dark = (image.max(axis=-1) < 60).mean(axis=0)
     assert dark[width * 2 // 3 :].sum() > 2 * dark[: width // 3].sum()
+
+
+@pytest.mark.parametrize("length, tokens", [(5, list("ab$_$")), (100, None)])
+def test_axes_of_maps_name_positions(length, tokens, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(
+        figure.Figure, "savefig", lambda self, *_, **__: figures.append(self)
+    )
+    maps = {"local_heads": np.eye(length)[None]}
+    pictures.draw_maps(maps, "", tmp_path / "maps.png", tokens)
+    panel, scale = figures[0].axes
+    for axis in (panel.xaxis, panel.yaxis):
+        ticks, labels = axis.get_ticklocs(), axis.get_ticklabels()
+        assert len(ticks) <= 24 and all(tick == int(tick) for tick in ticks)
+        for tick, label in zip(ticks, labels, strict=True):
+            name = "" if tokens is None else f"{tokens[tick]} "
+            assert label.get_text() == f"{name}{tick}"
+    assert scale.get_ylabel() == "attention weight"
+    assert scale.get_ylim() == (0, 1)
+    figures[0].draw_without_rendering()  # a dollar begins no formula
 
 
 def test_many_heads(tmp_path):

@@ -40,12 +40,12 @@ def test_a_token():
     head, token_ids, tokenizer = case()
     lines = report.describe_token(head, 4, token_ids, tokenizer)
     assert list(lines) == [
-        'token 4 "a" after "<pad>ab↵", followed by "b", reads',
-        '  0.700  token 2 "b" after "<pad>a"',
-        '  0.250  token 1 "a" after "<pad>"',
+        'token 4 "a" after "<start>ab↵", followed by "b", reads',
+        '  0.700  token 2 "b" after "<start>a"',
+        '  0.250  token 1 "a" after "<start>"',
     ]
     (line,) = report.describe_token(head, 5, token_ids, tokenizer)
-    assert line == 'token 5 "b" after "<pad>ab↵a" reads nothing'
+    assert line == 'token 5 "b" after "<start>ab↵a" reads nothing'
 
 
 def test_rows_of_all_tokens():
@@ -53,8 +53,8 @@ def test_rows_of_all_tokens():
     header, *rows = report.reads_rows(head, token_ids, tokenizer)
     assert header == ("token", "text", "place", "text of the place", "weight")
     assert rows == [
-        ("0", "<pad>", "", "", ""),
-        ("1", "a", "0", "<pad>", "1.0000"),
+        ("0", "<start>", "", "", ""),
+        ("1", "a", "0", "<start>", "1.0000"),
         ("2", "b", "", "", ""),
         ("3", "↵", "", "", ""),
         ("4", "a", "2", "b", "0.7000"),

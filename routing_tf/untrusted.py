@@ -29,12 +29,14 @@ import copy
 import json
 import math
 import pathlib
+import warnings
 import zipfile
 import zlib
 
 import h5py
 import keras
 import keras_hub
+import numpy as np
 
 PACKAGES = {"routing_tf"}
 MAX_JSON_BYTES = 2**20
@@ -114,6 +116,7 @@ def load_keras_file(path):
         ValueError: if it is damaged, holds anything but what Keras writes, names
             classes outside of `PACKAGES`, has weights that are smaller than they
             claim, or a config that needs more than them. Nothing of it is loaded then.
+            Also if weights are missing or not finite.
         OSError: if it cannot be read.
 
     Example:
@@ -140,7 +143,34 @@ def load_keras_file(path):
     if isinstance(config, dict):
         config.pop("compile_config", None)  # nor does Keras look at it below
     _check_model(config, sizes, path)
-    return keras.saving.load_model(path, compile=False)
+    model = _load(path)
+    _check_finite(model, path)
+    return model
+
+
+def _load(path):
+    try:
+        with warnings.catch_warnings():
+            # An error follows, if anything is missing.
+            warnings.filterwarnings("ignore", "Skipping nested container")
+            return keras.saving.load_model(path, compile=False)
+    except ValueError as error:
+        # Keras names all objects, on as many lines.
+        lines = [line for line in str(error).splitlines() if line]
+        raise ValueError(
+            "A .keras file must hold all weights of its model. Received: "
+            f"{str(path)!r}: {' '.join(lines[:2])} Save or copy the model anew"
+        ) from error
+
+
+def _check_finite(model, source):
+    for weight in model.weights:
+        if not np.isfinite(keras.ops.convert_to_numpy(weight)).all():
+            raise ValueError(
+                f"All weights of a model must be finite. Received: {str(source)!r} "
+                f"with others in {weight.path}. Save a checkpoint from before they "
+                "became so"
+            )
 
 
 def check_preset(preset, has_weights=True):

@@ -539,6 +539,39 @@ def test_weights_of_other_files_are_refused(originals, tmp_path):
         untrusted.load_keras_file(tmp_path / "link.keras")
 
 
+@pytest.fixture
+def digits_weights(originals, tmp_path):
+    """An HDF5 file of the weights of a model, to be changed, and what loads them."""
+    path = tmp_path / "weights.h5"
+    with zipfile.ZipFile(originals / "digits_small.keras") as file:
+        path.write_bytes(file.read("model.weights.h5"))
+
+    def load():
+        weights, changed = path.read_bytes(), tmp_path / "changed.keras"
+        rewrite(originals / "digits_small.keras", changed, weights=weights)
+        return untrusted.load_keras_file(changed)
+
+    return path, load
+
+
+@pytest.mark.filterwarnings("error")
+def test_missing_weights_are_named_in_one_line(digits_weights):
+    path, load = digits_weights
+    with h5py.File(path, "r+") as file:
+        del file["layers/dense/vars/1"]
+    with assert_refused("hold all weights.*Layer 'logits' expected 2"):
+        load()
+
+
+def test_weights_must_be_finite(digits_weights):
+    path, load = digits_weights
+    for value in (np.nan, np.inf):
+        with h5py.File(path, "r+") as file:
+            file["layers/dense/vars/1"][0] = value
+        with assert_refused("must be finite.*with others in logits/bias"):
+            load()
+
+
 def test_packed_weights_are_refused(originals, tmp_path):
     path = tmp_path / "packed.keras"
     rewrite(originals / "digits_small.keras", path, compression=zipfile.ZIP_DEFLATED)
@@ -664,6 +697,16 @@ def test_a_checkpoint_holds_what_its_index_claims(tmp_path):
         data.truncate(1000)
     with assert_refused("must not claim more than its data files hold"):
         checkpoints.ReleaseCheckpoint(tmp_path / RELEASE.name)
+
+
+def test_damaged_data_of_a_checkpoint_are_refused(tmp_path):
+    for file in RELEASE.parent.glob(f"{RELEASE.name}.*"):
+        shutil.copy(file, tmp_path)
+    data = next(tmp_path.glob("*.data-*"))
+    data.write_bytes(bytes(byte ^ 1 for byte in data.read_bytes()))
+    checkpoint = checkpoints.ReleaseCheckpoint(tmp_path / RELEASE.name)
+    with assert_refused("data files of a checkpoint must be whole. Received: sparse"):
+        checkpoint.value(next(iter(checkpoint.shapes)))
 
 
 @pytest.mark.parametrize(

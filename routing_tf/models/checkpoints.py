@@ -139,11 +139,21 @@ class ReleaseCheckpoint:
 
         Returns:
             NumPy array.
+
+        Raises:
+            ValueError: if its data is damaged.
         """
+        names = [name]
         if not name.startswith(f"{self.scope}/"):
-            parts = [self._reader.get_tensor(part) for part in self._encoder_table]
-            return np.concatenate(parts)
-        return self._reader.get_tensor(name)
+            names = self._encoder_table
+        try:
+            parts = [self._reader.get_tensor(part) for part in names]
+        except (ValueError, tf.errors.OpError) as error:
+            raise ValueError(
+                f"The data files of a checkpoint must be whole. Received: {name} of "
+                f"{self.prefix!r}: {str(error).splitlines()[0]}. Copy them anew"
+            ) from error
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def settings(self):
         """Returns what the variables show, by the names of the release's settings."""

@@ -17,6 +17,8 @@ from absl import flags
 from routing_tf import commands
 from routing_tf import models
 from routing_tf.models import checkpoints
+from routing_tf.output_file import fill_folder
+from routing_tf.output_file import is_empty
 
 CLASSES = (
     models.RoutingTransformerCausalLM,
@@ -62,7 +64,7 @@ def run(options):
             its settings are not complete.
     """
     out = options.output_dir
-    if os.path.exists(out) and (not os.path.isdir(out) or os.listdir(out)):
+    if os.path.exists(out) and (not os.path.isdir(out) or not is_empty(out)):
         raise ValueError(
             f"`output_dir` must be a new or empty folder. Received: output_dir={out!r}"
         )
@@ -80,7 +82,8 @@ def run(options):
         hparams=options.hparams_file,
         **vocabulary,
     )
-    model.save_to_preset(options.output_dir)
+    with fill_folder(out) as folder:
+        model.save_to_preset(str(folder))
     print(f"model: {model.count_params():,} parameters, kind {kind!r}")
     print(
         "load it with "

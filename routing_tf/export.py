@@ -18,6 +18,8 @@ from routing_tf import commands
 from routing_tf import run_directory
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.models import saved_model
+from routing_tf.output_file import fill_folder
+from routing_tf.output_file import is_empty
 from routing_tf.tokenizers import SubwordTokenizer
 
 _TEXT = """\
@@ -91,12 +93,13 @@ def run(options):
     _check_folder(options.export_dir, options.overwrite)
     model = run_directory.load_language_model(options.model_dir, options.checkpoint)
     print(f"model: {options.model_dir}", flush=True)
-    model.export(
-        options.export_dir,
-        verbose=True,
-        routing_scope=options.routing_scope,
-        max_length=options.max_length,
-    )
+    with fill_folder(options.export_dir) as folder:
+        model.export(
+            folder,
+            verbose=True,
+            routing_scope=options.routing_scope,
+            max_length=options.max_length,
+        )
     print(f"SavedModel: {options.export_dir}; this uses it:\n")
     print(textwrap.indent(_snippet(model, options), "    "))
 
@@ -106,7 +109,7 @@ def _check_folder(folder, overwrite):
     if not path.exists() or overwrite and path.is_dir():
         return
     is_export = (path / "saved_model.pb").is_file()
-    if not path.is_dir() or not is_export and any(path.iterdir()):
+    if not path.is_dir() or not is_export and not is_empty(path):
         raise ValueError(
             "`export_dir` must be a new or empty folder, or an earlier export. "
             f"Received: {folder!r}. Name another one, or pass --overwrite to write "

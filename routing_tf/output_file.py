@@ -1,11 +1,14 @@
-"""Files of texts that are written bit by bit, and nothing of them is lost."""
+"""What commands write: all of it, or beside the place where it belongs."""
 
 import contextlib
 import json
 import os
 import pathlib
+import shutil
 import stat
 import sys
+
+PARTIAL = ".partial"
 
 
 @contextlib.contextmanager
@@ -31,7 +34,7 @@ def open_output(path):
         with open_text(path) as file:
             yield file
         return
-    partial = path.with_name(f"{path.name}.partial")
+    partial = path.with_name(f"{path.name}{PARTIAL}")
     try:
         with open_text(partial) as file:
             yield file
@@ -42,6 +45,44 @@ def open_output(path):
             partial.unlink(missing_ok=True)
         raise
     partial.replace(path)
+
+
+@contextlib.contextmanager
+def fill_folder(path):
+    """Makes a folder whose content takes its place when it is complete.
+
+    Until then it is in a folder inside, `PATH/.partial`. Files of the same names in
+    `PATH` are replaced, all others there stay.
+
+    Args:
+        path: the folder, which is made.
+
+    Yields:
+        The path of the folder inside, to be filled.
+    """
+    folder = pathlib.Path(path)
+    partial = folder / PARTIAL
+    is_new = not folder.exists()
+    # A command that was killed may have left one.
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+    except BaseException:
+        shutil.rmtree(folder if is_new else partial)
+        raise
+    for source in sorted(partial.rglob("*")):  # folders before what is in them
+        target = folder / source.relative_to(partial)
+        if source.is_dir():
+            target.mkdir(exist_ok=True)
+        else:
+            source.replace(target)
+    shutil.rmtree(partial)
+
+
+def is_empty(folder):
+    """Tells whether nothing is in a folder, but what a killed command has left."""
+    return all(path.name == PARTIAL for path in pathlib.Path(folder).iterdir())
 
 
 def open_text(path):

@@ -5,6 +5,8 @@ import signal
 import pytest
 
 from routing_tf import generate
+from routing_tf.output_file import fill_folder
+from routing_tf.output_file import is_empty
 from routing_tf.output_file import open_output
 from routing_tf.text_samples import TextSample
 from routing_tf.tokenizers import ByteTokenizer
@@ -103,3 +105,36 @@ def test_links_and_pipes_are_written_themselves(path):
         file.write("through\n")
     assert os.read(reader, 100) == b"through\n"
     os.close(reader)
+
+
+def tree(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_files_of_a_folder_are_replaced_when_the_new_one_is_complete(tmp_path):
+    for content in ("first", "second"):
+        with fill_folder(tmp_path / "new" / "folder") as folder:
+            (folder / "part").mkdir()
+            (folder / "part" / "file").write_text(content)
+            (folder / "file").write_text(content)
+        (tmp_path / "new" / "folder" / "part" / "own").touch()
+    expected = ["file", "part", "part/file", "part/own"]
+    assert tree(tmp_path / "new" / "folder") == expected
+    with pytest.raises(OSError), fill_folder(tmp_path / "new" / "folder") as folder:
+        (folder / "file").touch()
+        raise OSError("full")
+    assert tree(tmp_path / "new" / "folder") == expected
+    for name in ("file", "part/file"):
+        assert (tmp_path / "new" / "folder" / name).read_text() == "second"
+
+
+def test_what_a_killed_command_has_left_is_no_content(tmp_path):
+    (tmp_path / ".partial" / "part").mkdir(parents=True)
+    assert is_empty(tmp_path)
+    with fill_folder(tmp_path) as folder:
+        (folder / "file").touch()
+    assert tree(tmp_path) == ["file"]
+    assert not is_empty(tmp_path)
+    with pytest.raises(OSError), fill_folder(tmp_path / "folder"):
+        raise OSError("full")
+    assert not (tmp_path / "folder").exists()

@@ -394,6 +394,8 @@ def test_refused_exports(tmp_path):
         lm.export(tmp_path, max_length=17)
     with pytest.raises(ValueError, match="`max_length` must be a positive"):
         lm.export(tmp_path, max_length=0)
+    with pytest.raises(ValueError, match="at most 1,048,576.*max_length=1,000,000,000"):
+        lm.export(tmp_path, max_length=10**9)
     with pytest.raises(ValueError, match="`routing_scope` must be"):
         lm.export(tmp_path, routing_scope="both")
     model = models.RoutingImageTransformer(small_models.hyperparameters(**IMAGES))

@@ -181,13 +181,18 @@ def _check(condition, message, *data):
     return tf.debugging.Assert(tf.reduce_all(condition), [message, *data])
 
 
+def _checked(values, condition, message, *data):
+    """Returns values, if a condition holds when the function runs."""
+    # Else an operation on them could fail first, and say less.
+    with tf.control_dependencies([_check(condition, message, *data)]):
+        return tf.identity(values)
+
+
 def _in_range(name, values, limit):
     """Returns integers that must be from 0 to below a limit."""
     is_valid = (values >= 0) & (values < limit)
     message = f"{name} must be from 0 to {limit - 1}. Received:"
-    # Else an operation on them could fail first, and say less.
-    with tf.control_dependencies([_check(is_valid, message, values)]):
-        return tf.identity(values)
+    return _checked(values, is_valid, message, values)
 
 
 # ======================================================================================
@@ -305,6 +310,13 @@ class _TextModel:
 
     def from_ids(self, token_ids, padding_mask):
         """Returns the sequences of ids with padding."""
+        padding_mask = _checked(
+            padding_mask,
+            tf.shape(padding_mask) == tf.shape(token_ids),
+            "`padding_mask` must have the shape of `token_ids`. Received shapes:",
+            tf.shape(padding_mask),
+            tf.shape(token_ids),
+        )
         lengths = tf.reduce_sum(tf.cast(padding_mask, tf.int32), axis=-1)
         _check(
             tf.sequence_mask(lengths, tf.shape(token_ids)[1]) == padding_mask,
@@ -361,7 +373,8 @@ class _TextModel:
     def generate(self, sequences, sampler, length, memory=()):
         """Returns ids `<int32>[batch, length]` behind the sequences, and their mask."""
         sampler.check()
-        _check(
+        length = _checked(
+            length,
             (length >= 1) & (length <= self.max_length),
             f"`length` must be from 1 to {self.max_length}. Received:",
             length,

@@ -216,6 +216,12 @@ def test_nothing_is_written(served):
             {"token_ids": [[5, 5]], "padding_mask": [[False, True]]},
             "True on the first tokens",
         ),
+        (
+            "generate_ids",
+            {"token_ids": [[5, 5]], "padding_mask": [[True, True]] * 2},
+            r"must have the shape of `token_ids`.*\[2 2\]",
+        ),
+        ("generate", {"texts": ["a"], "length": -1}, "`length` must be from 1 to"),
     ],
 )
 def test_refused_inputs(served, name, arguments, match):

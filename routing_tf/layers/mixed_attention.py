@@ -20,7 +20,9 @@ from routing_tf.layers.rematerialization import call_and_forget
 from routing_tf.layers.serialization import deserialize
 from routing_tf.layers.serialization import serialize
 from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import constraint
 from routing_tf.layers.validation import initializer
+from routing_tf.layers.validation import regularizer
 from routing_tf.layers.validation import static_length
 
 
@@ -55,14 +57,24 @@ class MixedAttention(LowRankAdaptation):
             projections, matrices of attention weights above all, and computes it
             again for the gradients: less memory, some more time, the same results.
             Defaults to False.
+        use_bias: whether all projections have biases. Defaults to False.
+        bias_initializer: initializer of the biases. Defaults to `"zeros"`.
+        kernel_regularizer: regularizer of the kernels of all projections; None (the
+            default) for none.
+        bias_regularizer: the same for the biases.
+        kernel_constraint: constraint on these kernels; None (the default) for none.
+        bias_constraint: the same for the biases.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments (for positions on two axes read `height, width` for `length`):
         query: `<float>[batch, length, dim]`.
-        value: `<float>[batch, memory length, memory dim]`; None, or the very tensor
-            `query`, for self-attention.
+        value: `<float>[batch, memory length, memory dim]`; None (the default) for
+            `query`.
+        key: None (the default), or `value` once more, as calls of
+            `keras.layers.MultiHeadAttention` have it: keys are made from `value`.
         query_mask: `<bool>[batch, length]`, True for real tokens; None for no padding.
-            Filled from the Keras mask of `query`.
+            Filled from the Keras mask of `query`. This and all that follows goes by
+            name.
         value_mask: `<bool>[batch, memory length]`, likewise for `value`; in
             self-attention `query_mask` serves.
         token_bias: `<float>[batch, memory length]`, added to the logits of each key.
@@ -83,6 +95,11 @@ class MixedAttention(LowRankAdaptation):
             too. Its memory grows with the square of the length: for short inputs.
         mask: where Keras puts the mask of `query` if `query` is the only tensor; the
             same as `query_mask`.
+        self_attention: whether `value` is the sequence of `query` (True) or another
+            one (False), which decides how clustered and causal heads attend. If True,
+            a `value` of the same shape may be given and is not read. None (the
+            default): True without a `value` or if it is the very tensor `query`, and
+            False for any other tensor, be it a copy.
 
     Returns:
         `<float>[batch, length, output_dim]`; with `return_attention_scores=True` also
@@ -97,9 +114,10 @@ class MixedAttention(LowRankAdaptation):
             holds one group twice, something else than head groups, or groups with
             blocks of different shapes on two axes; when built, if another layer has
             built a group; when called, if a length is unknown, a dense
-            `attention_mask` is given, `value` or a mask does not fit, positions have
-            other axes than the blocks, or `use_causal_mask=True` and `value` has
-            another length than `query`; or if a cache is given while training, with
+            `attention_mask` is given, `value` or a mask does not fit, `key` is another
+            tensor than `value`, masks go by position, positions have other axes than
+            the blocks, or `use_causal_mask=True` and `value` has another length than
+            `query`; or if a cache is given while training, with
         attention scores, for attention to another sequence without its memory, for
         another number of sequences, or without room for the tokens.
 
@@ -134,6 +152,12 @@ class MixedAttention(LowRankAdaptation):
         block_shape=None,
         kernel_initializer="glorot_uniform",
         remat=False,
+        use_bias=False,
+        bias_initializer="zeros",
+        kernel_regularizer=None,
+        bias_regularizer=None,
+        kernel_constraint=None,
+        bias_constraint=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -154,6 +178,12 @@ class MixedAttention(LowRankAdaptation):
             self.block_shape = check_block_shape("block_shape", block_shape)
         self._blocks_of_groups = _shared_block_shape(self.head_groups, self.block_shape)
         self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
+        self.kernel_regularizer = regularizer("kernel_regularizer", kernel_regularizer)
+        self.kernel_constraint = constraint("kernel_constraint", kernel_constraint)
+        self.use_bias = use_bias
+        self.bias_initializer = initializer("bias_initializer", bias_initializer)
+        self.bias_regularizer = regularizer("bias_regularizer", bias_regularizer)
+        self.bias_constraint = constraint("bias_constraint", bias_constraint)
         for group in self.head_groups:
             group.set_sizes(key_dim, value_dim or key_dim)
 
@@ -191,6 +221,8 @@ class MixedAttention(LowRankAdaptation):
             self.head_kernel = self._kernel("head", (value_dim, value_dim))
         output_dim = self.output_dim or dim
         self.output_kernel = self._kernel("output", (heads * value_dim, output_dim))
+        for name in ("query", "key", "value", "output"):
+            setattr(self, f"{name}_bias", self._bias(name))
         self._build_head_groups(value_dim)
 
     def _kernel(self, name, shape):
@@ -198,7 +230,26 @@ class MixedAttention(LowRankAdaptation):
             name=f"{name}_kernel",
             shape=shape,
             initializer=fresh(self.kernel_initializer),
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
         )
+
+    def _bias(self, name):
+        """Makes the bias that goes with a kernel; returns None where there is none."""
+        kernel = getattr(self, f"{name}_kernel")
+        if not self.use_bias or kernel is None:
+            return None
+        return self.add_weight(
+            name=f"{name}_bias",
+            shape=kernel.shape[1:],
+            initializer=fresh(self.bias_initializer),
+            regularizer=self.bias_regularizer,
+            constraint=self.bias_constraint,
+        )
+
+    def _projections(self, *names):
+        """Returns pairs of a kernel and its bias, or None, for each name."""
+        return [(self.adapted(name), getattr(self, f"{name}_bias")) for name in names]
 
     def _build_head_groups(self, value_dim):
         for group in self.head_groups:
@@ -282,19 +333,23 @@ class MixedAttention(LowRankAdaptation):
         ]
         return {"memory": caches}
 
-    def __call__(self, query, value=None, *args, **kwargs):
+    def __call__(self, query, value=None, key=None, *others, **kwargs):
+        _check_by_position(key, others)
         # Before Keras builds the layer from their shapes.
         _check_axes("query", query)
         if value is not None:
             _check_axes("value", value)
+        _check_key(query, value, key)
         # Keras converts each argument on its own: the same tensor becomes two.
-        value = None if value is query else value
-        return super().__call__(query, value, *args, **Untouched.wrap(kwargs))
+        value = _other_sequence(query, value, kwargs.get("self_attention"))
+        return super().__call__(query, value, **Untouched.wrap(kwargs))
 
     def call(
         self,
         query,
         value=None,
+        key=None,
+        *,
         query_mask=None,
         value_mask=None,
         token_bias=None,
@@ -305,11 +360,11 @@ class MixedAttention(LowRankAdaptation):
         attention_mask=None,
         return_attention_scores=False,
         mask=None,
+        self_attention=None,
     ):
         _refuse_attention_mask(attention_mask)
         query_mask = mask if query_mask is None else query_mask
-        if value is query:
-            value = None
+        value = _other_sequence(query, value, self_attention)
         if cache is not None:
             _check_cache(cache.cache, value, training, return_attention_scores)
             masks = {"query_mask": query_mask, "value_mask": value_mask}
@@ -474,7 +529,7 @@ class MixedAttention(LowRankAdaptation):
 
     def _queries(self, query):
         """Returns the queries of each group, from a multiplication of their own."""
-        return self._scaled_queries(_fused(query, [self.adapted("query")])[0])
+        return self._scaled_queries(_fused(query, self._projections("query"))[0])
 
     def _scaled_queries(self, queries):
         queries = self._split_heads(queries, self.num_heads)
@@ -578,18 +633,17 @@ class MixedAttention(LowRankAdaptation):
         """Returns queries, keys and values, each as a list with a tensor per group."""
         memory = query if value is None else value
         shared_keys = value is not None and any(self._shares)
-        query_kernel = self.adapted("query")
-        memory_kernels = [self.adapted("value")]
+        of_memory = ["value"]
         if self.key_kernel is not None:
-            memory_kernels.append(self.adapted("key"))
+            of_memory.append("key")
         if shared_keys:
-            memory_kernels.append(query_kernel)
+            of_memory.append("query")
         if value is None:
-            queries, *rest = _fused(query, [query_kernel, *memory_kernels])
+            queries, *rest = _fused(query, self._projections("query", *of_memory))
             queries = self._scaled_queries(queries)
         else:
             queries = None if query is None else self._queries(query)
-            rest = _fused(memory, memory_kernels)
+            rest = _fused(memory, self._projections(*of_memory))
         values = self._split_heads(rest.pop(0), self.num_heads)
         own_keys = rest.pop(0) if self.key_kernel is not None else None
         query_keys = rest.pop(0) if shared_keys else None
@@ -638,7 +692,7 @@ class MixedAttention(LowRankAdaptation):
         batch, heads, length, size = ops.shape(x)
         x = ops.transpose(x, (0, 2, 1, 3))
         x = ops.reshape(x, (batch, length, heads * size))
-        return ops.matmul(x, ops.cast(self.adapted("output"), x.dtype))
+        return _fused(x, self._projections("output"))[0]
 
     def _check_value(self, value, batch):
         if None not in (batch, value.shape[0]) and batch != value.shape[0]:
@@ -666,6 +720,12 @@ class MixedAttention(LowRankAdaptation):
             "block_shape": self.block_shape,
             "remat": self.remat,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
+            "use_bias": self.use_bias,
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
+            "bias_constraint": keras.constraints.serialize(self.bias_constraint),
         }
 
     def compute_mask(self, query, previous_mask=None):
@@ -699,6 +759,46 @@ def _check_axes(name, x):
             f"`{name}` must be (batch, length, dim) or (batch, height, width, dim), "
             f"with at least one position. Received: {received}"
         )
+
+
+def _check_by_position(key, others):
+    """Refuses masks where there is no place for them: calls of old pass them so."""
+    if others or getattr(key, "dtype", None) is not None and _is_boolean(key):
+        raise ValueError(
+            "`query_mask`, `value_mask` and all that follows `key` go by name. "
+            "Received: a mask or more than three arguments by position. Pass "
+            "`attention(query, value, query_mask=..., value_mask=...)`"
+        )
+
+
+def _is_boolean(x):
+    return keras.backend.standardize_dtype(x.dtype) == "bool"
+
+
+def _check_key(query, value, key):
+    if key is None or key is (query if value is None else value):
+        return
+    raise ValueError(
+        "`key` must be the very tensor `value`, or None: keys are made from `value`. "
+        f"Received: key of shape {getattr(key, 'shape', None)} that is another tensor. "
+        "Leave it out"
+    )
+
+
+def _other_sequence(query, value, self_attention):
+    """Returns what is attended to; None if it is the query's own sequence."""
+    if self_attention is None:
+        self_attention = value is None or value is query
+    if not self_attention:
+        return query if value is None else value
+    pairs = () if value is None else zip(query.shape, value.shape)
+    if any(None not in pair and pair[0] != pair[1] for pair in pairs):
+        raise ValueError(
+            "`value` must have the shape of `query` with `self_attention=True`. "
+            f"Received: query.shape={tuple(query.shape)}, "
+            f"value.shape={tuple(value.shape)}. Leave `value` or `self_attention` out"
+        )
+    return None
 
 
 def _check_head_groups(head_groups):
@@ -766,13 +866,23 @@ def _check_cache(cache, value, training, return_attention_scores):
         )
 
 
-def _fused(x, kernels):
-    """Returns the products of `x` with several kernels, from one multiplication."""
-    joined = ops.concatenate(
-        [ops.cast(ops.convert_to_tensor(kernel), x.dtype) for kernel in kernels], axis=1
-    )
-    product = ops.matmul(x, joined)
+def _fused(x, projections):
+    """Returns several projections of `x`, from one multiplication.
+
+    Args:
+        x: `<float>[batch, length, dim]`.
+        projections: list of pairs, a kernel and a bias; all biases are None or none is.
+    """
+    kernels, biases = zip(*projections, strict=True)
+    product = ops.matmul(x, _joined(kernels, x.dtype))
+    if biases[0] is not None:
+        product += _joined(biases, x.dtype)
     return split(product, [kernel.shape[1] for kernel in kernels], axis=-1)
+
+
+def _joined(weights, dtype):
+    weights = [ops.cast(ops.convert_to_tensor(weight), dtype) for weight in weights]
+    return weights[0] if len(weights) == 1 else ops.concatenate(weights, axis=-1)
 
 
 def _attend(group, arguments, options):

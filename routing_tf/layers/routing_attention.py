@@ -5,6 +5,7 @@ import keras
 from routing_tf.layers.heads.local import LocalHeads
 from routing_tf.layers.heads.routed import RoutedHeads
 from routing_tf.layers.mixed_attention import MixedAttention
+from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
 
@@ -24,7 +25,8 @@ CLUSTERING = (
 class RoutingAttention(MixedAttention):
     """Multi-head attention with routed heads and, beside them, local ones.
 
-    Stands where `keras.layers.MultiHeadAttention` stood. Routed heads attend inside
+    Stands where `keras.layers.MultiHeadAttention` stood: `attention(x, x, x)` is
+    self-attention, though `attention(x)` says so too. Routed heads attend inside
     clusters of tokens with similar content, local ones inside blocks, so the cost does
     not grow with the square of the length. Under a causal mask no output depends on a
     later token. With `routing="expert_choice"`, the paper's, it does: later tokens take
@@ -69,21 +71,24 @@ class RoutingAttention(MixedAttention):
             own (0, the default), or that of the token before it (1), so that a query
             finds what followed its like. 1 is for self-attention under a causal mask.
         dropout: rate of dropped attention weights, in [0, 1). Defaults to 0.0.
+        seed: integer seed of the dropout; None (the default) for a random one.
         kernel_initializer: initializer of all projections and of the relative
             position tables. Defaults to `"glorot_uniform"`.
-        **kwargs: arguments of `MixedAttention`: `shared_head_projection`,
-            `project_shared_keys` and `remat` (all default to False), `block_shape`
-            (defaults to None); and those of
-            `keras.layers.Layer`, such as `name`.
+        **kwargs: arguments of `MixedAttention`: `use_bias` (defaults to False, unlike
+            in `keras.layers.MultiHeadAttention`), `bias_initializer` (defaults to
+            `"zeros"`), `kernel_regularizer`, `bias_regularizer`, `kernel_constraint`,
+            `bias_constraint` and `block_shape` (all default to None),
+            `shared_head_projection`, `project_shared_keys` and `remat` (all default to
+            False); and those of `keras.layers.Layer`, such as `name`.
 
     Call arguments and Returns: as in `MixedAttention`.
 
     Raises:
         ValueError: if a size is not a positive integer, `num_local_heads` is not in
-            [0, num_heads], `routing` or `routing_scope` is unknown, `clustering` has
-            other keys, `dropout` is not in [0, 1), or `key_shift` is neither 0 nor 1;
-            when built, if `key_dim` is less than 2 with routed heads; when called, as
-            in `MixedAttention` and `RoutedHeads`.
+            [0, num_heads], `seed` is negative, `routing` or `routing_scope` is unknown,
+            `clustering` has other keys, `dropout` is not in [0, 1), or `key_shift` is
+            neither 0 nor 1; when built, if `key_dim` is less than 2 with routed heads;
+            when called, as in `MixedAttention` and `RoutedHeads`.
 
     Example:
 
@@ -127,10 +132,13 @@ class RoutingAttention(MixedAttention):
         dropout=0.0,
         kernel_initializer="glorot_uniform",
         key_shift=0,
+        seed=None,
         **kwargs,
     ):
         check_positive_integer("num_heads", num_heads)
         check_positive_integer("attention_window", attention_window)
+        if seed is not None:
+            check_non_negative_integer("seed", seed)
         _check_num_local_heads(num_local_heads, num_heads)
         initializer("kernel_initializer", kernel_initializer)
         if local_block_size is not None:
@@ -160,6 +168,7 @@ class RoutingAttention(MixedAttention):
                     routing_scope=routing_scope,
                     prefix_block_size=prefix_block_size,
                     share_query_key=share_query_key,
+                    dropout_seed=seed,
                     name="routed_heads",
                     **clustering,
                     **shared,
@@ -168,7 +177,14 @@ class RoutingAttention(MixedAttention):
         if num_local_heads:
             block = (local_block_size or attention_window,)
             groups.append(
-                LocalHeads(num_local_heads, block, name="local_heads", **shared)
+                LocalHeads(
+                    num_local_heads,
+                    block,
+                    # Other draws than those of the routed heads.
+                    dropout_seed=None if seed is None else seed + 1,
+                    name="local_heads",
+                    **shared,
+                )
             )
         super().__init__(
             groups,
@@ -190,6 +206,7 @@ class RoutingAttention(MixedAttention):
         self.clustering = clustering
         self.dropout = dropout
         self.key_shift = key_shift
+        self.seed = seed
 
     def get_config(self):
         config = super().get_config()
@@ -209,6 +226,7 @@ class RoutingAttention(MixedAttention):
             "clustering": dict(self.clustering),
             "dropout": self.dropout,
             "key_shift": self.key_shift,
+            "seed": self.seed,
         }
 
     @classmethod

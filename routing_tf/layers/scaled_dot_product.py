@@ -36,6 +36,7 @@ class ScaledDotProduct(keras.layers.Layer):
             to `"glorot_uniform"`.
         relative_key_initializer: initializer of the table of the keys, see
             `RelativePosition`; None (the default) for `embeddings_initializer`.
+        seed: integer seed of the dropout; None (the default) for a random one.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -84,6 +85,7 @@ class ScaledDotProduct(keras.layers.Layer):
         uniform_when_all_masked=False,
         embeddings_initializer="glorot_uniform",
         relative_key_initializer=None,
+        seed=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -93,6 +95,7 @@ class ScaledDotProduct(keras.layers.Layer):
         self.uniform_when_all_masked = uniform_when_all_masked
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.relative_key_initializer = keras.initializers.get(relative_key_initializer)
+        self.seed = seed
         self.relative_position = None
         if max_relative_position is not None:
             self.relative_position = RelativePosition(
@@ -102,7 +105,9 @@ class ScaledDotProduct(keras.layers.Layer):
                 name="relative_position",
                 dtype=self.dtype_policy,
             )
-        self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.dropout_layer = keras.layers.Dropout(
+            dropout, seed=seed, dtype=self.dtype_policy
+        )
 
     def build(self, query_shape, key_shape, value_shape):
         self.value_dim = value_shape[-1]
@@ -225,6 +230,7 @@ class ScaledDotProduct(keras.layers.Layer):
             "relative_key_initializer": keras.initializers.serialize(
                 self.relative_key_initializer
             ),
+            "seed": self.seed,
         }
 
     def compute_output_shape(self, query_shape, key_shape, value_shape):

@@ -284,6 +284,7 @@ class TransformerBlock(OwnLosses):
                 value=memory,
                 query_mask=padding_mask,
                 value_mask=memory_mask,
+                self_attention=False,
             )
         return x if self.feed_forward is None else apply("feed_forward", x)
 

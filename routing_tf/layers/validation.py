@@ -41,12 +41,27 @@ def check_choice(name, value, choices):
 
 def initializer(name, value):
     """Returns the Keras initializer for `value`; raises a `ValueError` without one."""
+    return _keras_object("initializer", keras.initializers, name, value)
+
+
+def regularizer(name, value):
+    """Returns the Keras regularizer for `value`; raises a `ValueError` without one."""
+    return _keras_object("regularizer", keras.regularizers, name, value)
+
+
+def constraint(name, value):
+    """Returns the Keras constraint for `value`; raises a `ValueError` without one."""
+    return _keras_object("constraint", keras.constraints, name, value)
+
+
+def _keras_object(kind, module, name, value):
     try:
-        return keras.initializers.get(value)
+        return module.get(value)
     except (TypeError, ValueError) as error:
+        article = "an" if kind == "initializer" else "a"
         raise ValueError(
-            f"`{name}` must be an initializer, its name or its config, see "
-            f"`keras.initializers.get`. Received: {name}={value!r}"
+            f"`{name}` must be {article} {kind}, its name or its config, see "
+            f"`keras.{kind}s.get`. Received: {name}={value!r}"
         ) from error
 
 

@@ -113,28 +113,34 @@ def test_splits_projections_over_groups(memory_dim, project_shared_keys):
     golden_cases.assert_close(output, expected, 1e-5)
 
 
-def test_equals_keras_multi_head_attention():
-    attention = built_attention([full()], (BATCH, MEMORY, 7), value_dim=5, output_dim=9)
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_equals_keras_multi_head_attention(use_bias):
+    attention = built_attention(
+        [full()],
+        (BATCH, MEMORY, 7),
+        value_dim=5,
+        output_dim=9,
+        use_bias=use_bias,
+    )
     other = keras.layers.MultiHeadAttention(
         2,
         KEY_DIM,
         value_dim=5,
         output_shape=(9,),
-        use_bias=False,
+        use_bias=use_bias,
         kernel_initializer="zeros",
     )
     query, memory = sequence(), sequence(MEMORY, 7, seed=1)
     real = helpers.tail_mask(MEMORY, 8, 5)
     other.build(query.shape, memory.shape)
     helpers.randomize(other)
-    kernels = {
-        weight.path.split("/")[-2]: golden_cases.to_numpy(weight)
-        for weight in other.weights
-    }
-    attention.query_kernel.assign(kernels["query"].reshape(DIM, -1))
-    attention.key_kernel.assign(kernels["key"].reshape(7, -1))
-    attention.value_kernel.assign(kernels["value"].reshape(7, -1))
-    attention.output_kernel.assign(kernels["attention_output"].reshape(-1, 9))
+    own = {weight.name: weight for weight in attention.weights}
+    for weight in other.weights:
+        projection, kind = weight.path.split("/")[-2:]
+        weight_of_ours = own.pop(f"{projection.removeprefix('attention_')}_{kind}")
+        values = golden_cases.to_numpy(weight)
+        weight_of_ours.assign(values.reshape(weight_of_ours.shape))
+    assert not own
 
     outputs, _ = golden_cases.run(
         attention, query, memory, value_mask=real, return_attention_scores=True
@@ -537,6 +543,74 @@ def test_query_as_value_is_self_attention(convert, dtype):
     counts = keras.ops.convert_to_numpy(group.kmeans.counts)
     # One update: 2 clusters start at 1 each and see 12 tokens once.
     np.testing.assert_allclose(counts.sum(-1), 0.999 * 2 + 0.001 * 12, rtol=1e-5)
+
+
+def test_query_value_and_key_may_be_one_tensor():
+    attention, x = built_attention([routed()]), sequence()
+    expected = attention(x)
+    outputs = [attention(x, x, x), attention(x, x, key=x), attention(x, key=x)]
+    for output in golden_cases.to_numpy(outputs):
+        np.testing.assert_array_equal(output, golden_cases.to_numpy(expected))
+    attention(x, sequence(MEMORY), key=None)
+
+
+def test_refuses_keys_of_their_own_and_masks_by_position():
+    attention, x = built_attention([full()]), sequence()
+    with pytest.raises(ValueError, match="`key` must be .* keys are made from `value`"):
+        attention(x, x, x + 1)
+    with pytest.raises(ValueError, match="`key` must be"):
+        attention(x, key=x + 1)
+    mask = np.ones((BATCH, LENGTH), "bool")
+    for masks in ([mask], [None, mask]):
+        with pytest.raises(ValueError, match="`query_mask`, .* go by name"):
+            attention(x, None, *masks)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_self_attention_may_be_said(symbolic):
+    attention, x = built_attention([routed()]), sequence()
+
+    def run(value, self_attention=None):
+        if not symbolic:
+            return attention(x, value, self_attention=self_attention)
+        inputs = [keras.Input(SELF[1:]), keras.Input(SELF[1:])]
+        memory = inputs[0] if value is x else inputs[1]
+        output = attention(inputs[0], memory, self_attention=self_attention)
+        return keras.Model(inputs, output)([x, value])
+
+    of_itself, of_another = run(x), run(x.copy())
+    said = [run(x.copy(), self_attention=True), run(x, self_attention=False)]
+    outputs = golden_cases.to_numpy([of_itself, of_another, *said])
+    assert np.abs(outputs[0] - outputs[1]).max() > 0.1
+    np.testing.assert_array_equal(outputs[2:], outputs[:2])
+    with pytest.raises(ValueError, match="shape of `query` with `self_attention=True`"):
+        attention(x, sequence(MEMORY), self_attention=True)
+
+
+def test_regularizers_and_constraints_reach_all_projections():
+    attention = built_attention(
+        [routed(commitment_weight=0.0)],
+        use_bias=True,
+        kernel_regularizer=keras.regularizers.L2(1.0),
+        bias_regularizer="l1",
+        kernel_constraint="non_neg",
+        bias_constraint=keras.constraints.MaxNorm(1.0),
+    )
+    weights = {w.name: w for w in attention.trainable_weights}
+    assert len(weights) == 6  # no keys
+    for name, weight in weights.items():
+        kind = (
+            keras.constraints.NonNeg if "kernel" in name else keras.constraints.MaxNorm
+        )
+        assert isinstance(weight.constraint, kind)
+    values = dict(zip(weights, golden_cases.to_numpy(list(weights.values()))))
+    expected = sum(
+        (x**2).sum() if "kernel" in name else 0.01 * np.abs(x).sum()
+        for name, x in values.items()
+    )
+    loss = sum(golden_cases.to_numpy(attention.losses))
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    helpers.assert_keeps_settings(attention)
 
 
 HEIGHT, WIDTH, BLOCK = 5, 7, (2, 4)

@@ -218,6 +218,9 @@ def test_survives_saving(tmp_path):
         ("num_local_heads", True),
         ("local_block_size", 0),
         ("routing", "nobody_chooses"),
+        ("seed", -1),
+        ("kernel_regularizer", "nope"),
+        ("bias_constraint", 3),
         ("key_shift", 2),
         ("key_shift", True),
         ("key_dim", "6"),
@@ -236,9 +239,25 @@ def test_refuses_wrong_arguments(name, received):
 
 
 def test_arguments_of_mixed_attention_are_saved():
-    attention = layers.RoutingAttention(2, 4, 2, 4, shared_head_projection=True)
+    attention = layers.RoutingAttention(
+        2, 4, 2, 4, shared_head_projection=True, use_bias=True, kernel_regularizer="l2"
+    )
     copy = layers.RoutingAttention.from_config(attention.get_config())
-    assert copy.shared_head_projection
+    assert copy.shared_head_projection and copy.use_bias
+    assert isinstance(copy.kernel_regularizer, keras.regularizers.L2)
+
+
+def test_seed_decides_the_dropout():
+    x = helpers.normal(1, 12, 8)
+    settings = {**SETTINGS, "num_local_heads": 1, "dropout": 0.5}
+    outputs = []
+    for seed in (3, 3, 4):
+        attention = layers.RoutingAttention(**settings, seed=seed)
+        attention.build(x.shape)
+        helpers.randomize(attention)
+        outputs.append(golden_cases.to_numpy(attention(x, training=True)))
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+    assert not np.array_equal(outputs[0], outputs[2])
 
 
 def test_one_dimensional_keys_cannot_be_routed():

@@ -56,8 +56,8 @@ class ClusterStridedHeads(CentroidHeads):
             None), `dropout` (a rate in [0, 1), defaults to 0.0),
             `embeddings_initializer` (defaults to `"glorot_uniform"`),
             `relative_key_initializer`, `token_bias_weight` and `compatibility` (all
-            default to None), `key_shift` (0, the default, or 1); and those of
-            `keras.layers.Layer`, such as `name`.
+            default to None), `key_shift` (0, the default, or 1), `dropout_seed`
+            (defaults to None); and those of `keras.layers.Layer`, such as `name`.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
     of rank in the sorted list of members. The clustering loss is added to `losses`.

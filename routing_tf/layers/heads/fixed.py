@@ -36,8 +36,8 @@ class FixedHeads(HeadGroup):
             query without an earlier summary gets zero from the latter.
         **kwargs: arguments of `HeadGroup`: `dropout` (a rate in [0, 1), defaults to
             0.0), `token_bias_weight` and `compatibility` (both default to None),
-            `key_shift` (0, the default, or 1); and those of `keras.layers.Layer`, such
-            as `name`.
+            `key_shift` (0, the default, or 1), `dropout_seed` (defaults to None); and
+            those of `keras.layers.Layer`, such as `name`.
 
     Call arguments and Returns: as in `HeadGroup`.
 

@@ -17,8 +17,8 @@ class FullHeads(HeadGroup):
             None), `dropout` (a rate in [0, 1), defaults to 0.0),
             `embeddings_initializer` (defaults to `"glorot_uniform"`),
             `relative_key_initializer` and `compatibility` (both default to None),
-            `key_shift` (0, the default, or 1); and those of `keras.layers.Layer`, such
-            as `name`.
+            `key_shift` (0, the default, or 1), `dropout_seed` (defaults to None); and
+            those of `keras.layers.Layer`, such as `name`.
 
     Call arguments and Returns: as in `HeadGroup`.
 

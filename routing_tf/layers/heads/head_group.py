@@ -88,6 +88,7 @@ class HeadGroup(keras.layers.Layer):
             that: an induction head (Olsson et al., 2022). A query sees no key of its
             own then, and a query that sees nothing returns zero. Needs self-attention
             under a causal mask, and no `compatibility`.
+        dropout_seed: integer seed of the dropout; None (the default) for a random one.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -131,6 +132,7 @@ class HeadGroup(keras.layers.Layer):
         token_bias_weight=None,
         compatibility=None,
         key_shift=0,
+        dropout_seed=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -148,6 +150,7 @@ class HeadGroup(keras.layers.Layer):
         self.token_bias_weight = token_bias_weight
         self.compatibility = Compatibility.of(compatibility)
         self.key_shift = key_shift
+        self.dropout_seed = dropout_seed
         check_key_shift("key_shift", key_shift, self.compatibility)
         self.dot_product = ScaledDotProduct(
             max_relative_position=max_relative_position,
@@ -155,6 +158,7 @@ class HeadGroup(keras.layers.Layer):
             uniform_when_all_masked=self.compatibility.uniform_when_all_masked,
             embeddings_initializer=embeddings_initializer,
             relative_key_initializer=relative_key_initializer,
+            seed=dropout_seed,
             name="dot_product",
             dtype=self.dtype_policy,
         )
@@ -391,6 +395,7 @@ class HeadGroup(keras.layers.Layer):
             "token_bias_weight": self.token_bias_weight,
             "compatibility": self.compatibility.to_dict(),
             "key_shift": self.key_shift,
+            "dropout_seed": self.dropout_seed,
         }
 
     def compute_output_shape(self, query_shape, key_shape, value_shape):

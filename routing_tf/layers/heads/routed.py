@@ -84,9 +84,9 @@ class RoutedHeads(CentroidHeads):
             to None), `dropout` (a rate in [0, 1), defaults to 0.0),
             `embeddings_initializer` (defaults to `"glorot_uniform"`),
             `relative_key_initializer`, `token_bias_weight` and `compatibility` (all
-            default to None), `key_shift` (0, the default, or 1); those of
-            `ClusteredHeads`: `query_cluster`; and those of `keras.layers.Layer`, such
-            as `name`.
+            default to None), `key_shift` (0, the default, or 1), `dropout_seed`
+            (defaults to None); those of `ClusteredHeads`: `query_cluster`; and those of
+            `keras.layers.Layer`, such as `name`.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
     of rank in the list of members in order of position. The clustering loss is added

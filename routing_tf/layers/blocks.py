@@ -12,6 +12,9 @@ import math
 import numpy as np
 from keras import ops
 
+from routing_tf.layers.lengths import is_known
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import library
 from routing_tf.layers.parts import cut
 
 RUNNING_SUM_BLOCK = 16
@@ -55,8 +58,8 @@ class BlockedOrder:
 
     @property
     def is_padded(self):
-        """Whether blocks must be filled up."""
-        return self.length > math.prod(self.lengths)
+        """Whether blocks must be filled up; True if the length is not known."""
+        return not is_known(*self.lengths) or self.length > math.prod(self.lengths)
 
     def arrange(self, x, axis):
         """Puts positions from raster order into blocked order.
@@ -115,8 +118,8 @@ def _sides(x, axis):
 
 def pad_to_multiple(x, multiple, axis):
     """Returns `x` with zeros (False) appended along `axis` up to a multiple."""
-    missing = -x.shape[axis] % multiple
-    if not missing:
+    missing = -length_of(x, axis) % multiple
+    if is_known(missing) and not missing:
         return x
     padding = [(0, 0)] * len(x.shape)
     padding[axis] = (0, missing)
@@ -159,7 +162,7 @@ def memory_windows(blocks, before, after, axis):
     """
     slots = axis + len(before)
     for i in reversed(range(len(before))):
-        num_blocks = blocks.shape[axis + i]
+        num_blocks = length_of(blocks, axis + i)
         padding = [(0, 0)] * len(blocks.shape)
         padding[axis + i] = (before[i], after[i])
         padded = ops.pad(blocks, padding)
@@ -190,11 +193,12 @@ def running_sum(x):
     Returns:
         Tensor of the same shape.
     """
-    length = x.shape[-1]
-    x = break_into_blocks(x, RUNNING_SUM_BLOCK, axis=len(x.shape) - 1)
-    num_blocks, size = x.shape[-2:]
+    length, size = length_of(x, -1), RUNNING_SUM_BLOCK
+    x = break_into_blocks(x, size, axis=len(x.shape) - 1)
+    num_blocks = length_of(x, -2)
     inside = ops.matmul(x, np.triu(np.ones((size, size), "float32")))
-    earlier = np.triu(np.ones((num_blocks, num_blocks), "float32"), k=1)
+    lib = library(num_blocks)
+    earlier = lib.triu(lib.ones((num_blocks, num_blocks), "float32"), k=1)
     inside += ops.matmul(inside[..., -1], earlier)[..., None]
     return put_back_blocks(inside, length, axis=len(x.shape) - 2)
 
@@ -211,4 +215,4 @@ def shift_right(x):
     Reference: `right_shift_blockwise_nd` of the release, in blocked order.
     """
     padded = ops.pad(x, [(0, 0), (1, 0)] + [(0, 0)] * (len(x.shape) - 2))
-    return cut(padded, 0, x.shape[1], axis=1)
+    return cut(padded, 0, length_of(x, 1), axis=1)

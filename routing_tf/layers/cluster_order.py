@@ -7,6 +7,10 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import library
+from routing_tf.layers.lengths import numbers
+from routing_tf.layers.lengths import smaller
 from routing_tf.layers.membership import entries_at
 
 # Fewer rows than this make matrix products slow.
@@ -28,7 +32,7 @@ class ClusterOrder:
 
     In a cluster the tokens stand in order of position. So the place of a token inside
     its chunk, and all chunks of its cluster before it, depend on earlier tokens alone.
-    Shapes are static: there are chunks enough for any sizes of the clusters.
+    Shapes follow from the length: there are chunks for any sizes of the clusters.
 
     Args:
         clusters: `<int32>[B, H, L]`, the cluster of each token, from 0 to K - 1.
@@ -60,16 +64,16 @@ class ClusterOrder:
     """
 
     def __init__(self, clusters, num_clusters, chunk_size):
-        length = clusters.shape[2]
+        length = length_of(clusters, 2)
         self.chunk_size = chunk_size
         num_chunks = (length + num_clusters * (chunk_size - 1)) // chunk_size
-        self.num_chunks = min(length, num_chunks)
+        self.num_chunks = smaller(length, num_chunks)
         counts = _count(clusters, num_clusters)
         chunks = (counts + chunk_size - 1) // chunk_size
         self.first_chunk = first_chunk = ops.cumsum(chunks, axis=-1) - chunks
         first_token = ops.cumsum(counts, axis=-1) - counts
         by_cluster, token_at = _sorted(clusters)
-        places = np.arange(self.num_chunks, dtype="int32")
+        places = numbers(self.num_chunks)
         # Of clusters with the same first chunk only the last one has tokens.
         starts = _count(first_chunk, self.num_chunks + 1)[..., : self.num_chunks]
         self.cluster_of_chunk = ops.cumsum(starts, axis=-1) - 1
@@ -78,7 +82,7 @@ class ClusterOrder:
         place += self.rank_of_chunk * chunk_size
         place = place[..., None] + np.arange(chunk_size, dtype="int32")
         self.tokens = entries_at(token_at, ops.minimum(place, length - 1))
-        rank = np.arange(length, dtype="int32") - entries_at(first_token, by_cluster)
+        rank = numbers(length) - entries_at(first_token, by_cluster)
         slots = entries_at(first_chunk, by_cluster) * chunk_size + rank
         self.slots = _inverse(token_at, slots)
 
@@ -170,12 +174,13 @@ def _join_with_earlier(rows, before):
     Returns:
         Tensor `[B, H, N, before + 1, R]`.
     """
-    num_rows, size = rows.shape[2], before + 1
-    seen = np.arange(num_rows)[:, None] - np.arange(before, -1, -1)
+    num_rows, size = length_of(rows, 2), before + 1
+    row, lib = numbers(num_rows)[:, None], library(num_rows)
+    back = np.arange(before, -1, -1, dtype="int32")
+    seen = lib.maximum(row - back, 0)
     # Row i is read by row i + d at place before - d, and that by nobody is zero.
-    reader = np.arange(num_rows)[:, None] + np.arange(size)
-    place = reader * size + np.arange(before, -1, -1)
-    place = np.where(reader < num_rows, place, 0)
+    reader = row + np.arange(size, dtype="int32")
+    place = lib.where(reader < num_rows, reader * size + back, np.int32(0))
 
     @ops.custom_gradient
     def join(rows):
@@ -183,9 +188,9 @@ def _join_with_earlier(rows, before):
             (upstream,) = args or (upstream,)
             batch, heads, *_, row = ops.shape(upstream)
             flat = ops.reshape(upstream, (batch, heads, num_rows * size, row))
-            return ops.sum(ops.take(flat, place.astype("int32"), axis=2), axis=3)
+            return ops.sum(ops.take(flat, place, axis=2), axis=3)
 
-        return ops.take(rows, np.maximum(seen, 0).astype("int32"), axis=2), gradient
+        return ops.take(rows, seen, axis=2), gradient
 
     return join(rows)
 
@@ -210,9 +215,9 @@ def _count(numbers, size):
 
 def _sorted(clusters):
     """Returns the clusters in order, and the token at each place of this order."""
-    length = clusters.shape[2]
+    length = length_of(clusters, 2)
     # All keys differ, so any sort is a stable one.
-    keys = clusters * length + np.arange(length, dtype="int32")
+    keys = clusters * length + numbers(length)
     keys = ops.sort(keys, axis=-1)
     return keys // length, keys % length
 

@@ -6,9 +6,11 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers.lengths import is_known
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
-from routing_tf.layers.validation import static_length
 
 
 def dense_take(table, ids):
@@ -124,9 +126,6 @@ class TimingSignal(keras.layers.Layer):
     Returns:
         `<float>[batch, length, dim]`.
 
-    Raises:
-        ValueError: if the length of `inputs` is unknown when the layer runs.
-
     Example:
 
     ```python
@@ -148,8 +147,7 @@ class TimingSignal(keras.layers.Layer):
         self.start_index = start_index
 
     def call(self, inputs, offset=0):
-        length = static_length("inputs", inputs)
-        signal = self._signal(length, inputs.shape[-1], offset)
+        signal = self._signal(length_of(inputs, 1), inputs.shape[-1], offset)
         return inputs + ops.cast(signal, inputs.dtype)
 
     def _signal(self, length, channels, offset):
@@ -160,10 +158,11 @@ class TimingSignal(keras.layers.Layer):
         # position shows the precision of the frequencies.
         steps = np.arange(num_timescales, dtype="float32")
         frequencies = np.float32(self.min_timescale) * np.exp(steps * np.float32(-step))
-        positions = np.arange(length, dtype="float32") + np.float32(self.start_index)
-        library = np
-        if not isinstance(offset, int):
+        positions, library = numbers(length), np
+        if not is_known(length, offset):
             library, offset = ops, ops.cast(offset, "float32")
+            positions = ops.cast(positions, "float32")
+        positions = positions + np.float32(self.start_index)
         phases = (positions + offset)[:, None] * frequencies[None, :]
         waves = [library.sin(phases), library.cos(phases)]
         signal = library.concatenate(waves, axis=1)

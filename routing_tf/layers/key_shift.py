@@ -11,9 +11,10 @@ Heads" (https://arxiv.org/abs/2209.11895).
 
 import dataclasses
 
-import numpy as np
 from keras import ops
 
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.parts import split
 
@@ -28,8 +29,7 @@ def offer_previous_keys(inputs):
         `HeadInputs`. The value mask is False at the first position, at padding and
         behind padding.
     """
-    length = inputs.value.shape[2]
-    has_previous = (np.arange(length) > 0)[None, None]
+    has_previous = (numbers(length_of(inputs.value, 2)) > 0)[None, None]
     previous_is_real = None
     if inputs.key_mask is not None:
         previous_is_real = _one_later(inputs.key_mask)
@@ -66,21 +66,25 @@ def to_remember(inputs):
 
     The value that follows it comes later.
     """
-    length = inputs.value.shape[2]
+    length = length_of(inputs.value, 2)
     inputs = read_next_values(inputs)
-    has_next = (np.arange(length) < length - 1)[None, None]
+    has_next = (numbers(length) < length - 1)[None, None]
     mask = combine_masks(has_next, inputs.value_mask)
     return dataclasses.replace(inputs, value_mask=mask)
 
 
 def _one_later(x):
     """Moves axis 2 of `[batch, heads, length, ...]`; the first entry stays too."""
+    if x.shape[2] is None:
+        return ops.concatenate([x[:, :, :1], x[:, :, :-1]], axis=2)
     parts = _ends_and_middle(x)
     return ops.concatenate([parts[0], *parts[:-1]], axis=2) if parts else x
 
 
 def _one_earlier(x):
     """Moves axis 2 of `[batch, heads, length, ...]`; the last entry stays too."""
+    if x.shape[2] is None:
+        return ops.concatenate([x[:, :, 1:], x[:, :, -1:]], axis=2)
     parts = _ends_and_middle(x)
     return ops.concatenate([*parts[1:], parts[-1]], axis=2) if parts else x
 

@@ -5,6 +5,7 @@ Letters: B batch, H heads, L length, K clusters, W members of a cluster, D dim.
 
 from keras import ops
 
+from routing_tf.layers.lengths import length_of
 from routing_tf.layers.scaled_dot_product import large_negative
 
 SCATTER_EPSILON = 1e-2
@@ -79,7 +80,7 @@ def strided_choice(scores, attention_window, mask=None):
 
     Reference: `gather_cluster_attention_items(strided_attention=True)` of the release.
     """
-    length = scores.shape[2]
+    length = length_of(scores, 2)
     scores = ops.swapaxes(_padding_last(scores, mask), 2, 3)
     nearest_first = ops.cast(ops.argsort(-scores, axis=-1), "int32")
     num_tokens = length
@@ -103,7 +104,7 @@ def _in_order(members, mask, scores):
     """Sorts the members of each cluster by position, padding behind the tokens."""
     if mask is None:
         return ops.sort(members, axis=-1)
-    length = scores.shape[2]
+    length = length_of(scores, 2)
     is_token = gather_entries(mask, members, length)
     return ops.sort(ops.where(is_token, members, members + length), axis=-1) % length
 
@@ -138,10 +139,11 @@ def gather(x, members):
     Returns:
         Tensor `[B, H, ..., D]`.
     """
-    flat = ops.reshape(x, (-1, x.shape[-1]))
+    dim = length_of(x, -1)
+    flat = ops.reshape(x, (-1, dim))
     # A flat index is many times faster on CPU than `take_along_axis`.
-    rows = ops.take(flat, flat_positions(members, x.shape[2]), axis=0)
-    return ops.reshape(rows, (*ops.shape(members), x.shape[-1]))
+    rows = ops.take(flat, flat_positions(members, length_of(x, 2)), axis=0)
+    return ops.reshape(rows, (*ops.shape(members), dim))
 
 
 def scatter_mean(clustered, members, length, belongs=None):

@@ -1,6 +1,7 @@
 """Multi-head attention whose heads may each follow another pattern."""
 
 import math
+from functools import partial
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ from routing_tf.layers.heads.head_group import HeadInputs
 from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.heads.routed import use_routing_scope
 from routing_tf.layers.initializers import fresh
+from routing_tf.layers.lengths import length_of
 from routing_tf.layers.low_rank import LowRankAdaptation
 from routing_tf.layers.parts import split
 from routing_tf.layers.positions import Positions
@@ -113,13 +115,14 @@ class MixedAttention(LowRankAdaptation):
         ValueError: if a size is not a positive integer, or `head_groups` is empty,
             holds one group twice, something else than head groups, or groups with
             blocks of different shapes on two axes; when built, if another layer has
-            built a group; when called, if a length is unknown, a dense
-            `attention_mask` is given, `value` or a mask does not fit, `key` is another
-            tensor than `value`, masks go by position, positions have other axes than
-            the blocks, or `use_causal_mask=True` and `value` has another length than
-            `query`; or if a cache is given while training, with
-        attention scores, for attention to another sequence without its memory, for
-        another number of sequences, or without room for the tokens.
+            built a group; when called, if a dense `attention_mask` is given, `value` or
+            a mask does not fit, `key` is another tensor than `value`, masks go by
+            position, positions have other axes than the blocks, `use_causal_mask=True`
+            and `value` has another length than `query`, or a length is unknown while
+            TensorFlow traces positions on two axes, random heads or a call with a
+            cache; or if a cache is given while training, with attention scores, for
+            attention to another sequence without its memory, for another number of
+            sequences, or without room for the tokens.
 
     Example:
 
@@ -447,6 +450,7 @@ class MixedAttention(LowRankAdaptation):
 
     def _start(self, query, masks, cache):
         """Attends with a whole sequence at once."""
+        static_length("query", query)
         order, arguments = self._head_arguments(query, None, **masks)
         inputs = [
             group.inputs(**own, use_causal_mask=True, adds_losses=False)
@@ -615,7 +619,8 @@ class MixedAttention(LowRankAdaptation):
         """The order in which the positions of `x` become a sequence."""
         _check_axes(name, x)
         axes = range(1, len(x.shape) - 1)
-        lengths = tuple(static_length(name, x, axis) for axis in axes)
+        find = length_of if len(axes) == 1 else partial(static_length, name)
+        lengths = tuple(find(x, axis) for axis in axes)
         return self._positions(name, f"{name}.shape={tuple(x.shape)}", lengths)
 
     def _positions(self, name, received, lengths):
@@ -905,7 +910,7 @@ def _append_identity(values):
     """Appends an identity matrix to values, so that its average is the map itself."""
     extended = []
     for value in values:
-        length = value.shape[2]
+        length = length_of(value, 2)
         identity = ops.broadcast_to(
             ops.eye(length, dtype=value.dtype), (*ops.shape(value)[:3], length)
         )

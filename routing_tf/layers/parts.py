@@ -8,6 +8,9 @@ import itertools
 
 from keras import ops
 
+from routing_tf.layers.lengths import is_known
+from routing_tf.layers.lengths import length_of
+
 
 def split(x, sizes, axis):
     """Returns the parts of an axis, as a list.
@@ -28,9 +31,13 @@ def cut(x, start, stop, axis):
         x: tensor.
         start: first place.
         stop: place behind the last one.
-        axis: the axis, of known size.
+        axis: the axis.
     """
-    size = x.shape[axis]
+    size = length_of(x, axis)
+    if not is_known(start, stop, size):
+        places = [slice(None)] * len(x.shape)
+        places[axis] = slice(start, stop)
+        return x[tuple(places)]
     if (start, stop) == (0, size):
         return x
     return split(x, [start, stop - start, size - stop], axis)[1]

@@ -5,6 +5,7 @@ import math
 from keras import ops
 
 from routing_tf.layers.blocks import BlockedOrder
+from routing_tf.layers.lengths import is_known
 
 
 class Positions:
@@ -83,9 +84,12 @@ class Positions:
 
     def _check(self, name, shape, batch):
         fits = batch is None or shape[:1] in ((batch,), (1,), (None,))
-        if shape[1:] != self.lengths or not fits:
+        lengths = [n if is_known(n) else None for n in self.lengths]
+        pairs = list(zip(shape[1:], lengths))
+        fits = fits and len(shape) == 1 + len(lengths)
+        if not fits or any(None not in pair and pair[0] != pair[1] for pair in pairs):
             raise ValueError(
                 f"`{name}` must have an entry for each position. Received: "
-                f"{name}.shape={shape} for positions {self.lengths} in a batch of "
+                f"{name}.shape={shape} for positions {tuple(lengths)} in a batch of "
                 f"{batch}"
             )

@@ -3,11 +3,14 @@
 import math
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers.embeddings import dense_take
 from routing_tf.layers.initializers import fresh
+from routing_tf.layers.lengths import is_known
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import library
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.parts import cut
 from routing_tf.layers.validation import check_positive_integer
 
@@ -94,7 +97,7 @@ class RelativePosition(keras.layers.Layer):
         Returns:
             `<float>[..., queries, num_keys]`.
         """
-        num_queries = query.shape[-2]
+        num_queries = length_of(query, -2)
         columns = _num_columns(num_queries, num_keys, is_causal)
         rows = self._rows(self.key_embeddings, num_queries, columns, offset)
         products = ops.matmul(query, ops.transpose(ops.cast(rows, query.dtype)))
@@ -112,7 +115,7 @@ class RelativePosition(keras.layers.Layer):
         Returns:
             `<float>[..., queries, value_dim]`.
         """
-        num_queries, num_keys = weights.shape[-2:]
+        num_queries, num_keys = length_of(weights, -2), length_of(weights, -1)
         columns = _num_columns(num_queries, num_keys, is_causal)
         rows = self._rows(self.value_embeddings, num_queries, columns, offset)
         weights = keys_to_distances(weights, columns)
@@ -177,9 +180,10 @@ class RelativePosition(keras.layers.Layer):
         return ops.reshape(rows, (*shape, 1)) + columns
 
     def _rows(self, table, num_queries, columns, offset):
-        distances = np.arange(columns) - num_queries - offset
+        distances = numbers(columns) - num_queries - offset
         limit = self.max_relative_position
-        return dense_take(table, np.clip(distances, -limit, limit) + limit)
+        clip = library(columns, num_queries, offset).clip
+        return dense_take(table, clip(distances, -limit, limit) + limit)
 
     def get_config(self):
         return {
@@ -233,6 +237,6 @@ def keys_to_distances(weights, columns):
 
 
 def _pad_last(x, before, after):
-    if not before and not after:
+    if is_known(before, after) and not before and not after:
         return x
     return ops.pad(x, [(0, 0)] * (len(x.shape) - 1) + [(before, after)])

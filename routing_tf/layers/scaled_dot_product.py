@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from routing_tf.layers.lengths import is_known
+from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.parts import cut
 from routing_tf.layers.parts import split
@@ -129,9 +131,12 @@ class ScaledDotProduct(keras.layers.Layer):
         pairs = {"mask": attention_mask, "bias": bias, "distances": distances}
         if not use_causal_mask:
             return self._attend(query, key, value, pairs, offset, training)
-        num_queries, num_keys = query.shape[-2], key.shape[-2]
+        num_queries, num_keys = length_of(query, -2), length_of(key, -2)
         # A query that attends to all keys alike sees later ones too.
         parts = 1 if self.uniform_when_all_masked else _num_parts(num_queries)
+        if parts == 1:
+            pairs["causal_mask"] = _causal_mask(num_queries, num_keys)
+            return self._attend(query, key, value, pairs, offset, training)
         size = num_queries // parts
         queries = split(query, [size] * parts, axis=-2)
         # The keys that a part of the queries sees, and the part before it does not.
@@ -149,7 +154,7 @@ class ScaledDotProduct(keras.layers.Layer):
             outputs.append(
                 self._attend(queries[i], *seen, own, offset + start, training)
             )
-        return outputs[0] if parts == 1 else ops.concatenate(outputs, axis=-2)
+        return ops.concatenate(outputs, axis=-2)
 
     def _attend(self, query, key, value, pairs, offset, training):
         """Attends with some queries.
@@ -167,7 +172,7 @@ class ScaledDotProduct(keras.layers.Layer):
         logits = ops.matmul(query, ops.swapaxes(key, -1, -2))
         if self.relative_position is not None:
             logits += self._relative_logits(
-                query, key.shape[-2], offset, distances, is_causal
+                query, length_of(key, -2), offset, distances, is_causal
             )
         logits = self._mask(logits, pairs)
         weights = self.dropout_layer(_softmax(logits), training=training)
@@ -247,6 +252,8 @@ def _num_parts(num_queries):
 
     Four save three quarters of the masked products; more parts would be too small.
     """
+    if not is_known(num_queries):
+        return 1
     for parts in (4, 2):
         if num_queries % parts == 0 and num_queries // parts >= MIN_PART_SIZE:
             return parts

@@ -133,8 +133,8 @@ class TransformerBlock(OwnLosses):
 
     Raises:
         ValueError: if `norm_position` is unknown or `dropout` is not in [0, 1); when
-            called, if a length is unknown, or there is a memory without
-            `cross_attention` or the other way round.
+            called, if there is a memory without `cross_attention` or the other way
+            round.
 
     Example:
 

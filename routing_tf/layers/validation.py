@@ -68,8 +68,7 @@ def _keras_object(kind, module, name, value):
 def static_length(name, tensor, axis=1):
     """Returns the length of `tensor` along `axis`, which must be known.
 
-    Blocks, clusters and windows are cut out of the sequence with static shapes, as
-    accelerators need them.
+    For what `routing_tf.layers.lengths` cannot do: caches, random members, images.
 
     Args:
         name: name of the argument, for the message.
@@ -85,8 +84,11 @@ def static_length(name, tensor, axis=1):
     length = tensor.shape[axis]
     if length is None:
         raise ValueError(
-            f"The sequence length of `{name}` must be known when the layer runs. "
-            f"Received: {name}.shape={tuple(tensor.shape)}. Pad or cut the sequences "
-            "to one length, for example with `drop_remainder=True` when batching."
+            f"The sequence length of `{name}` must be known while TensorFlow traces "
+            "random heads, images and calls with a cache. Received: "
+            f"{name}.shape={tuple(tensor.shape)}. Keras leaves it open from the second "
+            "length on: pad or cut the sequences to one length, make the function anew "
+            "for another one, `model.make_predict_function(force=True)`, or compile "
+            "the model with `run_eagerly=True`."
         )
     return int(length)

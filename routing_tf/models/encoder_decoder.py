@@ -41,8 +41,8 @@ class RoutingTransformerEncoderDecoder(TextBackbone):
 
     Raises:
         ValueError: if a hyperparameter is not valid, see `Hyperparameters` and the
-            layers, or there is no encoder; when the model runs, if a length is unknown,
-            or `memory_block_length` does not fit the lengths.
+            layers, or there is no encoder; when the model runs, if
+            `memory_block_length` does not fit the lengths.
         TypeError: if a dict names an unknown hyperparameter.
 
     Example:

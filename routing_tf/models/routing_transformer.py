@@ -243,8 +243,7 @@ class RoutingTransformer(TextBackbone):
 
     Maps token ids to hidden states. Called with a dict of `token_ids`
     `<int>[batch, length]` and `padding_mask` `<bool>[batch, length]`, True for real
-    tokens, it returns `<float>[batch, length, hidden_dim]`. The length must be known
-    when the model runs.
+    tokens, it returns `<float>[batch, length, hidden_dim]`.
 
     Args:
         hyperparameters: `Hyperparameters`, or a dict of its fields.
@@ -254,8 +253,8 @@ class RoutingTransformer(TextBackbone):
 
     Raises:
         ValueError: if a hyperparameter is not valid, see `Hyperparameters` and the
-            layers, or is one of another kind of model; when the model runs, if the
-            length is unknown.
+            layers, or is one of another kind of model; when the model runs, if it has
+            random heads and the length is unknown while TensorFlow traces it.
         TypeError: if a dict names an unknown hyperparameter.
 
     Example:

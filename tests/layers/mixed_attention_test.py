@@ -476,22 +476,6 @@ def test_symbolic_shapes_are_checked():
     assert scores.shape[2:] == (None, None)
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="JAX always knows the length"
-)
-@pytest.mark.parametrize("name", ["query", "value"])
-def test_refuses_unknown_lengths(name):
-    import tensorflow as tf
-
-    attention = built_attention([full()])
-    unknown = tf.TensorSpec([None, None, DIM])
-    known = tf.TensorSpec([None, LENGTH, DIM])
-    traced = tf.function(lambda query, value: attention(query, value))
-    specs = [unknown, known] if name == "query" else [known, unknown]
-    with pytest.raises(ValueError, match=rf"length of `{name}`.*\(None, None, 10\)"):
-        traced.get_concrete_function(*specs)
-
-
 @pytest.mark.parametrize("value", [-1e9, -3e38, -np.inf])
 @pytest.mark.parametrize(
     "group",

@@ -6,6 +6,7 @@ from keras import ops
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import all_scores
 from routing_tf.layers.heads.clustered import CentroidHeads
+from routing_tf.layers.lengths import length_of
 from routing_tf.layers.rules import prefixes
 
 
@@ -97,7 +98,7 @@ class ClusterStridedHeads(CentroidHeads):
         return cache["rows"].shape[2]
 
     def choose(self, scores, mask, training=None):
-        window = self.window(scores.shape[2])
+        window = self.window(length_of(scores, 2))
         return membership.strided_choice(scores, window, mask), None
 
     def num_candidates(self, length):

@@ -9,6 +9,8 @@ from routing_tf.layers.decoding import last_members as decoding_last_members
 from routing_tf.layers.decoding import memories
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.key_shift import read_next_values
+from routing_tf.layers.lengths import is_known
+from routing_tf.layers.lengths import smaller
 from routing_tf.layers.online_kmeans import OnlineKMeans
 from routing_tf.layers.online_kmeans import normalize
 from routing_tf.layers.rules import best_cluster
@@ -220,7 +222,14 @@ class ClusteredHeads(HeadGroup):
 
     def window(self, length):
         """Number of members of a cluster among `length` tokens."""
-        return min(self.attention_window, length)
+        return smaller(self.attention_window, length)
+
+    def known_window(self, length):
+        """Number of members that a token may see, where more change no result.
+
+        It sets sizes of chunks, which are integers though the length may be none.
+        """
+        return self.window(length) if is_known(length) else self.attention_window
 
     def get_config(self):
         return {

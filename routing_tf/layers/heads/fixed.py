@@ -9,6 +9,10 @@ from keras import ops
 from routing_tf.layers import blocks
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.heads.local import check_block_shape
+from routing_tf.layers.lengths import is_known
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import library
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
@@ -101,8 +105,9 @@ class FixedHeads(HeadGroup):
         return math.prod(self.block_shape)
 
     def attend(self, inputs, training=None):
-        length, memory_length = inputs.query.shape[2], inputs.value.shape[2]
-        if length != memory_length:
+        length = length_of(inputs.query, 2)
+        memory_length = length_of(inputs.value, 2)
+        if is_known(length, memory_length) and length != memory_length:
             raise ValueError(
                 "Fixed heads pair each block of `query` with the same block of "
                 "`value`, so both must have the same length. Received: lengths "
@@ -151,33 +156,30 @@ class FixedHeads(HeadGroup):
         # Also tells the tokens from what fills up the last block.
         real = ops.ones_like(inputs.value[:, :1, :, 0], dtype="bool")
         real = self._slots(combine_masks(real, inputs.value_mask))[..., None, :]
-        num_blocks = real.shape[2]
+        num_blocks = length_of(real, 2)
         pattern = self._pattern(num_blocks, inputs.use_causal_mask)
         return combine_masks(self.shared_padding(real), pattern)
 
     def _pattern(self, num_blocks, causal):
-        """Which slots each head, block and query sees, as a NumPy array."""
+        """Which slots each block and query sees, `<bool>[blocks, queries, slots]`.
+
+        Where heads do not see the same, with an axis of heads in front.
+        """
         size, columns = self.block_length, self.num_summary_columns
-        block = np.arange(num_blocks)[:, None, None]
-        query = np.arange(size)[:, None]
-        own = np.ones((num_blocks, size, size), "bool")
-        if causal:
-            own &= np.arange(size) <= query
-        summary = np.arange(num_blocks * columns)
-        of_block = summary // columns
-        place = size - columns + summary % columns
+        block = numbers(num_blocks)[:, None, None]
+        query = block * size + np.arange(size, dtype="int32")[:, None]
+        slot = numbers(size + num_blocks * columns)
+        is_own = slot < size
+        of_block = (slot - size) // columns
+        place = size - columns + (slot - size) % columns
+        lib = library(num_blocks)
+        key = lib.where(is_own, block * size + slot, of_block * size + place)
+        seen = key <= query if causal else key >= 0
         if self.arrangement == "merged":
             # The summary of the own block is there already.
-            seen = of_block < block if causal else of_block != block
-            seen = np.broadcast_to(seen, (num_blocks, size, summary.size))
-            return np.concatenate([own, seen], axis=-1)
-        seen = np.ones((num_blocks, size, summary.size), "bool")
-        if causal:
-            seen = of_block * size + place <= block * size + query
-        local = np.concatenate([own, np.zeros_like(seen)], axis=-1)
-        summaries = np.concatenate([np.zeros_like(own), seen], axis=-1)
+            return seen & (is_own | (of_block != block))
         half = self.num_heads // 2
-        return np.stack([local] * half + [summaries] * half)
+        return lib.stack([seen & is_own] * half + [seen & ~is_own] * half)
 
     def get_config(self):
         return {

@@ -6,6 +6,7 @@ from keras import ops
 
 from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.layers.lengths import length_of
 from routing_tf.layers.rules import last_members
 
 
@@ -127,7 +128,7 @@ class HashedHeads(ClusteredHeads):
 
     def choose(self, scores, mask, training=None):
         # Equal scores: the first tokens win.
-        length = scores.shape[2]
+        length = length_of(scores, 2)
         members = membership.expert_choice(scores, self.window(length), mask)
         if self.compatibility.buckets_filled_up:
             return members, None

@@ -219,11 +219,12 @@ class HeadGroup(keras.layers.Layer):
         **options,
     ):
         """Returns the `HeadInputs` of call arguments."""
-        if use_causal_mask and query.shape[2] != value.shape[2]:
+        lengths = query.shape[2], value.shape[2]
+        if use_causal_mask and None not in lengths and lengths[0] != lengths[1]:
             raise ValueError(
                 "`use_causal_mask=True` compares positions in one sequence, so `query` "
                 "and `value` must have the same length. "
-                f"Received: lengths {query.shape[2]} and {value.shape[2]}. Leave the "
+                f"Received: lengths {lengths[0]} and {lengths[1]}. Leave the "
                 "causal mask off in attention to another sequence."
             )
         if self.key_shift:

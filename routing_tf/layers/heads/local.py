@@ -10,6 +10,10 @@ from routing_tf.layers import blocks
 from routing_tf.layers import membership
 from routing_tf.layers.decoding.rows import attend_to_rows
 from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.lengths import is_known
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import library
+from routing_tf.layers.lengths import smaller
 from routing_tf.layers.validation import check_non_negative_integer
 
 
@@ -89,9 +93,11 @@ class LocalHeads(HeadGroup):
         self.flange_blocks = _check_flange(flange_blocks, self.block_shape)
 
     def attend(self, inputs, training=None):
-        length, memory_length = inputs.query.shape[2], inputs.value.shape[2]
+        length = length_of(inputs.query, 2)
+        memory_length = length_of(inputs.value, 2)
         grid, block, memory_block = self._layout(inputs, length)
-        if inputs.use_causal_mask and block != memory_block:
+        known = is_known(block, memory_block)
+        if inputs.use_causal_mask and known and block != memory_block:
             raise ValueError(
                 "`memory_block_shape` must equal `block_shape` under a causal mask, "
                 "which compares positions in one sequence. Received: "
@@ -103,16 +109,17 @@ class LocalHeads(HeadGroup):
         if inputs.token_bias is not None:
             bias = window(inputs.token_bias)[..., None, :]
         real = window(self._real(memory_length, inputs.value_mask))
+        num_slots = length_of(real, -1)
         mask = self.shared_padding(real)[..., None, :]
         if inputs.use_causal_mask and len(grid) > 1:
-            mask = ops.logical_and(mask, self._earlier(block, real.shape[-1]))
+            mask = ops.logical_and(mask, self._earlier(block, num_slots))
         output = self.dot_product(
             blocks.break_into_blocks(inputs.query, block, axis=2),
             window(inputs.key),
             window(inputs.value),
             attention_mask=mask,
             bias=bias,
-            offset=self._offset(memory_block, block, real.shape[-1]),
+            offset=self._offset(memory_block, block, num_slots),
             use_causal_mask=inputs.use_causal_mask and len(grid) == 1,
             training=training,
         )
@@ -192,17 +199,23 @@ class LocalHeads(HeadGroup):
 
     def _layout(self, inputs, length):
         """Number of blocks along each axis; tokens of a block, and of the memory's."""
-        memory_length = inputs.value.shape[2]
+        memory_length = length_of(inputs.value, 2)
         if len(self.block_shape) > 1:
             return self._layout_nd(inputs)
-        block = min(self.block_shape[0], length)
+        block = smaller(self.block_shape[0], length)
         num_blocks = -(-length // block)
+        known = is_known(length, memory_length)
         if self.memory_block_shape is None:
-            if length == memory_length:
-                return (num_blocks,), block, block
-            return (num_blocks,), block, -(-memory_length // num_blocks)
-        memory_block = min(self.memory_block_shape[0], memory_length)
-        if num_blocks != -(-memory_length // memory_block):
+            share = -(-memory_length // num_blocks)
+            if known:
+                share = block if length == memory_length else share
+            elif not inputs.is_cross_attention:
+                share = block
+            else:
+                share = ops.where(length == memory_length, block, share)
+            return (num_blocks,), block, share
+        memory_block = smaller(self.memory_block_shape[0], memory_length)
+        if known and num_blocks != -(-memory_length // memory_block):
             raise ValueError(
                 "Local heads pair each block of `query` with the block of `value` at "
                 "the same place, so both must have the same number of blocks. "
@@ -238,9 +251,9 @@ class LocalHeads(HeadGroup):
 
     def _real(self, memory_length, value_mask):
         # Also tells the tokens from the blocks outside the sequence.
-        return (
-            np.ones((1, 1, memory_length), "bool") if value_mask is None else value_mask
-        )
+        if value_mask is not None:
+            return value_mask
+        return library(memory_length).ones((1, 1, memory_length), "bool")
 
     def _earlier(self, block, window):
         """Tells which slots of a window are earlier than a query, `[block, window]`."""

@@ -8,9 +8,11 @@ from keras import ops
 
 from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.layers.lengths import length_of
 from routing_tf.layers.rules import last_members
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import static_length
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -48,7 +50,8 @@ class RandomHeads(ClusteredHeads):
         ValueError: if `num_clusters` or `attention_window` is not a positive integer,
             `seed` is negative, or an argument is refused by `HeadGroup`; when built,
             if `key_dim` is less than 2; when called, if `use_causal_mask=True` and
-            query and value differ in length.
+            query and value differ in length, or a length is unknown while TensorFlow
+            traces the call.
 
     Example:
 
@@ -98,7 +101,8 @@ class RandomHeads(ClusteredHeads):
         return np.moveaxis(scores, 1, 0)[None]
 
     def scores(self, streams, masks, training=None):
-        scores = [self.random_scores(stream.shape[2]) for stream in streams]
+        lengths = [static_length("query", stream, axis=2) for stream in streams]
+        scores = [self.random_scores(length) for length in lengths]
         return [
             ops.broadcast_to(each, (ops.shape(stream)[0], *each.shape[1:]))
             for each, stream in zip(scores, streams, strict=True)
@@ -131,7 +135,7 @@ class RandomHeads(ClusteredHeads):
         return dataclasses.replace(tokens, query_scores=scores, key_scores=scores)
 
     def choose(self, scores, mask, training=None):
-        window = self.window(scores.shape[2])
+        window = self.window(length_of(scores, 2))
         return membership.expert_choice(scores, window, mask), None
 
     def get_config(self):

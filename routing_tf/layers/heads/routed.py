@@ -7,6 +7,7 @@ import keras
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import best_members
 from routing_tf.layers.heads.clustered import CentroidHeads
+from routing_tf.layers.lengths import length_of
 from routing_tf.layers.rules import last_members
 from routing_tf.layers.rules import prefixes
 from routing_tf.layers.validation import check_choice
@@ -173,7 +174,7 @@ class RoutedHeads(CentroidHeads):
         return super().attend(inputs, training=training)
 
     def choose(self, scores, mask, training=None):
-        window = self.window(scores.shape[2])
+        window = self.window(length_of(scores, 2))
         near_tie = 0.0 if training else self.near_tie
         return membership.expert_choice(scores, window, mask, near_tie), None
 

@@ -3,12 +3,13 @@
 import math
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.heads.local import check_block_shape
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 
 
@@ -61,7 +62,7 @@ class StridedHeads(HeadGroup):
         self.block_shape = check_block_shape("block_shape", block_shape)
 
     def attend(self, inputs, training=None):
-        length = inputs.query.shape[2]
+        length = length_of(inputs.query, 2)
         mask = bias = None
         if self.compatibility.strided_padding_is_seen:
             mask = self._blank_queries(inputs.value)
@@ -72,8 +73,8 @@ class StridedHeads(HeadGroup):
         query = self._at_places(inputs.query)
         key = self._at_places(inputs.key)
         if inputs.use_causal_mask:
-            num_blocks = query.shape[3]
-            mask = combine_masks(mask, np.tri(num_blocks, dtype="bool"))
+            block = numbers(length_of(query, 3))
+            mask = combine_masks(mask, block <= block[:, None])
         output = self.dot_product(
             query,
             key,

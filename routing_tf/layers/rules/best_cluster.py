@@ -1,11 +1,12 @@
 """Attention to the members of the best cluster in another sequence."""
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.rules.inside_clusters import member_bias
 from routing_tf.layers.rules.inside_clusters import member_mask
@@ -33,7 +34,8 @@ def attend(group, tokens, training=None):
         tokens.key_scores, tokens.key_mask, training=training
     )
     clusters, num_clusters = own_clusters(tokens.query_scores, inputs.query_mask)
-    chunk_size = chunk_size_for(members.shape[-1])
+    window = group.known_window(length_of(tokens.key, 2))
+    chunk_size = chunk_size_for(window)
     order = ClusterOrder(clusters, num_clusters, chunk_size)
     # Padding may read what it likes.
     read = ops.minimum(order.cluster_of_chunk, tokens.num_clusters - 1)
@@ -47,11 +49,11 @@ def attend(group, tokens, training=None):
         membership.gather(tokens.value, members),
         attention_mask=member_mask(group, inputs, members, belongs),
         bias=member_bias(inputs, members),
-        distances=_distances(order, members.shape[-1]),
+        distances=_distances(order, length_of(members, -1)),
         training=training,
     )
     return without_padding(order.restore(output), inputs.query_mask)
 
 
 def _distances(order, window):
-    return np.arange(window, dtype="int32") - order.ranks()[..., None]
+    return numbers(window) - order.ranks()[..., None]

@@ -1,9 +1,10 @@
 """Dense attention inside each cluster: the release's rule."""
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 
 
@@ -43,7 +44,8 @@ def attend(group, tokens, training=None):
         mask = combine_masks(mask, members[..., None, :] <= last)
     elif group.key_shift:
         # A token does not see its own key.
-        mask = combine_masks(mask, ~np.eye(members.shape[-1], dtype="bool"))
+        places = numbers(length_of(members, -1))
+        mask = combine_masks(mask, places[:, None] != places)
     output = group.dot_product(
         query,
         key,
@@ -60,7 +62,7 @@ def member_bias(inputs, members):
     """Returns the token bias of each member, for all queries; None without one."""
     if inputs.token_bias is None:
         return None
-    length = inputs.value.shape[2]
+    length = length_of(inputs.value, 2)
     return membership.gather_entries(inputs.token_bias, members, length)[..., None, :]
 
 
@@ -68,7 +70,7 @@ def member_mask(group, inputs, members, belongs):
     """Tells which slots of a cluster any query may see; None for all."""
     real = None
     if inputs.value_mask is not None:
-        length = inputs.value.shape[2]
+        length = length_of(inputs.value, 2)
         real = membership.gather_entries(inputs.value_mask, members, length)
         real = group.shared_padding(real)[..., None, :]
     if belongs is not None:

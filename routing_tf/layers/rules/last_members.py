@@ -4,6 +4,7 @@ from keras import ops
 
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
+from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.membership import gather_entries
@@ -33,7 +34,7 @@ def attend(group, tokens, training=None):
         return members_of_query.attend(group, tokens, training)
     inputs = tokens.inputs
     clusters, num_clusters = own_clusters(tokens.key_scores, inputs.key_mask)
-    window = group.window(tokens.length)
+    window = group.known_window(tokens.length)
     order = ClusterOrder(clusters, num_clusters, chunk_size_for(window))
     key = order.arrange(ops.cast(tokens.key, group.compute_dtype))
     query = key
@@ -60,5 +61,5 @@ def _entries(x, inputs, order, window):
     """Returns a mask or bias of positions for each window, or None."""
     if x is None:
         return None
-    entries = gather_entries(x, order.tokens, inputs.value.shape[2])
+    entries = gather_entries(x, order.tokens, length_of(inputs.value, 2))
     return ops.swapaxes(order.windows(entries[..., None], window), -1, -2)

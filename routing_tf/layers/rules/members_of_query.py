@@ -11,6 +11,7 @@ from keras import ops
 from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
+from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.membership import entries_at
@@ -35,7 +36,7 @@ def attend(group, tokens, training=None):
         `<float>[B, H, L, D]`.
     """
     inputs = tokens.inputs
-    window = group.window(tokens.length)
+    window = group.known_window(tokens.length)
     ranges = _Ranges(group, tokens, window)
     key = ranges.keys.arrange(ops.cast(tokens.key, group.compute_dtype))
     query = ops.cast(tokens.query, group.compute_dtype)
@@ -104,7 +105,7 @@ class _Ranges:
         rows = ops.reshape(chunks, (batch, heads, num_chunks, slots * dim))
         rows = membership.gather(rows, ops.maximum(self.chunks, 0))
         num_rows = self.chunks.shape[-1]
-        shape = (batch, heads, self.chunks.shape[2], num_rows * slots, dim)
+        shape = (batch, heads, length_of(self.chunks, 2), num_rows * slots, dim)
         return ops.reshape(rows, shape)
 
     def entries(self, x):

@@ -12,6 +12,9 @@ from routing_tf.layers import membership
 from routing_tf.layers.blocks import break_into_blocks
 from routing_tf.layers.blocks import put_back_blocks
 from routing_tf.layers.blocks import running_sum
+from routing_tf.layers.lengths import is_known
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.rules.inside_clusters import member_bias
@@ -42,11 +45,13 @@ def attend(group, tokens, training=None):
     Returns:
         `<float>[B, H, L, D]`.
     """
-    size = min(group.prefix_block_size or group.attention_window, tokens.length)
+    size = group.prefix_block_size or group.attention_window
+    if is_known(tokens.length):
+        size = min(size, tokens.length)
     queries = ops.cast(tokens.query, group.compute_dtype)
     queries = ops.moveaxis(break_into_blocks(queries, size, axis=2), 2, 0)
-    num_blocks = queries.shape[0]
-    starts = np.arange(num_blocks, dtype="int32") * size
+    num_blocks = length_of(queries, 0)
+    starts = numbers(num_blocks) * size
     draws = _Draws(group.dot_product, num_blocks, training)
 
     def attend_with(block):
@@ -108,11 +113,11 @@ class _Draws:
 
     def __init__(self, dot_product, number, training):
         self._values = None
-        self.seeds = np.zeros(number, "int32")
+        self.seeds = numbers(number)
         if training and dot_product.dropout:
             generator = dot_product.dropout_layer.seed_generator
             self._state = generator.state
-            self.seeds = ops.stack([generator.next() for _ in range(number)])
+            self.seeds = _next_seeds(generator, number)
             self._values = [(v, ops.convert_to_tensor(v)) for v in dot_product.weights]
 
     def starting_at(self, seed):
@@ -120,6 +125,15 @@ class _Draws:
         if self._values is None:
             return contextlib.nullcontext()
         return keras.StatelessScope([*self._values, (self._state, seed)])
+
+
+def _next_seeds(generator, number):
+    """Returns what `generator.next()` would, called `number` times, `[number, 2]`."""
+    first = generator.next()
+    counts = ops.cast(numbers(number + 1), first.dtype)
+    counts = ops.stack([ops.zeros_like(counts), counts], axis=1)
+    generator.state.assign(first + counts[-1])
+    return first + counts[:-1]
 
 
 def attend_block(group, tokens, start, query, training):
@@ -175,9 +189,9 @@ def _find(group, scores, mask, start, size):
     """
     batch, heads, length, clusters = ops.shape(scores)
     scores = ops.swapaxes(scores, 2, 3)
-    real = np.ones((1, 1, length), "bool") if mask is None else mask
+    real = ops.ones((1, 1, length), "bool") if mask is None else mask
     real = ops.broadcast_to(real, (batch, heads, length))
-    before = ops.logical_and(real, np.arange(length) < start)
+    before = ops.logical_and(real, numbers(length) < start)
     best = _best(
         ops.where(before[:, :, None], scores, large_negative(scores.dtype)),
         group.num_candidates(length),
@@ -209,7 +223,7 @@ def _find(group, scores, mask, start, size):
 
 def _best(scores, count, near_tie):
     """Positions of the best tokens, the best first, of equal ones the first one."""
-    length = scores.shape[-1]
+    length = length_of(scores, -1)
     scores = membership.settled(scores, count, near_tie)
     best, positions = ops.top_k(scores, count)
     differs = ops.cast(best[..., :-1] - best[..., 1:] > near_tie, "int32")
@@ -244,7 +258,7 @@ def _ranks(scores, exists, ranks_before, size, near_tie):
     wins = own[..., None, :] > scores[..., None] + near_tie
     ties = ops.abs(own[..., None, :] - own[..., None]) <= near_tie
     ties = ops.logical_and(ties, np.tri(size, k=-1, dtype="bool"))
-    padding = [(0, 0)] * 3 + [(first.shape[-1], 0), (0, 0)]
+    padding = [(0, 0)] * 3 + [(length_of(first, -1), 0), (0, 0)]
     wins = ops.logical_or(wins, ops.pad(ties, padding))
     wins = ops.logical_and(wins, exists[..., None, -size:])
     ranks = ranks_before[..., None] + _count(wins)

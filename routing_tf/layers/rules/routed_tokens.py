@@ -6,6 +6,7 @@ from typing import Any
 from keras import ops
 
 from routing_tf.layers.heads.head_group import HeadInputs
+from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
 
 
@@ -40,7 +41,7 @@ class RoutedTokens:
     @property
     def length(self):
         """Number of queries."""
-        return self.query.shape[2]
+        return length_of(self.query, 2)
 
     @property
     def num_clusters(self):

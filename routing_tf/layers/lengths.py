@@ -1,0 +1,38 @@
+"""Lengths: integers where they are known, scalar tensors where they are not.
+
+On TensorFlow a function may be traced once for sequences of all lengths, as Keras does
+with `fit` and `predict` from the second length on. The length of an axis is then a
+tensor. What is written with these functions works on both, and on integers is computed
+by NumPy while the layer is traced.
+"""
+
+import numpy as np
+from keras import ops
+
+
+def length_of(x, axis):
+    """Returns the length of an axis, an integer if it is known."""
+    length = x.shape[axis]
+    return ops.shape(x)[axis] if length is None else length
+
+
+def is_known(*lengths):
+    """Whether all lengths are integers."""
+    return all(isinstance(length, (int, np.integer)) for length in lengths)
+
+
+def library(*lengths):
+    """Returns NumPy if all lengths are known, and otherwise `keras.ops`."""
+    return np if is_known(*lengths) else ops
+
+
+def smaller(first, second):
+    """Returns the smaller one of two lengths."""
+    if is_known(first, second):
+        return min(first, second)
+    return ops.minimum(first, second)
+
+
+def numbers(length):
+    """Returns the numbers from 0 to `length` - 1, `<int32>[length]`."""
+    return library(length).arange(length, dtype="int32")

@@ -1,0 +1,168 @@
+"""Tests of sequences whose length is unknown while TensorFlow traces a layer."""
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from tests import golden_cases
+from tests.layers import helpers
+
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="JAX always knows the length"
+)
+
+BATCH, DIM = 2, 8
+SHIFTED = {"key_shift": 1, "max_relative_position": 3}
+SEPARATE = {"share_query_key": False, "max_relative_position": 3}
+EXPERT = {"routing": "expert_choice"}
+PREFIX = {**EXPERT, "routing_scope": "prefix"}
+CAUSAL = {
+    "full": lambda: layers.FullHeads(2, max_relative_position=3),
+    "full, shifted": lambda: layers.FullHeads(2, **SHIFTED),
+    "local": lambda: layers.LocalHeads(2, (4,), max_relative_position=3),
+    "local, shifted": lambda: layers.LocalHeads(2, (16,), key_shift=1),
+    "strided": lambda: layers.StridedHeads(2, (3,), **SHIFTED),
+    "fixed": lambda: layers.FixedHeads(2, (4,), num_summary_columns=2),
+    "fixed, separate": lambda: layers.FixedHeads(
+        2, (4,), num_summary_columns=2, arrangement="separate", key_shift=1
+    ),
+    "hashed": lambda: layers.HashedHeads(2, 4, 5, **SHIFTED),
+    "token choice": lambda: layers.RoutedHeads(2, 3, 16, max_relative_position=3),
+    "token choice, shifted": lambda: layers.RoutedHeads(
+        2, 3, 5, key_shift=1, **SEPARATE
+    ),
+    "expert choice": lambda: layers.RoutedHeads(2, 3, 8, **EXPERT, **SHIFTED),
+    "expert choice, separate": lambda: layers.RoutedHeads(
+        2, 3, 5, **EXPERT, **SEPARATE
+    ),
+    "prefix": lambda: layers.RoutedHeads(2, 3, 5, **PREFIX, **SHIFTED),
+    "cluster-strided": lambda: layers.ClusterStridedHeads(2, 3, 5, key_shift=1),
+}
+WITHOUT_A_MASK = {
+    "local": lambda: layers.LocalHeads(2, (8,), max_relative_position=3),
+    "strided": lambda: layers.StridedHeads(2, (3,)),
+    "hashed": lambda: layers.HashedHeads(2, 4, 5),
+    "routed": lambda: layers.RoutedHeads(2, 3, 8, **SEPARATE),
+    "cluster-strided": lambda: layers.ClusterStridedHeads(2, 3, 5),
+}
+
+
+def sequence(length, seed=0):
+    return helpers.normal(BATCH, length, DIM, seed=seed)
+
+
+def free_model(layer, *inputs, **options):
+    """A compiled model of a layer for sequences of any length."""
+    inputs = inputs or [keras.Input((None, DIM))]
+    model = keras.Model(inputs, layer(*inputs, **options))
+    helpers.randomize(model)
+    model.compile("sgd", "mse", jit_compile=False)
+    return model
+
+
+def assert_predicts(model, *batches):
+    """Fails unless compiled predictions for each batch are those of a call."""
+    for batch in batches:
+        expected = golden_cases.to_numpy(model(batch))
+        predicted = model.predict(batch, verbose=0)
+        np.testing.assert_allclose(predicted, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_causal_self_attention(kind):
+    attention = layers.MixedAttention([CAUSAL[kind]()], key_dim=4)
+    inputs = [keras.Input((None, DIM)), keras.Input((None,), dtype="bool")]
+    outputs = attention(inputs[0], query_mask=inputs[1], use_causal_mask=True)
+    model = keras.Model(inputs, outputs)
+    helpers.randomize(model)
+    model.compile(jit_compile=False)
+    lengths = 10, 7
+    batches = [[sequence(n), helpers.tail_mask(n, n, n - 2)] for n in lengths]
+    assert_predicts(model, *batches)
+
+
+@pytest.mark.parametrize("is_cross_attention", [False, True])
+@pytest.mark.parametrize("kind", WITHOUT_A_MASK)
+def test_attention_without_a_causal_mask(kind, is_cross_attention):
+    attention = layers.MixedAttention([WITHOUT_A_MASK[kind]()], key_dim=4)
+    if not is_cross_attention:
+        assert_predicts(free_model(attention), [sequence(10)], [sequence(7)])
+        return
+    model = free_model(attention, keras.Input((None, DIM)), keras.Input((None, DIM)))
+    batches = [[sequence(n), sequence(m, seed=1)] for n, m in ((10, 10), (7, 9))]
+    assert_predicts(model, *batches)
+
+
+def test_blocks_with_a_timing_signal_learn_from_several_lengths():
+    attention = layers.RoutingAttention(
+        4, 4, 3, 5, num_local_heads=2, clustering={"revive_after": 2}
+    )
+    block = layers.TransformerBlock(attention, layers.FeedForward(16))
+    inputs = keras.Input((None, DIM))
+    outputs = block(layers.TimingSignal()(inputs))
+    models = [keras.Model(inputs, outputs)]
+    helpers.randomize(models[0])
+    models.append(keras.models.clone_model(models[0]))
+    models[1].set_weights(models[0].get_weights())
+    # A model that computes eagerly knows all lengths.
+    for model, eager in zip(models, (False, True)):
+        model.compile("sgd", "mse", jit_compile=False, run_eagerly=eager)
+        for length in (10, 7):
+            model.train_on_batch(sequence(length), sequence(length, seed=1))
+    for weights in zip(*(model.get_weights() for model in models)):
+        np.testing.assert_allclose(*weights, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_in_prefixes_draws_alike():
+    import tensorflow as tf
+
+    heads = layers.RoutedHeads(2, 3, 3, **PREFIX, dropout=0.5, dropout_seed=1)
+    attention = layers.MixedAttention([heads], key_dim=4)
+    model = free_model(attention, use_causal_mask=True)
+    state = heads.dot_product.dropout_layer.seed_generator.state
+    weights, results = model.get_weights(), []
+    for eager in (True, False):
+        state.assign([1, 0])
+        model.set_weights(weights)
+        call = model if eager else tf.function(model, reduce_retracing=True)
+        outputs = [call(sequence(n), training=True) for n in (10, 7)]
+        results.append(golden_cases.to_numpy([*outputs, state]))
+    for known, unknown in zip(*results):
+        np.testing.assert_allclose(known, unknown, atol=1e-5)
+
+
+def test_attention_scores():
+    attention = layers.MixedAttention([layers.LocalHeads(2, (4,))], key_dim=4)
+    inputs = keras.Input((None, DIM))
+    model = keras.Model(inputs, attention(inputs, return_attention_scores=True)[1])
+    model.compile(jit_compile=False)
+    assert_predicts(model, sequence(10), sequence(7))
+
+
+def test_exports_free_lengths(tmp_path):
+    import tensorflow as tf
+
+    attention = layers.RoutingAttention(4, 4, 3, 5, num_local_heads=2)
+    model = free_model(attention, use_causal_mask=True)
+    model.export(tmp_path, verbose=False)
+    loaded = tf.saved_model.load(tmp_path)
+    for length in (10, 7):
+        x = tf.constant(sequence(length))
+        np.testing.assert_allclose(loaded.serve([x]), model([x]), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["random", "image"])
+def test_refuses_unknown_lengths_where_it_needs_them(kind):
+    import tensorflow as tf
+
+    group = layers.FullHeads(2)
+    if kind == "random":
+        group = layers.RandomHeads(2, 3, 4)
+    attention = layers.MixedAttention([group], key_dim=4)
+    shape = (BATCH, 4, 4, DIM) if kind == "image" else (BATCH, 4, DIM)
+    attention.build(shape)
+    spec = tf.TensorSpec([BATCH, *[None] * (len(shape) - 2), DIM])
+    message = "length of `query` must be known.*run_eagerly"
+    with pytest.raises(ValueError, match=message):
+        tf.function(attention).get_concrete_function(spec)

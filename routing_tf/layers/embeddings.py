@@ -68,8 +68,8 @@ class TokenEmbedding(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_positive_integer("vocabulary_size", vocabulary_size)
-        check_positive_integer("embedding_dim", embedding_dim)
+        vocabulary_size = check_positive_integer("vocabulary_size", vocabulary_size)
+        embedding_dim = check_positive_integer("embedding_dim", embedding_dim)
         self.vocabulary_size = vocabulary_size
         self.embedding_dim = embedding_dim
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
@@ -145,6 +145,7 @@ class TimingSignal(keras.layers.Layer):
         self.min_timescale = min_timescale
         self.max_timescale = max_timescale
         self.start_index = start_index
+        self._build_at_init()
 
     def call(self, inputs, offset=0):
         signal = self._signal(length_of(inputs, 1), inputs.shape[-1], offset)
@@ -218,6 +219,7 @@ class TokenDropout(keras.layers.Layer):
     def __init__(self, rate, seed=None, **kwargs):
         super().__init__(**kwargs)
         check_rate("rate", rate)
+        self.supports_masking = True
         self.rate = rate
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)

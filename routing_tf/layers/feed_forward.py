@@ -59,7 +59,7 @@ class FeedForward(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_positive_integer("intermediate_dim", intermediate_dim)
+        intermediate_dim = check_positive_integer("intermediate_dim", intermediate_dim)
         check_choice("activation", activation, ACTIVATIONS)
         check_rate("dropout", dropout)
         self.supports_masking = True

@@ -68,8 +68,8 @@ class SubpixelEmbedding(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_positive_integer("vocabulary_size", vocabulary_size)
-        check_positive_integer("embedding_dim", embedding_dim)
+        vocabulary_size = check_positive_integer("vocabulary_size", vocabulary_size)
+        embedding_dim = check_positive_integer("embedding_dim", embedding_dim)
         self.vocabulary_size = vocabulary_size
         self.embedding_dim = embedding_dim
         self.block_shape = block_shape
@@ -222,7 +222,7 @@ class RowColumnEmbedding(keras.layers.Layer):
 
     def __init__(self, max_length, **kwargs):
         super().__init__(**kwargs)
-        check_positive_integer("max_length", max_length)
+        max_length = check_positive_integer("max_length", max_length)
         self.max_length = max_length
 
     def build(self, inputs_shape):

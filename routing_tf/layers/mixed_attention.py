@@ -1,6 +1,7 @@
 """Multi-head attention whose heads may each follow another pattern."""
 
 import math
+import warnings
 from functools import partial
 
 import keras
@@ -39,7 +40,8 @@ class MixedAttention(LowRankAdaptation):
     sequence, block after block, and "earlier" means earlier in this blocked order.
 
     Args:
-        head_groups: list of `HeadGroup` layers such as `RoutedHeads` or `LocalHeads`.
+        head_groups: list of `HeadGroup` layers such as `RoutedHeads` or `LocalHeads`,
+            which have dtype policies of their own.
         key_dim: size of a query or key of one head.
         value_dim: size of a value of one head; None (the default) for `key_dim`.
         output_dim: size of the output; None (the default) for the size of the query.
@@ -75,6 +77,7 @@ class MixedAttention(LowRankAdaptation):
         key: None (the default), or `value` once more, as calls of
             `keras.layers.MultiHeadAttention` have it: keys are made from `value`.
         query_mask: `<bool>[batch, length]`, True for real tokens; None for no padding.
+            What stands at padding must be finite.
             Filled from the Keras mask of `query`. This and all that follows goes by
             name.
         value_mask: `<bool>[batch, memory length]`, likewise for `value`; in
@@ -166,10 +169,11 @@ class MixedAttention(LowRankAdaptation):
         super().__init__(**kwargs)
         self.supports_masking = True
         self.remat = remat
-        check_positive_integer("key_dim", key_dim)
-        for name, size in (("value_dim", value_dim), ("output_dim", output_dim)):
-            if size is not None:
-                check_positive_integer(name, size)
+        key_dim = check_positive_integer("key_dim", key_dim)
+        if value_dim is not None:
+            value_dim = check_positive_integer("value_dim", value_dim)
+        if output_dim is not None:
+            output_dim = check_positive_integer("output_dim", output_dim)
         self.head_groups = _check_head_groups(head_groups)
         self.key_dim = key_dim
         self.value_dim = value_dim
@@ -187,8 +191,22 @@ class MixedAttention(LowRankAdaptation):
         self.bias_initializer = initializer("bias_initializer", bias_initializer)
         self.bias_regularizer = regularizer("bias_regularizer", bias_regularizer)
         self.bias_constraint = constraint("bias_constraint", bias_constraint)
+        self._warn_of_other_dtypes()
         for group in self.head_groups:
             group.set_sizes(key_dim, value_dim or key_dim)
+
+    def _warn_of_other_dtypes(self):
+        others = [
+            f"{group.name!r} in {group.compute_dtype}"
+            for group in self.head_groups
+            if group.compute_dtype != self.compute_dtype
+        ]
+        if others:
+            warnings.warn(
+                f"Head groups do not compute in the {self.compute_dtype} of the layer "
+                f"{self.name!r}: {', '.join(others)}. Pass them the same `dtype`",
+                stacklevel=3,
+            )
 
     @property
     def num_heads(self):
@@ -222,6 +240,7 @@ class MixedAttention(LowRankAdaptation):
         self.value_kernel = self._kernel("value", (memory_dim, heads * value_dim))
         if self.shared_head_projection:
             self.head_kernel = self._kernel("head", (value_dim, value_dim))
+        self.input_spec = keras.layers.InputSpec(axes={-1: dim})
         output_dim = self.output_dim or dim
         self.output_kernel = self._kernel("output", (heads * value_dim, output_dim))
         for name in ("query", "key", "value", "output"):
@@ -309,8 +328,7 @@ class MixedAttention(LowRankAdaptation):
         ```
         """
         lengths = max_length if isinstance(max_length, (tuple, list)) else (max_length,)
-        for length in lengths:
-            check_positive_integer("max_length", length)
+        lengths = [check_positive_integer("max_length", length) for length in lengths]
         order = self._positions(
             "max_length", f"max_length={max_length!r}", tuple(lengths)
         )

@@ -238,13 +238,13 @@ class OnlineKMeans(OwnLosses):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_positive_integer("num_clusters", num_clusters)
+        num_clusters = check_positive_integer("num_clusters", num_clusters)
         check_choice("update_rule", update_rule, UPDATE_RULES)
         check_choice(
             "centroid_initialization", centroid_initialization, CENTROID_INITIALIZATIONS
         )
         if revive_after is not None:
-            check_positive_integer("revive_after", revive_after)
+            revive_after = check_positive_integer("revive_after", revive_after)
         if not isinstance(decay, numbers.Real) or not 0 <= decay <= 1:
             raise ValueError(
                 f"`decay` must be in the range [0, 1]. Received: decay={decay!r}"
@@ -537,6 +537,15 @@ class OnlineKMeans(OwnLosses):
             "balance_rate": self.balance_rate,
             "compatibility": self.compatibility.to_dict(),
         }
+
+    def compute_output_spec(self, tokens, *args, **kwargs):
+        def scores(tokens):
+            shape = (*tokens.shape[:-1], self.num_clusters)
+            return keras.KerasTensor(shape, dtype="float32")
+
+        if isinstance(tokens, (list, tuple)):
+            return tuple(scores(stream) for stream in tokens)
+        return scores(tokens)
 
     def compute_output_shape(self, tokens_shape):
         if isinstance(tokens_shape[0], (list, tuple)):

@@ -64,7 +64,9 @@ class RelativePosition(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_positive_integer("max_relative_position", max_relative_position)
+        max_relative_position = check_positive_integer(
+            "max_relative_position", max_relative_position
+        )
         self.max_relative_position = max_relative_position
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.key_initializer = keras.initializers.get(key_initializer)

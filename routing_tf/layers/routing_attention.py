@@ -8,6 +8,7 @@ from routing_tf.layers.mixed_attention import MixedAttention
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
+from routing_tf.layers.validation import is_integer
 
 CLUSTERING = (
     "decay",
@@ -135,14 +136,16 @@ class RoutingAttention(MixedAttention):
         seed=None,
         **kwargs,
     ):
-        check_positive_integer("num_heads", num_heads)
-        check_positive_integer("attention_window", attention_window)
+        num_heads = check_positive_integer("num_heads", num_heads)
+        attention_window = check_positive_integer("attention_window", attention_window)
         if seed is not None:
-            check_non_negative_integer("seed", seed)
-        _check_num_local_heads(num_local_heads, num_heads)
+            seed = check_non_negative_integer("seed", seed)
+        num_local_heads = _check_num_local_heads(num_local_heads, num_heads)
         initializer("kernel_initializer", kernel_initializer)
         if local_block_size is not None:
-            check_positive_integer("local_block_size", local_block_size)
+            local_block_size = check_positive_integer(
+                "local_block_size", local_block_size
+            )
         clustering = dict(clustering or {})
         unknown = sorted(set(clustering) - set(CLUSTERING))
         if unknown:
@@ -158,10 +161,11 @@ class RoutingAttention(MixedAttention):
             "dtype": kwargs.get("dtype"),
         }
         groups = []
-        if num_local_heads < num_heads:
+        num_routed = num_heads - num_local_heads
+        if num_routed:
             groups.append(
                 RoutedHeads(
-                    num_heads - num_local_heads,
+                    num_routed,
                     num_clusters=num_clusters,
                     attention_window=attention_window,
                     routing=routing,
@@ -194,18 +198,18 @@ class RoutingAttention(MixedAttention):
             kernel_initializer=kernel_initializer,
             **kwargs,
         )
-        self.num_clusters = num_clusters
+        self.num_clusters = int(num_clusters) if num_routed else num_clusters
         self.attention_window = attention_window
         self.num_local_heads = num_local_heads
         self.local_block_size = local_block_size
         self.routing = routing
         self.routing_scope = routing_scope
-        self.prefix_block_size = prefix_block_size
-        self.max_relative_position = max_relative_position
+        self.prefix_block_size = prefix_block_size and int(prefix_block_size)
+        self.max_relative_position = groups[0].max_relative_position
         self.share_query_key = share_query_key
         self.clustering = clustering
         self.dropout = dropout
-        self.key_shift = key_shift
+        self.key_shift = groups[0].key_shift
         self.seed = seed
 
     def get_config(self):
@@ -239,11 +243,10 @@ class RoutingAttention(MixedAttention):
 
 
 def _check_num_local_heads(num_local_heads, num_heads):
-    is_integer = isinstance(num_local_heads, int)
-    is_integer = is_integer and not isinstance(num_local_heads, bool)
-    if not is_integer or not 0 <= num_local_heads <= num_heads:
+    if not is_integer(num_local_heads) or not 0 <= num_local_heads <= num_heads:
         raise ValueError(
             "`num_local_heads` counts those of the `num_heads` heads that are local, "
             f"so it must be in the range [0, {num_heads}]. "
             f"Received: num_local_heads={num_local_heads!r}, num_heads={num_heads}"
         )
+    return int(num_local_heads)

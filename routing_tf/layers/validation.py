@@ -5,20 +5,27 @@ import numbers
 import keras
 
 
+def is_integer(value):
+    """Whether a value is an integer of Python or NumPy, and no truth value."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
 def check_positive_integer(name, value):
-    """Raises a `ValueError` unless `value` is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    """Returns an integer of at least 1 as an `int`; else raises a `ValueError`."""
+    if not is_integer(value) or value < 1:
         raise ValueError(
             f"`{name}` must be a positive integer. Received: {name}={value!r}"
         )
+    return int(value)
 
 
 def check_non_negative_integer(name, value):
-    """Raises a `ValueError` unless `value` is an integer of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    """Returns an integer of at least 0 as an `int`; else raises a `ValueError`."""
+    if not is_integer(value) or value < 0:
         raise ValueError(
             f"`{name}` must be an integer of at least 0. Received: {name}={value!r}"
         )
+    return int(value)
 
 
 def check_rate(name, value):

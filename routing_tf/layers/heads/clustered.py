@@ -30,7 +30,8 @@ class ClusteredHeads(HeadGroup):
     attend then is one of `routing_tf.layers.rules`: under a causal mask the group's
     `causal_rule`; in attention to another sequence each query sees the members of its
     best cluster; else attention is dense inside each cluster, and a token's results
-    are averaged over the clusters it sits in.
+    are averaged over the clusters it sits in. Queries and keys are normalised and
+    scored in float32, with `dtype="float64"` too.
 
     Args:
         num_heads: number of heads in the group.
@@ -65,7 +66,7 @@ class ClusteredHeads(HeadGroup):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        check_positive_integer("attention_window", attention_window)
+        attention_window = check_positive_integer("attention_window", attention_window)
         check_choice("query_cluster", query_cluster, QUERY_CLUSTERS)
         self.query_cluster = query_cluster
         self.attention_window = attention_window
@@ -298,7 +299,9 @@ class CentroidHeads(ClusteredHeads):
     ):
         super().__init__(num_heads, attention_window, **kwargs)
         if prefix_block_size is not None:
-            check_positive_integer("prefix_block_size", prefix_block_size)
+            prefix_block_size = check_positive_integer(
+                "prefix_block_size", prefix_block_size
+            )
         self.num_clusters = num_clusters
         self.decay = decay
         self.commitment_weight = commitment_weight

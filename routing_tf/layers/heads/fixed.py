@@ -76,7 +76,9 @@ class FixedHeads(HeadGroup):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        check_positive_integer("num_summary_columns", num_summary_columns)
+        num_summary_columns = check_positive_integer(
+            "num_summary_columns", num_summary_columns
+        )
         check_choice("arrangement", arrangement, ARRANGEMENTS)
         self.block_shape = check_block_shape("block_shape", block_shape)
         if num_summary_columns > self.block_length:

@@ -8,6 +8,7 @@ from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.rules import last_members
+from routing_tf.layers.validation import is_integer
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -70,12 +71,12 @@ class HashedHeads(ClusteredHeads):
 
     def __init__(self, num_heads, num_buckets, attention_window, **kwargs):
         super().__init__(num_heads, attention_window, **kwargs)
-        if not isinstance(num_buckets, int) or num_buckets < 2:
+        if not is_integer(num_buckets) or num_buckets < 2:
             raise ValueError(
                 "`num_buckets` must be an integer of at least 2. "
                 f"Received: num_buckets={num_buckets!r}"
             )
-        self.num_buckets = num_buckets
+        self.num_buckets = int(num_buckets)
 
     @property
     def num_bits(self):

@@ -13,8 +13,10 @@ from routing_tf.layers.decoding import recent_tokens
 from routing_tf.layers.scaled_dot_product import ScaledDotProduct
 from routing_tf.layers.scaled_dot_product import large_negative
 from routing_tf.layers.validation import check_choice
+from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
+from routing_tf.layers.validation import is_integer
 
 # Hides a token from all that see another one.
 LEAST_WEIGHTED_BIAS = -5e8
@@ -136,7 +138,13 @@ class HeadGroup(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_positive_integer("num_heads", num_heads)
+        if max_relative_position is not None:
+            max_relative_position = check_positive_integer(
+                "max_relative_position", max_relative_position
+            )
+        if dropout_seed is not None:
+            dropout_seed = check_non_negative_integer("dropout_seed", dropout_seed)
+        num_heads = check_positive_integer("num_heads", num_heads)
         check_choice("token_bias_weight", token_bias_weight, TOKEN_BIAS_WEIGHTS)
         self.num_heads = num_heads
         self.max_relative_position = max_relative_position
@@ -149,9 +157,9 @@ class HeadGroup(keras.layers.Layer):
         )
         self.token_bias_weight = token_bias_weight
         self.compatibility = Compatibility.of(compatibility)
-        self.key_shift = key_shift
-        self.dropout_seed = dropout_seed
         check_key_shift("key_shift", key_shift, self.compatibility)
+        self.key_shift = int(key_shift)
+        self.dropout_seed = dropout_seed
         self.dot_product = ScaledDotProduct(
             max_relative_position=max_relative_position,
             dropout=dropout,
@@ -411,8 +419,7 @@ def check_key_shift(name, key_shift, compatibility):
         key_shift: its value.
         compatibility: `Compatibility` of the heads.
     """
-    is_integer = isinstance(key_shift, int) and not isinstance(key_shift, bool)
-    if not is_integer or key_shift not in (0, 1):
+    if not is_integer(key_shift) or key_shift not in (0, 1):
         raise ValueError(
             f"`{name}` must be 0, so that a position offers its own key, or 1, that "
             f"of the token before it. Received: {name}={key_shift!r}"

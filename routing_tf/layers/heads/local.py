@@ -15,6 +15,7 @@ from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import library
 from routing_tf.layers.lengths import smaller
 from routing_tf.layers.validation import check_non_negative_integer
+from routing_tf.layers.validation import is_integer
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -289,12 +290,12 @@ def check_block_shape(name, value):
             f"Received: {name}={value!r}"
         )
     for length in shape:
-        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+        if not is_integer(length) or length < 1:
             raise ValueError(
                 f"`{name}` must be a tuple of positive integers. "
                 f"Received: {name}={value!r}"
             )
-    return shape
+    return tuple(int(length) for length in shape)
 
 
 def _check_memory_block(memory_block_shape, block_shape):
@@ -316,10 +317,11 @@ def _check_flange(flange_blocks, block_shape):
                 f"block. Received: flange_blocks={flange_blocks!r} with "
                 f"block_shape={block_shape}"
             )
-        for number in flange_blocks:
+        return tuple(
             check_non_negative_integer("flange_blocks", number)
-        return tuple(flange_blocks)
-    check_non_negative_integer("flange_blocks", flange_blocks)
+            for number in flange_blocks
+        )
+    flange_blocks = check_non_negative_integer("flange_blocks", flange_blocks)
     return flange_blocks
 
 

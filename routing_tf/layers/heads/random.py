@@ -69,8 +69,8 @@ class RandomHeads(ClusteredHeads):
 
     def __init__(self, num_heads, num_clusters, attention_window, seed=0, **kwargs):
         super().__init__(num_heads, attention_window, **kwargs)
-        check_positive_integer("num_clusters", num_clusters)
-        check_non_negative_integer("seed", seed)
+        num_clusters = check_positive_integer("num_clusters", num_clusters)
+        seed = check_non_negative_integer("seed", seed)
         self.num_clusters = num_clusters
         self.seed = seed
 

@@ -1,0 +1,121 @@
+"""Keras's own test of a layer, on every public layer."""
+
+import keras
+import numpy as np
+import pytest
+from keras.src.testing import TestCase
+
+from routing_tf import layers
+from tests.layers import helpers
+
+SHAPE = (2, 6, 8)
+
+
+def mixed(group):
+    """Arguments of an attention layer with one group, which each layer makes anew."""
+    group = keras.saving.serialize_keras_object(group)
+    return layers.MixedAttention, {"head_groups": [group], "key_dim": 4}, {}
+
+
+def parts(**names):
+    return {
+        name: keras.saving.serialize_keras_object(part) for name, part in names.items()
+    }
+
+
+ROUTING = {"num_heads": 2, "key_dim": 4, "num_clusters": 2, "attention_window": 4}
+IDS = {"input_dtype": "int32", "input_shape": (2, 6)}
+MASKS = {"supports_masking": True}
+EXACT = {"run_mixed_precision_check": False}
+CASES = {
+    "routing": (layers.RoutingAttention, {**ROUTING, "num_local_heads": 1}, MASKS),
+    "biases": (
+        layers.RoutingAttention,
+        {**ROUTING, "use_bias": True, "kernel_regularizer": "l2", "seed": 1},
+        {"expected_num_losses": 4, "expected_num_trainable_weights": 6},
+    ),
+    "full": mixed(layers.FullHeads(2, max_relative_position=2)),
+    "local": mixed(layers.LocalHeads(2, (4,))),
+    "strided": mixed(layers.StridedHeads(2, (4,))),
+    "fixed": mixed(layers.FixedHeads(2, (4,), num_summary_columns=1)),
+    "hashed": mixed(layers.HashedHeads(2, 2, 4)),
+    "random": mixed(layers.RandomHeads(2, 2, 4)),
+    "cluster-strided": mixed(layers.ClusterStridedHeads(2, 2, 4)),
+    "kmeans": (layers.OnlineKMeans, {"num_clusters": 2}, {"input_shape": (2, 3, 6, 4)}),
+    "dot_product": (
+        layers.ScaledDotProduct,
+        {"max_relative_position": 2},
+        {"input_shape": {f"{name}_shape": SHAPE for name in ("query", "key", "value")}},
+    ),
+    "block": (
+        layers.TransformerBlock,
+        parts(
+            attention=layers.MixedAttention([layers.FullHeads(2)], 4),
+            feed_forward=layers.FeedForward(8),
+        ),
+        MASKS,
+    ),
+    "steps": (layers.SublayerSteps, {"steps": "nd", "dropout": 0.1}, MASKS),
+    "feed_forward": (layers.FeedForward, {"intermediate_dim": 8}, MASKS),
+    "embedding": (
+        layers.TokenEmbedding,
+        {"vocabulary_size": 9, "embedding_dim": 4},
+        {**IDS, "input_data": np.ones((2, 6), "int32")},
+    ),
+    "timing": (
+        layers.TimingSignal,
+        {},
+        {**MASKS, "assert_built_after_instantiation": True},
+    ),
+    "token_dropout": (layers.TokenDropout, {"rate": 0.5}, {**MASKS, **EXACT}),
+    "rows_and_columns": (
+        layers.RowColumnEmbedding,
+        {"max_length": 4},
+        {"input_shape": (2, 3, 4, 8)},
+    ),
+    "subpixels": (
+        layers.SubpixelEmbedding,
+        {"vocabulary_size": 9, "embedding_dim": 4},
+        {"input_data": np.ones((2, 2, 2, 3), "int32"), "input_dtype": "int32"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_passes_the_test_of_keras(case):
+    layer_class, settings, options = CASES[case]
+    options = {"input_shape": SHAPE, "run_training_check": False, **options}
+    if "input_data" in options:
+        options.pop("input_shape")
+        options.pop("input_dtype")
+    TestCase().run_layer_test(layer_class, settings, **options)
+
+
+def test_dropped_tokens_keep_the_mask():
+    ids = keras.ops.convert_to_tensor(np.array([[1, 2, 0]]))
+    embedded = keras.layers.Embedding(4, 3, mask_zero=True)(ids)
+    dropped = layers.TokenDropout(0.5)(embedded, training=True)
+    mask = keras.ops.convert_to_numpy(keras.src.backend.get_keras_mask(dropped))
+    np.testing.assert_array_equal(mask, [[True, True, False]])
+
+
+def test_integers_of_numpy_are_integers():
+    settings = {name: np.int64(value) for name, value in ROUTING.items()}
+    attention = layers.RoutingAttention(**settings, max_relative_position=np.int32(3))
+    local = layers.LocalHeads(np.int64(1), (np.int64(4),), key_shift=np.int64(0))
+    for layer in (attention, local, layers.HashedHeads(1, np.int64(4), 2)):
+        config = layer.get_config()
+        assert helpers.as_json(config) and type(config["num_heads"]) is int
+
+
+def test_refuses_a_query_of_another_depth():
+    attention = layers.RoutingAttention(**ROUTING)
+    attention.build(SHAPE)
+    with pytest.raises(ValueError, match="expected axis -1 .* to have value 8"):
+        attention(np.ones((2, 6, 5), "float32"))
+
+
+def test_warns_of_groups_that_compute_in_another_dtype():
+    group = layers.FullHeads(2, name="exact")
+    with pytest.warns(UserWarning, match="'exact' in float32"):
+        layers.MixedAttention([group], key_dim=4, dtype="mixed_bfloat16")

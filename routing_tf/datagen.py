@@ -15,6 +15,7 @@ import os
 import pathlib
 import sys
 
+import tensorflow_datasets as tfds
 from absl import app
 from absl import flags
 
@@ -74,6 +75,8 @@ def run(options):
         ValueError: if the problem does not exist, or its raw files are missing,
             damaged or something else.
     """
+    if not sys.stderr.isatty():
+        tfds.disable_progress_bar()
     settings = commands.parse_problem_options(options.problem_option)
     if options.train_split:
         settings["train_split"] = options.train_split

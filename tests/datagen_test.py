@@ -58,7 +58,8 @@ def files_below(path):
 
 def test_says_what_it_made(wikitext, capsys):
     assert not prepare(wikitext, "wikitext103")
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "\r" not in err  # no progress bar in a file
     assert "train: " in out
     assert "validation: " in out
     assert "words, " in out

@@ -28,7 +28,9 @@ def call_and_forget(layer, function, tensors):
     Returns:
         What the function returned.
     """
-    trainable, fixed = layer.trainable_variables, layer.non_trainable_variables
+    # A layer that is frozen may have sublayers that are not, as with LoRA.
+    trainable = [variable for variable in layer.variables if variable.trainable]
+    fixed = [variable for variable in layer.variables if not variable.trainable]
     with AutocastScope(None):
         # Copies: what `convert_to_tensor` returns on TensorFlow changes with them.
         values = [ops.copy(variable) for variable in trainable]

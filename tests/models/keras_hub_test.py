@@ -245,8 +245,9 @@ def test_lora_adapts_feed_forward_layers():
     assert parts == {"input", "gate", "output", "attention"}
 
 
-def test_what_lora_learns_is_saved(tmp_path):
-    lm = language_model()
+@pytest.mark.parametrize("remat", [False, True])
+def test_what_lora_learns_is_saved(remat, tmp_path):
+    lm = language_model(remat=remat)
     fixed = lm.variables
     before = values(fixed)
     lm.backbone.enable_lora(2)
@@ -261,7 +262,7 @@ def test_what_lora_learns_is_saved(tmp_path):
 
     path = tmp_path / "tuned.lora.h5"
     lm.backbone.save_lora_weights(path)
-    copy = language_model()
+    copy = language_model(remat=remat)
     copy.backbone.load_lora_weights(path)
     copy.logits_dense.trainable = False
     assert_same(copy.trainable_weights, adapters)

@@ -6,7 +6,6 @@ nobody takes half of it for the whole.
 """
 
 import contextlib
-import fcntl
 import io
 import json
 import os
@@ -16,6 +15,8 @@ import time
 
 import numpy as np
 from absl import logging
+
+from routing_tf import folder_lock
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
 
@@ -149,22 +150,18 @@ def alone(folder):
     Raises:
         ValueError: if it cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise ValueError(
-            f"The folder {str(folder)!r} must be writable. Received: {error}"
-        ) from error
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(folder_lock.hold(folder, wait=False))
         except BlockingIOError:
             logging.warning("waiting for another process that writes to %s", folder)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            stack.enter_context(folder_lock.hold(folder))
+        except OSError as error:
+            raise ValueError(
+                f"The folder {str(folder)!r} must be writable. Received: {error}"
+            ) from error
         yield
-    finally:
-        os.close(lock)
 
 
 class _Writer:

@@ -398,11 +398,6 @@ def test_trains_a_step_under_mixed_precision(dtype, remat):
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="Keras cannot export on JAX"
 )
-@pytest.mark.xfail(
-    strict=True,
-    reason="Saving traces the inner model with lengths unknown. To be unmarked once "
-    "layers accept lengths that are unknown while they are traced.",
-)
 def test_export_inside_another_model(tmp_path):
     inputs = {
         name: keras.Input((12,), dtype=dtype, name=name)

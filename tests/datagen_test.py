@@ -268,9 +268,9 @@ ROW = re.compile(
 )
 
 
-def test_the_recipes_of_the_readme_fit():
-    readme = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
-    rows = list(ROW.finditer(readme))
+def test_the_documented_recipes_fit():
+    page = pathlib.Path(__file__).parents[1] / "docs/data.md"
+    rows = list(ROW.finditer(page.read_text()))
     assert len(rows) == 5
     for row in rows:
         prepared, trained = flags.FlagValues(), flags.FlagValues()

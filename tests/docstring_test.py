@@ -1,4 +1,4 @@
-"""Runs every Python example of the README and of the package's docstrings."""
+"""Runs every Python example of the documentation and of the package's docstrings."""
 
 import ast
 import pathlib
@@ -29,7 +29,7 @@ def texts():
         tree = ast.parse(path.read_text(), filename=path)
         for name, line, text in docstrings(tree, ""):
             yield path, name.removeprefix("."), line, text
-    for path in ROOT.glob("README.md"):
+    for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))):
         yield path, "", 1, path.read_text()
 
 

@@ -1,4 +1,4 @@
-"""The README's tables of presets are those that the command prints."""
+"""The documented tables of presets are those that the command prints."""
 
 import json
 import math
@@ -21,10 +21,10 @@ def count_in_the_table(name):
     return sum(map(math.prod, preset_table.expand(weights).values()))
 
 
-def test_readme_holds_the_tables():
+def test_the_documentation_holds_the_tables():
     tables = preset_table.tables(count_in_the_table)
     assert f"<!-- preset table -->\n{tables}<!-- end of preset table -->" in (
-        (ROOT / "README.md").read_text()
+        (ROOT / "docs/presets.md").read_text()
     )
 
 

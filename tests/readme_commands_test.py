@@ -1,4 +1,4 @@
-"""Runs the commands of the README on generating and serving, word for word."""
+"""Runs the documented commands on generating and serving, word for word."""
 
 import os
 import pathlib
@@ -10,6 +10,7 @@ import keras
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
+PAGE = ROOT / "docs/decoding_and_serving.md"
 SECTION = r"^## {}\n(?P<text>.*?)(?=^## )"
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<code>.*?)^```", re.M | re.S)
 # The runs that the commands take, quickly made.
@@ -23,8 +24,7 @@ python -m routing_tf.train --model_dir=runs/digits --problem=digits \
 
 def blocks(section):
     """Returns the code of a section as pairs of language and lines."""
-    readme = (ROOT / "README.md").read_text()
-    match = re.search(SECTION.format(section), readme, re.M | re.S)
+    match = re.search(SECTION.format(section), PAGE.read_text(), re.M | re.S)
     found = [
         (block["language"], block["code"]) for block in BLOCK.finditer(match["text"])
     ]

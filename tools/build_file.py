@@ -34,7 +34,10 @@ DATA = {
     ],
     "tests/golden_cases.py": ["tests/golden/**"],
     "tests/models/preset_variables_test.py": ["tests/models/preset_variables.json"],
-    "tests/preset_table_test.py": ["README.md", "tests/models/preset_variables.json"],
+    "tests/preset_table_test.py": [
+        "docs/presets.md",
+        "tests/models/preset_variables.json",
+    ],
 }
 HEADER = '''\
 """Written by tools/build_file.py from the imports; not edited by hand."""

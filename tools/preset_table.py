@@ -1,4 +1,4 @@
-"""Prints the README's tables of presets, or every variable of every preset.
+"""Prints the tables of presets of docs/presets.md, or every variable of every preset.
 
 Usage: python tools/preset_table.py [--variables] [--output=FILE]
 Models are built at full size without memory for their weights.

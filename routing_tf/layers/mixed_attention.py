@@ -70,8 +70,9 @@ class MixedAttention(LowRankAdaptation):
         bias_constraint: the same for the biases.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
-    Call arguments (for positions on two axes read `height, width` for `length`):
-        query: `<float>[batch, length, dim]`.
+    Call arguments:
+        query: `<float>[batch, length, dim]`; for positions on two axes, here and below,
+            `height, width` in place of `length`.
         value: `<float>[batch, memory length, memory dim]`; None (the default) for
             `query`.
         key: None (the default), or `value` once more, as calls of

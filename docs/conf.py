@@ -1,0 +1,54 @@
+"""How Sphinx builds the documentation: `python -m sphinx -W docs docs/_build`."""
+
+import os
+import re
+
+# The documentation of the layers needs no accelerator and says nothing of one.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+from routing_tf import __version__
+
+project = "routing_tf"
+author = "the routing_tf authors"
+version = release = __version__
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"routing_tf {version}"
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+nb_execution_mode = "cache"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 600
+default_role = "literal"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "imported-members": True}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_custom_sections = [("Call arguments", "params_style"), ("State", "notes")]
+CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w+)$")
+
+
+def to_restructured_text(app, what, name, of, options, lines):
+    """Turns the Markdown of a docstring into what reStructuredText has for it."""
+    found, language = [], None
+    for line in lines:
+        opens = FENCE.match(line)
+        if opens and language is None:
+            language = opens["language"]
+            found += ["", f"{opens['indent']}.. code-block:: {language}", ""]
+        elif line.strip() == "```" and language is not None:
+            language = None
+            found.append("")
+        elif language is not None:
+            found.append(f"    {line}" if line else line)
+        else:
+            found.append(CODE.sub(r"``\1``", line))
+    lines[:] = found
+
+
+def setup(app):
+    """Registers what turns docstrings, before napoleon reads their sections."""
+    app.connect("autodoc-process-docstring", to_restructured_text, priority=400)

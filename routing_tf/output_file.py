@@ -1,6 +1,7 @@
 """What commands write: all of it, or beside the place where it belongs."""
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -17,6 +18,7 @@ def open_output(path):
 
     Until then it is beside it, as `PATH.partial`, and an earlier file stays. If an
     exception ends the block, what there is remains, and a line on stderr says where.
+    What a killed command has left there is kept, as `PATH.partial.1` and so on.
 
     Args:
         path: the path; None for no file. What is no regular file, such as a pipe, is
@@ -35,6 +37,10 @@ def open_output(path):
             yield file
         return
     partial = path.with_name(f"{path.name}{PARTIAL}")
+    if partial.exists() and partial.stat().st_size:
+        kept = _free_name(partial)
+        partial.replace(kept)
+        print(f"what an earlier command left is now {kept}", file=sys.stderr)
     try:
         with open_text(partial) as file:
             yield file
@@ -45,6 +51,11 @@ def open_output(path):
             partial.unlink(missing_ok=True)
         raise
     partial.replace(path)
+
+
+def _free_name(path):
+    names = (path.with_name(f"{path.name}.{n}") for n in itertools.count(1))
+    return next(name for name in names if not name.exists())
 
 
 @contextlib.contextmanager
@@ -71,12 +82,13 @@ def fill_folder(path):
     except BaseException:
         shutil.rmtree(folder if is_new else partial)
         raise
-    for source in sorted(partial.rglob("*")):  # folders before what is in them
-        target = folder / source.relative_to(partial)
-        if source.is_dir():
-            target.mkdir(exist_ok=True)
-        else:
-            source.replace(target)
+    paths = sorted(partial.rglob("*"))  # folders before what is in them
+    for source in filter(pathlib.Path.is_dir, paths):
+        (folder / source.relative_to(partial)).mkdir(exist_ok=True)
+    # What is at the top, such as a graph, comes when all that it reads is there.
+    files = [path for path in paths if not path.is_dir()]
+    for source in sorted(files, key=lambda path: -len(path.parts)):
+        source.replace(folder / source.relative_to(partial))
     shutil.rmtree(partial)
 
 

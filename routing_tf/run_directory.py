@@ -176,8 +176,11 @@ class RunConfig:
 
         Args:
             problem: its problem.
-            split: the split, which counts only if the run has used it.
+            split: the split; one that the run has not used stands for the last one
+                that it has, as data change as a whole.
         """
+        if split not in self.num_tokens and self.num_tokens:
+            split = list(self.num_tokens)[-1]
         there = self.num_tokens.get(split), self.checksums.get(split)
         here = problem.num_tokens(split), problem.checksum(split)
         if any(was not in (None, now) for was, now in zip(there, here)):

@@ -483,11 +483,16 @@ def train(config, problem, engine, options):
         on_nan=options.on_nan,
     )
     if result is None:
+        is_read = trainer.stopped_by != signal.SIGPIPE
         if engine.is_chief:
             print(
+                f"{'' if is_read else 'nobody reads what is printed: '}"
                 f"stopped at step {trainer.step}; to continue: "
-                f"python -m routing_tf.train --model_dir={options.model_dir}"
+                f"python -m routing_tf.train --model_dir={options.model_dir}",
+                file=sys.stdout if is_read else sys.stderr,
             )
+        if not is_read:
+            return 1
         # Who sends SIGTERM wants an orderly end, and gets one.
         return 0 if trainer.stopped_by == signal.SIGTERM else commands.INTERRUPTED
     if engine.is_chief:

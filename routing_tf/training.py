@@ -202,7 +202,7 @@ class Trainer:
         lm: the language model, with an encoder or without, or an image model.
         scorer: a `TokenScorer` of it.
         step: number of steps trained.
-        stopped_by: number of the signal that ended `train` early, SIGTERM where the
+        stopped_by: number of the signal that ended `train` early, SIGPIPE where the
             reader of its output was gone, or None.
 
     Raises:
@@ -333,7 +333,7 @@ class Trainer:
 
     def _end_early(self):
         self._checkpoints.wait()
-        self.stopped_by = self._stop.signal or signal.SIGTERM
+        self.stopped_by = self._stop.signal or signal.SIGPIPE
 
     def _evaluate(self, eval_examples, log):
         """Scores held-out data; the best model so far is kept. None: asked to stop."""

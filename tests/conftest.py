@@ -1,5 +1,8 @@
 """Settings of all tests."""
 
+import ctypes
+import ctypes.util
+import gc
 import os
 
 import numpy as np
@@ -12,6 +15,23 @@ os.environ.setdefault(
 )
 # TensorFlow's notes on processors and accelerators drown the tests' own output.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def memory_is_given_back():
+    """A worker runs many files: what one of them has compiled must not stay."""
+    yield
+    import keras  # after the settings above
+
+    keras.utils.clear_session(free_memory=False)
+    if keras.backend.backend() == "jax":
+        import jax
+
+        jax.clear_caches()
+    gc.collect()
+    trim = getattr(ctypes.CDLL(ctypes.util.find_library("c")), "malloc_trim", None)
+    if trim is not None:  # glibc keeps what is freed
+        trim(0)
 
 
 @pytest.fixture(scope="session")

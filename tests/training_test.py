@@ -334,7 +334,7 @@ class TestTrainer:
             with open(os.devnull, "w") as nowhere:  # for what could not be written
                 os.dup2(nowhere.fileno(), sender)
         os.close(sender)
-        assert trainer.stopped_by == signal.SIGTERM
+        assert trainer.stopped_by == signal.SIGPIPE
         assert [path.name for path in run_checkpoints.paths(tmp_path)] == ["step-1"]
 
     def test_on_nan_is_a_choice(self, finished):

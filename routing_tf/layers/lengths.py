@@ -33,6 +33,18 @@ def smaller(first, second):
     return ops.minimum(first, second)
 
 
+def of_length(x, axis, length):
+    """Returns `x`, whose axis has this length; if it is unknown, it is told here.
+
+    Where it turns out to be another one, the function that was traced fails.
+    """
+    if x.shape[axis] is not None and is_known(length):
+        return x
+    shape = list(ops.shape(x))
+    shape[axis] = length
+    return ops.reshape(x, shape)
+
+
 def numbers(length):
     """Returns the numbers from 0 to `length` - 1, `<int32>[length]`."""
     return library(length).arange(length, dtype="int32")

@@ -375,12 +375,12 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
         print(result.log_likelihoods, result.bits_per_byte)
         ```
         """
-        if (texts is None) == (kwargs.get("token_ids") is None):
+        if texts is not None and kwargs.get("token_ids") is not None:
             raise ValueError(
-                "Either `texts` or `token_ids` must be given. Received: "
-                f"{'neither' if texts is None else 'both'}"
+                "Either `texts` or `token_ids` must be given. Received: both"
             )
-        if texts is not None:
+        if kwargs.get("token_ids") is None:
+            kwargs.pop("token_ids", None)
             return scoring.score(
                 self, texts, targets, reduction, routing_scope, **kwargs
             )

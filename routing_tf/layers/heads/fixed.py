@@ -13,6 +13,7 @@ from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import library
 from routing_tf.layers.lengths import numbers
+from routing_tf.layers.lengths import of_length
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
@@ -116,13 +117,14 @@ class FixedHeads(HeadGroup):
                 f"{length} and {memory_length}. Use routed or full heads for attention "
                 "to another sequence."
             )
+        value = of_length(inputs.value, 2, length)
         bias = None
         if inputs.token_bias is not None:
             bias = self._slots(inputs.token_bias)[..., None, :]
         output = self.dot_product(
             self._blocks(inputs.query),
             self._slots(inputs.key),
-            self._slots(inputs.value),
+            self._slots(value),
             attention_mask=self._mask(inputs),
             bias=bias,
             training=training,

@@ -10,6 +10,9 @@ from routing_tf.layers import key_shift as shift
 from routing_tf.layers.compatibility import Compatibility
 from routing_tf.layers.decoding import memories
 from routing_tf.layers.decoding import recent_tokens
+from routing_tf.layers.lengths import is_known
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import of_length
 from routing_tf.layers.scaled_dot_product import ScaledDotProduct
 from routing_tf.layers.scaled_dot_product import large_negative
 from routing_tf.layers.validation import check_choice
@@ -227,14 +230,8 @@ class HeadGroup(keras.layers.Layer):
         **options,
     ):
         """Returns the `HeadInputs` of call arguments."""
-        lengths = query.shape[2], value.shape[2]
-        if use_causal_mask and None not in lengths and lengths[0] != lengths[1]:
-            raise ValueError(
-                "`use_causal_mask=True` compares positions in one sequence, so `query` "
-                "and `value` must have the same length. "
-                f"Received: lengths {lengths[0]} and {lengths[1]}. Leave the "
-                "causal mask off in attention to another sequence."
-            )
+        if use_causal_mask:
+            value = self._of_length(query, value)
         if self.key_shift:
             _check_shifted_call(use_causal_mask, options)
         # What does not come through `__call__` is not cast by Keras.
@@ -254,6 +251,20 @@ class HeadGroup(keras.layers.Layer):
             use_causal_mask=use_causal_mask,
             **options,
         )
+
+    def _of_length(self, query, value):
+        """Returns `value`; refuses one of another length than `query`."""
+        lengths = length_of(query, 2), length_of(value, 2)
+        if not is_known(*lengths):
+            return of_length(value, 2, lengths[0])
+        if lengths[0] != lengths[1]:
+            raise ValueError(
+                "`use_causal_mask=True` compares positions in one sequence, so `query` "
+                "and `value` must have the same length. "
+                f"Received: lengths {lengths[0]} and {lengths[1]}. Leave the "
+                "causal mask off in attention to another sequence."
+            )
+        return value
 
     def shifted(self, inputs):
         """Returns `HeadInputs` in which keys and values stand as `attend` reads them.

@@ -97,8 +97,10 @@ class LocalHeads(HeadGroup):
         length = length_of(inputs.query, 2)
         memory_length = length_of(inputs.value, 2)
         grid, block, memory_block = self._layout(inputs, length)
-        known = is_known(block, memory_block)
-        if inputs.use_causal_mask and known and block != memory_block:
+        differs = self.memory_block_shape not in (None, self.block_shape)
+        if is_known(block, memory_block):
+            differs = block != memory_block
+        if inputs.use_causal_mask and differs:
             raise ValueError(
                 "`memory_block_shape` must equal `block_shape` under a causal mask, "
                 "which compares positions in one sequence. Received: "

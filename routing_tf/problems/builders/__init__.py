@@ -297,8 +297,10 @@ def _no_leftovers(builder):
             downloads,
             root,
         ):
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
+            # Threads of tfds may still write there, and would hide what was raised.
+            with contextlib.suppress(OSError, tf.errors.OpError):
+                if path.is_dir() and not any(path.iterdir()):
+                    path.rmdir()
         raise
 
 

@@ -1,0 +1,77 @@
+"""Runs the tests, in parts: what XLA has compiled stays until a process ends.
+
+Usage: python tools/run_tests.py [--backends=tensorflow,jax] [-- PYTEST ARGUMENTS]
+All parts run, also if one fails; the exit code tells whether all have passed.
+"""
+
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# They compute nothing with Keras: one backend is enough.
+DATA = (
+    "tests/benchmarks",
+    "tests/build_file_test.py",
+    "tests/datagen_test.py",
+    "tests/output_file_test.py",
+    "tests/preset_table_test.py",
+    "tests/problems",
+    "tests/progress_test.py",
+)
+PARTS = ("tests/layers", "tests/models")
+IN_PARALLEL = ("-n", "auto", "--dist", "loadfile")
+
+
+def rest():
+    """Returns the paths of all tests that no other part has."""
+    found = sorted((ROOT / "tests").iterdir())
+    paths = [f"tests/{path.name}" for path in found if _has_tests(path)]
+    return [path for path in paths if path not in (*DATA, *PARTS)]
+
+
+def _has_tests(path):
+    return path.name.endswith("_test.py") or (
+        path.is_dir() and any(path.glob("**/*_test.py"))
+    )
+
+
+def parts(backends):
+    """Yields pairs of a backend and the paths of the tests that run in one process.
+
+    Args:
+        backends: list of names; the tests of data run on the first one.
+    """
+    for backend in backends:
+        if backend == backends[0]:
+            yield backend, list(DATA)
+        for path in PARTS:
+            yield backend, [path]
+        yield backend, rest()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--backends", default="tensorflow,jax")
+    parser.add_argument("pytest", nargs="*", help="arguments of pytest")
+    options = parser.parse_args()
+    failed = []
+    for backend, paths in parts(options.backends.split(",")):
+        print(f"\n== {backend}: {' '.join(paths)}", flush=True)
+        finished = subprocess.run(
+            [sys.executable, "-m", "pytest", *IN_PARALLEL, *options.pytest, *paths],
+            cwd=ROOT,
+            env={**os.environ, "KERAS_BACKEND": backend},
+        )
+        # 5: all tests of this part were left out, as by `-m`
+        if finished.returncode not in (0, 5):
+            failed.append(f"{backend}: {' '.join(paths)}")
+    for name in failed:
+        print(f"failed: {name}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -311,7 +311,7 @@ def open_run(options, split=None):
     if run_checkpoints.is_run_checkpoint(path):
         model_dir, saved = run_checkpoints.model_dir_of(path), [path]
     else:
-        model_dir, saved = path, run_checkpoints.paths(path, options.checkpoint)
+        model_dir, saved = path, run_checkpoints.resumable(path, options.checkpoint)
     config = run_directory.RunConfig.load(model_dir)
     if config is None or not saved:
         run_directory.refuse_old_checkpoints(model_dir)

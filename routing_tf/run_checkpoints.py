@@ -196,16 +196,17 @@ def paths(model_dir, which="last"):
     return _paths_in(folder_of(model_dir) / ("best" if which == "best" else ""))
 
 
-def resumable(model_dir):
-    """Returns the paths of the checkpoints that a run can go on from, oldest first.
+def resumable(model_dir, which="last"):
+    """Returns the paths of the checkpoints that can be gone on from, the oldest first.
 
     These are the last ones; or the best, of a run that was killed before the first of
     the others.
 
     Args:
         model_dir: folder of the run.
+        which: `"last"` (the default), or `"best"` for that one alone.
     """
-    return paths(model_dir) or paths(model_dir, "best")
+    return paths(model_dir, which) or paths(model_dir, "best")
 
 
 def _paths_in(folder):

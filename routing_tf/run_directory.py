@@ -492,7 +492,7 @@ def load_language_model(source, which="last"):
     path = pathlib.Path(str(source).removesuffix(".index"))
     if run_checkpoints.is_run_checkpoint(path):
         return load_run(path)
-    saved = run_checkpoints.paths(path, which)
+    saved = run_checkpoints.resumable(path, which)
     if saved:
         return load_run(saved[-1])
     if run_checkpoints.paths(path):

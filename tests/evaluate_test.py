@@ -114,11 +114,13 @@ def test_a_checkpoint_of_a_run(ending, model_dir, run):
     assert f"model: {checkpoint}\n" in out
 
 
-def test_changed_data(model_dir, run, monkeypatch):
+@pytest.mark.parametrize("flags", [["--split=validation"], []])
+def test_changed_data(flags, model_dir, run, monkeypatch):
+    """Also for the test split, which a run does not use."""
     problem_class = type(run_directory.RunConfig.load(model_dir).make_problem())
     encode = problem_class.encode
     monkeypatch.setattr(problem_class, "encode", lambda *text: encode(*text)[::-1])
-    code, _, err = run(f"--model_dir={model_dir}", "--split=validation")
+    code, _, err = run(f"--model_dir={model_dir}", *flags)
     assert code == 1
     assert "data of the split 'validation' must be what the run has used" in err
 

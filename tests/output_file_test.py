@@ -138,3 +138,15 @@ def test_what_a_killed_command_has_left_is_no_content(tmp_path):
     with pytest.raises(OSError), fill_folder(tmp_path / "folder"):
         raise OSError("full")
     assert not (tmp_path / "folder").exists()
+
+
+def test_what_a_killed_command_left_is_kept(path, capsys):
+    partial = path.with_name("texts.jsonl.partial")
+    for number in (1, 2):
+        partial.write_text(f"killed {number}\n")
+        with open_output(path) as file:
+            file.write("new\n")
+        kept = path.with_name(f"texts.jsonl.partial.{number}")
+        assert kept.read_text() == f"killed {number}\n"
+        assert str(kept) in capsys.readouterr().err
+    assert path.read_text() == "new\n" and not partial.exists()

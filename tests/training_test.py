@@ -422,6 +422,7 @@ class TestTrainer:
         trainer = training.Trainer(finished.config, finished.problem, model_dir)
         (best,) = run_checkpoints.paths(model_dir, "best")
         assert trainer.step == run_checkpoints.step_of(best)
+        assert run_directory.load_language_model(model_dir) is not None
 
     def test_model_dir_must_be_a_folder(self, configure, tmp_path):
         config, problem = configure()

@@ -40,9 +40,9 @@ def of_length(x, axis, length):
     """
     if x.shape[axis] is not None and is_known(length):
         return x
-    shape = list(ops.shape(x))
-    shape[axis] = length
-    return ops.reshape(x, shape)
+    # A reshape, TensorFlow would optimize away.
+    places = ops.stack([numbers(length), numbers(length_of(x, axis))])
+    return ops.take(x, places[0], axis=axis)
 
 
 def numbers(length):

@@ -166,3 +166,19 @@ def test_refuses_unknown_lengths_where_it_needs_them(kind):
     message = "length of `query` must be known.*run_eagerly"
     with pytest.raises(ValueError, match=message):
         tf.function(attention).get_concrete_function(spec)
+
+
+@pytest.mark.parametrize("kind, causal", [("fixed", False), ("full", True)])
+def test_lengths_that_must_be_equal(kind, causal):
+    import tensorflow as tf
+
+    attention = layers.MixedAttention([CAUSAL[kind]()], key_dim=4)
+    spec = tf.TensorSpec([BATCH, None, DIM])
+
+    @tf.function(input_signature=[spec, spec])
+    def attend(query, value):
+        return attention(query, value, use_causal_mask=causal)
+
+    assert attend(sequence(7), sequence(7, seed=1)).shape == (BATCH, 7, DIM)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        attend(sequence(10), sequence(7, seed=1))

@@ -358,8 +358,8 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
             for each text. With `token_ids` logits or losses.
 
         Raises:
-            ValueError: as `routing_tf.models.scoring.score` does, or for both or
-                neither of `texts` and `token_ids`.
+            ValueError: as `routing_tf.models.scoring.score` does, or for both `texts`
+                and `token_ids`.
 
         Example:
 

@@ -346,7 +346,7 @@ def test_what_cannot_be_scored():
     lm = language_model()
     ids = np.ones((1, 4), "int32")
     for arguments, rule in (
-        ({}, "Either `texts` or `token_ids` must be given.*neither"),
+        ({}, "`texts` must be a string, ids, or a list"),
         ({"texts": ids, "token_ids": ids}, "Either.*both"),
         ({"token_ids": ids, "targets": [(0, 1)]}, "`targets` and `reduction`"),
         ({"token_ids": ids, "scoring_mode": "loss"}, "`target_ids` must be given"),

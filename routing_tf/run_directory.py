@@ -176,10 +176,11 @@ class RunConfig:
 
         Args:
             problem: its problem.
-            split: the split; one that the run has not used stands for the last one
-                that it has, as data change as a whole.
+            split: the split. One that the run has not used tells nothing, but of
+                files of one's own, where the last one that it has used is looked at.
         """
-        if split not in self.num_tokens and self.num_tokens:
+        is_new = split not in self.num_tokens and self.num_tokens
+        if is_new and isinstance(problem, problems.OwnFilesProblem):
             split = list(self.num_tokens)[-1]
         there = self.num_tokens.get(split), self.checksums.get(split)
         here = problem.num_tokens(split), problem.checksum(split)

@@ -42,6 +42,20 @@ def path(tmp_path):
     return path
 
 
+@pytest.fixture
+def signals_of_a_shell():
+    """Signals as a terminal has them, also where `nohup` or `&` has them ignored."""
+    handlers = {
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+    }
+    before = {number: signal.signal(number, handlers[number]) for number in handlers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def write(continuation, path, num_samples=4):
     tokenizer = ByteTokenizer()
     samples = [TextSample(tokenizer, "", number) for number in range(num_samples)]
@@ -67,7 +81,7 @@ def test_texts_are_written_in_order_as_they_are_done(path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_nothing_is_lost_by_a_signal(number, path, capsys):
+def test_nothing_is_lost_by_a_signal(number, path, signals_of_a_shell, capsys):
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt):
         write(Writer([2, 0, 1], lambda: os.kill(os.getpid(), number)), path)

@@ -161,7 +161,7 @@ class SubpixelEmbedding(keras.layers.Layer):
         """Returns the lengths of the axes of positions, without the batch.
 
         Args:
-            images_shape: shape of the images, `(batch, height, width, channels)`.
+            images_shape: shape of the images, `[batch, height, width, channels]`.
 
         Returns:
             Tuple: the sequence, or rows by tokens of a row.

@@ -94,7 +94,7 @@ class MixedAttention(LowRankAdaptation):
             None (the default) for 0. Tokens follow each other; the newest may be fed
             again and is replaced. At the integer 0 a sequence is computed in one
             parallel pass and starts the cache anew; else tokens go one by one, as
-            `(batch, length, dim)` (on two axes of positions: in the blocked order).
+            `[batch, length, dim]` (on two axes of positions: in the blocked order).
             Padding is not remembered.
         attention_mask: refused; sparse patterns never build the matrix it masks.
         return_attention_scores: whether to return the dense map of attention weights

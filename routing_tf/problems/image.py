@@ -22,7 +22,7 @@ class ImageProblem(Problem):
     A subclass says in `load_image_split` which images a split has, or in `load_images`
     those of all splits at once. Batches are
     `(inputs, targets, weights)`: `inputs` has "images", the targets themselves,
-    "labels" and "padding_mask"; `targets` is int32 `(batch, height, width, channels)`
+    "labels" and "padding_mask"; `targets` is `<int32>[batch, height, width, channels]`
     and `weights` float32 of that shape.
 
     Args:
@@ -91,8 +91,8 @@ class ImageProblem(Problem):
             split: string, "train", "validation" or "test".
 
         Returns:
-            Images `(number, height, width, channels)` of 0 to `vocabulary_size` - 1
-            and labels `(number,)`, NumPy arrays of any integer type.
+            Images `[number, height, width, channels]` of 0 to `vocabulary_size` - 1
+            and labels `[number]`, NumPy arrays of any integer type.
         """
         if self._loaded is None:
             self._loaded = self.load_images()
@@ -117,11 +117,11 @@ class ImageProblem(Problem):
         return images.reshape(-1)
 
     def images(self, split):
-        """Returns all images of a split, `(number, height, width, channels)`."""
+        """Returns all images of a split, `[number, height, width, channels]`."""
         return self.ids(split).reshape(-1, *self.image_shape)
 
     def labels(self, split):
-        """Returns the labels of a split, a NumPy array of shape `(number,)`."""
+        """Returns the labels of a split, a NumPy array `[number]`."""
         self.images(split)
         return np.asarray(self._labels[split])
 

@@ -448,7 +448,7 @@ def read_image(path, channels=None):
             transparency.
 
     Returns:
-        NumPy uint8 array of shape `(height, width, channels)`.
+        NumPy array `<uint8>[height, width, channels]`.
 
     Raises:
         ValueError: if it cannot be read, is damaged or has more than `MAX_PIXELS`.
@@ -503,7 +503,7 @@ def resized(image, height, width):
         width: integer, the new width.
 
     Returns:
-        NumPy uint8 array of shape `(height, width, channels)`, of means of areas.
+        NumPy array `<uint8>[height, width, channels]`, of means of areas.
 
     Example:
     ```python

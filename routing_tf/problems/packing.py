@@ -22,7 +22,7 @@ class Packed:
     """Ids to write behind the earlier ones, and windows among all that is written.
 
     Args:
-        ids: list of integers, or NumPy array of shape `(num_ids,)`.
+        ids: list of integers, or NumPy array `[num_ids]`.
         windows: list of pairs (start, length).
     """
 
@@ -182,7 +182,7 @@ def pack(rule, lines):
 
     Returns:
         NumPy int32 array of ids, and NumPy int64 array of windows of shape
-        `(num_windows, 2)`, starts and lengths.
+        `[num_windows, 2]`, starts and lengths.
     """
     packed = [*map(rule.add, lines), rule.finish()]
     ids = [np.asarray(part.ids, "int32") for part in packed]

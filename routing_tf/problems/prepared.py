@@ -256,7 +256,7 @@ class PreparedProblem(Problem):
 
         Args:
             split: string, the split.
-            ids: NumPy integer array of shape `(num_tokens,)`. Of more than 268 million
+            ids: NumPy array `<int>[num_tokens]`. Of more than 268 million
                 ids, evenly spaced blocks stand for all.
         """
         limit = self.vocabulary_size

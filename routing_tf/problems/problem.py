@@ -19,9 +19,9 @@ class Tokens:
     """The token ids of a split, and how they are cut into windows.
 
     Args:
-        ids: NumPy array of shape `(num_tokens,)`, of any integer type; it may lie on
+        ids: NumPy array `[num_tokens]`, of any integer type; it may lie on
             disk (`numpy.memmap`).
-        windows: NumPy int64 array of shape `(num_windows, 2)`, start and length of
+        windows: NumPy array `<int64>[num_windows, 2]`, start and length of
             each window; windows may overlap. Defaults to `None`: the windows follow
             each other.
         num_words: integer, the number of words of the original text, to which
@@ -146,7 +146,7 @@ class Problem:
             split: string, "train", "validation" or "test".
 
         Returns:
-            `Tokens`, or a NumPy array of ids, shape `(num_tokens,)`, of any integer
+            `Tokens`, or a NumPy array of ids, `[num_tokens]`, of any integer
             type.
 
         Raises:
@@ -204,7 +204,7 @@ class Problem:
         return self._splits[split]
 
     def ids(self, split):
-        """Returns all ids of a split, a NumPy array of shape `(num_tokens,)`."""
+        """Returns all ids of a split, a NumPy array `[num_tokens]`."""
         return self.tokens(split).ids
 
     def num_tokens(self, split):
@@ -318,8 +318,8 @@ class Problem:
             epoch: int64 tensor of shape `()`, counted from 0.
 
         Returns:
-            Starts and lengths in ids, two int64 tensors of shape
-            `(num_windows(split, training=True),)`.
+            Starts and lengths in ids, two tensors
+            `<int64>[num_windows(split, training=True)]`.
         """
         order = order_of_epoch(self.num_windows(split, True), seed, epoch)
         seed = tf.stack([seed, epoch])
@@ -353,8 +353,8 @@ class Problem:
             split: string, "train", "validation" or "test".
 
         Returns:
-            Starts and lengths in ids, two NumPy int64 arrays of shape
-            `(num_windows(split, training=False),)`.
+            Starts and lengths in ids, two NumPy arrays
+            `<int64>[num_windows(split, training=False)]`.
         """
         windows = self.tokens(split).windows
         if windows is not None:
@@ -404,10 +404,10 @@ class Problem:
 
         Returns:
             A `tf.data.Dataset` of `(inputs, targets, weights)`. `inputs` has
-            "token_ids", int32 `(batch, length)`, the targets shifted right by one
-            behind a leading 0, and "padding_mask", bool `(batch, length)`, True
-            where there is a target. `targets` is int32 `(batch, length)`;
-            `weights` is float32 `(batch, length)`, 1 where there is a target.
+            "token_ids", `<int32>[batch, length]`, the targets shifted right by one
+            behind a leading 0, and "padding_mask", `<bool>[batch, length]`, True
+            where there is a target. `targets` is `<int32>[batch, length]`;
+            `weights` is `<float32>[batch, length]`, 1 where there is a target.
 
         Raises:
             ValueError: if an argument is out of range or the data is missing.
@@ -477,8 +477,8 @@ class Problem:
 
         Args:
             split: string, "train", "validation" or "test".
-            starts: int64 tensor of shape `(batch,)`, the first id of each window.
-            lengths: int64 tensor of shape `(batch,)`, how many ids each window has.
+            starts: tensor `<int64>[batch]`, the first id of each window.
+            lengths: tensor `<int64>[batch]`, how many ids each window has.
 
         Returns:
             `(inputs, targets, weights)` as described in `dataset`.
@@ -554,9 +554,9 @@ def read_windows(ids, starts, lengths, sequence_length):
     """Cuts a batch of windows out of a sequence of ids.
 
     Args:
-        ids: NumPy integer array of shape `(num_tokens,)`, read as a ring.
-        starts: int64 tensor of shape `(batch,)`, the first id of each window.
-        lengths: int64 tensor of shape `(batch,)`, at most `sequence_length`: how
+        ids: NumPy array `<int>[num_tokens]`, read as a ring.
+        starts: tensor `<int64>[batch]`, the first id of each window.
+        lengths: tensor `<int64>[batch]`, at most `sequence_length`: how
             many ids each window has; the rest of its row is padding.
         sequence_length: integer, the length of a row.
 
@@ -574,13 +574,13 @@ def read_rows(ids, starts, lengths, row_length):
     """Cuts rows out of a sequence of ids, which may be too large for the memory.
 
     Args:
-        ids: NumPy integer array of shape `(num_tokens,)`, read as a ring.
-        starts: int64 tensor of shape `(batch,)`, the first id of each row.
-        lengths: int64 tensor of shape `(batch,)`, at most `row_length`.
+        ids: NumPy array `<int>[num_tokens]`, read as a ring.
+        starts: tensor `<int64>[batch]`, the first id of each row.
+        lengths: tensor `<int64>[batch]`, at most `row_length`.
         row_length: integer, the length of a row.
 
     Returns:
-        int32 tensor of shape `(batch, row_length)`, 0 behind each row's ids.
+        Tensor `<int32>[batch, row_length]`, 0 behind each row's ids.
     """
 
     def cut(starts, lengths):

@@ -32,12 +32,12 @@ class Pairs(Tokens):
     """The pairs of a split; `ids` are those of the targets, one behind the other.
 
     Args:
-        ids: NumPy integer array of shape `(num_target_ids,)`.
-        target_ends: NumPy int64 array of shape `(num_pairs,)`: where in `ids` each
+        ids: NumPy array `<int>[num_target_ids]`.
+        target_ends: NumPy array `<int64>[num_pairs]`: where in `ids` each
             target ends, its end id included.
-        input_ids: NumPy integer array of shape `(num_input_ids,)`, of the sources.
-        input_ends: NumPy int64 array of shape `(num_pairs,)`.
-        kept: NumPy int64 array of shape `(num_kept,)`, the pairs that are served.
+        input_ids: NumPy array `<int>[num_input_ids]`, of the sources.
+        input_ends: NumPy array `<int64>[num_pairs]`.
+        kept: NumPy array `<int64>[num_kept]`, the pairs that are served.
             Defaults to `None`, all.
         num_too_long: integer, how many pairs are longer than a window.
     """
@@ -55,10 +55,10 @@ class Pairs(Tokens):
         """Returns where served pairs are.
 
         Args:
-            numbers: int64 array of shape `(batch,)`, numbers of served pairs.
+            numbers: array `<int64>[batch]`, numbers of served pairs.
 
         Returns:
-            Four int64 arrays of shape `(batch,)`: starts and lengths of the sources,
+            Four arrays `<int64>[batch]`: starts and lengths of the sources,
             starts and lengths of the targets.
         """
         if self.kept is not None:
@@ -79,9 +79,9 @@ class Seq2SeqProblem(PreparedProblem):
     in each epoch; otherwise in the order of the data.
 
     Batches are `(inputs, targets, weights)`: `inputs` has "encoder_token_ids" and
-    "encoder_padding_mask" `(batch, input_length)`, "decoder_token_ids", the targets
+    "encoder_padding_mask" `[batch, input_length]`, "decoder_token_ids", the targets
     shifted right by one behind a leading 0, and "decoder_padding_mask"
-    `(batch, sequence_length)`.
+    `[batch, sequence_length]`.
 
     Args:
         input_length: integer or a string of digits, ids of a source, its end id
@@ -369,8 +369,8 @@ class Seq2SeqProblem(PreparedProblem):
 
         Args:
             split: string, "train", "validation" or "test".
-            starts: int64 tensor of shape `(batch,)`, the number of each pair.
-            lengths: int64 tensor of shape `(batch,)`, 1, or 0 for an empty row.
+            starts: tensor `<int64>[batch]`, the number of each pair.
+            lengths: tensor `<int64>[batch]`, 1, or 0 for an empty row.
 
         Returns:
             `(inputs, targets, weights)` as described for the class.

@@ -197,7 +197,7 @@ def as_strings(texts):
     """Returns decoded texts as `str` where there is no graph.
 
     Args:
-        texts: string tensor of shape `()` or `(batch,)`.
+        texts: string tensor `[]` or `[batch]`.
 
     Returns:
         A `str` or a list of them; in a graph `texts` itself.

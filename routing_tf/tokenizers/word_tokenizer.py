@@ -111,15 +111,14 @@ class WordTokenizer(VocabularyTokenizer):
         """Turns texts into ids.
 
         Args:
-            inputs: a string, or a batch of strings of shape `(batch,)`: Python
+            inputs: a string, or a batch of strings `[batch]`: Python
                 `str` or `bytes`, a list of them, or a string tensor. Bytes that are
                 not valid UTF-8 become U+FFFD.
 
         Returns:
-            int32 ids as TensorFlow tensors. For one string a dense tensor of
-            shape `(ids,)`; for a batch a ragged tensor of shape `(batch, None)`.
-            With `sequence_length`, dense tensors of shape `(sequence_length,)` and
-            `(batch, sequence_length)`.
+            TensorFlow tensors of ids. For one string a dense one, `<int32>[ids]`;
+            for a batch a ragged one, `<int32>[batch, None]`. With `sequence_length`,
+            dense ones, `[sequence_length]` and `[batch, sequence_length]`.
 
         Raises:
             ValueError: if `inputs` are not strings, or of another rank, there is no
@@ -181,12 +180,12 @@ class WordTokenizer(VocabularyTokenizer):
         outside of the vocabulary become `"<unk>"`, or U+FFFD without this token.
 
         Args:
-            inputs: integer ids of shape `(length,)` or `(batch, length)`: lists,
+            inputs: integer ids `[length]` or `[batch, length]`: lists,
                 also of different lengths, arrays, tensors or ragged tensors.
 
         Returns:
             A `str`, or a list of `str` for a batch; inside of a `tf.function` or
-            a `tf.data` pipeline a string tensor of shape `()` or `(batch,)`.
+            a `tf.data` pipeline a string tensor `[]` or `[batch]`.
 
         Raises:
             ValueError: if `inputs` have neither rank 1 nor rank 2, or there is no

@@ -1,18 +1,24 @@
 """Random layers against plain NumPy; `fuzzing` runs more of them as a command."""
 
 import hypothesis
-import keras
 import pytest
 
 from tests.layers import fuzz_cases
 from tests.layers import fuzzing
 
-# A call takes longest to compile, which JAX does for each.
-FEW = 20 if keras.backend.backend() == "jax" else 40
+FEW, MORE = 20, 60
 
 
-@pytest.mark.parametrize("examples", [FEW, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "examples",
+    [
+        FEW,
+        pytest.param(MORE, marks=pytest.mark.thorough),
+        pytest.param(300, marks=pytest.mark.slow),
+    ],
+)
 def test_gives_the_right_answer_or_names_the_argument(examples):
+    """The command tries more, which is worth its time after a change of the layers."""
     counts = fuzzing.Counts()
 
     @fuzzing.settings(examples, derandomize=True)
@@ -23,5 +29,5 @@ def test_gives_the_right_answer_or_names_the_argument(examples):
     check()
     print(counts)
     assert counts["cases"] >= examples
-    if examples > FEW:
+    if examples > MORE:
         assert counts.valid_share >= 0.6

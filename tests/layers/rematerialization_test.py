@@ -97,8 +97,8 @@ def assert_same(blocks, tolerance=1e-5, **arguments):
     "remat, norm_position, cross_attention",
     [
         (True, "pre", True),
-        ("attention", "pre", True),
-        ("attention", "pre", False),
+        pytest.param("attention", "pre", False, marks=pytest.mark.thorough),
+        pytest.param("attention", "pre", True, marks=pytest.mark.thorough),
         pytest.param(True, "post", False, marks=pytest.mark.slow),
     ],
 )
@@ -200,6 +200,7 @@ def test_without_training_nothing_is_computed_twice():
     np.testing.assert_array_equal(*outputs)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's")
 def test_trains_as_without_in_graphs(jit_compile):

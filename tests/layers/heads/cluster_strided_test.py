@@ -93,11 +93,16 @@ def test_members_of_the_whole_sequence_equal_dense_attention(
 @pytest.mark.parametrize(
     "length, window, limit, padded, block_size",
     [
-        (LENGTH, 1, None, True, 5),
-        (LENGTH, 3, None, False, 1),
-        (LENGTH, 5, 2, True, 12),
-        (LENGTH, 32, 30, True, 256),
-        (40, 9, 4, True, 7),
+        (LENGTH, 5, 2, True, 5),
+        *(
+            pytest.param(*sizes, marks=pytest.mark.thorough)
+            for sizes in (
+                (LENGTH, 1, None, True, 5),
+                (LENGTH, 3, None, False, 1),
+                (LENGTH, 32, 30, True, 256),
+                (40, 9, 4, True, 17),
+            )
+        ),
     ],
 )
 def test_causal_heads_see_the_members_among_the_tokens_up_to_them(

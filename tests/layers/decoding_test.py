@@ -232,12 +232,8 @@ GROUPS = {
 @pytest.mark.parametrize(
     "groups",
     [
-        *(
-            pytest.param(name, marks=pytest.mark.thorough)
-            for name in ("blocks", "wide")
-        ),
-        "mixed",
-        pytest.param("shifted", marks=pytest.mark.thorough),
+        pytest.param(name, marks=() if name == "mixed" else pytest.mark.thorough)
+        for name in GROUPS
     ],
 )
 def test_steps_on_two_axes_follow_the_blocked_order(groups):

@@ -788,8 +788,16 @@ def test_image_without_blocks_is_read_row_by_row(causal):
     np.testing.assert_array_equal(output.reshape(expected.shape), expected)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "causal, masked",
+    [
+        (False, True),
+        *(
+            pytest.param(*ways, marks=pytest.mark.thorough)
+            for ways in ((False, False), (True, False), (True, True))
+        ),
+    ],
+)
 def test_block_shape_on_one_axis_has_no_influence(causal, masked):
     def groups():
         return [

@@ -176,6 +176,7 @@ def train_and_evaluate(attention, jit_compile):
     return golden_cases.to_numpy([call(attention, x, training=True)[0], attention(x)])
 
 
+@pytest.mark.thorough
 def test_jit_compilation_changes_nothing():
     attention = built_attention(num_local_heads=2)
     weights = attention.get_weights()

@@ -193,9 +193,9 @@ def test_rounding_does_not_choose_among_equal_tokens(case):
 
     def ways(x, rounded):
         outputs, cache = layer(
-            rounded[:, :20], cache=layer.make_cache(2, LENGTH), cache_index=0
+            rounded[:, :26], cache=layer.make_cache(2, LENGTH), cache_index=0
         )
-        steps, _ = layer(rounded[:, 20:], cache=cache, cache_index=20)
+        steps, _ = layer(rounded[:, 26:], cache=cache, cache_index=26)
         steps = ops.concatenate([outputs, steps], axis=1)
         return whole(layer, x), whole(layer, rounded), steps
 

@@ -1,4 +1,4 @@
-"""Tests of fixed heads, against dense attention under the mask of the rule."""
+"""Tests of fixed heads; `oracle_test` has their rule."""
 
 import numpy as np
 import pytest
@@ -22,40 +22,6 @@ def tokens(length):
     return [helpers.normal(BATCH, HEADS, length, DIM, seed=i) for i in range(3)]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("arrangement", ["merged", "separate"])
-@pytest.mark.parametrize(
-    "length, block, columns",
-    [(12, 4, 1), (10, 4, 2), (11, 3, 3), (5, 8, 4), (6, 1, 1)],
-)
-def test_equals_dense_attention(length, block, columns, arrangement, causal):
-    group = built_group(block, columns, length, arrangement=arrangement)
-    query, key, value = tokens(length)
-    real = helpers.tail_mask(length, length, 4)
-    real[0, :2] = False
-    bias = helpers.normal(BATCH, length, seed=3)
-
-    output, _ = golden_cases.run(
-        group,
-        query,
-        key,
-        value,
-        value_mask=real,
-        token_bias=bias,
-        use_causal_mask=causal,
-    )
-
-    expected, _ = helpers.dense_attention(
-        query,
-        key,
-        value,
-        real[:, None, None]
-        & patterns.fixed(length, block, columns, arrangement, causal, HEADS),
-        bias[:, None, None],
-    )
-    golden_cases.assert_close(output, expected, 1e-5)
-
-
 def test_without_an_earlier_summary_the_output_is_zero():
     group = built_group(arrangement="separate")
     output, _ = golden_cases.run(group, *tokens(12), use_causal_mask=True)
@@ -72,26 +38,6 @@ def test_first_row_lends_its_padding():
     mask = real[:1, None, None] & patterns.fixed(12, 4, 2, "merged", False, HEADS)
     expected, _ = helpers.dense_attention(query, key, value, mask)
     golden_cases.assert_close(output, expected, 1e-5)
-
-
-@pytest.mark.parametrize(
-    "name, received",
-    [
-        ("block_shape", 0),
-        ("block_shape", 2.5),
-        ("num_summary_columns", 0),
-        ("num_summary_columns", 129),
-        ("arrangement", "alternating"),
-        ("num_heads", -1),
-        ("max_relative_position", 4),
-        ("dropout", 1.0),
-    ],
-)
-def test_refuses_wrong_arguments(name, received):
-    with pytest.raises(ValueError) as error:
-        FixedHeads(**{"num_heads": HEADS, name: received})
-    assert f"`{name}`" in str(error.value)
-    assert f"Received: {name}={received!r}" in str(error.value)
 
 
 def test_refuses_half_of_an_odd_number_of_heads():

@@ -1,4 +1,4 @@
-"""Tests of hashed heads, against dense attention among the tokens of a bucket."""
+"""Tests of hashed heads; `oracle_test` has their rule."""
 
 import numpy as np
 import pytest
@@ -51,142 +51,6 @@ def routes(group, query, key, query_real, real):
         ]
 
     return of_row
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize(
-    "num_buckets, window, limit, padded",
-    [(4, 2, None, False), (4, 5, 2, True), (7, 32, 3, True), (2, 4, None, True)],
-)
-def test_equals_dense_attention(num_buckets, window, limit, padded, shared):
-    group = built_group(
-        num_buckets,
-        attention_window=window,
-        max_relative_position=limit,
-        share_query_key=shared,
-    )
-    query, key, value = tokens()
-    key = query if shared else key
-    real = np.ones((BATCH, LENGTH), "bool")
-    if padded:
-        real = helpers.mask_with_a_hole(LENGTH, 11, 7)
-    mask = real if padded else None
-    bias = helpers.normal(BATCH, LENGTH, seed=3)
-
-    output, _ = golden_cases.run(
-        group,
-        query,
-        None if shared else key,
-        value,
-        query_mask=mask,
-        value_mask=mask,
-        token_bias=bias,
-    )
-
-    expected = helpers.clustered_attention(
-        group, query, key, value, routes(group, query, key, real, real), bias=bias
-    )
-    # Padding lies in no bucket, and what lies in none gets zero.
-    golden_cases.assert_close(output, expected, 1e-5)
-    assert np.all(output[expected == 0.0] == 0.0)
-
-
-@pytest.mark.parametrize("bucket_of", ["query", "key", "both"])
-@pytest.mark.parametrize(
-    "length, num_buckets, window, limit, padded, shift",
-    [
-        (LENGTH, 4, 2, None, False, 0),
-        (LENGTH, 7, 5, 2, True, 0),
-        (LENGTH, 7, 5, 2, True, 1),
-        (LENGTH, 2, 32, 30, True, 0),
-        (100, 2, 40, 5, True, 0),  # 3 chunks of 16 before the one of the query
-        (100, 2, 40, 5, True, 1),
-    ],
-)
-def test_causal_heads_see_the_last_tokens_of_the_bucket_of_their_query(
-    length, num_buckets, window, limit, padded, shift, bucket_of
-):
-    """Or of their key, as it was once."""
-    shared = bucket_of == "both"
-    group = built_group(
-        num_buckets,
-        attention_window=window,
-        max_relative_position=limit,
-        share_query_key=shared,
-        query_cluster="query" if shared else bucket_of,
-        key_shift=shift,
-    )
-    query, key, value = (
-        helpers.normal(BATCH, HEADS, length, DIM, seed=seed) for seed in range(3)
-    )
-    key = query if shared else key
-    real = np.ones((BATCH, length), "bool")
-    if padded:
-        real = helpers.mask_with_a_hole(length, length, length - 5)
-    mask = real if padded else None
-    bias = helpers.normal(BATCH, length, seed=3)
-
-    output, _ = golden_cases.run(
-        group,
-        query,
-        None if shared else key,
-        value,
-        query_mask=mask,
-        value_mask=mask,
-        token_bias=bias,
-        use_causal_mask=True,
-    )
-
-    read, buckets = (bucket_numbers(group, x) for x in (query, key))
-    read = buckets if bucket_of == "key" else read
-    sees, distances = helpers.last_members(buckets, real, window, read, shift)
-    if shift:
-        value, bias, offered = helpers.read_with_keys(value, bias, real)
-        sees = sees & offered[:, None, None]
-    expected = helpers.rule_attention(group, query, key, value, sees, distances, bias)
-    golden_cases.assert_close(output, expected, 1e-5)
-    assert np.all(output.swapaxes(1, 2)[~real] == 0.0)
-
-
-@pytest.mark.parametrize(
-    "memory_length, window, limit, num_buckets",
-    [(8, 3, 2, 2), (8, 30, None, 4), (20, 4, 30, 4)],
-)
-def test_each_query_sees_the_members_of_its_bucket_in_another_sequence(
-    memory_length, window, limit, num_buckets
-):
-    group = built_group(
-        num_buckets, attention_window=window, max_relative_position=limit
-    )
-    query, key, value = tokens(memory_length)
-    query_real = helpers.mask_with_a_hole(LENGTH, 12, 9)
-    real = helpers.mask_with_a_hole(memory_length, memory_length, 5)
-    bias = helpers.normal(BATCH, memory_length, seed=3)
-
-    output, _ = golden_cases.run(
-        group,
-        query,
-        key,
-        value,
-        query_mask=query_real,
-        value_mask=real,
-        token_bias=bias,
-        is_cross_attention=True,
-    )
-
-    expected = helpers.best_cluster_attention(
-        group,
-        query,
-        key,
-        value,
-        bucket_numbers(group, query),
-        routes(group, query, key, query_real, real),
-        query_real,
-        real,
-        bias,
-    )
-    golden_cases.assert_close(output, expected, 1e-5)
-    assert np.all(output[expected == 0.0] == 0.0)
 
 
 def test_queries_may_compete_for_a_memory_as_in_the_release():
@@ -284,26 +148,6 @@ def test_projections_are_orthogonal_and_never_move():
 
     np.testing.assert_array_equal(golden_cases.to_numpy(group.projections), before)
     assert losses == []
-
-
-@pytest.mark.parametrize(
-    "name, received",
-    [
-        ("num_heads", 0),
-        ("num_buckets", 1),
-        ("num_buckets", 4.0),
-        ("num_buckets", None),
-        ("attention_window", 0),
-        ("dropout", 1.0),
-        ("max_relative_position", -3),
-    ],
-)
-def test_refuses_wrong_arguments(name, received):
-    options = {"num_heads": 2, "num_buckets": 4, "attention_window": 4}
-    with pytest.raises(ValueError) as error:
-        HashedHeads(**{**options, name: received})
-    assert f"`{name}`" in str(error.value)
-    assert f"Received: {name}={received!r}" in str(error.value)
 
 
 def test_refuses_causal_mask_over_two_lengths():

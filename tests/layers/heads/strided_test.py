@@ -1,4 +1,4 @@
-"""Tests of strided heads, against dense attention under the mask of the rule."""
+"""Tests of strided heads; `oracle_test` has their rule."""
 
 import pytest
 
@@ -26,62 +26,6 @@ def tokens(length, memory_length=None):
     ]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    "length, block, limit",
-    [(12, 4, None), (12, 4, 1), (10, 3, 2), (11, 2, 3), (5, 8, None), (6, 1, 2)],
-)
-def test_equals_dense_attention(length, block, limit, causal):
-    group = built_group((block,), length, max_relative_position=limit)
-    query, key, value = tokens(length)
-    real = helpers.tail_mask(length, length, 4)
-    real[0, :2] = False
-    bias = helpers.normal(BATCH, length, seed=3)
-    sees, distances = patterns.strided(length, length, block, causal)
-
-    output, _ = golden_cases.run(
-        group,
-        query,
-        key,
-        value,
-        value_mask=real,
-        token_bias=bias,
-        use_causal_mask=causal,
-    )
-
-    expected, _ = helpers.dense_attention(
-        query,
-        key,
-        value,
-        real[:, None, None] & sees,
-        bias[:, None, None],
-        helpers.relative_tables(group),
-        distances,
-    )
-    golden_cases.assert_close(output, expected, 1e-5)
-
-
-@pytest.mark.parametrize("memory_length", [3, 14])
-def test_attends_to_memory_of_another_length(memory_length):
-    group = built_group((2, 2), max_relative_position=1)
-    query, key, value = tokens(12, memory_length)
-    real = helpers.tail_mask(memory_length, memory_length, 2)
-    sees, distances = patterns.strided(12, memory_length, 4, causal=False)
-
-    output, _ = golden_cases.run(group, query, key, value, value_mask=real)
-
-    expected, _ = helpers.dense_attention(
-        query,
-        key,
-        value,
-        real[:, None, None] & sees,
-        0.0,
-        helpers.relative_tables(group),
-        distances,
-    )
-    golden_cases.assert_close(output, expected, 1e-5)
-
-
 @pytest.mark.parametrize("uniform", [False, True])
 def test_padding_may_be_seen_as_in_the_release(uniform):
     """A block whose first token is zero in the first row blanks its queries."""
@@ -107,25 +51,6 @@ def test_padding_may_be_seen_as_in_the_release(uniform):
     mean = value.reshape(BATCH, HEADS, 3, 4, DIM).mean(axis=2)
     expected[:, :, 4:8] = mean if uniform else 0.0
     golden_cases.assert_close(output, expected, 1e-5)
-
-
-@pytest.mark.parametrize(
-    "name, received",
-    [
-        ("block_shape", 0),
-        ("block_shape", None),
-        ("block_shape", (4, True)),
-        ("block_shape", (2, 2, 2)),
-        ("num_heads", 0),
-        ("dropout", 1.0),
-        ("max_relative_position", 0),
-    ],
-)
-def test_refuses_wrong_arguments(name, received):
-    with pytest.raises(ValueError) as error:
-        StridedHeads(**{"num_heads": HEADS, name: received})
-    assert f"`{name}`" in str(error.value)
-    assert f"Received: {name}={received!r}" in str(error.value)
 
 
 def test_refuses_causal_mask_over_two_lengths():

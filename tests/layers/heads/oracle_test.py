@@ -1,0 +1,297 @@
+"""Each kind of heads against plain NumPy, in named cases; `fuzz_test` draws others."""
+
+import pytest
+
+from routing_tf import layers
+from tests.layers import fuzz_cases
+from tests.layers import fuzzing
+
+BATCH, DIM, LENGTH, LONG = 2, 8, 12, 100
+CAUSAL = {"causal": True}
+SHIFTED = {"key_shift": 1, **CAUSAL}
+SEPARATE = {"share_query_key": False}
+# With separate keys, queries read the clusters of keys, as they did once.
+OF_KEYS = {**SEPARATE, "query_cluster": "key"}
+
+
+def case(
+    kind, length=LENGTH, memory=None, causal=False, padded=True, seed=0, **options
+):
+    """Returns a case of one group with padding and a token bias.
+
+    Args:
+        kind: name of the class of heads, without `Heads`.
+        length: of the query, a pair on two axes.
+        memory: length of another sequence; None for self-attention.
+        causal: whether there is a causal mask.
+        padded: whether some tokens are padding.
+        seed: of all numbers; one with which no rounding chooses the members.
+        **options: of the heads.
+    """
+    lengths, memories = (x if isinstance(x, tuple) else (x,) for x in (length, memory))
+    masks = {"token_bias": "normal"}
+    if padded:
+        masks |= {"query_mask": "holes"} | ({"value_mask": "holes"} if memory else {})
+    return fuzz_cases.Case(
+        options={"key_dim": 6, "kernel_initializer": "zeros"},
+        groups=[(f"{kind}Heads", {"num_heads": 2, **options})],
+        query=(BATCH, *lengths, DIM),
+        value=(BATCH, *memories, DIM) if memory else None,
+        masks=masks,
+        call={"use_causal_mask": causal},
+        seed=seed,
+    )
+
+
+def relative(limit):
+    return {"max_relative_position": limit}
+
+
+def full():
+    yield "full", case("Full", **relative(3), **CAUSAL)
+    yield "full, shifted", case("Full", **relative(3), **SHIFTED)
+    yield "full, memory", case("Full", memory=7)
+
+
+def local():
+    for length, block, flange in (
+        (12, 4, 0),
+        (10, 4, 1),
+        (10, 3, 2),
+        (10, 32, 1),
+    ):
+        for causal in (False, True):
+            yield (
+                f"local, {flange} of {block} in {length}, {causal=}",
+                case(
+                    "Local",
+                    length,
+                    causal=causal,
+                    block_shape=(block,),
+                    flange_blocks=flange,
+                    **relative(3),
+                ),
+            )
+    yield (
+        "local, shifted",
+        case("Local", 10, block_shape=(4,), **relative(3), **SHIFTED),
+    )
+    for length, memory, block, memory_block in (
+        (11, 6, 4, 2),
+        (5, 9, 16, None),
+        (12, 7, 4, None),
+        (12, 2, 3, None),
+        (8, 21, 4, None),
+    ):
+        given = {"memory_block_shape": (memory_block,)} if memory_block else {}
+        yield (
+            f"local, {length} and {memory} in blocks of {block}",
+            case("Local", length, memory, block_shape=(block,), **given),
+        )
+
+
+def rectangles():
+    for lengths, block, flange, limit in (
+        ((6, 8), (2, 2), 1, 9),
+        ((3, 8), (1, 2), (1, 0), 5),
+        ((4, 5), (2, 1), (0, 2), 2),
+        ((2, 8), (2, 3), 0, 2),
+    ):
+        for causal in (False, True):
+            yield (
+                f"local, {flange} of {block} in {lengths}, {causal=}",
+                case(
+                    "Local",
+                    lengths,
+                    causal=causal,
+                    block_shape=block,
+                    flange_blocks=flange,
+                    **relative(limit),
+                ),
+            )
+
+
+def strided():
+    for length, block, limit in ((12, 4, 1), (10, 3, 2), (5, 8, 2), (6, 1, 2)):
+        for causal in (False, True):
+            yield (
+                f"strided, {block} in {length}, {causal=}",
+                case(
+                    "Strided",
+                    length,
+                    causal=causal,
+                    block_shape=(block,),
+                    **relative(limit),
+                ),
+            )
+    for memory in (3, 14):
+        name = f"strided, memory of {memory}"
+        yield name, case("Strided", 12, memory, block_shape=(4,), **relative(1))
+
+
+def fixed():
+    for length, block, columns in ((12, 4, 1), (11, 3, 3), (5, 8, 4), (6, 1, 1)):
+        for arrangement in ("merged", "separate"):
+            yield (
+                f"fixed, {columns} of {block} in {length}, {arrangement}",
+                case(
+                    "Fixed",
+                    length,
+                    block_shape=(block,),
+                    num_summary_columns=columns,
+                    arrangement=arrangement,
+                    causal=block != 3,
+                ),
+            )
+
+
+def members(kind, **options):
+    """Cases of clusters without a causal mask: of a sequence, and of another one."""
+    for window, limit in ((3, 2), (5, 30), (32, 2)):
+        # Tokens in several clusters have no relative positions to those in all.
+        for shares in ({}, SEPARATE):
+            apart = ", apart" if shares else ""
+            own = {**options, **shares, "attention_window": window}
+            name = f"{kind}, window of {window}{apart}"
+            yield name, case(kind, **own, **relative(limit))
+    for memory, window, shares in ((7, 3, {}), (7, 30, SEPARATE), (20, 8, {})):
+        own = {**options, **shares, "attention_window": window}
+        name = f"{kind}, window of {window} in a memory of {memory}"
+        yield name, case(kind, memory=memory, **own, **relative(2))
+
+
+def last_members(kind, **options):
+    """Cases of tokens that see the last members of the cluster that they read."""
+    for length, window, limit in ((LENGTH, 1, 2), (LENGTH, 3, 30), (LONG, 17, 4)):
+        for name, way in (
+            ("", CAUSAL),
+            (", shifted", SHIFTED),
+            (", apart", {**SEPARATE, **CAUSAL}),
+            (", apart, shifted", {**SEPARATE, **SHIFTED}),
+            (", by the key", {**OF_KEYS, **CAUSAL}),
+        ):
+            own = {**options, **way, "attention_window": window}
+            yield (
+                f"{kind}, last {window} of {length}{name}",
+                case(kind, length, **own, **relative(limit)),
+            )
+
+
+def prefixes(kind, **options):
+    """Cases of members judged among the tokens up to the query."""
+    for length, window, block in ((LENGTH, 5, 5), (LENGTH, 1, 12), (40, 9, 17)):
+        for name, way in (
+            ("", CAUSAL),
+            (", shifted", SHIFTED),
+            (", apart", {**SEPARATE, **CAUSAL}),
+        ):
+            own = {**options, **way, "attention_window": window, "seed": 1}
+            yield (
+                f"{kind}, {window} of a prefix of {length}{name}",
+                case(kind, length, prefix_block_size=block, **own, **relative(4)),
+            )
+
+
+def clustered():
+    experts = {"num_clusters": 3, "routing": "expert_choice"}
+    yield from members("Routed", **experts)
+    yield from last_members("Routed", num_clusters=3, routing="token_choice")
+    yield from prefixes("Routed", routing_scope="prefix", **experts)
+    for name, way in (
+        ("", CAUSAL),
+        (", shifted", SHIFTED),
+        (", apart", {**SEPARATE, **CAUSAL}),
+        (", apart, shifted", {**SEPARATE, **SHIFTED}),
+    ):
+        own = {**experts, **way, "attention_window": 5}
+        yield f"Routed, 5 of the whole{name}", case("Routed", **own, **relative(2))
+    yield from members("ClusterStrided", num_clusters=3)
+    yield from prefixes("ClusterStrided", num_clusters=3)
+    for kind, number in (
+        ("Hashed", {"num_buckets": 4}),
+        ("Random", {"num_clusters": 3}),
+    ):
+        yield from members(kind, **number)
+        yield from last_members(kind, **number)
+    plain = {"num_clusters": 3, "attention_window": 5, "padded": False}
+    yield "Routed, no padding", case("Routed", **plain, **CAUSAL)
+    yield "ClusterStrided, no padding", case("ClusterStrided", **plain, **CAUSAL)
+
+
+CASES = dict(
+    pair
+    for cases in (full, local, rectangles, strided, fixed, clustered)
+    for pair in cases()
+)
+# Of each way one: the others differ in sizes or in a projection.
+FEW = {
+    "full",
+    "full, memory",
+    "local, 1 of 4 in 10, causal=True",
+    "local, shifted",
+    "local, 11 and 6 in blocks of 4",
+    "local, 8 and 21 in blocks of 4",
+    "local, (1, 0) of (1, 2) in (3, 8), causal=True",
+    "strided, 3 in 10, causal=True",
+    "strided, memory of 14",
+    "fixed, 3 of 3 in 11, merged",
+    "fixed, 1 of 4 in 12, separate",
+    "Routed, window of 3",
+    "Routed, window of 30 in a memory of 7",
+    "Routed, last 3 of 12, apart, shifted",
+    "Routed, last 17 of 100, apart",
+    "Routed, last 3 of 12, by the key",
+    "Routed, 5 of a prefix of 12, apart",
+    "Routed, 5 of a prefix of 12, shifted",
+    "Routed, 5 of the whole",
+    "Routed, no padding",
+    "ClusterStrided, window of 3",
+    "ClusterStrided, window of 3 in a memory of 7",
+    "ClusterStrided, 5 of a prefix of 12",
+    "Hashed, window of 3",
+    "Hashed, window of 3 in a memory of 7",
+    "Hashed, last 3 of 12, apart",
+    "Random, window of 3, apart",
+    "Random, window of 3 in a memory of 7",
+    "Random, last 3 of 12",
+}
+assert CASES.keys() >= FEW
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in FEW else pytest.mark.thorough)
+        for name in CASES
+    ],
+)
+def test_equals_plain_numpy(name):
+    counts = fuzzing.Counts()
+    fuzzing.check(CASES[name], counts)
+    assert counts["valid, rows compared"] == BATCH
+
+
+NUMBERS = {
+    "FullHeads": {},
+    "LocalHeads": {"block_shape": (4,)},
+    "StridedHeads": {"block_shape": (4,)},
+    "FixedHeads": {"block_shape": (4,), "num_summary_columns": 2},
+    "RoutedHeads": {"num_clusters": 2, "attention_window": 4},
+    "ClusterStridedHeads": {"num_clusters": 2, "attention_window": 4},
+    "HashedHeads": {"num_buckets": 4, "attention_window": 4},
+    "RandomHeads": {"num_clusters": 2, "attention_window": 4},
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_refuses_wrong_arguments(kind):
+    make, options = getattr(layers, kind), {"num_heads": 2, **NUMBERS[kind]}
+    make(**options)
+    wrong = {**fuzz_cases.GROUP, **fuzz_cases.WRONG[kind]}
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(ValueError) as error:
+                make(**{**options, name: value})
+            received = -1 if value == (-1,) else value  # the entry that is wrong
+            assert f"`{name}`" in str(error.value)
+            assert f"Received: {name}={received!r}" in str(error.value)

@@ -259,7 +259,7 @@ def test_heads_without_clusters_are_causal(kind, key_shift):
         *(
             pytest.param(kind, *sizes, True, marks=pytest.mark.slow)
             for kind in CLUSTERED
-            for sizes in ((16, 64, 0), (100, 301, 1), (130, 513, 1), (128, 1024, 0))
+            for sizes in ((16, 64, 0), (128, 1024, 1))
         ),
     ],
 )

@@ -15,7 +15,7 @@ from routing_tf.layers.replicas import sum_over_replicas
 from tests import golden_cases
 
 # Trains on one device or on two, on one batch of four, and prints the losses and what
-# became of the weights. By default the learning rate is 0: only the state moves.
+# became of the weights. With a learning rate of 0 the state alone moves.
 PROGRAM = """
 import contextlib, json, sys
 import keras, numpy as np
@@ -129,17 +129,17 @@ def assert_two_devices_train_as_one(**options):
     return one
 
 
-@pytest.mark.slow
-def test_two_devices_train_the_same_state_as_one():
-    weights = assert_two_devices_train_as_one()
-    assert sum("kmeans" in name for name in weights) == 3 + 3 + 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("remat", [False, True])
-def test_two_devices_have_the_gradients_of_one(remat):
+@pytest.mark.parametrize(
+    "remat",
+    [
+        pytest.param(False, marks=pytest.mark.thorough),
+        pytest.param(True, marks=pytest.mark.slow),
+    ],
+)
+def test_two_devices_have_the_state_and_the_gradients_of_one(remat):
     """One replica has 21 real tokens, the other 12."""
-    assert_two_devices_train_as_one(rate=0.5, remat=remat)
+    weights = assert_two_devices_train_as_one(rate=0.5, remat=remat)
+    assert sum("kmeans" in name for name in weights) == 3 + 3 + 1 + 1
 
 
 @pytest.mark.slow

@@ -6,9 +6,6 @@ import pytest
 
 from routing_tf import layers
 from routing_tf.layers import RoutedHeads
-from routing_tf.layers.rules import inside_clusters
-from routing_tf.layers.rules import last_members
-from routing_tf.layers.rules import prefixes
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import patterns
@@ -152,20 +149,14 @@ def test_the_scope_of_a_model_is_set_for_a_while():
     )
 
     def state():
-        return [(group.routing_scope, group.causal_rule) for group in groups]
+        return [group.routing_scope for group in groups]
 
     before = state()
-    assert before == [
-        ("full", inside_clusters.attend),
-        ("prefix", prefixes.attend),
-        ("full", last_members.attend),
-    ]
+    assert before == ["full", "prefix", "full"]
     with layers.use_routing_scope(model, "prefix"):
-        assert state() == [("prefix", prefixes.attend)] * 2 + [
-            ("prefix", last_members.attend)
-        ]
+        assert state() == ["prefix"] * 3
         with layers.use_routing_scope(model.layers[1], "full"):
-            assert [scope for scope, _ in state()] == ["prefix", "full", "full"]
+            assert state() == ["prefix", "full", "full"]
     assert state() == before
     with pytest.raises(RuntimeError), layers.use_routing_scope(model, "prefix"):
         raise RuntimeError

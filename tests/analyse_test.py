@@ -10,13 +10,13 @@ from routing_tf import analyse
 from routing_tf import commands
 from routing_tf import evaluation
 from routing_tf import models
-from routing_tf import problems
 from routing_tf import run_directory
 from routing_tf import training
 from routing_tf.analysis import Probe
 from routing_tf.models.token_scorer import TokenScorer
-from routing_tf.problems import image
 from tests import small_problems
+
+pytestmark = pytest.mark.usefixtures("eager")
 
 SETTINGS = {
     "num_layers": 2,
@@ -128,6 +128,7 @@ def test_default_numbers_of_windows():
         assert analyse.num_examples(values) == expected
 
 
+@pytest.mark.thorough
 def test_decoding_scores_what_one_pass_scores(token_choice, run):
     code, out, err = run(
         "--what=decoding", f"--model_dir={token_choice}", "--eval_examples=2"
@@ -311,18 +312,6 @@ def test_reads_of_held_out_text(expert_choice, run, monkeypatch):
     shown = out.splitlines()[-1]
     assert len(re.findall(r"\x1b\[1;4m.\x1b\[0m", shown)) == 1
     assert len(re.sub(r"\x1b\[[0-9;]+m|<start>", "", shown)) == 47
-
-
-@problems.register("test_checkers")
-class Checkers(image.ImageProblem):
-    """Tiny images of noise."""
-
-    image_shape, vocabulary_size, num_classes = (4, 4, 1), 5, 2
-
-    def load_images(self):
-        generator = np.random.default_rng(0)
-        split = generator.integers(0, 5, (6, 4, 4, 1)), np.zeros(6, "int32")
-        return {"train": split, "validation": split, "test": split}
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import contextlib
 import ctypes
 import ctypes.util
 import gc
@@ -32,6 +33,33 @@ def memory_is_given_back():
     trim = getattr(ctypes.CDLL(ctypes.util.find_library("c")), "malloc_trim", None)
     if trim is not None:  # glibc keeps what is freed
         trim(0)
+
+
+@pytest.fixture(scope="module")
+def eager():
+    """TensorFlow compiles nothing: to trace a step costs more than to run ten of them.
+
+    JAX compiles as ever, which is cheaper there.
+    """
+    with functions_run(eagerly=True):
+        yield
+
+
+@pytest.fixture
+def compiled():
+    """Compiles as a user's process does, in a module of `eager` tests."""
+    with functions_run(eagerly=False):
+        yield
+
+
+@contextlib.contextmanager
+def functions_run(eagerly):
+    import tensorflow as tf  # after the settings above
+
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(eagerly)
+    yield
+    tf.config.run_functions_eagerly(before)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ from routing_tf import train
 from routing_tf.models.scoring import Score
 from tests import small_problems
 
+pytestmark = pytest.mark.usefixtures("eager")
+
 HPARAMS = (
     "num_layers=1,hidden_dim=16,intermediate_dim=16,num_local_heads=1,"
     "num_routed_heads=1,attention_window=8,local_block_length=8,"
@@ -106,7 +108,9 @@ def test_other_data(model_dir, tmp_path, run):
     assert "test: 201 tokens scored" in out
 
 
-@pytest.mark.parametrize("ending", ["", ".index"])
+@pytest.mark.parametrize(
+    "ending", ["", pytest.param(".index", marks=pytest.mark.thorough)]
+)
 def test_a_checkpoint_of_a_run(ending, model_dir, run):
     checkpoint = run_checkpoints.paths(model_dir)[-1]
     code, out, err = run(f"--model_dir={checkpoint}{ending}", "--eval_examples=2")
@@ -146,12 +150,12 @@ def test_larger_vocabulary(model_dir, run, monkeypatch):
     assert "300 ids of text_files, 258 of the model" in err
 
 
-def test_both_names_of_the_split(model_dir, run):
-    last = [
-        run(f"--model_dir={model_dir}", f"{flag}=validation")[1].splitlines()[-1]
+def test_both_names_of_the_split(model_dir):
+    splits = [
+        parse(evaluate, f"--model_dir={model_dir}", f"{flag}=validation").eval_split
         for flag in ("--split", "--eval_split")
     ]
-    assert last[0] == last[1]
+    assert splits == ["validation"] * 2
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +207,7 @@ def test_pairs_of_texts(tmp_path, run):
         f"--model_dir={tmp_path}",
         "--problem=test_copy",
         f"--hparams={hparams}",
-        "--train_steps=2",
+        "--train_steps=1",
         "--eval_examples=0",
         "--sample_bytes=0",
     )

@@ -56,12 +56,11 @@ def test_exports_a_model_of_texts(path, tmp_path, capsys):
     assert "tensorflow_text" not in out
     served = tf.saved_model.load(str(tmp_path / "served"))
     assert served.generate(["a"])["token_ids"].shape == (1, 12)
-    # An earlier export is replaced.
-    assert not run(*arguments)
-    run_snippet(capsys.readouterr().out)
+    run_snippet(out)
     assert "It was" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @on_tensorflow
 @pytest.mark.parametrize(
     "tokenizer_class, options",
@@ -84,6 +83,7 @@ def test_only_subwords_need_tensorflow_text(tokenizer_class, options, tmp_path, 
     assert "It was" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @on_tensorflow
 def test_exports_models_of_ids_and_images(tmp_path, capsys):
     small_models.language_model(**LOCAL).save(tmp_path / "ids.keras")
@@ -99,7 +99,11 @@ def test_exports_models_of_ids_and_images(tmp_path, capsys):
 
 
 @on_tensorflow
-def test_other_files_are_safe(path, tmp_path, capsys):
+def test_other_files_are_safe(path, tmp_path, capsys, monkeypatch):
+    def export(self, folder, max_length, **options):
+        (folder / "saved_model.pb").write_text(str(max_length))
+
+    monkeypatch.setattr(models.RoutingTransformerCausalLM, "export", export)
     (tmp_path / "thesis.txt").write_text("words")
     arguments = [f"--model_dir={path}", f"--export_dir={tmp_path}"]
     assert run(*arguments) == 1
@@ -107,7 +111,9 @@ def test_other_files_are_safe(path, tmp_path, capsys):
     assert run(f"--model_dir={path}", f"--export_dir={path}", "--overwrite") == 1
     assert not run(*arguments, "--overwrite")
     assert (tmp_path / "thesis.txt").read_text() == "words"
-    assert (tmp_path / "saved_model.pb").is_file()
+    # An earlier export is replaced.
+    assert not run(*arguments, "--max_length=12")
+    assert (tmp_path / "saved_model.pb").read_text() == "12"
 
 
 @on_tensorflow
@@ -120,6 +126,7 @@ def test_mistakes_are_one_line_on_stderr(tmp_path, capsys):
     assert not (tmp_path / "served").exists()
 
 
+@pytest.mark.thorough
 @on_tensorflow
 def test_the_routing_scope_is_that_of_score(tmp_path):
     lm = small_models.language_model(num_layers=1, routing="expert_choice")

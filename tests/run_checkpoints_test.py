@@ -10,6 +10,8 @@ from routing_tf import training
 from routing_tf.run_checkpoints import RunCheckpoints
 from tests.models import small_models
 
+pytestmark = pytest.mark.usefixtures("eager")
+
 
 @pytest.fixture(scope="module")
 def lm():

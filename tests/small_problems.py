@@ -1,4 +1,4 @@
-"""Small problems for tests: a missing split, another metric, pairs of texts."""
+"""Small problems for tests: a missing split, another metric, pairs, images."""
 
 import math
 
@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from routing_tf import problems
+from routing_tf.problems import image
 from routing_tf.problems.problem import read_rows
 from routing_tf.tokenizers import ByteTokenizer
 
@@ -93,3 +94,16 @@ class Copy(problems.Problem):
             "decoder_padding_mask": target_mask,
         }
         return inputs, target, tf.cast(target_mask, tf.float32)
+
+
+@problems.register("test_checkers")
+class Checkers(image.ImageProblem):
+    """Tiny images of noise."""
+
+    image_shape, vocabulary_size, num_classes = (4, 4, 1), 5, 2
+    default_hparams_set = "digits_small"
+
+    def load_images(self):
+        generator = np.random.default_rng(0)
+        split = generator.integers(0, 5, (6, 4, 4, 1)), np.arange(6, dtype="int32") % 2
+        return {"train": split, "validation": split, "test": split}

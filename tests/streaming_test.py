@@ -10,6 +10,8 @@ from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.streaming import TokenStream
 from tests.models import small_models
 
+pytestmark = pytest.mark.usefixtures("eager")
+
 PROMPTS = [[0, 5, 3, 9, 2, 7, 7, 11, 4], [0, 8, 1, 4, 20, 6]]
 SMALL = {
     "num_local_only_layers": 1,
@@ -83,6 +85,7 @@ def test_seeds(lm):
     assert sample(4)[0] != first
 
 
+@pytest.mark.usefixtures("compiled")
 def test_one_step_is_compiled_for_any_length(lm, monkeypatch):
     lengths = []
     call = type(lm).call_with_cache

@@ -12,21 +12,28 @@ from routing_tf.training_step import split_batch
 from tests.engines import small_runs
 from tests.models import small_models
 
+pytestmark = pytest.mark.usefixtures("eager")
 TOLERANCE = 1e-5
+# Batches with few tokens, with rows without any, and whole ones.
+STEPS = 3
 SCALING = {"initial_scale": 2.0**10, "dynamic_growth_steps": 3}
 WITHOUT_XLA = pytest.param(
     False,
-    marks=pytest.mark.skipif(
-        keras.backend.backend() == "jax", reason="JAX has nothing but XLA"
-    ),
+    marks=[
+        pytest.mark.thorough,
+        pytest.mark.skipif(
+            keras.backend.backend() == "jax", reason="JAX has nothing but XLA"
+        ),
+    ],
 )
 
 
 def run_of(**options):
-    return small_runs.Run(engines.make(), **options)
+    return small_runs.Run(engines.make(), **{"num_steps": STEPS, **options})
 
 
 def assert_equals_whole_batches(**options):
+    options = {"num_steps": STEPS, **options}
     run = run_of(**options)
     run.train()
     whole = small_runs.on_one_device(**options)
@@ -40,21 +47,27 @@ class TestParts:
         """Some parts have no token, some all."""
         assert_equals_whole_batches(num_parts=4)
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("kind", ["decoder", "seq2seq", "image"])
-    @pytest.mark.parametrize("num_parts", [2, 4])
+    @pytest.mark.thorough
+    @pytest.mark.parametrize(
+        "kind, num_parts", [("decoder", 2), ("seq2seq", 4), ("image", 2)]
+    )
     def test_parts_of_all_models(self, kind, num_parts):
         # Parts of pairs count by their targets' tokens in the clustering loss, the
         # encoder's too.
         changes = {"commitment_weight": 0.0} if kind == "seq2seq" else {}
         assert_equals_whole_batches(num_parts=num_parts, kind=kind, changes=changes)
 
-    @pytest.mark.slow
+    @pytest.mark.thorough
+    @pytest.mark.usefixtures("compiled")
     def test_parts_of_rematerialized_blocks_and_scaled_losses(self):
         traps = {"3": [6], "9": [0, 7]}
         changes = {"remat": True, "optimizer": "adafactor"}
         assert_equals_whole_batches(
-            num_parts=2, changes=changes, loss_scaling=SCALING, traps=traps
+            num_parts=2,
+            changes=changes,
+            loss_scaling=SCALING,
+            traps=traps,
+            num_steps=12,
         )
 
     def test_a_batch_is_split_by_rows(self):
@@ -66,9 +79,11 @@ class TestParts:
 
 class TestSteps:
     def test_four_steps_in_a_call_are_four_calls(self):
-        assert_equals_whole_batches(steps_per_call=4, changes={"residual_dropout": 0.2})
+        changes = {"residual_dropout": 0.2}
+        assert_equals_whole_batches(steps_per_call=4, changes=changes, num_steps=4)
 
     @pytest.mark.slow
+    @pytest.mark.usefixtures("compiled")
     @pytest.mark.parametrize("jit_compile", [True, WITHOUT_XLA])
     def test_four_steps_in_a_call_without_an_update_in_some(self, jit_compile):
         assert_equals_whole_batches(
@@ -76,14 +91,15 @@ class TestSteps:
             kind="decoder",
             traps={"2": [5], "3": [1]},
             jit_compile=jit_compile,
+            num_steps=8,
         )
 
     @pytest.mark.parametrize(
         "kind",
         [
             "decoder",
-            pytest.param("seq2seq", marks=pytest.mark.slow),
-            pytest.param("image", marks=pytest.mark.slow),
+            pytest.param("seq2seq", marks=pytest.mark.thorough),
+            pytest.param("image", marks=pytest.mark.thorough),
         ],
     )
     def test_a_step_is_one_of_keras(self, kind):
@@ -111,6 +127,7 @@ class TestSteps:
 
 
 class TestNumbersThatAreNotFinite:
+    @pytest.mark.usefixtures("compiled")
     @pytest.mark.parametrize("jit_compile", [True, WITHOUT_XLA])
     def test_change_nothing_but_the_number_of_steps(self, jit_compile):
         """One row of the second part has a bad gradient."""
@@ -136,7 +153,7 @@ class TestNumbersThatAreNotFinite:
             name.split()[1] for name in changed
         }
 
-    @pytest.mark.slow
+    @pytest.mark.thorough
     def test_in_one_part_spoil_the_step(self):
         run = run_of(traps={"1": [5]}, num_parts=4)
         run.train(1)
@@ -169,7 +186,7 @@ def apply_as_keras_does(optimizer, gradient, variable):
 
 class TestLossScale:
     def test_moves_as_that_of_keras(self):
-        is_finite = [bool(int(digit)) for digit in "1111011001111110"]
+        is_finite = [bool(int(digit)) for digit in "1110101101"]
         own = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), **SCALING)
         variable = keras.Variable(np.ones(2, "float32"))
         own.build([variable])
@@ -196,36 +213,39 @@ class TestLossScale:
         def values(state):
             return {name: x for name, x in state.items() if not name.endswith(own)}
 
-        expected = values(small_runs.on_one_device())
+        expected = values(small_runs.on_one_device(num_steps=STEPS))
         found = values(run.state()).values()
         for value, (name, wanted) in zip(found, expected.items(), strict=True):
             np.testing.assert_allclose(value, wanted, 1e-4, 1e-5, err_msg=name)
 
     def test_an_overflow_in_float16_halves_it(self):
-        scaling = {"initial_scale": 2.0**40, "dynamic_growth_steps": 1000}
+        scaling = {"initial_scale": 2.0**22, "dynamic_growth_steps": 1000}
         run = run_of(precision="mixed_float16", loss_scaling=scaling)
         before = run.state()
-        reports = run.train(40)
+        reports = run.train(11)
         is_finite = [report.is_finite for report in reports]
         num_skipped = is_finite.index(True)
-        assert 0 < num_skipped < 38
-        assert reports[num_skipped].loss_scale == 2.0 ** (40 - num_skipped)
+        assert 0 < num_skipped < 6
+        assert reports[num_skipped].loss_scale == 2.0 ** (22 - num_skipped)
         losses = [report.loss for report in reports]
         assert np.isfinite(losses).all()
         # The same weights up to there, on batches of the same kind.
-        assert losses[-1] < losses[-1 - 5 * (39 // 5)]
+        assert losses[-1] < losses[0]
         assert changed_variables(before, run.state())
 
 
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "precision",
+    ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.thorough)],
+)
 def test_short_floats_train_centroids_in_float32(precision):
     scaling = SCALING if precision == "mixed_float16" else None
     run = run_of(precision=precision, loss_scaling=scaling)
-    reports = run.train(10)
-    expected = small_runs.on_one_device()
+    reports = run.train()
+    expected = small_runs.on_one_device(num_steps=STEPS)
     losses = [report.loss for report in reports]
-    np.testing.assert_allclose(losses, expected["loss"][:10], rtol=0.05)
-    assert losses != expected["loss"][:10].tolist()
+    np.testing.assert_allclose(losses, expected["loss"], rtol=0.05)
+    assert losses != expected["loss"].tolist()
     for kmeans in small_models.kmeans_layers(run.lm):
         for variable in (kmeans.centroids, kmeans.counts, kmeans.sums):
             value = ops.convert_to_numpy(variable)
@@ -241,31 +261,41 @@ def run():
     return run_of(num_parts=2, changes={"residual_dropout": 0.5})
 
 
+@pytest.fixture
+def sums(sums_of_a_batch):
+    """Sums over the tokens of a batch; a test may change them."""
+    return dict(sums_of_a_batch)
+
+
+@pytest.fixture(scope="module")
+def sums_of_a_batch(run):
+    return objective(run, small_runs.make_batch("decoder", 2))[1]
+
+
+def objective(run, batch, step=0, part=0, replica=0, training_step=None):
+    training_step = training_step or run.training_step
+    values = [ops.convert_to_tensor(variable) for variable in training_step.variables]
+    inputs, targets, weights = batch
+    inputs = {name: ops.convert_to_tensor(x) for name, x in inputs.items()}
+    batch = inputs, ops.convert_to_tensor(targets), ops.convert_to_tensor(weights)
+    step = ops.convert_to_tensor(step, "int32")
+    return training_step.objective(values, batch, step, part, replica)
+
+
 class TestObjective:
     """What a part of a step on one replica computes, without an engine."""
-
-    def value(self, run, batch, step=0, part=0, replica=0, training_step=None):
-        training_step = training_step or run.training_step
-        values = [
-            ops.convert_to_tensor(variable) for variable in training_step.variables
-        ]
-        inputs, targets, weights = batch
-        inputs = {name: ops.convert_to_tensor(x) for name, x in inputs.items()}
-        batch = inputs, ops.convert_to_tensor(targets), ops.convert_to_tensor(weights)
-        step = ops.convert_to_tensor(step, "int32")
-        return training_step.objective(values, batch, step, part, replica)
 
     def test_each_part_step_and_replica_draws_apart(self, run):
         batch = small_runs.make_batch("decoder", 2)
         places = [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), (0, 0, 1), (0, 1, 1)]
-        values = [float(self.value(run, batch, *place)[0]) for place in places]
+        values = [float(objective(run, batch, *place)[0]) for place in places]
         assert len(set(values)) == len(places)
-        assert values[1] == float(self.value(run, batch, *places[1])[0])
+        assert values[1] == float(objective(run, batch, *places[1])[0])
 
     def test_a_run_that_goes_on_draws_what_it_would_have_drawn(self, run):
         """The states of the generators do not matter, the step alone does."""
         batch = small_runs.make_batch("decoder", 2)
-        before = float(self.value(run, batch, step=7)[0])
+        before = float(objective(run, batch, step=7)[0])
         generators = [
             variable
             for variable in run.lm.non_trainable_variables
@@ -274,12 +304,12 @@ class TestObjective:
         assert generators
         for variable in generators:
             variable.assign([5, 11])
-        assert float(self.value(run, batch, step=7)[0]) == before
+        assert float(objective(run, batch, step=7)[0]) == before
 
     def test_losses_count_by_tokens(self, run):
         lengths = (24, 3, 0, 0, 1, 0, 0, 0)
         batch = small_runs.make_batch("decoder", 0, lengths=lengths)
-        _, sums = self.value(run, batch)
+        _, sums = objective(run, batch)
         assert float(sums["weight"]) == 28
         squares = sum(
             float(ops.sum(ops.square(variable)))
@@ -293,7 +323,7 @@ class TestObjective:
     def test_batches_of_padding_alone_are_finite(self, run):
         batch = small_runs.make_batch("decoder", 0, lengths=(0,) * 8)
         step = TrainingStep(run.lm, run.lm.optimizer)
-        value, sums = self.value(run, batch, training_step=step)
+        value, sums = objective(run, batch, training_step=step)
         assert float(value) == 0
         gradients = [ops.zeros(v.shape) for v in run.lm.trainable_variables]
         _, is_finite, report = step.finish(gradients, sums)
@@ -302,10 +332,8 @@ class TestObjective:
         assert (report.loss, report.num_tokens, report.gradient_norm) == (0, 0, 0)
 
     @pytest.mark.parametrize("clip_norm", [0.0, 0.25, 1e9])
-    def test_gradients_are_clipped_by_their_global_norm(self, run, clip_norm):
+    def test_gradients_are_clipped_by_their_global_norm(self, run, sums, clip_norm):
         step = TrainingStep(run.lm, run.lm.optimizer, clip_norm)
-        batch = small_runs.make_batch("decoder", 2)
-        _, sums = self.value(run, batch, training_step=step)
         ones = [ops.ones(v.shape) for v in run.lm.trainable_variables]
         gradients, is_finite, report = step.finish(ones, sums)
         assert bool(is_finite)
@@ -320,10 +348,8 @@ class TestObjective:
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
     @pytest.mark.parametrize("where", ["gradient", "nats"])
-    def test_one_bad_number_is_enough(self, run, bad, where):
+    def test_one_bad_number_is_enough(self, run, sums, bad, where):
         step = TrainingStep(run.lm, run.lm.optimizer, clip_norm=1.0)
-        batch = small_runs.make_batch("decoder", 2)
-        _, sums = self.value(run, batch, training_step=step)
         gradients = [np.zeros(v.shape, "float32") for v in run.lm.trainable_variables]
         if where == "nats":
             sums["nats"] = ops.convert_to_tensor(np.float32(bad))

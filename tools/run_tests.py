@@ -15,21 +15,39 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 DATA = (
     "tests/benchmarks",
     "tests/build_file_test.py",
+    "tests/commands_test.py",
     "tests/datagen_test.py",
     "tests/output_file_test.py",
     "tests/preset_table_test.py",
     "tests/problems",
     "tests/progress_test.py",
+    "tests/run_directory_test.py",
+    "tests/text_samples_test.py",
+    "tests/tokenizers",
+)
+# What they compute is computed on both backends by tests of layers, models, engines
+# and of `training`; `end_to_end_test` runs the commands on both.
+ON_ONE_BACKEND = (
+    "tests/analyse_test.py",
+    "tests/analysis",
+    "tests/convert_test.py",
+    "tests/crash_test.py",
+    "tests/evaluate_test.py",
+    "tests/generate_test.py",
+    "tests/readme_commands_test.py",
+    "tests/train_test.py",
+    "tests/untrusted_test.py",
+    "tests/workers_test.py",
 )
 PARTS = ("tests/layers", "tests/models")
 IN_PARALLEL = ("-n", "auto", "--dist", "loadfile")
 
 
 def rest():
-    """Returns the paths of all tests that no other part has."""
+    """Returns the paths of the tests of both backends that no other part has."""
     found = sorted((ROOT / "tests").iterdir())
     paths = [f"tests/{path.name}" for path in found if _has_tests(path)]
-    return [path for path in paths if path not in (*DATA, *PARTS)]
+    return [path for path in paths if path not in (*DATA, *ON_ONE_BACKEND, *PARTS)]
 
 
 def _has_tests(path):
@@ -42,11 +60,11 @@ def parts(backends):
     """Yields pairs of a backend and the paths of the tests that run in one process.
 
     Args:
-        backends: list of names; the tests of data run on the first one.
+        backends: list of names; what one backend is enough for runs on the first one.
     """
     for backend in backends:
         if backend == backends[0]:
-            yield backend, list(DATA)
+            yield backend, [*DATA, *ON_ONE_BACKEND]
         for path in PARTS:
             yield backend, [path]
         yield backend, rest()

@@ -11,6 +11,8 @@ from tests import golden_cases
 from tests.analysis import small_cases
 from tests.models import small_models
 
+pytestmark = pytest.mark.usefixtures("eager")
+
 array = small_models.array
 
 

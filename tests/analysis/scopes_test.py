@@ -13,6 +13,8 @@ from routing_tf.analysis import scopes
 from routing_tf.models.token_scorer import TokenScorer
 from tests.models import small_models
 
+pytestmark = pytest.mark.usefixtures("eager")
+
 
 class Countdown(problems.Problem):
     """510 ids in each split: windows of 24 and a last one of 6."""

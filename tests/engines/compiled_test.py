@@ -45,7 +45,13 @@ PRESETS = {
     },
     "python_small": {**TEXT, "num_layers": 1},
 }
-QUICK = ("enwik8_local_cluster8k",)
+QUICK = "python_small"
+CASES = [
+    pytest.param(
+        name, marks=pytest.mark.thorough if name == QUICK else pytest.mark.slow
+    )
+    for name in PRESETS
+]
 
 
 def hyperparameters(name):
@@ -116,13 +122,7 @@ def assert_runs_on_the_device_alone(text):
     return calls
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in PRESETS
-    ],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_a_step_is_one_program_of_static_shapes(name):
     assert_runs_on_the_device_alone(lowered(name))
 
@@ -135,13 +135,7 @@ def test_a_step_in_short_floats_is_one_program(precision):
     assert ("bf16" if precision == "mixed_bfloat16" else "f16") in text
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in PRESETS
-    ],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_jax_lowers_a_step_for_a_tpu(name):
     if keras.backend.backend() != "jax":
         pytest.skip("TensorFlow lowers for a TPU on its machine alone")

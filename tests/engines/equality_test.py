@@ -57,10 +57,12 @@ def assert_trains_as_one_device(strategy, runs):
             assert one["clustering_loss"].min() > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", CLUSTERS)
 def test_two_devices_train_as_one(strategy):
     """And score as one, also a number of rows that they cannot share evenly."""
-    assert_trains_as_one_device(strategy, {"decoder": {"scored_rows": [8, 5]}})
+    options = {"num_steps": 6, "scored_rows": [8, 5]}
+    assert_trains_as_one_device(strategy, {"decoder": options})
 
 
 @pytest.mark.slow

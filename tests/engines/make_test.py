@@ -94,6 +94,7 @@ def test_virtual_devices_need_a_strategy_for_them(strategy):
         engines.make(strategy, num_virtual_devices=100)
 
 
+@pytest.mark.thorough
 @on_tensorflow
 def test_a_tpu_that_is_not_there_is_refused_at_once():
     """In a process of its own: connecting to a cluster changes it for good."""
@@ -193,6 +194,7 @@ def read(process):
     return json.loads(output.splitlines()[-1])
 
 
+@pytest.mark.thorough
 def test_a_processor_can_be_cut_into_devices():
     found = read(describe("mirrored", 3, True, {}))
     expected = {

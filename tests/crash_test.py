@@ -19,7 +19,7 @@ from routing_tf import run_checkpoints
 
 STEPS = 800
 CHECKPOINT_EVERY = 4
-KILLS = 20
+KILLS = 8
 
 
 def command(model_dir, text, *flags):

@@ -16,9 +16,9 @@ BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<code>.*?)^```", re.M | re.S)
 # The runs that the commands take, quickly made.
 TRAINING = """
 python -m routing_tf.train --model_dir=runs/python --hparams_set=byte_tiny \
-    --hparams=max_sequence_length=512 --train_steps=2 --eval_examples=1 --sample_bytes=0
+    --hparams=max_sequence_length=512 --train_steps=1 --eval_examples=1 --sample_bytes=0
 python -m routing_tf.train --model_dir=runs/digits --problem=digits \
-    --hparams_set=digits_small --hparams=num_layers=1 --train_steps=2 --eval_examples=2
+    --hparams_set=digits_small --hparams=num_layers=1 --train_steps=1 --eval_examples=2
 """
 
 

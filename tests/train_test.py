@@ -469,6 +469,7 @@ def test_a_tpu_and_another_strategy(arguments, run, tmp_path):
     assert "`tpu` needs the strategy 'tpu'" in err
 
 
+@pytest.mark.thorough
 def test_ctrl_c_leaves_a_checkpoint(arguments, tmp_path):
     command = [sys.executable, "-m", "routing_tf.train", f"--model_dir={tmp_path}"]
     command += [*arguments, "--train_steps=1000000", "--eval_examples=1"]

@@ -7,12 +7,27 @@ import signal
 import subprocess
 import sys
 
+import absl.flags
 import pytest
 
 from routing_tf import run_checkpoints
+from routing_tf import train
 from tests.engines import small_runs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eager")]
+
+
+def arguments(model_dir, text):
+    return [
+        f"--model_dir={model_dir}",
+        f"--files={text}",
+        "--hparams_set=byte_tiny",
+        "--hparams=max_sequence_length=32,attention_window=8,batch_tokens=128",
+        "--eval_every=4",
+        "--eval_examples=5",
+        "--checkpoint_every=3",
+        "--sample_bytes=8",
+    ]
 
 
 def start(model_dirs, text, *flags):
@@ -24,14 +39,7 @@ def start(model_dirs, text, *flags):
                 sys.executable,
                 "-m",
                 "routing_tf.train",
-                f"--model_dir={model_dir}",
-                f"--files={text}",
-                "--hparams_set=byte_tiny",
-                "--hparams=max_sequence_length=32,attention_window=8,batch_tokens=128",
-                "--eval_every=4",
-                "--eval_examples=5",
-                "--checkpoint_every=3",
-                "--sample_bytes=8",
+                *arguments(model_dir, text),
                 *flags,
             ],
             env={
@@ -57,8 +65,16 @@ def finish(processes):
     return [process.returncode for process in processes], said
 
 
-def train(model_dirs, text, *flags):
+def train_together(model_dirs, text, *flags):
     return finish(start(model_dirs, text, *flags))
+
+
+def train_alone(model_dir, text, *flags):
+    """Trains in this process, on one device."""
+    options = absl.flags.FlagValues()
+    train.define_flags(options)
+    options(["train", *arguments(model_dir, text), *flags])
+    assert train.run(options) == 0
 
 
 def bits(model_dir):
@@ -70,18 +86,21 @@ def bits(model_dir):
 
 def test_two_workers_are_one(text, tmp_path):
     both = [tmp_path / "two"] * 2
-    codes, said = train(both, text, "--strategy=multi_worker", "--train_steps=6")
+    codes, said = train_together(
+        both, text, "--strategy=multi_worker", "--train_steps=6"
+    )
     assert codes == [0, 0], said
     assert "continuing" not in said[0]
-    codes, said = train(both, text, "--strategy=multi_worker", "--train_steps=9")
+    codes, said = train_together(
+        both, text, "--strategy=multi_worker", "--train_steps=9"
+    )
     assert codes == [0, 0], said
     assert "continuing at step 6" in said[0]
     assert "2 workers" in said[0]
     assert "held-out" not in said[1]
     one = tmp_path / "one"
     for steps in (6, 9):  # the schedule depends on the length of the run
-        codes, said = train([one], text, f"--train_steps={steps}")
-        assert codes == [0], said
+        train_alone(one, text, f"--train_steps={steps}")
     expected = bits(one)
     assert list(expected) == [0, 4, 6, 8, 9]
     assert bits(tmp_path / "two") == pytest.approx(expected, abs=1e-4)
@@ -101,10 +120,9 @@ def test_all_workers_stop_when_one_is_asked_to(text, tmp_path):
 
 
 def test_workers_that_share_no_folder_are_refused(text, tmp_path):
-    codes, said = train([tmp_path / "a"], text, "--train_steps=3")
-    assert codes == [0], said
+    train_alone(tmp_path / "a", text, "--train_steps=3")
     flags = ["--strategy=multi_worker", "--train_steps=6"]
-    codes, said = train([tmp_path / "a", tmp_path / "b"], text, *flags)
+    codes, said = train_together([tmp_path / "a", tmp_path / "b"], text, *flags)
     assert codes == [1, 1], said
     for text in said:
         assert "found checkpoints of the steps [3, 0]" in text

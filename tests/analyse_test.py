@@ -237,6 +237,7 @@ def unmark(shown):
     return pieces
 
 
+@pytest.mark.thorough
 def test_maps_of_held_out_text(expert_choice, run, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     code, out, err = run("--what=maps", f"--model_dir={expert_choice}", "--length=24")
@@ -387,6 +388,7 @@ def test_a_model_with_an_encoder(tmp_path, run):
     assert "'test_copy'" in err
 
 
+@pytest.mark.thorough
 def test_the_metric_and_the_split_of_the_problem(tmp_path, run, monkeypatch):
     settings = models.preset_hyperparameters("byte_tiny").replace(**SETTINGS)
     save_run(tmp_path, "test_words", settings)

@@ -68,13 +68,16 @@ def test_expert_choice_leaks_in_routed_heads():
     assert leaks["block_1 local_heads"].stack.share > 0
 
 
+@pytest.mark.thorough
 def test_prefixes_do_not_leak():
     lm = small_cases.language_model()
     windows = small_cases.windows(3)
     assert_tight(leaks_of(lm, windows, num_perturbations=3, routing_scope="prefix"))
 
 
-@pytest.mark.parametrize("scope", ["full", "prefix"])
+@pytest.mark.parametrize(
+    "scope", ["full", pytest.param("prefix", marks=pytest.mark.thorough)]
+)
 def test_images(scope):
     model = small_cases.image_model(num_layers=1)
     leaks = leaks_of(model, small_cases.images(2), routing_scope=scope)

@@ -49,13 +49,13 @@ def run_snippet(out):
 @on_tensorflow
 def test_exports_a_model_of_texts(path, tmp_path, capsys):
     arguments = [f"--model_dir={path}", f"--export_dir={tmp_path / 'served'}"]
-    assert not run(*arguments, "--max_length=12")
+    assert not run(*arguments, "--max_length=20")
     out = capsys.readouterr().out
     assert "\nscore(texts: string[?]) -> log_likelihoods: float32[?, ?], " in out
     assert "\ngenerate(texts: string[?], temperature: float32[], top_k: " in out
     assert "tensorflow_text" not in out
     served = tf.saved_model.load(str(tmp_path / "served"))
-    assert served.generate(["a"])["token_ids"].shape == (1, 12)
+    assert served.generate(["a"])["token_ids"].shape == (1, 20)
     run_snippet(out)
     assert "It was" in capsys.readouterr().out
 

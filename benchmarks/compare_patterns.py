@@ -28,12 +28,13 @@ from absl import app
 from absl import flags
 
 from benchmarks import contest
-from routing_tf import evaluation
-from routing_tf import run_checkpoints
-from routing_tf import run_directory
 from routing_tf import training
 from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.training import checkpoints
+from routing_tf.training import evaluation
+from routing_tf.training import loading
+from routing_tf.training import run_config
 
 PRESET = "python_small"
 # Its routed heads, in the last layers, are replaced; window and clusters stay. Local
@@ -99,8 +100,8 @@ def model_dir(output_dir, pattern, key_shift, steps, seed):
 
 def train(folder, pattern, key_shift, seed, steps):
     """Trains one run, or finishes it, in a process of its own."""
-    saved = run_checkpoints.paths(folder)
-    if saved and run_checkpoints.step_of(saved[-1]) == steps:
+    saved = checkpoints.paths(folder)
+    if saved and checkpoints.step_of(saved[-1]) == steps:
         return
     changes = {**changes_of(pattern, key_shift), "train_steps": steps}
     command = [
@@ -129,9 +130,9 @@ def score(folder, num_examples):
     Returns:
         Dict from the routing scope to bits per byte.
     """
-    config = run_directory.RunConfig.load(folder)
+    config = run_config.RunConfig.load(folder)
     problem = config.make_problem()
-    lm = run_directory.load_language_model(run_checkpoints.paths(folder)[-1])
+    lm = loading.load_language_model(checkpoints.paths(folder)[-1])
     scopes = ["full"]
     if config.hyperparameters.sees_later_tokens("full"):
         scopes.append("prefix")
@@ -170,7 +171,7 @@ def time_steps(models, rounds):
 def training_step(pattern, key_shift):
     """Returns a function that takes a training step, and its number of tokens."""
     settings = preset_hyperparameters(PRESET).replace(**changes_of(pattern, key_shift))
-    config, problem = run_directory.configure("python_source", settings)
+    config, problem = run_config.configure("python_source", settings)
     lm = training.build_model(config.hyperparameters, problem)
     training.compile_for_training(lm)
     batch_size = evaluation.batch_size_of(config.hyperparameters, problem)

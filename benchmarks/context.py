@@ -21,10 +21,11 @@ from matplotlib.figure import Figure
 
 from benchmarks import compare_patterns
 from benchmarks import contest
-from routing_tf import run_checkpoints
-from routing_tf import run_directory
 from routing_tf.models.compiled import compiled
 from routing_tf.models.presets import preset_hyperparameters
+from routing_tf.training import checkpoints
+from routing_tf.training import loading
+from routing_tf.training import run_config
 
 CONTEXTS = ["64", "256", "512", "1024", "2048", "4096", "8192", "16384"]
 
@@ -167,14 +168,14 @@ def score_run(options, pattern, shift, contexts, figures):
     folder = compare_patterns.model_dir(
         options.runs_dir, pattern, shift, options.train_steps, 0
     )
-    saved = run_checkpoints.paths(folder)
+    saved = checkpoints.paths(folder)
     if not saved:
         raise ValueError(
             f"`--runs_dir` must hold a run of each pattern. Received: no {folder}. "
             "Run benchmarks.compare_patterns first"
         )
-    lm = run_directory.load_language_model(saved[-1])
-    problem = run_directory.RunConfig.load(folder).make_problem()
+    lm = loading.load_language_model(saved[-1])
+    problem = run_config.RunConfig.load(folder).make_problem()
     longest = max(int(context) for context in options.contexts)
     windows = spans_of(
         text_of(problem, longest), options.span, options.num_spans, longest

@@ -4,12 +4,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf import engines
-from routing_tf import run_directory
 from routing_tf import training
+from routing_tf.models import build
 from routing_tf.models.compiled import compiled
 from routing_tf.models.hyperparameters import Hyperparameters
-from routing_tf.training_step import TrainingStep
+from routing_tf.training import engines
+from routing_tf.training.step import TrainingStep
 
 ROUTINGS = {
     "expert choice": "expert_choice",
@@ -34,7 +34,7 @@ def train_step(sizes, length, pattern, relative, remat, dtype, xla):
     settings = hyperparameters(sizes, length, pattern, relative, remat)
     engine = engines.make()
     keras.utils.set_random_seed(0)
-    lm = run_directory.make_model(settings, precision=dtype)
+    lm = build.make_model(settings, precision=dtype)
     training.compile_for_training(lm, jit_compile=xla)
     train = engine.compile(TrainingStep(lm, lm.optimizer), jit_compile=xla)
     tokens = _tokens(sizes, length + 1)
@@ -118,7 +118,7 @@ def _compiled_model(sizes, length, pattern, relative, dtype, xla):
     settings = hyperparameters(sizes, length, pattern, relative)
     # One model at all contexts.
     settings = settings.replace(num_clusters=sizes["decoding_clusters"])
-    lm = run_directory.make_model(settings, precision=dtype)
+    lm = build.make_model(settings, precision=dtype)
     lm.compile(jit_compile=xla)
     return lm
 

@@ -20,8 +20,8 @@ from absl import flags
 from matplotlib.figure import Figure
 
 from routing_tf import models
-from routing_tf import run_directory
-from routing_tf.streaming import TokenStream
+from routing_tf.generation.token_stream import TokenStream
+from routing_tf.training import loading
 
 # Tokens of one point of the picture.
 GROUP = 1000
@@ -126,7 +126,7 @@ def main(argv):
     options = flags.FLAGS
     try:
         if options.model_dir:
-            lm = run_directory.load_language_model(options.model_dir)
+            lm = loading.load_language_model(options.model_dir)
         else:
             lm = models.RoutingTransformerCausalLM.from_preset(options.preset)
         measured = measure(lm, options.num_tokens)

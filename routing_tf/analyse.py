@@ -30,8 +30,6 @@ from absl import app
 from absl import flags
 
 from routing_tf import commands
-from routing_tf import evaluation
-from routing_tf import run_directory
 from routing_tf.analysis import marked_text
 from routing_tf.analysis import pictures
 from routing_tf.analysis import reads as reading
@@ -46,6 +44,8 @@ from routing_tf.analysis.scopes import compare_scopes
 from routing_tf.analysis.windows import complete_windows
 from routing_tf.analysis.windows import text_window
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
+from routing_tf.training import evaluation
+from routing_tf.training import loading
 
 DEFAULT_LENGTHS = {"jsd": 512, "maps": 256, "reads": 256}
 # Token by token takes long.
@@ -217,7 +217,7 @@ def load(options):
     if split is not None:
         print(f"data: {problem.describe(split)}")
     print(f"model: {checkpoint}", flush=True)
-    return run_directory.load_language_model(checkpoint), problem
+    return loading.load_language_model(checkpoint), problem
 
 
 def causality(lm, problem, options):

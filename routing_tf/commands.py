@@ -15,10 +15,12 @@ import tensorflow as tf
 from absl import flags
 from absl import logging
 
-from routing_tf import run_checkpoints
-from routing_tf import run_directory
-from routing_tf.problems import text
+from routing_tf.files import named_files
 from routing_tf.problems.arguments import SPLITS
+from routing_tf.training import checkpoints
+from routing_tf.training import loading
+from routing_tf.training import run_config
+from routing_tf.training import run_folder
 
 # What is defined here belongs to the command, whose `--help` shows it.
 flags.disclaim_key_flags()
@@ -137,8 +139,8 @@ class _PathsParser(_PathParser):
     syntactic_help = "paths separated by commas"
 
     def parse(self, argument):
-        paths = text.split_paths(argument)
-        return text.join_paths(map(super().parse, paths)) or super().parse("")
+        paths = named_files.split_paths(argument)
+        return named_files.join_paths(map(super().parse, paths)) or super().parse("")
 
 
 def define_path(name, text, values, required=False):
@@ -240,7 +242,7 @@ def problem_fields(options, earlier=None):
 
 def _absolute(paths):
     """Paths separated by commas, so that the run goes on from any folder."""
-    return text.join_paths(map(_absolute_path, text.split_paths(paths)))
+    return named_files.join_paths(map(_absolute_path, named_files.split_paths(paths)))
 
 
 def _absolute_path(path):
@@ -308,13 +310,13 @@ def open_run(options, split=None):
         ValueError: if there is no run with a checkpoint, or the data does not fit it.
     """
     path = options.model_dir.removesuffix(".index")
-    if run_checkpoints.is_run_checkpoint(path):
-        model_dir, saved = run_checkpoints.model_dir_of(path), [path]
+    if checkpoints.is_run_checkpoint(path):
+        model_dir, saved = checkpoints.model_dir_of(path), [path]
     else:
-        model_dir, saved = path, run_checkpoints.resumable(path, options.checkpoint)
-    config = run_directory.RunConfig.load(model_dir)
+        model_dir, saved = path, checkpoints.resumable(path, options.checkpoint)
+    config = run_config.RunConfig.load(model_dir)
     if config is None or not saved:
-        run_directory.refuse_old_checkpoints(model_dir)
+        loading.refuse_old_checkpoints(model_dir)
         raise ValueError(
             "`model_dir` must hold a run with a checkpoint; `python -m "
             f"routing_tf.train` makes one. Received: {path!r}, with "
@@ -333,7 +335,7 @@ def open_run(options, split=None):
             f"{problem.vocabulary_size} ids of {problem.name}, {vocabulary_size} of "
             "the model"
         )
-    run_directory.check_tokenizer(problem, model_dir, config.hyperparameters.kind)
+    run_folder.check_tokenizer(problem, model_dir, config.hyperparameters.kind)
     if not any(getattr(options, name) for name in DATA_FLAGS):
         config.check_data(problem, split)
     return saved[-1], problem

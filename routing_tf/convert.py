@@ -16,9 +16,9 @@ from absl import flags
 
 from routing_tf import commands
 from routing_tf import models
-from routing_tf.models import checkpoints
-from routing_tf.output_file import fill_folder
-from routing_tf.output_file import is_empty
+from routing_tf.files.atomic import fill_folder
+from routing_tf.files.atomic import is_empty
+from routing_tf.models.release import checkpoints
 
 CLASSES = (
     models.RoutingTransformerCausalLM,

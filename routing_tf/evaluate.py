@@ -17,14 +17,14 @@ from absl import app
 from absl import flags
 
 from routing_tf import commands
-from routing_tf import evaluation
 from routing_tf import models
-from routing_tf import run_directory
+from routing_tf.files import named_files
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.models import scoring
 from routing_tf.models.token_scorer import TokenScorer
-from routing_tf.problems import text
 from routing_tf.problems.arguments import SPLITS
+from routing_tf.training import evaluation
+from routing_tf.training import loading
 
 
 def define_flags(values=flags.FLAGS):
@@ -117,7 +117,7 @@ def run(options):
     if baseline:
         print(baseline)
     print(f"model: {checkpoint}", flush=True)
-    lm = run_directory.load_language_model(checkpoint)
+    lm = loading.load_language_model(checkpoint)
     scorer = TokenScorer(lm, options.routing_scope)
     result = evaluation.evaluate(scorer, problem, split, options.eval_examples or None)
     for line in evaluation.report(problem, split, result, lm.hyperparameters):
@@ -141,8 +141,8 @@ def score_texts(options):
             "`--texts` are scored instead of a problem's data. Received also: "
             f"{', '.join(f'--{name}' for name in given)}"
         )
-    paths = text.find_files("texts", options.texts)
-    lm = run_directory.load_language_model(options.model_dir, options.checkpoint)
+    paths = named_files.find_files("texts", options.texts)
+    lm = loading.load_language_model(options.model_dir, options.checkpoint)
     if not isinstance(lm, models.RoutingTransformerCausalLM):
         raise ValueError(
             "`--texts` need a language model without an encoder. Received: a "
@@ -151,7 +151,7 @@ def score_texts(options):
     print(f"model: {options.model_dir}", flush=True)
     scores = []
     for path in paths:
-        if not text.read_file(path):
+        if not named_files.read_file(path):
             print(f"{path}: empty")
             continue
         scores.append(score_file(lm, path, options.routing_scope))
@@ -183,7 +183,7 @@ def score_file(lm, path, routing_scope):
         ValueError: if it is no text in UTF-8, or cannot be scored.
     """
     try:
-        content = text.read_file(path).decode("utf-8")
+        content = named_files.read_file(path).decode("utf-8")
         return lm.score(content, routing_scope=routing_scope, too_long="windows")
     except ValueError as error:
         raise ValueError(f"{path} cannot be scored: {error}") from error

@@ -15,12 +15,12 @@ from absl import flags
 from absl import logging
 
 from routing_tf import commands
-from routing_tf import run_directory
+from routing_tf.files.atomic import fill_folder
+from routing_tf.files.atomic import is_empty
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.models import saved_model
-from routing_tf.output_file import fill_folder
-from routing_tf.output_file import is_empty
 from routing_tf.tokenizers import SubwordTokenizer
+from routing_tf.training import loading
 
 _TEXT = """\
 scores = served.score(["It was a dark night"])
@@ -91,7 +91,7 @@ def run(options):
     """
     saved_model.check_backend(options.model_dir, options.export_dir)
     _check_folder(options.export_dir, options.overwrite)
-    model = run_directory.load_language_model(options.model_dir, options.checkpoint)
+    model = loading.load_language_model(options.model_dir, options.checkpoint)
     print(f"model: {options.model_dir}", flush=True)
     with fill_folder(options.export_dir) as folder:
         model.export(

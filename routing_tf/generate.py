@@ -42,17 +42,18 @@ import numpy as np
 from absl import app
 from absl import flags
 
-from routing_tf import image_samples
 from routing_tf import models
-from routing_tf import run_directory
-from routing_tf import text_samples
-from routing_tf.output_file import Lines
-from routing_tf.output_file import open_output
-from routing_tf.output_file import open_text
-from routing_tf.stop_request import stop_as_interrupt
-from routing_tf.streaming import TokenStream
-from routing_tf.target_samples import TargetContinuation
-from routing_tf.target_samples import TargetSample
+from routing_tf.files.atomic import open_output
+from routing_tf.files.atomic import open_text
+from routing_tf.generation import display
+from routing_tf.generation import pictures
+from routing_tf.generation import texts
+from routing_tf.generation.display import Lines
+from routing_tf.generation.texts import TargetContinuation
+from routing_tf.generation.texts import TargetSample
+from routing_tf.generation.token_stream import TokenStream
+from routing_tf.training import loading
+from routing_tf.training.stop_request import stop_as_interrupt
 
 SAMPLERS = ("greedy", "random", "top_k", "top_p", "beam", "contrastive")
 WHOLE_TEXTS = ("beam", "contrastive")
@@ -253,7 +254,7 @@ def run(options):
         ValueError: if there is no model, or a flag does not fit it or another flag.
     """
     check_output_file(options)
-    lm = run_directory.load_language_model(options.model_dir, options.checkpoint)
+    lm = loading.load_language_model(options.model_dir, options.checkpoint)
     kinds = {
         models.RoutingTransformerCausalLM: (generate_texts, IMAGE_FLAGS),
         models.RoutingTransformerSeq2SeqLM: (
@@ -413,7 +414,7 @@ def generate_texts(lm, sampler, options):
     Raises:
         ValueError: if the model has no tokenizer, or a flag does not fit it.
     """
-    prompts, samples = make_samples(lm, text_samples.TextSample, options)
+    prompts, samples = make_samples(lm, texts.TextSample, options)
     if options.stream:
         stream_text(lm, sampler, samples, options)
         return
@@ -423,7 +424,7 @@ def generate_texts(lm, sampler, options):
             f"{options.num_tokens} without it. Pass --stream, or --max_length"
         )
     max_length = check_max_length(lm.hyperparameters, samples, options)
-    continuation = text_samples.Continuation(
+    continuation = texts.Continuation(
         lm,
         sampler,
         max_length,
@@ -556,12 +557,12 @@ def write_texts(continuation, samples, num_prompts, output_file):
         num_prompts: number of prompts.
         output_file: path of the file; None for none.
     """
-    output, speed = text_samples.Output(), text_samples.Speed()
+    output, speed = display.Output(), display.Speed()
     with stop_as_interrupt(), open_output(output_file) as file:
         lines = Lines(samples, file)
         try:
             parts = lines.follow(continuation.run(samples, speed))
-            text_samples.show(parts, samples, output, num_prompts)
+            display.show(parts, samples, output, num_prompts)
         finally:
             # What there is when somebody has lost patience.
             lines.write_rest()
@@ -598,16 +599,16 @@ def stream_text(lm, sampler, samples, options):
         num_tokens = len(sample.token_ids) + options.num_tokens
     stream = TokenStream(lm, sampler, num_tokens)
     stop = lm.preprocessor.tokenizer.end_token_id if options.stop_at_end else None
-    speed = text_samples.Speed()
+    speed = display.Speed()
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop_as_interrupt())
-        outputs = [text_samples.Output()]
+        outputs = [display.Output()]
         if options.output_file is not None:
             # Without an end there is no complete file: whoever reads it follows it.
             file = stack.enter_context(open_text(options.output_file))
-            outputs.append(text_samples.Output(file))
+            outputs.append(display.Output(file))
         try:
-            for text in text_samples.stream_parts(stream, sample, stop, speed):
+            for text in texts.stream_parts(stream, sample, stop, speed):
                 for output in outputs:
                     output.write(text)
         except KeyboardInterrupt:
@@ -637,7 +638,7 @@ def generate_images(model, sampler, options):
     if options.num_given_rows:
         refuse(options, ["labels"], "--num_given_rows; images have their own labels")
         _, problem = commands.open_run(options)
-        picture = image_samples.completion_grid(
+        picture = pictures.completion_grid(
             model,
             sampler,
             problem.images(options.split)[: options.num_images],
@@ -648,7 +649,7 @@ def generate_images(model, sampler, options):
     else:
         refuse(options, COMPLETION_FLAGS, "no --num_given_rows")
         labels = read_labels(options, model.hyperparameters.num_classes)
-        picture = image_samples.sample_grid(model, sampler, labels, options.num_samples)
+        picture = pictures.sample_grid(model, sampler, labels, options.num_samples)
     pathlib.Path(path).write_bytes(picture)
     print(f"wrote {path}", file=sys.stderr)
 

@@ -31,16 +31,19 @@ import numpy as np
 from absl import app
 from absl import flags
 
-from routing_tf import engines
-from routing_tf import evaluation
 from routing_tf import models
 from routing_tf import problems
-from routing_tf import run_directory
 from routing_tf import training
+from routing_tf.generation.display import printable
+from routing_tf.models import build
 from routing_tf.models.hyperparameters import parse_overrides
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.problems import image
-from routing_tf.text_samples import printable
+from routing_tf.training import engines
+from routing_tf.training import evaluation
+from routing_tf.training import loading
+from routing_tf.training import run_config
+from routing_tf.training import run_folder
 
 PROMPT_TOKENS = 64
 IMAGE_COLUMNS = 10
@@ -56,7 +59,7 @@ SCALE_CHOICES = {
     ),
     "precision": (
         None,
-        tuple(run_directory.PRECISIONS),
+        tuple(build.PRECISIONS),
         "Type of the computations; weights, centroids and optimizer stay float32. "
         "float16 scales the loss. Default: float32.",
     ),
@@ -214,7 +217,7 @@ def configure(options):
     Raises:
         ValueError: for settings that do not exist or data that is not there.
     """
-    earlier = run_directory.RunConfig.load(options.model_dir)
+    earlier = run_config.RunConfig.load(options.model_dir)
     problem_fields = commands.problem_fields(options, earlier)
     problem_options = problem_fields["problem_options"]
     for split, default in commands.SPLIT_FLAGS.items():
@@ -244,7 +247,7 @@ def configure(options):
     for field in ("train_steps", "remat"):
         if getattr(options, field) is not None:
             changes[field] = getattr(options, field)
-    return run_directory.configure(
+    return run_config.configure(
         model_dir=options.model_dir,
         hyperparameters=hyperparameters.replace(**changes),
         hparams_set=name,
@@ -448,7 +451,7 @@ def run(options):
     config, problem = configure(options)
     with contextlib.ExitStack() as stack:
         if engine.is_chief:
-            stack.enter_context(run_directory.hold(options.model_dir))
+            stack.enter_context(run_folder.hold(options.model_dir))
         return train(config, problem, engine, options)
 
 
@@ -512,7 +515,7 @@ def finish(trainer, result, options):
     problem, lm = trainer.problem, trainer.lm
     if trainer.engine.num_devices > 1:
         # One that lives on one device, as after training.
-        lm = run_directory.load_language_model(options.model_dir)
+        lm = loading.load_language_model(options.model_dir)
         if trainer.config.hyperparameters.kind != "image":
             sampler = keras_hub.samplers.TopPSampler(p=0.9, seed=trainer.config.seed)
             lm.compile(optimizer=None, sampler=sampler)

@@ -8,12 +8,14 @@ from absl import flags
 
 from routing_tf import analyse
 from routing_tf import commands
-from routing_tf import evaluation
 from routing_tf import models
-from routing_tf import run_directory
 from routing_tf import training
 from routing_tf.analysis import Probe
 from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.training import evaluation
+from routing_tf.training import loading
+from routing_tf.training import run_config
+from routing_tf.training import run_folder
 from tests import small_problems
 
 pytestmark = pytest.mark.usefixtures("eager")
@@ -36,9 +38,9 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 def save_run(folder, problem, settings, **fields):
     """Writes the folder of a run with random weights."""
-    config, problem = run_directory.configure(problem, settings, **fields)
+    config, problem = run_config.configure(problem, settings, **fields)
     lm = training.build_model(config.hyperparameters, problem)
-    run_directory.save_run(config, lm, folder)
+    run_folder.save_run(config, lm, folder)
     return folder
 
 
@@ -156,8 +158,8 @@ def test_a_model_of_expert_choice_leaks(expert_choice, run):
     share, mean, _ = (cell.rstrip("%") for cell in table["block_1 output"][:3])
     shown = [float(number) for number in re.findall(r"([\d.]+)%", verdict)]
     np.testing.assert_allclose(shown, [float(share), 100 * float(mean)], atol=0.1)
-    problem = run_directory.RunConfig.load(expert_choice).make_problem()
-    lm = run_directory.load_language_model(expert_choice)
+    problem = run_config.RunConfig.load(expert_choice).make_problem()
+    lm = loading.load_language_model(expert_choice)
     bits = [
         evaluation.evaluate(TokenScorer(lm, scope), problem, "test", 3).bits
         for scope in ("full", "prefix")
@@ -215,7 +217,7 @@ def test_maps_of_a_text(token_choice, tmp_path, run):
     paths = [tmp_path / "new" / "folder" / name for name in files]
     assert all(path.read_bytes().startswith(PNG) for path in paths)
     ids = np.array([[0, *(byte + 2 for byte in text.encode())]], "int32")
-    lm = run_directory.load_language_model(token_choice)
+    lm = loading.load_language_model(token_choice)
     window = {"token_ids": ids, "padding_mask": np.ones_like(ids, "bool")}
     members = Probe(lm).attention(window)[1].clusters["routed_heads"].members
     members = members[0, 1, :, 2]
@@ -254,7 +256,7 @@ def test_maps_of_held_out_text(expert_choice, run, monkeypatch):
 
 def test_reads_of_a_text(shifted, tmp_path, run):
     text = 'one "two"\tone\ntwo one'
-    lm = run_directory.load_language_model(shifted)
+    lm = loading.load_language_model(shifted)
     ids = np.array([[0, *(byte + 2 for byte in text.encode())]], "int32")
     window = {"token_ids": ids, "padding_mask": np.ones_like(ids, "bool")}
     weights = Probe(lm).attention(window)[1].maps["routed_heads"][0, 1]
@@ -395,8 +397,8 @@ def test_the_metric_and_the_split_of_the_problem(tmp_path, run, monkeypatch):
     missing = {"train", "validation"}
     monkeypatch.setattr(small_problems.Words, "missing", missing)
     _, (scores, difference, _) = causality(run, tmp_path)
-    problem = run_directory.RunConfig.load(tmp_path).make_problem()
-    lm = run_directory.load_language_model(tmp_path)
+    problem = run_config.RunConfig.load(tmp_path).make_problem()
+    lm = loading.load_language_model(tmp_path)
     nats = evaluation.evaluate(lm, problem, "test", 3).nats_per_token
     (found,) = re.findall(r"held-out perplexity per word: (\S+) in the", scores)
     np.testing.assert_allclose(float(found), np.exp(5 * nats), rtol=1e-4)
@@ -412,7 +414,7 @@ def test_no_such_cluster(token_choice, run):
 
 
 def test_larger_vocabulary(token_choice, run, monkeypatch):
-    problem_class = type(run_directory.RunConfig.load(token_choice).make_problem())
+    problem_class = type(run_config.RunConfig.load(token_choice).make_problem())
     monkeypatch.setattr(problem_class, "vocabulary_size", 300)
     code, _, err = run("--what=jsd", f"--model_dir={token_choice}")
     assert code == 1

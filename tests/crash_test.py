@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from routing_tf import run_checkpoints
+from routing_tf.training import checkpoints
 
 STEPS = 800
 CHECKPOINT_EVERY = 4
@@ -78,7 +78,7 @@ def metrics(model_dir):
 
 
 def assert_same_end(one, two):
-    ends = [values(run_checkpoints.paths(model_dir)[-1]) for model_dir in (one, two)]
+    ends = [values(checkpoints.paths(model_dir)[-1]) for model_dir in (one, two)]
     assert ends[0].keys() == ends[1].keys()
     assert len(ends[0]) > 50
     for name, value in ends[0].items():
@@ -145,8 +145,8 @@ def test_a_run_that_is_asked_to_stop(whole, text, tmp_path):
         process.kill()
     assert process.returncode == 0, out
     assert "stopping after this step" in out
-    (path,) = run_checkpoints.paths(tmp_path)
-    assert 1 <= run_checkpoints.step_of(path) < STEPS
+    (path,) = checkpoints.paths(tmp_path)
+    assert 1 <= checkpoints.step_of(path) < STEPS
     code, out = train(tmp_path, text)
     assert code == 0, out
     assert "continuing at step" in out
@@ -157,17 +157,17 @@ def test_a_run_that_is_asked_to_stop(whole, text, tmp_path):
 def test_a_damaged_checkpoint(whole, text, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
-    newest = run_checkpoints.paths(folder)[-1]
+    newest = checkpoints.paths(folder)[-1]
     path = newest.with_name(newest.name + ".data-00000-of-00001")
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     code, out = train(folder, text)
     assert code == 0, out
-    before = run_checkpoints.paths(whole)[-2]
+    before = checkpoints.paths(whole)[-2]
     assert f"WARNING: The checkpoint must be whole. Received: {newest}" in out
     assert f"going on from the one before, {folder}/checkpoints/{before.name}" in out
-    assert f"continuing at step {run_checkpoints.step_of(before)}" in out
+    assert f"continuing at step {checkpoints.step_of(before)}" in out
     assert_same_end(whole, folder)
 
 
@@ -175,7 +175,7 @@ def test_a_damaged_checkpoint(whole, text, tmp_path):
 def test_a_full_disk(whole, text, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
-    before = values(run_checkpoints.paths(folder)[-1])
+    before = values(checkpoints.paths(folder)[-1])
 
     def small_files():
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

@@ -9,8 +9,8 @@ from routing_tf import analyse
 from routing_tf import commands
 from routing_tf import evaluate
 from routing_tf import generate
-from routing_tf import run_directory
 from routing_tf import train
+from routing_tf.training import loading
 
 pytestmark = pytest.mark.usefixtures("eager")
 HPARAMS = (
@@ -73,7 +73,7 @@ def test_evaluation(run, model_dir):
 def test_generation(run, model_dir):
     options = ["--prompt=abc", "--max_length=12", "--sampler=greedy", "--nostop_at_end"]
     out = run(generate, *options)
-    lm = run_directory.load_language_model(model_dir)
+    lm = loading.load_language_model(model_dir)
     lm.compile(sampler="greedy")
     expected = lm.generate("abc", max_length=12, stop_token_ids=None)
     assert out == f"{expected}\n"

@@ -8,10 +8,11 @@ from absl import flags
 
 from routing_tf import commands
 from routing_tf import evaluate
-from routing_tf import run_checkpoints
-from routing_tf import run_directory
 from routing_tf import train
 from routing_tf.models.scoring import Score
+from routing_tf.training import checkpoints
+from routing_tf.training import loading
+from routing_tf.training import run_config
 from tests import small_problems
 
 pytestmark = pytest.mark.usefixtures("eager")
@@ -112,7 +113,7 @@ def test_other_data(model_dir, tmp_path, run):
     "ending", ["", pytest.param(".index", marks=pytest.mark.thorough)]
 )
 def test_a_checkpoint_of_a_run(ending, model_dir, run):
-    checkpoint = run_checkpoints.paths(model_dir)[-1]
+    checkpoint = checkpoints.paths(model_dir)[-1]
     code, out, err = run(f"--model_dir={checkpoint}{ending}", "--eval_examples=2")
     assert not code, err
     assert f"model: {checkpoint}\n" in out
@@ -121,7 +122,7 @@ def test_a_checkpoint_of_a_run(ending, model_dir, run):
 @pytest.mark.parametrize("flags", [["--split=validation"], []])
 def test_changed_data(flags, model_dir, run, monkeypatch):
     """Also for the test split, which a run does not use."""
-    problem_class = type(run_directory.RunConfig.load(model_dir).make_problem())
+    problem_class = type(run_config.RunConfig.load(model_dir).make_problem())
     encode = problem_class.encode
     monkeypatch.setattr(problem_class, "encode", lambda *text: encode(*text)[::-1])
     code, _, err = run(f"--model_dir={model_dir}", *flags)
@@ -143,7 +144,7 @@ def test_unknown_problem(model_dir, run):
 
 
 def test_larger_vocabulary(model_dir, run, monkeypatch):
-    problem_class = type(run_directory.RunConfig.load(model_dir).make_problem())
+    problem_class = type(run_config.RunConfig.load(model_dir).make_problem())
     monkeypatch.setattr(problem_class, "vocabulary_size", 300)
     code, _, err = run(f"--model_dir={model_dir}")
     assert code == 1
@@ -242,8 +243,8 @@ def test_texts(model_dir, texts, run):
     code, out, err = run(f"--model_dir={model_dir}", f"--texts={texts}")
     assert not code, err
     lines = out.splitlines()
-    checkpoint = run_checkpoints.paths(model_dir)[-1]
-    lm = run_directory.load_language_model(checkpoint)
+    checkpoint = checkpoints.paths(model_dir)[-1]
+    lm = loading.load_language_model(checkpoint)
     text = ("a bad cab, " * 7).encode()
     ids = np.frombuffer(text, "uint8").astype("int32") + 2
     windows = [ids[start : start + 32] for start in range(0, len(ids), 32)]
@@ -263,7 +264,7 @@ def test_texts(model_dir, texts, run):
 
 
 def test_texts_from_prefixes_of_a_saved_model(model_dir, texts, run):
-    checkpoint = run_checkpoints.paths(model_dir)[-1]
+    checkpoint = checkpoints.paths(model_dir)[-1]
     code, out, err = run(
         f"--model_dir={checkpoint}",
         f"--texts={texts.with_name('b.txt')}",
@@ -277,8 +278,8 @@ def test_texts_from_prefixes_of_a_saved_model(model_dir, texts, run):
 
 
 def test_texts_of_a_preset_directory(model_dir, texts, tmp_path, run):
-    checkpoint = run_checkpoints.paths(model_dir)[-1]
-    run_directory.load_language_model(checkpoint).save_to_preset(tmp_path / "preset")
+    checkpoint = checkpoints.paths(model_dir)[-1]
+    loading.load_language_model(checkpoint).save_to_preset(tmp_path / "preset")
     last = []
     for model in (model_dir, tmp_path / "preset"):
         code, out, err = run(f"--model_dir={model}", f"--texts={texts}")

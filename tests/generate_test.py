@@ -14,10 +14,13 @@ from absl import flags
 from routing_tf import commands
 from routing_tf import generate
 from routing_tf import models
-from routing_tf import run_directory
-from routing_tf import text_samples
+from routing_tf.generation import display
+from routing_tf.generation import texts
 from routing_tf.problems import image
 from routing_tf.tokenizers import ByteTokenizer
+from routing_tf.training import loading
+from routing_tf.training import run_config
+from routing_tf.training import run_folder
 from tests import small_problems as small_problems
 from tests.models import small_models
 
@@ -77,8 +80,8 @@ def model(tmp_path_factory):
 @pytest.fixture
 def loaded_once(monkeypatch):
     """Commands that refuse what they are told need no model of their own."""
-    load = functools.partial(_loaded, run_directory.load_language_model)
-    monkeypatch.setattr(run_directory, "load_language_model", load)
+    load = functools.partial(_loaded, loading.load_language_model)
+    monkeypatch.setattr(loading, "load_language_model", load)
 
 
 @functools.cache
@@ -87,16 +90,16 @@ def _loaded(load, path, checkpoint):
 
 
 def by_generate(model, sampler, prompts, **options):
-    lm = run_directory.load_language_model(model)
+    lm = loading.load_language_model(model)
     lm.compile(sampler=sampler)
     return lm.generate(prompts, **options)
 
 
 def test_a_text_is_shown_while_it_is_made(model, tmp_path, run, monkeypatch):
     pieces = []
-    write = text_samples.Output.write
+    write = display.Output.write
     monkeypatch.setattr(
-        text_samples.Output,
+        display.Output,
         "write",
         lambda self, text: pieces.append(text) or write(self, text),
     )
@@ -177,7 +180,7 @@ def test_samples_of_a_prompt_differ(model, run):
 @pytest.fixture
 def ending_model(model, tmp_path):
     """A model that writes "b" or ends a text."""
-    lm = run_directory.load_language_model(model)
+    lm = loading.load_language_model(model)
     bias = np.full(258, -100.0)
     bias[[1, 2 + ord("b")]] = 0, -1
     lm.logits_dense.bias.assign(bias)
@@ -320,7 +323,7 @@ def test_samples_read_their_prompt_once():
             tokenizer = ByteTokenizer()
 
     options = parse("--model_dir=m", "--prompt=It was", "--num_samples=3")
-    prompts, samples = generate.make_samples(Model, text_samples.TextSample, options)
+    prompts, samples = generate.make_samples(Model, texts.TextSample, options)
     assert prompts == ["It was"]
     assert [sample.number for sample in samples] == [0, 1, 2]
     assert len({id(sample.token_ids) for sample in samples}) == 1
@@ -417,7 +420,7 @@ def test_a_model_with_an_encoder(pair_model, tmp_path, run, flag, sampler):
 
 @pytest.mark.thorough
 def test_a_preset_directory_with_an_encoder(pair_model, tmp_path, run):
-    run_directory.load_language_model(pair_model).save_to_preset(tmp_path / "preset")
+    loading.load_language_model(pair_model).save_to_preset(tmp_path / "preset")
     outs = [
         run(f"--model_dir={model}", "--prompt=night", GREEDY, "--max_length=8")
         for model in (pair_model, tmp_path / "preset")
@@ -465,9 +468,9 @@ def images(tmp_path_factory):
     """The folder of a run on images."""
     folder = tmp_path_factory.mktemp("images")
     hyperparameters = models.preset_hyperparameters("digits_small").replace(**IMAGES)
-    config, _ = run_directory.configure("test_checkers", hyperparameters)
+    config, _ = run_config.configure("test_checkers", hyperparameters)
     model = models.RoutingImageTransformer(config.hyperparameters)
-    run_directory.save_run(config, model, folder, step=1)
+    run_folder.save_run(config, model, folder, step=1)
     return folder
 
 
@@ -480,7 +483,7 @@ def read_picture(path):
 
 
 def test_samples_of_images(images, tmp_path, run):
-    model = run_directory.load_language_model(images)
+    model = loading.load_language_model(images)
     path = tmp_path / "samples.png"
     options = [f"--model_dir={images}", f"--output_file={path}", "--seed=3"]
     code, _, err = run(*options, "--labels=1,0,1", "--num_samples=2")
@@ -507,7 +510,7 @@ def test_completions_of_images(images, tmp_path, run):
     )
     assert code == 0, err
     given, first, second, true = read_picture(path)
-    problem = run_directory.RunConfig.load(images).make_problem()
+    problem = run_config.RunConfig.load(images).make_problem()
     expected = problem.images("validation")[:4, ..., 0]
     np.testing.assert_array_equal(true, expected.astype("int64") * 255 // 4)
     for each in (given, first, second):

@@ -5,10 +5,10 @@ import signal
 import pytest
 
 from routing_tf import generate
-from routing_tf.output_file import fill_folder
-from routing_tf.output_file import is_empty
-from routing_tf.output_file import open_output
-from routing_tf.text_samples import TextSample
+from routing_tf.files.atomic import fill_folder
+from routing_tf.files.atomic import is_empty
+from routing_tf.files.atomic import open_output
+from routing_tf.generation.texts import TextSample
 from routing_tf.tokenizers import ByteTokenizer
 
 

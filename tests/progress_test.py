@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from routing_tf import progress
+from routing_tf.files import progress
 
 
 class Terminal(io.StringIO):

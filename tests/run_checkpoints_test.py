@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from routing_tf import models
-from routing_tf import run_checkpoints
 from routing_tf import training
-from routing_tf.run_checkpoints import RunCheckpoints
+from routing_tf.training import checkpoints as run_checkpoints
+from routing_tf.training.checkpoints import RunCheckpoints
 from tests.models import small_models
 
 pytestmark = pytest.mark.usefixtures("eager")

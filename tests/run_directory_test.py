@@ -10,13 +10,14 @@ import sys
 import numpy as np
 import pytest
 
-from routing_tf import folder_lock
 from routing_tf import models
-from routing_tf import run_checkpoints
-from routing_tf import run_directory
 from routing_tf import training
+from routing_tf.files import folder_lock
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
+from routing_tf.training import checkpoints
+from routing_tf.training import run_config
+from routing_tf.training import run_folder
 
 HYPERPARAMETERS = models.preset_hyperparameters("byte_tiny").replace(
     num_layers=1,
@@ -35,7 +36,7 @@ ROT13 = str.maketrans("abcdefghijklm", "nopqrstuvwxyz")
 def configure(folder, **options):
     """Settings and problem of a run on the files of a folder."""
     files = {"files": str(folder / "text"), "vocabulary": str(folder / "vocabulary")}
-    return run_directory.configure(
+    return run_config.configure(
         "text_files", HYPERPARAMETERS, problem_options=files, **options
     )
 
@@ -52,7 +53,7 @@ def first(tmp_path_factory):
     SubwordTokenizer(tokens).save_vocabulary(folder / "vocabulary")
     config, problem = configure(folder)
     lm = training.build_model(config.hyperparameters, problem)
-    run_directory.save_run(config, lm, folder / "run")
+    run_folder.save_run(config, lm, folder / "run")
     return folder
 
 
@@ -61,7 +62,7 @@ def folder(first, tmp_path):
     """A copy of it."""
     folder = tmp_path / "copy"
     shutil.copytree(first, folder)
-    config = run_directory.RunConfig.load(folder / "run")
+    config = run_config.RunConfig.load(folder / "run")
     files = {
         name: str(folder / pathlib.Path(path).name)
         for name, path in config.problem_options.items()
@@ -80,7 +81,7 @@ def reverse(path):
 def test_the_vocabulary_that_a_run_began_with_counts(folder, change):
     _, before = configure(folder)
     change(folder / "vocabulary")
-    earlier = run_directory.RunConfig.load(folder / "run")
+    earlier = run_config.RunConfig.load(folder / "run")
     config, problem = configure(folder, model_dir=folder / "run")
     assert config == earlier
     np.testing.assert_array_equal(problem.ids("test"), before.ids("test"))
@@ -93,25 +94,25 @@ def test_a_new_run_has_no_vocabulary_of_its_own(folder):
     shutil.rmtree(folder / "run" / "checkpoints")
     config, problem = configure(folder, model_dir=folder / "run")
     assert problem.vocabulary == str(folder / "vocabulary")
-    assert config != run_directory.RunConfig.load(folder / "run")
+    assert config != run_config.RunConfig.load(folder / "run")
 
 
 def test_other_tokenizers_are_refused(first, folder):
     _, problem = configure(first)
-    run_directory.check_tokenizer(problem, folder / "run", "text")
+    run_folder.check_tokenizer(problem, folder / "run", "text")
     reverse(folder / "vocabulary")
     _, problem = configure(folder)
     with pytest.raises(ValueError, match="text_files with a SubwordTokenizer of other"):
-        run_directory.check_tokenizer(problem, folder / "run", "text")
+        run_folder.check_tokenizer(problem, folder / "run", "text")
     problem.tokenizer = ByteTokenizer()
     with pytest.raises(ValueError, match="with a ByteTokenizer of other tokens"):
-        run_directory.check_tokenizer(problem, folder / "run", "text")
+        run_folder.check_tokenizer(problem, folder / "run", "text")
 
 
 def test_changed_data_of_the_same_size_is_noticed(folder):
     text = folder / "text"
     text.write_text(text.read_text().translate(ROT13))
-    earlier = run_directory.RunConfig.load(folder / "run")
+    earlier = run_config.RunConfig.load(folder / "run")
     config, problem = configure(folder, model_dir=folder / "run")
     # As if it were not noticed by the number of subwords.
     config = dataclasses.replace(config, num_tokens=earlier.num_tokens)
@@ -127,7 +128,7 @@ def test_a_run_of_an_earlier_version_has_no_checksums(folder):
     fields = json.loads(path.read_text())
     del fields["checksums"]
     path.write_text(json.dumps(fields))
-    earlier = run_directory.RunConfig.load(folder / "run")
+    earlier = run_config.RunConfig.load(folder / "run")
     config, problem = configure(folder)
     config.check_continues(earlier, folder / "run")
     earlier.check_data(problem, "train")
@@ -146,7 +147,7 @@ def test_damaged_settings(folder, name, value):
     path = folder / "run" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
     with pytest.raises(ValueError, match=f"run.json.*`{name}` must be a dict"):
-        run_directory.RunConfig.load(folder / "run")
+        run_config.RunConfig.load(folder / "run")
 
 
 def test_a_vocabulary_that_is_no_text(folder):
@@ -157,14 +158,14 @@ def test_a_vocabulary_that_is_no_text(folder):
 
 def test_one_process_trains_in_a_folder(tmp_path):
     program = f"""
-from routing_tf import folder_lock
+from routing_tf.files import folder_lock
 
 pytestmark = pytest.mark.usefixtures("eager")
 with folder_lock.hold({str(tmp_path / "run")!r}):
     print("held", flush=True)
     input()
 """
-    with run_directory.hold(tmp_path / "run"):
+    with run_folder.hold(tmp_path / "run"):
         pass
     holder = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -176,11 +177,11 @@ with folder_lock.hold({str(tmp_path / "run")!r}):
         assert holder.stdout.readline() == b"held\n"
         with (
             pytest.raises(ValueError, match="another process trains there. Received"),
-            run_directory.hold(tmp_path / "run"),
+            run_folder.hold(tmp_path / "run"),
         ):
             pass
         holder.kill()
-    with run_directory.hold(tmp_path / "run"):
+    with run_folder.hold(tmp_path / "run"):
         pass
 
 
@@ -189,8 +190,8 @@ def test_file_systems_without_locks(tmp_path, monkeypatch):
         raise OSError("Operation not supported")
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with run_directory.hold(tmp_path / "run"):
-        assert run_checkpoints.folder_of(tmp_path / "run").is_dir()
+    with run_folder.hold(tmp_path / "run"):
+        assert checkpoints.folder_of(tmp_path / "run").is_dir()
 
 
 def test_a_full_disk_is_named(folder, monkeypatch):
@@ -198,6 +199,6 @@ def test_a_full_disk_is_named(folder, monkeypatch):
         raise OSError(27, "File too large")
 
     monkeypatch.setattr(pathlib.Path, "write_text", refuse)
-    config = run_directory.RunConfig.load(folder / "run")
+    config = run_config.RunConfig.load(folder / "run")
     with pytest.raises(OSError, match="run.json' must be written; .*: File too large"):
         config.save(folder / "run")

@@ -4,10 +4,10 @@ import keras_hub
 import numpy as np
 import pytest
 
-from routing_tf import streaming
+from routing_tf.generation import token_stream
+from routing_tf.generation.token_stream import TokenStream
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.models.presets import preset_hyperparameters
-from routing_tf.streaming import TokenStream
 from tests.models import small_models
 
 pytestmark = pytest.mark.usefixtures("eager")
@@ -136,24 +136,24 @@ def test_ends_at_the_number_of_tokens(lm):
 )
 def test_which_heads_remember_all_tokens(changes, setting):
     h = preset_hyperparameters("byte_tiny").replace(**changes)
-    assert streaming.remembers_all_tokens(h) == setting
+    assert token_stream.remembers_all_tokens(h) == setting
     if setting is None:
         # As far as two local blocks, or a window.
-        assert streaming.cache_length(h) == streaming.cache_length(h, 9) == 32
+        assert token_stream.cache_length(h) == token_stream.cache_length(h, 9) == 32
         return
-    assert streaming.cache_length(h, 1000) == 1000
+    assert token_stream.cache_length(h, 1000) == 1000
     with pytest.raises(ValueError, match=f"Received: a model with {setting}"):
-        streaming.cache_length(h)
+        token_stream.cache_length(h)
 
 
 def test_inputs_that_are_cut():
     h = Hyperparameters(truncate_length=8)
-    assert streaming.cache_length(h, 8)
+    assert token_stream.cache_length(h, 8)
     for number, received in ((None, "no end"), (9, "9 tokens")):
         with pytest.raises(
             ValueError, match=f"truncate_length=8. Received: {received}"
         ):
-            streaming.cache_length(h, number)
+            token_stream.cache_length(h, number)
 
 
 def test_what_cannot_be_streamed(lm):

@@ -1,6 +1,7 @@
 import io
 
-from routing_tf import text_samples
+from routing_tf.generation import display
+from routing_tf.generation import texts
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
 from routing_tf.tokenizers import WordTokenizer
@@ -10,7 +11,7 @@ def test_a_sample_of_subwords_goes_on_behind_its_prompt():
     tokenizer = SubwordTokenizer(
         SubwordTokenizer.build_vocabulary(["one fish two fish"], 64)
     )
-    sample = text_samples.TextSample(tokenizer, "one fish")
+    sample = texts.TextSample(tokenizer, "one fish")
     ids = tokenizer.tokenize("two fish").numpy().tolist()
     assert sample.token_ids[0] == 0
     assert tokenizer.detokenize(sample.token_ids[1:]) == "one fish"
@@ -32,7 +33,7 @@ def test_a_sample_of_words_goes_on_behind_its_prompt():
     )
     ids = tokenizer.encode("two fish\none").tolist()
     for prompt, first in (("one fish", " two"), ("fish\n", "two"), ("", "two")):
-        sample = text_samples.TextSample(tokenizer, prompt)
+        sample = texts.TextSample(tokenizer, prompt)
         assert sample.token_ids == [0, *tokenizer.encode(prompt)]
         pieces = [sample.add(id, stop_token_id=1) for id in [*ids, 1]]
         assert pieces == [first, " fish", "\n", "one", ""]
@@ -41,7 +42,7 @@ def test_a_sample_of_words_goes_on_behind_its_prompt():
 
 
 def test_what_is_not_complete_comes_at_the_end():
-    sample = text_samples.TextSample(ByteTokenizer(), "")
+    sample = texts.TextSample(ByteTokenizer(), "")
     assert sample.token_ids == [0]
     assert [sample.add(byte + 2) for byte in b"a\xe2\x82"] == ["a", "", ""]
     assert sample.end() == "\ufffd"
@@ -62,10 +63,10 @@ def test_batches_have_one_size(monkeypatch):
             for position in range(1, self.num_tokens):
                 yield position, [prompt[: position + 1][-1] for prompt in prompts]
 
-    monkeypatch.setattr(text_samples, "TokenStream", Echo)
-    samples = [text_samples.TextSample(ByteTokenizer(), p) for p in ("ab", "c", "d")]
-    continuation = text_samples.Continuation(None, None, max_length=5, batch_size=2)
-    speed = text_samples.Speed()
+    monkeypatch.setattr(texts, "TokenStream", Echo)
+    samples = [texts.TextSample(ByteTokenizer(), p) for p in ("ab", "c", "d")]
+    continuation = texts.Continuation(None, None, max_length=5, batch_size=2)
+    speed = display.Speed()
     done = [each for each, text in continuation.run(samples, speed) if text is None]
     assert done == samples
     assert sizes == [2, 2]
@@ -82,7 +83,7 @@ def test_samples_of_a_prompt_read_it_once():
             return super().tokenize(inputs)
 
     tokenizer = Counting()
-    first = text_samples.TextSample(tokenizer, "né")
+    first = texts.TextSample(tokenizer, "né")
     samples = [first, first.another(1), first.another(2)]
     assert tokenizer.num_texts == 1
     for sample, text in zip(samples, ("a", "b", "c")):
@@ -99,7 +100,7 @@ class Terminal(io.StringIO):
 
 def test_control_characters_are_not_shown_on_a_terminal():
     for file, expected in ((Terminal(), "a\ufffd[2J\té\n"), (io.StringIO(), None)):
-        output = text_samples.Output(file)
+        output = display.Output(file)
         output.write("a\x1b[2J\té")
         output.end_line()
         output.end_line()
@@ -108,8 +109,8 @@ def test_control_characters_are_not_shown_on_a_terminal():
 
 def test_speed_leaves_the_first_tokens_out(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(text_samples.time, "perf_counter", lambda: now)
-    speed = text_samples.Speed()
+    monkeypatch.setattr(display.time, "perf_counter", lambda: now)
+    speed = display.Speed()
     now = 110.0
     assert str(speed) == "no tokens in 10.0 s"
     speed.add(2)

@@ -12,13 +12,15 @@ import pytest
 from absl import flags
 
 from routing_tf import commands
-from routing_tf import evaluation
 from routing_tf import problems
-from routing_tf import run_checkpoints
-from routing_tf import run_directory
 from routing_tf import train
 from routing_tf import training
 from routing_tf.tokenizers import ByteTokenizer
+from routing_tf.training import checkpoints
+from routing_tf.training import evaluation
+from routing_tf.training import loading
+from routing_tf.training import run_config
+from routing_tf.training import run_folder
 from tests import small_problems
 
 pytestmark = pytest.mark.usefixtures("eager")
@@ -172,7 +174,7 @@ def test_splits_of_a_run(tmp_path, run, monkeypatch):
     # 31 windows of 32 ids in an epoch
     assert "3 steps of 128 tokens of validation, 0.387 epochs" in out
     assert "\ntest: 128 tokens scored" in out
-    config = run_directory.RunConfig.load(tmp_path)
+    config = run_config.RunConfig.load(tmp_path)
     assert config.problem_options == {"train_split": "validation", "eval_split": "test"}
     assert config.num_tokens == {"validation": 1000, "test": 300}
     # The split that the run has may be named once more.
@@ -195,7 +197,7 @@ def test_a_run_is_scored_on_what_it_trains_on(tmp_path, run, monkeypatch):
     # Each token once, those that fill no window too.
     said = "test (not held out: the split that is trained on): 300 tokens scored"
     assert said in out
-    assert run_directory.RunConfig.load(tmp_path).num_tokens == {"test": 300}
+    assert run_config.RunConfig.load(tmp_path).num_tokens == {"test": 300}
 
 
 def test_unknown_splits():
@@ -264,11 +266,11 @@ def test_a_run_on_pairs_of_texts(tmp_path, run):
     ]
     value = read_metrics(tmp_path)[-1]["held_out_perplexity_per_token"]
     assert lines[-1] == f"held-out perplexity per token: {value:.4f}"
-    config = run_directory.RunConfig.load(tmp_path)
+    config = run_config.RunConfig.load(tmp_path)
     assert config.hyperparameters.vocabulary_size == 258
     assert config.problem_options == {}
-    checkpoint = run_checkpoints.paths(tmp_path)[-1]
-    lm = run_directory.load_language_model(checkpoint)
+    checkpoint = checkpoints.paths(tmp_path)[-1]
+    lm = loading.load_language_model(checkpoint)
     assert lm.preprocessor.encoder_sequence_length == SIZES["input_length"]
     assert lm.preprocessor.decoder_sequence_length == SIZES["sequence_length"]
     code, out, err = run(
@@ -327,13 +329,13 @@ def test_a_finished_run_is_evaluated_again(steps, beyond, finished, run):
 def test_flags_left_out_are_those_of_the_run(finished, arguments):
     model_dir = f"--model_dir={finished}"
     config = configure(model_dir)
-    assert config == run_directory.RunConfig.load(finished)
+    assert config == run_config.RunConfig.load(finished)
     assert config == configure(model_dir, *arguments, "--train_steps=4", "--seed=3")
     assert configure(model_dir, "--train_steps=9").hyperparameters.train_steps == 9
 
 
 def test_one_training_in_a_folder(finished, run):
-    with run_directory.hold(finished):
+    with run_folder.hold(finished):
         code, _, err = run(f"--model_dir={finished}", "--train_steps=9")
     assert code == 1
     assert "another process trains there" in err
@@ -433,10 +435,10 @@ def test_how_a_run_computes_is_remembered(arguments, run, tmp_path):
     )
     assert code == 0, err
     assert "continuing at step 1" in out and "bfloat16" in out
-    config = run_directory.RunConfig.load(tmp_path)
+    config = run_config.RunConfig.load(tmp_path)
     assert config.accumulation_steps == 2
     assert config.hyperparameters.remat
-    lm = run_directory.load_language_model(tmp_path)
+    lm = loading.load_language_model(tmp_path)
     assert lm.backbone.dtype_policy.name == "mixed_bfloat16"
     assert {weight.dtype for weight in lm.weights} == {"float32"}
     code, out, err = run(model_dir, "--precision=float32")
@@ -458,7 +460,7 @@ def test_another_backend(arguments, tmp_path):
     assert result.returncode == 0, result.stderr
     assert f"{other} backend" in result.stdout
     # Checkpoints are those of either backend.
-    assert run_directory.load_language_model(tmp_path).count_params()
+    assert loading.load_language_model(tmp_path).count_params()
 
 
 def test_a_tpu_and_another_strategy(arguments, run, tmp_path):
@@ -492,8 +494,8 @@ def test_ctrl_c_leaves_a_checkpoint(arguments, tmp_path):
     assert "stopping after this step" in err
     assert f"--model_dir={tmp_path}" in out.splitlines()[-1]
     assert "Traceback" not in err
-    (path,) = run_checkpoints.paths(tmp_path)
-    step = run_checkpoints.step_of(path)
+    (path,) = checkpoints.paths(tmp_path)
+    step = checkpoints.step_of(path)
     assert step >= 1
     config, problem = train.configure(parse(f"--model_dir={tmp_path}"))
     assert training.Trainer(config, problem, tmp_path).step == step

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from keras import ops
 
-from routing_tf import engines
-from routing_tf.training_step import Report
-from routing_tf.training_step import TrainingStep
-from routing_tf.training_step import split_batch
+from routing_tf.training import engines
+from routing_tf.training.step import Report
+from routing_tf.training.step import TrainingStep
+from routing_tf.training.step import split_batch
 from tests.engines import small_runs
 from tests.models import small_models
 

@@ -9,20 +9,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from routing_tf import engines
-from routing_tf import evaluation
 from routing_tf import models
 from routing_tf import optimizers
 from routing_tf import problems
-from routing_tf import run_checkpoints
-from routing_tf import run_directory
 from routing_tf import training
 from routing_tf.layers import Compatibility
-from routing_tf.models import presets
+from routing_tf.models.release import conversion
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.problems.arguments import SPLITS
 from routing_tf.tokenizers import ByteTokenizer
-from routing_tf.training_step import Report
+from routing_tf.training import checkpoints
+from routing_tf.training import engines
+from routing_tf.training import evaluation
+from routing_tf.training import loading
+from routing_tf.training import run_config
+from routing_tf.training import run_folder
+from routing_tf.training.step import Report
 from tests import golden_cases
 from tests import small_problems as small_problems
 
@@ -68,7 +70,7 @@ def configure(text_file):
 
 
 def configured(text_file, seed=0, init_checkpoint=None, **changes):
-    return run_directory.configure(
+    return run_config.configure(
         "text_files",
         tiny(**changes),
         problem_options={"files": text_file},
@@ -212,23 +214,23 @@ class TestTrainer:
                 assert found[step, name] == pytest.approx(value, rel=1e-5)
 
     def test_the_last_three_checkpoints_are_kept(self, finished):
-        names = [path.name for path in run_checkpoints.paths(finished.model_dir)]
+        names = [path.name for path in checkpoints.paths(finished.model_dir)]
         assert names == ["step-12", "step-18", "step-20"]
         folder = finished.model_dir / "checkpoints"
         others = {"checkpoint", "best"}
         assert {path.stem for path in folder.iterdir()} == {*names, *others}
 
     def test_the_best_checkpoint_is_kept(self, finished):
-        (best,) = run_checkpoints.paths(finished.model_dir, "best")
+        (best,) = checkpoints.paths(finished.model_dir, "best")
         assert best.name == "step-20"
 
     def test_the_model_of_a_run_is_loaded(self, finished):
         for source in (
             finished.model_dir,
-            run_checkpoints.paths(finished.model_dir)[-1],
-            run_checkpoints.paths(finished.model_dir, "best")[-1],
+            checkpoints.paths(finished.model_dir)[-1],
+            checkpoints.paths(finished.model_dir, "best")[-1],
         ):
-            loaded = run_directory.load_language_model(source)
+            loaded = loading.load_language_model(source)
             for one, two in zip(loaded.weights, finished.lm.weights, strict=True):
                 assert one.path == two.path
                 np.testing.assert_array_equal(np.asarray(one), np.asarray(two))
@@ -281,7 +283,7 @@ class TestTrainer:
         assert "batch 2 of train with seed 0 (epoch 1, from window 8" in message
         assert "not finite is logits/kernel" in message
         assert "step-2'" in message
-        assert [path.name for path in run_checkpoints.paths(tmp_path)] == ["step-2"]
+        assert [path.name for path in checkpoints.paths(tmp_path)] == ["step-2"]
 
     def test_bad_batches_are_skipped(self, configure, tmp_path, capsys):
         config, problem = configure(train_steps=5)
@@ -332,7 +334,7 @@ class TestTrainer:
         trainer.scorer.score = interrupted
         assert trainer.train(eval_every=2, eval_examples=8) is None
         assert trainer.stopped_by == signal.SIGTERM
-        assert [path.name for path in run_checkpoints.paths(tmp_path)] == ["step-2"]
+        assert [path.name for path in checkpoints.paths(tmp_path)] == ["step-2"]
 
     def test_a_reader_that_is_gone_ends_the_run(self, configure, tmp_path, monkeypatch):
         config, problem = configure(train_steps=4)
@@ -346,7 +348,7 @@ class TestTrainer:
                 os.dup2(nowhere.fileno(), sender)
         os.close(sender)
         assert trainer.stopped_by == signal.SIGPIPE
-        assert [path.name for path in run_checkpoints.paths(tmp_path)] == ["step-1"]
+        assert [path.name for path in checkpoints.paths(tmp_path)] == ["step-1"]
 
     def test_on_nan_is_a_choice(self, finished):
         with pytest.raises(ValueError, match="`on_nan` must be one of 'stop', 'skip'"):
@@ -407,26 +409,26 @@ class TestTrainer:
             training.Trainer(config, finished.problem, finished.model_dir)
 
     def test_what_an_aborted_start_left_is_replaced(self, configure, tmp_path):
-        stale = tmp_path / run_directory.PREPROCESSOR
+        stale = tmp_path / run_folder.PREPROCESSOR
         stale.mkdir()
         (stale / "tokenizer.json").write_text("{}")
         config, problem = configure()
         training.Trainer(config, problem, tmp_path)
-        own = run_directory.load_preprocessor(tmp_path, "text")
+        own = run_folder.load_preprocessor(tmp_path, "text")
         assert isinstance(own.tokenizer, ByteTokenizer)
 
     def test_the_best_checkpoint_alone_is_a_run(self, finished, configure, tmp_path):
         model_dir = tmp_path / "run"
         shutil.copytree(finished.model_dir, model_dir)
-        for path in run_checkpoints.folder_of(model_dir).glob("step-*"):
+        for path in checkpoints.folder_of(model_dir).glob("step-*"):
             path.unlink()
         config, problem = configure(train_steps=20, seed=7)
         with pytest.raises(ValueError, match="seed was 0, now 7"):
             training.Trainer(config, problem, model_dir)
         trainer = training.Trainer(finished.config, finished.problem, model_dir)
-        (best,) = run_checkpoints.paths(model_dir, "best")
-        assert trainer.step == run_checkpoints.step_of(best)
-        assert run_directory.load_language_model(model_dir) is not None
+        (best,) = checkpoints.paths(model_dir, "best")
+        assert trainer.step == checkpoints.step_of(best)
+        assert loading.load_language_model(model_dir) is not None
 
     def test_model_dir_must_be_a_folder(self, configure, tmp_path):
         config, problem = configure()
@@ -448,7 +450,7 @@ class TestPairs:
             "attention_window": 5,
             "local_block_length": 4,
         }
-        return run_directory.configure("test_copy", tiny(**{**settings, **changes}))
+        return run_config.configure("test_copy", tiny(**{**settings, **changes}))
 
     @pytest.mark.thorough
     def test_resume_equals_an_uninterrupted_run(self, tmp_path):
@@ -526,7 +528,7 @@ class TestInitCheckpoint:
     def test_weights_alone_are_taken(self, finished, configure, tmp_path):
         preset = tmp_path / "preset"
         finished.lm.save_to_preset(str(preset))
-        path = run_checkpoints.paths(finished.model_dir)[-1]
+        path = checkpoints.paths(finished.model_dir)[-1]
         file = tmp_path / "model.keras"
         finished.lm.save(file)
         sources = [finished.model_dir, path, file, preset]
@@ -693,9 +695,9 @@ class TestRunConfig:
         splits = ("train", "validation")
         assert config.num_tokens == {x: problem.num_tokens(x) for x in splits}
         config.save(tmp_path)
-        assert run_directory.RunConfig.load(tmp_path) == config
-        config.check_continues(run_directory.RunConfig.load(tmp_path), tmp_path)
-        assert run_directory.RunConfig.load(tmp_path / "nowhere") is None
+        assert run_config.RunConfig.load(tmp_path) == config
+        config.check_continues(run_config.RunConfig.load(tmp_path), tmp_path)
+        assert run_config.RunConfig.load(tmp_path / "nowhere") is None
 
     def test_splits_that_are_not_used_do_not_count(self, configure, tmp_path):
         config, _ = configure()
@@ -711,16 +713,16 @@ class TestRunConfig:
     def test_damaged_file(self, tmp_path, text):
         (tmp_path / "run.json").write_text(text)
         with pytest.raises(ValueError, match="must hold a run.json of this version"):
-            run_directory.RunConfig.load(tmp_path)
+            run_config.RunConfig.load(tmp_path)
 
     def test_windows_longer_than_the_model(self, text_file):
         options = {"files": text_file, "sequence_length": LENGTH + 1}
         with pytest.raises(ValueError, match="Received: 33 and 32"):
-            run_directory.configure("text_files", tiny(), problem_options=options)
+            run_config.configure("text_files", tiny(), problem_options=options)
 
     def test_shorter_windows(self, text_file):
         options = {"files": text_file, "sequence_length": "16"}
-        config, problem = run_directory.configure(
+        config, problem = run_config.configure(
             "text_files", tiny(), problem_options=options
         )
         assert problem.sequence_length == 16
@@ -756,14 +758,14 @@ class TestReleaseCheckpoint:
 
     def settings(self, **changes):
         hparams = golden_cases.load(f"models/{self.name}.npz").config["hparams"]
-        settings = presets.hyperparameters_from_release(hparams, vocabulary_size=50)
+        settings = conversion.hyperparameters_from_release(hparams, vocabulary_size=50)
         return settings.replace(**changes)
 
     def test_gives_a_run_its_first_weights(self):
         lm = models.RoutingTransformerCausalLM(
             models.RoutingTransformer(self.settings())
         )
-        run_directory.initialize(lm, str(self.prefix))
+        loading.initialize(lm, str(self.prefix))
         start = golden_cases.load(f"models/{self.name}.npz").group("var")
         for name, value in models.release.read_variables(lm).items():
             np.testing.assert_array_equal(value, start[name], err_msg=name)
@@ -777,4 +779,4 @@ class TestReleaseCheckpoint:
             models.RoutingTransformer(self.settings(num_layers=2))
         )
         with pytest.raises(ValueError, match="left over: .*decoder_layer_2"):
-            run_directory.initialize(lm, str(self.prefix))
+            loading.initialize(lm, str(self.prefix))

@@ -16,11 +16,12 @@ import tensorflow as tf
 
 from routing_tf import layers
 from routing_tf import models
-from routing_tf import streaming
-from routing_tf import untrusted
-from routing_tf.models import checkpoints
+from routing_tf.files import safe_loading
+from routing_tf.generation import token_stream
 from routing_tf.models import presets
 from routing_tf.models import stack
+from routing_tf.models.release import checkpoints
+from routing_tf.models.release import conversion
 from routing_tf.problems import array_store
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
@@ -182,7 +183,7 @@ def test_a_file_runs_no_code(name, originals, marker, tmp_path):
         change = functools.partial(put, path=place, value=attack)
         rewrite(originals / "byte_tiny.keras", path, change)
         with assert_refused("must name only models, preprocessors"):
-            untrusted.load_keras_file(path)
+            safe_loading.load_keras_file(path)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -191,7 +192,7 @@ def test_no_place_in_a_file_runs_code(place, originals, marker, tmp_path):
     change = functools.partial(put, path=place, value=attack)
     rewrite(originals / "byte_tiny.keras", path, change)
     with assert_refused("must name only models, preprocessors"):
-        untrusted.load_keras_file(path)
+        safe_loading.load_keras_file(path)
 
 
 @pytest.mark.parametrize("name", attacks("x"))
@@ -240,8 +241,10 @@ def test_packages_that_the_user_names_are_allowed(originals, tmp_path, monkeypat
     path = "config/preprocessor/config/tokenizer"
     file = tmp_path / "other.keras"
     rewrite(originals / "byte_tiny.keras", file, lambda c: put(c, path, tokenizer))
-    monkeypatch.setattr(untrusted, "PACKAGES", {*untrusted.PACKAGES, "some_library"})
-    model = untrusted.load_keras_file(file)
+    monkeypatch.setattr(
+        safe_loading, "PACKAGES", {*safe_loading.PACKAGES, "some_library"}
+    )
+    model = safe_loading.load_keras_file(file)
     assert isinstance(model.preprocessor.tokenizer, WithSideEffect)
     assert touched.exists()
 
@@ -261,10 +264,10 @@ def test_configs_inside_of_our_layers_run_no_code(name, part, marker):
 
 
 def test_a_trained_model_is_loaded_without_its_optimizer(originals, tmp_path):
-    model = untrusted.load_keras_file(originals / "digits_small.keras")
+    model = safe_loading.load_keras_file(originals / "digits_small.keras")
     model.compile("adam", "mse")
     model.save(tmp_path / "compiled.keras")
-    copy = untrusted.load_keras_file(tmp_path / "compiled.keras")
+    copy = safe_loading.load_keras_file(tmp_path / "compiled.keras")
     assert not hasattr(copy, "optimizer")
     for one, other in zip(model.weights, copy.weights, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -272,7 +275,7 @@ def test_a_trained_model_is_loaded_without_its_optimizer(originals, tmp_path):
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_sound_files_are_loaded(name, originals):
-    a_file = untrusted.load_keras_file(originals / f"{name}.keras")
+    a_file = safe_loading.load_keras_file(originals / f"{name}.keras")
     a_preset = CLASSES[name].from_preset(str(originals / name))
     for one, other in zip(a_file.weights, a_preset.weights, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -354,7 +357,7 @@ def test_a_config_needs_no_more_than_its_file_has(changes, originals, tmp_path):
     path = tmp_path / "large.keras"
     rewrite(originals / "byte_tiny.keras", path, change)
     with assert_refused(LARGE):
-        untrusted.load_keras_file(path)
+        safe_loading.load_keras_file(path)
     for name in ("config.json", "task.json"):
         shutil.copytree(originals / "byte_tiny", tmp_path / name)
         file = tmp_path / name / name
@@ -383,7 +386,7 @@ def test_images_need_no_more_than_their_file_has(changes, originals, tmp_path):
     path = tmp_path / "large.keras"
     rewrite(originals / "digits_small.keras", path, change)
     with assert_refused(f"{LARGE}|is height"):
-        untrusted.load_keras_file(path)
+        safe_loading.load_keras_file(path)
 
 
 @pytest.mark.parametrize("layer", ["backbone", "embedding"])
@@ -406,7 +409,7 @@ def test_nothing_else_takes_memory(layer, originals, tmp_path):
             lambda config, to=place: put(config, to, attack),
         )
         with assert_refused("must name only models, preprocessors"):
-            untrusted.load_keras_file(path)
+            safe_loading.load_keras_file(path)
     for name in ("tokenizer.json", "preprocessor.json"):
         shutil.copytree(originals / "byte_tiny", tmp_path / name)
         (tmp_path / name / name).write_text(json.dumps(attack))
@@ -418,7 +421,7 @@ def test_lengths_of_texts_are_bounded(originals, tmp_path):
     path, place = tmp_path / "long.keras", "config/preprocessor/config/sequence_length"
     rewrite(originals / "byte_tiny.keras", path, lambda c: put(c, place, 10**12))
     with assert_refused("MAX_SIZE.*1,000,000,000,000 sequence_length"):
-        untrusted.load_keras_file(path)
+        safe_loading.load_keras_file(path)
 
 
 def test_lengths_of_inputs_are_bounded(tmp_path):
@@ -432,7 +435,7 @@ def test_lengths_of_inputs_are_bounded(tmp_path):
     lm = models.RoutingTransformerSeq2SeqLM(backbone, preprocessor)
     lm.save(tmp_path / "long.keras")
     with assert_refused("MAX_INPUT_LENGTH.*131,072 encoder_sequence_length"):
-        untrusted.load_keras_file(tmp_path / "long.keras")
+        safe_loading.load_keras_file(tmp_path / "long.keras")
 
 
 LONG_MEMORY = [
@@ -446,11 +449,11 @@ def test_caches_are_bounded(changes, received):
     h = presets.preset_hyperparameters("byte_tiny").replace(**changes)
     for length, text in ((None, "one without an end"), (20, "a text of 20")):
         with assert_refused(f"MAX_REMEMBERED.*{received}, for {text}. Build"):
-            streaming.cache_length(h, length)
+            token_stream.cache_length(h, length)
     with assert_refused(f"MAX_REMEMBERED.*{received}"):
         models.RoutingTransformer(h).make_cache(1, 20)
     # As much as was asked for.
-    untrusted.check_memory(h, 2**25)
+    safe_loading.check_memory(h, 2**25)
 
 
 def test_caches_of_images_are_bounded():
@@ -464,7 +467,7 @@ def test_caches_of_images_are_bounded():
 def test_what_has_no_window_is_not_bounded():
     h = presets.preset_hyperparameters("byte_tiny")
     heads = {"num_local_heads": h.num_heads, "num_routed_heads": 0}
-    untrusted.check_memory(h.replace(**heads, attention_window=2**24))
+    safe_loading.check_memory(h.replace(**heads, attention_window=2**24))
 
 
 def test_nothing_of_a_refused_model_is_left_behind():
@@ -472,7 +475,7 @@ def test_nothing_of_a_refused_model_is_left_behind():
         return keras.Sequential([keras.Input((2**20,)), keras.layers.Dense(2**20)])
 
     with assert_refused("1,099,512,676,352 values, with 100 bytes"):
-        untrusted.check_fits(build, 100, "a file")
+        safe_loading.check_fits(build, 100, "a file")
     # On leaving, Keras gives values to all variables that have none.
     with keras.StatelessScope():
         keras.layers.Dense(2).build((None, 2))
@@ -480,11 +483,11 @@ def test_nothing_of_a_refused_model_is_left_behind():
 
 def test_limits_can_be_raised(originals, monkeypatch):
     for limit in ("MAX_LAYERS", "MAX_SIZE", "MAX_JSON_BYTES", "MAX_JSON_DEPTH"):
-        monkeypatch.setattr(untrusted, limit, 1)
-        with assert_refused(f"keep to `routing_tf.untrusted.{limit}`, 1"):
-            untrusted.load_keras_file(originals / "digits_small.keras")
+        monkeypatch.setattr(safe_loading, limit, 1)
+        with assert_refused(f"keep to `routing_tf.files.safe_loading.{limit}`, 1"):
+            safe_loading.load_keras_file(originals / "digits_small.keras")
         monkeypatch.undo()
-    untrusted.load_keras_file(originals / "digits_small.keras")
+    safe_loading.load_keras_file(originals / "digits_small.keras")
 
 
 def weights_with(**datasets):
@@ -513,7 +516,7 @@ def test_weights_are_stored_in_full(message, options, originals, tmp_path, monke
     weights = weights_with(x=options)
     rewrite(originals / "digits_small.keras", "bomb.keras", weights=weights)
     with assert_refused(message):
-        untrusted.load_keras_file("bomb.keras")
+        safe_loading.load_keras_file("bomb.keras")
     shutil.copytree(originals / "digits_small", "preset")
     pathlib.Path("preset/model.weights.h5").write_bytes(weights)
     with assert_refused(message):
@@ -536,7 +539,7 @@ def test_weights_of_other_files_are_refused(originals, tmp_path):
         weights=path.read_bytes(),
     )
     with assert_refused("ExternalLink|could not be loaded"):
-        untrusted.load_keras_file(tmp_path / "link.keras")
+        safe_loading.load_keras_file(tmp_path / "link.keras")
 
 
 @pytest.fixture
@@ -549,7 +552,7 @@ def digits_weights(originals, tmp_path):
     def load():
         weights, changed = path.read_bytes(), tmp_path / "changed.keras"
         rewrite(originals / "digits_small.keras", changed, weights=weights)
-        return untrusted.load_keras_file(changed)
+        return safe_loading.load_keras_file(changed)
 
     return path, load
 
@@ -576,7 +579,7 @@ def test_packed_weights_are_refused(originals, tmp_path):
     path = tmp_path / "packed.keras"
     rewrite(originals / "digits_small.keras", path, compression=zipfile.ZIP_DEFLATED)
     with assert_refused("must not be compressed"):
-        untrusted.load_keras_file(path)
+        safe_loading.load_keras_file(path)
 
 
 def test_members_that_share_bytes_are_refused(originals, tmp_path):
@@ -591,7 +594,7 @@ def test_members_that_share_bytes_are_refused(originals, tmp_path):
             file.filelist.append(copy)
             file.NameToInfo[copy.filename] = copy
     with assert_refused("no bytes stand for two members"):
-        untrusted.load_keras_file(path)
+        safe_loading.load_keras_file(path)
 
 
 @pytest.mark.parametrize(
@@ -616,14 +619,14 @@ def test_members_of_absurd_size_or_name(message, name, size, originals, tmp_path
             member.write(bytes(min(size, 2**20)))
     assert path.stat().st_size < 2**23
     with assert_refused(message):
-        untrusted.load_keras_file(path)
+        safe_loading.load_keras_file(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"PK\5\6" + bytes(18), bytes(999)])
 def test_damaged_files(content, tmp_path):
     (tmp_path / "damaged.keras").write_bytes(content)
     with assert_refused("must be whole"):
-        untrusted.load_keras_file(tmp_path / "damaged.keras")
+        safe_loading.load_keras_file(tmp_path / "damaged.keras")
 
 
 def test_a_damaged_archive(originals, tmp_path):
@@ -633,7 +636,7 @@ def test_a_damaged_archive(originals, tmp_path):
     data[place] ^= 1
     path.write_bytes(data)
     with assert_refused("must be whole.*Bad CRC"):
-        untrusted.load_keras_file(path)
+        safe_loading.load_keras_file(path)
 
 
 @pytest.mark.parametrize("text", ["[" * 40 + "]" * 40, "[" * 10**5, '{"a":' * 10**5])
@@ -643,7 +646,7 @@ def test_nested_json_is_refused(text, originals, tmp_path):
     with assert_refused("MAX_JSON_DEPTH"):
         models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
     with assert_refused("`hparams` must be.*MAX_JSON_DEPTH"):
-        presets.read_hparams(tmp_path / "preset/config.json")
+        conversion.read_hparams(tmp_path / "preset/config.json")
 
 
 def test_large_json_is_not_read(originals, tmp_path):

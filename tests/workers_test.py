@@ -10,8 +10,8 @@ import sys
 import absl.flags
 import pytest
 
-from routing_tf import run_checkpoints
 from routing_tf import train
+from routing_tf.training import checkpoints
 from tests.engines import small_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eager")]
@@ -116,7 +116,7 @@ def test_all_workers_stop_when_one_is_asked_to(text, tmp_path):
     codes, said = finish(processes)
     assert codes == [0, 0], said
     assert "stopped at step" in said[0]
-    assert run_checkpoints.paths(tmp_path)
+    assert checkpoints.paths(tmp_path)
 
 
 def test_workers_that_share_no_folder_are_refused(text, tmp_path):

@@ -9,11 +9,11 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf import evaluation
 from routing_tf import layers
+from routing_tf.files.progress import progress
 from routing_tf.models.compiled import compiled
 from routing_tf.models.token_scorer import TokenScorer
-from routing_tf.progress import progress
+from routing_tf.training import evaluation
 
 NEAR = 1e-5
 

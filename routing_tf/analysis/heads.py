@@ -11,8 +11,8 @@ from routing_tf.analysis.divergence import jensen_shannon_divergence
 from routing_tf.analysis.probe import Probe
 from routing_tf.analysis.probe import clustered_groups
 from routing_tf.analysis.windows import rows_of
+from routing_tf.files.progress import progress
 from routing_tf.layers.validation import check_positive_integer
-from routing_tf.progress import progress
 
 
 @dataclasses.dataclass(frozen=True)

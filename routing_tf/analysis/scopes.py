@@ -5,10 +5,10 @@ import math
 
 import numpy as np
 
-from routing_tf import evaluation
+from routing_tf.files.progress import progress
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.models.token_scorer import TokenScorer
-from routing_tf.progress import progress
+from routing_tf.training import evaluation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,12 +3,12 @@
 import keras
 import keras_hub
 
-from routing_tf import untrusted
-from routing_tf.models import checkpoints
+from routing_tf.files import safe_loading
 from routing_tf.models import generation
 from routing_tf.models import saved_model
 from routing_tf.models import scoring
 from routing_tf.models import stack
+from routing_tf.models.release import checkpoints
 from routing_tf.models.routing_transformer import RoutingTransformer
 from routing_tf.models.routing_transformer import refuse_changes
 from routing_tf.tokenizers import ByteTokenizer
@@ -131,11 +131,11 @@ class TextLanguageModel:
         Raises:
             ValueError: if a hyperparameter is unknown (the message lists the valid
                 names) or not valid, or is to change in a saved model, or
-                `routing_tf.untrusted.check_preset` refuses a directory.
+                `routing_tf.files.safe_loading.check_preset` refuses a directory.
         """
         if preset not in cls.presets:
             refuse_changes(preset, kwargs)
-            untrusted.check_preset(preset)
+            safe_loading.check_preset(preset)
             return super().from_preset(preset, load_weights=load_weights, **kwargs)
         own = {
             key: kwargs.pop(key) for key in ("preprocessor", "compile") if key in kwargs

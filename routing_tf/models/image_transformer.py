@@ -8,18 +8,18 @@ import numpy as np
 from keras import ops
 
 from routing_tf import layers
-from routing_tf import untrusted
-from routing_tf.models import checkpoints
+from routing_tf.files import safe_loading
+from routing_tf.files.progress import progress
 from routing_tf.models import generation
 from routing_tf.models import saved_model
 from routing_tf.models import stack
 from routing_tf.models.compiled import compiled
 from routing_tf.models.presets import preset_description
 from routing_tf.models.presets import preset_names
+from routing_tf.models.release import checkpoints
 from routing_tf.models.routing_transformer import PresetBackbone
 from routing_tf.models.routing_transformer import final_norm
 from routing_tf.models.routing_transformer import hyperparameters_of_kind
-from routing_tf.progress import progress
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -366,7 +366,7 @@ class RoutingImageTransformer(PresetBackbone):
             ValueError: if settings of the release let later sub-pixels decide who is a
                 member of a cluster, or heads remember far more than there are.
         """
-        untrusted.check_memory(self.hyperparameters, self.num_subpixels)
+        safe_loading.check_memory(self.hyperparameters, self.num_subpixels)
         lengths = self.embedding.order.lengths
         return [block.make_cache(batch_size, lengths) for block in self.blocks]
 

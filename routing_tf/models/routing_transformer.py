@@ -4,7 +4,7 @@ import keras
 import keras_hub
 
 from routing_tf import layers
-from routing_tf import untrusted
+from routing_tf.files import safe_loading
 from routing_tf.layers.transformer_block import LAYER_NORM_EPSILON
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.models import stack
@@ -109,11 +109,11 @@ class PresetBackbone(keras_hub.models.Backbone):
         Raises:
             ValueError: if a hyperparameter is unknown (the message lists the valid
                 names) or not valid, or is to change in a saved model, or
-                `routing_tf.untrusted.check_preset` refuses a directory.
+                `routing_tf.files.safe_loading.check_preset` refuses a directory.
         """
         if preset not in cls.presets:
             refuse_changes(preset, kwargs)
-            untrusted.check_preset(preset)
+            safe_loading.check_preset(preset)
             return super().from_preset(preset, load_weights=load_weights, **kwargs)
         # Keras would swallow a misspelled hyperparameter without a word.
         own = {key: kwargs.pop(key) for key in _MODEL_ARGUMENTS if key in kwargs}
@@ -161,9 +161,9 @@ class TextBackbone(PresetBackbone):
 
         Raises:
             ValueError: as `MixedAttention.make_cache` does, or if heads remember far
-                more than `max_length` tokens, see `untrusted.check_memory`.
+                more than `max_length` tokens, see `safe_loading.check_memory`.
         """
-        untrusted.check_memory(self.hyperparameters, max_length)
+        safe_loading.check_memory(self.hyperparameters, max_length)
         return [
             block.make_cache(batch_size, max_length, memory, memory_mask)
             for block in self.blocks

@@ -9,11 +9,11 @@ import numpy as np
 from keras import ops
 
 from routing_tf import layers
+from routing_tf.files.progress import progress
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.models.token_scorer import TokenScorer
-from routing_tf.progress import progress
 from routing_tf.tokenizers.offsets import token_offsets
 
 REDUCTIONS = ("none", "mean", "sum")

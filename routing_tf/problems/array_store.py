@@ -16,7 +16,7 @@ import time
 import numpy as np
 from absl import logging
 
-from routing_tf import folder_lock
+from routing_tf.files import folder_lock
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
 

@@ -9,10 +9,11 @@ from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.problem import Problem
 from routing_tf.problems.problem import order_of_epoch
 from routing_tf.problems.problem import read_windows
-from routing_tf.problems.registry import register
 
 # So many values of a split tell how its positions are distributed.
 HISTOGRAM_VALUES = 50_000_000
+
+
 VALUES_AT_ONCE = 1 << 22
 
 
@@ -230,61 +231,6 @@ class ImageProblem(Problem):
             places = (first + images[part]).reshape(-1)
             counts += np.bincount(places, minlength=num_counts)
         return counts.reshape(self.sequence_length, self.vocabulary_size)
-
-
-@register("digits")
-class Digits(ImageProblem):
-    """Handwritten digits of 8 x 8 pixels that scikit-learn brings along.
-
-    1,797 images with intensities 0 to 16 and the digit as label, shuffled once: 80
-    percent train, 10 validate, 10 test. Nothing is downloaded.
-
-    Args:
-        data_dir: not used.
-        sequence_length: integer, 64 or left out.
-        **options: `train_split` and `eval_split`, see `Problem`.
-
-    Raises:
-        ValueError: if `sequence_length` is another number; when loaded, if
-            scikit-learn is not installed.
-
-    Example:
-    ```python
-    from routing_tf import problems
-
-    digits = problems.get("digits")
-    digits.images("test").shape  # (180, 8, 8, 1)
-    ```
-
-    Reference: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits", UCI
-    Machine Learning Repository (1998).
-    """
-
-    image_shape = (8, 8, 1)
-    vocabulary_size = 17
-    num_classes = 10
-    default_hparams_set = "digits_small"
-
-    def load_images(self):
-        try:
-            from sklearn import datasets
-        except ImportError as error:
-            raise ValueError(
-                "The problem digits needs scikit-learn; install it with "
-                f"`pip install 'routing-tf[digits]'`. Received: {error}"
-            ) from error
-        data = datasets.load_digits()
-        images = data.images.astype("uint8")[..., None]
-        order = np.random.default_rng(0).permutation(len(images))
-        held_out = len(images) // 10 + 1
-        parts = {
-            "train": order[: -2 * held_out],
-            "validation": order[-2 * held_out : -held_out],
-            "test": order[-held_out:],
-        }
-        return {
-            split: (images[rows], data.target[rows]) for split, rows in parts.items()
-        }
 
 
 def picture(images, num_columns, vocabulary_size, scale=8):

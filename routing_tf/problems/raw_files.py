@@ -2,16 +2,22 @@
 
 import contextlib
 import io
-import os
 import zipfile
 import zlib
 
 import tensorflow_datasets as tfds
 
+from routing_tf.files.named_files import check_regular
+from routing_tf.files.named_files import place
+
 # What a folder of raw files is reported to hold, at most.
 NUM_NAMES_SHOWN = 20
+
+
 # 90 million integers, all that enwik8 trains on, may be one line.
 MAX_LINE_BYTES = 1 << 29
+
+
 DAMAGED = (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 
 
@@ -160,16 +166,6 @@ def open_file(path, member=None):
         yield stream
 
 
-def check_regular(path):
-    """Refuses pipes and devices, whose reading may never end."""
-    path = os.fspath(path)
-    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-        raise ValueError(
-            f"{place(path)} must be a regular file. Received: a pipe, a socket or a "
-            "device"
-        )
-
-
 @contextlib.contextmanager
 def readable(path, member=None):
     """Turns what goes wrong while a file is read into `ValueError`."""
@@ -217,16 +213,6 @@ def check_not_html(line, path, member=None):
             f"{place(path, member)} must be the data itself. Received: a web page "
             f"that begins with {start[:40]!r}; download the file that it links to"
         )
-
-
-def place(path, member=None, line=None):
-    """Returns the name of a place in a file, for the beginning of a message."""
-    name = f"The file {str(path)!r}"
-    if member is not None:
-        name += f", member {member!r}"
-    if line is not None:
-        name += f", line {line}"
-    return name
 
 
 def listing(names):

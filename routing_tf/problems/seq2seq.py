@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from routing_tf.problems.arguments import integer_at_least
-from routing_tf.problems.pg19 import VOCABULARY_BYTES
-from routing_tf.problems.pg19 import VOCABULARY_SIZE
+from routing_tf.problems.datasets.pg19 import VOCABULARY_BYTES
+from routing_tf.problems.datasets.pg19 import VOCABULARY_SIZE
 from routing_tf.problems.prepared import PreparedProblem
 from routing_tf.problems.problem import Tokens
 from routing_tf.problems.problem import order_of_epoch

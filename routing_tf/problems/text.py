@@ -1,30 +1,28 @@
 """Text as bytes, from files that are already there."""
 
-import csv
 import functools
-import glob
 import hashlib
-import io
 import itertools
 import os
 import pathlib
-import platform
-import sysconfig
 
 import numpy as np
 
+from routing_tf.files.named_files import file_size
 from routing_tf.problems import packing
-from routing_tf.problems import raw_files
 from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.problem import Problem
 from routing_tf.problems.problem import Tokens
-from routing_tf.problems.registry import register
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import byte_tokenizer
 
 PACKINGS = ("stream", "release")
+
+
 # Percent of the data in each held-out split.
 HELD_OUT_SHARE = 5
+
+
 # With fewer files than this, a split by file would leave too much to chance.
 MIN_FILES_TO_SPLIT_BY_FILE = 20
 
@@ -153,66 +151,6 @@ class BytesProblem(TextProblem):
         return f"{sum(map(len, texts)):,} bytes of {len(texts)} {files}"
 
 
-@register("python_source")
-class PythonSource(BytesProblem):
-    """The source code of the running Python's standard library; no download.
-
-    All `*.py` files in the order of their paths, without installed packages
-    (`site-packages`, `dist-packages`), folders named `test` or `tests`, and files
-    that cannot be read. Each file belongs to one split, chosen by a hash of its
-    path inside the library: about 90 % are for training, 5 % for validation and
-    5 % for testing. The same Python version gives the same data.
-
-    Args:
-        **options: arguments of `TextProblem`; `data_dir` is not used.
-
-    Raises:
-        ValueError: from `prepare`, if this Python has no source files, or too few.
-
-    Example:
-    ```python
-    from routing_tf import problems
-
-    problem = problems.get("python_source", sequence_length=256)
-    inputs, targets, weights = next(iter(problem.dataset("train", batch_size=2)))
-    print(problem.tokenizer.detokenize(targets[0]))
-    ```
-    """
-
-    ignored_folders = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
-
-    def read_texts(self):
-        library = pathlib.Path(sysconfig.get_path("stdlib"))
-        texts = {split: [] for split in SPLITS}
-        for path in self._source_files(library):
-            try:
-                text = path.read_bytes()
-            except OSError:
-                continue
-            texts[split_of_file(path.relative_to(library).as_posix())].append(text)
-        sizes = {split: sum(map(len, texts[split])) for split in SPLITS}
-        if min(sizes.values()) < self.sequence_length:
-            raise ValueError(
-                "The problem 'python_source' needs the source files of Python's "
-                f"standard library. Found in {str(library)!r}, in bytes: {sizes} for "
-                f"windows of {self.sequence_length}. Use the problem 'text_files' "
-                "with files of your own, or a shorter sequence_length."
-            )
-        return texts
-
-    def _source_files(self, library):
-        """The paths of all files that belong to the corpus, in order."""
-        paths = []
-        for folder, subfolders, names in os.walk(library):
-            subfolders[:] = set(subfolders) - self.ignored_folders
-            paths += [pathlib.Path(folder, n) for n in names if n.endswith(".py")]
-        return sorted(paths, key=lambda path: path.relative_to(library).as_posix())
-
-    def describe(self, *splits):
-        python = platform.python_version()
-        return f"{super().describe(*splits)}; library of Python {python}"
-
-
 def byte_ids(text):
     """Turns bytes into ids.
 
@@ -277,102 +215,3 @@ def share_out(paths, held_out):
                 found[split].append((path, end, share))
         found["train"].append((path, 0, end))
     return found
-
-
-def find_files(option, patterns):
-    """Finds the files that an option names.
-
-    Args:
-        option: string, the option's name, for the message.
-        patterns: list of paths or glob patterns, a string of them as `split_paths`
-            takes it, or `None`.
-
-    Returns:
-        A list of absolute paths, each once.
-
-    Raises:
-        ValueError: if a pattern matches no file, or a pipe or a device.
-    """
-    if isinstance(patterns, (str, os.PathLike)):
-        patterns = split_paths(os.fspath(patterns))
-    try:
-        patterns = [os.path.expanduser(os.fspath(p).strip()) for p in patterns or []]
-    except TypeError as error:
-        raise ValueError(
-            f"`{option}` must be paths: a string or a list of strings. Received: "
-            f"{option}={patterns!r}"
-        ) from error
-    found = []
-    for pattern in filter(None, patterns):
-        # A file whose own name looks like a pattern is meant literally.
-        exists = os.path.isfile(pattern)
-        matches = [pattern] if exists else glob.glob(pattern, recursive=True)
-        # Anything but a folder counts, so that a broken link is an error later on.
-        paths = [path for path in matches if not os.path.isdir(path)]
-        for path in paths:
-            raw_files.check_regular(path)
-        if not paths:
-            raise ValueError(
-                f"`{option}` must name existing files; to take all files of a folder "
-                f"write 'folder/*' or 'folder/**'. Received: {pattern!r}, which "
-                f"matches no file in the working directory {os.getcwd()!r}"
-            )
-        found += sorted(os.path.abspath(path) for path in paths)
-    return list(dict.fromkeys(found))
-
-
-def split_paths(paths):
-    """Splits a string of paths at its commas.
-
-    Args:
-        paths: string. Double quotes around a path keep its commas, and a double quote
-            inside of them is written twice, as in a file of comma-separated values.
-
-    Returns:
-        A list of strings, none of them empty.
-
-    Raises:
-        ValueError: if quotes do not end in front of a comma.
-
-    Example:
-    ```python
-    from routing_tf.problems import text
-
-    text.split_paths('one.txt, "two, three.txt"')  # ["one.txt", "two, three.txt"]
-    ```
-    """
-    try:
-        rows = list(csv.reader([paths], skipinitialspace=True, strict=True))
-    except csv.Error as error:
-        raise ValueError(
-            "Double quotes must be around a whole path, as in 'one.txt,\"two, "
-            f"three.txt\"'. Received: {paths!r}"
-        ) from error
-    return [path.strip() for row in rows for path in row if path.strip()]
-
-
-def join_paths(paths):
-    """Joins paths to a string that `split_paths` splits again."""
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(paths)
-    return line.getvalue()
-
-
-def file_size(path):
-    """Returns the bytes of a file; a `ValueError` names one that cannot be read."""
-    try:
-        return os.path.getsize(path)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def read_file(path):
-    """Reads a file as `bytes`; a `ValueError` names the file that cannot be read."""
-    try:
-        return pathlib.Path(path).read_bytes()
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path, error):
-    return ValueError(f"`files` must be readable. Received: {path!r}: {error.strerror}")

@@ -2,7 +2,7 @@
 
 import keras_hub
 
-from routing_tf import untrusted
+from routing_tf.files import safe_loading
 
 
 class PresetTokenizer(keras_hub.tokenizers.Tokenizer):
@@ -28,7 +28,7 @@ class PresetTokenizer(keras_hub.tokenizers.Tokenizer):
 
         Raises:
             ValueError: if the preset has a tokenizer of another class, or
-                `routing_tf.untrusted.check_preset` refuses a directory.
+                `routing_tf.files.safe_loading.check_preset` refuses a directory.
 
         Example:
 
@@ -44,7 +44,7 @@ class PresetTokenizer(keras_hub.tokenizers.Tokenizer):
         tokenizer = ByteTokenizer.from_preset("my_preset")
         ```
         """
-        untrusted.check_preset(preset)
+        safe_loading.check_preset(preset)
         tokenizer = keras_hub.tokenizers.Tokenizer.from_preset(
             preset, config_file=config_file, **kwargs
         )

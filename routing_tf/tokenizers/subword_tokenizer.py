@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_text as tf_text
 from tensorflow_text.tools.wordpiece_vocab import wordpiece_tokenizer_learner_lib
 
-from routing_tf import untrusted
+from routing_tf.files import safe_loading
 from routing_tf.tokenizers.byte_tokenizer import END_ID
 from routing_tf.tokenizers.byte_tokenizer import PAD_ID
 from routing_tf.tokenizers.byte_tokenizer import dense_ids
@@ -256,7 +256,7 @@ def _read(path):
             f"Received: vocabulary={str(path)!r}"
         )
     tokens = []
-    for number, line in enumerate(untrusted.read_lines(path), 1):
+    for number, line in enumerate(safe_loading.read_lines(path), 1):
         line = line.strip()
         if len(line) < 2 or line[0] != line[-1] or line[0] not in "'\"":
             raise ValueError(

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from routing_tf import untrusted
+from routing_tf.files import safe_loading
 from routing_tf.tokenizers.byte_tokenizer import END_ID
 from routing_tf.tokenizers.byte_tokenizer import PAD_ID
 from routing_tf.tokenizers.byte_tokenizer import dense_ids
@@ -286,7 +286,7 @@ def _read(path):
             f"Received: vocabulary={str(path)!r}. "
             "`WordTokenizer.build_vocabulary` makes one from text"
         )
-    return [line.removesuffix("\r") for line in untrusted.read_lines(path)]
+    return [line.removesuffix("\r") for line in safe_loading.read_lines(path)]
 
 
 def _check(tokens):

@@ -8,12 +8,12 @@ import pytest
 from absl import flags
 
 from routing_tf import problems
-from routing_tf import run_checkpoints
-from routing_tf import run_directory
 from routing_tf import train
 from routing_tf.analysis import compare_decoding
 from routing_tf.analysis import decoding
 from routing_tf.analysis import report
+from routing_tf.training import checkpoints
+from routing_tf.training import loading
 from tests.analysis.scopes_test import Countdown
 from tests.models import small_models
 
@@ -142,7 +142,7 @@ def test_a_trained_model_scores_the_same_in_all_ways(routing, tmp_path):
     train.define_flags(options)
     options(["train", *arguments])
     assert train.run(options) == 0
-    lm = run_directory.load_language_model(run_checkpoints.paths(tmp_path)[-1])
+    lm = loading.load_language_model(checkpoints.paths(tmp_path)[-1])
     data = problems.get("python_source", sequence_length=64)
     result = compare_decoding(lm, data, "test", num_examples=32, verbose=False)
     print("\n".join(report.describe_decoding(result, data, "test")))

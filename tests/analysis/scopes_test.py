@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from routing_tf import evaluation
 from routing_tf import problems
 from routing_tf.analysis import compare_scopes
 from routing_tf.analysis import scopes
 from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.training import evaluation
 from tests.models import small_models
 
 pytestmark = pytest.mark.usefixtures("eager")

@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 
-from routing_tf import engines
 from routing_tf import models
 from routing_tf import training
-from routing_tf.training_step import TrainingStep
+from routing_tf.training import engines
+from routing_tf.training.step import TrainingStep
 
 TEXT = {
     "vocabulary_size": 32,

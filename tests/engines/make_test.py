@@ -9,7 +9,7 @@ import time
 import keras
 import pytest
 
-from routing_tf import engines
+from routing_tf.training import engines
 from tests.engines import small_runs
 
 BACKEND = keras.backend.backend()
@@ -99,7 +99,7 @@ def test_virtual_devices_need_a_strategy_for_them(strategy):
 def test_a_tpu_that_is_not_there_is_refused_at_once():
     """In a process of its own: connecting to a cluster changes it for good."""
     program = """
-from routing_tf import engines
+from routing_tf.training import engines
 for tpu in None, "local", "no-such-tpu", "grpc://127.0.0.1:9":
     try:
         engines.make("tpu", tpu)
@@ -161,7 +161,7 @@ def test_a_tpu_is_connected_to_and_started(monkeypatch, tpu, name):
 
 DESCRIBE = """
 import json
-from routing_tf import engines
+from routing_tf.training import engines
 engine = engines.make({strategy!r}, num_virtual_devices={number})
 import numpy as np
 wishes = [engine.agree(wish) for wish in ({own}, False)]

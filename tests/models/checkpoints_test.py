@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 from routing_tf import models
-from routing_tf.models import checkpoints
 from routing_tf.models import release
-from routing_tf.models import release_names
+from routing_tf.models.release import checkpoints
+from routing_tf.models.release import variable_names as release_names
 from routing_tf.tokenizers import SubwordTokenizer
 from tests import golden_cases
 from tests.models import small_models

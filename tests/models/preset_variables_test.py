@@ -11,7 +11,7 @@ import pathlib
 import pytest
 
 from routing_tf import models
-from routing_tf.models import presets
+from routing_tf.models.release import hparams_sets
 from tests import golden_cases
 from tools import preset_table
 
@@ -42,7 +42,7 @@ def test_variables_at_full_size(name):
     assert preset_table.variables(name) == TABLE[name]
 
 
-@pytest.mark.parametrize("name", presets.RELEASE_SETS)
+@pytest.mark.parametrize("name", hparams_sets.RELEASE_SETS)
 def test_each_variable_has_a_name_of_the_release(name):
     for kind in ("weights", "state"):
         keras, release = shapes(name, "keras", kind), shapes(name, "release", kind)

@@ -9,7 +9,8 @@ import pytest
 
 from routing_tf import models
 from routing_tf.layers import Compatibility
-from routing_tf.models import presets
+from routing_tf.models.release import conversion
+from routing_tf.models.release import hparams_sets
 from tools import preset_table
 
 REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
@@ -371,11 +372,11 @@ def test_optimizers_of_the_release(name):
 
 @pytest.mark.parametrize("name", RELEASE)
 def test_flaws_of_the_release_come_only_on_request(name):
-    row, hparams = RELEASE[name], presets.RELEASE_SETS[name][1]
+    row, hparams = RELEASE[name], hparams_sets.RELEASE_SETS[name][1]
     sound = models.preset_hyperparameters(name)
     assert sound.compatibility == Compatibility()
     assert sound.truncate_length is None
-    flawed = presets.hyperparameters_from_release(hparams, faithful=True)
+    flawed = conversion.hyperparameters_from_release(hparams, faithful=True)
     image = row.kind == "image"
     assert flawed.compatibility == Compatibility.release(padding_of_first_row=image)
     asked_for = {"compatibility": None}
@@ -408,7 +409,7 @@ def test_rt_base_is_the_registered_set_with_two_changes():
 @pytest.mark.skipif(not REFERENCE, reason="needs ROUTING_TF_REFERENCE_DIR")
 def test_rt_base_has_the_published_settings():
     path = pathlib.Path(REFERENCE, "golden/pg19/hparams.json")
-    published = presets.hyperparameters_from_release(json.loads(path.read_text()))
+    published = conversion.hyperparameters_from_release(json.loads(path.read_text()))
     assert models.preset_hyperparameters("pg19_rt_base") == published
 
 
@@ -420,10 +421,10 @@ def test_rt_base_has_the_published_settings():
     ],
 )
 def test_channels_of_an_image_come_from_elsewhere(hparams):
-    h = presets.hyperparameters_from_release(hparams, num_channels=1, num_classes=7)
+    h = conversion.hyperparameters_from_release(hparams, num_channels=1, num_classes=7)
     assert (h.image_height, h.image_width, h.num_channels) == (4, 6, 1)
     assert (h.max_sequence_length, h.batch_tokens, h.num_classes) == (24, 5 * 24, 7)
-    with_its_own = presets.hyperparameters_from_release(hparams)
+    with_its_own = conversion.hyperparameters_from_release(hparams)
     channels = hparams.get("num_channels", 3)
     assert with_its_own.num_channels == channels
     assert with_its_own.max_sequence_length == 24 * channels
@@ -434,13 +435,13 @@ def test_settings_that_are_missing_are_those_of_the_base_sets():
         ({}, "sparse_transformer_local"),
         ({"frame_height": 32}, "sparse_imagetransformer_base"),
     ):
-        settings = presets.hyperparameters_from_release(hparams)
+        settings = conversion.hyperparameters_from_release(hparams)
         assert settings == models.preset_hyperparameters(base)
 
 
 @pytest.mark.parametrize("faithful", [False, True])
 def test_fields_come_before_settings_of_the_release(faithful):
-    h = presets.hyperparameters_from_release({}, faithful, vocabulary_size=300)
+    h = conversion.hyperparameters_from_release({}, faithful, vocabulary_size=300)
     assert h.vocabulary_size == 300
 
 
@@ -464,7 +465,7 @@ def test_fields_come_before_settings_of_the_release(faithful):
 )
 def test_unsupported_settings_of_images(change, message):
     with pytest.raises(ValueError, match=message):
-        presets.hyperparameters_from_release({"frame_height": 32, **change})
+        conversion.hyperparameters_from_release({"frame_height": 32, **change})
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -8,9 +8,9 @@ import pytest
 from routing_tf import layers
 from routing_tf import models
 from routing_tf.layers import Compatibility
-from routing_tf.models import presets
 from routing_tf.models import release
-from routing_tf.models import release_names
+from routing_tf.models.release import conversion
+from routing_tf.models.release import variable_names
 from tests import golden_cases
 from tests.models import small_models
 
@@ -120,7 +120,7 @@ def weights(layer):
         variable
         for variable in layer.variables
         if "seed_generator" not in variable.path
-        and variable.name != release_names.TOKEN_BIAS_WEIGHT
+        and variable.name != variable_names.TOKEN_BIAS_WEIGHT
     ]
 
 
@@ -586,7 +586,7 @@ def test_rt_base_at_full_size_from_settings_of_the_release(source):
             pytest.skip("needs ROUTING_TF_REFERENCE_DIR")
         path = pathlib.Path(REFERENCE, "golden/pg19/hparams.json")
         hparams = json.loads(path.read_text())
-    settings = presets.hyperparameters_from_release(hparams, faithful=True)
+    settings = conversion.hyperparameters_from_release(hparams, faithful=True)
     variables = release.variables_by_name(small_models.without_memory(settings))
     assert {name: list(variable.shape) for name, variable in variables.items()} == {
         variable["name"]: variable["shape"] for variable in golden["variables"]
@@ -608,7 +608,7 @@ def test_settings_of_training_alone_are_ignored_by_the_bridge(change):
     assert lm.backbone.hyperparameters.num_layers == 1
     (name,) = change
     with pytest.raises(ValueError, match=f"Received:.*'{name}': {change[name]!r}"):
-        presets.hyperparameters_from_release({**hparams, **change})
+        conversion.hyperparameters_from_release({**hparams, **change})
 
 
 def test_a_call_with_missing_arguments_is_refused():

@@ -4,7 +4,7 @@ import pytest
 from routing_tf import models
 from routing_tf import problems
 from routing_tf.problems import builders
-from routing_tf.problems.enwik8 import Enwik8
+from routing_tf.problems.datasets.enwik8 import Enwik8
 
 SIZES = {"train": 900, "validation": 50, "test": 50}
 LENGTH = 16

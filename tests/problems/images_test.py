@@ -18,8 +18,9 @@ from tensorflow_datasets.image_classification import mnist
 from routing_tf import models
 from routing_tf import problems
 from routing_tf.problems import array_store
-from routing_tf.problems import images
 from routing_tf.problems.arguments import SPLITS
+from routing_tf.problems.datasets import image_folder
+from routing_tf.problems.datasets import images
 
 SOURCES = {"train": "train[:-4]", "validation": "train[-4:]", "test": "test"}
 
@@ -373,9 +374,9 @@ class TestImageFolder:
             "bmp": b"BM" + bytes(16) + struct.pack("<ii", 5, -3),
         }[form]
         (tmp_path / "a.png").write_bytes(content)
-        monkeypatch.setattr(images, "MAX_PIXELS", 14)
+        monkeypatch.setattr(image_folder, "MAX_PIXELS", 14)
         with pytest.raises(ValueError, match=r"a.png' must .* 14 pixels.*3 x 5 \("):
-            images.read_image(tmp_path / "a.png")
+            image_folder.read_image(tmp_path / "a.png")
 
     def test_a_damaged_file(self, folder):
         path = folder / "train" / "cat" / "2.png"
@@ -467,7 +468,7 @@ class TestArraysOfOwnImages:
 
     def test_they_are_taken(self, folder, monkeypatch):
         list(problems.get("image_folder", data_dir=str(folder)).generate())
-        monkeypatch.setattr(images.ImageFolder, "examples", None)
+        monkeypatch.setattr(image_folder.ImageFolder, "examples", None)
         problem = problems.get("image_folder", data_dir=str(folder))
         assert firsts(problem, "test") == [12, 13]
         # What is prepared is no image and no class of its own.
@@ -489,7 +490,7 @@ class TestArraysOfOwnImages:
         assert array["images"][:, 0, 0, 0].tolist() == [77, 13]
 
     def test_too_many_for_the_memory(self, folder, monkeypatch):
-        monkeypatch.setattr(images, "MAX_BYTES_IN_MEMORY", 3 * 72)
+        monkeypatch.setattr(image_folder, "MAX_BYTES_IN_MEMORY", 3 * 72)
         problem = problems.get("image_folder", data_dir=str(folder))
         problem.prepare("test")
         with pytest.raises(ValueError, match="datagen --problem=image_folder"):

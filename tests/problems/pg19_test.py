@@ -5,7 +5,7 @@ import pytest
 
 from routing_tf import problems
 from routing_tf.problems import array_store
-from routing_tf.problems import pg19
+from routing_tf.problems.datasets import pg19
 from routing_tf.tokenizers import SubwordTokenizer
 
 BOOKS = {

@@ -8,12 +8,12 @@ import pytest
 
 from routing_tf import models
 from routing_tf import problems
-from routing_tf import run_directory
 from routing_tf.problems import array_store
 from routing_tf.problems import packing
-from routing_tf.problems import text_files
 from routing_tf.problems.arguments import SPLITS
+from routing_tf.problems.datasets import text_files
 from routing_tf.tokenizers import SubwordTokenizer
+from routing_tf.training import run_config
 
 LENGTH = 16
 WORDS = (
@@ -199,7 +199,7 @@ def test_without_a_folder_all_is_in_memory(files, tmp_path, on_disk, monkeypatch
 def test_ids_lie_beside_the_run(files, tmp_path, on_disk):
     h = models.preset_hyperparameters("byte_tiny").replace(max_sequence_length=LENGTH)
     options = {"files": ",".join(files)}
-    _, problem = run_directory.configure(
+    _, problem = run_config.configure(
         "text_files", h, model_dir=tmp_path / "run", problem_options=options
     )
     assert isinstance(problem.ids("train"), np.memmap)

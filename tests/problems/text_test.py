@@ -10,6 +10,7 @@ import tensorflow as tf
 from routing_tf import models
 from routing_tf import problems
 from routing_tf import training
+from routing_tf.files import named_files
 from routing_tf.problems import text
 from routing_tf.tokenizers import SubwordTokenizer
 
@@ -412,7 +413,7 @@ class TestTextFiles:
         write(tmp_path, "x1", b"not meant")
 
         def names(files):
-            found = text.find_files("files", files)
+            found = named_files.find_files("files", files)
             return [pathlib.Path(p).relative_to(tmp_path).as_posix() for p in found]
 
         assert names("c.txt, d/*.txt") == ["c.txt", "d/a.txt", "d/b.txt"]
@@ -427,16 +428,16 @@ class TestTextFiles:
         names = ["we,ird.txt", 'a"b, c', "plain", 'x"y']
         for name in names:
             write(tmp_path, name, b"x" * 400)
-        joined = text.join_paths(names)
+        joined = named_files.join_paths(names)
         assert joined == '"we,ird.txt","a""b, c",plain,"x""y"'
-        found = text.find_files("files", f" {joined}, ")
+        found = named_files.find_files("files", f" {joined}, ")
         assert found == [str(tmp_path / name) for name in names]
-        assert text.split_paths('x"y, plain') == ['x"y', "plain"]
+        assert named_files.split_paths('x"y, plain') == ['x"y', "plain"]
         with pytest.raises(ValueError, match="quotes must be around a whole path"):
-            text.find_files("files", '"we,ird.txt')
+            named_files.find_files("files", '"we,ird.txt')
         for files in (5, [5]):
             with pytest.raises(ValueError, match="`files` must be paths"):
-                text.find_files("files", files)
+                named_files.find_files("files", files)
 
     def test_named_held_out_files(self, tmp_path):
         contents = [random_bytes(400, seed) for seed in range(3)]

@@ -8,7 +8,7 @@ import pytest
 
 from routing_tf import problems
 from routing_tf.problems import packing
-from routing_tf.problems.wikitext103 import Wikitext103
+from routing_tf.problems.datasets.wikitext103 import Wikitext103
 
 REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
 FILES = {

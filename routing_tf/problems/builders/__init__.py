@@ -12,6 +12,7 @@ import time
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
+from routing_tf.files import named_files
 from routing_tf.problems import raw_files
 from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.builders.enwik8 import Enwik8
@@ -138,7 +139,7 @@ def _sizes(builder, raw_dir):
     if raw_dir is None or not hasattr(builder, "find_files"):
         return {}
     return {
-        split: [raw_files.place(path, member), raw_files.file_size(path, member)]
+        split: [named_files.place(path, member), raw_files.file_size(path, member)]
         for split, (path, member) in builder.find_files(raw_dir).items()
     }
 

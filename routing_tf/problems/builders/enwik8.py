@@ -5,6 +5,7 @@ import re
 import numpy as np
 import tensorflow_datasets as tfds
 
+from routing_tf.files import named_files
 from routing_tf.problems import raw_files
 
 URL = "http://mattmahoney.net/dc/enwik8.zip"
@@ -109,7 +110,7 @@ integers separated by spaces.
 
     def _check(self, path, member):
         """Refuses what cannot be the original file."""
-        where = raw_files.place(path, member)
+        where = named_files.place(path, member)
         size = sum(self.SPLIT_SIZES.values())
         found = raw_files.file_size(path, member)
         if found != size:
@@ -149,11 +150,11 @@ def read_ids(path, member=None):
     for number, line in raw_files.read_lines(path, member):
         if not line.strip():
             continue
-        check_integers(line, raw_files.place(path, member, number))
+        check_integers(line, named_files.place(path, member, number))
         ids = np.fromstring(line, dtype=np.int64, sep=" ")
         if ids.max() > MAX_ID:
             raise ValueError(
-                f"{raw_files.place(path, member, number)} must have integers of at "
+                f"{named_files.place(path, member, number)} must have integers of at "
                 f"most {MAX_ID}. Received: {ids.max()} or more"
             )
         yield number, {"ids": ids.astype(np.int32)}

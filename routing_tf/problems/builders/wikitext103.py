@@ -4,6 +4,7 @@ import re
 
 import tensorflow_datasets as tfds
 
+from routing_tf.files import named_files
 from routing_tf.problems import raw_files
 
 URL = "https://s3.amazonaws.com/research.metamind.io/wikitext"
@@ -105,7 +106,7 @@ file is downloaded from {URL}.
         files = {s: (path, members[n]) for s, n in names.items() if n in members}
         if not files:
             raise ValueError(
-                f"{raw_files.place(path)} must have one of the members "
+                f"{named_files.place(path)} must have one of the members "
                 f"{', '.join(names.values())}. Received: a zip file of "
                 f"{raw_files.listing(raw_files.members(path))}"
             )
@@ -159,7 +160,7 @@ def read_articles(path, member=None):
         empty = not line.strip()
         if not empty and not has_words:
             has_words = True
-            _check_words(line, raw_files.place(path, member, number))
+            _check_words(line, named_files.place(path, member, number))
         if candidate is not None and empty:
             if has_title:
                 yield "".join(lines[:candidate])

@@ -1,15 +1,13 @@
-"""Texts that continue prompts, shown while they are made."""
+"""Texts that continue prompts or belong to source texts."""
 
 import copy
 import dataclasses
 import functools
-import sys
-import time
 
 import numpy as np
 from keras import ops
 
-from routing_tf.streaming import TokenStream
+from routing_tf.generation.token_stream import TokenStream
 from routing_tf.tokenizers.text_stream import text_stream
 
 
@@ -83,33 +81,6 @@ class TextSample:
             "tokens": self.num_tokens,
             "ended": self.has_ended,
         }
-
-
-class Speed:
-    """Counts tokens; the first ones apart, as compiling belongs to them."""
-
-    def __init__(self):
-        self._start = time.perf_counter()
-        self._first, self._num_first, self._num_tokens = None, 0, 0
-
-    def add(self, num_tokens):
-        """Counts tokens that are there now."""
-        self._num_tokens += num_tokens
-        if self._first is None and num_tokens:
-            self._first, self._num_first = time.perf_counter(), num_tokens
-
-    def __str__(self):
-        now = time.perf_counter()
-        if self._first is None:
-            return f"no tokens in {now - self._start:.1f} s"
-        text = f"{self._num_tokens:,} tokens in {now - self._start:.1f} s"
-        later = self._num_tokens - self._num_first
-        if not later:
-            return text
-        return (
-            f"{text}: the first after {self._first - self._start:.1f} s, then "
-            f"{later / max(now - self._first, 1e-9):,.1f} tokens/s"
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,62 +201,76 @@ def _finish(sample):
     yield sample, None
 
 
-class Output:
-    """Where texts are shown.
+class TargetSample(TextSample):
+    """A source text and the text that is generated for it, which starts from nothing.
 
     Args:
-        file: a text file, such as `sys.stdout`, the default. On a terminal, characters
-            that it would take as commands are shown as U+FFFD.
+        tokenizer: a tokenizer such as `ByteTokenizer`.
+        source: string.
+        number: number of this text among those of its source.
     """
 
-    def __init__(self, file=None):
-        self._file = file or sys.stdout
-        self._is_terminal = self._file.isatty()
-        self._ends_line = True
+    def __init__(self, tokenizer, source, number=0):
+        super().__init__(tokenizer, "", number)
+        self.source = source
 
-    def write(self, text):
-        """Writes a text at once."""
-        if not text:
-            return
-        self._ends_line = text.endswith("\n")
-        self._file.write(printable(text) if self._is_terminal else text)
-        self._file.flush()
-
-    def end_line(self):
-        """Ends the line, unless it has ended."""
-        if not self._ends_line:
-            self.write("\n")
+    def to_dict(self):
+        """Returns what a line of JSON says about it."""
+        return {**super().to_dict(), "prompt": self.source}
 
 
-def printable(text):
-    """Returns a text without characters that a terminal would take as commands."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
-
-
-def show(parts, samples, output, num_prompts):
-    """Shows texts: one while it grows; of several each when it is done.
+@dataclasses.dataclass(frozen=True)
+class TargetContinuation:
+    """How texts are generated for source texts: whole ones, in batches.
 
     Args:
-        parts: what `Continuation.run` yields.
-        samples: list of all `TextSample`.
-        output: `Output`.
-        num_prompts: number of different prompts.
+        lm: a `RoutingTransformerSeq2SeqLM`.
+        sampler: a keras_hub sampler.
+        max_length: number of tokens of a text at most, the leading id included.
+        stop_token_id: the id that ends a text; None for none.
+        batch_size: number of texts that are made together.
     """
-    if len(samples) == 1:
-        output.write(samples[0].prompt)
-        for _, text in parts:
-            output.write(text)
-        output.end_line()
-        return
-    per_prompt = len(samples) // num_prompts
-    order = {id(sample): index for index, sample in enumerate(samples)}
-    for sample, text in parts:
-        if text is None:
-            names = []
-            if num_prompts > 1:
-                names.append(f"prompt {order[id(sample)] // per_prompt + 1}")
-            if per_prompt > 1:
-                names.append(f"sample {sample.number + 1}")
-            output.write(f"--- {', '.join(names)}\n")
-            output.write(sample.prompt + sample.continuation)
-            output.end_line()
+
+    lm: object
+    sampler: object
+    max_length: int
+    stop_token_id: int | None = None
+    batch_size: int = 16
+
+    def run(self, samples, speed):
+        """Generates texts.
+
+        Args:
+            samples: list of `TargetSample`, which grow.
+            speed: `Speed`, which counts the tokens.
+
+        Yields:
+            Pairs of a sample and text that it has grown by, or None where it is done.
+        """
+        batch_size = min(self.batch_size, len(samples))
+        self.lm.compile(
+            optimizer=None, loss=None, weighted_metrics=None, sampler=self.sampler
+        )
+        generate = self.lm.make_generate_function()
+        stop = None if self.stop_token_id is None else [self.stop_token_id]
+        for start in range(0, len(samples), batch_size):
+            batch = samples[start : start + batch_size]
+            # Batches of one size, or the last would be compiled anew.
+            sources = [sample.source for sample in batch]
+            sources += [sources[-1]] * (batch_size - len(batch))
+            inputs = self.lm.preprocessor.generate_preprocess(
+                {"encoder_text": sources, "decoder_text": [""] * batch_size},
+                decoder_sequence_length=self.max_length,
+            )
+            outputs = generate(inputs, stop_token_ids=stop)
+            token_ids, mask = (
+                np.array(ops.convert_to_numpy(outputs[f"decoder_{name}"]))
+                for name in ("token_ids", "padding_mask")
+            )
+            mask[:, 0] = False  # the id that sequences start behind
+            speed.add(int(mask[: len(batch)].sum()))
+            for sample, ids, is_new in zip(batch, token_ids, mask):
+                for token in ids[is_new].tolist():
+                    yield sample, sample.add(token, self.stop_token_id)
+                yield sample, sample.end()
+                yield sample, None

@@ -13,18 +13,18 @@ import warnings
 import numpy as np
 import tensorflow as tf
 
-from routing_tf import untrusted
+from routing_tf.files import safe_loading
 from routing_tf.layers.compatibility import Compatibility
-from routing_tf.models import release_names
-from routing_tf.models.presets import RELEASE_SETS
-from routing_tf.models.presets import hyperparameters_from_release
 from routing_tf.models.presets import preset_hyperparameters
-from routing_tf.models.presets import read_hparams
+from routing_tf.models.release import variable_names
+from routing_tf.models.release.conversion import hyperparameters_from_release
+from routing_tf.models.release.conversion import read_hparams
+from routing_tf.models.release.hparams_sets import RELEASE_SETS
 from routing_tf.tokenizers import SubwordTokenizer
 
 _SCOPES = {
-    release_names.MODEL_SCOPE: "text",
-    release_names.IMAGE_MODEL_SCOPE: "image",
+    variable_names.MODEL_SCOPE: "text",
+    variable_names.IMAGE_MODEL_SCOPE: "image",
 }
 _STACKS = ("encoder", "decoder")
 # In how many parts tensor2tensor keeps the table of an encoder's ids is a setting.
@@ -99,7 +99,7 @@ class ReleaseCheckpoint:
             self.kind = "seq2seq"
             self._add_encoder_table(shapes)
         numbers = {f"{stack}_layers": self._number(stack) for stack in _STACKS}
-        untrusted.check_hyperparameters(numbers, self.prefix)
+        safe_loading.check_hyperparameters(numbers, self.prefix)
 
     def _check_size(self, shapes):
         """Refuses an index that claims more than there is, before memory is taken."""
@@ -128,7 +128,7 @@ class ReleaseCheckpoint:
         if found:
             rows = sum(shapes[name][0] for name in self._encoder_table)
             depth = shapes[self._encoder_table[0]][1]
-            name = release_names.encoder_table_name(rows, depth)
+            name = variable_names.encoder_table_name(rows, depth)
             self.shapes[name] = (rows, depth)
 
     def value(self, name):
@@ -435,9 +435,9 @@ def load(cls, prefix, preset=None, hparams=None, vocabulary=None):
 
 def _check_fits(cls, settings, checkpoint):
     """Refuses settings of a larger model than the checkpoint's, before it is built."""
-    untrusted.check_hyperparameters(settings.to_dict(), checkpoint.prefix)
+    safe_loading.check_hyperparameters(settings.to_dict(), checkpoint.prefix)
     build = functools.partial(getattr(cls, "backbone_cls", cls), settings)
-    untrusted.check_fits(build, checkpoint.num_bytes, checkpoint.prefix)
+    safe_loading.check_fits(build, checkpoint.num_bytes, checkpoint.prefix)
 
 
 def _build(cls, settings, vocabulary):
@@ -502,15 +502,15 @@ def load_into(model, checkpoint):
     """Writes the variables of a checkpoint into a model, one at a time.
 
     Args:
-        model: a model that `release_names.variables_by_name` knows.
+        model: a model that `variable_names.variables_by_name` knows.
         checkpoint: `ReleaseCheckpoint`.
 
     Raises:
         ValueError: if a variable is missing, left over or of another shape; every one
             is named, and nothing is written; or if a value is not finite.
     """
-    variables = release_names.variables_by_name(model)
-    release_names.check_shapes(variables, checkpoint.shapes)
+    variables = variable_names.variables_by_name(model)
+    variable_names.check_shapes(variables, checkpoint.shapes)
     for name, variable in variables.items():
         value = checkpoint.value(name)
         if not np.isfinite(value).all():

@@ -13,177 +13,32 @@ import sys
 import time
 import zlib
 
-import keras
-import keras_hub
 import numpy as np
 
-from routing_tf import engines
-from routing_tf import evaluation
-from routing_tf import layers
-from routing_tf import models
-from routing_tf import optimizers
-from routing_tf import run_checkpoints
-from routing_tf import run_directory
 from routing_tf.layers.validation import check_choice
+from routing_tf.models.build import build_model
+from routing_tf.models.occupancy import centroid_occupancy
 from routing_tf.models.token_scorer import TokenScorer
-from routing_tf.progress_log import ProgressLog
-from routing_tf.progress_log import SilentLog
-from routing_tf.progress_log import Window
-from routing_tf.progress_log import metric_key
-from routing_tf.run_checkpoints import RunCheckpoints
-from routing_tf.stop_request import StopRequest
-from routing_tf.training_step import TrainingStep
+from routing_tf.training import checkpoints
+from routing_tf.training import engines
+from routing_tf.training import evaluation
+from routing_tf.training import loading
+from routing_tf.training import run_config
+from routing_tf.training import run_folder
+from routing_tf.training.checkpoints import RunCheckpoints
+from routing_tf.training.log import ProgressLog
+from routing_tf.training.log import SilentLog
+from routing_tf.training.log import Window
+from routing_tf.training.log import metric_key
+from routing_tf.training.optimizer import compile_for_training
+from routing_tf.training.optimizer import make_schedule
+from routing_tf.training.step import TrainingStep
+from routing_tf.training.stop_request import StopRequest
 
 ON_NAN = ("stop", "skip")
+
+
 MOST_SKIPPED_IN_A_ROW = 20
-# A cluster counts as dead whose share of tokens is so small a part of an even one.
-DEAD = 0.01
-
-
-def make_schedule(hyperparameters, train_steps=None):
-    """Makes the learning rate schedule that the hyperparameters describe.
-
-    Args:
-        hyperparameters: `Hyperparameters`.
-        train_steps: length of the run, where a cosine decay ends; None for
-            `hyperparameters.train_steps`. A run that ends within the warm-up never
-            decays.
-
-    Returns:
-        `FactorSchedule` or `NoamSchedule`.
-    """
-    h = hyperparameters
-    if h.learning_rate_schedule == "noam":
-        factor = 0.002 if h.optimizer == "adam" else 1.0
-        return optimizers.NoamSchedule(
-            h.learning_rate, h.warmup_steps, h.hidden_dim, optimizer_factor=factor
-        )
-    decay_steps = max(train_steps or h.train_steps, h.warmup_steps + 1)
-    return optimizers.FactorSchedule(
-        h.learning_rate_schedule,
-        constant=h.learning_rate,
-        warmup_steps=h.warmup_steps,
-        hidden_dim=h.hidden_dim,
-        decay_steps=decay_steps,
-    )
-
-
-def make_optimizer(hyperparameters, train_steps=None):
-    """Makes the optimizer that the hyperparameters describe.
-
-    Weight decay is no part of it: see `add_weight_decay`.
-
-    Args:
-        hyperparameters: `Hyperparameters`.
-        train_steps: length of the run; see `make_schedule`.
-
-    Returns:
-        A Keras optimizer.
-    """
-    h = hyperparameters
-    schedule = make_schedule(h, train_steps)
-    clip = h.gradient_clip_norm if h.gradient_clip_norm > 0 else None
-    if h.optimizer == "adafactor":
-        return optimizers.Adafactor(schedule, global_clipnorm=clip)
-    return keras.optimizers.Adam(
-        schedule,
-        beta_1=h.adam_beta_1,
-        beta_2=h.adam_beta_2,
-        epsilon=h.adam_epsilon,
-        global_clipnorm=clip,
-    )
-
-
-def add_weight_decay(lm, rate):
-    """Adds `rate / 2` times the sum of squared weights to the training loss.
-
-    As in tensor2tensor all trainable variables take part but biases, those of layer
-    normalization included. The decay is a part of the loss, not of the optimizer.
-
-    Args:
-        lm: the language model.
-        rate: float, the hyperparameter `weight_decay`; 0 takes the decay away.
-    """
-    for variable in lm.trainable_variables:
-        # Keras calls the bias of layer normalization beta.
-        is_bias = len(variable.shape) == 1 and variable.name.endswith(("bias", "beta"))
-        decays = rate and not is_bias
-        variable.regularizer = keras.regularizers.L2(rate / 2) if decays else None
-
-
-def compile_for_training(lm, hyperparameters=None, jit_compile=True, seed=None):
-    """Gives a language model the loss and the optimizer of the hyperparameters.
-
-    Args:
-        lm: the language model.
-        hyperparameters: `Hyperparameters`; None for the model's own.
-        jit_compile: whether XLA compiles the training step.
-        seed: seed of the sampler of `lm.generate`.
-    """
-    if hyperparameters is None:
-        hyperparameters = lm.hyperparameters
-    add_weight_decay(lm, hyperparameters.weight_decay)
-    # Images are sampled with a sampler of their own.
-    sampler = {"sampler": keras_hub.samplers.TopPSampler(p=0.9, seed=seed)}
-    optimizer = make_optimizer(hyperparameters)
-    if lm.logits_dense.dtype_policy.name == "mixed_float16":
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    lm.compile(
-        optimizer=optimizer,
-        loss=keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True, reduction="mean_with_sample_weight"
-        ),
-        weighted_metrics=[
-            keras.metrics.SparseCategoricalCrossentropy(
-                from_logits=True, name="cross_entropy"
-            )
-        ],
-        jit_compile=jit_compile,
-        **({} if hyperparameters.kind == "image" else sampler),
-    )
-    lm.optimizer.build(lm.trainable_variables)
-
-
-def build_model(hyperparameters, problem, seed=0, precision="float32"):
-    """Builds a language model or an image model with random weights for a problem.
-
-    Args:
-        hyperparameters: `Hyperparameters`.
-        problem: the problem, whose tokenizer the model generates text with.
-        seed: seed of the weights; it becomes Keras's global seed.
-        precision: type of computations, `"float32"` (the default), `"bfloat16"` or
-            `"float16"`; weights and centroids are float32.
-
-    Returns:
-        A `RoutingTransformerCausalLM`, `RoutingTransformerSeq2SeqLM` or
-        `RoutingImageTransformer`.
-
-    Raises:
-        ValueError: if the encoder takes no ids, which is what problems have.
-    """
-    if hyperparameters.encoder_inputs != "tokens":
-        raise ValueError(
-            "`encoder_inputs` must be 'tokens' to train on a problem. Received: "
-            f"encoder_inputs={hyperparameters.encoder_inputs!r}"
-        )
-    keras.utils.set_random_seed(seed)
-    preprocessor = make_preprocessor(hyperparameters, problem)
-    return run_directory.make_model(hyperparameters, preprocessor, precision)
-
-
-def make_preprocessor(hyperparameters, problem):
-    """Makes what turns text into a model's inputs; None where there is no text."""
-    if problem.tokenizer is None or hyperparameters.kind == "image":
-        return None
-    if hyperparameters.kind == "seq2seq":
-        return models.RoutingTransformerSeq2SeqLMPreprocessor(
-            problem.tokenizer,
-            encoder_sequence_length=problem.input_length,
-            decoder_sequence_length=problem.sequence_length,
-        )
-    return models.RoutingTransformerCausalLMPreprocessor(
-        problem.tokenizer, sequence_length=problem.sequence_length
-    )
 
 
 class Trainer:
@@ -213,11 +68,11 @@ class Trainer:
 
     ```python
     from routing_tf import models
-    from routing_tf import run_directory
+    from routing_tf.training import run_config
     from routing_tf import training
 
     hyperparameters = models.preset_hyperparameters("byte_tiny")
-    config, problem = run_directory.configure(
+    config, problem = run_config.configure(
         "python_source", hyperparameters.replace(train_steps=2)
     )
     trainer = training.Trainer(config, problem, "my_run")
@@ -248,12 +103,12 @@ class Trainer:
         self._checkpoints = RunCheckpoints(self.model_dir, self.lm)
         self.step = self._checkpoints.restore(self._warn, self._agree_on_the_run)
         if not self.step and config.init_checkpoint:
-            run_directory.initialize(self.lm, config.init_checkpoint)
+            loading.initialize(self.lm, config.init_checkpoint)
         if self.engine.is_chief:
             if self.step <= h.train_steps:  # else it stays as long as it was
                 config.save(model_dir)
-            if is_new or not (self.model_dir / run_directory.PREPROCESSOR).is_dir():
-                run_directory.save_preprocessor(self.lm, model_dir)
+            if is_new or not (self.model_dir / run_folder.PREPROCESSOR).is_dir():
+                run_folder.save_preprocessor(self.lm, model_dir)
         self.scorer = TokenScorer(self.lm, engine=self.engine)
         self._schedule = make_schedule(h)
         self._steps_per_call = steps_per_call
@@ -361,10 +216,10 @@ class Trainer:
         Returns:
             Whether the run is a new one.
         """
-        run_directory.refuse_old_checkpoints(self.model_dir)
-        is_new = not run_checkpoints.resumable(self.model_dir)
+        loading.refuse_old_checkpoints(self.model_dir)
+        is_new = not checkpoints.resumable(self.model_dir)
         if not is_new:
-            earlier = run_directory.RunConfig.load(self.model_dir)
+            earlier = run_config.RunConfig.load(self.model_dir)
             if earlier is None:
                 raise ValueError(
                     "`model_dir` must not hold checkpoints without their run.json. "
@@ -372,8 +227,8 @@ class Trainer:
                 )
             self.config.check_continues(earlier, self.model_dir)
             kind = self.config.hyperparameters.kind
-            run_directory.check_tokenizer(self.problem, self.model_dir, kind)
-        run_directory.make_folder(self.model_dir)
+            run_folder.check_tokenizer(self.problem, self.model_dir, kind)
+        run_folder.make_folder(self.model_dir)
         return is_new
 
     def _agree_on_the_run(self, step):
@@ -488,7 +343,7 @@ class Trainer:
     def _describe_failure(self, report, step):
         """Where a step that is not finite stands, and the first bad variable."""
         self.engine.sync()
-        name = run_checkpoints.first_not_finite(self.lm)
+        name = checkpoints.first_not_finite(self.lm)
         if name is None:
             bad = ~np.isfinite(report.gradient_squares)
             names = [variable.path for variable in self.lm.trainable_variables]
@@ -525,7 +380,7 @@ class Trainer:
     def _save(self, best_loss=None):
         """Writes a checkpoint; an error of the chief's is one of all workers."""
         self.engine.sync()
-        name = run_checkpoints.first_not_finite(self.lm)
+        name = checkpoints.first_not_finite(self.lm)
         if name is not None:
             self._stop_without_saving(f"{name} at step {self.step}")
         error = None
@@ -555,49 +410,3 @@ class Trainer:
 def _due(before, step, every):
     """Whether a multiple of `every` lies behind `before`, up to `step`."""
     return every > 0 and step // every > before // every
-
-
-def centroid_occupancy(lm):
-    """Tells how evenly the tokens are spread over the clusters of each routed layer.
-
-    Args:
-        lm: the language model.
-
-    Returns:
-        Dict with four entries for each layer that counts its tokens: smallest and
-        largest share of a head's tokens in one cluster (`occupancy/LAYER/min` and
-        `max`), the entropy of the shares divided by its largest possible value
-        (`occupancy/LAYER/entropy`), the mean over heads, and the share of clusters
-        that hardly get tokens, less than a hundredth of an even share (`dead`).
-    """
-    found = {}
-    for layer in lm._flatten_layers():
-        counts = getattr(layer, "counts", None)
-        if not isinstance(layer, layers.OnlineKMeans) or counts is None:
-            continue
-        tokens = np.asarray(counts, "float64")
-        totals = tokens.sum(axis=-1, keepdims=True)
-        if not totals.all():  # as the release starts
-            continue
-        tag = "occupancy/" + counts.path.removesuffix("/kmeans/counts")
-        shares = tokens / totals
-        for name, value in zip(("min", "max", "entropy"), spread(shares)):
-            found[f"{tag}/{name}"] = value
-        found[f"{tag}/dead"] = float(np.mean(shares * shares.shape[-1] < DEAD))
-    return found
-
-
-def spread(shares):
-    """Tells how evenly tokens are spread.
-
-    Args:
-        shares: NumPy array `<float64>[heads, clusters]`, each row of the sum 1.
-
-    Returns:
-        The smallest share, the largest, and the entropy of the shares divided by its
-        largest possible value, the mean over heads.
-    """
-    terms = -shares * np.log(np.maximum(shares, 1e-300))
-    most = math.log(shares.shape[-1]) or 1.0
-    entropy = terms.sum(axis=-1).mean() / most
-    return float(shares.min()), float(shares.max()), float(entropy)

@@ -10,8 +10,8 @@ import time
 import tensorflow as tf
 import tqdm
 
-from routing_tf import run_directory
-from routing_tf.training_step import Report
+from routing_tf.files import atomic
+from routing_tf.training.step import Report
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -158,7 +158,7 @@ class ProgressLog:
             for line, entry in entries
             if entry["step"] <= last or (entry["step"] == step and "loss" in entry)
         ]
-        run_directory.write_whole(self._path, "".join(kept))
+        atomic.write_whole(self._path, "".join(kept))
 
     def say(self, text):
         write = print if self._bar is None else tqdm.tqdm.write

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from routing_tf.engines.engine import Engine
 from routing_tf.layers.replicas import sum_over_replicas
-from routing_tf.training_step import Report
-from routing_tf.training_step import split_batch
+from routing_tf.training.engines.engine import Engine
+from routing_tf.training.step import Report
+from routing_tf.training.step import split_batch
 
 
 class TensorFlowEngine(Engine):
@@ -23,7 +23,7 @@ class TensorFlowEngine(Engine):
     Example:
 
     ```python
-    from routing_tf import engines
+    from routing_tf.training import engines
 
     engine = engines.make("one")
     assert engine.num_replicas == 1
@@ -43,7 +43,7 @@ class TensorFlowEngine(Engine):
 
     @classmethod
     def of(cls, strategy, tpu=None, num_virtual_devices=None):
-        """Makes the engine of a strategy's name; see `routing_tf.engines.make`."""
+        """Makes the engine of a strategy's name; see `routing_tf.training.engines.make`."""
         if num_virtual_devices:
             _cut_cpu(num_virtual_devices)
         if strategy == "mirrored":

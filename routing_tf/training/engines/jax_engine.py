@@ -10,9 +10,9 @@ import keras
 import numpy as np
 from jax.experimental import multihost_utils
 
-from routing_tf.engines.engine import Engine
-from routing_tf.training_step import Report
-from routing_tf.training_step import split_batch
+from routing_tf.training.engines.engine import Engine
+from routing_tf.training.step import Report
+from routing_tf.training.step import split_batch
 
 
 class JaxEngine(Engine):
@@ -41,7 +41,7 @@ class JaxEngine(Engine):
 
     @classmethod
     def of(cls, strategy, tpu=None, num_virtual_devices=None):
-        """Makes the engine of a strategy's name; see `routing_tf.engines.make`."""
+        """Makes the engine of a strategy's name; see `routing_tf.training.engines.make`."""
         if tpu is not None:
             raise ValueError(
                 "`tpu` is for TensorFlow; JAX finds the TPU of its machine. Received: "

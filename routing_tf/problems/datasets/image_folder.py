@@ -1,4 +1,4 @@
-"""Problems of images: MNIST, CIFAR-10, ImageNet at 64 x 64, and images of your own."""
+"""Images of one's own, in folders."""
 
 import itertools
 import math
@@ -9,179 +9,25 @@ import struct
 import numpy as np
 import tensorflow as tf
 
+from routing_tf.files import named_files
 from routing_tf.problems import array_store
-from routing_tf.problems import raw_files
 from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.arguments import boolean
 from routing_tf.problems.arguments import integer_at_least
-from routing_tf.problems.image import ImageProblem
 from routing_tf.problems.own_files import OwnFilesProblem
-from routing_tf.problems.prepared import PreparedProblem
+from routing_tf.problems.prepared_images import PreparedImageProblem
 from routing_tf.problems.registry import register
 from routing_tf.problems.text import split_of_file
 
 ENDINGS = (".png", ".jpg", ".jpeg")
+
+
 # Images without prepared arrays are held in memory: so many bytes at most.
 MAX_BYTES_IN_MEMORY = 4 << 30
+
+
 # Of one picture, more than those of any camera.
 MAX_PIXELS = 1 << 27
-
-
-class PreparedImageProblem(ImageProblem, PreparedProblem):
-    """Images of 256 intensities that are prepared once and then read in place.
-
-    A subclass names the `builder` of tensorflow-datasets; its examples have an "image"
-    and perhaps a "label". Takes the arguments of `ImageProblem`.
-
-    Attributes:
-        sources: dictionary from split to the split of the builder that it is made of,
-            in the notation of tensorflow-datasets.
-    """
-
-    vocabulary_size = 256
-    sources = dict(zip(SPLITS, SPLITS))
-
-    def source_of(self, split):
-        return self.sources[split]
-
-    def available_splits(self):
-        known = self.tfds_builder.info.splits
-        return [split for split in SPLITS if self.sources[split].split("[")[0] in known]
-
-    def dtypes(self):
-        return {"images": ("uint8", self.image_shape), "labels": "int32"}
-
-    def parts(self, split, start, state):
-        for number, example in enumerate(self.examples(split, start), start):
-            image = example["image"]
-            if image.shape != self.image_shape:
-                raise ValueError(
-                    f"Images of {self.name} must have the shape {self.image_shape}. "
-                    f"Received: image {number} of the split {split!r}, of shape "
-                    f"{image.shape}"
-                )
-            yield {"images": image, "labels": [example.get("label", 0)]}, None
-
-    def load_image_split(self, split):
-        arrays = self.read_split(split)
-        return arrays["images"], arrays["labels"]
-
-    def describe_split(self, split):
-        return f"{self.num_windows(split):,} images"
-
-
-@register("mnist")
-class Mnist(PreparedImageProblem):
-    """MNIST, 70,000 handwritten digits of 28 x 28 pixels, with ten classes.
-
-    `datagen` takes the four original files (`train-images-idx3-ubyte.gz`, ...) or
-    downloads them. Of the 60,000 training images, in the order of tensorflow-datasets,
-    the last 5,000 are for validation; tensor2tensor holds out as many in
-    `image_mnist_tune`.
-
-    Args:
-        **options: arguments of `ImageProblem`.
-
-    Raises:
-        ValueError: from `prepare`, if the data is not in `data_dir`.
-
-    Example:
-    ```python
-    from routing_tf import problems
-
-    problem = problems.get("mnist", data_dir="data")
-    problem.image_shape  # (28, 28, 1)
-    ```
-
-    Reference: `image_mnist_rev` of tensor2tensor; LeCun et al., "Gradient-Based
-    Learning Applied to Document Recognition" (1998).
-    """
-
-    storage = "mnist"
-    builder = "mnist"
-    image_shape = (28, 28, 1)
-    num_classes = 10
-    default_hparams_set = "mnist_cluster_local"
-    sources = {
-        "train": "train[:-5000]",
-        "validation": "train[-5000:]",
-        "test": "test",
-    }
-
-
-@register("cifar10")
-class Cifar10(PreparedImageProblem):
-    """CIFAR-10, 60,000 photographs of 32 x 32 pixels, with ten classes.
-
-    `datagen` takes the original file `cifar-10-binary.tar.gz` or downloads it. Of the
-    50,000 training images, in the order of tensorflow-datasets, the last 5,000 are for
-    validation.
-
-    Args:
-        **options: arguments of `ImageProblem`.
-
-    Raises:
-        ValueError: from `prepare`, if the data is not in `data_dir`.
-
-    Example:
-    ```python
-    from routing_tf import problems
-
-    problem = problems.get("cifar10", data_dir="data")
-    problem.sequence_length  # 3072, 32 * 32 * 3
-    ```
-
-    Reference: `image_cifar10_plain_gen_rev` of tensor2tensor; Krizhevsky, "Learning
-    Multiple Layers of Features from Tiny Images" (2009).
-    """
-
-    storage = "cifar10"
-    builder = "cifar10"
-    image_shape = (32, 32, 3)
-    num_classes = 10
-    default_hparams_set = "cifar10_local_cluster"
-    sources = {
-        "train": "train[:-5000]",
-        "validation": "train[-5000:]",
-        "test": "test",
-    }
-
-
-@register("imagenet64")
-class Imagenet64(PreparedImageProblem):
-    """ImageNet at 64 x 64 pixels, 1.28 million photographs without classes.
-
-    `datagen` takes the original files `train_64x64.tar` and `valid_64x64.tar`. There
-    are no test images: published figures are those of the validation images, which
-    the split "test" has as well. The arrays need 16 GB in `data_dir`.
-
-    Args:
-        **options: arguments of `ImageProblem`.
-
-    Raises:
-        ValueError: from `prepare`, if the data is not in `data_dir`.
-
-    Example:
-    ```python
-    from routing_tf import problems
-
-    problem = problems.get("imagenet64", data_dir="data")
-    problem.image_shape  # (64, 64, 3)
-    ```
-
-    Reference: `image_imagenet64_gen_rev` of tensor2tensor; van den Oord et al., "Pixel
-    Recurrent Neural Networks" (2016).
-    """
-
-    storage = "imagenet64"
-    builder = "downsampled_imagenet/64x64"
-    image_shape = (64, 64, 3)
-    num_classes = 1
-    default_hparams_set = "imagenet_local_cluster"
-    sources = {"train": "train", "validation": "validation", "test": "validation"}
-
-    def folder(self, split):
-        return super().folder(self.sources[split])
 
 
 @register("image_folder")
@@ -453,7 +299,7 @@ def read_image(path, channels=None):
     Raises:
         ValueError: if it cannot be read, is damaged or has more than `MAX_PIXELS`.
     """
-    raw_files.check_regular(path)
+    named_files.check_regular(path)
     try:
         content = pathlib.Path(path).read_bytes()
         _check_size(content, path)
@@ -508,10 +354,10 @@ def resized(image, height, width):
     Example:
     ```python
     import numpy as np
-    from routing_tf.problems import images
+    from routing_tf.problems.datasets import image_folder
 
     wide = np.array([[[9], [0], [4], [9]], [[9], [2], [6], [9]]], "uint8")
-    images.resized(wide, 1, 1)  # [[[3]]], the mean of 0, 4, 2 and 6
+    image_folder.resized(wide, 1, 1)  # [[[3]]], the mean of 0, 4, 2 and 6
     ```
     """
     old_height, old_width, _ = image.shape

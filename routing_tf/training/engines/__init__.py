@@ -48,11 +48,11 @@ def make(strategy="one", tpu=None, num_virtual_devices=None):
             f"num_virtual_devices={num_virtual_devices}, strategy={strategy!r}"
         )
     if keras.backend.backend() == "tensorflow":
-        from routing_tf.engines.tensorflow_engine import TensorFlowEngine
+        from routing_tf.training.engines.tensorflow_engine import TensorFlowEngine
 
         return TensorFlowEngine.of(strategy, tpu, num_virtual_devices)
     if keras.backend.backend() == "jax":
-        from routing_tf.engines.jax_engine import JaxEngine
+        from routing_tf.training.engines.jax_engine import JaxEngine
 
         return JaxEngine.of(strategy, tpu, num_virtual_devices)
     raise ValueError(

@@ -4,7 +4,7 @@ Loading runs no code of a file: Keras sees only configs whose classes are those 
 this package. And it takes no more memory than a file's own size accounts for.
 
 The limits are attributes of this module. Set one where a file that you trust is beyond
-it, such as `untrusted.MAX_LAYERS = 1000` or `untrusted.PACKAGES.add("my_package")`.
+it, such as `safe_loading.MAX_LAYERS = 1000` or `safe_loading.PACKAGES.add("my_package")`.
 
 Attributes:
     PACKAGES: set of the packages, as in `keras.saving.register_keras_serializable`,
@@ -123,10 +123,10 @@ def load_keras_file(path):
 
     ```python
     from routing_tf import models
-    from routing_tf import untrusted
+    from routing_tf.files import safe_loading
 
     models.RoutingImageTransformer.from_preset("digits_small").save("some.keras")
-    model = untrusted.load_keras_file("some.keras")
+    model = safe_loading.load_keras_file("some.keras")
     ```
     """
     try:
@@ -190,11 +190,11 @@ def check_preset(preset, has_weights=True):
 
     ```python
     from routing_tf import models
-    from routing_tf import untrusted
+    from routing_tf.files import safe_loading
 
     cls = models.RoutingTransformerCausalLM
     cls.from_preset("byte_tiny").save_to_preset("some_preset")
-    untrusted.check_preset("some_preset")  # `from_preset` does this too
+    safe_loading.check_preset("some_preset")  # `from_preset` does this too
     lm = cls.from_preset("some_preset")
     ```
     """
@@ -261,7 +261,7 @@ def check_memory(hyperparameters, max_length=None):
             text = f"a text of {max_length:,}" if max_length else "one without an end"
             raise ValueError(
                 "Heads must not remember more tokens than a text has and than "
-                f"`routing_tf.untrusted.MAX_REMEMBERED`, {MAX_REMEMBERED:,}. Received: "
+                f"`routing_tf.files.safe_loading.MAX_REMEMBERED`, {MAX_REMEMBERED:,}. Received: "
                 f"{number:,} tokens by {name}={getattr(h, name)}, for {text}. Build "
                 "the model with a smaller one, which has the same weights, or set this "
                 "limit higher"
@@ -284,7 +284,7 @@ def check_fits(build, num_bytes, source):
 
     ```python
     import keras
-    from routing_tf import untrusted
+    from routing_tf.files import safe_loading
 
 
     def build():
@@ -292,7 +292,7 @@ def check_fits(build, num_bytes, source):
 
 
     try:
-        untrusted.check_fits(build, num_bytes=1000, source="small.keras")
+        safe_loading.check_fits(build, num_bytes=1000, source="small.keras")
     except ValueError as error:
         print(error)
     ```
@@ -332,7 +332,7 @@ def _check_limit(limit, value, what, source):
     largest = globals()[limit]
     if value > largest:
         raise ValueError(
-            f"A file must keep to `routing_tf.untrusted.{limit}`, {largest:,}. "
+            f"A file must keep to `routing_tf.files.safe_loading.{limit}`, {largest:,}. "
             f"Received: {value:,} {what} in {str(source)!r}. If you trust the file, "
             "set this limit higher"
         )
@@ -473,7 +473,7 @@ def _check_object(value, may_be_model, source):
             f"place, that are registered by the packages {sorted(PACKAGES)}. Received: "
             f"{ {name: value.get(name) for name in names} } in {str(source)!r}. If you "
             "trust the file, add the package of your own classes to "
-            "routing_tf.untrusted.PACKAGES"
+            "routing_tf.files.safe_loading.PACKAGES"
         )
     for name, item in value.items():
         if name == "hyperparameters" and isinstance(item, dict):

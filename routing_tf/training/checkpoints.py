@@ -37,13 +37,13 @@ class RunCheckpoints:
 
     ```python
     from routing_tf import models
-    from routing_tf import run_checkpoints
+    from routing_tf.training import checkpoints
 
     lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
-    checkpoints = run_checkpoints.RunCheckpoints("my_run", lm)
+    checkpoints = checkpoints.RunCheckpoints("my_run", lm)
     checkpoints.save(step=10)
     checkpoints.wait()
-    assert run_checkpoints.step_of(run_checkpoints.paths("my_run")[-1]) == 10
+    assert checkpoints.step_of(checkpoints.paths("my_run")[-1]) == 10
     ```
     """
 

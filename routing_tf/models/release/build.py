@@ -8,11 +8,8 @@ from routing_tf import layers
 from routing_tf.models.causal_lm import RoutingTransformerCausalLM
 from routing_tf.models.encoder_decoder import RoutingTransformerEncoderDecoder
 from routing_tf.models.image_transformer import RoutingImageTransformer
-from routing_tf.models.presets import hyperparameters_from_release
-from routing_tf.models.presets import read_hparams
-from routing_tf.models.release_names import assign_variables as assign_variables
-from routing_tf.models.release_names import read_variables as read_variables
-from routing_tf.models.release_names import variables_by_name as variables_by_name
+from routing_tf.models.release.conversion import hyperparameters_from_release
+from routing_tf.models.release.conversion import read_hparams
 from routing_tf.models.routing_transformer import RoutingTransformer
 from routing_tf.models.seq2seq_lm import RoutingTransformerSeq2SeqLM
 

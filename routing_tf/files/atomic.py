@@ -1,13 +1,37 @@
-"""What commands write: all of it, or beside the place where it belongs."""
+"""Files and folders that are written whole or not at all."""
 
 import contextlib
 import itertools
-import json
 import os
 import pathlib
 import shutil
 import stat
 import sys
+
+
+def write_whole(path, text):
+    """Writes a file so that it is never seen half written.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    with told_where(path):
+        partial.write_text(text)
+        partial.replace(path)
+
+
+@contextlib.contextmanager
+def told_where(path):
+    """Names what could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"{str(path)!r} must be written; is the disk full? Received: "
+            f"{error.strerror or error}"
+        ) from error
+
 
 PARTIAL = ".partial"
 
@@ -100,43 +124,3 @@ def is_empty(folder):
 def open_text(path):
     """Opens a file to write text of any characters."""
     return open(path, "w", encoding="utf-8", errors="replace", newline="\n")
-
-
-class Lines:
-    """Writes texts as lines of JSON, in their order, as soon as they are done.
-
-    Args:
-        samples: list of `TextSample`.
-        file: the file; None for none.
-    """
-
-    def __init__(self, samples, file):
-        self._samples, self._file = samples, file
-        self._num_written = 0
-
-    def follow(self, parts):
-        """Passes on what `Continuation.run` yields."""
-        for part in parts:
-            yield part
-            self._write_done()
-
-    def _write_done(self):
-        first = self._num_written
-        while first < len(self._samples) and self._samples[first].is_done:
-            first += 1
-        self._write(self._samples[self._num_written : first])
-        self._num_written = first
-
-    def write_rest(self):
-        """Writes those that are not done or wait for others, if they have begun."""
-        rest = self._samples[self._num_written :]
-        self._write([sample for sample in rest if sample.num_tokens])
-        self._num_written = len(self._samples)
-
-    def _write(self, samples):
-        if self._file is None or not samples:
-            return
-        for sample in samples:
-            line = json.dumps(sample.to_dict(), ensure_ascii=False)
-            self._file.write(f"{line}\n")
-        self._file.flush()

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf import untrusted
+from routing_tf.files import safe_loading
 from routing_tf.models import generation
 from routing_tf.models.compiled import compiled
 
@@ -49,7 +49,7 @@ class TokenStream:
     import itertools
     import keras_hub
     from routing_tf import models
-    from routing_tf.streaming import TokenStream
+    from routing_tf.generation.token_stream import TokenStream
 
     lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
     stream = TokenStream(lm, keras_hub.samplers.TopPSampler(p=0.95, seed=1))
@@ -175,7 +175,7 @@ def cache_length(hyperparameters, num_tokens=None):
 
     Raises:
         ValueError: if there is no such length, or heads remember far more tokens than
-            that, see `untrusted.check_memory`.
+            that, see `safe_loading.check_memory`.
     """
     h = hyperparameters
     if num_tokens is not None and not 2 <= num_tokens <= MAX_TOKENS:
@@ -192,7 +192,7 @@ def cache_length(hyperparameters, num_tokens=None):
         )
     setting = remembers_all_tokens(h)
     if setting is None:
-        untrusted.check_memory(h, num_tokens)
+        safe_loading.check_memory(h, num_tokens)
         # All that a head can look back on, for however many tokens.
         return max(
             h.attention_window, (h.local_flange_blocks + 1) * h.local_block_length

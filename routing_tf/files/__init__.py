@@ -1,0 +1,1 @@
+"""Reading what strangers wrote; writing whole or not at all."""

@@ -1,0 +1,1 @@
+"""Texts, pictures and endless streams from models, for people."""

@@ -1,0 +1,133 @@
+"""Texts shown while they are made, and written to files."""
+
+import json
+import sys
+import time
+
+
+class Speed:
+    """Counts tokens; the first ones apart, as compiling belongs to them."""
+
+    def __init__(self):
+        self._start = time.perf_counter()
+        self._first, self._num_first, self._num_tokens = None, 0, 0
+
+    def add(self, num_tokens):
+        """Counts tokens that are there now."""
+        self._num_tokens += num_tokens
+        if self._first is None and num_tokens:
+            self._first, self._num_first = time.perf_counter(), num_tokens
+
+    def __str__(self):
+        now = time.perf_counter()
+        if self._first is None:
+            return f"no tokens in {now - self._start:.1f} s"
+        text = f"{self._num_tokens:,} tokens in {now - self._start:.1f} s"
+        later = self._num_tokens - self._num_first
+        if not later:
+            return text
+        return (
+            f"{text}: the first after {self._first - self._start:.1f} s, then "
+            f"{later / max(now - self._first, 1e-9):,.1f} tokens/s"
+        )
+
+
+class Output:
+    """Where texts are shown.
+
+    Args:
+        file: a text file, such as `sys.stdout`, the default. On a terminal, characters
+            that it would take as commands are shown as U+FFFD.
+    """
+
+    def __init__(self, file=None):
+        self._file = file or sys.stdout
+        self._is_terminal = self._file.isatty()
+        self._ends_line = True
+
+    def write(self, text):
+        """Writes a text at once."""
+        if not text:
+            return
+        self._ends_line = text.endswith("\n")
+        self._file.write(printable(text) if self._is_terminal else text)
+        self._file.flush()
+
+    def end_line(self):
+        """Ends the line, unless it has ended."""
+        if not self._ends_line:
+            self.write("\n")
+
+
+def printable(text):
+    """Returns a text without characters that a terminal would take as commands."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def show(parts, samples, output, num_prompts):
+    """Shows texts: one while it grows; of several each when it is done.
+
+    Args:
+        parts: what `Continuation.run` yields.
+        samples: list of all `TextSample`.
+        output: `Output`.
+        num_prompts: number of different prompts.
+    """
+    if len(samples) == 1:
+        output.write(samples[0].prompt)
+        for _, text in parts:
+            output.write(text)
+        output.end_line()
+        return
+    per_prompt = len(samples) // num_prompts
+    order = {id(sample): index for index, sample in enumerate(samples)}
+    for sample, text in parts:
+        if text is None:
+            names = []
+            if num_prompts > 1:
+                names.append(f"prompt {order[id(sample)] // per_prompt + 1}")
+            if per_prompt > 1:
+                names.append(f"sample {sample.number + 1}")
+            output.write(f"--- {', '.join(names)}\n")
+            output.write(sample.prompt + sample.continuation)
+            output.end_line()
+
+
+class Lines:
+    """Writes texts as lines of JSON, in their order, as soon as they are done.
+
+    Args:
+        samples: list of `TextSample`.
+        file: the file; None for none.
+    """
+
+    def __init__(self, samples, file):
+        self._samples, self._file = samples, file
+        self._num_written = 0
+
+    def follow(self, parts):
+        """Passes on what `Continuation.run` yields."""
+        for part in parts:
+            yield part
+            self._write_done()
+
+    def _write_done(self):
+        first = self._num_written
+        while first < len(self._samples) and self._samples[first].is_done:
+            first += 1
+        self._write(self._samples[self._num_written : first])
+        self._num_written = first
+
+    def write_rest(self):
+        """Writes those that are not done or wait for others, if they have begun."""
+        rest = self._samples[self._num_written :]
+        self._write([sample for sample in rest if sample.num_tokens])
+        self._num_written = len(self._samples)
+
+    def _write(self, samples):
+        if self._file is None or not samples:
+            return
+        for sample in samples:
+            line = json.dumps(sample.to_dict(), ensure_ascii=False)
+            self._file.write(f"{line}\n")
+        self._file.flush()

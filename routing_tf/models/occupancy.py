@@ -1,0 +1,56 @@
+"""How evenly tokens are spread over clusters."""
+
+import math
+
+import numpy as np
+
+from routing_tf import layers
+
+# A cluster counts as dead whose share of tokens is so small a part of an even one.
+DEAD = 0.01
+
+
+def centroid_occupancy(lm):
+    """Tells how evenly the tokens are spread over the clusters of each routed layer.
+
+    Args:
+        lm: the language model.
+
+    Returns:
+        Dict with four entries for each layer that counts its tokens: smallest and
+        largest share of a head's tokens in one cluster (`occupancy/LAYER/min` and
+        `max`), the entropy of the shares divided by its largest possible value
+        (`occupancy/LAYER/entropy`), the mean over heads, and the share of clusters
+        that hardly get tokens, less than a hundredth of an even share (`dead`).
+    """
+    found = {}
+    for layer in lm._flatten_layers():
+        counts = getattr(layer, "counts", None)
+        if not isinstance(layer, layers.OnlineKMeans) or counts is None:
+            continue
+        tokens = np.asarray(counts, "float64")
+        totals = tokens.sum(axis=-1, keepdims=True)
+        if not totals.all():  # as the release starts
+            continue
+        tag = "occupancy/" + counts.path.removesuffix("/kmeans/counts")
+        shares = tokens / totals
+        for name, value in zip(("min", "max", "entropy"), spread(shares)):
+            found[f"{tag}/{name}"] = value
+        found[f"{tag}/dead"] = float(np.mean(shares * shares.shape[-1] < DEAD))
+    return found
+
+
+def spread(shares):
+    """Tells how evenly tokens are spread.
+
+    Args:
+        shares: NumPy array `<float64>[heads, clusters]`, each row of the sum 1.
+
+    Returns:
+        The smallest share, the largest, and the entropy of the shares divided by its
+        largest possible value, the mean over heads.
+    """
+    terms = -shares * np.log(np.maximum(shares, 1e-300))
+    most = math.log(shares.shape[-1]) or 1.0
+    entropy = terms.sum(axis=-1).mean() / most
+    return float(shares.min()), float(shares.max()), float(entropy)

@@ -1,0 +1,155 @@
+"""Models of runs, of files and of presets, loaded."""
+
+import pathlib
+import warnings
+import zipfile
+
+import numpy as np
+
+from routing_tf import models
+from routing_tf.files import safe_loading
+from routing_tf.models.build import make_backbone
+from routing_tf.models.build import make_model
+from routing_tf.models.release.checkpoints import ReleaseCheckpoint
+from routing_tf.models.release.checkpoints import load_into
+from routing_tf.training import checkpoints
+from routing_tf.training.run_config import RunConfig
+from routing_tf.training.run_config import is_release_checkpoint
+from routing_tf.training.run_folder import load_preprocessor
+
+
+def load_run(checkpoint):
+    """Loads the model of a run's checkpoint.
+
+    Args:
+        checkpoint: path of the checkpoint without .index.
+
+    Returns:
+        The model, not compiled for training.
+
+    Raises:
+        ValueError: if the checkpoint or the files of its run cannot be read.
+    """
+    model_dir = checkpoints.model_dir_of(checkpoint)
+    config = RunConfig.load(model_dir)
+    if config is None:
+        raise ValueError(
+            "A checkpoint must lie in the folder of its run, with its run.json. "
+            f"Received: {str(checkpoint)!r}"
+        )
+    h = config.hyperparameters
+    preprocessor = load_preprocessor(model_dir, h.kind)
+    safe_loading.check_fits(
+        lambda: make_backbone(h), checkpoints.num_bytes(checkpoint), model_dir
+    )
+    lm = make_model(h, preprocessor, config.precision)
+    checkpoints.restore(checkpoint, checkpoints.named_variables(lm, False))
+    return lm
+
+
+def load_language_model(source, which="last"):
+    """Loads a trained language model.
+
+    Args:
+        source: a model directory; the path of a checkpoint without .index; a `.keras`
+            file; or a keras_hub preset directory.
+        which: which checkpoint of a model directory: `"last"` (the default) or
+            `"best"`.
+
+    Returns:
+        A `RoutingTransformerCausalLM`, `RoutingTransformerSeq2SeqLM` or
+        `RoutingImageTransformer`, not compiled for training.
+
+    Raises:
+        ValueError: if there is no such thing.
+    """
+    path = pathlib.Path(str(source).removesuffix(".index"))
+    if checkpoints.is_run_checkpoint(path):
+        return load_run(path)
+    saved = checkpoints.resumable(path, which)
+    if saved:
+        return load_run(saved[-1])
+    if checkpoints.paths(path):
+        raise ValueError(
+            f"`checkpoint` must be 'last': there is no best one in {str(source)!r}, "
+            f"whose run has not been evaluated. Received: checkpoint={which!r}"
+        )
+    refuse_old_checkpoints(path)
+    try:
+        with warnings.catch_warnings():
+            # It is not compiled for training, so its optimizer stays empty.
+            warnings.filterwarnings("ignore", "Skipping variable loading")
+            if path.suffix == ".keras":
+                return safe_loading.load_keras_file(path)
+            config = path / "config.json"
+            if config.is_file():
+                cls = models.RoutingTransformerCausalLM
+                backbone = models.RoutingTransformerEncoderDecoder.__name__
+                if safe_loading.read_json(config)["class_name"] == backbone:
+                    cls = models.RoutingTransformerSeq2SeqLM
+                return cls.from_preset(str(path))
+    except (OSError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"The model {source!r} cannot be read: {error}") from error
+    raise ValueError(
+        "A model is given as a model directory with checkpoints, a checkpoint of one "
+        "without .index, a .keras file, a preset directory with a config.json, or to "
+        "start from the path of a checkpoint of the release without .index. Received: "
+        f"{source!r}"
+    )
+
+
+def refuse_old_checkpoints(model_dir):
+    """Raises a `ValueError` if a run of an earlier version lives in a folder."""
+    old = sorted(checkpoints.folder_of(model_dir).glob("step_*.keras"))
+    if old and not checkpoints.paths(model_dir):
+        raise ValueError(
+            "`model_dir` must hold a run of this version. Received: "
+            f"{str(model_dir)!r}, whose checkpoints are of an earlier one. Use another "
+            f"model_dir with init_checkpoint={str(old[-1])!r}, which takes its weights"
+        )
+
+
+def initialize(lm, source):
+    """Gives a model of its own settings the weights of another.
+
+    Args:
+        lm: the model to write into.
+        source: as for `load_language_model`, or the path of a checkpoint of the
+            original release.
+
+    Raises:
+        ValueError: if there is no such thing, or the models have different variables;
+            nothing is written then.
+    """
+    if is_release_checkpoint(source):
+        load_into(lm, ReleaseCheckpoint(source))
+    else:
+        copy_weights(load_language_model(source), lm)
+
+
+def copy_weights(source, target):
+    """Copies all weights and the k-means state from one model to another.
+
+    Args:
+        source: the language model to copy from.
+        target: the language model to copy to.
+
+    Raises:
+        ValueError: if the models have different variables; nothing is copied then.
+    """
+    there = {variable.path: tuple(variable.shape) for variable in source.weights}
+    here = {variable.path: tuple(variable.shape) for variable in target.weights}
+    differences = [
+        f"{path} has the shape {there.get(path)} there, {here.get(path)} here"
+        for path in sorted(there.keys() | here.keys())
+        if there.get(path) != here.get(path)
+    ]
+    if differences:
+        raise ValueError(
+            "The model to start from must have the same variables. Received: "
+            f"{len(differences)} differences: {'; '.join(differences)}. Use the "
+            "hyperparameters it was trained with, and a problem with its vocabulary"
+        )
+    values = {variable.path: variable for variable in source.weights}
+    for variable in target.weights:
+        variable.assign(np.asarray(values[variable.path]))

@@ -1,0 +1,110 @@
+"""Optimizers and losses that hyperparameters describe."""
+
+import keras
+import keras_hub
+
+from routing_tf import optimizers
+
+
+def make_schedule(hyperparameters, train_steps=None):
+    """Makes the learning rate schedule that the hyperparameters describe.
+
+    Args:
+        hyperparameters: `Hyperparameters`.
+        train_steps: length of the run, where a cosine decay ends; None for
+            `hyperparameters.train_steps`. A run that ends within the warm-up never
+            decays.
+
+    Returns:
+        `FactorSchedule` or `NoamSchedule`.
+    """
+    h = hyperparameters
+    if h.learning_rate_schedule == "noam":
+        factor = 0.002 if h.optimizer == "adam" else 1.0
+        return optimizers.NoamSchedule(
+            h.learning_rate, h.warmup_steps, h.hidden_dim, optimizer_factor=factor
+        )
+    decay_steps = max(train_steps or h.train_steps, h.warmup_steps + 1)
+    return optimizers.FactorSchedule(
+        h.learning_rate_schedule,
+        constant=h.learning_rate,
+        warmup_steps=h.warmup_steps,
+        hidden_dim=h.hidden_dim,
+        decay_steps=decay_steps,
+    )
+
+
+def make_optimizer(hyperparameters, train_steps=None):
+    """Makes the optimizer that the hyperparameters describe.
+
+    Weight decay is no part of it: see `add_weight_decay`.
+
+    Args:
+        hyperparameters: `Hyperparameters`.
+        train_steps: length of the run; see `make_schedule`.
+
+    Returns:
+        A Keras optimizer.
+    """
+    h = hyperparameters
+    schedule = make_schedule(h, train_steps)
+    clip = h.gradient_clip_norm if h.gradient_clip_norm > 0 else None
+    if h.optimizer == "adafactor":
+        return optimizers.Adafactor(schedule, global_clipnorm=clip)
+    return keras.optimizers.Adam(
+        schedule,
+        beta_1=h.adam_beta_1,
+        beta_2=h.adam_beta_2,
+        epsilon=h.adam_epsilon,
+        global_clipnorm=clip,
+    )
+
+
+def add_weight_decay(lm, rate):
+    """Adds `rate / 2` times the sum of squared weights to the training loss.
+
+    As in tensor2tensor all trainable variables take part but biases, those of layer
+    normalization included. The decay is a part of the loss, not of the optimizer.
+
+    Args:
+        lm: the language model.
+        rate: float, the hyperparameter `weight_decay`; 0 takes the decay away.
+    """
+    for variable in lm.trainable_variables:
+        # Keras calls the bias of layer normalization beta.
+        is_bias = len(variable.shape) == 1 and variable.name.endswith(("bias", "beta"))
+        decays = rate and not is_bias
+        variable.regularizer = keras.regularizers.L2(rate / 2) if decays else None
+
+
+def compile_for_training(lm, hyperparameters=None, jit_compile=True, seed=None):
+    """Gives a language model the loss and the optimizer of the hyperparameters.
+
+    Args:
+        lm: the language model.
+        hyperparameters: `Hyperparameters`; None for the model's own.
+        jit_compile: whether XLA compiles the training step.
+        seed: seed of the sampler of `lm.generate`.
+    """
+    if hyperparameters is None:
+        hyperparameters = lm.hyperparameters
+    add_weight_decay(lm, hyperparameters.weight_decay)
+    # Images are sampled with a sampler of their own.
+    sampler = {"sampler": keras_hub.samplers.TopPSampler(p=0.9, seed=seed)}
+    optimizer = make_optimizer(hyperparameters)
+    if lm.logits_dense.dtype_policy.name == "mixed_float16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    lm.compile(
+        optimizer=optimizer,
+        loss=keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, reduction="mean_with_sample_weight"
+        ),
+        weighted_metrics=[
+            keras.metrics.SparseCategoricalCrossentropy(
+                from_logits=True, name="cross_entropy"
+            )
+        ],
+        jit_compile=jit_compile,
+        **({} if hyperparameters.kind == "image" else sampler),
+    )
+    lm.optimizer.build(lm.trainable_variables)

@@ -1,0 +1,270 @@
+"""What is trained on what: the settings of a run."""
+
+import dataclasses
+import json
+import pathlib
+
+from absl import logging
+
+from routing_tf import models
+from routing_tf import problems
+from routing_tf.files import safe_loading
+from routing_tf.files.atomic import write_whole
+from routing_tf.layers import Compatibility
+from routing_tf.layers.validation import check_choice
+from routing_tf.layers.validation import check_positive_integer
+from routing_tf.models.build import PRECISIONS
+from routing_tf.tokenizers import subword_tokenizer
+from routing_tf.training import checkpoints
+from routing_tf.training.run_folder import PREPROCESSOR
+
+# What may change when a run goes on: its length, where its data lies, and what changes
+# no more than the rounding.
+FREE_TO_CHANGE = {
+    "data_dir",
+    "hparams_set",
+    "hyperparameters.train_steps",
+    "hyperparameters.remat",
+    "hyperparameters.remat_attention",
+    "accumulation_steps",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """What a run trains on what, as `run.json` holds it; made by `configure`.
+
+    Args:
+        problem: name of the problem.
+        hyperparameters: `Hyperparameters` of the model and its training.
+        hparams_set: name of the preset they come from, for the reader.
+        data_dir: folder of the problem's data, or None.
+        problem_options: dict of the problem's other options.
+        num_tokens: dict of the number of ids in the splits that the run trains on and
+            is scored on.
+        checksums: dict of the checksums of these splits, by which changed data is
+            noticed; a run of an earlier version has none.
+        init_checkpoint: where the first weights come from; None for random ones.
+        seed: seed of weights, data order and dropout.
+        precision: type of computations: `"float32"`, `"bfloat16"` or `"float16"`, the
+            last with a scaled loss. Weights, centroids and the optimizer are float32.
+        accumulation_steps: number of parts that a batch goes through the model in.
+    """
+
+    problem: str
+    hyperparameters: models.Hyperparameters
+    hparams_set: str = ""
+    data_dir: str | None = None
+    problem_options: dict = dataclasses.field(default_factory=dict)
+    num_tokens: dict = dataclasses.field(default_factory=dict)
+    checksums: dict = dataclasses.field(default_factory=dict)
+    init_checkpoint: str | None = None
+    seed: int = 0
+    precision: str = "float32"
+    accumulation_steps: int = 1
+
+    def __post_init__(self):
+        check_choice("precision", self.precision, tuple(PRECISIONS))
+        check_positive_integer("accumulation_steps", self.accumulation_steps)
+        for name in ("problem_options", "num_tokens", "checksums"):
+            if not isinstance(getattr(self, name), dict):
+                raise ValueError(
+                    f"`{name}` must be a dict. Received: {getattr(self, name)!r}"
+                )
+
+    def make_problem(self, model_dir=None):
+        """Returns the problem, whose windows are as long as the model's sequences.
+
+        Args:
+            model_dir: folder of the run; None (the default) for none. Its own copy
+                takes the place of a vocabulary that is no longer what it was. Beside
+                the run lies what a problem without a `data_dir` makes of large data.
+        """
+        options = problems.get_class(self.problem).options_for(self.hyperparameters)
+        options = {**options, **self.problem_options}
+        if model_dir is not None:
+            options.update(own_vocabulary(model_dir, options.get("vocabulary")))
+        problem = problems.get(self.problem, data_dir=self.data_dir, **options)
+        if model_dir is not None:
+            problem.work_dir = str(pathlib.Path(model_dir, "data"))
+        return problem
+
+    @classmethod
+    def load(cls, model_dir):
+        """Reads the `run.json` of a model directory; None if there is none.
+
+        Raises:
+            ValueError: if it cannot be understood.
+        """
+        path = pathlib.Path(model_dir, "run.json")
+        try:
+            fields = safe_loading.read_json(path)
+            safe_loading.check_hyperparameters(fields["hyperparameters"], path)
+            hyperparameters = models.Hyperparameters.from_dict(
+                fields.pop("hyperparameters")
+            )
+            return cls(hyperparameters=hyperparameters, **fields)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                "`model_dir` must hold a run.json of this version of routing_tf, or "
+                f"none. Received: {str(path)!r}: {error}"
+            ) from error
+
+    def save(self, model_dir):
+        """Writes `run.json`."""
+        path = pathlib.Path(model_dir, "run.json")
+        write_whole(path, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+
+    def check_continues(self, earlier, model_dir):
+        """Raises a `ValueError` if a run with `earlier` cannot go on with this one."""
+        there, here = _flat(earlier._of_splits(self)), _flat(self._of_splits(earlier))
+        names = sorted((there.keys() | here.keys()) - FREE_TO_CHANGE)
+        differences = [
+            f"{name} was {there.get(name)!r}, now {here.get(name)!r}"
+            for name in names
+            if there.get(name) != here.get(name)
+        ]
+        if differences:
+            raise ValueError(
+                "`model_dir` must be new, or the run in it must have the same "
+                f"settings and data. Received: {str(model_dir)!r}, where "
+                f"{'; '.join(differences)}. Use another model_dir, or leave these "
+                "settings out to continue that run"
+            )
+
+    def _of_splits(self, other):
+        """This one without what it alone tells of splits.
+
+        Earlier versions had no checksums, and counted splits that a run does not use.
+        """
+        fields = {
+            name: {
+                split: value
+                for split, value in getattr(self, name).items()
+                if split in getattr(other, name)
+            }
+            for name in ("num_tokens", "checksums")
+        }
+        return dataclasses.replace(self, **fields)
+
+    def check_data(self, problem, split):
+        """Raises a `ValueError` if a split of the run is no longer what it was.
+
+        Args:
+            problem: its problem.
+            split: the split. One that the run has not used tells nothing, but of
+                files of one's own, where the last one that it has used is looked at.
+        """
+        is_new = split not in self.num_tokens and self.num_tokens
+        if is_new and isinstance(problem, problems.OwnFilesProblem):
+            split = list(self.num_tokens)[-1]
+        there = self.num_tokens.get(split), self.checksums.get(split)
+        here = problem.num_tokens(split), problem.checksum(split)
+        if any(was not in (None, now) for was, now in zip(there, here)):
+            raise ValueError(
+                f"The data of the split {split!r} must be what the run has used. "
+                f"Received: a number of ids and a checksum of {here}, which were "
+                f"{there}. To score other data, name it, such as with --files, "
+                "--data_dir or --problem"
+            )
+
+
+def _flat(config):
+    """The fields of a `RunConfig` by dotted names, as JSON gives them back."""
+
+    def walk(prefix, value):
+        if not isinstance(value, dict):
+            return {prefix: value}
+        items = [walk(f"{prefix}.{key}", item) for key, item in value.items()]
+        return {key: item for found in items for key, item in found.items()}
+
+    fields = json.loads(json.dumps(dataclasses.asdict(config)))
+    return {key.removeprefix("."): value for key, value in walk("", fields).items()}
+
+
+def configure(problem, hyperparameters, model_dir=None, **fields):
+    """Makes the configuration of a run, and its problem.
+
+    Args:
+        problem: name of the problem.
+        hyperparameters: `Hyperparameters`; the vocabulary size is the problem's.
+        model_dir: folder of the run, if it may be there already; see
+            `RunConfig.make_problem`.
+        **fields: other fields of `RunConfig`.
+
+    Returns:
+        `RunConfig` and the prepared problem.
+
+    Raises:
+        ValueError: if the problem or its data is not there, or a model of these
+            hyperparameters does not fit it.
+    """
+    source = fields.get("init_checkpoint")
+    if source and is_release_checkpoint(source):
+        # The weights rely on them, and on keys of their own.
+        hyperparameters = hyperparameters.replace(
+            compatibility=Compatibility.trained(),
+            routed_key_shift=0,
+            local_key_shift=0,
+        )
+    config = RunConfig(problem, hyperparameters, **fields)
+    problem = config.make_problem(model_dir)
+    problem.check_hyperparameters(hyperparameters)
+    problem.prepare()
+    splits = dict.fromkeys((problem.train_split, problem.eval_split))
+    config = dataclasses.replace(
+        config,
+        hyperparameters=hyperparameters.replace(
+            vocabulary_size=problem.vocabulary_size
+        ),
+        num_tokens={split: problem.num_tokens(split) for split in splits},
+        checksums={split: problem.checksum(split) for split in splits},
+    )
+    return config, problem
+
+
+def own_vocabulary(model_dir, vocabulary):
+    """Returns the option that names a run's own copy of its vocabulary, if needed.
+
+    Args:
+        model_dir: folder of the run.
+        vocabulary: the option of the problem, or None.
+
+    Returns:
+        `{"vocabulary": path}` if the file of this name, with which the run began, is
+        not the same any more; else `{}`.
+    """
+    if vocabulary in (None, "bytes", "subwords"):
+        return {}
+    earlier = RunConfig.load(model_dir)
+    if earlier is None or not checkpoints.resumable(model_dir):
+        return {}
+    folder = pathlib.Path(model_dir, PREPROCESSOR).absolute()
+    own = list(folder.rglob(subword_tokenizer.VOCABULARY_FILE))
+    if not own or vocabulary != earlier.problem_options.get("vocabulary"):
+        return {}
+    if _subwords(vocabulary) == _subwords(own[0]):
+        return {}
+    logging.warning(
+        "%s is not what it was when the run began: its own copy counts, %s",
+        vocabulary,
+        own[0],
+    )
+    return {"vocabulary": str(own[0])}
+
+
+def _subwords(path):
+    """The tokens of a file; None if there are none."""
+    try:
+        return subword_tokenizer.SubwordTokenizer().read_tokens(path)
+    except (OSError, ValueError):
+        return None
+
+
+def is_release_checkpoint(source):
+    """Tells whether a path is that of a checkpoint of the original release."""
+    if checkpoints.is_run_checkpoint(source):
+        return False
+    return pathlib.Path(f"{str(source).removesuffix('.index')}.index").is_file()

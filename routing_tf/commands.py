@@ -15,8 +15,8 @@ import tensorflow as tf
 from absl import flags
 from absl import logging
 
+from routing_tf.choices import SPLITS
 from routing_tf.files import named_files
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.training import checkpoints
 from routing_tf.training import loading
 from routing_tf.training import run_config

@@ -21,7 +21,7 @@ from absl import flags
 
 from routing_tf import commands
 from routing_tf import problems
-from routing_tf.problems.arguments import SPLITS
+from routing_tf.choices import SPLITS
 
 
 def define_flags(values=flags.FLAGS):

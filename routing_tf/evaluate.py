@@ -18,11 +18,11 @@ from absl import flags
 
 from routing_tf import commands
 from routing_tf import models
+from routing_tf.choices import SPLITS
 from routing_tf.files import named_files
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.models import scoring
 from routing_tf.models.token_scorer import TokenScorer
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.training import evaluation
 from routing_tf.training import loading
 

@@ -31,11 +31,11 @@ import numpy as np
 from absl import app
 from absl import flags
 
+from routing_tf import choices
 from routing_tf import models
 from routing_tf import problems
 from routing_tf import training
 from routing_tf.generation.display import printable
-from routing_tf.models import build
 from routing_tf.models.hyperparameters import parse_overrides
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.problems import image
@@ -51,7 +51,7 @@ IMAGE_COLUMNS = 10
 SCALE_CHOICES = {
     "strategy": (
         None,
-        engines.STRATEGIES,
+        choices.STRATEGIES,
         "Where to compute: one device; mirrored: all devices of this machine; "
         "multi_worker: those of several machines (TF_CONFIG names them on "
         "TensorFlow, KERAS_DISTRIBUTION_* on JAX); tpu. A batch is shared by all "
@@ -59,13 +59,13 @@ SCALE_CHOICES = {
     ),
     "precision": (
         None,
-        tuple(build.PRECISIONS),
+        choices.PRECISIONS,
         "Type of the computations; weights, centroids and optimizer stay float32. "
         "float16 scales the loss. Default: float32.",
     ),
     "on_nan": (
         "stop",
-        training.ON_NAN,
+        choices.ON_NAN,
         "What to do where the loss or a gradient is not finite (no weight changes "
         "then): stop with the place in the data and the first bad variable, or "
         "skip the batch.",

@@ -6,13 +6,14 @@ import math
 
 import numpy as np
 
-from routing_tf import training
 from routing_tf.analysis.divergence import jensen_shannon_divergence
 from routing_tf.analysis.probe import Probe
 from routing_tf.analysis.probe import clustered_groups
 from routing_tf.analysis.windows import rows_of
 from routing_tf.files.progress import progress
 from routing_tf.layers.validation import check_positive_integer
+from routing_tf.models.occupancy import centroid_occupancy
+from routing_tf.models.occupancy import spread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +165,7 @@ def _summary(block, kinds, values):
 
 
 def _occupancies(probe, clusters):
-    trained = training.centroid_occupancy(probe.lm)
+    trained = centroid_occupancy(probe.lm)
     found = []
     for block in probe.blocks:
         for group in clustered_groups(block):
@@ -185,7 +186,7 @@ def _occupancies(probe, clusters):
 def _spread(nearest, num_clusters):
     """Returns the `Spread` of tokens with the nearest centroids `[B, H, L]`."""
     is_nearest = nearest[..., None] == np.arange(num_clusters)
-    return Spread(*training.spread(is_nearest.mean(axis=(0, 2))))
+    return Spread(*spread(is_nearest.mean(axis=(0, 2))))
 
 
 def _trained_spread(group, occupancy):

@@ -8,17 +8,32 @@ import shutil
 import stat
 import sys
 
+PARTIAL = ".partial"
+
+
+@contextlib.contextmanager
+def whole(path):
+    """Lets a file be written so that it is never seen half written.
+
+    Args:
+        path: path of the file.
+
+    Yields:
+        The path to write to instead, `PATH.partial`.
+    """
+    partial = pathlib.Path(f"{path}{PARTIAL}")
+    yield partial
+    partial.replace(path)
+
 
 def write_whole(path, text):
-    """Writes a file so that it is never seen half written.
+    """Writes a text as `whole` does, and says which file cannot be written.
 
     Raises:
         OSError: if it cannot be written.
     """
-    partial = path.with_name(f"{path.name}.partial")
-    with told_where(path):
+    with told_where(path), whole(path) as partial:
         partial.write_text(text)
-        partial.replace(path)
 
 
 @contextlib.contextmanager
@@ -31,9 +46,6 @@ def told_where(path):
             f"{str(path)!r} must be written; is the disk full? Received: "
             f"{error.strerror or error}"
         ) from error
-
-
-PARTIAL = ".partial"
 
 
 @contextlib.contextmanager

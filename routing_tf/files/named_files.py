@@ -66,7 +66,7 @@ def split_paths(paths):
     ```python
     from routing_tf.files import named_files
 
-    split_paths('one.txt, "two, three.txt"')  # ["one.txt", "two, three.txt"]
+    named_files.split_paths('a.txt, "b, c.txt"')  # ["a.txt", "b, c.txt"]
     ```
     """
     try:

@@ -4,7 +4,7 @@ Loading runs no code of a file: Keras sees only configs whose classes are those 
 this package. And it takes no more memory than a file's own size accounts for.
 
 The limits are attributes of this module. Set one where a file that you trust is beyond
-it, such as `safe_loading.MAX_LAYERS = 1000` or `safe_loading.PACKAGES.add("my_package")`.
+it, such as `safe_loading.MAX_LAYERS = 1000`, or `safe_loading.PACKAGES.add("mine")`.
 
 Attributes:
     PACKAGES: set of the packages, as in `keras.saving.register_keras_serializable`,
@@ -261,10 +261,10 @@ def check_memory(hyperparameters, max_length=None):
             text = f"a text of {max_length:,}" if max_length else "one without an end"
             raise ValueError(
                 "Heads must not remember more tokens than a text has and than "
-                f"`routing_tf.files.safe_loading.MAX_REMEMBERED`, {MAX_REMEMBERED:,}. Received: "
-                f"{number:,} tokens by {name}={getattr(h, name)}, for {text}. Build "
-                "the model with a smaller one, which has the same weights, or set this "
-                "limit higher"
+                "`routing_tf.files.safe_loading.MAX_REMEMBERED`, "
+                f"{MAX_REMEMBERED:,}. Received: {number:,} tokens by "
+                f"{name}={getattr(h, name)}, for {text}. Build the model with a "
+                "smaller one, which has the same weights, or set this limit higher"
             )
 
 
@@ -332,9 +332,9 @@ def _check_limit(limit, value, what, source):
     largest = globals()[limit]
     if value > largest:
         raise ValueError(
-            f"A file must keep to `routing_tf.files.safe_loading.{limit}`, {largest:,}. "
-            f"Received: {value:,} {what} in {str(source)!r}. If you trust the file, "
-            "set this limit higher"
+            f"A file must keep to `routing_tf.files.safe_loading.{limit}`, "
+            f"{largest:,}. Received: {value:,} {what} in {str(source)!r}. If you "
+            "trust the file, set this limit higher"
         )
 
 

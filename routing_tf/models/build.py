@@ -5,7 +5,7 @@ import keras
 from routing_tf import models
 
 # Precision of a run, and the dtype policy of its model.
-PRECISIONS = {
+POLICIES = {
     "float32": "float32",
     "bfloat16": "mixed_bfloat16",
     "float16": "mixed_float16",
@@ -24,7 +24,7 @@ def make_model(hyperparameters, preprocessor=None, precision="float32"):
         A `RoutingTransformerCausalLM`, `RoutingTransformerSeq2SeqLM` or
         `RoutingImageTransformer`.
     """
-    backbone = make_backbone(hyperparameters, PRECISIONS[precision])
+    backbone = make_backbone(hyperparameters, POLICIES[precision])
     if hyperparameters.kind == "image":
         return backbone
     cls = models.RoutingTransformerCausalLM

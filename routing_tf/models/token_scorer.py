@@ -15,8 +15,8 @@ class TokenScorer:
         lm: the language model, with an encoder or without, or an image model.
         routing_scope: `"full"` or `"prefix"`, see `RoutedHeads`; None (the default)
             for that of the hyperparameters.
-        engine: where the model lives, see `routing_tf.training.engines.make`; None (the default)
-            for one device.
+        engine: where the model lives, see `routing_tf.training.engines.make`; None
+            (the default) for one device.
 
     Attributes:
         hyperparameters: those of the model.

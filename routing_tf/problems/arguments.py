@@ -2,7 +2,7 @@
 
 import operator
 
-SPLITS = ("train", "validation", "test")
+from routing_tf.choices import SPLITS
 
 
 def check_split(split, name="split"):

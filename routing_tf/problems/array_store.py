@@ -16,6 +16,7 @@ import time
 import numpy as np
 from absl import logging
 
+from routing_tf.files import atomic
 from routing_tf.files import folder_lock
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
@@ -268,6 +269,5 @@ def _fits(values, dtype):
 
 
 def _write_whole(path, content):
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(partial, path)
+    with atomic.whole(path) as partial:
+        partial.write_text(json.dumps(content, indent=2) + "\n")

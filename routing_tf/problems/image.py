@@ -5,7 +5,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from routing_tf.problems.arguments import SPLITS
+from routing_tf.choices import SPLITS
 from routing_tf.problems.problem import Problem
 from routing_tf.problems.problem import order_of_epoch
 from routing_tf.problems.problem import read_windows

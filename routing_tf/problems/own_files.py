@@ -6,8 +6,8 @@ import shutil
 
 import numpy as np
 
+from routing_tf.choices import SPLITS
 from routing_tf.problems import array_store
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.prepared import PreparedProblem
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow_datasets as tfds
 import tqdm
 
+from routing_tf.choices import SPLITS
 from routing_tf.problems import array_store
 from routing_tf.problems import builders
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.problem import Problem
 from routing_tf.problems.problem import Tokens
 from routing_tf.problems.text import TextProblem

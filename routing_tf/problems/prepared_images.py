@@ -1,6 +1,6 @@
 """Images that are prepared once and kept on disk."""
 
-from routing_tf.problems.arguments import SPLITS
+from routing_tf.choices import SPLITS
 from routing_tf.problems.image import ImageProblem
 from routing_tf.problems.prepared import PreparedProblem
 

@@ -11,6 +11,7 @@ import shutil
 import numpy as np
 import tensorflow as tf
 
+from routing_tf.files import atomic
 from routing_tf.problems.arguments import integer_at_least
 from routing_tf.problems.datasets.pg19 import VOCABULARY_BYTES
 from routing_tf.problems.datasets.pg19 import VOCABULARY_SIZE
@@ -195,15 +196,14 @@ class Seq2SeqProblem(PreparedProblem):
     def _make_vocabulary(self):
         """Copies the vocabulary among the raw files, or learns one."""
         path = self.vocabulary_path
-        partial = path.with_suffix(".partial")
         path.parent.mkdir(parents=True, exist_ok=True)
         if self.raw_dir and pathlib.Path(self.raw_dir, path.name).is_file():
-            shutil.copyfile(os.path.join(self.raw_dir, path.name), partial)
+            with atomic.whole(path) as partial:
+                shutil.copyfile(os.path.join(self.raw_dir, path.name), partial)
         else:
             self.check_prepared(self.train_split)
             tokens = SubwordTokenizer.build_vocabulary(self._sample(), VOCABULARY_SIZE)
-            SubwordTokenizer(tokens).save_vocabulary(partial)
-        partial.replace(path)
+            SubwordTokenizer(tokens).save_vocabulary(path)
 
     def _sample(self):
         """Yields training texts, evenly over all of them."""

@@ -8,9 +8,9 @@ import pathlib
 
 import numpy as np
 
+from routing_tf.choices import SPLITS
 from routing_tf.files.named_files import file_size
 from routing_tf.problems import packing
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.problem import Problem
 from routing_tf.problems.problem import Tokens
 from routing_tf.tokenizers import ByteTokenizer

@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 
+from routing_tf.files import atomic
 from routing_tf.tokenizers.byte_tokenizer import END_ID
 from routing_tf.tokenizers.byte_tokenizer import PAD_ID
 from routing_tf.tokenizers.preset_tokenizer import PresetTokenizer
@@ -139,9 +140,8 @@ class VocabularyTokenizer(PresetTokenizer):
         """
         lines = [f"{self.line_of(token)}\n" for token in self._get_vocabulary().tokens]
         # Never seen half written: its lines are what ids mean.
-        partial = pathlib.Path(f"{path}.partial")
-        partial.write_bytes("".join(lines).encode("utf-8"))
-        partial.replace(path)
+        with atomic.whole(path) as partial:
+            partial.write_bytes("".join(lines).encode("utf-8"))
 
     def save_assets(self, dir_path):
         """Saves the vocabulary."""

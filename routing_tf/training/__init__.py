@@ -11,5 +11,4 @@ from routing_tf.training.optimizer import add_weight_decay as add_weight_decay
 from routing_tf.training.optimizer import compile_for_training as compile_for_training
 from routing_tf.training.optimizer import make_optimizer as make_optimizer
 from routing_tf.training.optimizer import make_schedule as make_schedule
-from routing_tf.training.trainer import ON_NAN as ON_NAN
 from routing_tf.training.trainer import Trainer as Trainer

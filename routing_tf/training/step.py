@@ -61,7 +61,7 @@ class TrainingStep:
     from the whole batch at once: the loss is divided by the weights of all tokens, and
     the centroids move once, by the tokens of all.
 
-    An engine computes gradients and runs the methods, see `routing_tf.training.engines`.
+    An engine computes gradients and runs the methods; see `training.engines`.
 
     Args:
         lm: the language model or image model.

@@ -1,4 +1,4 @@
-"""The training loop of language models, and what it is made of.
+"""The training loop of language models.
 
 Data order and dropout depend on the seed and the step alone, so a run that was
 stopped goes on exactly as if it had not been.
@@ -15,6 +15,7 @@ import zlib
 
 import numpy as np
 
+from routing_tf.choices import ON_NAN
 from routing_tf.layers.validation import check_choice
 from routing_tf.models.build import build_model
 from routing_tf.models.occupancy import centroid_occupancy
@@ -34,9 +35,6 @@ from routing_tf.training.optimizer import compile_for_training
 from routing_tf.training.optimizer import make_schedule
 from routing_tf.training.step import TrainingStep
 from routing_tf.training.stop_request import StopRequest
-
-ON_NAN = ("stop", "skip")
-
 
 MOST_SKIPPED_IN_A_ROW = 20
 
@@ -68,8 +66,8 @@ class Trainer:
 
     ```python
     from routing_tf import models
-    from routing_tf.training import run_config
     from routing_tf import training
+    from routing_tf.training import run_config
 
     hyperparameters = models.preset_hyperparameters("byte_tiny")
     config, problem = run_config.configure(

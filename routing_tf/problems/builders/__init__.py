@@ -12,9 +12,9 @@ import time
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
+from routing_tf.choices import SPLITS
 from routing_tf.files import named_files
 from routing_tf.problems import raw_files
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.builders.enwik8 import Enwik8
 from routing_tf.problems.builders.wikitext103 import Wikitext103
 

@@ -9,9 +9,9 @@ import struct
 import numpy as np
 import tensorflow as tf
 
+from routing_tf.choices import SPLITS
 from routing_tf.files import named_files
 from routing_tf.problems import array_store
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.arguments import boolean
 from routing_tf.problems.arguments import integer_at_least
 from routing_tf.problems.own_files import OwnFilesProblem

@@ -2,9 +2,9 @@
 
 import itertools
 
+from routing_tf.choices import SPLITS
 from routing_tf.files.named_files import find_files
 from routing_tf.problems import raw_files
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.own_files import OwnFilesProblem
 from routing_tf.problems.registry import register
 from routing_tf.problems.seq2seq import Seq2SeqProblem

@@ -7,8 +7,9 @@ import pathlib
 
 import numpy as np
 
+from routing_tf.choices import SPLITS
+from routing_tf.files import atomic
 from routing_tf.problems import raw_files
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.prepared import PreparedTextProblem
 from routing_tf.problems.problem import perplexity
 from routing_tf.problems.registry import register
@@ -138,9 +139,8 @@ class Pg19Length8k(PreparedTextProblem):
         self.data_path.mkdir(parents=True, exist_ok=True)
         if self.raw_dir and pathlib.Path(self.raw_dir, VOCABULARY_FILE).is_file():
             content = pathlib.Path(self.raw_dir, VOCABULARY_FILE).read_bytes()
-            partial = self.vocabulary_path.with_suffix(".partial")
-            partial.write_bytes(content)
-            partial.replace(self.vocabulary_path)
+            with atomic.whole(self.vocabulary_path) as partial:
+                partial.write_bytes(content)
             return
         if self.train_split not in self.available_splits():
             raise ValueError(

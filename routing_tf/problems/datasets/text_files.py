@@ -10,11 +10,11 @@ import re
 
 import numpy as np
 
+from routing_tf.choices import SPLITS
 from routing_tf.files.named_files import file_size
 from routing_tf.files.named_files import find_files
 from routing_tf.files.named_files import split_paths
 from routing_tf.problems import raw_files
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.own_files import OwnFilesProblem
 from routing_tf.problems.prepared import PreparedTextProblem
 from routing_tf.problems.registry import register

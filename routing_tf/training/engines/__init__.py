@@ -6,7 +6,7 @@ An engine runs one and the same `TrainingStep` on the devices that `tf.distribut
 
 import keras
 
-STRATEGIES = ("one", "mirrored", "multi_worker", "tpu")
+from routing_tf.choices import STRATEGIES
 
 
 def make(strategy="one", tpu=None, num_virtual_devices=None):

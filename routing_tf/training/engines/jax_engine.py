@@ -41,7 +41,7 @@ class JaxEngine(Engine):
 
     @classmethod
     def of(cls, strategy, tpu=None, num_virtual_devices=None):
-        """Makes the engine of a strategy's name; see `routing_tf.training.engines.make`."""
+        """Makes the engine of a strategy's name; see `engines.make`."""
         if tpu is not None:
             raise ValueError(
                 "`tpu` is for TensorFlow; JAX finds the TPU of its machine. Received: "

@@ -43,7 +43,7 @@ class TensorFlowEngine(Engine):
 
     @classmethod
     def of(cls, strategy, tpu=None, num_virtual_devices=None):
-        """Makes the engine of a strategy's name; see `routing_tf.training.engines.make`."""
+        """Makes the engine of a strategy's name; see `engines.make`."""
         if num_virtual_devices:
             _cut_cpu(num_virtual_devices)
         if strategy == "mirrored":

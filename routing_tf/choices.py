@@ -1,4 +1,4 @@
-"""What settings and flags can be, by name.
+"""What settings and flags can be, by name, and the defaults that `--help` tells.
 
 Commands read their flags with these before anything is imported that takes seconds.
 """
@@ -10,4 +10,15 @@ ROUTING_SCOPES = ("full", "prefix")
 PRECISIONS = ("float32", "bfloat16", "float16")
 STRATEGIES = ("one", "mirrored", "multi_worker", "tpu")
 ON_NAN = ("stop", "skip")
+
 SAMPLERS = ("greedy", "random", "top_k", "top_p", "beam", "contrastive")
+WHOLE_TEXTS = ("beam", "contrastive")
+DEFAULT_TOP_P = 0.95
+# No weight shows how long a model's texts are.
+MAX_DEFAULT_LENGTH = 2**16
+DEFAULT_LABELS = 10
+
+# Of `analyse`, by what it looks at.
+DEFAULT_LENGTHS = {"jsd": 512, "maps": 256, "reads": 256}
+# Token by token takes long.
+DEFAULT_EXAMPLES = {"causality": 64, "decoding": 4}

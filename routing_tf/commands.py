@@ -1,34 +1,30 @@
-"""What all commands share: the flags that name a problem, errors for people."""
+"""What all commands share: the flags that name a problem, errors for people.
 
-import dataclasses
+A command reads its flags before it imports TensorFlow and Keras, which takes seconds:
+what needs them is imported in the functions that run later.
+"""
+
+import contextlib
 import os
+import re
 import sys
+import tempfile
 
-try:
-    import keras
-except (ImportError, ValueError) as error:
-    sys.exit(
-        "error: Keras must have a backend that it can import, tensorflow or jax. "
-        f"Received: KERAS_BACKEND={os.environ.get('KERAS_BACKEND')!r}: {error}"
-    )
-import tensorflow as tf
 from absl import flags
 from absl import logging
 
-from routing_tf.choices import SPLITS
+from routing_tf import choices
 from routing_tf.files import named_files
-from routing_tf.training import checkpoints
-from routing_tf.training import loading
-from routing_tf.training import run_config
-from routing_tf.training import run_folder
 
 # What is defined here belongs to the command, whose `--help` shows it.
 flags.disclaim_key_flags()
 
 INTERRUPTED = 130
-BACKENDS = ("tensorflow", "jax")
+# How TensorFlow begins a line that is no error, and what it says before the first.
+NOTE = re.compile(rb"[IW]\d{4} |WARNING: All log messages before absl::")
 DEFAULT_PROBLEM = "python_source"
 DATA_FLAGS = ("problem", "data_dir", "files", "problem_option")
+COMPLETION_FLAGS = ("num_images", "split", *DATA_FLAGS)
 SPLIT_FLAGS = {"train_split": "train", "eval_split": "validation"}
 
 
@@ -61,22 +57,29 @@ def _run(run, options, argv):
             raise ValueError(
                 f"Settings are given as --name=value. Received: {argv[1:]}"
             )
-        use_backend(options.backend)
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # tensorflow-datasets tells a lot
-        if keras.backend.backend() != "tensorflow":
-            # TensorFlow only reads data then; the accelerator's memory is not its own.
-            tf.config.set_visible_devices([], "GPU")
+        use_backend(options.backend)
         return run(options)
-    except BrokenPipeError:
-        raise
-    except (ValueError, FloatingPointError, OSError, tf.errors.OpError) as error:
-        logging.debug("--verbosity=1 shows where", exc_info=True)
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except _errors_of_users() as error:
+        logging.debug("--verbosity=1 shows where", exc_info=True)
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _errors_of_users():
+    """What users can mend; errors of TensorFlow only where it has been imported."""
+    errors = (ValueError, FloatingPointError, OSError)
+    if "tensorflow" not in sys.modules:
+        return errors
+    import tensorflow as tf
+
+    return (*errors, tf.errors.OpError)
 
 
 def define_backend_flag(values):
@@ -88,7 +91,7 @@ def define_backend_flag(values):
     flags.DEFINE_enum(
         "backend",
         None,
-        BACKENDS,
+        choices.BACKENDS,
         "What Keras computes with. Default: what KERAS_BACKEND or Keras's settings "
         "say, else tensorflow.",
         flag_values=values,
@@ -96,27 +99,82 @@ def define_backend_flag(values):
 
 
 def use_backend(name):
-    """Starts the command anew with another backend, unless it runs on it already.
-
-    Keras chooses its backend when it is imported, before flags can be read.
+    """Imports Keras with a backend.
 
     Args:
-        name: `"tensorflow"`, `"jax"`, or None for the one that is running.
+        name: `"tensorflow"`, `"jax"`, or None for what the environment says.
 
     Raises:
-        ValueError: if the one that is running is neither of them.
+        ValueError: if Keras has another one.
+        SystemExit: if Keras cannot import the one it is to have.
     """
+    if name is not None and "keras" not in sys.modules:
+        os.environ["KERAS_BACKEND"] = name
+    try:
+        with without_notes_of_tensorflow():
+            import keras
+            import tensorflow as tf
+    except (ImportError, ValueError) as error:
+        sys.exit(
+            "error: Keras must have a backend that it can import, tensorflow or jax. "
+            f"Received: KERAS_BACKEND={os.environ.get('KERAS_BACKEND')!r}: {error}"
+        )
     running = keras.backend.backend()
-    if name is None and running not in BACKENDS:
+    if running not in choices.BACKENDS:
         raise ValueError(
             "The backend of Keras must be tensorflow or jax. Received: "
             f"{running}. Pass --backend or set KERAS_BACKEND"
         )
-    if name in (None, running):
+    if name not in (None, running):
+        raise ValueError(
+            "`--backend` must be that of the Keras that this process has imported "
+            f"already, {running}. Received: --backend={name}"
+        )
+    if running != "tensorflow":
+        # TensorFlow only reads data then; the accelerator's memory is not its own.
+        tf.config.set_visible_devices([], "GPU")
+
+
+@contextlib.contextmanager
+def without_notes_of_tensorflow():
+    """Leaves out what TensorFlow tells of processors and accelerators on its import.
+
+    Whoever sets TF_CPP_MIN_LOG_LEVEL sees what it lets through.
+    """
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        yield
         return
-    os.environ["KERAS_BACKEND"] = name
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    # The level does not hold yet for what is written while libraries are loaded.
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            file.seek(0)
+            lines = (line for line in file if not NOTE.match(line))
+            sys.stderr.write(b"".join(lines).decode(errors="replace"))
+
+
+def refuse(options, names, reason):
+    """Raises a `ValueError` if any of some flags is given.
+
+    Args:
+        options: the parsed flags.
+        names: names of the flags.
+        reason: with what they do not go together.
+    """
+    given = [f"--{name}" for name in names if options[name].present]
+    if given:
+        raise ValueError(
+            f"Flags must be those that are read. Received: {', '.join(given)} with "
+            f"{reason}. Leave {'it' if len(given) == 1 else 'them'} out"
+        )
 
 
 class _PathParser(flags.ArgumentParser):
@@ -293,7 +351,20 @@ def define_split_flags(values):
         "the problem's, validation.",
     }
     for name in SPLIT_FLAGS:
-        flags.DEFINE_enum(name, None, SPLITS, texts[name], flag_values=values)
+        flags.DEFINE_enum(name, None, choices.SPLITS, texts[name], flag_values=values)
+
+
+def define_integers(integers, values):
+    """Defines flags that are whole numbers.
+
+    Args:
+        integers: dict of name: default, smallest value, help.
+        values: the `absl.flags.FlagValues` to define them in.
+    """
+    for name, (default, smallest, text) in integers.items():
+        flags.DEFINE_integer(
+            name, default, text, lower_bound=smallest, flag_values=values
+        )
 
 
 def open_run(options, split=None):
@@ -309,33 +380,11 @@ def open_run(options, split=None):
     Raises:
         ValueError: if there is no run with a checkpoint, or the data does not fit it.
     """
-    path = options.model_dir.removesuffix(".index")
-    if checkpoints.is_run_checkpoint(path):
-        model_dir, saved = checkpoints.model_dir_of(path), [path]
-    else:
-        model_dir, saved = path, checkpoints.resumable(path, options.checkpoint)
-    config = run_config.RunConfig.load(model_dir)
-    if config is None or not saved:
-        loading.refuse_old_checkpoints(model_dir)
-        raise ValueError(
-            "`model_dir` must hold a run with a checkpoint; `python -m "
-            f"routing_tf.train` makes one. Received: {path!r}, with "
-            f"--checkpoint={options.checkpoint}"
-        )
+    from routing_tf.training import loading
+
+    checkpoint, config = loading.find_run(options.model_dir, options.checkpoint)
     fields = problem_fields(options, config)
-    problem = dataclasses.replace(config, **fields).make_problem(model_dir)
-    problem.check_hyperparameters(config.hyperparameters)
-    if split is None:
-        return saved[-1], problem
-    problem.prepare(split)
-    vocabulary_size = config.hyperparameters.vocabulary_size
-    if problem.vocabulary_size > vocabulary_size:
-        raise ValueError(
-            "The problem's vocabulary must not be larger than the model's. Received: "
-            f"{problem.vocabulary_size} ids of {problem.name}, {vocabulary_size} of "
-            "the model"
-        )
-    run_folder.check_tokenizer(problem, model_dir, config.hyperparameters.kind)
-    if not any(getattr(options, name) for name in DATA_FLAGS):
-        config.check_data(problem, split)
-    return saved[-1], problem
+    has_own_data = not any(getattr(options, name) for name in DATA_FLAGS)
+    return checkpoint, loading.open_problem(
+        checkpoint, config, fields, split, has_own_data
+    )

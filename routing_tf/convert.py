@@ -15,16 +15,8 @@ from absl import app
 from absl import flags
 
 from routing_tf import commands
-from routing_tf import models
 from routing_tf.files.atomic import fill_folder
 from routing_tf.files.atomic import is_empty
-from routing_tf.models.release import checkpoints
-
-CLASSES = (
-    models.RoutingTransformerCausalLM,
-    models.RoutingTransformerSeq2SeqLM,
-    models.RoutingImageTransformer,
-)
 
 
 def define_flags(values=flags.FLAGS):
@@ -63,13 +55,21 @@ def run(options):
         ValueError: if there is something in the output folder, or the checkpoint and
             its settings are not complete.
     """
+    from routing_tf import models
+    from routing_tf.models.release.checkpoints import ReleaseCheckpoint
+
     out = options.output_dir
     if os.path.exists(out) and (not os.path.isdir(out) or not is_empty(out)):
         raise ValueError(
             f"`output_dir` must be a new or empty folder. Received: output_dir={out!r}"
         )
-    kind = checkpoints.ReleaseCheckpoint(options.checkpoint).kind
-    cls = next(cls for cls in CLASSES if cls.kind == kind)
+    kind = ReleaseCheckpoint(options.checkpoint).kind
+    classes = (
+        models.RoutingTransformerCausalLM,
+        models.RoutingTransformerSeq2SeqLM,
+        models.RoutingImageTransformer,
+    )
+    cls = next(cls for cls in classes if cls.kind == kind)
     vocabulary = {"vocabulary": options.vocabulary} if options.vocabulary else {}
     if kind == "image" and vocabulary:
         raise ValueError(

@@ -15,12 +15,10 @@ import os
 import pathlib
 import sys
 
-import tensorflow_datasets as tfds
 from absl import app
 from absl import flags
 
 from routing_tf import commands
-from routing_tf import problems
 from routing_tf.choices import SPLITS
 
 
@@ -75,6 +73,10 @@ def run(options):
         ValueError: if the problem does not exist, or its raw files are missing,
             damaged or something else.
     """
+    import tensorflow_datasets as tfds
+
+    from routing_tf import problems
+
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
     settings = commands.parse_problem_options(options.problem_option)

@@ -10,21 +10,15 @@ The last line on standard output is the score.
 """
 
 import dataclasses
-import math
 import pathlib
 
 from absl import app
 from absl import flags
 
 from routing_tf import commands
-from routing_tf import models
+from routing_tf.choices import ROUTING_SCOPES
 from routing_tf.choices import SPLITS
 from routing_tf.files import named_files
-from routing_tf.layers.heads.routed import ROUTING_SCOPES
-from routing_tf.models import scoring
-from routing_tf.models.token_scorer import TokenScorer
-from routing_tf.training import evaluation
-from routing_tf.training import loading
 
 
 def define_flags(values=flags.FLAGS):
@@ -110,6 +104,10 @@ def run(options):
             "`--model_dir` must hold a run, which has data to score; a model alone "
             f"needs `--texts`. Received: {options.model_dir!r} without `--texts`"
         )
+    from routing_tf.models.token_scorer import TokenScorer
+    from routing_tf.training import evaluation
+    from routing_tf.training import loading
+
     split = options.eval_split
     checkpoint, problem = commands.open_run(options, split)
     print(f"data: {problem.describe(split)}")
@@ -141,6 +139,11 @@ def score_texts(options):
             "`--texts` are scored instead of a problem's data. Received also: "
             f"{', '.join(f'--{name}' for name in given)}"
         )
+    from routing_tf import models
+    from routing_tf.models import scoring
+    from routing_tf.training import evaluation
+    from routing_tf.training import loading
+
     paths = named_files.find_files("texts", options.texts)
     lm = loading.load_language_model(options.model_dir, options.checkpoint)
     if not isinstance(lm, models.RoutingTransformerCausalLM):
@@ -154,8 +157,8 @@ def score_texts(options):
         if not named_files.read_file(path):
             print(f"{path}: empty")
             continue
-        scores.append(score_file(lm, path, options.routing_scope))
-        print(describe_score(path, scores[-1]), flush=True)
+        scores.append(evaluation.score_file(lm, path, options.routing_scope))
+        print(evaluation.describe_score(path, scores[-1]), flush=True)
     if not scores:
         raise ValueError(
             f"`--texts` must name a file that is not empty. Received: {options.texts!r}"
@@ -163,49 +166,9 @@ def score_texts(options):
     total = scoring.join(scores)
     if options.num_words:
         total = dataclasses.replace(total, num_words=options.num_words)
-    print(describe_score("total", total))
+    print(evaluation.describe_score("total", total))
     print(evaluation.describe_scope(lm.hyperparameters, total.routing_scope))
     print(f"held-out bits per byte: {total.bits_per_byte:.4f}")
-
-
-def score_file(lm, path, routing_scope):
-    """Scores one file; every token once.
-
-    Args:
-        lm: the language model.
-        path: path of the file.
-        routing_scope: `"full"`, `"prefix"` or None, see `score`.
-
-    Returns:
-        `scoring.Score`.
-
-    Raises:
-        ValueError: if it is no text in UTF-8, or cannot be scored.
-    """
-    try:
-        content = named_files.read_file(path).decode("utf-8")
-        return lm.score(content, routing_scope=routing_scope, too_long="windows")
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be scored: {error}") from error
-
-
-def describe_score(name, score):
-    """Returns a line for a reader: what a text scores.
-
-    Args:
-        name: what was scored.
-        score: its `scoring.Score`.
-    """
-    line = (
-        f"{name}: {score.num_tokens:,} tokens, {score.bits_per_byte:.4f} bits per "
-        f"byte, perplexity {score.perplexity:,.4f} per token"
-    )
-    if score.perplexity_per_word is None:
-        return f"{line}; no words"
-    per_word = f"{score.perplexity_per_word:.6g}"
-    if math.isinf(score.perplexity_per_word):
-        per_word = "more than 1e+308"
-    return f"{line}, {per_word} per word ({score.num_words:,} words)"
 
 
 def main(argv):

@@ -9,18 +9,14 @@ import pathlib
 import sys
 import textwrap
 
-import tensorflow as tf
 from absl import app
 from absl import flags
 from absl import logging
 
 from routing_tf import commands
+from routing_tf.choices import ROUTING_SCOPES
 from routing_tf.files.atomic import fill_folder
 from routing_tf.files.atomic import is_empty
-from routing_tf.layers.heads.routed import ROUTING_SCOPES
-from routing_tf.models import saved_model
-from routing_tf.tokenizers import SubwordTokenizer
-from routing_tf.training import loading
 
 _TEXT = """\
 scores = served.score(["It was a dark night"])
@@ -89,6 +85,9 @@ def run(options):
         ValueError: on another backend than TensorFlow, if there is no model, it cannot
             be exported, or there are other files in the folder.
     """
+    from routing_tf.models import saved_model
+    from routing_tf.training import loading
+
     saved_model.check_backend(options.model_dir, options.export_dir)
     _check_folder(options.export_dir, options.overwrite)
     model = loading.load_language_model(options.model_dir, options.checkpoint)
@@ -119,6 +118,8 @@ def _check_folder(folder, overwrite):
 
 def _snippet(model, options):
     """Returns Python that uses the SavedModel."""
+    from routing_tf.tokenizers import SubwordTokenizer
+
     lines = ["import tensorflow as tf"]
     preprocessor = getattr(model, "preprocessor", None)
     if isinstance(getattr(preprocessor, "tokenizer", None), SubwordTokenizer):
@@ -128,6 +129,8 @@ def _snippet(model, options):
 
 
 def _calls(model, max_length):
+    from routing_tf.models import saved_model
+
     h = model.hyperparameters
     if h.kind == "image":
         has_labels = h.num_classes is not None
@@ -143,11 +146,17 @@ def _calls(model, max_length):
 
 def main(argv):
     """Exports; returns the exit code, as `absl.app.run` expects."""
-    if flags.FLAGS.verbosity < logging.DEBUG:
-        # TensorFlow tells under which names it saves what.
+    return commands.command(_run_quietly, flags.FLAGS, argv)
+
+
+def _run_quietly(options):
+    """Runs without what TensorFlow tells: under which names it saves what."""
+    import tensorflow as tf
+
+    if options.verbosity < logging.DEBUG:
         logging.set_verbosity(logging.WARNING)
         tf.get_logger().setLevel("WARNING")
-    return commands.command(run, flags.FLAGS, argv)
+    run(options)
 
 
 if __name__ == "__main__":

@@ -22,31 +22,12 @@ import contextlib
 import signal
 import sys
 
-from routing_tf import commands  # first: it says where Keras has no backend
-
-# isort: split
-import keras
-import keras_hub
-import numpy as np
 from absl import app
 from absl import flags
 
 from routing_tf import choices
-from routing_tf import models
-from routing_tf import problems
-from routing_tf import training
-from routing_tf.generation.display import printable
-from routing_tf.models.hyperparameters import parse_overrides
-from routing_tf.models.token_scorer import TokenScorer
-from routing_tf.problems import image
-from routing_tf.training import engines
-from routing_tf.training import evaluation
-from routing_tf.training import loading
-from routing_tf.training import run_config
-from routing_tf.training import run_folder
+from routing_tf import commands
 
-PROMPT_TOKENS = 64
-IMAGE_COLUMNS = 10
 # Flags of where and how a run computes; name: default, choices, help.
 SCALE_CHOICES = {
     "strategy": (
@@ -149,7 +130,7 @@ def define_flags(values=flags.FLAGS):
             "Images to sample at the end, and half as many to complete; 0: none.",
         ),
     }
-    define_integers(integers, values)
+    commands.define_integers(integers, values)
     flags.DEFINE_integer(
         "seed",
         None,
@@ -187,20 +168,7 @@ def define_scale_flags(values):
         "less memory, more time, the same results. Default: the hyperparameter.",
         flag_values=values,
     )
-    define_integers(SCALE_INTEGERS, values)
-
-
-def define_integers(integers, values):
-    """Defines flags that are whole numbers.
-
-    Args:
-        integers: dict of name: default, smallest value, help.
-        values: the `absl.flags.FlagValues` to define them in.
-    """
-    for name, (default, smallest, text) in integers.items():
-        flags.DEFINE_integer(
-            name, default, text, lower_bound=smallest, flag_values=values
-        )
+    commands.define_integers(SCALE_INTEGERS, values)
 
 
 def configure(options):
@@ -217,6 +185,11 @@ def configure(options):
     Raises:
         ValueError: for settings that do not exist or data that is not there.
     """
+    from routing_tf import models
+    from routing_tf import problems
+    from routing_tf.models.hyperparameters import parse_overrides
+    from routing_tf.training import run_config
+
     earlier = run_config.RunConfig.load(options.model_dir)
     problem_fields = commands.problem_fields(options, earlier)
     problem_options = problem_fields["problem_options"]
@@ -257,183 +230,10 @@ def configure(options):
     )
 
 
-def describe(trainer):
-    """Says what a run trains on what.
-
-    Args:
-        trainer: the `Trainer`.
-
-    Yields:
-        Lines of text.
-    """
-    config, problem = trainer.config, trainer.problem
-    h = config.hyperparameters
-    batch_size = evaluation.batch_size_of(h, problem)
-    layers = f"{h.num_layers} layers"
-    batch = f"{batch_size * problem.sequence_length:,} tokens"
-    if problem.kind == "seq2seq":
-        layers = f"{h.num_encoder_layers} + {layers}"
-        batch = (
-            f"{batch_size} pairs of {problem.input_length:,} and "
-            f"{problem.sequence_length:,} tokens"
-        )
-    epochs = h.train_steps * batch_size / problem.num_windows(problem.train_split)
-    yield f"data: {problem.describe()}"
-    baseline = problem.baseline(problem.eval_split)
-    if baseline:
-        yield baseline
-    yield (
-        f"model: {config.hparams_set}, {trainer.lm.count_params():,} parameters, "
-        f"{layers}, {keras.backend.backend()} backend, {trainer.engine.description}"
-        f"{'' if config.precision == 'float32' else ', ' + config.precision}"
-    )
-    if trainer.step > h.train_steps:
-        yield (
-            f"the run in {trainer.model_dir} is at step {trainer.step} already, beyond "
-            f"{h.train_steps}: nothing left to train"
-        )
-        return
-    yield (
-        f"training: {h.train_steps} steps of {batch} of {problem.train_split}, "
-        f"{epochs:.3g} epochs, {h.optimizer}; run in {trainer.model_dir}"
-    )
-    if trainer.step == h.train_steps:
-        yield f"the run is at step {trainer.step} already: nothing left to train"
-    elif trainer.step:
-        yield f"continuing at step {trainer.step}"
-    elif config.init_checkpoint:
-        yield f"starting from the weights in {config.init_checkpoint}"
-
-
-def sample(lm, problem, num_tokens):
-    """Continues a held-out text.
-
-    Args:
-        lm: the compiled language model.
-        problem: the problem, which has a tokenizer.
-        num_tokens: number of tokens to sample at most.
-
-    Returns:
-        The prompt and its continuation.
-    """
-    ids = problem.ids(problem.eval_split)
-    start = len(ids) // 2
-    end = start + min(PROMPT_TOKENS, problem.sequence_length // 2)
-    prompt = problem.tokenizer.detokenize(ids[start:end])
-    # The model's sequences start behind one more id.
-    length = 1 + len(problem.tokenizer.tokenize(prompt)) + num_tokens
-    text = lm.generate(prompt, max_length=length)
-    return prompt, text.removeprefix(prompt)
-
-
-def sample_target(lm, problem, num_tokens):
-    """Generates the text that belongs to a held-out one.
-
-    Args:
-        lm: the compiled language model with an encoder.
-        problem: the problem of pairs of texts, which has a tokenizer.
-        num_tokens: number of tokens to show of each text at most.
-
-    Returns:
-        The source, the true target and the generated one.
-    """
-    tokenizer = problem.tokenizer
-    source, target = (ids[:-1] for ids in problem.pair(problem.eval_split, 0))
-    # As long as in training: the lengths decide which tokens meet.
-    sampled = tokenizer.tokenize(lm.generate(tokenizer.detokenize(source)))
-    texts = (source, target, np.asarray(sampled))
-    return tuple(tokenizer.detokenize(ids[:num_tokens]) for ids in texts)
-
-
-def sample_images(model, problem, number, seed=0):
-    """Samples images, and completes held-out ones whose upper half is given.
-
-    Args:
-        model: the image model.
-        problem: the `ImageProblem`.
-        number: number of images to sample; half as many are completed.
-        seed: seed of the sampler. Defaults to 0.
-
-    Returns:
-        Two PNG files as bytes. In the second each row of completed images stands
-        below the row of the true ones; rows that are not full are left out.
-    """
-    sampler = keras_hub.samplers.RandomSampler(seed=seed)
-
-    def generate(labels, **options):
-        if model.hyperparameters.num_classes is not None:
-            options["labels"] = labels
-        return model.generate(len(labels), sampler=sampler, **options)
-
-    samples = generate(np.arange(number) % problem.num_classes)
-    true = problem.images(problem.eval_split)[: -(-number // 2)]
-    completed = generate(
-        problem.labels(problem.eval_split)[: len(true)],
-        images=true,
-        num_given_rows=problem.image_shape[0] // 2,
-    )
-    columns = min(IMAGE_COLUMNS, len(true))
-    pairs = [
-        images[start : start + columns]
-        for start in range(0, len(true) // columns * columns, columns)
-        for images in (true, completed)
-    ]
-    levels = problem.vocabulary_size
-    return (
-        image.picture(samples, min(IMAGE_COLUMNS, number), levels),
-        image.picture(np.concatenate(pairs), columns, levels),
-    )
-
-
-def show_samples(lm, trainer, options):
-    """Samples from the trained model: a text on standard output, images as files."""
-    problem = trainer.problem
-    if isinstance(problem, problems.ImageProblem):
-        if options.sample_images:
-            pictures = sample_images(
-                lm, problem, options.sample_images, trainer.config.seed
-            )
-            for name, content in zip(("samples", "completions"), pictures, strict=True):
-                path = trainer.model_dir / f"{name}.png"
-                path.write_bytes(content)
-                print(f"{name}: {path}")
-    elif not options.sample_bytes or problem.tokenizer is None:
-        return
-    elif problem.kind == "seq2seq":
-        texts = sample_target(lm, problem, options.sample_bytes)
-        names = ("held-out source", "its target", "sampled target")
-        for name, text in zip(names, texts, strict=True):
-            print(f"--- {name}\n{printable(text)}")
-        print("---")
-    else:
-        prompt, continuation = sample(lm, problem, options.sample_bytes)
-        print(f"--- prompt from held-out text\n{printable(prompt)}")
-        print(f"--- sampled continuation\n{printable(continuation)}\n---")
-
-
-def report(lm, problem, result, eval_examples):
-    """Says what the model scores; where that leaks, also what sampling can reach.
-
-    Args:
-        lm: the trained model.
-        problem: its problem.
-        result: its last `Evaluation`.
-        eval_examples: number of windows that it scored; 0 for all.
-
-    Yields:
-        Lines of text.
-    """
-    h = lm.hyperparameters
-    split = problem.eval_split
-    yield from evaluation.report(problem, split, result, h)
-    if h.sees_later_tokens("full") and not h.sees_later_tokens("prefix"):
-        scorer = TokenScorer(lm, "prefix")
-        result = evaluation.evaluate(scorer, problem, split, eval_examples or None)
-        yield from evaluation.report(problem, split, result, h)
-
-
 def make_engine(options):
     """Makes the engine that the flags name."""
+    from routing_tf.training import engines
+
     strategy = options.strategy or ("tpu" if options.tpu else "one")
     return engines.make(strategy, options.tpu, options.virtual_devices)
 
@@ -447,6 +247,8 @@ def run(options):
     Returns:
         The exit code.
     """
+    from routing_tf.training import run_folder
+
     engine = make_engine(options)  # before anything else uses the devices
     config, problem = configure(options)
     with contextlib.ExitStack() as stack:
@@ -467,7 +269,10 @@ def train(config, problem, engine, options):
     Returns:
         The exit code.
     """
-    trainer = training.Trainer(
+    from routing_tf.training.report import describe
+    from routing_tf.training.trainer import Trainer
+
+    trainer = Trainer(
         config,
         problem,
         options.model_dir,
@@ -512,16 +317,15 @@ def finish(trainer, result, options):
         result: its last `Evaluation`.
         options: the parsed flags.
     """
-    problem, lm = trainer.problem, trainer.lm
-    if trainer.engine.num_devices > 1:
-        # One that lives on one device, as after training.
-        lm = loading.load_language_model(options.model_dir)
-        if trainer.config.hyperparameters.kind != "image":
-            sampler = keras_hub.samplers.TopPSampler(p=0.9, seed=trainer.config.seed)
-            lm.compile(optimizer=None, sampler=sampler)
-    for line in report(lm, problem, result, options.eval_examples):
+    from routing_tf.generation import held_out
+    from routing_tf.training import evaluation
+    from routing_tf.training.report import report_scores
+
+    problem = trainer.problem
+    lm = held_out.model_to_sample_from(trainer)
+    for line in report_scores(lm, problem, result, options.eval_examples):
         print(line, flush=True)
-    show_samples(lm, trainer, options)
+    held_out.show_samples(lm, trainer, options.sample_bytes, options.sample_images)
     print(evaluation.final_line(problem, problem.eval_split, result))
 
 

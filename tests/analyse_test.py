@@ -11,6 +11,7 @@ from routing_tf import commands
 from routing_tf import models
 from routing_tf import training
 from routing_tf.analysis import Probe
+from routing_tf.analysis import looks
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.training import evaluation
 from routing_tf.training import loading
@@ -127,7 +128,7 @@ def test_default_numbers_of_windows():
         values = flags.FlagValues()
         analyse.define_flags(values)
         values(["analyse", f"--what={what}", "--model_dir=m", *given])
-        assert analyse.num_examples(values) == expected
+        assert looks.num_examples(values) == expected
 
 
 @pytest.mark.thorough

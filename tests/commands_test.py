@@ -1,12 +1,14 @@
 import os
-import runpy
+import pathlib
+import subprocess
 import sys
 
+import keras
 import pytest
 from absl import flags
 
-import routing_tf
 from routing_tf import analyse
+from routing_tf import choices
 from routing_tf import commands
 from routing_tf import convert
 from routing_tf import datagen
@@ -14,6 +16,8 @@ from routing_tf import evaluate
 from routing_tf import export
 from routing_tf import generate
 from routing_tf import train
+from routing_tf.layers.heads import routed
+from routing_tf.models import build
 
 COMMANDS = (analyse, convert, datagen, evaluate, export, generate, train)
 PATHS = {
@@ -92,12 +96,53 @@ def test_nobody_reads(flush, options, monkeypatch):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_keras_without_a_backend(command, monkeypatch):
+@pytest.mark.parametrize(
+    "argument, answer", [("--help", "flags:"), ("--hlep", "Unknown command line flag")]
+)
+def test_flags_are_read_before_anything_slow_is_imported(command, argument, answer):
+    python = [sys.executable, "-X", "importtime", "-m", command.__name__]
+    folder = pathlib.Path(command.__file__).parents[1]
+    done = subprocess.run(
+        [*python, argument], capture_output=True, text=True, cwd=folder
+    )
+    assert done.returncode == 1
+    assert answer in done.stdout + done.stderr
+    imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert "absl.flags" in imported
+    assert not imported & {"jax", "keras", "numpy", "tensorflow", "tensorflow_datasets"}
+
+
+def test_names_that_stand_in_two_places():
+    assert choices.ROUTING_SCOPES == routed.ROUTING_SCOPES
+    assert tuple(build.POLICIES) == choices.PRECISIONS
+
+
+def test_keras_without_a_backend(options, monkeypatch):
     monkeypatch.setitem(sys.modules, "keras", None)
-    monkeypatch.delitem(sys.modules, "routing_tf.commands")
-    monkeypatch.delattr(routing_tf, "commands")
     with pytest.raises(SystemExit, match="error: Keras must have a backend that it"):
-        runpy.run_path(command.__file__)
+        commands.command(lambda _: None, options, [""])
+
+
+def test_notes_of_tensorflow_are_left_out(monkeypatch, capfd):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    with commands.without_notes_of_tensorflow():
+        os.write(2, b"I0000 0.1 port.cc:153] oneDNN is on\nE0000 0.2 bad.cc:1] bad\n")
+    assert capfd.readouterr().err == "E0000 0.2 bad.cc:1] bad\n"
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
+    with commands.without_notes_of_tensorflow():
+        os.write(2, b"I0000 0.3 port.cc:153] oneDNN is on\n")
+    assert "oneDNN" in capfd.readouterr().err  # as whoever set it wants
+
+
+def test_a_process_keeps_its_backend(options, capsys):
+    running = keras.backend.backend()
+    (other,) = set(choices.BACKENDS) - {running}
+    options.backend = other
+    assert commands.command(lambda _: None, options, [""]) == 1
+    assert capsys.readouterr().err == (
+        "error: `--backend` must be that of the Keras that this process has imported "
+        f"already, {running}. Received: --backend={other}\n"
+    )
 
 
 def test_another_backend_of_keras(options, monkeypatch, capsys):

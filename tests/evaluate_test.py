@@ -11,6 +11,7 @@ from routing_tf import evaluate
 from routing_tf import train
 from routing_tf.models.scoring import Score
 from routing_tf.training import checkpoints
+from routing_tf.training import evaluation
 from routing_tf.training import loading
 from routing_tf.training import run_config
 from tests import small_problems
@@ -331,5 +332,5 @@ def test_a_model_without_a_run(run):
 def test_a_perplexity_above_all_numbers():
     ids, offsets = np.ones(1, "int32"), np.array([[0, 1]])
     score = Score(np.array([-1e4]), ids, None, offsets, "full", 0, 1, 1)
-    line = evaluate.describe_score("a.txt", score)
+    line = evaluation.describe_score("a.txt", score)
     assert line.endswith(", more than 1e+308 per word (1 words)")

@@ -16,6 +16,7 @@ from routing_tf import generate
 from routing_tf import models
 from routing_tf.generation import display
 from routing_tf.generation import texts
+from routing_tf.generation import texts_asked
 from routing_tf.problems import image
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.training import loading
@@ -323,7 +324,7 @@ def test_samples_read_their_prompt_once():
             tokenizer = ByteTokenizer()
 
     options = parse("--model_dir=m", "--prompt=It was", "--num_samples=3")
-    prompts, samples = generate.make_samples(Model, texts.TextSample, options)
+    prompts, samples = texts_asked.make_samples(Model, texts.TextSample, options)
     assert prompts == ["It was"]
     assert [sample.number for sample in samples] == [0, 1, 2]
     assert len({id(sample.token_ids) for sample in samples}) == 1

@@ -15,6 +15,7 @@ from routing_tf import commands
 from routing_tf import problems
 from routing_tf import train
 from routing_tf import training
+from routing_tf.generation import display
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.training import checkpoints
 from routing_tf.training import evaluation
@@ -420,7 +421,7 @@ def test_files_are_absolute(tmp_path, text_file, monkeypatch):
 
 
 def test_control_characters_are_not_printed():
-    assert train.printable("a\x1b[2J\té\n") == "a\ufffd[2J\té\n"
+    assert display.printable("a\x1b[2J\té\n") == "a\ufffd[2J\té\n"
 
 
 def test_how_a_run_computes_is_remembered(arguments, run, tmp_path):

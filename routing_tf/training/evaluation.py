@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 
+from routing_tf.files import named_files
 from routing_tf.models.token_scorer import TokenScorer
 
 
@@ -136,3 +137,43 @@ def final_line(problem, split, evaluation):
     """
     value = problem.metric(evaluation.nats_per_token, split)
     return f"held-out {problem.metric_name}: {value:.4f}"
+
+
+def score_file(lm, path, routing_scope):
+    """Scores one file; every token once.
+
+    Args:
+        lm: the language model.
+        path: path of the file.
+        routing_scope: `"full"`, `"prefix"` or None, see `score`.
+
+    Returns:
+        `scoring.Score`.
+
+    Raises:
+        ValueError: if it is no text in UTF-8, or cannot be scored.
+    """
+    try:
+        content = named_files.read_file(path).decode("utf-8")
+        return lm.score(content, routing_scope=routing_scope, too_long="windows")
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be scored: {error}") from error
+
+
+def describe_score(name, score):
+    """Returns a line for a reader: what a text scores.
+
+    Args:
+        name: what was scored.
+        score: its `scoring.Score`.
+    """
+    line = (
+        f"{name}: {score.num_tokens:,} tokens, {score.bits_per_byte:.4f} bits per "
+        f"byte, perplexity {score.perplexity:,.4f} per token"
+    )
+    if score.perplexity_per_word is None:
+        return f"{line}; no words"
+    per_word = f"{score.perplexity_per_word:.6g}"
+    if math.isinf(score.perplexity_per_word):
+        per_word = "more than 1e+308"
+    return f"{line}, {per_word} per word ({score.num_words:,} words)"

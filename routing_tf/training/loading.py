@@ -1,5 +1,6 @@
 """Models of runs, of files and of presets, loaded."""
 
+import dataclasses
 import pathlib
 import warnings
 import zipfile
@@ -13,9 +14,75 @@ from routing_tf.models.build import make_model
 from routing_tf.models.release.checkpoints import ReleaseCheckpoint
 from routing_tf.models.release.checkpoints import load_into
 from routing_tf.training import checkpoints
+from routing_tf.training import run_folder
 from routing_tf.training.run_config import RunConfig
 from routing_tf.training.run_config import is_release_checkpoint
 from routing_tf.training.run_folder import load_preprocessor
+
+
+def find_run(source, which="last"):
+    """Finds a run and its checkpoint.
+
+    Args:
+        source: a model directory, or the path of a checkpoint of one.
+        which: which checkpoint of a model directory: `"last"` (the default) or
+            `"best"`.
+
+    Returns:
+        The path of the checkpoint without .index, and the `RunConfig`.
+
+    Raises:
+        ValueError: if there is no run with a checkpoint.
+    """
+    path = str(source).removesuffix(".index")
+    if checkpoints.is_run_checkpoint(path):
+        model_dir, saved = checkpoints.model_dir_of(path), [path]
+    else:
+        model_dir, saved = path, checkpoints.resumable(path, which)
+    config = RunConfig.load(model_dir)
+    if config is None or not saved:
+        refuse_old_checkpoints(model_dir)
+        raise ValueError(
+            "`model_dir` must hold a run with a checkpoint; `python -m "
+            f"routing_tf.train` makes one. Received: {path!r}, with "
+            f"--checkpoint={which}"
+        )
+    return saved[-1], config
+
+
+def open_problem(checkpoint, config, fields, split=None, has_own_data=True):
+    """Makes the problem that a run is to be looked at with.
+
+    Args:
+        checkpoint: path of the checkpoint.
+        config: `RunConfig` of the run.
+        fields: dict of the fields of `config` that name the problem.
+        split: the split to load, the only one; None (the default) for none.
+        has_own_data: whether the data is to be what the run has used.
+
+    Returns:
+        The problem.
+
+    Raises:
+        ValueError: if the data is missing or does not fit the run.
+    """
+    model_dir = checkpoints.model_dir_of(checkpoint)
+    problem = dataclasses.replace(config, **fields).make_problem(model_dir)
+    problem.check_hyperparameters(config.hyperparameters)
+    if split is None:
+        return problem
+    problem.prepare(split)
+    vocabulary_size = config.hyperparameters.vocabulary_size
+    if problem.vocabulary_size > vocabulary_size:
+        raise ValueError(
+            "The problem's vocabulary must not be larger than the model's. Received: "
+            f"{problem.vocabulary_size} ids of {problem.name}, {vocabulary_size} of "
+            "the model"
+        )
+    run_folder.check_tokenizer(problem, model_dir, config.hyperparameters.kind)
+    if has_own_data:
+        config.check_data(problem, split)
+    return problem
 
 
 def load_run(checkpoint):

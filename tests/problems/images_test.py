@@ -17,8 +17,8 @@ from tensorflow_datasets.image_classification import mnist
 
 from routing_tf import models
 from routing_tf import problems
+from routing_tf.choices import SPLITS
 from routing_tf.problems import array_store
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.datasets import image_folder
 from routing_tf.problems.datasets import images
 

@@ -1,0 +1,75 @@
+"""What a run tells its reader before and after it trains."""
+
+import keras
+
+from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.training import evaluation
+
+
+def describe(trainer):
+    """Says what a run trains on what.
+
+    Args:
+        trainer: the `Trainer`.
+
+    Yields:
+        Lines of text.
+    """
+    config, problem = trainer.config, trainer.problem
+    h = config.hyperparameters
+    batch_size = evaluation.batch_size_of(h, problem)
+    layers = f"{h.num_layers} layers"
+    batch = f"{batch_size * problem.sequence_length:,} tokens"
+    if problem.kind == "seq2seq":
+        layers = f"{h.num_encoder_layers} + {layers}"
+        batch = (
+            f"{batch_size} pairs of {problem.input_length:,} and "
+            f"{problem.sequence_length:,} tokens"
+        )
+    epochs = h.train_steps * batch_size / problem.num_windows(problem.train_split)
+    yield f"data: {problem.describe()}"
+    baseline = problem.baseline(problem.eval_split)
+    if baseline:
+        yield baseline
+    yield (
+        f"model: {config.hparams_set}, {trainer.lm.count_params():,} parameters, "
+        f"{layers}, {keras.backend.backend()} backend, {trainer.engine.description}"
+        f"{'' if config.precision == 'float32' else ', ' + config.precision}"
+    )
+    if trainer.step > h.train_steps:
+        yield (
+            f"the run in {trainer.model_dir} is at step {trainer.step} already, beyond "
+            f"{h.train_steps}: nothing left to train"
+        )
+        return
+    yield (
+        f"training: {h.train_steps} steps of {batch} of {problem.train_split}, "
+        f"{epochs:.3g} epochs, {h.optimizer}; run in {trainer.model_dir}"
+    )
+    if trainer.step == h.train_steps:
+        yield f"the run is at step {trainer.step} already: nothing left to train"
+    elif trainer.step:
+        yield f"continuing at step {trainer.step}"
+    elif config.init_checkpoint:
+        yield f"starting from the weights in {config.init_checkpoint}"
+
+
+def report_scores(lm, problem, result, eval_examples):
+    """Says what the model scores; where that leaks, also what sampling can reach.
+
+    Args:
+        lm: the trained model.
+        problem: its problem.
+        result: its last `Evaluation`.
+        eval_examples: number of windows that it scored; 0 for all.
+
+    Yields:
+        Lines of text.
+    """
+    h = lm.hyperparameters
+    split = problem.eval_split
+    yield from evaluation.report(problem, split, result, h)
+    if h.sees_later_tokens("full") and not h.sees_later_tokens("prefix"):
+        scorer = TokenScorer(lm, "prefix")
+        result = evaluation.evaluate(scorer, problem, split, eval_examples or None)
+        yield from evaluation.report(problem, split, result, h)

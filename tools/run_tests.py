@@ -14,7 +14,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # They compute nothing with Keras: one backend is enough.
 DATA = (
     "tests/benchmarks",
-    "tests/build_file_test.py",
     "tests/commands_test.py",
     "tests/datagen_test.py",
     "tests/output_file_test.py",

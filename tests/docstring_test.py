@@ -8,9 +8,13 @@ import textwrap
 import keras
 import pytest
 
+from tests import tracing
+
 ROOT = pathlib.Path(__file__).parents[1]
 FENCED = r"^(?P<indent> *)```python\n(?P<code>.*?)^(?P=indent)```"
 EXAMPLE = re.compile(FENCED, re.MULTILINE | re.DOTALL)
+LONG = re.compile(r"\.(fit|generate|export|score|save\w*)\(|\bTrainer\(")
+ON_JAX = keras.backend.backend() == "jax"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -33,6 +37,21 @@ def texts():
         yield path, "", 1, path.read_text()
 
 
+def marks(path, code):
+    """What of all the examples runs when.
+
+    Those of the README and the short ones run always. Those that train, generate or
+    export take long on JAX, where further ones of layers and models are enough.
+    """
+    if path.name == "README.md":
+        return [pytest.mark.slow] if ON_JAX else []
+    if not ON_JAX:
+        return [pytest.mark.thorough] if LONG.search(code) else []
+    of_interest = path.parts[-2] in ("layers", "heads", "models")
+    is_short = of_interest and not LONG.search(code)
+    return [pytest.mark.thorough if is_short else pytest.mark.slow]
+
+
 def examples():
     for path, name, first_line, text in texts():
         for match in EXAMPLE.finditer(text):
@@ -43,7 +62,10 @@ def examples():
                 line,
                 textwrap.dedent(match["code"]),
                 id=f"{path.relative_to(ROOT)}:{name or line}",
-                marks=pytest.mark.skipif("no-test" in before, reason="no-test"),
+                marks=[
+                    pytest.mark.skipif("no-test" in before, reason="no-test"),
+                    *marks(path, match["code"]),
+                ],
             )
 
 
@@ -52,7 +74,8 @@ def fresh_keras(tmp_path, monkeypatch):
     """Each example starts in an empty folder and leaves nothing behind in Keras."""
     monkeypatch.chdir(tmp_path)
     keras.utils.set_random_seed(0)
-    yield
+    with tracing.eager():
+        yield
     keras.utils.clear_session()
     keras.config.set_dtype_policy("float32")
 

@@ -8,6 +8,7 @@ from absl import flags
 from benchmarks import recall
 from benchmarks import recall_data
 from benchmarks import recall_model
+from tests import tracing
 
 SIZES = {"length": 32, "pairs": 4, "vocabulary": 64}
 
@@ -274,8 +275,17 @@ def test_a_file_that_is_no_record_is_refused(tmp_path):
 SMALL = ("--vocabulary=64", "--batch_size=4", "--width=16", "--key_dim=8")
 
 
-@pytest.mark.parametrize("pattern", ["expert choice", "token choice"])
-def test_a_short_run(pattern, monkeypatch):
+@pytest.fixture
+def eager():
+    with tracing.eager():
+        yield
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [pytest.param("expert choice", marks=pytest.mark.thorough), "token choice"],
+)
+def test_a_short_run(pattern, monkeypatch, eager):
     monkeypatch.setattr(recall_model, "EVALUATED", 20)
     settings = recall.settings_of(parse(*SMALL), pattern, 1, (32, 4, 8, 2))
     diagnose = pattern == "token choice"

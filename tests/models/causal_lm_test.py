@@ -107,10 +107,15 @@ def losses_by_hand():
 
 @pytest.mark.parametrize(
     "jit_compile",
-    # Without compilation JAX takes half a minute.
-    [True, pytest.param(False, marks=[pytest.mark.slow] if ON_JAX else [])],
+    [
+        pytest.param(True, marks=pytest.mark.thorough),
+        # Without compilation JAX takes half a minute.
+        pytest.param(False, marks=[pytest.mark.slow] if ON_JAX else []),
+    ],
 )
-def test_training_is_gradient_descent_on_all_losses(jit_compile, losses_by_hand):
+def test_training_is_gradient_descent_on_all_losses(
+    jit_compile, losses_by_hand, traced
+):
     lm = small_models.language_model(num_layers=1)
     lm.compile(
         optimizer=keras.optimizers.SGD(0.1),
@@ -316,6 +321,7 @@ def test_greedy_generation_is_that_of_prefixes_alone(greedy):
     assert len(set(chosen)) > (2 if ON_JAX else 4)
 
 
+@pytest.mark.thorough
 def test_a_prompt_is_continued_alike_alone_and_in_a_batch(greedy):
     lm, x, token_ids = greedy
     for row in range(2):

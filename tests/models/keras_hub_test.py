@@ -8,7 +8,6 @@ import unittest.mock
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from routing_tf import models
 from routing_tf.tokenizers import ByteTokenizer
@@ -91,10 +90,7 @@ TASKS = {
 @pytest.fixture
 def checks():
     case = Checks()
-    # Compiling takes most of the time.
-    tf.config.run_functions_eagerly(True)
     yield case
-    tf.config.run_functions_eagerly(False)
     case.doCleanups()
 
 
@@ -149,7 +145,10 @@ def test_backbones(cls, checks):
 @pytest.mark.parametrize(
     "cls",
     [
-        pytest.param(models.RoutingTransformerCausalLM, marks=SLOW_ON_JAX),
+        pytest.param(
+            models.RoutingTransformerCausalLM,
+            marks=SLOW_ON_JAX or pytest.mark.thorough,
+        ),
         pytest.param(models.RoutingTransformerSeq2SeqLM, marks=pytest.mark.slow),
     ],
 )
@@ -297,6 +296,7 @@ def test_what_is_compiled_follows_adapters():
     np.testing.assert_allclose(-small_models.array(losses)[0], after, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_quantized_models_load(tmp_path):
     lm = language_model(embedding_dim=6)
     lm.quantize("int8")

@@ -14,6 +14,7 @@ from routing_tf import layers
 from routing_tf import models
 from routing_tf import tokenizers
 from routing_tf.models.token_scorer import TokenScorer
+from tests import tracing
 from tests.models import small_models
 from tests.models import small_seq2seq
 
@@ -21,8 +22,8 @@ ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 on_tensorflow = pytest.mark.skipif(
     not ON_TENSORFLOW, reason="SavedModels are made on the TensorFlow backend"
 )
-LENGTH = small_models.LENGTH
-TEXTS = ["It was a dark night", "b", "déjà vu"]
+LENGTH = 12
+TEXTS = ["It was dark", "b", "déjà vu"]
 PROMPTS = ["It was", "a", ""]
 IMAGES = {
     "image_height": 2,
@@ -55,9 +56,13 @@ def text_model(tokenizer=None, **changes):
     preprocessor = models.RoutingTransformerCausalLMPreprocessor(
         tokenizer, sequence_length=LENGTH
     )
+    settings = {
+        "vocabulary_size": tokenizer.vocabulary_size(),
+        "max_sequence_length": LENGTH,
+        "num_layers": 1,
+    }
     return small_models.language_model(
-        preprocessor=preprocessor,
-        **{"vocabulary_size": tokenizer.vocabulary_size(), "num_layers": 1, **changes},
+        preprocessor=preprocessor, **{**settings, **changes}
     )
 
 
@@ -67,8 +72,9 @@ def greedy(lm, inputs, **options):
 
 
 def load(model, path, **options):
-    model.export(path, **options)
-    return tf.saved_model.load(str(path))
+    with tracing.traced():
+        model.export(path, **options)
+        return tf.saved_model.load(str(path))
 
 
 def call_in_fresh_process(path, *calls, modules=()):
@@ -93,7 +99,8 @@ def lm():
 def path(lm, tmp_path_factory):
     """The folder of an exported model of texts."""
     path = tmp_path_factory.mktemp("served") / "text"
-    lm.export(path)
+    with tracing.traced():
+        lm.export(path)
     return path
 
 
@@ -120,7 +127,7 @@ def test_tensorflow_alone_serves_texts(lm, path):
         size = score["num_tokens"][index]
         assert size == result.num_tokens
         assert score["num_bytes"][index] == result.num_bytes
-        assert score["padding_mask"][index] == [i < size for i in range(19)]
+        assert score["padding_mask"][index] == [i < size for i in range(11)]
         for name in ("log_likelihoods", "token_ids"):
             actual = score[name][index][:size]
             np.testing.assert_allclose(actual, getattr(result, name), atol=1e-5)
@@ -144,12 +151,12 @@ def test_signatures_are_the_functions(served):
     score = served.signatures["score"](texts=tf.constant(TEXTS))
     expected = served.score(TEXTS)
     np.testing.assert_array_equal(score["log_likelihood"], expected["log_likelihood"])
-    settings = {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "seed": 5, "length": 12}
+    settings = {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "seed": 5, "length": 10}
     inputs = {name: tf.constant(value) for name, value in settings.items()}
     continued = served.signatures["generate"](texts=tf.constant(PROMPTS), **inputs)
     expected = served.generate(PROMPTS, **settings)
     assert (continued["texts"].numpy() == expected["texts"].numpy()).all()
-    assert expected["token_ids"].shape == (3, 12)
+    assert expected["token_ids"].shape == (3, 10)
 
 
 @on_tensorflow
@@ -230,6 +237,7 @@ def test_refused_inputs(served, name, arguments, match):
 
 
 @on_tensorflow
+@pytest.mark.thorough
 def test_rows_stop_at_the_end_id(tmp_path):
     lm = text_model(num_routed_heads=0, num_local_heads=4)
     bias = np.zeros(258)
@@ -248,21 +256,22 @@ def test_rows_stop_at_the_end_id(tmp_path):
 
 
 @on_tensorflow
+@pytest.mark.thorough
 def test_three_ways_to_score_a_prefix(tmp_path):
     lm = small_models.language_model(
         routing="expert_choice", num_local_only_layers=1, num_layers=2
     )
-    ids = small_models.inputs()["token_ids"][:, :14]
+    ids = small_models.inputs()["token_ids"][:, :9]
     parallel = lm.score(ids, routing_scope="prefix")
     full = lm.score(ids, routing_scope="full")
-    cache, stepwise = lm.make_cache(2, 14), []
+    cache, stepwise = lm.make_cache(2, 9), []
     tokens = np.pad(ids, [(0, 0), (1, 0)])
-    for index in range(14):
+    for index in range(9):
         token = tokens[:, index : index + 1]
         logits, _, cache = lm.call_with_cache(token, cache, index)
         values = keras.ops.log_softmax(logits[:, 0])
         stepwise.append(np.take_along_axis(values.numpy(), ids[:, index, None], 1))
-    served = load(lm, tmp_path, routing_scope="prefix", max_length=14)
+    served = load(lm, tmp_path, routing_scope="prefix", max_length=9)
     assert set(served.signatures) == {"score", "generate", "score_ids", "generate_ids"}
     saved = served.score(ids, np.ones_like(ids, "bool"))["log_likelihoods"].numpy()
     np.testing.assert_allclose(saved, np.concatenate(stepwise, axis=1), atol=1e-4)
@@ -272,6 +281,7 @@ def test_three_ways_to_score_a_prefix(tmp_path):
 
 
 @on_tensorflow
+@pytest.mark.thorough
 def test_a_model_that_sees_later_tokens(tmp_path):
     lm = small_models.language_model(
         routing="hashed",
@@ -290,6 +300,7 @@ def test_a_model_that_sees_later_tokens(tmp_path):
 
 
 @on_tensorflow
+@pytest.mark.thorough
 def test_padding_with_influence_is_refused(tmp_path):
     lm = small_models.language_model(
         num_layers=1,
@@ -306,11 +317,12 @@ def test_padding_with_influence_is_refused(tmp_path):
 
 
 @on_tensorflow
+@pytest.mark.thorough
 def test_subwords_need_tensorflow_text(tmp_path):
-    texts = ["one fish two fish", "red fish, blue fish"]
+    texts = ["one fish", "red fish, blue"]
     vocabulary = tokenizers.SubwordTokenizer.build_vocabulary(texts, 64)
     lm = text_model(tokenizers.SubwordTokenizer(vocabulary), num_routed_heads=0)
-    lm.export(tmp_path)
+    load(lm, tmp_path)
     score, continued = call_in_fresh_process(
         tmp_path,
         ("score", {"texts": texts}),
@@ -326,13 +338,14 @@ def test_subwords_need_tensorflow_text(tmp_path):
 
 
 @on_tensorflow
+@pytest.mark.thorough
 def test_a_model_with_an_encoder(tmp_path):
     lm = small_seq2seq.language_model(
         vocabulary_size=258,
         preprocessor=models.RoutingTransformerSeq2SeqLMPreprocessor(
             tokenizers.ByteTokenizer(),
             encoder_sequence_length=small_seq2seq.INPUT_LENGTH,
-            decoder_sequence_length=LENGTH,
+            decoder_sequence_length=small_models.LENGTH,
         ),
     )
     served = load(lm, tmp_path, max_length=16)
@@ -356,12 +369,18 @@ def test_a_model_with_an_encoder(tmp_path):
     "changes",
     [
         {"num_classes": 3},
-        {"num_classes": None, "routing": "expert_choice"},
-        {
-            "num_classes": 3,
-            "routing": "hashed",
-            "compatibility": layers.Compatibility(buckets_filled_up=True),
-        },
+        pytest.param(
+            {"num_classes": None, "routing": "expert_choice"},
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            {
+                "num_classes": 3,
+                "routing": "hashed",
+                "compatibility": layers.Compatibility(buckets_filled_up=True),
+            },
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_images(changes, tmp_path):
@@ -369,10 +388,9 @@ def test_images(changes, tmp_path):
         small_models.hyperparameters(**{**IMAGES, **changes})
     )
     small_models.randomize(model, 0)
-    model.export(tmp_path)
+    served = load(model, tmp_path)
     labels = [1, 2] if model.hyperparameters.num_classes else None
     first = {"num_images": 2} if labels is None else {"labels": labels}
-    served = tf.saved_model.load(str(tmp_path))
     images = served.generate(**first, temperature=0.0)["images"]
     assert images.dtype == "uint8"
     expected = model.generate(num_images=2, labels=labels, sampler="greedy")

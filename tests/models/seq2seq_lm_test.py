@@ -110,7 +110,8 @@ def test_padding_does_not_take_part_in_training():
     small_models.assert_equal(state, other_state)
 
 
-def test_training_learns_to_copy():
+@pytest.mark.thorough
+def test_training_learns_to_copy(traced):
     keras.utils.set_random_seed(0)
     lm = models.RoutingTransformerSeq2SeqLM.from_preset(
         "translate_local_cluster512",
@@ -230,6 +231,7 @@ def test_greedy_generation_is_that_of_recomputed_passes(greedy):
     assert len(set(chosen)) > 4
 
 
+@pytest.mark.thorough
 def test_generation_depends_on_the_input_and_not_on_its_padding(greedy):
     lm, x, token_ids = greedy
     real = x["encoder_padding_mask"]

@@ -321,7 +321,7 @@ def test_greedy_generation_is_that_of_prefixes_alone(greedy):
     assert len(set(chosen)) > (2 if ON_JAX else 4)
 
 
-@pytest.mark.thorough
+@small_models.FURTHER
 def test_a_prompt_is_continued_alike_alone_and_in_a_batch(greedy):
     lm, x, token_ids = greedy
     for row in range(2):

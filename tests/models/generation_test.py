@@ -34,8 +34,8 @@ def model(routing):
     "sampler, routing",
     [
         ("beam", "token_choice"),
-        pytest.param("top_p", "expert_choice", marks=pytest.mark.thorough),
-        pytest.param("contrastive", "token_choice", marks=pytest.mark.thorough),
+        pytest.param("top_p", "expert_choice", marks=small_models.FURTHER),
+        pytest.param("contrastive", "token_choice", marks=small_models.FURTHER),
     ],
 )
 def test_steps_continue_as_recomputing_does(sampler, routing, monkeypatch):
@@ -51,7 +51,7 @@ def test_steps_continue_as_recomputing_does(sampler, routing, monkeypatch):
     assert not np.array_equal(tokens, generate(lm, "greedy", x)["token_ids"])
 
 
-@pytest.mark.thorough
+@small_models.FURTHER
 def test_an_encoder_and_steps_of_the_decoder(monkeypatch):
     lm = small_seq2seq.language_model(timing_signal=True)
     x = small_seq2seq.inputs(lengths=(2, 4), buffers=(40, 7))
@@ -74,7 +74,7 @@ def test_settings_that_look_ahead_compute_all_anew(monkeypatch):
     np.testing.assert_array_equal(tokens[:, 6], logits[:, 5].argmax(axis=-1))
 
 
-@pytest.mark.thorough
+@small_models.FURTHER
 def test_padding_of_the_release_has_no_influence():
     lm = small_models.language_model(
         num_local_only_layers=1, compatibility={"padding_is_routed": True}

@@ -9,6 +9,14 @@ from tests import golden_cases
 from tests.models import small_models
 
 PATHS = golden_cases.paths("models/*.npz")
+# JAX takes long to compile gradients: there one case of each kind is enough.
+ON_BOTH_BACKENDS = (
+    "pg19_local_cluster8k",
+    "wikitext103_local_hash4k",
+    "translate_local_cluster512",
+    "image_class_conditional",
+    "image_mnist_local_cluster_strided",
+)
 LOGITS, LOSSES, GRADIENTS, STATE = 1e-4, 1e-5, 1e-3, 1e-5
 
 
@@ -87,7 +95,18 @@ class ImageRun(Run):
         return np.ones(self.targets.shape, "float32")
 
 
-@pytest.fixture(scope="module", params=PATHS, ids=lambda path: path.split("/")[-1])
+def marks(path):
+    if small_models.ON_JAX and not any(name in path for name in ON_BOTH_BACKENDS):
+        return [pytest.mark.slow]
+    return []
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(path, marks=marks(path), id=path.split("/")[-1]) for path in PATHS
+    ],
+)
 def run(request):
     return (ImageRun if "/image_" in request.param else Run)(request.param)
 

@@ -174,12 +174,13 @@ def test_no_output_weights_give_the_uniform_distribution():
     np.testing.assert_allclose(bits, np.log2(11), rtol=1e-6)
 
 
+@pytest.mark.usefixtures("traced")  # many steps of one small function
 class TestGenerate:
     greedy = keras_hub.samplers.GreedySampler()
 
     @LAYOUTS
-    @pytest.mark.thorough
-    def test_greedy_images_are_those_of_one_pass(self, layout, traced):
+    @small_models.FURTHER
+    def test_greedy_images_are_those_of_one_pass(self, layout):
         model = image_model(**layout)
         images = model.generate(2, sampler=self.greedy, verbose=False)
         logits = logits_of(model, {"images": images})

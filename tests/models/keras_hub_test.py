@@ -147,7 +147,7 @@ def test_backbones(cls, checks):
     [
         pytest.param(
             models.RoutingTransformerCausalLM,
-            marks=SLOW_ON_JAX or pytest.mark.thorough,
+            marks=small_models.FURTHER,
         ),
         pytest.param(models.RoutingTransformerSeq2SeqLM, marks=pytest.mark.slow),
     ],
@@ -244,7 +244,9 @@ def test_lora_adapts_feed_forward_layers():
     assert parts == {"input", "gate", "output", "attention"}
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize(
+    "remat", [False, pytest.param(True, marks=small_models.FURTHER)]
+)
 def test_what_lora_learns_is_saved(remat, tmp_path):
     lm = language_model(remat=remat)
     fixed = lm.variables
@@ -296,7 +298,7 @@ def test_what_is_compiled_follows_adapters():
     np.testing.assert_allclose(-small_models.array(losses)[0], after, rtol=1e-5)
 
 
-@pytest.mark.thorough
+@small_models.FURTHER
 def test_quantized_models_load(tmp_path):
     lm = language_model(embedding_dim=6)
     lm.quantize("int8")

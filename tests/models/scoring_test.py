@@ -127,10 +127,10 @@ def test_a_batch_scores_as_its_texts_alone(lm):
     "changes",
     [
         {"routing": "hashed"},
-        pytest.param({"routing": "random"}, marks=pytest.mark.thorough),
+        pytest.param({"routing": "random"}, marks=small_models.FURTHER),
         pytest.param(
             {"num_cluster_strided_heads": 1, "num_strided_heads": 1, "key_dim": 4},
-            marks=pytest.mark.thorough,
+            marks=small_models.FURTHER,
         ),
     ],
 )
@@ -421,7 +421,7 @@ def test_prefixes_of_one_routed_layer_are_prefixes_alone():
     assert_close(span.log_likelihoods, by_hand[2:4])
 
 
-@pytest.mark.thorough
+@small_models.FURTHER
 def test_prefixes_do_not_know_what_follows():
     lm = language_model(num_layers=3)
     text = "the cat sat on the mat"

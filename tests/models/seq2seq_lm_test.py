@@ -110,7 +110,7 @@ def test_padding_does_not_take_part_in_training():
     small_models.assert_equal(state, other_state)
 
 
-@pytest.mark.thorough
+@small_models.FURTHER
 def test_training_learns_to_copy(traced):
     keras.utils.set_random_seed(0)
     lm = models.RoutingTransformerSeq2SeqLM.from_preset(
@@ -231,7 +231,7 @@ def test_greedy_generation_is_that_of_recomputed_passes(greedy):
     assert len(set(chosen)) > 4
 
 
-@pytest.mark.thorough
+@small_models.FURTHER
 def test_generation_depends_on_the_input_and_not_on_its_padding(greedy):
     lm, x, token_ids = greedy
     real = x["encoder_padding_mask"]

@@ -2,11 +2,15 @@
 
 import keras
 import numpy as np
+import pytest
 
 from routing_tf import layers
 from routing_tf import models
 from tools import preset_table
 
+ON_JAX = keras.backend.backend() == "jax"
+# Further cases whose compilation takes long on JAX.
+FURTHER = pytest.mark.slow if ON_JAX else pytest.mark.thorough
 VOCABULARY_SIZE = 31
 LENGTH = 24
 SETTINGS = {

@@ -13,9 +13,11 @@ import pytest
 from routing_tf import models
 from routing_tf.models.release import hparams_sets
 from tests import golden_cases
+from tests.models import small_models
 from tools import preset_table
 
 PATH = pathlib.Path(__file__).parent / "preset_variables.json"
+OF_EACH_KIND = ("pg19_rt_base", "pairs_small", "mnist_local_cluster_strided")
 TABLE = json.loads(PATH.read_text())
 GOLDEN = json.loads((golden_cases.FOLDER / "pg19/full_size_variables.json").read_text())
 
@@ -37,7 +39,13 @@ def test_the_table_is_complete_and_as_the_command_writes_it():
     assert PATH.read_text() == preset_table.to_json(TABLE)
 
 
-@pytest.mark.parametrize("name", models.preset_names())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in OF_EACH_KIND else small_models.FURTHER)
+        for name in models.preset_names()
+    ],
+)
 def test_variables_at_full_size(name):
     assert preset_table.variables(name) == TABLE[name]
 

@@ -84,6 +84,7 @@ def test_logits_are_those_of_the_release(name):
 
 
 @pytest.mark.parametrize("name", TEXT)
+@small_models.FURTHER
 def test_logits_are_those_of_a_plain_forward_pass(name):
     model, hparams = load(name), hparams_of(name)
     plain = NumpyLanguageModel(release.read_variables(model), hparams)
@@ -95,6 +96,7 @@ def test_logits_are_those_of_a_plain_forward_pass(name):
 
 
 @pytest.mark.parametrize("name", TEXT)
+@small_models.FURTHER
 def test_padding_of_a_decoder_has_no_influence(name):
     """The release does not know it there, so the weights do not rely on its flaws."""
     model = load(name)

@@ -68,10 +68,20 @@ def test_keys_are_shifted_in_the_self_attention_of_decoders_alone(routing):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_encoder_layers": 2, "num_layers": 2, "num_local_only_layers": 1},
         {"feed_forward": "none", "norm_position": "post", "embedding_dim": 6},
-        {"num_local_heads": 0, "timing_signal": True, "ema": False},
-        {"routing": "hashed", "num_clusters": 4, "num_strided_heads": 1, "key_dim": 4},
+        *(
+            pytest.param(changes, marks=small_models.FURTHER)
+            for changes in (
+                {"num_encoder_layers": 2, "num_layers": 2, "num_local_only_layers": 1},
+                {"num_local_heads": 0, "timing_signal": True, "ema": False},
+                {
+                    "routing": "hashed",
+                    "num_clusters": 4,
+                    "num_strided_heads": 1,
+                    "key_dim": 4,
+                },
+            )
+        ),
     ],
 )
 def test_output(changes):
@@ -83,7 +93,9 @@ def test_output(changes):
     assert np.isfinite(hidden).all()
 
 
-@pytest.mark.parametrize("position", ["pre", "post"])
+@pytest.mark.parametrize(
+    "position", ["pre", pytest.param("post", marks=small_models.FURTHER)]
+)
 def test_both_stacks_end_with_a_normalization(position):
     model = backbone(norm_position=position, **LOCAL)
     for norm in (model.encoder_final_norm, model.final_norm):
@@ -129,6 +141,7 @@ def test_without_its_padding_a_row_gives_the_same():
     )
 
 
+@small_models.FURTHER
 def test_tokens_of_the_encoder_reach_the_decoder(routed):
     model, expected = routed
     x = small_seq2seq.change(
@@ -138,7 +151,14 @@ def test_tokens_of_the_encoder_reach_the_decoder(routed):
     assert changed[0].any() and changed[1].any()
 
 
-@pytest.mark.parametrize("flange", [0, 1, None])
+@pytest.mark.parametrize(
+    "flange",
+    [
+        0,
+        pytest.param(1, marks=small_models.FURTHER),
+        pytest.param(None, marks=small_models.FURTHER),
+    ],
+)
 def test_blocks_of_the_decoder_are_paired_with_those_of_the_encoder(flange):
     # 24 tokens in three blocks of 8 see 40 in three blocks of 14.
     model = backbone(local_flange_blocks=0, memory_flange_blocks=flange, **LOCAL)
@@ -208,6 +228,7 @@ def test_rows_of_zeros_are_padding(with_embeddings):
     assert np.abs(with_token - output(with_embeddings, shorter)).max() > 1e-3
 
 
+@small_models.FURTHER
 def test_dropped_elements_of_the_inputs_are_no_padding(with_embeddings):
     dropping = backbone(
         **{**with_embeddings.hyperparameters.to_dict(), "input_dropout": 0.999999}
@@ -243,6 +264,7 @@ def test_dropped_elements_leave_the_others_as_they_are():
         ("residual_dropout", "encoder_input_dropout"),
     ],
 )
+@small_models.FURTHER
 def test_dropout_of_the_encoder_is_on_in_training(rate, name):
     model = models.RoutingTransformerEncoderDecoder(
         small_seq2seq.hyperparameters(**LOCAL, **{rate: 0.5})
@@ -307,6 +329,7 @@ def test_round_trip_of_the_config(changes):
     assert len(set(paths)) == len(paths)
 
 
+@small_models.FURTHER
 def test_low_precision():
     settings = small_seq2seq.hyperparameters(
         **LOCAL, encoder_inputs="embeddings", input_dropout=0.1

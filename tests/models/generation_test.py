@@ -33,7 +33,7 @@ def model(routing):
 @pytest.mark.parametrize(
     "sampler, routing",
     [
-        ("beam", "token_choice"),
+        pytest.param("beam", "token_choice", marks=pytest.mark.thorough),
         pytest.param("top_p", "expert_choice", marks=small_models.FURTHER),
         pytest.param("contrastive", "token_choice", marks=small_models.FURTHER),
     ],
@@ -61,6 +61,7 @@ def test_an_encoder_and_steps_of_the_decoder(monkeypatch):
     np.testing.assert_array_equal(tokens, expected)
 
 
+@small_models.FURTHER
 def test_settings_that_look_ahead_compute_all_anew(monkeypatch):
     lm = small_models.language_model(
         routing="random", compatibility={"members_of_whole_sequence": True}

@@ -186,6 +186,7 @@ class TestGenerate:
         logits = logits_of(model, {"images": images})
         np.testing.assert_array_equal(logits.argmax(axis=-1), images)
 
+    @small_models.FURTHER
     def test_routed_heads_see_nothing_of_what_is_not_there_yet(self):
         model = image_model(num_local_heads=1, num_routed_heads=1)
         images = model.generate(
@@ -212,6 +213,7 @@ class TestGenerate:
         logits = logits_of(model, {"images": images})
         np.testing.assert_array_equal(logits.argmax(axis=-1)[:, 2:], images[:, 2:])
 
+    @small_models.FURTHER
     def test_same_seed_same_images(self):
         model = image_model(num_classes=3)
         first, second, third = (
@@ -250,6 +252,7 @@ class TestGenerate:
         with pytest.raises(ValueError, match=r"in the range \[0, 3\)"):
             image_model(num_classes=3).generate(labels=labels, verbose=False)
 
+    @small_models.FURTHER
     def test_leaves_the_model_as_it_was(self, tmp_path):
         model = image_model()
         assert not model.compiled

@@ -121,8 +121,10 @@ def preprocessor_of(cls):
     "cls",
     [
         pytest.param(models.RoutingTransformer, marks=SLOW_ON_JAX),
-        pytest.param(models.RoutingTransformerEncoderDecoder, marks=SLOW_ON_JAX),
-        models.RoutingImageTransformer,
+        pytest.param(
+            models.RoutingTransformerEncoderDecoder, marks=small_models.FURTHER
+        ),
+        pytest.param(models.RoutingImageTransformer, marks=pytest.mark.thorough),
     ],
 )
 def test_backbones(cls, checks):

@@ -362,6 +362,7 @@ def test_classes_go_with_conditional_image_models(num_classes, unconditional):
 
 
 @pytest.mark.parametrize("kind", [str, pathlib.Path])
+@small_models.FURTHER
 def test_hyperparameters_from_a_file(tmp_path, kind):
     path = tmp_path / "hparams.json"
     path.write_text(json.dumps(HPARAMS))
@@ -369,6 +370,7 @@ def test_hyperparameters_from_a_file(tmp_path, kind):
     assert lm.backbone.hyperparameters == language_model().backbone.hyperparameters
 
 
+@small_models.FURTHER
 def test_hyperparameters_that_do_not_concern_the_model_are_ignored():
     others = {
         "data_dir": "somewhere",
@@ -385,6 +387,7 @@ def test_hyperparameters_that_do_not_concern_the_model_are_ignored():
 
 
 @needs_reference
+@small_models.FURTHER
 def test_the_released_hyperparameters_are_read_whole():
     path = pathlib.Path(REFERENCE, "golden/pg19/hparams.json")
     hparams = json.loads(path.read_text())
@@ -554,6 +557,7 @@ def test_names_with_normalization_before_each_part():
     assert [id(variable) for variable in final[:2]] == [id(norm) for norm in norms]
 
 
+@small_models.FURTHER
 def test_names_without_feed_forward():
     lm = language_model(ffn_layer="none")
     assert not [name for name in names(lm) if "ffn" in name]
@@ -564,6 +568,7 @@ def test_names_without_feed_forward():
     assert scale.replace("process", "process_1") not in names(lm)
 
 
+@small_models.FURTHER
 def test_centroids_learn_by_gradient_only_without_moving_averages():
     for ema in (True, False):
         variables = release.variables_by_name(language_model(ema=ema))

@@ -49,10 +49,28 @@ def head_groups(model):
     "changes",
     [
         {},
-        {"feed_forward": "none", "norm_position": "post"},
-        {"feed_forward": "relu", "num_local_heads": 0, "share_query_key": False},
-        {"num_routed_heads": 0, "embedding_dim": 6, "key_dim": 3, "value_dim": 5},
-        {"ema": False, "local_relative_positions": False, "timing_signal": True},
+        *(
+            pytest.param(changes, marks=small_models.FURTHER)
+            for changes in (
+                {"feed_forward": "none", "norm_position": "post"},
+                {
+                    "feed_forward": "relu",
+                    "num_local_heads": 0,
+                    "share_query_key": False,
+                },
+                {
+                    "num_routed_heads": 0,
+                    "embedding_dim": 6,
+                    "key_dim": 3,
+                    "value_dim": 5,
+                },
+                {
+                    "ema": False,
+                    "local_relative_positions": False,
+                    "timing_signal": True,
+                },
+            )
+        ),
     ],
 )
 def test_output(changes):
@@ -164,6 +182,7 @@ def test_size_of_the_embeddings():
         assert tuple(kernel.shape) == (dim, 16)
 
 
+@small_models.FURTHER
 def test_the_gain_reaches_every_initial_weight():
     settings = small_models.hyperparameters(
         initializer_gain=1e-8, embedding_dim=6, shared_head_projection=True
@@ -174,6 +193,7 @@ def test_the_gain_reaches_every_initial_weight():
 
 
 @pytest.mark.parametrize("stddev", [0.0, 2.0])
+@small_models.FURTHER
 def test_initial_relative_positions_of_keys(stddev):
     settings = small_models.hyperparameters(num_layers=1, relative_key_stddev=stddev)
     model = models.RoutingTransformer(settings)
@@ -188,6 +208,7 @@ def test_initial_relative_positions_of_keys(stddev):
     assert (tables["key_embeddings"].std() > 1.0) == (stddev == 2.0)
 
 
+@small_models.FURTHER
 def test_scaled_embeddings():
     x = small_models.inputs()
     model, scaled = backbone(), backbone(scale_embeddings=True)
@@ -209,6 +230,7 @@ def test_normalization():
 
 
 @pytest.mark.parametrize("timing_signal", [True, False])
+@small_models.FURTHER
 def test_only_the_timing_signal_tells_places_apart(timing_signal):
     model = backbone(
         num_routed_heads=0,
@@ -251,7 +273,13 @@ def test_dropout_is_off_in_evaluation(plain):
     np.testing.assert_array_equal(output(dropping, x), expected)
 
 
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize(
+    "rate",
+    [
+        *(pytest.param(rate, marks=small_models.FURTHER) for rate in RATES[:-2]),
+        *RATES[-2:],
+    ],
+)
 def test_dropout_is_on_in_training(rate, plain):
     model, x, expected = plain
     dropping = backbone(**{rate: 0.5})
@@ -261,6 +289,7 @@ def test_dropout_is_on_in_training(rate, plain):
     assert not np.allclose(first, second, atol=1e-2)
 
 
+@small_models.FURTHER
 def test_token_dropout_replaces_tokens_by_id_0(plain):
     model, x, _ = plain
     dropping = backbone(token_dropout=0.999999)
@@ -328,6 +357,7 @@ def test_low_precision_leaves_the_clustering_alone():
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="JAX knows all lengths"
 )
+@small_models.FURTHER
 def test_the_length_may_be_unknown(traced):
     import tensorflow as tf
 
@@ -352,6 +382,7 @@ def test_hyperparameters_of_a_saved_model_cannot_be_changed(tmp_path):
         models.RoutingTransformer.from_preset(str(tmp_path), num_layers=3)
 
 
+@small_models.FURTHER
 def test_relative_key_stddev_sets_the_initial_scale():
     backbone = models.RoutingTransformer.from_preset(
         "byte_tiny", relative_key_stddev=3.0

@@ -92,7 +92,8 @@ def call_in_fresh_process(path, *calls, modules=()):
 
 @pytest.fixture(scope="module")
 def lm():
-    return text_model()
+    """A model of local heads, which are traced in half the time; others see below."""
+    return text_model(num_routed_heads=0, num_local_heads=4)
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,7 @@ def served(path):
 
 
 @on_tensorflow
+@pytest.mark.thorough
 def test_tensorflow_alone_serves_texts(lm, path):
     ids = [[65, 66, 67], [65, 66, 0], [67, 0, 0]]
     mask = [[True] * 3, [True, True, False], [True, False, False]]
@@ -369,20 +371,15 @@ def test_a_model_with_an_encoder(tmp_path):
     "changes",
     [
         {"num_classes": 3},
-        pytest.param(
-            {"num_classes": None, "routing": "expert_choice"},
-            marks=pytest.mark.thorough,
-        ),
-        pytest.param(
-            {
-                "num_classes": 3,
-                "routing": "hashed",
-                "compatibility": layers.Compatibility(buckets_filled_up=True),
-            },
-            marks=pytest.mark.thorough,
-        ),
+        {"num_classes": None, "routing": "expert_choice"},
+        {
+            "num_classes": 3,
+            "routing": "hashed",
+            "compatibility": layers.Compatibility(buckets_filled_up=True),
+        },
     ],
 )
+@pytest.mark.thorough
 def test_images(changes, tmp_path):
     model = models.RoutingImageTransformer(
         small_models.hyperparameters(**{**IMAGES, **changes})

@@ -126,7 +126,7 @@ def test_a_batch_scores_as_its_texts_alone(lm):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"routing": "hashed"},
+        pytest.param({"routing": "hashed"}, marks=small_models.FURTHER),
         pytest.param({"routing": "random"}, marks=small_models.FURTHER),
         pytest.param(
             {"num_cluster_strided_heads": 1, "num_strided_heads": 1, "key_dim": 4},
@@ -142,6 +142,7 @@ def test_padding_has_no_influence(changes):
         assert_close(result.log_likelihoods, expected(lm, bytes_of(text)))
 
 
+@small_models.FURTHER
 def test_flaws_of_the_release_do_not_mix_the_texts_of_a_batch():
     flaws = {"padding_is_routed": True, "padding_of_first_row": True}
     lm = language_model(compatibility=flaws)
@@ -442,6 +443,7 @@ def test_token_choice_has_one_scope():
     assert_close(lm.score(text[:9]).log_likelihoods, full.log_likelihoods[:9])
 
 
+@small_models.FURTHER
 def test_the_scope_is_that_of_the_hyperparameters():
     text = "the cat sat"
     options = {"routing_scope": "prefix", "prefix_block_size": 5}

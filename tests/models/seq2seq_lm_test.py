@@ -59,7 +59,9 @@ def preprocessor(encoder_sequence_length=12, decoder_sequence_length=BUFFER):
     )
 
 
-@pytest.mark.parametrize("changes", [{}, {"embedding_dim": 6}])
+@pytest.mark.parametrize(
+    "changes", [{}, pytest.param({"embedding_dim": 6}, marks=small_models.FURTHER)]
+)
 def test_logits_and_losses(changes):
     lm = language_model(**changes)
     assert isinstance(lm, keras_hub.models.Seq2SeqLM)
@@ -162,7 +164,11 @@ def test_a_saved_model_has_all_of_its_state(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "cls", [models.RoutingTransformerSeq2SeqLM, keras_hub.models.Seq2SeqLM]
+    "cls",
+    [
+        models.RoutingTransformerSeq2SeqLM,
+        pytest.param(keras_hub.models.Seq2SeqLM, marks=small_models.FURTHER),
+    ],
 )
 def test_round_trip_through_a_preset_folder(cls, tmp_path):
     lm = language_model(vocabulary_size=258, preprocessor=preprocessor(12, 9))
@@ -241,6 +247,7 @@ def test_generation_depends_on_the_input_and_not_on_its_padding(greedy):
     assert (generate(lm, other)[0] != token_ids).any(1).all()
 
 
+@small_models.FURTHER
 def test_generation_stops(greedy):
     lm, x, token_ids = greedy
     stop = int(token_ids[0, 3])
@@ -252,6 +259,7 @@ def test_generation_stops(greedy):
         lm.generate(dict(x))
 
 
+@small_models.FURTHER
 def test_each_beam_sees_the_input_of_its_row():
     lm = language_model(seed=3, **LOCAL)
     sampler = keras_hub.samplers.BeamSampler(num_beams=2)
@@ -264,6 +272,7 @@ def test_each_beam_sees_the_input_of_its_row():
     np.testing.assert_array_equal(generate(lm, turned)[0], token_ids[::-1])
 
 
+@small_models.FURTHER
 def test_generation_from_embeddings():
     lm = language_model(encoder_inputs="embeddings", **LOCAL)
     lm.compile(sampler="greedy", run_eagerly=not ON_JAX)

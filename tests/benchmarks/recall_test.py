@@ -231,6 +231,7 @@ def test_settings_are_the_key(results, trained):
     assert len(trained) == 5
 
 
+@pytest.mark.thorough
 def test_plot(results, trained, tmp_path):
     picture = tmp_path / "recall.png"
     recall.benchmark(parse(results))
@@ -312,6 +313,7 @@ def test_heads_of_a_pattern(pattern):
         assert 12 in (config.get("num_clusters"), config.get("num_buckets"))
 
 
+@pytest.mark.thorough
 def test_the_cut_preset():
     place = (*recall.TUNING, None)
     settings = recall.settings_of(

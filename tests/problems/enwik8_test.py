@@ -78,6 +78,7 @@ def test_integers_are_the_ids(tmp_path, integers):
     assert "train 48 integers" in problem.describe()
 
 
+@pytest.mark.thorough
 def test_release_packing_makes_each_line_a_window(tmp_path, integers):
     raw_dir, lines = integers
     problem = get(tmp_path, raw_dir, packing="release")

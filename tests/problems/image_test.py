@@ -59,6 +59,7 @@ def test_epochs_hold_each_image_once_in_another_order():
     assert first != second != sorted(second)
 
 
+@pytest.mark.thorough
 def test_training_goes_on_anywhere():
     problem = Numbered()
     whole = numbers(problem.dataset("train", batch_size=4, seed=1).take(9))

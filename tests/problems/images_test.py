@@ -171,6 +171,7 @@ class TestMnist:
         builder.download_and_prepare(download_config=config)
         check_images(get("mnist", tmp_path), "test", range(6))
 
+    @pytest.mark.thorough
     def test_training_goes_on_anywhere(self, small_mnist, tmp_path, raw):
         problem = get("mnist", tmp_path, raw)
 

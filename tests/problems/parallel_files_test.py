@@ -82,6 +82,7 @@ def test_pairs_with_an_empty_side_are_left_out(tmp_path):
     assert pairs(get(files), "train") == expected([1, 5])
 
 
+@pytest.mark.thorough
 def test_batches_go_on_anywhere(files):
     def batches(step):
         dataset = get(files).dataset("train", 40, start_step=step).take(6 - step)
@@ -178,6 +179,7 @@ class TestArrays:
             list(problem.generate(str(tmp_path)))
 
 
+@pytest.mark.thorough
 def test_any_split_can_be_trained_on(files):
     problem = get(files, train_split="validation", eval_split="test")
     assert problem.num_windows("validation") == 5

@@ -95,6 +95,7 @@ class TestBatches:
         other = numbers(Numbers().dataset("train", 23, seed=1).take(1))[0]
         assert other != first
 
+    @pytest.mark.thorough
     def test_training_goes_on_anywhere(self):
         whole = numbers(Numbers().dataset("train", 4, seed=1).take(15))
         for step in (3, 5, 6, 12):

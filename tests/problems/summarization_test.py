@@ -96,6 +96,7 @@ def test_long_articles_are_cut(tmp_path, raw):
     assert dropped.num_windows("train") == 12 - too_long
 
 
+@pytest.mark.thorough
 def test_vocabulary(tmp_path, raw):
     problem = get("pubmed", tmp_path, raw, vocabulary="subwords")
     assert (tmp_path / "data" / "vocab.pubmed.32768.subwords").exists()

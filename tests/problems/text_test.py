@@ -102,7 +102,13 @@ class TestTraining:
         orders = {tuple(np.argsort(starts)) for starts in epochs}
         assert len(orders) == 3
 
-    @pytest.mark.parametrize("start_step", [0, 1, 36, 37, 38, 100])
+    @pytest.mark.parametrize(
+        "start_step",
+        [
+            37,
+            *(pytest.param(n, marks=pytest.mark.thorough) for n in (0, 1, 36, 38, 100)),
+        ],
+    )
     def test_start_step_continues_exactly(self, problem, start_step):
         # 112 windows: with batches of 3 an epoch ends inside of the 38th batch.
         assert problem.num_windows("train") == 112
@@ -177,7 +183,7 @@ class TestResume:
     @pytest.mark.parametrize(
         "num_workers, options, packing",
         [
-            (1, {}, "stream"),
+            pytest.param(1, {}, "stream", marks=pytest.mark.thorough),
             pytest.param(1, {}, "release", marks=pytest.mark.thorough),
             pytest.param(2, {}, "stream", marks=pytest.mark.thorough),
             (2, {"min_training_length": "5"}, "release"),
@@ -224,8 +230,15 @@ class TestResume:
                 )
                 tf.nest.map_structure(np.testing.assert_array_equal, resumed, expected)
 
-    @pytest.mark.parametrize("split", ["train", "test"])
-    @pytest.mark.parametrize("num_workers", [2, 3])
+    @pytest.mark.parametrize(
+        "split, num_workers",
+        [
+            ("train", 2),
+            ("test", 3),
+            pytest.param("train", 3, marks=pytest.mark.thorough),
+            pytest.param("test", 2, marks=pytest.mark.thorough),
+        ],
+    )
     def test_workers_share_the_batches_of_one(self, problem, split, num_workers):
         steps = 12 if split == "train" else None
         whole = problem.dataset(split, batch_size=2 * num_workers, seed=1)
@@ -282,6 +295,7 @@ class TestTruncation:
             )
 
 
+@pytest.mark.thorough
 def test_batches_fit_keras(problem):
     lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny", num_layers=1)
     training.compile_for_training(lm)

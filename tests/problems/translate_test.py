@@ -149,6 +149,7 @@ class TestDocuments:
         problem = get(tmp_path, raw, input_length=length - 1, **options)
         assert texts(problem, "train")[0][0] == " ".join(EUROPARL[:2])
 
+    @pytest.mark.thorough
     def test_sentences_that_are_too_long(self, tmp_path, raw):
         problem = get(tmp_path, raw, input_length=20, sequence_length=20)
         pairs = texts(problem, "train")
@@ -175,6 +176,7 @@ class TestDocuments:
                     == ids[:-1].tolist()
                 )
 
+    @pytest.mark.thorough
     def test_training_goes_on_anywhere(self, tmp_path, raw):
         problem = get(tmp_path, raw, input_length=60, sequence_length=60)
         assert 12 < problem.num_windows("train") < 24
@@ -185,6 +187,7 @@ class TestDocuments:
 
         assert batches(0)[5:] == batches(5)
 
+    @pytest.mark.thorough
     def test_stopped_work_goes_on(self, tmp_path, raw, monkeypatch):
         monkeypatch.setattr(array_store, "SECONDS_BETWEEN_CHECKPOINTS", 0)
         monkeypatch.setattr(translate, "PAIRS_AT_ONCE", 2)
@@ -206,6 +209,7 @@ class TestDocuments:
         assert 0 < began_at[1] < 17
         assert texts(problem, "train") == documents(TRAIN, 100)
 
+    @pytest.mark.thorough
     def test_other_lengths_are_other_arrays(self, tmp_path, raw):
         get(tmp_path, raw, input_length=100, sequence_length=100)
         # What is prepared for other lengths is made of what tfds has.

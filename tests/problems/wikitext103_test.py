@@ -164,6 +164,7 @@ class TestSplits:
         )
         assert "cats" not in words_of(problem, problem.ids("validation"))
 
+    @pytest.mark.thorough
     def test_files_that_come_later(self, tmp_path, raw_dir):
         (raw_dir / "wiki.train.tokens").rename(tmp_path / "later")
         get(tmp_path, raw_dir, train_split="test").prepare()
@@ -195,6 +196,7 @@ class TestRelease:
         assert rows_of(problem, "train") == expected
         assert (windows[1:, 0] < windows[:-1].sum(axis=1)).any()
 
+    @pytest.mark.thorough
     def test_overlap_variant(self, tmp_path, raw_dir):
         problem = get(
             tmp_path,
@@ -240,6 +242,7 @@ def test_lengths_in_names():
 
 
 @pytest.mark.skipif(not REFERENCE, reason="needs ROUTING_TF_REFERENCE_DIR")
+@pytest.mark.thorough
 def test_counts_of_the_real_files(tmp_path):
     raw_dir = pathlib.Path(REFERENCE, "data", "wikitext")
     options = {"train_split": "validation", "eval_split": "test"}

@@ -43,6 +43,7 @@ def data(tmp_path):
 
 
 class TestOrder:
+    @pytest.mark.thorough
     def test_several_shards(self, tmp_path, data):
         write_lines(tmp_path / "raw", "train", count=1000)
         builder = integers(data)
@@ -58,6 +59,7 @@ class TestOrder:
         builders.prepare(integers(data), tmp_path / "raw")
         assert first_ids(integers(data), "train") == list(range(1000))
 
+    @pytest.mark.thorough
     def test_shuffled_builders_of_tfds_are_read_shard_after_shard(self, data):
         class Shuffled(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             VERSION = tfds.core.Version("1.0.0")

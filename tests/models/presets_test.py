@@ -13,7 +13,8 @@ import pytest
 
 from routing_tf import models
 from routing_tf.layers import Compatibility
-from routing_tf.models import presets
+from routing_tf.models.release import conversion
+from routing_tf.models.release import hparams_sets
 from tools import preset_table
 
 REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
@@ -51,7 +52,7 @@ def of_start(table, name):
 
 
 def test_names():
-    assert models.preset_names() == [*OWN, *presets.RELEASE_SETS]
+    assert models.preset_names() == [*OWN, *hparams_sets.RELEASE_SETS]
     for name in models.preset_names():
         assert models.preset_description(name).endswith(".")
 
@@ -71,7 +72,7 @@ def test_names_of_a_kind(kind):
         }
 
 
-@pytest.mark.parametrize("name", presets.RELEASE_SETS)
+@pytest.mark.parametrize("name", hparams_sets.RELEASE_SETS)
 def test_training_of_the_release(name):
     h = models.preset_hyperparameters(name)
     dropout = (
@@ -97,7 +98,7 @@ def test_training_of_the_release(name):
         assert h.learning_rate_schedule == "constant*rsqrt_normalized_decay"
 
 
-@pytest.mark.parametrize("name", presets.RELEASE_SETS)
+@pytest.mark.parametrize("name", hparams_sets.RELEASE_SETS)
 def test_what_sets_of_the_release_share(name):
     h = models.preset_hyperparameters(name)
     assert h.norm_position == "post"
@@ -113,13 +114,13 @@ def test_what_sets_of_the_release_share(name):
     assert h.local_flange_blocks == (0 if name.endswith("_full") else 1)
 
 
-@pytest.mark.parametrize("name", presets.RELEASE_SETS)
+@pytest.mark.parametrize("name", hparams_sets.RELEASE_SETS)
 def test_flaws_of_the_release_come_only_on_request(name):
-    hparams = presets.RELEASE_SETS[name][1]
+    hparams = hparams_sets.RELEASE_SETS[name][1]
     sound = models.preset_hyperparameters(name)
     assert sound.compatibility == Compatibility()
     assert sound.truncate_length is None
-    flawed = presets.hyperparameters_from_release(hparams, faithful=True)
+    flawed = conversion.hyperparameters_from_release(hparams, faithful=True)
     image = sound.kind == "image"
     assert flawed.compatibility == Compatibility.release(padding_of_first_row=image)
     asked_for = {"compatibility": None}
@@ -152,7 +153,7 @@ def test_rt_base_is_the_registered_set_with_two_changes():
 @pytest.mark.skipif(not REFERENCE, reason="needs ROUTING_TF_REFERENCE_DIR")
 def test_rt_base_has_the_published_settings():
     path = pathlib.Path(REFERENCE, "golden/pg19/hparams.json")
-    published = presets.hyperparameters_from_release(json.loads(path.read_text()))
+    published = conversion.hyperparameters_from_release(json.loads(path.read_text()))
     assert models.preset_hyperparameters("pg19_rt_base") == published
 
 
@@ -164,10 +165,10 @@ def test_rt_base_has_the_published_settings():
     ],
 )
 def test_channels_of_an_image_come_from_elsewhere(hparams):
-    h = presets.hyperparameters_from_release(hparams, num_channels=1, num_classes=7)
+    h = conversion.hyperparameters_from_release(hparams, num_channels=1, num_classes=7)
     assert (h.image_height, h.image_width, h.num_channels) == (4, 6, 1)
     assert (h.max_sequence_length, h.batch_tokens, h.num_classes) == (24, 5 * 24, 7)
-    with_its_own = presets.hyperparameters_from_release(hparams)
+    with_its_own = conversion.hyperparameters_from_release(hparams)
     channels = hparams.get("num_channels", 3)
     assert with_its_own.num_channels == channels
     assert with_its_own.max_sequence_length == 24 * channels
@@ -178,13 +179,13 @@ def test_settings_that_are_missing_are_those_of_the_base_sets():
         ({}, "sparse_transformer_local"),
         ({"frame_height": 32}, "sparse_imagetransformer_base"),
     ):
-        settings = presets.hyperparameters_from_release(hparams)
+        settings = conversion.hyperparameters_from_release(hparams)
         assert settings == models.preset_hyperparameters(base)
 
 
 @pytest.mark.parametrize("faithful", [False, True])
 def test_fields_come_before_settings_of_the_release(faithful):
-    h = presets.hyperparameters_from_release({}, faithful, vocabulary_size=300)
+    h = conversion.hyperparameters_from_release({}, faithful, vocabulary_size=300)
     assert h.vocabulary_size == 300
 
 
@@ -208,7 +209,7 @@ def test_fields_come_before_settings_of_the_release(faithful):
 )
 def test_unsupported_settings_of_images(change, message):
     with pytest.raises(ValueError, match=message):
-        presets.hyperparameters_from_release({"frame_height": 32, **change})
+        conversion.hyperparameters_from_release({"frame_height": 32, **change})
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -173,6 +173,7 @@ def test_a_model_of_expert_choice_leaks(expert_choice, run):
     np.testing.assert_allclose(found, bits[1] - bits[0], atol=2e-5)
 
 
+@pytest.mark.thorough
 def test_prefixes_do_not_leak(expert_choice, run):
     table, lines = causality(run, expert_choice, "--routing_scope=prefix")
     assert len(table) == 5
@@ -330,6 +331,7 @@ def image_run(tmp_path_factory):
     return save_run(tmp_path_factory.mktemp("images"), "test_checkers", settings)
 
 
+@pytest.mark.thorough
 def test_images(image_run, run):
     table, lines = causality(run, image_run)
     assert table["block_0 routed_heads"][0] != "0"

@@ -199,6 +199,7 @@ def test_the_split_that_was_trained_on(words_dir, run):
     assert "train (not held out: the split that is trained on): 96 tokens" in out
 
 
+@pytest.mark.thorough
 def test_pairs_of_texts(tmp_path, run):
     hparams = (
         f"{HPARAMS},num_encoder_layers=1,max_input_length=16,max_sequence_length=12,"

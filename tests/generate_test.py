@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("eager")
 
 SMALL = {
     "vocabulary_size": 258,
-    "max_sequence_length": 32,
+    "max_sequence_length": 16,
     "hidden_dim": 16,
     "intermediate_dim": 16,
     "num_layers": 1,
@@ -109,16 +109,16 @@ def test_a_text_is_shown_while_it_is_made(model, tmp_path, run, monkeypatch):
         f"--model_dir={model}", "--prompt=It was", GREEDY, f"--output_file={path}"
     )
     assert code == 0, err
-    (expected,) = by_generate(model, "greedy", ["It was"], max_length=32)
+    (expected,) = by_generate(model, "greedy", ["It was"], max_length=16)
     assert out == f"{expected}\n"
     assert len(set(expected)) > 5
-    assert [len(piece) for piece in pieces if piece] == [6] + [1] * 25 + [1]
-    assert "25 tokens in " in err and "tokens/s" in err
+    assert [len(piece) for piece in pieces if piece] == [6] + [1] * 9 + [1]
+    assert "9 tokens in " in err and "tokens/s" in err
     assert json.loads(path.read_text()) == {
         "prompt": "It was",
         "sample": 0,
         "continuation": expected.removeprefix("It was"),
-        "tokens": 25,
+        "tokens": 9,
         "ended": False,
     }
 
@@ -208,13 +208,13 @@ def test_texts_end_one_by_one(ending_model, tmp_path, run):
 def test_a_stream_goes_past_the_trained_length(model, tmp_path, run):
     path = tmp_path / "text.txt"
     options = [f"--model_dir={model}", "--prompt=It was", "--stream", GREEDY]
-    code, out, err = run(*options, "--num_tokens=30", f"--output_file={path}")
+    code, out, err = run(*options, "--num_tokens=12", f"--output_file={path}")
     assert code == 0, err
     assert path.read_text() == out
     # As many places behind the prompt, and the same tokens there.
-    (expected,) = by_generate(model, "greedy", ["It was"], max_length=37)
+    (expected,) = by_generate(model, "greedy", ["It was"], max_length=19)
     assert out == f"{expected}\n"
-    assert "30 tokens in" in err
+    assert "12 tokens in" in err
 
 
 def test_a_stream_ends_at_the_end_id_where_it_shall(ending_model, run):
@@ -225,6 +225,7 @@ def test_a_stream_ends_at_the_end_id_where_it_shall(ending_model, run):
     assert "1 tokens in" in err
 
 
+@pytest.mark.thorough
 def test_a_stream_with_heads_that_remember_everything(tmp_path, run):
     model = text_model(tmp_path / "full.keras", routing="full")
     options = [f"--model_dir={model}", "--prompt=a", "--stream", GREEDY]
@@ -237,6 +238,7 @@ def test_a_stream_with_heads_that_remember_everything(tmp_path, run):
     assert out == f"{expected}\n"
 
 
+@pytest.mark.thorough
 def test_a_model_that_cannot_go_step_by_step(tmp_path, run):
     flaw = {"members_of_whole_sequence": True}
     changes = {"routing": "random", "routed_key_shift": 0, "compatibility": flaw}

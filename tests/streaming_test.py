@@ -57,8 +57,13 @@ def generate(lm, sampler, prompts, length):
     [
         {"routing": "token_choice"},
         {"routing": "expert_choice"},
-        {"routing": "full", "num_local_only_layers": 0, "num_layers": 1},
-        {"compatibility": {"padding_is_routed": True}},
+        pytest.param(
+            {"routing": "full", "num_local_only_layers": 0, "num_layers": 1},
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            {"compatibility": {"padding_is_routed": True}}, marks=pytest.mark.thorough
+        ),
     ],
     ids=["token_choice", "expert_choice", "all_remembered", "padding_has_influence"],
 )

@@ -87,6 +87,7 @@ def test_defaults(tmp_path):
     assert config.hyperparameters.vocabulary_size == problem.vocabulary_size
 
 
+@pytest.mark.thorough
 def test_both_scopes_of_expert_choice(arguments, tmp_path, run):
     hparams = f"--hparams={HPARAMS},routing=expert_choice"
     options = ["--train_steps=1", "--eval_examples=3", "--sample_bytes=0"]
@@ -424,6 +425,7 @@ def test_control_characters_are_not_printed():
     assert display.printable("a\x1b[2J\té\n") == "a\ufffd[2J\té\n"
 
 
+@pytest.mark.thorough
 def test_how_a_run_computes_is_remembered(arguments, run, tmp_path):
     model_dir = f"--model_dir={tmp_path}"
     common = [model_dir, *arguments, "--sample_bytes=0", "--eval_examples=2"]

@@ -78,6 +78,7 @@ class TestParts:
 
 
 class TestSteps:
+    @pytest.mark.thorough
     def test_four_steps_in_a_call_are_four_calls(self):
         changes = {"residual_dropout": 0.2}
         assert_equals_whole_batches(steps_per_call=4, changes=changes, num_steps=4)
@@ -185,6 +186,7 @@ def apply_as_keras_does(optimizer, gradient, variable):
 
 
 class TestLossScale:
+    @pytest.mark.thorough
     def test_moves_as_that_of_keras(self):
         is_finite = [bool(int(digit)) for digit in "1110101101"]
         own = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), **SCALING)
@@ -205,6 +207,7 @@ class TestLossScale:
         # Unlike that of Keras ours counts the steps of a run.
         assert int(scaling.iterations) == len(is_finite)
 
+    @pytest.mark.thorough
     def test_changes_no_number(self):
         run = run_of(loss_scaling=SCALING)
         run.train()
@@ -218,6 +221,7 @@ class TestLossScale:
         for value, (name, wanted) in zip(found, expected.items(), strict=True):
             np.testing.assert_allclose(value, wanted, 1e-4, 1e-5, err_msg=name)
 
+    @pytest.mark.thorough
     def test_an_overflow_in_float16_halves_it(self):
         scaling = {"initial_scale": 2.0**17, "dynamic_growth_steps": 1000}
         run = run_of(precision="mixed_float16", loss_scaling=scaling)
@@ -234,10 +238,8 @@ class TestLossScale:
         assert changed_variables(before, run.state())
 
 
-@pytest.mark.parametrize(
-    "precision",
-    ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.thorough)],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
 def test_short_floats_train_centroids_in_float32(precision):
     scaling = SCALING if precision == "mixed_float16" else None
     run = run_of(precision=precision, loss_scaling=scaling)

@@ -75,9 +75,8 @@ def test_prefixes_do_not_leak():
     assert_tight(leaks_of(lm, windows, num_perturbations=3, routing_scope="prefix"))
 
 
-@pytest.mark.parametrize(
-    "scope", ["full", pytest.param("prefix", marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("scope", ["full", "prefix"])
 def test_images(scope):
     model = small_cases.image_model(num_layers=1)
     leaks = leaks_of(model, small_cases.images(2), routing_scope=scope)

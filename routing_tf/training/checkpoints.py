@@ -40,9 +40,9 @@ class RunCheckpoints:
     from routing_tf.training import checkpoints
 
     lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
-    checkpoints = checkpoints.RunCheckpoints("my_run", lm)
-    checkpoints.save(step=10)
-    checkpoints.wait()
+    saved = checkpoints.RunCheckpoints("my_run", lm)
+    saved.save(step=10)
+    saved.wait()
     assert checkpoints.step_of(checkpoints.paths("my_run")[-1]) == 10
     ```
     """

@@ -39,6 +39,21 @@ OPTIONS = {
 }
 
 
+ALL_OPTIONS = pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(
+            options,
+            id=name,
+            marks=[]
+            if name in ("bytes", "subwords, release")
+            else pytest.mark.thorough,
+        )
+        for name, options in OPTIONS.items()
+    ],
+)
+
+
 class Stopped(Exception):
     """As if the process had been killed."""
 
@@ -88,7 +103,7 @@ def cut(path):
     return {s: text[slice(*places.get(s, (-share, None)))] for s in SPLITS}
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@ALL_OPTIONS
 def test_pieces_have_the_ids_of_whole_texts(files, vocabulary, options):
     options = {**options, "vocabulary": vocabulary if "vocabulary" in options else None}
     problem = get(files, **options)
@@ -106,7 +121,7 @@ def test_pieces_have_the_ids_of_whole_texts(files, vocabulary, options):
             np.testing.assert_array_equal(problem.tokens(split).windows, windows)
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@ALL_OPTIONS
 def test_on_disk_all_is_as_in_memory(files, vocabulary, tmp_path, monkeypatch, options):
     options = {**options, "vocabulary": vocabulary if "vocabulary" in options else None}
     here = get(files, **options)

@@ -262,6 +262,7 @@ def test_full_size_rt_base_maps_completely(rt_base):
     release_names.check_shapes(variables, rt_base.shapes)
 
 
+@small_models.FURTHER
 def test_vocabulary_makes_a_model_of_texts(tmp_path):
     texts = ["the cat sat on the mat and the dog sat on the cat"]
     tokens = SubwordTokenizer.build_vocabulary(texts, vocabulary_size=48)
@@ -291,7 +292,7 @@ def seq2seq_arrays(parts):
     return {**arrays, **{f"{scope}_{i}": p for i, p in enumerate(pieces)}}, table
 
 
-@pytest.mark.parametrize("parts", [1, 12])
+@pytest.mark.parametrize("parts", [pytest.param(1, marks=small_models.FURTHER), 12])
 def test_the_table_of_an_encoder_is_joined(parts, tmp_path):
     arrays, table = seq2seq_arrays(parts)
     path = write_checkpoint(tmp_path / "model.ckpt", arrays)

@@ -128,6 +128,7 @@ def test_padding_has_no_influence(side, routed):
     np.testing.assert_array_equal(output(model, x)[real], expected[real])
 
 
+@small_models.FURTHER
 def test_without_its_padding_a_row_gives_the_same():
     # One block of the decoder sees the whole memory, however long it is.
     model = backbone(local_block_length=LENGTH, local_flange_blocks=2)
@@ -178,6 +179,7 @@ def test_blocks_of_the_decoder_are_paired_with_those_of_the_encoder(flange):
         np.testing.assert_array_equal(differs, reached[None])
 
 
+@small_models.FURTHER
 def test_blocks_of_the_encoder_may_be_given():
     given = {"memory_block_length": 14, "num_routed_heads": 1, "num_local_heads": 3}
     proportional = given | {"memory_block_length": None}

@@ -269,7 +269,8 @@ class TestGenerate:
             image_model(num_classes=3).generate(2, verbose=False)
 
 
-def test_training_lowers_the_loss():
+@small_models.FURTHER
+def test_training_lowers_the_loss(traced):
     model = image_model()
     model.compile(
         keras.optimizers.Adam(3e-3),
@@ -280,7 +281,10 @@ def test_training_lowers_the_loss():
     assert history.history["loss"][-1] < 0.5 * history.history["loss"][0]
 
 
-@pytest.mark.parametrize("changes", [{"num_classes": 3}, RECTANGLES])
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_classes": 3}, pytest.param(RECTANGLES, marks=small_models.FURTHER)],
+)
 def test_saving_and_loading(changes, tmp_path):
     model = image_model(num_local_heads=1, num_routed_heads=1, **changes)
     inputs = {"images": random_images(), "labels": np.array([0, 2])}

@@ -1,5 +1,6 @@
 """Activations that are computed again for the gradients. Needs Keras's inner parts."""
 
+import dataclasses
 import itertools
 
 import keras
@@ -52,6 +53,25 @@ def call_and_forget(layer, function, tensors):
     output, *flat = keras.remat(pure)(*values, *tensors)
     effects.apply(layer, flat)
     return output
+
+
+def attend_and_forget(group, inputs, training):
+    """Calls a head group whose activations the gradients compute again.
+
+    Args:
+        group: the `HeadGroup`.
+        inputs: its `HeadInputs`.
+        training: as in its call.
+    """
+    names = ("query", "key", "value", "token_bias")
+    names = [name for name in names if getattr(inputs, name) is not None]
+
+    def attend(*tensors):
+        differentiated = dict(zip(names, tensors, strict=True))
+        own = dataclasses.replace(inputs, **differentiated)
+        return group(inputs=own, training=training)
+
+    return call_and_forget(group, attend, [getattr(inputs, name) for name in names])
 
 
 def mask_of(x):

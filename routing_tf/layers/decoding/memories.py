@@ -20,7 +20,7 @@ def make(group, inputs):
 def read(group, cache, index, inputs):
     """Attends with the query at position `index`."""
     keys = np.arange(cache["rows"].shape[2], dtype="int32")[None, None]
-    visible, distances = group.sees(index, keys, cache, is_causal=False)
+    visible, distances = group.sees(index, keys, cache)
     output = rows.attend_to_rows(group, inputs.query, cache["rows"], visible, distances)
     return output, cache
 

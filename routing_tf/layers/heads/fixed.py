@@ -131,7 +131,7 @@ class FixedHeads(HeadGroup):
         )
         return blocks.put_back_blocks(output, length, axis=2)
 
-    def sees(self, query, keys, cache, is_causal=True):
+    def sees(self, query, keys, cache):
         size = self.block_length
         own = keys // size == query // size
         summary = keys % size >= size - self.num_summary_columns

@@ -39,7 +39,7 @@ class FullHeads(HeadGroup):
     Reference: Vaswani et al. (2017), section 3.2.
     """
 
-    def sees(self, query, keys, cache, is_causal=True):
+    def sees(self, query, keys, cache):
         return keys >= 0, keys - query
 
     def attend(self, inputs, training=None):

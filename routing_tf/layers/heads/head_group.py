@@ -1,7 +1,6 @@
 """The interface of all attention patterns."""
 
 import dataclasses
-from typing import Any
 
 import keras
 from keras import ops
@@ -10,6 +9,7 @@ from routing_tf.layers import key_shift as shift
 from routing_tf.layers.compatibility import Compatibility
 from routing_tf.layers.decoding import memories
 from routing_tf.layers.decoding import recent_tokens
+from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import of_length
@@ -24,45 +24,6 @@ from routing_tf.layers.validation import is_integer
 # Hides a token from all that see another one.
 LEAST_WEIGHTED_BIAS = -5e8
 TOKEN_BIAS_WEIGHTS = (None, "fixed", "trainable")
-
-
-@dataclasses.dataclass(frozen=True)
-class HeadInputs:
-    """What a pattern works on: the call arguments of `HeadGroup`, masks expanded.
-
-    Args:
-        query: `<float>[batch, heads, length, key_dim]`.
-        key: `<float>[batch, heads, memory length, key_dim]`, or None.
-        value: `<float>[batch, heads, memory length, value_dim]`.
-        query_mask: `<bool>[batch, 1, length]`; None (the default) for no padding.
-        key_mask: `<bool>[batch, 1 or heads, memory length]`, which keys are those of
-            real tokens; None (the default) for no padding.
-        value_mask: the same for values, with which a key is read. It differs from
-            `key_mask` where keys were moved, see `routing_tf.layers.key_shift`.
-        token_bias: `<float>[batch, 1, memory length]`, of the values; None (the
-            default) for no bias.
-        use_causal_mask: whether a query sees only keys up to its own position.
-            Defaults to False.
-        is_cross_attention: whether key and value come from another sequence than the
-            query. Defaults to False.
-        grid: number of blocks along each axis of the query, whose positions come in
-            blocked order; None (the default) for positions on one axis.
-        memory_grid: the same for the value.
-        adds_losses: whether clustering losses are added. Defaults to True.
-    """
-
-    query: Any
-    key: Any
-    value: Any
-    query_mask: Any = None
-    key_mask: Any = None
-    value_mask: Any = None
-    token_bias: Any = None
-    use_causal_mask: bool = False
-    is_cross_attention: bool = False
-    grid: tuple | None = None
-    memory_grid: tuple | None = None
-    adds_losses: bool = True
 
 
 class HeadGroup(keras.layers.Layer):
@@ -97,19 +58,9 @@ class HeadGroup(keras.layers.Layer):
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
-        query: `<float>[batch, heads, length, key_dim]`, scaled.
-        key: `<float>[batch, heads, memory length, key_dim]`; None where the group
-            shares the queries (`needs_keys` is False).
-        value: `<float>[batch, heads, memory length, value_dim]`.
-        query_mask: `<bool>[batch, length]`, True for real tokens; or None.
-        value_mask: `<bool>[batch, memory length]`, likewise.
-        token_bias: `<float>[batch, memory length]`, added to the logits of each key;
-            or None.
-        use_causal_mask: whether a query sees only keys up to its own position.
-        is_cross_attention: whether key and value come from another sequence than the
-            query.
-        grid: number of blocks along each axis of the query, see `HeadInputs`.
-        memory_grid: the same for the value.
+        inputs: `HeadInputs` as `prepared` returns them. In place of them a group that
+            is called on its own takes what `HeadInputs.of` does: query, key and value,
+            and the others by name.
         training: whether dropout is on and state moves.
 
     Returns:
@@ -182,6 +133,7 @@ class HeadGroup(keras.layers.Layer):
                 name="token_bias_weight",
                 shape=(),
                 initializer="ones",
+                autocast=False,
                 trainable=self.token_bias_weight == "trainable",
             )
 
@@ -190,66 +142,46 @@ class HeadGroup(keras.layers.Layer):
         self.key_dim = key_dim
         self.value_dim = value_dim
 
-    def call(
-        self,
-        query,
-        key,
-        value,
-        query_mask=None,
-        value_mask=None,
-        token_bias=None,
-        use_causal_mask=False,
-        is_cross_attention=False,
-        grid=None,
-        memory_grid=None,
-        training=None,
+    def __call__(
+        self, query=None, key=None, value=None, *, inputs=None, training=None, **options
     ):
-        inputs = self.inputs(
-            query,
-            key,
-            value,
-            query_mask=query_mask,
-            value_mask=value_mask,
-            token_bias=token_bias,
-            use_causal_mask=use_causal_mask,
-            is_cross_attention=is_cross_attention,
-            grid=grid,
-            memory_grid=memory_grid,
-        )
+        if inputs is None:
+            if not self.built:
+                shapes = (None if x is None else x.shape for x in (query, key, value))
+                self.build(*shapes)
+            inputs = self.prepared(HeadInputs.of(query, key, value, **options))
+        return super().__call__(inputs=inputs, training=training)
+
+    def call(self, inputs, training=None):
         return self.attend(self.shifted(inputs), training=training)
 
-    def inputs(
-        self,
-        query,
-        key,
-        value,
-        query_mask=None,
-        value_mask=None,
-        token_bias=None,
-        use_causal_mask=False,
-        **options,
-    ):
-        """Returns the `HeadInputs` of call arguments."""
-        if use_causal_mask:
-            value = self._of_length(query, value)
+    def prepared(self, inputs):
+        """Returns `HeadInputs` as this group reads them.
+
+        Args:
+            inputs: `HeadInputs` as any group may get them.
+
+        Raises:
+            ValueError: if the group cannot attend in this way.
+        """
+        value = inputs.value
+        if inputs.use_causal_mask:
+            value = self._of_length(inputs.query, value)
         if self.key_shift:
-            _check_shifted_call(use_causal_mask, options)
-        # What does not come through `__call__` is not cast by Keras.
+            _check_shifted_call(inputs)
         query, key, value = (
             None if x is None else ops.cast(x, self.compute_dtype)
-            for x in (query, key, value)
+            for x in (inputs.query, inputs.key, value)
         )
-        value_mask = self._value_mask(value, value_mask)
-        return HeadInputs(
-            query,
-            key,
-            value,
-            query_mask=self._expand_mask(query_mask),
-            key_mask=value_mask,
-            value_mask=value_mask,
-            token_bias=self._expand_bias(token_bias),
-            use_causal_mask=use_causal_mask,
-            **options,
+        mask = self._value_mask(value, inputs.value_mask)
+        return dataclasses.replace(
+            inputs,
+            query=query,
+            key=key,
+            value=value,
+            key_mask=mask,
+            value_mask=mask,
+            token_bias=self._weighted(inputs.token_bias),
         )
 
     def _of_length(self, query, value):
@@ -270,7 +202,7 @@ class HeadGroup(keras.layers.Layer):
         """Returns `HeadInputs` in which keys and values stand as `attend` reads them.
 
         Args:
-            inputs: `HeadInputs` as `inputs` returns them.
+            inputs: `HeadInputs` as `prepared` returns them.
         """
         return shift.offer_previous_keys(inputs) if self.key_shift else inputs
 
@@ -278,7 +210,7 @@ class HeadGroup(keras.layers.Layer):
         """The pattern.
 
         Args:
-            inputs: `HeadInputs`, as `shifted` returns them.
+            inputs: `HeadInputs` as `shifted` returns them.
             training: whether dropout is on and state moves; None (the default) for
                 no.
 
@@ -290,7 +222,7 @@ class HeadGroup(keras.layers.Layer):
         """
         raise NotImplementedError
 
-    def sees(self, query, keys, cache, is_causal=True):
+    def sees(self, query, keys, cache):
         """The pattern, for the query at one position.
 
         Args:
@@ -298,8 +230,6 @@ class HeadGroup(keras.layers.Layer):
             keys: `<int32>[batch, 1, keys]`, positions of keys; under a causal mask none
                 is later than the query.
             cache: as returned by `make_cache` or `make_memory`.
-            is_causal: whether the keys are those of the query's own sequence. Defaults
-                to True.
 
         Returns:
             `<bool>`, broadcastable to `[batch, heads, keys]`, which keys the query
@@ -375,23 +305,18 @@ class HeadGroup(keras.layers.Layer):
         """Attends with one token to another sequence; see `step`."""
         return memories.read(self, cache, index, inputs)
 
-    def _expand_mask(self, mask):
-        return None if mask is None else ops.cast(mask, "bool")[:, None, :]
-
-    def _expand_bias(self, bias):
+    def _weighted(self, bias):
         if bias is None:
             return None
         bias = ops.cast(bias, self.compute_dtype)
-        if self.token_bias_weight is not None:
-            # With its square the weight's gradient has a finite one too.
-            least = max(LEAST_WEIGHTED_BIAS, large_negative(bias.dtype) / 2)
-            bias = ops.maximum(bias, least)
-            bias = bias * ops.cast(self.bias_weight, bias.dtype)
-        return bias[:, None, :]
+        if self.token_bias_weight is None:
+            return bias
+        # With its square the weight's gradient has a finite one too.
+        least = max(LEAST_WEIGHTED_BIAS, large_negative(bias.dtype) / 2)
+        return ops.maximum(bias, least) * ops.cast(self.bias_weight, bias.dtype)
 
     def _value_mask(self, value, mask):
-        mask = self._expand_mask(mask)
-        if not self.compatibility.padding_by_zero_rows:
+        if not self.compatibility.padding_by_zero_rows or value is None:
             return mask
         filled = ops.any(value[..., : self.value_dim] != 0, axis=-1)
         return filled if mask is None else ops.logical_and(filled, mask)
@@ -443,13 +368,12 @@ def check_key_shift(name, key_shift, compatibility):
         )
 
 
-def _check_shifted_call(use_causal_mask, options):
-    is_cross_attention = options.get("is_cross_attention", False)
-    if is_cross_attention or not use_causal_mask:
+def _check_shifted_call(inputs):
+    if inputs.is_cross_attention or not inputs.use_causal_mask:
         raise ValueError(
             "`key_shift=1` needs self-attention under a causal mask: in another "
             "sequence, or among later tokens, no token comes before all that a query "
-            f"reads. Received: use_causal_mask={use_causal_mask}, "
-            f"is_cross_attention={is_cross_attention}. Pass `use_causal_mask=True` and "
-            "no `value`, or take `key_shift=0`"
+            f"reads. Received: use_causal_mask={inputs.use_causal_mask}, "
+            f"is_cross_attention={inputs.is_cross_attention}. Pass "
+            "`use_causal_mask=True` and no `value`, or take `key_shift=0`"
         )

@@ -142,7 +142,7 @@ class LocalHeads(HeadGroup):
     def max_positions(self, cache):
         return None
 
-    def sees(self, query, keys, cache, is_causal=True):
+    def sees(self, query, keys, cache):
         size, flange = math.prod(self.block_shape), (*self._flange(), 0)[:2]
         columns = cache["columns"][:, None, None] if "columns" in cache else 1
         block, own_block = keys // size, query // size

@@ -85,7 +85,7 @@ class StridedHeads(HeadGroup):
         )
         return blocks.put_back_blocks(ops.swapaxes(output, 2, 3), length, axis=2)
 
-    def sees(self, query, keys, cache, is_causal=True):
+    def sees(self, query, keys, cache):
         size = math.prod(self.block_shape)
         return keys % size == query % size, keys // size - query // size
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from keras import ops
 
-from routing_tf.layers.heads.head_group import HeadInputs
+from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
 

@@ -1,0 +1,182 @@
+"""Checks of the arguments of `MixedAttention`."""
+
+import warnings
+
+import keras
+
+from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.serialization import deserialize
+
+
+def check_axes(name, x):
+    """Refuses what is not a sequence of at least one position."""
+    shape = getattr(x, "shape", None)
+    if shape is None or len(shape) not in (3, 4) or 0 in shape[1:]:
+        received = f"{name}={x!r}" if shape is None else f"{name}.shape={tuple(shape)}"
+        raise ValueError(
+            f"`{name}` must be (batch, length, dim) or (batch, height, width, dim), "
+            f"with at least one position. Received: {received}"
+        )
+
+
+def check_by_position(key, others):
+    """Refuses masks where there is no place for them: calls of old pass them so."""
+    if others or getattr(key, "dtype", None) is not None and _is_boolean(key):
+        raise ValueError(
+            "`query_mask`, `value_mask` and all that follows `key` go by name. "
+            "Received: a mask or more than three arguments by position. Pass "
+            "`attention(query, value, query_mask=..., value_mask=...)`"
+        )
+
+
+def _is_boolean(x):
+    return keras.backend.standardize_dtype(x.dtype) == "bool"
+
+
+def check_key(query, value, key):
+    """Refuses keys of their own, which calls of Keras's attention may have."""
+    if key is None or key is (query if value is None else value):
+        return
+    raise ValueError(
+        "`key` must be the very tensor `value`, or None: keys are made from `value`. "
+        f"Received: key of shape {getattr(key, 'shape', None)} that is another tensor. "
+        "Leave it out"
+    )
+
+
+def other_sequence(query, value, self_attention):
+    """Returns what is attended to; None if it is the query's own sequence."""
+    if self_attention is None:
+        self_attention = value is None or value is query
+    if not self_attention:
+        return query if value is None else value
+    pairs = () if value is None else zip(query.shape, value.shape)
+    if any(None not in pair and pair[0] != pair[1] for pair in pairs):
+        raise ValueError(
+            "`value` must have the shape of `query` with `self_attention=True`. "
+            f"Received: query.shape={tuple(query.shape)}, "
+            f"value.shape={tuple(value.shape)}. Leave `value` or `self_attention` out"
+        )
+    return None
+
+
+def check_value(value, batch, depth):
+    """Refuses a memory that does not fit.
+
+    Args:
+        value: `<float>[batch, *lengths, dim]`.
+        batch: number of sequences of the query; None if it is not known.
+        depth: size of a token that the layer was built with.
+    """
+    if None not in (batch, value.shape[0]) and batch != value.shape[0]:
+        raise ValueError(
+            "`query` and `value` must have the same batch size. Received: "
+            f"{batch} and {value.shape[0]}"
+        )
+    if value.shape[-1] != depth:
+        raise ValueError(
+            "`value` must have the depth that the layer was built with, "
+            f"{depth}. Received: value.shape={tuple(value.shape)}. Use a layer "
+            "of its own for a memory of another depth."
+        )
+
+
+def check_head_groups(head_groups):
+    """Returns the head groups of a layer, those in configs made anew."""
+    if not isinstance(head_groups, (list, tuple)):
+        raise ValueError(
+            "`head_groups` must be a list of head groups. Received: "
+            f"head_groups={head_groups!r}"
+        )
+    groups = []
+    for group in head_groups:
+        group = deserialize(group)
+        if not isinstance(group, HeadGroup):
+            raise ValueError(
+                "`head_groups` must hold head groups such as `RoutedHeads` or "
+                f"`LocalHeads`. Received: {group!r}"
+            )
+        groups.append(group)
+    if len({id(group) for group in groups}) < len(groups):
+        raise ValueError(
+            "`head_groups` must not hold one group twice. Received: "
+            f"{[group.name for group in groups]}. Make a group for each place"
+        )
+    if not groups:
+        raise ValueError(
+            "`head_groups` must name at least one head group. Received: head_groups=[]"
+        )
+    return groups
+
+
+def check_not_built(group):
+    """Refuses a head group that belongs to another layer."""
+    if group.built:
+        raise ValueError(
+            "`head_groups` must be the layer's own: a group has weights and "
+            f"centroids. Received: {group.name!r}, built by another layer"
+        )
+
+
+def blocks_on_two_axes(head_groups, block_shape):
+    """The one shape of all blocks on two axes; None if there are none."""
+    shapes = {tuple(getattr(group, "block_shape", ())) for group in head_groups}
+    shapes = {shape for shape in shapes if len(shape) > 1}
+    if block_shape is not None and (shapes or len(block_shape) > 1):
+        shapes.add(block_shape)
+    if len(shapes) > 1:
+        raise ValueError(
+            "A `block_shape` on two axes sets the order of the positions, so all head "
+            f"groups and the layer must have the same. Received: {sorted(shapes)}"
+        )
+    return shapes.pop() if shapes else None
+
+
+def refuse_axes(name, received, blocks):
+    """Refuses positions on other axes than the blocks have."""
+    raise ValueError(
+        f"`{name}` must have an axis of positions for each entry of the blocks. "
+        f"Received: {received} with blocks of {blocks}. Pass (batch, length, dim) for "
+        "blocks with one entry, (batch, height, width, dim) for two."
+    )
+
+
+def refuse_attention_mask(attention_mask):
+    """Refuses a dense mask."""
+    if attention_mask is not None:
+        raise ValueError(
+            "A dense `attention_mask` of shape (batch, length, memory length) is not "
+            "supported: sparse heads never build the matrix it would mask. Received: "
+            f"attention_mask.shape={tuple(attention_mask.shape)}. Use `query_mask` and "
+            "`value_mask` for padding and `use_causal_mask=True` for causality."
+        )
+
+
+def check_cache(cache, value, training, return_attention_scores):
+    """Refuses calls that cannot go with a cache."""
+    if training or return_attention_scores:
+        raise ValueError(
+            "`cache` must be None while training and with attention scores. Received: "
+            f"training={training}, return_attention_scores={return_attention_scores}"
+        )
+    if value is not None and "memory" not in cache:
+        raise ValueError(
+            "`cache` must hold the memory for attention to another sequence. Received: "
+            f"value.shape={tuple(value.shape)} and a cache for self-attention. Make it "
+            "with `make_cache(batch_size, max_length, value=value)`"
+        )
+
+
+def warn_of_other_dtypes(layer):
+    """Warns of head groups that do not compute in the dtype of their layer."""
+    others = [
+        f"{group.name!r} in {group.compute_dtype}"
+        for group in layer.head_groups
+        if group.compute_dtype != layer.compute_dtype
+    ]
+    if others:
+        warnings.warn(
+            f"Head groups do not compute in the {layer.compute_dtype} of the layer "
+            f"{layer.name!r}: {', '.join(others)}. Pass them the same `dtype`",
+            stacklevel=4,
+        )

@@ -1,0 +1,87 @@
+"""What head groups are called with."""
+
+import dataclasses
+from typing import Any
+
+from keras import ops
+
+
+# Without `repr`: Keras shows arguments in its messages, and these are large.
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class HeadInputs:
+    """What an attention pattern works on.
+
+    Args:
+        query: `<float>[batch, heads, length, key_dim]`, scaled.
+        key: `<float>[batch, heads, memory length, key_dim]`; None where the group
+            shares the queries (`needs_keys` is False).
+        value: `<float>[batch, heads, memory length, value_dim]`.
+        query_mask: `<bool>[batch, 1, length]`; None (the default) for no padding.
+        key_mask: `<bool>[batch, 1 or heads, memory length]`, which keys are those of
+            real tokens; None (the default) for no padding.
+        value_mask: the same for values, with which a key is read. It differs from
+            `key_mask` where keys were moved, see `routing_tf.layers.key_shift`.
+        token_bias: `<float>[batch, 1, memory length]`, of the values; None (the
+            default) for no bias.
+        use_causal_mask: whether a query sees only keys up to its own position.
+            Defaults to False.
+        is_cross_attention: whether key and value come from another sequence than the
+            query. Defaults to False.
+        grid: number of blocks along each axis of the query, whose positions come in
+            blocked order; None (the default) for positions on one axis.
+        memory_grid: the same for the value.
+        adds_losses: whether clustering losses are added. Defaults to True.
+    """
+
+    query: Any = None
+    key: Any = None
+    value: Any = None
+    query_mask: Any = None
+    key_mask: Any = None
+    value_mask: Any = None
+    token_bias: Any = None
+    use_causal_mask: bool = False
+    is_cross_attention: bool = False
+    grid: tuple | None = None
+    memory_grid: tuple | None = None
+    adds_losses: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        query=None,
+        key=None,
+        value=None,
+        query_mask=None,
+        value_mask=None,
+        token_bias=None,
+        **options,
+    ):
+        """Returns the inputs for masks and a bias without an axis of heads.
+
+        Args:
+            query: as above.
+            key: as above.
+            value: as above.
+            query_mask: `<bool>[batch, length]`, True for real tokens; or None.
+            value_mask: `<bool>[batch, memory length]`, likewise, for keys and values.
+            token_bias: `<float>[batch, memory length]`; or None.
+            **options: all that is no tensor, as above.
+        """
+        value_mask = _mask_of_all_heads(value_mask)
+        if token_bias is not None:
+            token_bias = ops.convert_to_tensor(token_bias)[:, None]
+        return cls(
+            query,
+            key,
+            value,
+            _mask_of_all_heads(query_mask),
+            value_mask,
+            value_mask,
+            token_bias,
+            **options,
+        )
+
+
+def _mask_of_all_heads(mask):
+    return None if mask is None else ops.cast(mask, "bool")[:, None]

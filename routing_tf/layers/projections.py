@@ -1,0 +1,243 @@
+"""The way of a sequence to queries, keys and values of all heads, and back."""
+
+import keras
+from keras import ops
+
+from routing_tf.layers.initializers import fresh
+from routing_tf.layers.low_rank import LowRankAdaptation
+from routing_tf.layers.parts import split
+from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import constraint
+from routing_tf.layers.validation import initializer
+from routing_tf.layers.validation import regularizer
+
+
+class Projections(LowRankAdaptation):
+    """A layer that projects sequences for groups of heads.
+
+    Subclasses set `head_groups` and call `build_projections`. The arguments are those
+    of `MixedAttention`.
+
+    Letters: B batch, L length, M memory length, H heads, D size of a query and key.
+    """
+
+    def __init__(
+        self,
+        key_dim,
+        value_dim,
+        output_dim,
+        shared_head_projection,
+        project_shared_keys,
+        kernel_initializer,
+        use_bias,
+        bias_initializer,
+        kernel_regularizer,
+        bias_regularizer,
+        kernel_constraint,
+        bias_constraint,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        key_dim = check_positive_integer("key_dim", key_dim)
+        if value_dim is not None:
+            value_dim = check_positive_integer("value_dim", value_dim)
+        if output_dim is not None:
+            output_dim = check_positive_integer("output_dim", output_dim)
+        self.key_dim = key_dim
+        self.value_dim = value_dim
+        self.output_dim = output_dim
+        self.shared_head_projection = shared_head_projection
+        self.project_shared_keys = project_shared_keys
+        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
+        self.kernel_regularizer = regularizer("kernel_regularizer", kernel_regularizer)
+        self.kernel_constraint = constraint("kernel_constraint", kernel_constraint)
+        self.use_bias = use_bias
+        self.bias_initializer = initializer("bias_initializer", bias_initializer)
+        self.bias_regularizer = regularizer("bias_regularizer", bias_regularizer)
+        self.bias_constraint = constraint("bias_constraint", bias_constraint)
+
+    @property
+    def num_heads(self):
+        """Number of heads in all groups."""
+        return sum(group.num_heads for group in self.head_groups)
+
+    @property
+    def size_of_value(self):
+        """Size of a value of one head."""
+        return self.value_dim or self.key_dim
+
+    def build_projections(self, dim, memory_dim):
+        """Makes kernels and biases.
+
+        Args:
+            dim: size of a query token.
+            memory_dim: size of a token of the memory.
+        """
+        heads, value_dim = self.num_heads, self.size_of_value
+        # Heads that share the query projection can do so only on inputs of its size.
+        self._shares_queries = [
+            not group.needs_keys and memory_dim == dim for group in self.head_groups
+        ]
+        self._has_keys = [
+            self.project_shared_keys or not shares for shares in self._shares_queries
+        ]
+        key_heads = sum(self._heads_of_groups(self._has_keys))
+        self.query_kernel = self._kernel("query", (dim, heads * self.key_dim))
+        self.key_kernel = None
+        if key_heads:
+            self.key_kernel = self._kernel(
+                "key", (memory_dim, key_heads * self.key_dim)
+            )
+        self.value_kernel = self._kernel("value", (memory_dim, heads * value_dim))
+        if self.shared_head_projection:
+            self.head_kernel = self._kernel("head", (value_dim, value_dim))
+        output_dim = self.output_dim or dim
+        self.output_kernel = self._kernel("output", (heads * value_dim, output_dim))
+        for name in ("query", "key", "value", "output"):
+            setattr(self, f"{name}_bias", self._bias(name))
+
+    def projected(self, query, value=None):
+        """Projects a sequence, or what attends and what is attended to.
+
+        Args:
+            query: `<float>[B, L, dim]`; None for a memory alone.
+            value: `<float>[B, M, memory dim]`; None (the default) for `query`.
+
+        Returns:
+            List with queries, keys and values of each group, `<float>[B, H, L, D]`;
+            keys are None where the queries serve as keys.
+        """
+        is_cross = value is not None
+        names = ["value"]
+        if self.key_kernel is not None:
+            names.append("key")
+        if any(self._shares_queries) or not is_cross:
+            names.append("query")
+        memory = value if is_cross else query
+        projections = dict(zip(names, self._products(memory, names), strict=True))
+        values = self._in_groups(projections["value"])
+        keys = self._in_groups(projections.get("key"), self._has_keys)
+        queries = self._scaled_groups(projections.get("query"))
+        if is_cross:
+            # Shared heads see scaled queries; keys of the same make match them.
+            shared, queries = queries, self.queries(query)
+        else:
+            shared = [None] * len(values)
+        keys = [
+            of_query if shares else own
+            for of_query, own, shares in zip(
+                shared, keys, self._shares_queries, strict=True
+            )
+        ]
+        return list(zip(queries, keys, values, strict=True))
+
+    def queries(self, query):
+        """Returns the queries of each group, as `projected` does; None for None."""
+        if query is None:
+            return [None] * len(self.head_groups)
+        return self._scaled_groups(*self._products(query, ["query"]))
+
+    def combined(self, x):
+        """Projects the outputs of all heads.
+
+        Args:
+            x: `<float>[B, H, L, value size]`.
+
+        Returns:
+            `<float>[B, L, output size]`.
+        """
+        if self.shared_head_projection:
+            x = ops.matmul(x, ops.cast(self.adapted("head"), x.dtype))
+        batch, heads, length, size = ops.shape(x)
+        x = ops.transpose(x, (0, 2, 1, 3))
+        x = ops.reshape(x, (batch, length, heads * size))
+        return self._products(x, ["output"])[0]
+
+    def _kernel(self, name, shape):
+        return self.add_weight(
+            name=f"{name}_kernel",
+            shape=shape,
+            initializer=fresh(self.kernel_initializer),
+            regularizer=self.kernel_regularizer,
+            constraint=self.kernel_constraint,
+        )
+
+    def _bias(self, name):
+        """Makes the bias that goes with a kernel; returns None where there is none."""
+        kernel = getattr(self, f"{name}_kernel")
+        if not self.use_bias or kernel is None:
+            return None
+        return self.add_weight(
+            name=f"{name}_bias",
+            shape=kernel.shape[1:],
+            initializer=fresh(self.bias_initializer),
+            regularizer=self.bias_regularizer,
+            constraint=self.bias_constraint,
+        )
+
+    def _products(self, x, names):
+        """Returns several projections of `x`, from one multiplication."""
+        kernels = [self.adapted(name) for name in names]
+        product = ops.matmul(x, _side_by_side(kernels, x.dtype))
+        if self.use_bias:
+            biases = [getattr(self, f"{name}_bias") for name in names]
+            product += _side_by_side(biases, x.dtype)
+        return split(product, [kernel.shape[1] for kernel in kernels], axis=-1)
+
+    def _scaled_groups(self, queries):
+        if queries is None:
+            return [None] * len(self.head_groups)
+        return self._in_groups(queries, scale=self.key_dim**-0.5)
+
+    def _in_groups(self, x, has=None, scale=None):
+        """Returns the part of each group, in heads.
+
+        Args:
+            x: `<float>[B, L, H * D]`; or None.
+            has: list that tells which groups have a part; None (the default) for all.
+            scale: what is multiplied; None (the default) for nothing.
+
+        Returns:
+            List of `<float>[B, H, L, D]`, None for groups without a part.
+        """
+        sizes = self._heads_of_groups(has or [True] * len(self.head_groups))
+        if x is None:
+            return [None] * len(sizes)
+        batch, length, size = ops.shape(x)
+        heads = sum(sizes)
+        x = ops.transpose(
+            ops.reshape(x, (batch, length, heads, size // heads)), (0, 2, 1, 3)
+        )
+        if scale is not None:
+            x *= ops.cast(scale, x.dtype)
+        parts = iter(split(x, [size for size in sizes if size], axis=1))
+        return [next(parts) if size else None for size in sizes]
+
+    def _heads_of_groups(self, has):
+        """Returns the number of heads of each group, 0 for those that have not."""
+        return [
+            group.num_heads if own else 0
+            for group, own in zip(self.head_groups, has, strict=True)
+        ]
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "key_dim": self.key_dim,
+            "value_dim": self.value_dim,
+            "output_dim": self.output_dim,
+            "shared_head_projection": self.shared_head_projection,
+            "project_shared_keys": self.project_shared_keys,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
+            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
+            "use_bias": self.use_bias,
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
+            "bias_constraint": keras.constraints.serialize(self.bias_constraint),
+        }
+
+
+def _side_by_side(weights, dtype):
+    weights = [ops.cast(ops.convert_to_tensor(weight), dtype) for weight in weights]
+    return weights[0] if len(weights) == 1 else ops.concatenate(weights, axis=-1)

@@ -15,7 +15,6 @@ from keras import ops
 from routing_tf import layers
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.online_kmeans import normalize
-from routing_tf.layers.rules import last_members
 
 LENGTH, DIM, KEY_DIM = 64, 16, 16
 IMAGE = (8, 8)
@@ -101,7 +100,7 @@ def in_one_cluster(group, scores, causal):
         NumPy array `<bool>[clusters, length, length]`, for each query (first) and key.
     """
     length, clusters = scores.shape[2:]
-    if causal and group.causal_rule is last_members.attend:
+    if causal and group.causal_rule().tokens_choose:
         best = ops.convert_to_numpy(ops.argmax(scores, axis=-1))[0, 0]
         is_member = best == np.arange(clusters)[:, None]
         return is_member[:, :, None] & is_member[:, None]

@@ -12,7 +12,6 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.heads.clustered import ClusteredHeads
-from routing_tf.layers.rules import last_members
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -313,7 +312,7 @@ def _side_by_side(heads):
 def _clusters(group, scores):
     """Returns best clusters and membership from the scores `[B, H, L, K]` of keys."""
     nearest = ops.cast(ops.argmax(scores, axis=-1), "int32")
-    if group.causal_rule is last_members.attend:
+    if group.causal_rule().tokens_choose:
         return nearest, ops.one_hot(nearest, scores.shape[-1], dtype="bool")
     members, belongs = group.choose(scores, None)
     length = scores.shape[2]

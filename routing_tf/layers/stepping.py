@@ -6,9 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers.decoding import memories
 from routing_tf.layers.heads.head_inputs import HeadInputs
-from routing_tf.layers.heads.routed import use_routing_scope
 from routing_tf.layers.positions import Positions
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import static_length
@@ -68,7 +66,7 @@ def call_with_cache(attention, query, masks, cache, index):
     starts = isinstance(index, int) and index == 0
     if "memory" in cache:
         if starts:
-            cache = {"memory": [memories.restart(each) for each in cache["memory"]]}
+            cache = _restarted(attention, cache)
     elif starts and attention.fits_blocks(len(query.shape) - 2):
         return _start(attention, query, masks, cache)
     if len(query.shape) != 3:
@@ -109,18 +107,27 @@ def _check_room(attention, query, cache, index):
             )
 
 
+def _restarted(attention, cache):
+    """Returns a cache with a memory as it was before the first query."""
+    caches = zip(attention.head_groups, cache["memory"], strict=True)
+    return {"memory": [group.restart_memory(own) for group, own in caches]}
+
+
 def _start(attention, query, masks, cache):
     """Attends with a whole sequence at once."""
     static_length("query", query)
     positions, inputs = attention.head_inputs(
-        query, **masks, use_causal_mask=True, adds_losses=False
+        query,
+        **masks,
+        use_causal_mask=True,
+        adds_losses=False,
+        routing_scope="prefix",
     )
     groups = attention.head_groups
-    with use_routing_scope(attention, "prefix"):
-        outputs = [
-            group(inputs=own, training=False)
-            for group, own in zip(groups, inputs, strict=True)
-        ]
+    outputs = [
+        group(inputs=own, training=False)
+        for group, own in zip(groups, inputs, strict=True)
+    ]
     caches = [
         group.fill_cache(group_cache, own)
         for group, group_cache, own in zip(groups, cache["tokens"], inputs, strict=True)

@@ -1,5 +1,7 @@
 """What is remembered of a token: key, value, bias and whether it is one, in a row."""
 
+import dataclasses
+
 import keras
 from keras import ops
 
@@ -40,6 +42,12 @@ def make_rows(key, value, mask, bias):
     return ops.concatenate([ops.cast(key, dtype), value, bias, real], axis=-1)
 
 
+def of_tokens(tokens):
+    """Returns the rows of `RoutedTokens`, each with its own key and value."""
+    inputs = tokens.inputs
+    return make_rows(tokens.key, inputs.value, inputs.value_mask, inputs.token_bias)
+
+
 def split_rows(group, rows):
     """Undoes `make_rows`.
 
@@ -66,10 +74,9 @@ def make_offers(group, tokens):
         group: the `HeadGroup`.
         tokens: `RoutedTokens` of the sequence, before any shift.
     """
-    inputs = tokens.inputs
     if group.key_shift:
-        inputs = to_remember(inputs)
-    return make_rows(tokens.key, inputs.value, inputs.value_mask, inputs.token_bias)
+        tokens = dataclasses.replace(tokens, inputs=to_remember(tokens.inputs))
+    return of_tokens(tokens)
 
 
 def open_rows(group, rows):

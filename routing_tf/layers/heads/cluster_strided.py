@@ -4,10 +4,9 @@ import keras
 from keras import ops
 
 from routing_tf.layers import membership
-from routing_tf.layers.decoding import all_scores
 from routing_tf.layers.heads.clustered import CentroidHeads
 from routing_tf.layers.lengths import length_of
-from routing_tf.layers.rules import prefixes
+from routing_tf.layers.rules.all_scores import AllScores
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -84,15 +83,10 @@ class ClusterStridedHeads(CentroidHeads):
     release, which always has separate queries and keys here.
     """
 
-    @property
-    def causal_rule(self):
+    def causal_rule(self, routing_scope=None):
         if self.compatibility.members_of_whole_sequence:
-            return super().causal_rule
-        return prefixes.attend
-
-    @property
-    def memory(self):
-        return None if self.compatibility.members_of_whole_sequence else all_scores
+            return super().causal_rule()
+        return AllScores(self)
 
     def max_positions(self, cache):
         return cache["rows"].shape[2]

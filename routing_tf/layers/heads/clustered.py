@@ -5,17 +5,14 @@ import dataclasses
 from keras import ops
 
 from routing_tf.layers import membership
-from routing_tf.layers.decoding import last_members as decoding_last_members
-from routing_tf.layers.decoding import memories
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.key_shift import read_next_values
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import smaller
 from routing_tf.layers.online_kmeans import OnlineKMeans
 from routing_tf.layers.online_kmeans import normalize
-from routing_tf.layers.rules import best_cluster
-from routing_tf.layers.rules import inside_clusters
-from routing_tf.layers.rules import last_members
+from routing_tf.layers.rules.best_cluster import BestCluster
+from routing_tf.layers.rules.inside_clusters import InsideClusters
 from routing_tf.layers.rules.routed_tokens import RoutedTokens
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
@@ -89,10 +86,14 @@ class ClusteredHeads(HeadGroup):
         """Whether queries choose the cluster that they read apart from keys."""
         return not self.share_query_key and self.query_cluster == "query"
 
-    @property
-    def causal_rule(self):
-        """How tokens attend under a causal mask: a function of `layers.rules`."""
-        return inside_clusters.attend
+    def causal_rule(self, routing_scope=None):
+        """Returns how tokens attend under a causal mask, a `Rule`.
+
+        Args:
+            routing_scope: the tokens that compete with each other, `"full"` or
+                `"prefix"`, see `RoutedHeads`; None (the default) for the group's own.
+        """
+        return InsideClusters(self)
 
     def scores(self, streams, masks, training=None):
         """Scores tokens against the clusters.
@@ -137,12 +138,6 @@ class ClusteredHeads(HeadGroup):
         raise NotImplementedError
 
     @property
-    def memory(self):
-        """How tokens attend step by step: a module of `layers.decoding`."""
-        chooses = self.causal_rule is last_members.attend
-        return decoding_last_members if chooses else None
-
-    @property
     def num_choices(self):
         """Number of clusters that a token may choose."""
         return self.num_clusters
@@ -153,24 +148,27 @@ class ClusteredHeads(HeadGroup):
 
     def attend(self, inputs, training=None):
         rule = self._rule(inputs)
-        return rule(self, self._tokens(inputs, rule, training), training=training)
+        tokens = self.routed_tokens(inputs, rule, training)
+        return rule.attend(tokens, training=training)
+
+    def _rule(self, inputs):
+        if inputs.use_causal_mask:
+            return self.causal_rule(inputs.routing_scope)
+        if inputs.is_cross_attention and not self.compatibility.queries_compete:
+            return BestCluster(self)
+        return InsideClusters(self)
 
     def make_cache(self, batch_size, max_length, grid=None):
-        if self.memory is None:
-            raise ValueError(
-                "A cache needs heads in which no later token decides who is a member. "
-                f"Received: {type(self).__name__} with compatibility="
-                f"{self.compatibility}. Leave out the option that lets it, or compute "
-                "the whole sequence anew at each step"
-            )
-        return self.memory.make(self, batch_size, max_length)
+        return self.causal_rule("prefix").make_cache(batch_size, max_length)
 
     def fill_cache(self, cache, inputs):
-        return self.memory.fill(self, cache, self._step_tokens(inputs, cache, 0))
+        rule = self.causal_rule("prefix")
+        return rule.fill_cache(cache, self.routed_tokens(inputs, rule))
 
     def step(self, cache, index, inputs):
-        tokens = self._step_tokens(inputs, cache, index)
-        return self.memory.step(self, cache, index, tokens)
+        rule = self.causal_rule("prefix")
+        tokens = self.routed_token(inputs, rule, cache, index)
+        return rule.step(cache, index, tokens)
 
     def max_positions(self, cache):
         return None
@@ -182,26 +180,35 @@ class ClusteredHeads(HeadGroup):
                 " compatibility with queries_compete=True. Leave it out, or compute "
                 "the whole sequence anew at each step"
             )
+        rule = BestCluster(self)
         # The memory alone: its keys in place of queries.
         inputs = dataclasses.replace(inputs, query=inputs.key, key=None)
-        tokens = self._tokens(inputs, best_cluster.attend)
-        return memories.make_clusters(self, tokens)
+        return rule.make_memory(self.routed_tokens(inputs, rule))
+
+    def restart_memory(self, cache):
+        return BestCluster(self).restart(cache)
 
     def read_memory(self, cache, index, inputs):
-        tokens = self._step_tokens(inputs, cache, index)
-        return memories.read_clusters(self, cache, index, tokens)
+        rule = BestCluster(self)
+        tokens = self.routed_token(inputs, rule, cache, index)
+        return rule.step(cache, index, tokens)
 
-    def _step_tokens(self, inputs, cache, index):
-        return self._tokens(inputs, self.causal_rule)
+    def routed_tokens(self, inputs, rule, training=False):
+        """Returns the `RoutedTokens` of a call.
 
-    def _tokens(self, inputs, rule, training=False):
-        query = key = normalize(inputs.query)
-        streams, masks = [query], [inputs.key_mask]
-        if inputs.key is not None:
-            key = normalize(inputs.key)
-            streams, masks = [query, key], [inputs.query_mask, inputs.key_mask]
-        if rule is last_members.attend and not self.routes_queries:
-            streams, masks = streams[-1:], masks[-1:]
+        Args:
+            inputs: `HeadInputs`.
+            rule: the `Rule` that they follow.
+            training: whether state moves. Defaults to False.
+        """
+        shares_vectors = inputs.key is None
+        query = normalize(inputs.query)
+        key = query if shares_vectors else normalize(inputs.key)
+        reads_own = rule.tokens_choose and not self.routes_queries
+        shares_scores = shares_vectors or reads_own
+        streams, masks = [query, key], [inputs.query_mask, inputs.key_mask]
+        if shares_scores:
+            streams, masks = streams[1:], masks[1:]
         if self.compatibility.padding_by_zero_rows:
             masks = [ops.any(stream != 0, axis=-1) for stream in streams]
         if inputs.adds_losses:
@@ -211,15 +218,27 @@ class ClusteredHeads(HeadGroup):
         if self.compatibility.padding_is_routed:
             masks = [None] * len(masks)
         return RoutedTokens(
-            query, key, scores[0], scores[-1], masks[0], masks[-1], inputs
+            query,
+            key,
+            scores[0],
+            scores[-1],
+            masks[0],
+            masks[-1],
+            inputs,
+            shares_vectors,
+            shares_scores,
         )
 
-    def _rule(self, inputs):
-        if inputs.use_causal_mask:
-            return self.causal_rule
-        if inputs.is_cross_attention and not self.compatibility.queries_compete:
-            return best_cluster.attend
-        return inside_clusters.attend
+    def routed_token(self, inputs, rule, cache, index):
+        """Returns the `RoutedTokens` of one token.
+
+        Args:
+            inputs: `HeadInputs` of the token.
+            rule: the `Rule` that it follows.
+            cache: the cache with the tokens before.
+            index: `<int32>`, position of the token.
+        """
+        return self.routed_tokens(inputs, rule)
 
     def window(self, length):
         """Number of members of a cluster among `length` tokens."""

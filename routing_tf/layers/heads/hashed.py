@@ -7,7 +7,7 @@ from keras import ops
 from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.lengths import length_of
-from routing_tf.layers.rules import last_members
+from routing_tf.layers.rules.last_members import LastMembers
 from routing_tf.layers.validation import is_integer
 
 
@@ -113,11 +113,10 @@ class HashedHeads(ClusteredHeads):
         bits = ops.cast(products > 0, "int32")
         return ops.sum(bits * (2 ** np.arange(self.num_bits, dtype="int32")), axis=-1)
 
-    @property
-    def causal_rule(self):
+    def causal_rule(self, routing_scope=None):
         if self.compatibility.buckets_filled_up:
-            return super().causal_rule
-        return last_members.attend
+            return super().causal_rule()
+        return LastMembers(self)
 
     def scores(self, streams, masks, training=None):
         filled_up = self.compatibility.buckets_filled_up

@@ -301,6 +301,10 @@ class HeadGroup(keras.layers.Layer):
         """
         return memories.make(self, inputs)
 
+    def restart_memory(self, cache):
+        """Returns a cache of `make_memory` as it was before the first query."""
+        return cache
+
     def read_memory(self, cache, index, inputs):
         """Attends with one token to another sequence; see `step`."""
         return memories.read(self, cache, index, inputs)

@@ -31,6 +31,8 @@ class HeadInputs:
             blocked order; None (the default) for positions on one axis.
         memory_grid: the same for the value.
         adds_losses: whether clustering losses are added. Defaults to True.
+        routing_scope: the tokens that compete in expert choice under a causal mask, see
+            `RoutedHeads`; None (the default) for what the group has been made with.
     """
 
     query: Any = None
@@ -45,6 +47,7 @@ class HeadInputs:
     grid: tuple | None = None
     memory_grid: tuple | None = None
     adds_losses: bool = True
+    routing_scope: str | None = None
 
     @classmethod
     def of(

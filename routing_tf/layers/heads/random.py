@@ -9,7 +9,7 @@ from keras import ops
 from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.lengths import length_of
-from routing_tf.layers.rules import last_members
+from routing_tf.layers.rules.last_members import LastMembers
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import static_length
@@ -79,11 +79,10 @@ class RandomHeads(ClusteredHeads):
         # A position has one cluster, whatever stands there.
         return False
 
-    @property
-    def causal_rule(self):
+    def causal_rule(self, routing_scope=None):
         if self.compatibility.members_of_whole_sequence:
-            return super().causal_rule
-        return last_members.attend
+            return super().causal_rule()
+        return LastMembers(self)
 
     def random_scores(self, length):
         """Returns the random scores that decide who is a member.
@@ -125,10 +124,8 @@ class RandomHeads(ClusteredHeads):
         clusters = np.argmax(self.random_scores(max_length), axis=-1).astype("int32")
         return ops.broadcast_to(clusters, (batch_size, *clusters.shape[1:]))
 
-    def _step_tokens(self, inputs, cache, index):
-        tokens = super()._step_tokens(inputs, cache, index)
-        if tokens.length > 1:
-            return tokens
+    def routed_token(self, inputs, rule, cache, index):
+        tokens = super().routed_token(inputs, rule, cache, index)
         index = ops.minimum(index, cache["clusters"].shape[2] - 1)
         clusters = ops.take(cache["clusters"], [index], axis=2)
         scores = ops.one_hot(clusters, self.num_clusters, dtype="float32")

@@ -5,11 +5,10 @@ import contextlib
 import keras
 
 from routing_tf.layers import membership
-from routing_tf.layers.decoding import best_members
 from routing_tf.layers.heads.clustered import CentroidHeads
 from routing_tf.layers.lengths import length_of
-from routing_tf.layers.rules import last_members
-from routing_tf.layers.rules import prefixes
+from routing_tf.layers.rules.best_members import BestMembers
+from routing_tf.layers.rules.last_members import LastMembers
 from routing_tf.layers.validation import check_choice
 
 ROUTINGS = (None, "expert_choice", "token_choice")
@@ -142,17 +141,12 @@ class RoutedHeads(CentroidHeads):
         check_choice("routing_scope", value, ROUTING_SCOPES)
         self._routing_scope = value
 
-    @property
-    def causal_rule(self):
+    def causal_rule(self, routing_scope=None):
         if self.routing in (None, "token_choice"):
-            return last_members.attend
-        if self.routing_scope == "prefix":
-            return prefixes.attend
-        return super().causal_rule
-
-    @property
-    def memory(self):
-        return super().memory or best_members
+            return LastMembers(self)
+        if (routing_scope or self.routing_scope) == "prefix":
+            return BestMembers(self)
+        return super().causal_rule()
 
     def attend(self, inputs, training=None):
         is_causal = inputs.use_causal_mask and not inputs.is_cross_attention

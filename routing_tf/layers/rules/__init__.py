@@ -1,5 +1,6 @@
-"""How routed tokens attend, once they have scores: one file for each rule.
+"""How routed tokens attend, in parallel and step by step: one file for each rule.
 
 Letters: B batch, H heads, L length, M memory length, K clusters, W members of a
-cluster, N chunks, C slots of a chunk, D dim.
+cluster, N chunks, C slots of a chunk, D dim, R tokens that are remembered, E numbers
+that are remembered of a token.
 """

@@ -1,58 +1,108 @@
 """Attention to the members of the best cluster in another sequence."""
 
+import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
+from routing_tf.layers.decoding import rows
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import without_padding
-from routing_tf.layers.rules.inside_clusters import member_bias
-from routing_tf.layers.rules.inside_clusters import member_mask
 from routing_tf.layers.rules.routed_tokens import own_clusters
+from routing_tf.layers.rules.rule import Rule
 
 
-def attend(group, tokens, training=None):
-    """Lets each query attend to the memory's members of its own best cluster.
+class BestCluster(Rule):
+    """Attention of each query to the memory's members of its own best cluster.
 
     The clusters choose their members from the memory; each query goes to its best
     cluster on its own, so no query depends on another one. Relative positions are the
     rank of a key among the members minus that of the query among the queries of the
-    cluster. Padding gets zero.
-
-    Args:
-        group: the `ClusteredHeads`.
-        tokens: `RoutedTokens` of two sequences.
-        training: whether dropout is on; None (the default) for no.
-
-    Returns:
-        `<float>[B, H, L, D]`.
+    cluster. Padding gets zero. For steps the members are arranged once.
     """
-    inputs = tokens.inputs
-    members, belongs = group.choose(
-        tokens.key_scores, tokens.key_mask, training=training
-    )
-    clusters, num_clusters = own_clusters(tokens.query_scores, inputs.query_mask)
-    window = group.known_window(length_of(tokens.key, 2))
-    chunk_size = chunk_size_for(window)
-    order = ClusterOrder(clusters, num_clusters, chunk_size)
-    # Padding may read what it likes.
-    read = ops.minimum(order.cluster_of_chunk, tokens.num_clusters - 1)
-    members = membership.gather(members, read)
-    if belongs is not None:
-        belongs = membership.gather(belongs, read)
-    key = ops.cast(tokens.key, group.compute_dtype)
-    output = group.dot_product(
-        ops.cast(order.arrange(tokens.query), group.compute_dtype),
-        membership.gather(key, members),
-        membership.gather(tokens.value, members),
-        attention_mask=member_mask(group, inputs, members, belongs),
-        bias=member_bias(inputs, members),
-        distances=_distances(order, length_of(members, -1)),
-        training=training,
-    )
-    return without_padding(order.restore(output), inputs.query_mask)
+
+    def attend(self, tokens, training=None):
+        inputs = tokens.inputs
+        members, belongs = self.group.choose(
+            tokens.key_scores, tokens.key_mask, training=training
+        )
+        clusters, num_clusters = own_clusters(tokens.query_scores, inputs.query_mask)
+        window = self.group.known_window(length_of(tokens.key, 2))
+        chunk_size = chunk_size_for(window)
+        order = ClusterOrder(clusters, num_clusters, chunk_size)
+        # Padding may read what it likes.
+        read = ops.minimum(order.cluster_of_chunk, tokens.num_clusters - 1)
+        members = membership.gather(members, read)
+        if belongs is not None:
+            belongs = membership.gather(belongs, read)
+        key = ops.cast(tokens.key, self.group.compute_dtype)
+        output = self.group.dot_product(
+            ops.cast(order.arrange(tokens.query), self.group.compute_dtype),
+            membership.gather(key, members),
+            membership.gather(tokens.value, members),
+            attention_mask=self.member_mask(inputs, members, belongs),
+            bias=self.member_bias(inputs, members),
+            distances=_distances(order, length_of(members, -1)),
+            training=training,
+        )
+        return without_padding(order.restore(output), inputs.query_mask)
+
+    def make_memory(self, tokens):
+        """Returns the cache of another sequence: the members of each cluster.
+
+        Args:
+            tokens: `RoutedTokens` of the memory.
+        """
+        members, belongs = self.group.choose(tokens.key_scores, tokens.key_mask)
+        memory = membership.gather(rows.of_tokens(tokens), members)
+        if belongs is not None:
+            real = memory[..., -1:] * ops.cast(belongs, memory.dtype)[..., None]
+            memory = ops.concatenate([memory[..., :-1], real], axis=-1)
+        shape = ops.shape(members)[:3]
+        return {
+            "rows": memory,
+            "counts": ops.zeros(shape, "int32"),
+            "newest": {
+                "cluster": ops.zeros(shape[:2], "int32"),
+                "position": ops.full(shape[:2], -1, dtype="int32"),
+            },
+        }
+
+    def restart(self, cache):
+        """Returns the cache before the first query."""
+        position = cache["newest"]["position"]
+        newest = {**cache["newest"], "position": ops.full_like(position, -1)}
+        counts = ops.zeros_like(cache["counts"])
+        return {**cache, "counts": counts, "newest": newest}
+
+    def step(self, cache, index, tokens):
+        newest, counts = cache["newest"], cache["counts"]
+        num_clusters = counts.shape[-1]
+        is_older = ops.logical_and(newest["position"] >= 0, newest["position"] < index)
+        added = ops.one_hot(newest["cluster"], num_clusters, dtype="int32")
+        counts = counts + added * ops.cast(is_older, "int32")[..., None]
+        cluster = ops.cast(ops.argmax(tokens.query_scores[:, :, 0], axis=-1), "int32")
+        batch, heads = ops.shape(counts)[:2]
+        window, size = cache["rows"].shape[3:]
+        flat = ops.reshape(cache["rows"], (batch, heads, num_clusters, window * size))
+        members = membership.gather(flat, cluster[..., None])
+        rank = membership.entries_at(counts, cluster[..., None])
+        output = rows.attend_to_rows(
+            self.group,
+            ops.cast(tokens.query, self.group.compute_dtype),
+            ops.reshape(members, (batch, heads, window, size)),
+            None,
+            np.arange(window, dtype="int32") - rank,
+        )
+        mask = tokens.inputs.query_mask
+        position = ops.zeros_like(newest["position"]) + index
+        if mask is not None:
+            position = ops.where(mask[..., 0], position, -1)
+        newest = {"cluster": cluster, "position": position}
+        cache = {**cache, "counts": counts, "newest": newest}
+        return without_padding(output, mask), cache
 
 
 def _distances(order, window):

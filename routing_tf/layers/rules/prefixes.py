@@ -17,13 +17,12 @@ from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import without_padding
-from routing_tf.layers.rules.inside_clusters import member_bias
-from routing_tf.layers.rules.inside_clusters import member_mask
+from routing_tf.layers.rules.rule import Rule
 from routing_tf.layers.scaled_dot_product import large_negative
 
 
-def attend(group, tokens, training=None):
-    """Lets each query attend as if the sequence ended with it.
+class Prefixes(Rule):
+    """Attention of each query as if the sequence ended with it.
 
     In each prefix the clusters choose their members anew. A query that is a member of
     a cluster attends to all its members, and its results are averaged over these
@@ -36,33 +35,116 @@ def attend(group, tokens, training=None):
     follows from counting who outranks whom. That is
     `L * K * (candidates + block size)` pairs.
 
-    Args:
-        group: `CentroidHeads`, whose `num_candidates` and `is_member` tell who can be a
-            member and who is.
-        tokens: `RoutedTokens` of one sequence.
-        training: whether dropout is on; None (the default) for no.
-
-    Returns:
-        `<float>[B, H, L, D]`.
+    The group is one of `CentroidHeads`, whose `num_candidates` and `is_member` tell who
+    can be a member and who is. Subclasses say what is remembered for steps.
     """
-    size = group.prefix_block_size or group.attention_window
-    if is_known(tokens.length):
-        size = min(size, tokens.length)
-    queries = ops.cast(tokens.query, group.compute_dtype)
-    queries = ops.moveaxis(break_into_blocks(queries, size, axis=2), 2, 0)
-    num_blocks = length_of(queries, 0)
-    starts = numbers(num_blocks) * size
-    draws = _Draws(group.dot_product, num_blocks, training)
 
-    def attend_with(block):
-        start, query, seed = block
-        with draws.starting_at(seed):
-            return attend_block(group, tokens, start, query, training)
+    def attend(self, tokens, training=None):
+        size = self.group.prefix_block_size or self.group.attention_window
+        if is_known(tokens.length):
+            size = min(size, tokens.length)
+        queries = ops.cast(tokens.query, self.group.compute_dtype)
+        queries = ops.moveaxis(break_into_blocks(queries, size, axis=2), 2, 0)
+        num_blocks = length_of(queries, 0)
+        starts = numbers(num_blocks) * size
+        draws = _Draws(self.group.dot_product, num_blocks, training)
 
-    # A loop: all blocks at once would take more memory than full attention.
-    output = ops.map(attend_with, (starts, queries, draws.seeds))
-    output = put_back_blocks(ops.moveaxis(output, 0, 2), tokens.length, axis=2)
-    return without_padding(output, tokens.inputs.query_mask)
+        def attend_with(block):
+            start, query, seed = block
+            with draws.starting_at(seed):
+                return self.attend_block(tokens, start, query, training)
+
+        # A loop: all blocks at once would take more memory than full attention.
+        output = ops.map(attend_with, (starts, queries, draws.seeds))
+        output = put_back_blocks(ops.moveaxis(output, 0, 2), tokens.length, axis=2)
+        return without_padding(output, tokens.inputs.query_mask)
+
+    def attend_block(self, tokens, start, query, training):
+        """Lets the queries of one block attend.
+
+        Args:
+            tokens: as in `attend`; those behind the block are not looked at.
+            start: position of the first query.
+            query: `<float>[B, H, C, D]`.
+            training: as in `attend`.
+
+        Returns:
+            `<float>[B, H, C, D]`.
+        """
+        size = query.shape[2]
+        keys = queries = self._find(tokens.key_scores, tokens.key_mask, start, size)
+        if not tokens.shares_vectors:
+            queries = self._find(tokens.query_scores, tokens.query_mask, start, size)
+        visible = keys.is_member
+        real = self.member_mask(tokens.inputs, keys.positions)
+        visible = combine_masks(visible, real)
+        if self.group.key_shift:
+            # A token does not see its own key.
+            visible = ops.logical_and(visible, keys.before(start))
+        key = ops.cast(tokens.key, self.group.compute_dtype)
+        output = self.group.dot_product(
+            query[:, :, None],
+            membership.gather(key, keys.positions),
+            membership.gather(tokens.value, keys.positions),
+            attention_mask=visible,
+            bias=self.member_bias(tokens.inputs, keys.positions),
+            distances=keys.distances(),
+            training=training,
+        )
+        weights = ops.cast(queries.own(), output.dtype)[..., None]
+        count = ops.sum(weights, axis=2) + membership.SCATTER_EPSILON
+        return ops.sum(output * weights, axis=2) / count
+
+    def _find(self, scores, mask, start, size):
+        """Finds who can be a member, and who is, at the queries of a block.
+
+        Args:
+            scores: `<float32>[B, H, L, K]`.
+            mask: `<bool>`, broadcastable to `[B, H, L]`; or None.
+            start: position of the first query.
+            size: number of queries.
+
+        Returns:
+            `_Candidates`.
+        """
+        batch, heads, length, clusters = ops.shape(scores)
+        scores = ops.swapaxes(scores, 2, 3)
+        real = ops.ones((1, 1, length), "bool") if mask is None else mask
+        real = ops.broadcast_to(real, (batch, heads, length))
+        before = ops.logical_and(real, numbers(length) < start)
+        best = _best(
+            ops.where(before[:, :, None], scores, large_negative(scores.dtype)),
+            self.group.num_candidates(length),
+            self.group.near_tie,
+        )
+        block = start + np.arange(size, dtype="int32")
+        own = ops.broadcast_to(
+            ops.minimum(block, length - 1), (batch, heads, clusters, size)
+        )
+        positions = ops.concatenate([ops.sort(best, axis=-1), own], axis=-1)
+        exists = ops.concatenate(
+            [
+                membership.gather_entries(before, positions[..., :-size], length),
+                ops.logical_and(
+                    membership.gather_entries(real, own, length), block < length
+                ),
+            ],
+            axis=-1,
+        )
+        ranks = _ranks(
+            _entries(scores, positions),
+            exists,
+            ops.argsort(best),
+            size,
+            self.group.near_tie,
+        )
+        num_tokens = ops.cumsum(ops.cast(real, "int32"), axis=-1)
+        num_tokens = membership.gather_entries(num_tokens, own, length)[..., None]
+        members = self.group.is_member(ranks, num_tokens)
+        earlier = positions[..., None, :] <= own[..., None]
+        return _Candidates(
+            positions, combine_masks(members, earlier, exists[..., None, :])
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,91 +216,6 @@ def _next_seeds(generator, number):
     counts = ops.stack([ops.zeros_like(counts), counts], axis=1)
     generator.state.assign(first + counts[-1])
     return first + counts[:-1]
-
-
-def attend_block(group, tokens, start, query, training):
-    """Lets the queries of one block attend.
-
-    Args:
-        group: as in `attend`.
-        tokens: as in `attend`; those behind the block are not looked at.
-        start: position of the first query.
-        query: `<float>[B, H, C, D]`.
-        training: as in `attend`.
-
-    Returns:
-        `<float>[B, H, C, D]`.
-    """
-    size = query.shape[2]
-    keys = queries = _find(group, tokens.key_scores, tokens.key_mask, start, size)
-    if tokens.query is not tokens.key:
-        queries = _find(group, tokens.query_scores, tokens.query_mask, start, size)
-    visible = keys.is_member
-    real = member_mask(group, tokens.inputs, keys.positions, None)
-    visible = combine_masks(visible, real)
-    if group.key_shift:
-        # A token does not see its own key.
-        visible = ops.logical_and(visible, keys.before(start))
-    key = ops.cast(tokens.key, group.compute_dtype)
-    output = group.dot_product(
-        query[:, :, None],
-        membership.gather(key, keys.positions),
-        membership.gather(tokens.value, keys.positions),
-        attention_mask=visible,
-        bias=member_bias(tokens.inputs, keys.positions),
-        distances=keys.distances(),
-        training=training,
-    )
-    weights = ops.cast(queries.own(), output.dtype)[..., None]
-    count = ops.sum(weights, axis=2) + membership.SCATTER_EPSILON
-    return ops.sum(output * weights, axis=2) / count
-
-
-def _find(group, scores, mask, start, size):
-    """Finds who can be a member, and who is, at the queries of a block.
-
-    Args:
-        group: `CentroidHeads`.
-        scores: `<float32>[B, H, L, K]`.
-        mask: `<bool>`, broadcastable to `[B, H, L]`; or None.
-        start: position of the first query.
-        size: number of queries.
-
-    Returns:
-        `_Candidates`.
-    """
-    batch, heads, length, clusters = ops.shape(scores)
-    scores = ops.swapaxes(scores, 2, 3)
-    real = ops.ones((1, 1, length), "bool") if mask is None else mask
-    real = ops.broadcast_to(real, (batch, heads, length))
-    before = ops.logical_and(real, numbers(length) < start)
-    best = _best(
-        ops.where(before[:, :, None], scores, large_negative(scores.dtype)),
-        group.num_candidates(length),
-        group.near_tie,
-    )
-    block = start + np.arange(size, dtype="int32")
-    own = ops.broadcast_to(
-        ops.minimum(block, length - 1), (batch, heads, clusters, size)
-    )
-    positions = ops.concatenate([ops.sort(best, axis=-1), own], axis=-1)
-    exists = ops.concatenate(
-        [
-            membership.gather_entries(before, positions[..., :-size], length),
-            ops.logical_and(
-                membership.gather_entries(real, own, length), block < length
-            ),
-        ],
-        axis=-1,
-    )
-    ranks = _ranks(
-        _entries(scores, positions), exists, ops.argsort(best), size, group.near_tie
-    )
-    num_tokens = ops.cumsum(ops.cast(real, "int32"), axis=-1)
-    num_tokens = membership.gather_entries(num_tokens, own, length)[..., None]
-    members = group.is_member(ranks, num_tokens)
-    earlier = positions[..., None, :] <= own[..., None]
-    return _Candidates(positions, combine_masks(members, earlier, exists[..., None, :]))
 
 
 def _best(scores, count, near_tie):

@@ -16,13 +16,15 @@ class RoutedTokens:
 
     Args:
         query: `<float32>[B, H, L, D]`, normalised.
-        key: `<float32>[B, H, M, D]`, normalised; the very tensor `query` if shared.
+        key: `<float32>[B, H, M, D]`, normalised.
         query_scores: `<float32>[B, H, L, K]`.
-        key_scores: `<float32>[B, H, M, K]`; the very tensor `query_scores` if shared.
+        key_scores: `<float32>[B, H, M, K]`.
         query_mask: `<bool>`, broadcastable to `[B, H, L]`, True for queries that may be
             members; None for all.
         key_mask: `<bool>`, broadcastable to `[B, H, M]`, likewise for keys.
         inputs: the `HeadInputs` they come from.
+        shares_vectors: whether queries are keys.
+        shares_scores: whether queries have the scores of keys.
     """
 
     query: Any
@@ -32,6 +34,8 @@ class RoutedTokens:
     query_mask: Any
     key_mask: Any
     inputs: HeadInputs
+    shares_vectors: bool
+    shares_scores: bool
 
     @property
     def value(self):

@@ -1,0 +1,83 @@
+"""Clusters that choose among all tokens up to the query, whatever they chose before."""
+
+import dataclasses
+
+from keras import ops
+
+from routing_tf.layers.decoding import rows
+from routing_tf.layers.masks import without_padding
+from routing_tf.layers.rules.prefixes import Prefixes
+
+
+class AllScores(Prefixes):
+    """Prefixes in which any token may become a member later on.
+
+    So a cache holds all tokens and their scores.
+    """
+
+    def make_cache(self, batch_size, max_length):
+        heads = self.group.num_heads
+        scores = (batch_size, heads, max_length, self.group.num_clusters)
+        real = (batch_size, heads, max_length)
+        cache = {
+            "rows": rows.empty_rows(self.group, batch_size, heads, max_length),
+            "key_scores": ops.zeros(scores, "float32"),
+            "key_mask": ops.zeros(real, "bool"),
+        }
+        if not self.group.share_query_key:
+            cache |= {
+                "query_scores": ops.zeros(scores, "float32"),
+                "query_mask": ops.zeros(real, "bool"),
+            }
+        return cache
+
+    def fill_cache(self, cache, tokens):
+        return _update(cache, 0, tokens, rows.make_offers(self.group, tokens))
+
+    def step(self, cache, index, tokens):
+        row = rows.make_offers(self.group, tokens)
+        if self.group.key_shift:
+            cache = {**cache, "rows": self._complete(cache["rows"], index, tokens)}
+        cache = _update(cache, index, tokens, row)
+        key, value, bias, real = rows.split_rows(self.group, cache["rows"])
+        query = ops.cast(tokens.query, self.group.compute_dtype)
+        remembered = dataclasses.replace(
+            tokens,
+            key=key,
+            query_scores=cache.get("query_scores", cache["key_scores"]),
+            key_scores=cache["key_scores"],
+            query_mask=cache.get("query_mask", cache["key_mask"]),
+            key_mask=cache["key_mask"],
+            inputs=dataclasses.replace(
+                tokens.inputs, value=value, value_mask=real, token_bias=bias
+            ),
+        )
+        output = self.attend_block(remembered, index, query, training=False)
+        return without_padding(output, tokens.inputs.query_mask), cache
+
+    def _complete(self, cached_rows, index, tokens):
+        """Returns the rows with the value that follows the token before `index`."""
+        # The first token completes none: its own row is put over it.
+        before = ops.maximum(index - 1, 0)
+        row = ops.take(cached_rows, before[None], axis=2)
+        follows = ops.ones_like(row[..., 0], "bool")
+        row = rows.complete_rows(self.group, row, rows.of_tokens(tokens), follows)
+        return ops.slice_update(cached_rows, (0, 0, before, 0), row)
+
+
+def _update(cache, index, tokens, row):
+    """Returns the cache with the rows, scores and masks of tokens from `index` on."""
+    new = {"rows": row}
+    for name in ("key", "query") if "query_scores" in cache else ("key",):
+        scores, mask = (getattr(tokens, f"{name}_{x}") for x in ("scores", "mask"))
+        shape = ops.shape(scores)[:3]
+        new[f"{name}_scores"] = scores
+        new[f"{name}_mask"] = (
+            ops.ones(shape, "bool") if mask is None else ops.broadcast_to(mask, shape)
+        )
+    return {
+        name: ops.slice_update(
+            cache[name], (0, 0, index) + (0,) * (len(x.shape) - 3), x
+        )
+        for name, x in new.items()
+    }

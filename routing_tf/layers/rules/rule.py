@@ -1,0 +1,102 @@
+"""The interface of all rules."""
+
+from routing_tf.layers import membership
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.masks import combine_masks
+
+
+class Rule:
+    """How the tokens of clustered heads attend, once they have scores.
+
+    Subclasses implement `attend`; and `make_cache`, `fill_cache` and `step` where
+    tokens can go one by one. A cache is a dict of tensors of fixed sizes with the batch
+    on axis 0. A token that is fed again at the same position replaces the one before.
+    With `key_shift=1` the row of a token's key is opened without a value, and completed
+    with the next token's, which may replace it in the same way.
+
+    Args:
+        group: the `ClusteredHeads`, which say who is a member.
+    """
+
+    #: Whether each token has one cluster, which it chooses on its own.
+    tokens_choose = False
+
+    def __init__(self, group):
+        self.group = group
+
+    def attend(self, tokens, training=None):
+        """Lets all tokens attend.
+
+        Args:
+            tokens: `RoutedTokens`.
+            training: whether dropout is on; None (the default) for no.
+
+        Returns:
+            `<float>[B, H, L, D]`.
+        """
+        raise NotImplementedError
+
+    def make_cache(self, batch_size, max_length):
+        """Returns an empty cache.
+
+        Args:
+            batch_size: number of sequences.
+            max_length: number of tokens a sequence may have.
+
+        Raises:
+            ValueError: if later tokens decide who is a member.
+        """
+        raise ValueError(
+            "A cache needs heads in which no later token decides who is a member. "
+            f"Received: {type(self.group).__name__} with compatibility="
+            f"{self.group.compatibility}. Leave out the option that lets it, or "
+            "compute the whole sequence anew at each step"
+        )
+
+    def fill_cache(self, cache, tokens):
+        """Returns the cache behind a sequence that starts at position 0.
+
+        Args:
+            cache: as returned by `make_cache`.
+            tokens: `RoutedTokens` of the sequence.
+        """
+        raise NotImplementedError
+
+    def step(self, cache, index, tokens):
+        """Attends with one token.
+
+        Args:
+            cache: as returned by `make_cache`, `fill_cache` or this method.
+            index: `<int32>`, position of the token.
+            tokens: `RoutedTokens` of the token.
+
+        Returns:
+            `<float>[B, H, 1, D]`, and the cache with this token.
+        """
+        raise NotImplementedError
+
+    def member_bias(self, inputs, members):
+        """Returns the token bias of each member, for all queries; None without one."""
+        if inputs.token_bias is None:
+            return None
+        length = length_of(inputs.value, 2)
+        entries = membership.gather_entries(inputs.token_bias, members, length)
+        return entries[..., None, :]
+
+    def member_mask(self, inputs, members, belongs=None):
+        """Tells which slots of a cluster any query may see; None for all.
+
+        Args:
+            inputs: `HeadInputs`.
+            members: `<int>[B, H, K, W]`.
+            belongs: `<bool>[B, H, K, W]`, False in slots that hold no member; None (the
+                default) for a mask of all True.
+        """
+        real = None
+        if inputs.value_mask is not None:
+            length = length_of(inputs.value, 2)
+            real = membership.gather_entries(inputs.value_mask, members, length)
+            real = self.group.shared_padding(real)[..., None, :]
+        if belongs is not None:
+            belongs = belongs[..., None, :]
+        return combine_masks(real, belongs)

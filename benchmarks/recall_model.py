@@ -15,6 +15,7 @@ from routing_tf import models
 from routing_tf import training
 from routing_tf.analysis.probe import clustered_groups
 from routing_tf.analysis.probe import recorded
+from routing_tf.layers.keras_internals import declare_call_argument
 
 PRESET = "python_small"
 LOCAL_BLOCK = 16
@@ -156,6 +157,7 @@ class Network:
         for layer in after:
             hidden = layer(hidden)
         self.model = keras.Model([tokens, positions], hidden)
+        declare_call_argument(self.model, "routing_scope")
         self.model.compile(
             make_optimizer(settings),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -172,15 +174,14 @@ class Network:
     def accuracy(self, examples, scope="full"):
         """Returns the share of the labels that are thought the likeliest tokens."""
         if scope not in self._scorers:
-            # Keras compiles a model once, for one scope.
-            self._scorers[scope] = keras.Model(self.model.input, self.model.output)
+            logits = self.model(self.model.input, routing_scope=scope)
+            self._scorers[scope] = keras.Model(self.model.input, logits)
             self._scorers[scope].compile(jit_compile=False)
         found = []
-        with layers.use_routing_scope(self.model, scope):
-            for start in range(0, len(examples.tokens), AT_ONCE):
-                inputs = [x[start : start + AT_ONCE] for x in examples[:2]]
-                logits = self._scorers[scope].predict_on_batch(inputs)
-                found.append(logits.argmax(axis=-1))
+        for start in range(0, len(examples.tokens), AT_ONCE):
+            inputs = [x[start : start + AT_ONCE] for x in examples[:2]]
+            logits = self._scorers[scope].predict_on_batch(inputs)
+            found.append(logits.argmax(axis=-1))
         return float((np.concatenate(found) == examples.labels).mean())
 
     def diagnosis(self, examples):

@@ -205,10 +205,10 @@ def _scores(lm, inputs):
         stack.callback(object.__delattr__, group, "scores")
 
     groups = [x for x in lm._flatten_layers() if isinstance(x, layers.RoutedHeads)]
-    with contextlib.ExitStack() as stack, layers.use_routing_scope(lm, "prefix"):
+    with contextlib.ExitStack() as stack:
         for group in groups:
             watch(group, stack)
-        lm(inputs, training=False)
+        lm(inputs, training=False, routing_scope="prefix")
     return found
 
 

@@ -10,7 +10,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf import layers
 from routing_tf.layers.heads.clustered import ClusteredHeads
 
 
@@ -84,8 +83,9 @@ class Probe:
         self.blocks = backbone.blocks
         # A block is called with its input first, then with the padding mask.
         states = [block.input[0] for block in self.blocks]
-        self._hidden_states = keras.Model(lm.input, [*states, self.blocks[-1].output])
-        self._hidden_states.compile(optimizer=None, jit_compile=lm.jit_compile)
+        model = keras.Model(lm.input, [*states, self.blocks[-1].output])
+        scope = {"routing_scope": routing_scope}
+        self._hidden_states = _Compiled(lambda inputs: model(inputs, **scope), lm)
         self._part_outputs = _Compiled(self._trace_parts, lm)
         self._attention = _Compiled(self._trace_attention, lm)
         self._lengths = tuple(states[0].shape[1:-1])
@@ -100,7 +100,7 @@ class Probe:
             List of NumPy arrays `<float>[B, L, dim]`.
         """
         inputs = {name: inputs[name] for name in self.lm.input}
-        states = self._run(self._hidden_states, inputs)
+        states = self._hidden_states.predict_on_batch(inputs)
         return [self._in_sequence(np.asarray(state)) for state in states]
 
     def part_outputs(self, hidden_states):
@@ -119,7 +119,7 @@ class Probe:
             self._in_shape(state)
             for state, _ in zip(hidden_states, self.blocks, strict=False)
         ]
-        outputs = self._run(self._part_outputs, inputs)
+        outputs = self._part_outputs.predict_on_batch(inputs)
         for block in self.blocks:
             name = f"{block.name} output"
             outputs[name] = self._in_sequence(outputs[name])
@@ -149,7 +149,7 @@ class Probe:
         states = [self._in_shape(state) for state in self.hidden_states(inputs)[:-1]]
         found = []
         for block, (maps, clusters) in zip(
-            self.blocks, self._run(self._attention, states), strict=True
+            self.blocks, self._attention.predict_on_batch(states), strict=True
         ):
             groups = block.attention.head_groups
             ends = np.cumsum([group.num_heads for group in groups])[:-1]
@@ -163,16 +163,12 @@ class Probe:
             )
         return found
 
-    def _run(self, compiled, inputs):
-        with layers.use_routing_scope(self.lm, self.routing_scope):
-            return compiled.predict_on_batch(inputs)
-
     def _trace_parts(self, states):
         found = {}
         for block, state in zip(self.blocks, states, strict=True):
             groups = block.attention.head_groups
             with recorded(groups, "attend") as calls:
-                output = block(state)
+                output = block(state, routing_scope=self.routing_scope)
             for group, (_, heads) in zip(groups, calls, strict=True):
                 found[f"{block.name} {group.name}"] = _side_by_side(heads)
             found[f"{block.name} output"] = output
@@ -187,6 +183,7 @@ class Probe:
                     block.attention_input(state),
                     use_causal_mask=block.use_causal_mask,
                     return_attention_scores=True,
+                    routing_scope=self.routing_scope,
                 )
             clusters = {
                 group.name: _clusters(group, scores[-1])

@@ -15,7 +15,6 @@ from routing_tf.layers.heads.head_group import HeadGroup as HeadGroup
 from routing_tf.layers.heads.local import LocalHeads as LocalHeads
 from routing_tf.layers.heads.random import RandomHeads as RandomHeads
 from routing_tf.layers.heads.routed import RoutedHeads as RoutedHeads
-from routing_tf.layers.heads.routed import use_routing_scope as use_routing_scope
 from routing_tf.layers.heads.strided import StridedHeads as StridedHeads
 from routing_tf.layers.image_embeddings import RowColumnEmbedding as RowColumnEmbedding
 from routing_tf.layers.image_embeddings import SubpixelEmbedding as SubpixelEmbedding

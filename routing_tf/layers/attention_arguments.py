@@ -5,7 +5,9 @@ import warnings
 import keras
 
 from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.serialization import deserialize
+from routing_tf.layers.validation import check_choice
 
 
 def check_axes(name, x):
@@ -150,6 +152,11 @@ def refuse_attention_mask(attention_mask):
             f"attention_mask.shape={tuple(attention_mask.shape)}. Use `query_mask` and "
             "`value_mask` for padding and `use_causal_mask=True` for causality."
         )
+
+
+def check_routing_scope(routing_scope):
+    """Refuses unknown routing scopes of a call."""
+    check_choice("routing_scope", routing_scope, (None, *ROUTING_SCOPES))
 
 
 def check_cache(cache, value, training, return_attention_scores):

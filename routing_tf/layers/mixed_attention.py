@@ -12,10 +12,11 @@ from routing_tf.layers import stepping
 from routing_tf.layers.decoding.untouched import Untouched
 from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.heads.local import check_block_shape
+from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.positions import Positions
 from routing_tf.layers.projections import Projections
-from routing_tf.layers.rematerialization import attend_and_forget
+from routing_tf.layers.rematerialization import train_and_forget
 from routing_tf.layers.serialization import serialize
 from routing_tf.layers.validation import static_length
 
@@ -97,6 +98,9 @@ class MixedAttention(Projections):
             a `value` of the same shape may be given and is not read. None (the
             default): True without a `value` or if it is the very tensor `query`, and
             False for any other tensor, be it a copy.
+        routing_scope: `"full"` or `"prefix"`, the tokens that compete in expert choice
+            under a causal mask, see `RoutedHeads`; None (the default) for what the
+            heads were made with. Blocks and models hand it on, as `training`.
 
     Returns:
         `<float>[batch, length, output_dim]`; with `return_attention_scores=True` also
@@ -173,6 +177,7 @@ class MixedAttention(Projections):
             bias_constraint=bias_constraint,
             **kwargs,
         )
+        declare_call_argument(self, "routing_scope")
         self.supports_masking = True
         self.remat = remat
         self.head_groups = arguments.check_head_groups(head_groups)
@@ -180,11 +185,10 @@ class MixedAttention(Projections):
         if block_shape is not None:
             self.block_shape = check_block_shape("block_shape", block_shape)
         blocks = arguments.blocks_on_two_axes(self.head_groups, self.block_shape)
-        # What orders the positions.
-        self._blocks = self.block_shape or blocks
-        arguments.warn_of_other_dtypes(self)
+        self._ordering_blocks = self.block_shape or blocks
         for group in self.head_groups:
             group.set_sizes(self.key_dim, self.size_of_value)
+        arguments.warn_of_other_dtypes(self)
 
     def build(self, query_shape, value_shape=None):
         dim = query_shape[-1]
@@ -240,9 +244,8 @@ class MixedAttention(Projections):
         last, cache = attention(x[:, 19:], cache=cache, cache_index=19)
         ```
         """
-        return stepping.make_cache(
-            self, batch_size, max_length, value, value_mask, token_bias
-        )
+        memory = {"value": value, "value_mask": value_mask, "token_bias": token_bias}
+        return stepping.make_cache(self, batch_size, max_length, **memory)
 
     def __call__(self, query, value=None, key=None, *others, **kwargs):
         arguments.check_by_position(key, others)
@@ -272,8 +275,10 @@ class MixedAttention(Projections):
         return_attention_scores=False,
         mask=None,
         self_attention=None,
+        routing_scope=None,
     ):
         arguments.refuse_attention_mask(attention_mask)
+        arguments.check_routing_scope(routing_scope)
         query_mask = mask if query_mask is None else query_mask
         value = arguments.other_sequence(query, value, self_attention)
         masks = {
@@ -283,19 +288,20 @@ class MixedAttention(Projections):
         }
         if cache is not None:
             arguments.check_cache(cache.cache, value, training, return_attention_scores)
-            return stepping.call_with_cache(
-                self, query, masks, cache.cache, cache.cache_index
-            )
+            return stepping.call_with_cache(self, query, masks, cache)
         positions, inputs = self.head_inputs(
             query,
             value,
             **masks,
             shows_weights=return_attention_scores,
             use_causal_mask=use_causal_mask,
+            routing_scope=routing_scope,
         )
-        attend = attend_and_forget if self.remat and training else _attend
+        forgets = self.remat and training
         outputs = [
-            attend(group, own, training)
+            train_and_forget(group, own)
+            if forgets
+            else group(inputs=own, training=training)
             for group, own in zip(self.head_groups, inputs, strict=True)
         ]
         outputs = self.joined(positions, outputs)
@@ -333,8 +339,7 @@ class MixedAttention(Projections):
         Returns:
             `Positions` of the query, and a list with the `HeadInputs` of each group.
         """
-        memory = query if value is None else value
-        batch = memory.shape[0] if query is None else query.shape[0]
+        batch = (value if query is None else query).shape[0]
         positions = positions or self.positions_of("query", query)
         memory_positions = positions
         if value is None:
@@ -386,9 +391,8 @@ class MixedAttention(Projections):
             x: `<float>[batch, *lengths, dim]`.
         """
         arguments.check_axes(name, x)
-        axes = range(1, len(x.shape) - 1)
-        find = length_of if len(axes) == 1 else partial(static_length, name)
-        lengths = tuple(find(x, axis) for axis in axes)
+        find = length_of if len(x.shape) == 3 else partial(static_length, name)
+        lengths = tuple(find(x, axis) for axis in range(1, len(x.shape) - 1))
         return self.positions(name, f"{name}.shape={tuple(x.shape)}", lengths)
 
     def positions(self, name, received, lengths):
@@ -400,12 +404,12 @@ class MixedAttention(Projections):
             lengths: tuple of integers.
         """
         if not self.fits_blocks(len(lengths)):
-            arguments.refuse_axes(name, received, self._blocks)
-        return Positions(lengths, self._blocks)
+            arguments.refuse_axes(name, received, self._ordering_blocks)
+        return Positions(lengths, self._ordering_blocks)
 
     def fits_blocks(self, num_axes):
         """Tells whether the blocks, if any, have so many axes."""
-        return self._blocks is None or len(self._blocks) == num_axes
+        return self._ordering_blocks is None or len(self._ordering_blocks) == num_axes
 
     def get_config(self):
         return {
@@ -436,10 +440,6 @@ class MixedAttention(Projections):
         lengths = (None if None in shape else math.prod(shape) for shape in axes)
         shape = (query.shape[0], self.num_heads, *lengths)
         return output, keras.KerasTensor(shape, dtype=self.compute_dtype)
-
-
-def _attend(group, inputs, training):
-    return group(inputs=inputs, training=training)
 
 
 def _with_identity(value):

@@ -55,13 +55,12 @@ def call_and_forget(layer, function, tensors):
     return output
 
 
-def attend_and_forget(group, inputs, training):
-    """Calls a head group whose activations the gradients compute again.
+def train_and_forget(group, inputs):
+    """Calls a head group for training; the gradients compute its activations again.
 
     Args:
         group: the `HeadGroup`.
         inputs: its `HeadInputs`.
-        training: as in its call.
     """
     names = ("query", "key", "value", "token_bias")
     names = [name for name in names if getattr(inputs, name) is not None]
@@ -69,7 +68,7 @@ def attend_and_forget(group, inputs, training):
     def attend(*tensors):
         differentiated = dict(zip(names, tensors, strict=True))
         own = dataclasses.replace(inputs, **differentiated)
-        return group(inputs=own, training=training)
+        return group(inputs=own, training=True)
 
     return call_and_forget(group, attend, [getattr(inputs, name) for name in names])
 

@@ -4,6 +4,7 @@ import keras
 
 from routing_tf.layers import rematerialization
 from routing_tf.layers.decoding.untouched import Untouched
+from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.own_losses import OwnLosses
 from routing_tf.layers.serialization import deserialize
 from routing_tf.layers.serialization import serialize
@@ -126,6 +127,7 @@ class TransformerBlock(OwnLosses):
         cache: what `make_cache` or an earlier call returned; None (the default) for
             none. The memory is in the cache and is not given again.
         cache_index: position of the first token, see `MixedAttention`.
+        routing_scope: the tokens that compete in expert choice, see `MixedAttention`.
 
     Returns:
         Tensor of the shape of `inputs`; with a cache a pair of it and the cache with
@@ -166,6 +168,7 @@ class TransformerBlock(OwnLosses):
     ):
         super().__init__(**kwargs)
         check_choice("norm_position", norm_position, tuple(STEPS))
+        declare_call_argument(self, "routing_scope")
         self.supports_masking = True
         self.attention = deserialize(attention)
         self.feed_forward = deserialize(feed_forward)
@@ -245,13 +248,16 @@ class TransformerBlock(OwnLosses):
         training=None,
         cache=None,
         cache_index=None,
+        routing_scope=None,
     ):
         if cache is not None:
             return self._call_with_cache(inputs, padding_mask, cache)
         self._check_memory(memory)
         masks = {"padding_mask": padding_mask, "memory_mask": memory_mask}
+        # By name: where gradients compute all again, no outer call hands it on.
+        options = {"training": training, "routing_scope": routing_scope}
         if not (self.remat and training):
-            return self._call_parts(inputs, memory, **masks, training=training)
+            return self._call_parts(inputs, memory, **masks, **options)
         tensors = [inputs] if memory is None else [inputs, memory]
         # Keras masks do not reach the tensors inside.
         for name, tensor in zip(masks, tensors):
@@ -259,12 +265,18 @@ class TransformerBlock(OwnLosses):
                 masks[name] = rematerialization.mask_of(tensor)
 
         def call_parts(*values):
-            return self._call_parts(*values, **masks, training=training)
+            return self._call_parts(*values, **masks, **options)
 
         return rematerialization.call_and_forget(self, call_parts, tensors)
 
     def _call_parts(
-        self, inputs, memory=None, padding_mask=None, memory_mask=None, training=None
+        self,
+        inputs,
+        memory=None,
+        padding_mask=None,
+        memory_mask=None,
+        training=None,
+        routing_scope=None,
     ):
         def apply(name, x, **options):
             y = getattr(self, f"{name}_input")(x, training=training)
@@ -276,6 +288,7 @@ class TransformerBlock(OwnLosses):
             inputs,
             query_mask=padding_mask,
             use_causal_mask=self.use_causal_mask,
+            routing_scope=routing_scope,
         )
         if memory is not None:
             x = apply(

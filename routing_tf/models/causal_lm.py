@@ -4,6 +4,7 @@ import keras
 import keras_hub
 
 from routing_tf.files import safe_loading
+from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.models import generation
 from routing_tf.models import saved_model
 from routing_tf.models import scoring
@@ -84,6 +85,7 @@ class TextLanguageModel:
         # === Functional model ===
         logits = self.logits_of(backbone(backbone.input))
         super().__init__(inputs=backbone.input, outputs=logits, **kwargs)
+        declare_call_argument(self, "routing_scope")
 
     def get_config(self):
         config = super().get_config()

@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from routing_tf import layers
+from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.models import stack
 from routing_tf.models.presets import preset_description
 from routing_tf.models.presets import preset_names
@@ -101,6 +102,7 @@ class RoutingTransformerEncoderDecoder(TextBackbone):
             *self.encode(inputs),
         )
         super().__init__(inputs=inputs, outputs=outputs, dtype=dtype, **kwargs)
+        declare_call_argument(self, "routing_scope")
 
     def encode(self, inputs):
         """Applies the encoder.

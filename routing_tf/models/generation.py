@@ -3,8 +3,6 @@
 import keras_hub
 from keras import ops
 
-from routing_tf import layers
-
 
 def continue_prompts(lm, token_ids, prompt_mask, stop_token_ids=None, memory=()):
     """Continues one batch of prompts with the sampler of a language model.
@@ -120,8 +118,7 @@ def _recompute(lm, token_ids, index, memory):
 
     def hidden_states(prompt, memory, index):
         mask = ops.broadcast_to(positions[None] < index, ops.shape(prompt))
-        with layers.use_routing_scope(lm, "prefix"):
-            return lm.backbone.decode(prompt, mask, *memory)
+        return lm.backbone.decode(prompt, mask, *memory, routing_scope="prefix")
 
     def next_logits(prompt, memory, index):
         hidden = hidden_states(prompt, memory, index)

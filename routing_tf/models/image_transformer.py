@@ -10,6 +10,7 @@ from keras import ops
 from routing_tf import layers
 from routing_tf.files import safe_loading
 from routing_tf.files.progress import progress
+from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.models import generation
 from routing_tf.models import saved_model
 from routing_tf.models import stack
@@ -135,6 +136,7 @@ class RoutingImageTransformer(PresetBackbone):
             dtype=dtype,
             **kwargs,
         )
+        declare_call_argument(self, "routing_scope")
         self.input_spec = None  # `call` fills in what may be left out
 
     @classmethod
@@ -320,18 +322,17 @@ class RoutingImageTransformer(PresetBackbone):
             inputs = {"images": images, "padding_mask": visible}
             if labels is not None:
                 inputs["labels"] = labels
-            with layers.use_routing_scope(self, "prefix"):
-                logits = self._predictor().predict_on_batch(inputs)
+            logits = self._predictor().predict_on_batch(inputs)
             return logits[(slice(None), *order[index])]
 
         return logits_at
 
     def _predictor(self):
-        """The model, compiled once and apart from what it is trained with."""
+        """The model in the scope `"prefix"`, compiled once, apart from its training."""
         return self._once("_prediction", self._make_predictor)
 
     def _make_predictor(self):
-        model = keras.Model(self.input, self.output)
+        model = keras.Model(self.input, self(self.input, routing_scope="prefix"))
         model.compile(optimizer=None)
         return model
 

@@ -5,6 +5,7 @@ import keras_hub
 
 from routing_tf import layers
 from routing_tf.files import safe_loading
+from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.transformer_block import LAYER_NORM_EPSILON
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.models import stack
@@ -205,6 +206,7 @@ class TextBackbone(PresetBackbone):
         memory=None,
         memory_mask=None,
         layer_intercept_fn=None,
+        routing_scope=None,
     ):
         """Applies the decoder.
 
@@ -218,11 +220,14 @@ class TextBackbone(PresetBackbone):
             layer_intercept_fn: function of a tensor and an index that returns what goes
                 on in its place: for -1 token embeddings, else the output of a block.
                 None (the default) to change nothing.
+            routing_scope: the tokens that compete in expert choice, see
+                `MixedAttention`; None (the default) for that of the call around it.
 
         Returns:
             `<float>[batch, length, hidden_dim]`, cut to `truncate_length`.
         """
         intercept = layer_intercept_fn or (lambda x, index: x)
+        scope = {} if routing_scope is None else {"routing_scope": routing_scope}
         limit = self.hyperparameters.truncate_length
         x, mask = token_ids, padding_mask
         if limit is not None:
@@ -232,7 +237,9 @@ class TextBackbone(PresetBackbone):
             if layer is self.token_embedding:
                 x = intercept(x, -1)
         for index, block in enumerate(self.blocks):
-            x = block(x, memory=memory, padding_mask=mask, memory_mask=memory_mask)
+            x = block(
+                x, memory=memory, padding_mask=mask, memory_mask=memory_mask, **scope
+            )
             x = intercept(x, index)
         return x if self.final_norm is None else self.final_norm(x)
 
@@ -290,6 +297,7 @@ class RoutingTransformer(TextBackbone):
         }
         outputs = self.decode(**inputs)
         super().__init__(inputs=inputs, outputs=outputs, dtype=dtype, **kwargs)
+        declare_call_argument(self, "routing_scope")
 
 
 def hyperparameters_of_kind(kind, hyperparameters):

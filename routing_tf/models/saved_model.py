@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from routing_tf import layers
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
@@ -363,8 +362,8 @@ class _TextModel:
     def _score_rows(self, tokens, lengths):
         mask = tf.sequence_mask(lengths, self.max_length)
         token_ids = tf.where(mask, tokens[:, :-1], 0)
-        with layers.use_routing_scope(self.lm, self.routing_scope):
-            logits = self.lm({"token_ids": token_ids, "padding_mask": mask})
+        inputs = {"token_ids": token_ids, "padding_mask": mask}
+        logits = self.lm(inputs, routing_scope=self.routing_scope)
         nats = keras.losses.sparse_categorical_crossentropy(
             tokens[:, 1:], tf.cast(logits, tf.float32), from_logits=True
         )
@@ -425,8 +424,9 @@ class _TextModel:
         def step(tokens, cache, index):
             token_ids = tokens[:, :-1]
             mask = tf.broadcast_to(positions <= index, tf.shape(token_ids))
-            with layers.use_routing_scope(self.lm, "prefix"):
-                hidden = self.lm.backbone.decode(token_ids, mask, *memory)
+            hidden = self.lm.backbone.decode(
+                token_ids, mask, *memory, routing_scope="prefix"
+            )
             return self.lm.logits_of(ops.take(hidden, index, axis=1)), cache
 
         return step, (), first
@@ -590,8 +590,8 @@ class _ImageModel:
         labels = self._checked(labels)
         size = self.model.hyperparameters.vocabulary_size
         targets = _in_range("`images`", tf.cast(images, tf.int32), size)
-        with layers.use_routing_scope(self.model, self.routing_scope):
-            logits = self.model({"images": targets, **self._named(labels)})
+        inputs = {"images": targets, **self._named(labels)}
+        logits = self.model(inputs, routing_scope=self.routing_scope)
         nats = keras.losses.sparse_categorical_crossentropy(
             targets, tf.cast(logits, tf.float32), from_logits=True
         )
@@ -633,8 +633,7 @@ class _ImageModel:
             "padding_mask": tf.broadcast_to(visible, tf.shape(images)),
             **self._named(labels),
         }
-        with layers.use_routing_scope(self.model, "prefix"):
-            logits = self.model(inputs)
+        logits = self.model(inputs, routing_scope="prefix")
         size = self.model.hyperparameters.vocabulary_size
         logits = tf.reshape(logits, (-1, self.model.num_subpixels, size))
         return ops.take(logits, tf.gather(np.argsort(self.places), index), axis=1), ()

@@ -8,7 +8,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf import layers
 from routing_tf.files.progress import progress
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.validation import check_choice
@@ -278,10 +277,12 @@ def score_positions(
     if padding_mask is None:
         padding_mask = ops.ones_like(token_ids)
     padding_mask = ops.cast(padding_mask, "bool")
-    with layers.use_routing_scope(lm, routing_scope):
-        hidden = lm.backbone.decode(
-            token_ids, padding_mask, layer_intercept_fn=layer_intercept_fn
-        )
+    hidden = lm.backbone.decode(
+        token_ids,
+        padding_mask,
+        layer_intercept_fn=layer_intercept_fn,
+        routing_scope=routing_scope,
+    )
     logits = lm.logits_of(hidden)
     if scoring_mode == "logits":
         return logits

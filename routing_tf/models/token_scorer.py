@@ -2,8 +2,6 @@
 
 import keras
 
-from routing_tf import layers
-
 
 class TokenScorer:
     """Negative log probabilities of targets, in nats, under a language model.
@@ -32,13 +30,15 @@ class TokenScorer:
             return
         targets = keras.Input(lm.output.shape[1:-1], dtype="int32", name="targets")
         inputs = {**lm.input, "targets": targets}
-        scorer = keras.Model(inputs, _nats_of(lm.output, targets))
+        logits = lm(lm.input, routing_scope=self.routing_scope)
+        scorer = keras.Model(inputs, _nats_of(logits, targets))
         scorer.compile(optimizer=None, jit_compile=lm.jit_compile)
         self._score = scorer.predict_on_batch
 
     def _nats(self, batch):
         inputs = {name: batch[name] for name in self.model.input}
-        return _nats_of(self.model(inputs, training=False), batch["targets"])
+        logits = self.model(inputs, training=False, routing_scope=self.routing_scope)
+        return _nats_of(logits, batch["targets"])
 
     def score(self, inputs, targets):
         """Scores one batch.
@@ -52,8 +52,7 @@ class TokenScorer:
             NumPy array `<float32>` of the shape of `targets`.
         """
         inputs = {name: inputs[name] for name in self.model.input}
-        with layers.use_routing_scope(self.model, self.routing_scope):
-            return self._score({**inputs, "targets": targets})
+        return self._score({**inputs, "targets": targets})
 
 
 def _nats_of(logits, targets):

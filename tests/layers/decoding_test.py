@@ -84,8 +84,7 @@ def mask():
 
 
 def whole(layer, x, **options):
-    with layers.use_routing_scope(layer, "prefix"):
-        return layer(x, use_causal_mask=True, **options)
+    return layer(x, use_causal_mask=True, routing_scope="prefix", **options)
 
 
 class Decoder:
@@ -336,8 +335,7 @@ def test_a_block_hands_its_caches_on():
     block.build(x.shape, memory.shape)
 
     def both(x, memory):
-        with layers.use_routing_scope(block, "prefix"):
-            expected = block(x, memory=memory, memory_mask=real)
+        expected = block(x, memory=memory, memory_mask=real, routing_scope="prefix")
         cache = block.make_cache(2, LENGTH, memory, real)
         first, cache = block(x[:, :-3], cache=cache, cache_index=0)
         rest, cache = block(x[:, -3:], cache=cache, cache_index=LENGTH - 3)

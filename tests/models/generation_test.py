@@ -4,7 +4,6 @@ import keras_hub
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf.models import generation
 from tests import golden_cases
 from tests.models import small_models
@@ -83,8 +82,8 @@ def test_padding_of_the_release_has_no_influence():
     x = small_models.inputs(PROMPTS, LENGTH)
     tokens = generate(lm, "greedy", x)["token_ids"]
     mask = np.ones((2, LENGTH), "bool")
-    with layers.use_routing_scope(lm, "prefix"):
-        logits = lm({"token_ids": tokens, "padding_mask": mask})
+    x = {"token_ids": tokens, "padding_mask": mask}
+    logits = lm(x, routing_scope="prefix")
     best = small_models.array(logits).argmax(axis=-1)
     for row, length in enumerate(PROMPTS):
         np.testing.assert_array_equal(

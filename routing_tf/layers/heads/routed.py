@@ -1,7 +1,5 @@
 """Routing attention: queries see the keys of their cluster."""
 
-import contextlib
-
 import keras
 
 from routing_tf.layers import membership
@@ -61,7 +59,8 @@ class RoutedHeads(CentroidHeads):
             for the one that is sound, see above.
         routing_scope: in expert choice under a causal mask, the tokens that compete
             with each other: `"full"` (the default), those of the whole sequence, or
-            `"prefix"`, those up to the query. Token choice is the same in both.
+            `"prefix"`, those up to the query. Token choice is the same in both. Calls
+            of layers and models may name another one, as the argument `routing_scope`.
         prefix_block_size: number of queries that go at once with the scope
             `"prefix"`, in tokens. It does not change results: more take more memory,
             fewer more turns. None (the default) for `attention_window`.
@@ -184,47 +183,3 @@ class RoutedHeads(CentroidHeads):
             "routing": self.routing,
             "routing_scope": self.routing_scope,
         }
-
-
-@contextlib.contextmanager
-def use_routing_scope(model, routing_scope):
-    """Sets the routing scope of all routed heads of a model for a while.
-
-    For calls of the model. What Keras compiles once, such as `predict` and `fit`, keeps
-    the scope of its first use.
-
-    Args:
-        model: a Keras model or layer.
-        routing_scope: `"full"` or `"prefix"`, see `RoutedHeads`.
-
-    Raises:
-        ValueError: if `routing_scope` is unknown.
-
-    Example:
-
-    ```python
-    import numpy as np
-    from routing_tf import layers
-
-    attention = layers.RoutingAttention(
-        num_heads=2,
-        key_dim=8,
-        num_clusters=4,
-        attention_window=16,
-        routing="expert_choice",
-    )
-    x = np.random.normal(size=(1, 64, 16)).astype("float32")
-    with layers.use_routing_scope(attention, "prefix"):
-        y = attention(x, use_causal_mask=True)
-    ```
-    """
-    heads = [x for x in model._flatten_layers() if isinstance(x, RoutedHeads)]
-    before = [group.routing_scope for group in heads]
-    check_choice("routing_scope", routing_scope, ROUTING_SCOPES)
-    try:
-        for group in heads:
-            group.routing_scope = routing_scope
-        yield
-    finally:
-        for group, scope in zip(heads, before, strict=True):
-            group.routing_scope = scope

@@ -135,34 +135,49 @@ def test_without_a_causal_mask_the_scope_is_the_whole_sequence():
     np.testing.assert_array_equal(*outputs)
 
 
-def test_the_scope_of_a_model_is_set_for_a_while():
-    groups = [
-        RoutedHeads(1, 2, 3, routing="expert_choice"),
-        RoutedHeads(1, 2, 3, routing="expert_choice", routing_scope="prefix"),
-        RoutedHeads(1, 2, 3, routing="token_choice"),
-    ]
-    model = keras.Sequential(
-        [
-            layers.MixedAttention(groups[:1] + [layers.FullHeads(1)], key_dim=4),
-            layers.MixedAttention(groups[1:], key_dim=4),
-        ]
+def scoped(routing_scope="full"):
+    options = {"routing": "expert_choice", "routing_scope": routing_scope}
+    return layers.RoutingAttention(2, 4, 2, 3, **options)
+
+
+def scoped_model(routing_scope, remat):
+    inputs = keras.Input((9, 5))
+    x = scoped(routing_scope)(inputs, use_causal_mask=True)
+    block = layers.TransformerBlock(scoped(routing_scope), None, remat=remat)
+    return keras.Model(inputs, block(x))
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_models_and_blocks_hand_the_scope_of_a_call_on(remat):
+    """In training too, where gradients may compute all of it again."""
+    results = []
+    for own, called in (("prefix", None), ("full", "prefix"), ("full", None)):
+        model = scoped_model(own, remat)
+        helpers.randomize(model)
+        results.append(
+            golden_cases.gradients(
+                model,
+                lambda y, losses: keras.ops.sum(y**3),
+                {
+                    "inputs": helpers.normal(2, 9, 5),
+                    "training": True,
+                    **({"routing_scope": called} if called else {}),
+                },
+                wrt=("inputs",),
+            )
+        )
+    expected, named, other = results
+    golden_cases.assert_close(named.outputs, expected.outputs, 1e-5)
+    golden_cases.assert_close(named.inputs["inputs"], expected.inputs["inputs"], 1e-5)
+    error = golden_cases.relative_error(
+        other.inputs["inputs"], expected.inputs["inputs"]
     )
+    assert error > 1e-2
 
-    def state():
-        return [group.routing_scope for group in groups]
 
-    before = state()
-    assert before == ["full", "prefix", "full"]
-    with layers.use_routing_scope(model, "prefix"):
-        assert state() == ["prefix"] * 3
-        with layers.use_routing_scope(model.layers[1], "full"):
-            assert state() == ["prefix", "full", "full"]
-    assert state() == before
-    with pytest.raises(RuntimeError), layers.use_routing_scope(model, "prefix"):
-        raise RuntimeError
-    assert state() == before
+def test_refuses_an_unknown_scope_of_a_call():
     with pytest.raises(ValueError, match="`routing_scope`.*routing_scope='last'"):
-        layers.use_routing_scope(model, "last").__enter__()
+        scoped()(helpers.normal(2, 9, 5), routing_scope="last")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.files.progress import progress
+from routing_tf.layers.keras_internals import layers_inside
 from routing_tf.models.compiled import compiled
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.training import evaluation
@@ -204,7 +205,7 @@ def _scores(lm, inputs):
         object.__setattr__(group, "scores", scores)
         stack.callback(object.__delattr__, group, "scores")
 
-    groups = [x for x in lm._flatten_layers() if isinstance(x, layers.RoutedHeads)]
+    groups = [x for x in layers_inside(lm) if isinstance(x, layers.RoutedHeads)]
     with contextlib.ExitStack() as stack:
         for group in groups:
             watch(group, stack)

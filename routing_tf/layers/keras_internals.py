@@ -1,4 +1,17 @@
-"""Private names of Keras that the package needs; tested with Keras 3.15."""
+"""Private names of Keras that the package needs: all of them stand here.
+
+Tested with Keras 3.15.1.
+"""
+
+import contextlib
+import threading
+import weakref
+
+import keras
+from keras.src.backend import AutocastScope
+from keras.src.backend import get_keras_mask
+
+_of_thread = threading.local()
 
 
 def declare_call_argument(layer, name):
@@ -12,3 +25,66 @@ def declare_call_argument(layer, name):
         name: name of the argument.
     """
     layer._register_call_context_args(name)
+
+
+def layers_inside(layer):
+    """Returns the layers inside a layer or model, at all depths."""
+    return list(layer._flatten_layers(include_self=False))
+
+
+def own_weights(layer):
+    """Returns the weights of a layer itself, without those of layers inside."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+@contextlib.contextmanager
+def adding_weights(layer):
+    """Lets weights be added to a layer that is built, as `Dense.enable_lora` does."""
+    layer._tracker.unlock()
+    yield
+    layer._tracker.lock()
+
+
+def without_autocast():
+    """Returns a scope in which variables are read in their own dtype."""
+    return AutocastScope(None)
+
+
+def mask_of(x):
+    """Returns the Keras mask of a tensor; None if it has none."""
+    return get_keras_mask(x)
+
+
+def disown(layer, losses):
+    """Makes a layer and those inside forget losses that another layer adds.
+
+    Keras tells whose losses are whose by ids, which a later loss may have again.
+    """
+    ids = {id(loss) for loss in losses}
+    for each in (layer, *layers_inside(layer)):
+        each._loss_ids -= ids
+
+
+class OwnLosses(keras.layers.Layer):
+    """A layer whose added losses are those of its replica alone.
+
+    `tf.distribute` runs each replica in a thread, and lets the threads take turns
+    wherever replicas add something up. Keras keeps the losses of a layer in one list,
+    so a replica that adds up in a call would find those of all others there, or none.
+    Here each thread has its own list.
+    """
+
+    @property
+    def _losses(self):
+        return _lists().setdefault(self, [])
+
+    @_losses.setter
+    def _losses(self, value):
+        _lists()[self] = list(value)
+
+
+def _lists():
+    """The lists of this thread, by layer."""
+    if not hasattr(_of_thread, "lists"):
+        _of_thread.lists = weakref.WeakKeyDictionary()
+    return _of_thread.lists

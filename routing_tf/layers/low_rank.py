@@ -4,6 +4,9 @@ import keras
 from keras import ops
 
 from routing_tf.layers.initializers import fresh
+from routing_tf.layers.keras_internals import adding_weights
+from routing_tf.layers.keras_internals import layers_inside
+from routing_tf.layers.keras_internals import own_weights
 from routing_tf.layers.parts import split
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
@@ -67,20 +70,18 @@ class LowRankAdaptation(keras.layers.Layer):
         """
         check_positive_integer("rank", rank)
         kernels = self._kernels_to_adapt(projections)
-        # As in `keras.layers.Dense`, weights are added to a layer that is built.
-        self._tracker.unlock()
-        for weight in self._own_weights():
+        for weight in own_weights(self):
             weight.trainable = False
-        for layer in self._flatten_layers(include_self=False):
+        for layer in layers_inside(self):
             layer.trainable = False
         rows, columns = zip(*(kernel.shape for kernel in kernels), strict=True)
-        self.lora_kernel_a = self._lora_weight(
-            "a", [(size, rank) for size in rows], a_initializer, axis=0
-        )
-        self.lora_kernel_b = self._lora_weight(
-            "b", [(rank, size) for size in columns], b_initializer, axis=1
-        )
-        self._tracker.lock()
+        with adding_weights(self):
+            self.lora_kernel_a = self._lora_weight(
+                "a", [(size, rank) for size in rows], a_initializer, axis=0
+            )
+            self.lora_kernel_b = self._lora_weight(
+                "b", [(rank, size) for size in columns], b_initializer, axis=1
+            )
         self.lora_projections = tuple(projections)
         self.lora_rank = rank
         self.lora_alpha = rank if lora_alpha is None else lora_alpha
@@ -124,7 +125,7 @@ class LowRankAdaptation(keras.layers.Layer):
 
     def _own_weights(self):
         """All weights of the layer itself but those of its adapters, as saved."""
-        weights = [*self._trainable_variables, *self._non_trainable_variables]
+        weights = own_weights(self)
         if not self.lora_enabled:
             return weights
         adapters = {id(self.lora_kernel_a), id(self.lora_kernel_b)}

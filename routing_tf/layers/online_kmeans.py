@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from routing_tf.layers.compatibility import Compatibility
-from routing_tf.layers.own_losses import OwnLosses
+from routing_tf.layers.keras_internals import OwnLosses
 from routing_tf.layers.replicas import num_replicas
 from routing_tf.layers.replicas import sum_of_earlier_replicas
 from routing_tf.layers.replicas import sum_over_replicas

@@ -1,13 +1,13 @@
-"""Activations that are computed again for the gradients. Needs Keras's inner parts."""
+"""Activations that are computed again for the gradients."""
 
 import dataclasses
 import itertools
 
 import keras
 from keras import ops
-from keras.src.backend import AutocastScope
-from keras.src.backend import get_keras_mask
 
+from routing_tf.layers.keras_internals import disown
+from routing_tf.layers.keras_internals import without_autocast
 from routing_tf.layers.online_kmeans import hold_updates
 from routing_tf.layers.online_kmeans import update_or_hold
 
@@ -32,7 +32,7 @@ def call_and_forget(layer, function, tensors):
     # A layer that is frozen may have sublayers that are not, as with LoRA.
     trainable = [variable for variable in layer.variables if variable.trainable]
     fixed = [variable for variable in layer.variables if not variable.trainable]
-    with AutocastScope(None):
+    with without_autocast():
         # Copies: what `convert_to_tensor` returns on TensorFlow changes with them.
         values = [ops.copy(variable) for variable in trainable]
         fixed_values = [ops.copy(variable) for variable in fixed]
@@ -47,7 +47,7 @@ def call_and_forget(layer, function, tensors):
             output = function(*inputs)
         after = [scope.get_current_value(variable) for variable in fixed]
         losses = list(scope.losses)
-        _disown(layer, losses)
+        disown(layer, losses)
         return output, *effects.flatten(fixed, before, after, losses, updates)
 
     output, *flat = keras.remat(pure)(*values, *tensors)
@@ -71,11 +71,6 @@ def train_and_forget(group, inputs):
         return group(inputs=own, training=True)
 
     return call_and_forget(group, attend, [getattr(inputs, name) for name in names])
-
-
-def mask_of(x):
-    """Returns the Keras mask of a tensor; None if it has none."""
-    return get_keras_mask(x)
 
 
 class _Effects:
@@ -103,13 +98,3 @@ class _Effects:
             update_or_hold(kmeans, list(itertools.islice(flat, count)))
         for variable, value in zip(self.assigned, flat, strict=True):
             variable.assign(value)
-
-
-def _disown(layer, losses):
-    """Makes layers forget their losses, which are added to `layer` in place of them.
-
-    Keras tells whose losses are whose by ids, which a later loss may have again.
-    """
-    ids = {id(loss) for loss in losses}
-    for sublayer in layer._flatten_layers():
-        sublayer._loss_ids -= ids

@@ -2,10 +2,11 @@
 
 import keras
 
-from routing_tf.layers import rematerialization
 from routing_tf.layers.decoding.untouched import Untouched
+from routing_tf.layers.keras_internals import OwnLosses
 from routing_tf.layers.keras_internals import declare_call_argument
-from routing_tf.layers.own_losses import OwnLosses
+from routing_tf.layers.keras_internals import mask_of
+from routing_tf.layers.rematerialization import call_and_forget
 from routing_tf.layers.serialization import deserialize
 from routing_tf.layers.serialization import serialize
 from routing_tf.layers.validation import check_choice
@@ -262,12 +263,12 @@ class TransformerBlock(OwnLosses):
         # Keras masks do not reach the tensors inside.
         for name, tensor in zip(masks, tensors):
             if masks[name] is None:
-                masks[name] = rematerialization.mask_of(tensor)
+                masks[name] = mask_of(tensor)
 
         def call_parts(*values):
             return self._call_parts(*values, **masks, **options)
 
-        return rematerialization.call_and_forget(self, call_parts, tensors)
+        return call_and_forget(self, call_parts, tensors)
 
     def _call_parts(
         self,

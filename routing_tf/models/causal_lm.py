@@ -5,6 +5,7 @@ import keras_hub
 
 from routing_tf.files import safe_loading
 from routing_tf.layers.keras_internals import declare_call_argument
+from routing_tf.layers.keras_internals import layers_inside
 from routing_tf.models import generation
 from routing_tf.models import saved_model
 from routing_tf.models import scoring
@@ -54,7 +55,7 @@ class RoutingTransformerCausalLMPreprocessor(keras_hub.models.CausalLMPreprocess
         super().__init__(tokenizer, **kwargs)
         self.build(None)
         # Keras traces a model anew at every step while a layer of it is unbuilt.
-        for layer in self._flatten_layers():
+        for layer in layers_inside(self):
             layer.built = True
 
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from routing_tf import layers
+from routing_tf.layers.keras_internals import layers_inside
 
 # A cluster counts as dead whose share of tokens is so small a part of an even one.
 DEAD = 0.01
@@ -24,7 +25,7 @@ def centroid_occupancy(lm):
         that hardly get tokens, less than a hundredth of an even share (`dead`).
     """
     found = {}
-    for layer in lm._flatten_layers():
+    for layer in layers_inside(lm):
         counts = getattr(layer, "counts", None)
         if not isinstance(layer, layers.OnlineKMeans) or counts is None:
             continue

@@ -6,6 +6,7 @@ import keras_hub
 from routing_tf import layers
 from routing_tf.files import safe_loading
 from routing_tf.layers.keras_internals import declare_call_argument
+from routing_tf.layers.keras_internals import layers_inside
 from routing_tf.layers.transformer_block import LAYER_NORM_EPSILON
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.models import stack
@@ -35,7 +36,7 @@ class PresetBackbone(keras_hub.models.Backbone):
         return sorted(
             {
                 layer.name
-                for layer in self._flatten_layers()
+                for layer in layers_inside(self)
                 if isinstance(layer, layers.MixedAttention)
             }
         )
@@ -74,9 +75,7 @@ class PresetBackbone(keras_hub.models.Backbone):
         if target_layer_names is None:
             target_layer_names = self.default_lora_layer_names()
         found = [
-            layer
-            for layer in self._flatten_layers(include_self=False)
-            if hasattr(layer, "enable_lora")
+            layer for layer in layers_inside(self) if hasattr(layer, "enable_lora")
         ]
         if any(layer.lora_enabled for layer in found):
             raise ValueError(

@@ -3,6 +3,7 @@
 import keras
 import keras_hub
 
+from routing_tf.layers.keras_internals import layers_inside
 from routing_tf.models import generation
 from routing_tf.models.causal_lm import TextLanguageModel
 from routing_tf.models.encoder_decoder import RoutingTransformerEncoderDecoder
@@ -53,7 +54,7 @@ class RoutingTransformerSeq2SeqLMPreprocessor(keras_hub.models.Seq2SeqLMPreproce
         super().__init__(tokenizer, **kwargs)
         self.build(None)
         # Keras traces a model anew at every step while a layer of it is unbuilt.
-        for layer in self._flatten_layers():
+        for layer in layers_inside(self):
             layer.built = True
 
     def build(self, input_shape):

@@ -1,25 +1,21 @@
 """Centroids that follow the tokens assigned to them."""
 
 import contextlib
-import math
-import numbers
 import random
 import threading
 
 import keras
 from keras import ops
 
+from routing_tf.layers.clustering import Clustering
 from routing_tf.layers.compatibility import Compatibility
 from routing_tf.layers.keras_internals import OwnLosses
 from routing_tf.layers.replicas import num_replicas
 from routing_tf.layers.replicas import sum_of_earlier_replicas
 from routing_tf.layers.replicas import sum_over_replicas
-from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 
 LAYER_NORM_EPSILON = 1e-6
-UPDATE_RULES = ("ema", "paper")
-CENTROID_INITIALIZATIONS = ("normal", "tokens")
 # More steps than float32 can count one by one: such a centroid never had a token.
 NEVER = 2.0**25
 
@@ -160,35 +156,14 @@ class OnlineKMeans(OwnLosses):
 
     Args:
         num_clusters: number of centroids of each head.
-        decay: share of the old average kept at each training step, in [0, 1]. Defaults
-            to 0.999.
-        commitment_weight: factor of the commitment loss, at least 0. Defaults to 1e-4.
-        ema: True (the default): moving averages. False: no averages; the codebook loss
-            trains the centroids by gradient.
-        update_rule: `"ema"` (the default): sums and counts are averaged and divided,
-            with Laplace smoothing (the release). `"paper"`: `c <- decay * c +
-            (1 - decay) / 2 * (sum of queries + sum of keys)`, as Algorithm 1, line 31,
-            has it.
         smoothing_epsilon: pseudo-count of the Laplace smoothing, in tokens. Defaults
             to 1e-5.
-        revive_after: number of training steps. A centroid that no token of the global
-            batch chose in so many steps one after another is set to a token of the
-            last one, with the count 1; cluster j to the one at the place
-            `(j + 0.5) / num_clusters` among all real tokens (with queries and keys:
-            keys) in their order. Where a batch was counted in parts (`hold_updates`),
-            it is the normalised sum of the tokens at that place in each part. None
-            (the default): centroids stay where they are.
-        centroid_initialization: `"normal"` (the default): centroids start as random
-            vectors. `"tokens"`: the first training step sets all of them to tokens,
-            as `revive_after` does.
-        balance_rate: how fast clusters are made even, at least 0. Each has a bias,
-            which is added to its scores and moves by
-            `balance_rate * dim * (1 - load)` at each training step, where `load` is
-            the number of its tokens divided by the mean of all clusters, at most 2.
-            0.0 (the default): none.
         compatibility: flaws of the release to reproduce, as a `Compatibility` or a
             dict of its fields; None (the default) for no flaws.
-        **kwargs: arguments of `keras.layers.Layer`, such as `name`.
+        **kwargs: those of `Clustering`, which say how centroids move: `decay`
+            (defaults to 0.999), `commitment_weight` (1e-4), `ema` (True), `update_rule`
+            (`"ema"`), `revive_after` (None), `centroid_initialization` (`"normal"`) and
+            `balance_rate` (0.0); and those of `keras.layers.Layer`, such as `name`.
 
     Call arguments:
         tokens: `<float>[batch, heads, length, dim]`, normalised (`normalize`); or a
@@ -202,11 +177,8 @@ class OnlineKMeans(OwnLosses):
         Scores `<float32>[batch, heads, length, num_clusters]`, or a tuple of them.
 
     Raises:
-        ValueError: if `num_clusters` is not a positive integer, `decay` is not in
-            [0, 1], `commitment_weight` or `balance_rate` is negative, `update_rule` or
-            `centroid_initialization` is unknown, `revive_after` is not a positive
-            integer, one of these but the weight is not the default with `ema=False`, or
-            `compatibility` is of another kind or has an unknown field.
+        ValueError: if `num_clusters` is not a positive integer, a setting is refused by
+            `Clustering`, or `compatibility` is of another kind or has an unknown field.
 
     Example:
 
@@ -219,67 +191,20 @@ class OnlineKMeans(OwnLosses):
     assert kmeans(tokens, training=True).shape == (2, 3, 10, 4)
     ```
 
-    Reference: paper, section 4.1; `online_kmeans` of the release. Biases that balance
-    loads without a loss: Wang et al. (2024), https://arxiv.org/abs/2408.15664.
+    Reference: paper, section 4.1; `online_kmeans` of the release.
     """
 
     def __init__(
-        self,
-        num_clusters,
-        decay=0.999,
-        commitment_weight=1e-4,
-        ema=True,
-        update_rule="ema",
-        smoothing_epsilon=1e-5,
-        revive_after=None,
-        centroid_initialization="normal",
-        balance_rate=0.0,
-        compatibility=None,
-        **kwargs,
+        self, num_clusters, *, smoothing_epsilon=1e-5, compatibility=None, **kwargs
     ):
+        clustering, kwargs = Clustering.taken_from(kwargs)
         super().__init__(**kwargs)
-        num_clusters = check_positive_integer("num_clusters", num_clusters)
-        check_choice("update_rule", update_rule, UPDATE_RULES)
-        check_choice(
-            "centroid_initialization", centroid_initialization, CENTROID_INITIALIZATIONS
-        )
-        if revive_after is not None:
-            revive_after = check_positive_integer("revive_after", revive_after)
-        if not isinstance(decay, numbers.Real) or not 0 <= decay <= 1:
-            raise ValueError(
-                f"`decay` must be in the range [0, 1]. Received: decay={decay!r}"
-            )
-        if not ema and update_rule != "ema":
-            raise ValueError(
-                "`update_rule` is the rule of the moving averages and needs "
-                f"`ema=True`. Received: update_rule={update_rule!r}, ema={ema}"
-            )
-        revives = revive_after is not None or centroid_initialization == "tokens"
-        if not ema and revives:
-            raise ValueError(
-                "`revive_after` must be None and `centroid_initialization` 'normal' "
-                "where gradients train the centroids. Received: "
-                f"revive_after={revive_after}, "
-                f"centroid_initialization={centroid_initialization!r}, ema={ema}"
-            )
-        _check_not_negative("commitment_weight", commitment_weight)
-        _check_not_negative("balance_rate", balance_rate)
-        if balance_rate and not ema:
-            raise ValueError(
-                "`balance_rate` must be 0 where gradients train the centroids. "
-                f"Received: balance_rate={balance_rate}, ema={ema}"
-            )
-        self.num_clusters = num_clusters
-        self.decay = decay
-        self.commitment_weight = commitment_weight
-        self.ema = ema
-        self.update_rule = update_rule
+        self.clustering = clustering
+        self.num_clusters = check_positive_integer("num_clusters", num_clusters)
         self.smoothing_epsilon = smoothing_epsilon
-        self.revive_after = revive_after
-        self.centroid_initialization = centroid_initialization
-        self.balance_rate = balance_rate
-        self._revives = revives
         self.compatibility = Compatibility.of(compatibility)
+        for name, value in self.clustering.to_dict().items():
+            setattr(self, name, value)
 
     def build(self, tokens_shape):
         if isinstance(tokens_shape[0], (list, tuple)):
@@ -309,7 +234,7 @@ class OnlineKMeans(OwnLosses):
             start = "zeros" if self.compatibility.counts_start_at_zero else "ones"
             self.counts = add_state("counts", shape[:2], start)
             self.sums = add_state("sums", shape, initial_centroids)
-        if self._revives:
+        if self.clustering.revives:
             by_tokens = self.centroid_initialization == "tokens"
             start = keras.initializers.Constant(NEVER) if by_tokens else "zeros"
             self.empty_steps = add_state("empty_steps", shape[:2], start)
@@ -396,7 +321,7 @@ class OnlineKMeans(OwnLosses):
                 ops.sum(ops.matmul(ops.swapaxes(assigned, 2, 3), tokens), axis=0),
             ]
             chosen += ops.sum(assigned, axis=(0, 2))
-        if self._revives:
+        if self.clustering.revives:
             statistics += [chosen, self._candidates(streams[-1], masks[-1])]
         return [ops.stop_gradient(statistic) for statistic in statistics]
 
@@ -410,14 +335,16 @@ class OnlineKMeans(OwnLosses):
                 one over all parts and all replicas of the batch (`sum_over_replicas`).
         """
         statistics = list(statistics)
-        found = [statistics.pop(), statistics.pop()] if self._revives else None
+        found = (
+            [statistics.pop(), statistics.pop()] if self.clustering.revives else None
+        )
         counts, sums = statistics[0::2], statistics[1::2]
         if self.update_rule == "paper":
             self._move_as_in_the_paper(sums)
         else:
             for count, total in zip(counts, sums, strict=True):
                 self._move_averages(count, total)
-        if self._revives:
+        if self.clustering.revives:
             self._revive(*found)
         if self.balance_rate:
             self._balance(sum(counts))
@@ -527,14 +454,8 @@ class OnlineKMeans(OwnLosses):
         return {
             **super().get_config(),
             "num_clusters": self.num_clusters,
-            "decay": self.decay,
-            "commitment_weight": self.commitment_weight,
-            "ema": self.ema,
-            "update_rule": self.update_rule,
+            **self.clustering.to_dict(),
             "smoothing_epsilon": self.smoothing_epsilon,
-            "revive_after": self.revive_after,
-            "centroid_initialization": self.centroid_initialization,
-            "balance_rate": self.balance_rate,
             "compatibility": self.compatibility.to_dict(),
         }
 
@@ -551,11 +472,3 @@ class OnlineKMeans(OwnLosses):
         if isinstance(tokens_shape[0], (list, tuple)):
             return tuple((*shape[:-1], self.num_clusters) for shape in tokens_shape)
         return (*tokens_shape[:-1], self.num_clusters)
-
-
-def _check_not_negative(name, value):
-    if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
-        raise ValueError(
-            f"`{name}` must be finite and must not be negative. "
-            f"Received: {name}={value!r}"
-        )

@@ -2,6 +2,7 @@
 
 import keras
 
+from routing_tf.layers.clustering import Clustering
 from routing_tf.layers.heads.local import LocalHeads
 from routing_tf.layers.heads.routed import RoutedHeads
 from routing_tf.layers.mixed_attention import MixedAttention
@@ -10,16 +11,7 @@ from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
 from routing_tf.layers.validation import is_integer
 
-CLUSTERING = (
-    "decay",
-    "commitment_weight",
-    "ema",
-    "update_rule",
-    "revive_after",
-    "centroid_initialization",
-    "balance_rate",
-    "query_cluster",
-)
+CLUSTERING = (*Clustering.names(), "query_cluster")
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -64,9 +56,8 @@ class RoutingAttention(MixedAttention):
             positions.
         share_query_key: whether routed heads use one projection for queries and keys,
             where query and value have the same depth. Defaults to True.
-        clustering: dict of further arguments of `RoutedHeads` on its clusters:
-            `decay`, `commitment_weight`, `ema`, `update_rule`, `revive_after`,
-            `centroid_initialization`, `balance_rate` and `query_cluster`. None (the
+        clustering: dict of further arguments of `RoutedHeads` on its clusters: those
+            of `Clustering` and `query_cluster`. A `Clustering` will do. None (the
             default) for none.
         key_shift: whose key a position offers with its own value, in all heads: its
             own (0, the default), or that of the token before it (1), so that a query
@@ -146,6 +137,8 @@ class RoutingAttention(MixedAttention):
             local_block_size = check_positive_integer(
                 "local_block_size", local_block_size
             )
+        if isinstance(clustering, Clustering):
+            clustering = clustering.to_dict()
         clustering = dict(clustering or {})
         unknown = sorted(set(clustering) - set(CLUSTERING))
         if unknown:

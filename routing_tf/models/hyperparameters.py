@@ -3,11 +3,11 @@
 import dataclasses
 import math
 
+from routing_tf.layers.clustering import CENTROID_INITIALIZATIONS
 from routing_tf.layers.compatibility import Compatibility
 from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
 from routing_tf.layers.heads.head_group import check_key_shift
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
-from routing_tf.layers.online_kmeans import CENTROID_INITIALIZATIONS
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer

@@ -37,22 +37,12 @@ class ClusterStridedHeads(CentroidHeads):
         share_query_key: whether keys are made by the projection of the queries. In
             self-attention queries and keys are then the same and have one membership.
             Defaults to True.
-        decay: share of the old average of the centroids kept at each training step, in
-            [0, 1]. Defaults to 0.999.
-        commitment_weight: factor of the commitment loss, at least 0. Defaults to 1e-4.
-        ema: whether centroids follow moving averages (True) or gradients (False).
-            Defaults to True.
-        update_rule: `"ema"` or `"paper"`, see `OnlineKMeans`. Defaults to `"ema"`.
-        revive_after: number of training steps without a token after which a centroid
-            is set to one, see `OnlineKMeans`; None (the default) for never.
-        centroid_initialization: `"normal"` or `"tokens"`, see `OnlineKMeans`. Defaults
-            to `"normal"`.
-        balance_rate: how fast clusters are made even, see `OnlineKMeans`. Defaults to
-            0.0, not at all.
         prefix_block_size: number of queries that go at once under a causal mask, in
             tokens. It does not change results: more take more memory, fewer more
             turns. None (the default) for `attention_window`.
-        **kwargs: arguments of `HeadGroup`: `max_relative_position` (ranks, defaults to
+        **kwargs: those of `Clustering`: `decay`, `commitment_weight`, `ema`,
+            `update_rule`, `revive_after`, `centroid_initialization` and `balance_rate`;
+            those of `HeadGroup`: `max_relative_position` (ranks, defaults to
             None), `dropout` (a rate in [0, 1), defaults to 0.0),
             `embeddings_initializer` (defaults to `"glorot_uniform"`),
             `relative_key_initializer`, `token_bias_weight` and `compatibility` (all
@@ -64,7 +54,7 @@ class ClusterStridedHeads(CentroidHeads):
 
     Raises:
         ValueError: if `attention_window` or `prefix_block_size` is not a positive
-            integer, or an argument is refused by `HeadGroup` or `OnlineKMeans`; when
+            integer, or an argument is refused by `HeadGroup` or `Clustering`; when
             built, if `key_dim` is less than 2; when called, if `use_causal_mask=True`
             and query and value differ in length.
 

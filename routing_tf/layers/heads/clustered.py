@@ -5,6 +5,7 @@ import dataclasses
 from keras import ops
 
 from routing_tf.layers import membership
+from routing_tf.layers.clustering import Clustering
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.key_shift import read_next_values
 from routing_tf.layers.lengths import is_known
@@ -277,28 +278,16 @@ class CentroidHeads(ClusteredHeads):
         num_heads: number of heads in the group.
         num_clusters: number of centroids of each head.
         attention_window: number of members of a cluster, in tokens.
-        decay: share of the old average of the centroids kept at each training step, in
-            [0, 1]. Defaults to 0.999.
-        commitment_weight: factor of the commitment loss, at least 0. Defaults to 1e-4.
-        ema: whether centroids follow moving averages (True) or gradients (False).
-            Defaults to True.
-        update_rule: `"ema"` or `"paper"`, see `OnlineKMeans`. Defaults to `"ema"`.
-        revive_after: number of training steps without a token after which a centroid
-            is set to one, see `OnlineKMeans`; None (the default) for never.
-        centroid_initialization: `"normal"` or `"tokens"`, see `OnlineKMeans`. Defaults
-            to `"normal"`.
-        balance_rate: how fast clusters are made even, see `OnlineKMeans`. Defaults to
-            0.0, not at all.
         prefix_block_size: number of queries that go at once where membership is judged
             for each prefix, in tokens; None (the default) for `attention_window`.
-        **kwargs: arguments of `ClusteredHeads`.
+        **kwargs: those of `Clustering` and of `ClusteredHeads`.
 
     Call arguments and Returns: as in `ClusteredHeads`. The clustering loss is added to
     `losses`.
 
     Raises:
         ValueError: if `prefix_block_size` is not a positive integer, or an argument is
-            refused by `ClusteredHeads` or `OnlineKMeans`.
+            refused by `ClusteredHeads` or `Clustering`.
     """
 
     def __init__(
@@ -306,43 +295,28 @@ class CentroidHeads(ClusteredHeads):
         num_heads,
         num_clusters,
         attention_window,
-        decay=0.999,
-        commitment_weight=1e-4,
-        ema=True,
-        update_rule="ema",
-        revive_after=None,
-        centroid_initialization="normal",
-        balance_rate=0.0,
+        *,
         prefix_block_size=None,
         **kwargs,
     ):
+        clustering, kwargs = Clustering.taken_from(kwargs)
         super().__init__(num_heads, attention_window, **kwargs)
+        self.clustering = clustering
         if prefix_block_size is not None:
             prefix_block_size = check_positive_integer(
                 "prefix_block_size", prefix_block_size
             )
         self.num_clusters = num_clusters
-        self.decay = decay
-        self.commitment_weight = commitment_weight
-        self.ema = ema
-        self.update_rule = update_rule
-        self.revive_after = revive_after
-        self.centroid_initialization = centroid_initialization
-        self.balance_rate = balance_rate
         self.prefix_block_size = prefix_block_size
         self.kmeans = OnlineKMeans(
             num_clusters=num_clusters,
-            decay=decay,
-            commitment_weight=commitment_weight,
-            ema=ema,
-            update_rule=update_rule,
-            revive_after=revive_after,
-            centroid_initialization=centroid_initialization,
-            balance_rate=balance_rate,
+            **self.clustering.to_dict(),
             compatibility=self.compatibility,
             name="kmeans",
             dtype="float32",
         )
+        for name, value in self.clustering.to_dict().items():
+            setattr(self, name, value)
 
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)
@@ -389,12 +363,6 @@ class CentroidHeads(ClusteredHeads):
         return {
             **super().get_config(),
             "num_clusters": self.num_clusters,
-            "decay": self.decay,
-            "commitment_weight": self.commitment_weight,
-            "ema": self.ema,
-            "update_rule": self.update_rule,
-            "revive_after": self.revive_after,
-            "centroid_initialization": self.centroid_initialization,
-            "balance_rate": self.balance_rate,
+            **self.clustering.to_dict(),
             "prefix_block_size": self.prefix_block_size,
         }

@@ -17,11 +17,11 @@ from routing_tf.layers.heads.local import LocalHeads as LocalHeads
 from routing_tf.layers.heads.random import RandomHeads as RandomHeads
 from routing_tf.layers.heads.routed import RoutedHeads as RoutedHeads
 from routing_tf.layers.heads.strided import StridedHeads as StridedHeads
+from routing_tf.layers.held_updates import hold_updates as hold_updates
 from routing_tf.layers.image_embeddings import RowColumnEmbedding as RowColumnEmbedding
 from routing_tf.layers.image_embeddings import SubpixelEmbedding as SubpixelEmbedding
 from routing_tf.layers.mixed_attention import MixedAttention as MixedAttention
 from routing_tf.layers.online_kmeans import OnlineKMeans as OnlineKMeans
-from routing_tf.layers.online_kmeans import hold_updates as hold_updates
 from routing_tf.layers.relative_position import RelativePosition as RelativePosition
 from routing_tf.layers.routing_attention import RoutingAttention as RoutingAttention
 from routing_tf.layers.scaled_dot_product import ScaledDotProduct as ScaledDotProduct

@@ -53,14 +53,10 @@ class MixedAttention(Projections):
             projections, matrices of attention weights above all, and computes it
             again for the gradients: less memory, some more time, the same results.
             Defaults to False.
-        use_bias: whether all projections have biases. Defaults to False.
-        bias_initializer: initializer of the biases. Defaults to `"zeros"`.
-        kernel_regularizer: regularizer of the kernels of all projections; None (the
-            default) for none.
-        bias_regularizer: the same for the biases.
-        kernel_constraint: constraint on these kernels; None (the default) for none.
-        bias_constraint: the same for the biases.
-        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
+        **kwargs: further settings of the projections: `use_bias` (defaults to False),
+            `bias_initializer` (`"zeros"`), and `kernel_regularizer`,
+            `bias_regularizer`, `kernel_constraint` and `bias_constraint` (None); and
+            arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
         query: `<float>[batch, length, dim]`; for positions on two axes, here and below,
@@ -154,12 +150,6 @@ class MixedAttention(Projections):
         block_shape=None,
         kernel_initializer="glorot_uniform",
         remat=False,
-        use_bias=False,
-        bias_initializer="zeros",
-        kernel_regularizer=None,
-        bias_regularizer=None,
-        kernel_constraint=None,
-        bias_constraint=None,
         **kwargs,
     ):
         super().__init__(
@@ -169,12 +159,6 @@ class MixedAttention(Projections):
             shared_head_projection=shared_head_projection,
             project_shared_keys=project_shared_keys,
             kernel_initializer=kernel_initializer,
-            use_bias=use_bias,
-            bias_initializer=bias_initializer,
-            kernel_regularizer=kernel_regularizer,
-            bias_regularizer=bias_regularizer,
-            kernel_constraint=kernel_constraint,
-            bias_constraint=bias_constraint,
             **kwargs,
         )
         declare_call_argument(self, "routing_scope")

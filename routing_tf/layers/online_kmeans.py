@@ -1,14 +1,13 @@
 """Centroids that follow the tokens assigned to them."""
 
-import contextlib
 import random
-import threading
 
 import keras
 from keras import ops
 
 from routing_tf.layers.clustering import Clustering
 from routing_tf.layers.compatibility import Compatibility
+from routing_tf.layers.held_updates import update_or_hold
 from routing_tf.layers.keras_internals import OwnLosses
 from routing_tf.layers.replicas import num_replicas
 from routing_tf.layers.replicas import sum_of_earlier_replicas
@@ -18,70 +17,6 @@ from routing_tf.layers.validation import check_positive_integer
 LAYER_NORM_EPSILON = 1e-6
 # More steps than float32 can count one by one: such a centroid never had a token.
 NEVER = 2.0**25
-
-# Each thread has its own updates: those of a strategy run a replica each.
-_held = threading.local()
-
-
-@contextlib.contextmanager
-def hold_updates():
-    """Collects the updates of centroids for a while, in place of making them.
-
-    For training loops that see a batch in parts. What a call of `OnlineKMeans` counted
-    can be added up over the parts (and over replicas, see `move`), and then moves the
-    centroids as the whole batch would. Open it inside the function that a
-    `tf.distribute` strategy runs on each replica, or that `tf.function` or `jax.jit`
-    compiles. Of nested ones only the innermost collects.
-
-    Yields:
-        List that gets a pair for each training call of a layer that would have moved
-        its centroids: the layer, and its statistics, a flat list of float32 tensors of
-        fixed shapes.
-
-    Example:
-
-    ```python
-    import numpy as np
-    from routing_tf import layers
-
-    kmeans = layers.OnlineKMeans(num_clusters=4)
-    totals = None
-    for part in np.random.normal(size=(2, 1, 3, 10, 6)).astype("float32"):
-        with layers.hold_updates() as updates:
-            kmeans(part, training=True)
-        ((layer, statistics),) = updates
-        totals = statistics if totals is None else map(sum, zip(totals, statistics))
-    kmeans.move(list(totals))
-    ```
-    """
-    stack = _stack()
-    updates = []
-    stack.append(updates)
-    try:
-        yield updates
-    finally:
-        stack.pop()
-
-
-def update_or_hold(layer, statistics):
-    """Moves a layer by what one call counted, or leaves it to `hold_updates`.
-
-    Args:
-        layer: an `OnlineKMeans`.
-        statistics: what a call on this replica counted.
-    """
-    stack = _stack()
-    if stack:
-        stack[-1].append((layer, statistics))
-    else:
-        layer.move(sum_over_replicas(statistics))
-
-
-def _stack():
-    """The lists of the open `hold_updates` of this thread, outermost first."""
-    if not hasattr(_held, "stack"):
-        _held.stack = []
-    return _held.stack
 
 
 def normalize(tokens):

@@ -6,10 +6,10 @@ import itertools
 import keras
 from keras import ops
 
+from routing_tf.layers.held_updates import hold_updates
+from routing_tf.layers.held_updates import update_or_hold
 from routing_tf.layers.keras_internals import disown
 from routing_tf.layers.keras_internals import without_autocast
-from routing_tf.layers.online_kmeans import hold_updates
-from routing_tf.layers.online_kmeans import update_or_hold
 
 
 def call_and_forget(layer, function, tensors):

@@ -40,14 +40,8 @@ class ClusterStridedHeads(CentroidHeads):
         prefix_block_size: number of queries that go at once under a causal mask, in
             tokens. It does not change results: more take more memory, fewer more
             turns. None (the default) for `attention_window`.
-        **kwargs: those of `Clustering`: `decay`, `commitment_weight`, `ema`,
-            `update_rule`, `revive_after`, `centroid_initialization` and `balance_rate`;
-            those of `HeadGroup`: `max_relative_position` (ranks, defaults to
-            None), `dropout` (a rate in [0, 1), defaults to 0.0),
-            `embeddings_initializer` (defaults to `"glorot_uniform"`),
-            `relative_key_initializer`, `token_bias_weight` and `compatibility` (all
-            default to None), `key_shift` (0, the default, or 1), `dropout_seed`
-            (defaults to None); and those of `keras.layers.Layer`, such as `name`.
+        **kwargs: arguments of `Clustering`, which say how centroids move, and of
+            `ClusteredHeads`.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
     of rank in the sorted list of members. The clustering loss is added to `losses`.

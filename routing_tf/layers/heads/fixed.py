@@ -39,10 +39,7 @@ class FixedHeads(HeadGroup):
         arrangement: `"merged"` (the default): every head sees both. `"separate"`: the
             first half of the heads sees the own block, the others the summaries; a
             query without an earlier summary gets zero from the latter.
-        **kwargs: arguments of `HeadGroup`: `dropout` (a rate in [0, 1), defaults to
-            0.0), `token_bias_weight` and `compatibility` (both default to None),
-            `key_shift` (0, the default, or 1), `dropout_seed` (defaults to None); and
-            those of `keras.layers.Layer`, such as `name`.
+        **kwargs: arguments of `HeadGroup` but those of relative positions.
 
     Call arguments and Returns: as in `HeadGroup`.
 

@@ -13,12 +13,7 @@ class FullHeads(HeadGroup):
 
     Args:
         num_heads: number of heads in the group.
-        **kwargs: arguments of `HeadGroup`: `max_relative_position` (tokens, defaults to
-            None), `dropout` (a rate in [0, 1), defaults to 0.0),
-            `embeddings_initializer` (defaults to `"glorot_uniform"`),
-            `relative_key_initializer` and `compatibility` (both default to None),
-            `key_shift` (0, the default, or 1), `dropout_seed` (defaults to None); and
-            those of `keras.layers.Layer`, such as `name`.
+        **kwargs: arguments of `HeadGroup`; relative positions are in tokens.
 
     Call arguments and Returns: as in `HeadGroup`.
 

@@ -150,7 +150,9 @@ class HeadGroup(keras.layers.Layer):
                 shapes = (None if x is None else x.shape for x in (query, key, value))
                 self.build(*shapes)
             inputs = self.prepared(HeadInputs.of(query, key, value, **options))
-        return super().__call__(inputs=inputs, training=training)
+        # None would hide what an outer call says.
+        known = {} if training is None else {"training": training}
+        return super().__call__(inputs=inputs, **known)
 
     def call(self, inputs, training=None):
         return self.attend(self.shifted(inputs), training=training)

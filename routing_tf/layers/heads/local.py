@@ -40,12 +40,8 @@ class LocalHeads(HeadGroup):
         memory_block_shape: length of a block of the memory, in tokens, for attention
             to another sequence with as many blocks; None (the default) for the
             length that gives as many.
-        **kwargs: arguments of `HeadGroup`: `max_relative_position` (tokens; places in
-            the window on two axes; defaults to None), `dropout` (a rate in [0, 1),
-            defaults to 0.0), `embeddings_initializer` (defaults to `"glorot_uniform"`),
-            `relative_key_initializer`, `token_bias_weight` and `compatibility` (all
-            default to None), `key_shift` (0, the default, or 1), `dropout_seed`
-            (defaults to None); and those of `keras.layers.Layer`, such as `name`.
+        **kwargs: arguments of `HeadGroup`; relative positions are in tokens, on two
+            axes in places of the window.
 
     Call arguments and Returns: as in `HeadGroup`.
 

@@ -35,12 +35,7 @@ class RandomHeads(ClusteredHeads):
         share_query_key: whether keys are made by the projection of the queries. In
             self-attention queries and keys are then the same and have one membership.
             Defaults to True.
-        **kwargs: arguments of `HeadGroup`: `max_relative_position` (ranks, defaults to
-            None), `dropout` (a rate in [0, 1), defaults to 0.0),
-            `embeddings_initializer` (defaults to `"glorot_uniform"`),
-            `relative_key_initializer`, `token_bias_weight` and `compatibility` (all
-            default to None), `key_shift` (0, the default, or 1), `dropout_seed`
-            (defaults to None); and those of `keras.layers.Layer`, such as `name`.
+        **kwargs: arguments of `HeadGroup`; relative positions are in ranks.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
     of rank in the sorted list of members. Padding is a member only where a cluster

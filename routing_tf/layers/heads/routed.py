@@ -67,15 +67,9 @@ class RoutedHeads(CentroidHeads):
         share_query_key: whether keys are made by the projection of the queries. In
             self-attention queries and keys are then the same and have one routing.
             Defaults to True.
-        **kwargs: those of `Clustering`: `decay`, `commitment_weight`, `ema`,
-            `update_rule`, `revive_after`, `centroid_initialization` and `balance_rate`;
-            those of `HeadGroup`: `max_relative_position` (ranks, defaults
-            to None), `dropout` (a rate in [0, 1), defaults to 0.0),
-            `embeddings_initializer` (defaults to `"glorot_uniform"`),
-            `relative_key_initializer`, `token_bias_weight` and `compatibility` (all
-            default to None), `key_shift` (0, the default, or 1), `dropout_seed`
-            (defaults to None); those of `ClusteredHeads`: `query_cluster`; and those of
-            `keras.layers.Layer`, such as `name`.
+        **kwargs: arguments of `Clustering`, which say how centroids move;
+            `query_cluster` of `ClusteredHeads`; and those of `HeadGroup`, where
+            relative positions are in ranks.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
     of rank in the list of members in order of position. The clustering loss is added

@@ -26,12 +26,7 @@ class StridedHeads(HeadGroup):
         num_heads: number of heads in the group.
         block_shape: length of a block, in tokens, as a tuple of one integer, or of one
             for each axis of the positions. Defaults to `(256,)`.
-        **kwargs: arguments of `HeadGroup`: `max_relative_position` (blocks, defaults to
-            None), `dropout` (a rate in [0, 1), defaults to 0.0),
-            `embeddings_initializer` (defaults to `"glorot_uniform"`),
-            `relative_key_initializer`, `token_bias_weight` and `compatibility` (all
-            default to None), `key_shift` (0, the default, or 1), `dropout_seed`
-            (defaults to None); and those of `keras.layers.Layer`, such as `name`.
+        **kwargs: arguments of `HeadGroup`; relative positions are in blocks.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
     of block.

@@ -91,7 +91,7 @@ def compare_decoding(
     batches = problem.dataset(
         split, batch_size, num_examples=num_examples, training=False
     )
-    ways = [TokenScorer(lm, "prefix").score, _steps(lm)]
+    ways = [TokenScorer(lm, "prefix").score, scorer_by_steps(lm)]
     near, decisions, nats, weights = 0, 0, [], []
     with contextlib.ExitStack() as stack:
         if with_export:
@@ -131,7 +131,7 @@ def _check_model(lm):
         )
 
 
-def _steps(lm):
+def scorer_by_steps(lm):
     """Returns the function that scores token by token."""
 
     def logits(token_ids, index):
@@ -184,7 +184,7 @@ def count_near_ties(lm, inputs):
             best = np.sort(scores, axis=-1)[..., -2:]
             gaps = best[..., 1:] - best[..., :-1]  # none with a single cluster
         else:
-            gaps = _gaps_of_members(scores, group.attention_window)
+            gaps = gaps_of_members(scores, group.attention_window)
         near += int(np.sum(gaps < NEAR))
         decisions += gaps.size
     return near, decisions
@@ -213,7 +213,7 @@ def _scores(lm, inputs):
     return found
 
 
-def _gaps_of_members(scores, window):
+def gaps_of_members(scores, window):
     """Gaps `[tokens, B, H, K]` between the last member and the first that is none."""
     gaps = []
     for length in range(window + 1, scores.shape[2] + 1):

@@ -202,10 +202,12 @@ class Seq2SeqProblem(PreparedProblem):
                 shutil.copyfile(os.path.join(self.raw_dir, path.name), partial)
         else:
             self.check_prepared(self.train_split)
-            tokens = SubwordTokenizer.build_vocabulary(self._sample(), VOCABULARY_SIZE)
+            tokens = SubwordTokenizer.build_vocabulary(
+                self.texts_of_vocabulary(), VOCABULARY_SIZE
+            )
             SubwordTokenizer(tokens).save_vocabulary(path)
 
-    def _sample(self):
+    def texts_of_vocabulary(self):
         """Yields training texts, evenly over all of them."""
 
         def texts():

@@ -56,13 +56,13 @@ def test_all_ways_score_the_same(routing, with_export):
 
 def test_a_way_that_differs_is_seen(monkeypatch):
     lm = small_models.language_model(num_routed_heads=0, num_local_heads=4)
-    steps = decoding._steps
+    steps = decoding.scorer_by_steps
 
     def others(lm):
         score = steps(lm)
         return lambda inputs, targets: score(inputs, targets) + 0.5
 
-    monkeypatch.setattr(decoding, "_steps", others)
+    monkeypatch.setattr(decoding, "scorer_by_steps", others)
     result = compare_decoding(
         lm, problem(), "test", num_examples=2, with_export=False, verbose=False
     )
@@ -87,7 +87,7 @@ def test_equal_scores_are_near_ties(routing):
 
 def test_near_ties_are_those_at_the_border():
     scores = np.array([0.0, 4.0, 2.0, 2.0 + 1e-6, 3.0, 9.0], "float32")
-    gaps = decoding._gaps_of_members(scores[None, None, :, None], window=2)
+    gaps = decoding.gaps_of_members(scores[None, None, :, None], window=2)
     expected = [2.0, 1e-6, 1.0 - 1e-6, 1.0]
     np.testing.assert_allclose(gaps.ravel(), expected, atol=3e-7)
 

@@ -8,6 +8,7 @@ import pytest
 
 from routing_tf import models
 from routing_tf import tokenizers
+from routing_tf.layers.keras_internals import layers_inside
 from tests import golden_cases
 from tests import tracing
 from tests.models import small_models
@@ -389,7 +390,7 @@ def test_text_in_text_out():
     )
     lm.compile(sampler="top_p")
     # Keras traces a model anew at every step while a layer of it is unbuilt.
-    assert all(layer.built for layer in lm._flatten_layers())
+    assert all(layer.built for layer in layers_inside(lm))
     text = lm.generate("ab", max_length=BUFFER)
     assert text.startswith("ab")
     assert 2 < len(text) < BUFFER

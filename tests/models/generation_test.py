@@ -91,19 +91,25 @@ def test_padding_of_the_release_has_no_influence():
         )
 
 
-def test_compiled_once_for_prompts_of_all_lengths(monkeypatch, traced):
-    lm, calls = model("token_choice"), []
-    steps = generation._steps
+class CountedSampler(keras_hub.samplers.GreedySampler):
+    """Counts how often its choice is traced."""
 
-    def counted(*arguments):
-        calls.append(arguments)
-        return steps(*arguments)
+    traces = 0
 
-    monkeypatch.setattr(generation, "_steps", counted)
-    lm.compile(sampler="greedy")
+    def get_next_token(self, probabilities):
+        self.traces += 1
+        return super().get_next_token(probabilities)
+
+
+def test_compiled_once_for_prompts_of_all_lengths(traced):
+    lm, sampler = model("token_choice"), CountedSampler()
+    lm.compile(sampler=sampler)
     prompts = [small_models.inputs(lengths, LENGTH) for lengths in (PROMPTS, (2, 6))]
-    tokens = [lm.generate(x, stop_token_ids=None)["token_ids"] for x in prompts]
-    assert len(calls) == 1
+    tokens, traces = [], []
+    for x in prompts:
+        tokens.append(lm.generate(x, stop_token_ids=None)["token_ids"])
+        traces.append(sampler.traces)
+    assert traces[0] == traces[1] > 0
     # What is compiled continues as the whole buffer, computed anew, does.
     for x, chosen in zip(prompts, tokens):
         mask = np.ones_like(x["padding_mask"])

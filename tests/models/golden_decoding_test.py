@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.layers.keras_internals import layers_inside
 from routing_tf.models import release
 from tests import golden_cases
 from tests.layers.golden_decoding_test import blanked
@@ -63,7 +64,7 @@ def recompute(case, lm, kind):
 def recompute_with_past_routed(case, lm, kind):
     """The same for a routing that sees only the past, step by step."""
     seen, steps = {}, []
-    for layer in lm._flatten_layers():
+    for layer in layers_inside(lm):
         if isinstance(layer, ClusteredHeads):
             layer.scores = blanked(layer.scores, seen)
     for step, ids in enumerate(so_far(case, kind)):

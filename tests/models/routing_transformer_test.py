@@ -8,6 +8,7 @@ import tensorflow as tf
 from routing_tf import layers
 from routing_tf import models
 from routing_tf.layers import Compatibility
+from routing_tf.layers.keras_internals import layers_inside
 from tests import golden_cases
 from tests.models import small_models
 
@@ -347,7 +348,7 @@ def test_low_precision_leaves_the_clustering_alone():
     assert hidden.dtype.name == "bfloat16"
     for variable in model.variables:
         assert keras.backend.standardize_dtype(variable.dtype) == "float32"
-    for layer in model._flatten_layers():
+    for layer in layers_inside(model):
         if isinstance(layer, layers.OnlineKMeans):
             assert layer.compute_dtype == "float32"
         elif not isinstance(layer, keras.layers.InputLayer):

@@ -4,6 +4,7 @@ import pytest
 from routing_tf import layers
 from routing_tf import models
 from routing_tf import tokenizers
+from routing_tf.layers.keras_internals import layers_inside
 from routing_tf.models import scoring
 from routing_tf.tokenizers.offsets import token_offsets
 from tests import golden_cases
@@ -450,7 +451,7 @@ def test_the_scope_is_that_of_the_hyperparameters():
     trained_in_prefix = language_model(**options)
     (heads,) = [
         layer
-        for layer in trained_in_prefix._flatten_layers()
+        for layer in layers_inside(trained_in_prefix)
         if isinstance(layer, layers.RoutedHeads)
     ]
     assert heads.prefix_block_size == 5

@@ -5,6 +5,7 @@ import pytest
 
 from routing_tf import models
 from routing_tf import tokenizers
+from routing_tf.layers.keras_internals import layers_inside
 from routing_tf.models import release
 from tests import golden_cases
 from tests.models import small_models
@@ -300,7 +301,7 @@ def test_text_in_text_out():
     lm = language_model(vocabulary_size=258, preprocessor=preprocessor(), **LOCAL)
     lm.compile(sampler="greedy", run_eagerly=not ON_JAX, weighted_metrics=None)
     # Keras traces a model anew at every step while a layer of it is unbuilt.
-    assert all(layer.built for layer in lm._flatten_layers())
+    assert all(layer.built for layer in layers_inside(lm))
     text = lm.generate("hello")
     assert isinstance(text, str)
     (alone,) = lm.generate(["hello"])

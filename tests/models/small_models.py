@@ -6,6 +6,7 @@ import pytest
 
 from routing_tf import layers
 from routing_tf import models
+from routing_tf.layers.keras_internals import layers_inside
 from tools import preset_table
 
 ON_JAX = keras.backend.backend() == "jax"
@@ -91,9 +92,7 @@ def arrays(variables):
 
 def kmeans_layers(lm):
     return [
-        layer
-        for layer in lm._flatten_layers()
-        if isinstance(layer, layers.OnlineKMeans)
+        layer for layer in layers_inside(lm) if isinstance(layer, layers.OnlineKMeans)
     ]
 
 

@@ -80,7 +80,8 @@ def test_single_factor_is_a_float32_tensor():
 def test_serialization_inside_an_optimizer(schedule):
     optimizer = keras.optimizers.SGD(schedule)
     config = json.loads(json.dumps(keras.optimizers.serialize(optimizer)))
-    copy = keras.optimizers.deserialize(config)._learning_rate
+    config = keras.optimizers.deserialize(config).get_config()["learning_rate"]
+    copy = keras.optimizers.schedules.deserialize(config)
     assert type(copy) is type(schedule)
     assert copy.get_config() == schedule.get_config()
     assert float(copy(250)) == float(schedule(250))

@@ -251,11 +251,11 @@ class TestVocabulary:
 
     def test_a_part_of_the_texts_is_enough(self, monkeypatch):
         problem = Numbers()
-        everything = list(problem._sample())
+        everything = list(problem.texts_of_vocabulary())
         assert everything == [t for n in range(23) for t in problem.pair_of(n)]
         size = sum(map(len, everything))
         monkeypatch.setattr(seq2seq, "VOCABULARY_BYTES", size // 3)
-        part = list(problem._sample())
+        part = list(problem.texts_of_vocabulary())
         assert size // 4 < sum(map(len, part)) <= size // 3
         # They are from the whole of the texts.
         places = [everything.index(text) for text in part]

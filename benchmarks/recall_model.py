@@ -16,6 +16,7 @@ from routing_tf import training
 from routing_tf.analysis.probe import clustered_groups
 from routing_tf.analysis.probe import recorded
 from routing_tf.layers.keras_internals import declare_call_argument
+from routing_tf.models.compiled import compiled
 
 PRESET = "python_small"
 LOCAL_BLOCK = 16
@@ -174,13 +175,14 @@ class Network:
     def accuracy(self, examples, scope="full"):
         """Returns the share of the labels that are thought the likeliest tokens."""
         if scope not in self._scorers:
-            logits = self.model(self.model.input, routing_scope=scope)
-            self._scorers[scope] = keras.Model(self.model.input, logits)
-            self._scorers[scope].compile(jit_compile=False)
+            self._scorers[scope] = compiled(
+                self.model,
+                lambda *inputs: self.model(list(inputs), routing_scope=scope),
+            )
         found = []
         for start in range(0, len(examples.tokens), AT_ONCE):
             inputs = [x[start : start + AT_ONCE] for x in examples[:2]]
-            logits = self._scorers[scope].predict_on_batch(inputs)
+            logits = ops.convert_to_numpy(self._scorers[scope](*inputs))
             found.append(logits.argmax(axis=-1))
         return float((np.concatenate(found) == examples.labels).mean())
 

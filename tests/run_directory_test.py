@@ -159,8 +159,6 @@ def test_a_vocabulary_that_is_no_text(folder):
 def test_one_process_trains_in_a_folder(tmp_path):
     program = f"""
 from routing_tf.files import folder_lock
-
-pytestmark = pytest.mark.usefixtures("eager")
 with folder_lock.hold({str(tmp_path / "run")!r}):
     print("held", flush=True)
     input()

@@ -300,7 +300,7 @@ class TestTrainer:
     def test_nothing_but_bad_batches_ends_the_run(
         self, configure, tmp_path, monkeypatch
     ):
-        monkeypatch.setattr(training, "MOST_SKIPPED_IN_A_ROW", 3)
+        monkeypatch.setattr("routing_tf.training.trainer.MOST_SKIPPED_IN_A_ROW", 3)
         config, problem = configure(train_steps=9)
         trainer = stand_in(config, problem, tmp_path, bad_steps=(1, 2, 4, 5, 6))
         with pytest.raises(FloatingPointError, match="in step 6,.*3 in a row"):

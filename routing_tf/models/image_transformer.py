@@ -322,7 +322,7 @@ class RoutingImageTransformer(PresetBackbone):
             inputs = {"images": images, "padding_mask": visible}
             if labels is not None:
                 inputs["labels"] = labels
-            logits = self._predictor().predict_on_batch(inputs)
+            logits = ops.convert_to_numpy(self._predictor()(inputs))
             return logits[(slice(None), *order[index])]
 
         return logits_at
@@ -332,9 +332,10 @@ class RoutingImageTransformer(PresetBackbone):
         return self._once("_prediction", self._make_predictor)
 
     def _make_predictor(self):
-        model = keras.Model(self.input, self(self.input, routing_scope="prefix"))
-        model.compile(optimizer=None)
-        return model
+        # As a model of the functional API it would lose the scope.
+        return compiled(
+            self, lambda inputs: self(inputs, training=False, routing_scope="prefix")
+        )
 
     def _compiled_calls(self):
         """`start_cache` and `call_with_cache`, compiled once."""

@@ -1,6 +1,9 @@
 """Negative log probabilities of targets, on models of all kinds alike."""
 
 import keras
+from keras import ops
+
+from routing_tf.models.compiled import compiled
 
 
 class TokenScorer:
@@ -28,17 +31,14 @@ class TokenScorer:
         if engine is not None and engine.num_devices > 1:
             self._score = engine.compile_scorer(lm, self._nats)
             return
-        targets = keras.Input(lm.output.shape[1:-1], dtype="int32", name="targets")
-        inputs = {**lm.input, "targets": targets}
-        logits = lm(lm.input, routing_scope=self.routing_scope)
-        scorer = keras.Model(inputs, _nats_of(logits, targets))
-        scorer.compile(optimizer=None, jit_compile=lm.jit_compile)
-        self._score = scorer.predict_on_batch
+        self._score = compiled(lm, self._nats)
 
     def _nats(self, batch):
         inputs = {name: batch[name] for name in self.model.input}
         logits = self.model(inputs, training=False, routing_scope=self.routing_scope)
-        return _nats_of(logits, batch["targets"])
+        return keras.losses.sparse_categorical_crossentropy(
+            batch["targets"], ops.cast(logits, "float32"), from_logits=True
+        )
 
     def score(self, inputs, targets):
         """Scores one batch.
@@ -51,11 +51,5 @@ class TokenScorer:
         Returns:
             NumPy array `<float32>` of the shape of `targets`.
         """
-        inputs = {name: inputs[name] for name in self.model.input}
-        return self._score({**inputs, "targets": targets})
-
-
-def _nats_of(logits, targets):
-    return keras.losses.sparse_categorical_crossentropy(
-        targets, keras.ops.cast(logits, "float32"), from_logits=True
-    )
+        batch = {name: inputs[name] for name in self.model.input}
+        return ops.convert_to_numpy(self._score({**batch, "targets": targets}))

@@ -485,6 +485,7 @@ def read_picture(path):
     return pixels.reshape(rows, 5, columns, 5).swapaxes(1, 2)[:, :, :4, :4]
 
 
+@pytest.mark.thorough
 def test_samples_of_images(images, tmp_path, run):
     model = loading.load_language_model(images)
     path = tmp_path / "samples.png"

@@ -77,6 +77,7 @@ def test_greedy_tokens_are_those_of_generate(changes):
     assert len(np.unique(tokens[:, 9 - first :])) > 1
 
 
+@pytest.mark.thorough
 def test_seeds(lm):
     def sample(seed):
         sampler = keras_hub.samplers.RandomSampler(seed=seed)
@@ -108,6 +109,7 @@ def test_one_step_is_compiled_for_any_length(lm, monkeypatch):
     assert sorted(lengths) == [1, 8, 64]
 
 
+@pytest.mark.thorough
 def test_the_cache_is_all_that_is_seen(lm):
     """Far behind the cache's size, tokens are those of a cache for all of them."""
     length = 10 * TokenStream(lm, GREEDY).cache_length

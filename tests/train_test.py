@@ -248,6 +248,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.thorough
 def test_a_run_on_pairs_of_texts(tmp_path, run):
     model_dir = f"--model_dir={tmp_path}"
     code, out, err = run(model_dir, *PAIRS, "--train_steps=1", "--sample_bytes=2")

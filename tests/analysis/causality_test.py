@@ -162,6 +162,7 @@ def test_which_subpixels_are_replaced():
         np.testing.assert_array_equal(moved, np.arange(32) >= start)
 
 
+@pytest.mark.thorough
 def test_the_seed_decides():
     lm = small_cases.language_model()
     windows = small_cases.windows(3)
@@ -170,6 +171,7 @@ def test_the_seed_decides():
     assert first != leaks_of(lm, windows, num_perturbations=1, seed=1)
 
 
+@pytest.mark.thorough
 def test_batches_do_not_matter():
     lm = small_cases.language_model()
     windows = small_cases.windows(3)

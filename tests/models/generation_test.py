@@ -101,6 +101,7 @@ class CountedSampler(keras_hub.samplers.GreedySampler):
         return super().get_next_token(probabilities)
 
 
+@pytest.mark.thorough
 def test_compiled_once_for_prompts_of_all_lengths(traced):
     lm, sampler = model("token_choice"), CountedSampler()
     lm.compile(sampler=sampler)

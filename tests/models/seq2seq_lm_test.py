@@ -297,6 +297,7 @@ def test_prompts_are_not_stripped(greedy):
         greedy[0].generate({}, strip_prompt=True)
 
 
+@pytest.mark.thorough
 def test_text_in_text_out():
     lm = language_model(vocabulary_size=258, preprocessor=preprocessor(), **LOCAL)
     lm.compile(sampler="greedy", run_eagerly=not ON_JAX, weighted_metrics=None)

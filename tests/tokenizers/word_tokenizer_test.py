@@ -113,6 +113,7 @@ def test_white_space_is_that_of_python():
     assert len("".join(c for c in characters if not c.isspace()).split()) == 1
 
 
+@pytest.mark.thorough
 def test_every_character_that_is_no_white_space_stays_in_its_word():
     characters = [chr(c) for c in range(sys.maxunicode + 1) if not 0xD7FF < c < 0xE000]
     characters = [c for c in characters if not c.isspace()]
@@ -364,6 +365,7 @@ def language_model(vocabulary):
     )
 
 
+@pytest.mark.thorough
 def test_a_language_model_generates(language_model, tokenizer):
     keras.utils.set_random_seed(0)
     text = language_model.generate("the cat", max_length=12)

@@ -143,6 +143,7 @@ def test_decoding_scores_what_one_pass_scores(token_choice, run):
     assert "held-out bits per byte of 2 windows" in lines
 
 
+@pytest.mark.thorough
 def test_a_model_of_expert_choice_leaks(expert_choice, run):
     table, (scores, difference, verdict) = causality(run, expert_choice)
     for part in ("block_0 local_heads", "block_0 output"):

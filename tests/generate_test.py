@@ -190,6 +190,7 @@ def ending_model(model, tmp_path):
     return tmp_path / "ending.keras"
 
 
+@pytest.mark.thorough
 def test_texts_end_one_by_one(ending_model, tmp_path, run):
     path = tmp_path / "texts.jsonl"
     options = [f"--model_dir={ending_model}", "--sampler=random", "--seed=1"]

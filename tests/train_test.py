@@ -190,6 +190,7 @@ def test_splits_of_a_run(tmp_path, run, monkeypatch):
     assert "problem_options.eval_split was 'test', now 'validation'" in err
 
 
+@pytest.mark.thorough
 def test_a_run_is_scored_on_what_it_trains_on(tmp_path, run, monkeypatch):
     monkeypatch.setattr(small_problems.Words, "missing", {"train", "validation"})
     arguments = [f"--model_dir={tmp_path}", *WORDS, "--train_split=test"]

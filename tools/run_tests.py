@@ -64,8 +64,9 @@ def parts(backends):
     for backend in backends:
         for path in PARTS:
             yield backend, [path]
-        on_one = (*DATA, *ON_ONE_BACKEND) if backend == "tensorflow" else ()
-        yield backend, [*on_one, *rest()]
+        if backend == "tensorflow":
+            yield backend, [*DATA, *ON_ONE_BACKEND]
+        yield backend, rest()
 
 
 def main():

@@ -58,6 +58,7 @@ def test_against_maps():
             assert (each.left_out > 0.3) == (kind == ROUTED)
 
 
+@pytest.mark.thorough
 def test_a_random_pair():
     lm = small_cases.language_model(routing="token_choice", num_layers=1)
     windows = small_cases.windows(1)
@@ -114,6 +115,7 @@ def test_queries_with_nothing_in_common(monkeypatch):
     assert each.left_out == 1
 
 
+@pytest.mark.thorough
 def test_occupancy():
     lm = small_cases.language_model()
     windows = small_cases.windows(3)

@@ -353,6 +353,7 @@ def test_in_a_data_pipeline(vocabulary, sequence_length):
         assert restored == TEXTS
 
 
+@pytest.mark.thorough
 def test_in_a_saved_model(tokenizer, tmp_path):
     expected = tokenizer.tokenize(TEXTS).to_tensor().numpy()
     for module in (in_a_module(tokenizer), saved_and_loaded(tokenizer, tmp_path)):
@@ -488,6 +489,7 @@ def test_in_a_preset_folder(language_model, vocabulary, tmp_path):
         assert alone.get_vocabulary() == vocabulary
 
 
+@pytest.mark.thorough
 def test_in_a_keras_file(language_model, vocabulary, tmp_path):
     path = tmp_path / "model.keras"
     language_model.save(path)

@@ -389,6 +389,7 @@ def test_in_a_preset_folder(language_model, vocabulary, tmp_path):
         assert alone.get_vocabulary() == vocabulary
 
 
+@pytest.mark.thorough
 def test_in_a_keras_file(language_model, vocabulary, tmp_path):
     path = tmp_path / "model.keras"
     language_model.save(path)

@@ -186,7 +186,9 @@ class Trainer:
 
     def _end_early(self):
         self._checkpoints.wait()
-        self.stopped_by = self._stop.signal or signal.SIGPIPE
+        # What another worker was asked for comes here as a wish to end in order.
+        other = signal.SIGTERM if self._log.is_read else signal.SIGPIPE
+        self.stopped_by = self._stop.signal or other
 
     def _evaluate(self, eval_examples, log):
         """Scores held-out data; the best model so far is kept. None: asked to stop."""

@@ -20,6 +20,7 @@ DATA = (
     "tests/preset_table_test.py",
     "tests/problems",
     "tests/progress_test.py",
+    "tests/promises_test.py",
     "tests/run_directory_test.py",
     "tests/text_samples_test.py",
     "tests/tokenizers",

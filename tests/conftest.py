@@ -1,6 +1,5 @@
 """Settings of all tests."""
 
-import contextlib
 import ctypes
 import ctypes.util
 import gc
@@ -41,25 +40,19 @@ def eager():
 
     JAX compiles as ever, which is cheaper there.
     """
-    with functions_run(eagerly=True):
+    from tests import tracing  # after the settings above
+
+    with tracing.eager():
         yield
 
 
 @pytest.fixture
 def compiled():
     """Compiles as a user's process does, in a module of `eager` tests."""
-    with functions_run(eagerly=False):
+    from tests import tracing
+
+    with tracing.traced():
         yield
-
-
-@contextlib.contextmanager
-def functions_run(eagerly):
-    import tensorflow as tf  # after the settings above
-
-    before = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(eagerly)
-    yield
-    tf.config.run_functions_eagerly(before)
 
 
 @pytest.fixture(scope="session")

@@ -2,17 +2,7 @@
 
 import pytest
 
-from tests import tracing
-
 
 @pytest.fixture(autouse=True, scope="module")
-def eager():
-    with tracing.eager():
-        yield
-
-
-@pytest.fixture
-def traced():
-    """For tests of what is compiled."""
-    with tracing.traced():
-        yield
+def all_eager(eager):
+    """Tests of what is compiled take the fixture `compiled`."""

@@ -102,7 +102,7 @@ class CountedSampler(keras_hub.samplers.GreedySampler):
 
 
 @pytest.mark.thorough
-def test_compiled_once_for_prompts_of_all_lengths(traced):
+def test_compiled_once_for_prompts_of_all_lengths(compiled):
     lm, sampler = model("token_choice"), CountedSampler()
     lm.compile(sampler=sampler)
     prompts = [small_models.inputs(lengths, LENGTH) for lengths in (PROMPTS, (2, 6))]

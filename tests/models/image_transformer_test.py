@@ -174,7 +174,7 @@ def test_no_output_weights_give_the_uniform_distribution():
     np.testing.assert_allclose(bits, np.log2(11), rtol=1e-6)
 
 
-@pytest.mark.usefixtures("traced")  # many steps of one small function
+@pytest.mark.usefixtures("compiled")  # many steps of one small function
 class TestGenerate:
     greedy = keras_hub.samplers.GreedySampler()
 
@@ -270,7 +270,7 @@ class TestGenerate:
 
 
 @small_models.FURTHER
-def test_training_lowers_the_loss(traced):
+def test_training_lowers_the_loss(compiled):
     model = image_model()
     model.compile(
         keras.optimizers.Adam(3e-3),

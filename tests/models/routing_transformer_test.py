@@ -359,7 +359,7 @@ def test_low_precision_leaves_the_clustering_alone():
     keras.backend.backend() != "tensorflow", reason="JAX knows all lengths"
 )
 @small_models.FURTHER
-def test_the_length_may_be_unknown(traced):
+def test_the_length_may_be_unknown(compiled):
     import tensorflow as tf
 
     model = models.RoutingTransformer(small_models.hyperparameters())
@@ -414,7 +414,7 @@ def test_settings_of_centroids_and_memory_reach_every_block():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize("remat", [False, True])
-def test_trains_a_step_under_mixed_precision(dtype, remat, traced):
+def test_trains_a_step_under_mixed_precision(dtype, remat, compiled):
     lm = small_models.language_model(dtype=dtype, remat=remat, residual_dropout=0.1)
     lm.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy())
     centroids = [layer.centroids for layer in small_models.kmeans_layers(lm)]
@@ -431,7 +431,7 @@ def test_trains_a_step_under_mixed_precision(dtype, remat, traced):
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="Keras cannot export on JAX"
 )
-def test_export_inside_another_model(tmp_path, traced):
+def test_export_inside_another_model(tmp_path, compiled):
     inputs = {
         name: keras.Input((12,), dtype=dtype, name=name)
         for name, dtype in (("token_ids", "int32"), ("padding_mask", "bool"))

@@ -83,7 +83,7 @@ def assert_same(actual, wanted):
     np.testing.assert_array_equal(actual.token_ids, wanted.token_ids)
 
 
-def test_a_text_scores_what_the_logits_say(lm, traced):
+def test_a_text_scores_what_the_logits_say(lm, compiled):
     text = "a cat, a mat"
     result = lm.score(text)
     wanted = expected(lm, bytes_of(text))

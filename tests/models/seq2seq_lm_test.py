@@ -114,7 +114,7 @@ def test_padding_does_not_take_part_in_training():
 
 
 @small_models.FURTHER
-def test_training_learns_to_copy(traced):
+def test_training_learns_to_copy(compiled):
     keras.utils.set_random_seed(0)
     lm = models.RoutingTransformerSeq2SeqLM.from_preset(
         "translate_local_cluster512",

@@ -2,6 +2,7 @@
 
     python -m benchmarks.compare_patterns
     python -m benchmarks.compare_patterns --train_steps=10000 --seeds=1
+    python -m benchmarks.compare_patterns --files='books/*.txt' --output_dir=runs/books
     python -m benchmarks.compare_patterns --print_only
 
 All models have the same width, data and steps, and each pattern reads its own keys
@@ -81,6 +82,13 @@ def define_flags(values=flags.FLAGS):
     flags.DEFINE_integer(
         "rounds", 20, "Timed steps of each model; 0: none.", lower_bound=0, **define
     )
+    flags.DEFINE_string(
+        "files",
+        None,
+        "Text files to train and score on, as `--files` of `routing_tf.train`. They "
+        "need an --output_dir of their own. Default: Python's source.",
+        **define,
+    )
     flags.DEFINE_bool("print_only", False, "Print what the file has.", **define)
 
 
@@ -98,7 +106,7 @@ def model_dir(output_dir, pattern, key_shift, steps, seed):
     return pathlib.Path(output_dir, f"{name}_{key_shift}_{steps}_{seed}")
 
 
-def train(folder, pattern, key_shift, seed, steps):
+def train(folder, pattern, key_shift, seed, steps, files=None):
     """Trains one run, or finishes it, in a process of its own."""
     saved = checkpoints.paths(folder)
     if saved and checkpoints.step_of(saved[-1]) == steps:
@@ -109,7 +117,7 @@ def train(folder, pattern, key_shift, seed, steps):
         "-m",
         "routing_tf.train",
         f"--model_dir={folder}",
-        "--problem=python_source",
+        *(["--problem=text_files", f"--files={files}"] if files else []),
         f"--hparams_set={PRESET}",
         "--hparams=" + ",".join(f"{name}={value}" for name, value in changes.items()),
         f"--seed={seed}",
@@ -215,12 +223,13 @@ class Figures:
         written.replace(self.path)
 
 
-def table(figures, steps):
+def table(figures, steps, files):
     """Returns the lines of a table in Markdown.
 
     Args:
         figures: `Figures`.
         steps: number of training steps of the runs.
+        files: names of the text files they were trained on; None for Python's source.
 
     Returns:
         List of strings.
@@ -231,8 +240,9 @@ def table(figures, steps):
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for pattern, shift in itertools.product(PATTERNS, (0, 1)):
-        runs = figures.find(pattern=pattern, key_shift=shift, steps=steps, kind="bits")
-        speeds = figures.find(pattern=pattern, key_shift=shift, kind="speed")
+        model = {"pattern": pattern, "key_shift": shift}
+        runs = figures.find(**model, steps=steps, files=files, kind="bits")
+        speeds = figures.find(**model, kind="speed")
         scopes = list(runs[0]["bits_per_byte"]) if runs else []
         for scope in scopes:
             values = [run["bits_per_byte"][scope] for run in runs]
@@ -270,9 +280,16 @@ def run(options):
                     key_shift=shift,
                     tokens_per_second=round(speed),
                 )
-    for steps in sorted({entry["steps"] for entry in figures.find(kind="bits")}):
-        print(f"\n{steps} steps\n")
-        print("\n".join(table(figures, steps)))
+    tables = {(run.get("files"), run["steps"]) for run in figures.find(kind="bits")}
+    for files, steps in sorted(tables, key=str):
+        data = files or "Python's source"
+        print(f"\n{data}, {steps:,} steps\n")
+        print("\n".join(table(figures, steps, files)))
+
+
+def names_of(files):
+    """Returns the names of text files without their folders; None for none."""
+    return files and ",".join(pathlib.Path(path).name for path in files.split(","))
 
 
 def train_and_score(options, models, figures):
@@ -288,10 +305,12 @@ def train_and_score(options, models, figures):
             "seed": seed,
             "windows": options.eval_examples,
         }
-        if figures.find(**keys):
+        if options.files:
+            keys["files"] = names_of(options.files)
+        if figures.find(**{"files": None, **keys}):
             continue
         folder = model_dir(options.output_dir, pattern, shift, steps, seed)
-        train(folder, pattern, shift, seed, steps)
+        train(folder, pattern, shift, seed, steps, options.files)
         bits = score(folder, options.eval_examples or None)
         rounded = {scope: round(value, 4) for scope, value in bits.items()}
         figures.add(**keys, bits_per_byte=rounded)

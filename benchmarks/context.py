@@ -46,9 +46,15 @@ def define_flags(values=flags.FLAGS):
         f"Any of: {', '.join(patterns)}.",
         **define,
     )
+    flags.DEFINE_list("key_shifts", ["0", "1"], "Any of: 0, 1.", **define)
     steps = preset_hyperparameters(compare_patterns.PRESET).train_steps
     flags.DEFINE_integer("train_steps", steps, "Steps of the runs.", **define)
-    flags.DEFINE_list("contexts", CONTEXTS, "Bytes before a span.", **define)
+    flags.DEFINE_list(
+        "contexts",
+        CONTEXTS,
+        "Bytes before a span. The longest one decides which spans there are.",
+        **define,
+    )
     flags.DEFINE_integer("span", 64, "Bytes to score.", lower_bound=1, **define)
     flags.DEFINE_integer(
         "num_spans", 64, "Spans, evenly spaced.", lower_bound=1, **define
@@ -144,22 +150,18 @@ def run(options):
     )
     contexts = sorted(int(context) for context in options.contexts)
     figures = compare_patterns.Figures(options.results)
-    for pattern, shift in itertools.product(patterns, (0, 1)):
+    shifts = contest.check_list("key_shifts", options.key_shifts, ["0", "1"])
+    for pattern, shift in itertools.product(patterns, map(int, shifts)):
         score_run(options, pattern, shift, contexts, figures)
     print("\n".join(table(figures, options, contexts)))
     if options.plot:
-        draw(figures, options).savefig(options.plot, dpi=150)
+        draw(figures, options, contexts[-1]).savefig(options.plot, dpi=150)
 
 
 def score_run(options, pattern, shift, contexts, figures):
     """Scores the run of one pattern in all contexts that have no figure yet."""
-    keys = {
-        "pattern": pattern,
-        "key_shift": shift,
-        "steps": options.train_steps,
-        "span": options.span,
-        "num_spans": options.num_spans,
-    }
+    longest = max(contexts)
+    keys = _keys(options, pattern, shift, longest)
     if pattern == "full":
         contexts = [n for n in contexts if n <= options.longest_full]
     missing = [n for n in contexts if not figures.find(**keys, context=n)]
@@ -176,7 +178,6 @@ def score_run(options, pattern, shift, contexts, figures):
         )
     lm = loading.load_language_model(saved[-1])
     problem = run_config.RunConfig.load(folder).make_problem()
-    longest = max(int(context) for context in options.contexts)
     windows = spans_of(
         text_of(problem, longest), options.span, options.num_spans, longest
     )
@@ -192,17 +193,17 @@ def table(figures, options, contexts):
         f"| routed heads | key_shift | {head} |",
         "| --- | --- |" + " --- |" * len(contexts),
     ]
-    for pattern, shift, found in _found(figures, options):
+    for pattern, shift, found in _found(figures, options, contexts[-1]):
         cells = [f"{found[n]:.3f}" if n in found else "-" for n in contexts]
         lines.append(f"| {pattern} | {shift} | {' | '.join(cells)} |")
     return lines
 
 
-def draw(figures, options):
+def draw(figures, options, longest):
     """Draws bits per byte against context; returns a matplotlib figure."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
-    for pattern, shift, found in _found(figures, options):
+    for pattern, shift, found in _found(figures, options, longest):
         contexts = sorted(found)
         axes.plot(
             contexts,
@@ -220,16 +221,21 @@ def draw(figures, options):
     return figure
 
 
-def _found(figures, options):
+def _keys(options, pattern, shift, longest):
+    return {
+        "pattern": pattern,
+        "key_shift": shift,
+        "steps": options.train_steps,
+        "span": options.span,
+        "num_spans": options.num_spans,
+        "longest": longest,
+    }
+
+
+def _found(figures, options, longest):
     """Yields pattern, key shift and a dict of figures by context."""
     for pattern, shift in itertools.product(compare_patterns.PATTERNS, (0, 1)):
-        entries = figures.find(
-            pattern=pattern,
-            key_shift=shift,
-            steps=options.train_steps,
-            span=options.span,
-            num_spans=options.num_spans,
-        )
+        entries = figures.find(**_keys(options, pattern, shift, longest))
         if entries:
             yield pattern, shift, {e["context"]: e["bits_per_byte"] for e in entries}
 

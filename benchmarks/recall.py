@@ -185,7 +185,7 @@ class Benchmark:
 
     def _tuning(self, row, rate):
         steps = {place[:3]: place[3] for place in self.places}
-        place = (*TUNING, steps.get(TUNING, self.places[0][3]))
+        place = (*TUNING, steps.get(TUNING))
         return settings_of(self.options, *row, place, rate, self.seeds[0])
 
     def _found(self, settings):

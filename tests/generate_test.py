@@ -241,8 +241,7 @@ def test_a_stream_with_heads_that_remember_everything(tmp_path, run):
 
 @pytest.mark.thorough
 def test_a_model_that_cannot_go_step_by_step(tmp_path, run):
-    flaw = {"members_of_whole_sequence": True}
-    changes = {"routing": "random", "routed_key_shift": 0, "compatibility": flaw}
+    changes = {"routing": "hashed", "routed_key_shift": 0, "compatibility": "trained"}
     model = text_model(tmp_path / "m.keras", **changes)
     options = [f"--model_dir={model}", "--prompt=a", GREEDY]
     code, out, err = run(*options, "--max_length=9")
@@ -251,7 +250,7 @@ def test_a_model_that_cannot_go_step_by_step(tmp_path, run):
     assert out == f"{expected}\n"
     code, _, err = run(*options, "--stream", "--num_tokens=9")
     assert code == 1
-    assert "compatibility.members_of_whole_sequence" in err
+    assert "a model with `compatibility`" in err
 
 
 def start(model, *arguments):

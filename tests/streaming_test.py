@@ -61,9 +61,7 @@ def generate(lm, sampler, prompts, length):
             {"routing": "full", "num_local_only_layers": 0, "num_layers": 1},
             marks=pytest.mark.thorough,
         ),
-        pytest.param(
-            {"compatibility": {"padding_is_routed": True}}, marks=pytest.mark.thorough
-        ),
+        pytest.param({"compatibility": "exact"}, marks=pytest.mark.thorough),
     ],
     ids=["token_choice", "expert_choice", "all_remembered", "padding_has_influence"],
 )
@@ -164,8 +162,8 @@ def test_inputs_that_are_cut():
 
 
 def test_what_cannot_be_streamed(lm):
-    flaw = {"routing": "random", "compatibility": {"members_of_whole_sequence": True}}
-    with pytest.raises(ValueError, match="members_of_whole_sequence"):
+    flaw = {"routing": "hashed", "compatibility": "trained"}
+    with pytest.raises(ValueError, match="a model with `compatibility`, a flaw"):
         TokenStream(small_model(**flaw), GREEDY, 10)
     with pytest.raises(ValueError, match="one token or value after the other"):
         TokenStream(lm, keras_hub.samplers.BeamSampler())

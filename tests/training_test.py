@@ -14,7 +14,6 @@ from routing_tf import optimizers
 from routing_tf import problems
 from routing_tf import training
 from routing_tf.choices import SPLITS
-from routing_tf.layers import Compatibility
 from routing_tf.models.release import conversion
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.tokenizers import ByteTokenizer
@@ -772,7 +771,7 @@ class TestReleaseCheckpoint:
 
     def test_what_its_weights_rely_on_stays(self, configure):
         config, _ = configure(init_checkpoint=f"{self.prefix}.index")
-        assert config.hyperparameters.compatibility == Compatibility.trained()
+        assert config.hyperparameters.compatibility == "trained"
 
     def test_of_another_model(self):
         lm = models.RoutingTransformerCausalLM(

@@ -95,7 +95,7 @@ class TokenStream:
         """Reads what all prompts have; returns the position behind it and the cache."""
         # Its last token goes through the step, which draws the next one.
         length = min(map(len, prompts)) - 1
-        if self._lm.hyperparameters.compatibility.padding_has_influence:
+        if self._lm.hyperparameters.padding_has_influence:
             length = 0
         if not length:
             return 0, cache

@@ -210,8 +210,8 @@ class MixedAttention(Projections):
 
         Raises:
             ValueError: if a length is not a positive integer, or some heads let later
-                tokens decide who is a member, as a `Compatibility` option can have it,
-                or there is a `value` and the layer is not built.
+                tokens decide who is a member, or there is a `value` and the layer is
+                not built.
 
         Example:
 

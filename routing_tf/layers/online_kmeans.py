@@ -6,12 +6,12 @@ import keras
 from keras import ops
 
 from routing_tf.layers.clustering import Clustering
-from routing_tf.layers.compatibility import Compatibility
 from routing_tf.layers.held_updates import update_or_hold
 from routing_tf.layers.keras_internals import OwnLosses
 from routing_tf.layers.replicas import num_replicas
 from routing_tf.layers.replicas import sum_of_earlier_replicas
 from routing_tf.layers.replicas import sum_over_replicas
+from routing_tf.layers.serialization import class_of_config
 from routing_tf.layers.validation import check_positive_integer
 
 LAYER_NORM_EPSILON = 1e-6
@@ -93,8 +93,6 @@ class OnlineKMeans(OwnLosses):
         num_clusters: number of centroids of each head.
         smoothing_epsilon: pseudo-count of the Laplace smoothing, in tokens. Defaults
             to 1e-5.
-        compatibility: flaws of the release to reproduce, as a `Compatibility` or a
-            dict of its fields; None (the default) for no flaws.
         **kwargs: those of `Clustering`, which say how centroids move: `decay`
             (defaults to 0.999), `commitment_weight` (1e-4), `ema` (True), `update_rule`
             (`"ema"`), `revive_after` (None), `centroid_initialization` (`"normal"`) and
@@ -112,8 +110,8 @@ class OnlineKMeans(OwnLosses):
         Scores `<float32>[batch, heads, length, num_clusters]`, or a tuple of them.
 
     Raises:
-        ValueError: if `num_clusters` is not a positive integer, a setting is refused by
-            `Clustering`, or `compatibility` is of another kind or has an unknown field.
+        ValueError: if `num_clusters` is not a positive integer, or a setting is refused
+            by `Clustering`.
 
     Example:
 
@@ -129,15 +127,15 @@ class OnlineKMeans(OwnLosses):
     Reference: paper, section 4.1; `online_kmeans` of the release.
     """
 
-    def __init__(
-        self, num_clusters, *, smoothing_epsilon=1e-5, compatibility=None, **kwargs
-    ):
+    #: Where the average of the cluster counts starts.
+    counts_initializer = "ones"
+
+    def __init__(self, num_clusters, *, smoothing_epsilon=1e-5, **kwargs):
         clustering, kwargs = Clustering.taken_from(kwargs)
         super().__init__(**kwargs)
         self.clustering = clustering
         self.num_clusters = check_positive_integer("num_clusters", num_clusters)
         self.smoothing_epsilon = smoothing_epsilon
-        self.compatibility = Compatibility.of(compatibility)
         for name, value in self.clustering.to_dict().items():
             setattr(self, name, value)
 
@@ -166,8 +164,7 @@ class OnlineKMeans(OwnLosses):
             "centroids", shape, initial_centroids, trainable=not self.ema
         )
         if self.ema and self.update_rule == "ema":
-            start = "zeros" if self.compatibility.counts_start_at_zero else "ones"
-            self.counts = add_state("counts", shape[:2], start)
+            self.counts = add_state("counts", shape[:2], self.counts_initializer)
             self.sums = add_state("sums", shape, initial_centroids)
         if self.clustering.revives:
             by_tokens = self.centroid_initialization == "tokens"
@@ -188,7 +185,7 @@ class OnlineKMeans(OwnLosses):
             ops.one_hot(ops.argmax(s, axis=-1), self.num_clusters, dtype="float32")
             for s in scores
         ]
-        self.add_loss(self._losses_of(streams, products, nearest, masks, centroids))
+        self.add_loss(self.losses_of(streams, products, nearest, masks, centroids))
         if training and self.trainable and self.ema:
             update_or_hold(self, self._statistics(streams, nearest, masks))
         return scores[0] if single else tuple(scores)
@@ -211,20 +208,23 @@ class OnlineKMeans(OwnLosses):
             return scores
         return scores + ops.convert_to_tensor(self.biases)[:, None]
 
-    def _losses_of(self, streams, scores, nearest, masks, centroids):
-        """The loss of this replica: the mean over replicas is that of all tokens."""
-        if self.compatibility.padding_is_routed:
-            masks = [None] * len(streams)
+    def losses_of(self, streams, scores, nearest, masks, centroids):
+        """Returns this replica's loss: the mean over replicas is that of all tokens.
+
+        Args:
+            streams: list of one or two tensors of tokens.
+            scores: list of their scores, without biases.
+            nearest: list of `<float32>` one-hot clusters of their tokens.
+            masks: list of their masks or None.
+            centroids: `<float32>[heads, clusters, dim]`.
+        """
         masks = [None if mask is None else ops.cast(mask, "float32") for mask in masks]
         totals = [_num_tokens(*stream) for stream in zip(streams, masks, strict=True)]
         totals = sum_over_replicas(totals)
-        loss = sum(
+        return num_replicas() * sum(
             self._loss(*stream, centroids)
             for stream in zip(streams, scores, nearest, masks, totals, strict=True)
         )
-        if self.compatibility.commitment_counted_twice and len(streams) == 1:
-            loss *= 2
-        return num_replicas() * loss
 
     def _loss(self, tokens, scores, nearest, mask, total, centroids):
         def mean(squares):
@@ -252,7 +252,7 @@ class OnlineKMeans(OwnLosses):
             if mask is not None:
                 assigned = assigned * ops.cast(mask, assigned.dtype)[..., None]
             statistics += [
-                self._count(assigned),
+                self.count(assigned),
                 ops.sum(ops.matmul(ops.swapaxes(assigned, 2, 3), tokens), axis=0),
             ]
             chosen += ops.sum(assigned, axis=(0, 2))
@@ -353,12 +353,13 @@ class OnlineKMeans(OwnLosses):
         moved = ops.where(mean > 0, moved, ops.zeros_like(moved))
         self.biases.assign_add(moved)
 
-    def _count(self, assigned):
-        if self.compatibility.mixed_head_counts:
-            heads = assigned.shape[1]
-            return ops.sum(
-                ops.reshape(assigned, (-1, heads, self.num_clusters)), axis=0
-            )
+    def count(self, assigned):
+        """Returns the number of tokens of each cluster, `<float32>[heads, clusters]`.
+
+        Args:
+            assigned: `<float32>[batch, heads, length, clusters]`, one-hot; 0 for
+                padding.
+        """
         return ops.sum(assigned, axis=(0, 2))
 
     def _move_averages(self, count, total):
@@ -370,8 +371,7 @@ class OnlineKMeans(OwnLosses):
         epsilon = self.smoothing_epsilon
         tokens = ops.sum(counts, axis=-1, keepdims=True)
         smoothed = (counts + epsilon) / (tokens + self.num_clusters * epsilon) * tokens
-        # Before the first token there is nothing to divide by; the release divides
-        # by zero there only if a whole batch is padding.
+        # Before the first token there is nothing to divide by.
         empty = ops.cast(tokens == 0, sums.dtype)
         moved = sums / (smoothed + empty)[..., None]
         old = ops.convert_to_tensor(self.centroids)
@@ -391,8 +391,12 @@ class OnlineKMeans(OwnLosses):
             "num_clusters": self.num_clusters,
             **self.clustering.to_dict(),
             "smoothing_epsilon": self.smoothing_epsilon,
-            "compatibility": self.compatibility.to_dict(),
         }
+
+    @classmethod
+    def from_config(cls, config):
+        found, config = class_of_config(cls, config)
+        return super(OnlineKMeans, found).from_config(config)
 
     def compute_output_spec(self, tokens, *args, **kwargs):
         def scores(tokens):

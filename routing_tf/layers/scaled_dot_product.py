@@ -9,6 +9,7 @@ from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.parts import cut
 from routing_tf.layers.parts import split
 from routing_tf.layers.relative_position import RelativePosition
+from routing_tf.layers.serialization import class_of_config
 from routing_tf.layers.validation import check_rate
 
 # Fewer queries than this make matrix products slow.
@@ -24,16 +25,15 @@ def large_negative(dtype):
 class ScaledDotProduct(keras.layers.Layer):
     """Attention of queries to keys with a mask, a bias and relative positions.
 
-    Queries come already scaled. Every head group arranges its blocks or clusters as
-    leading axes and leaves the arithmetic to this layer.
+    Queries come already scaled, and one that may see nothing returns zero. Every head
+    group arranges its blocks or clusters as leading axes and leaves the arithmetic to
+    this layer.
 
     Args:
         max_relative_position: largest distance with an embedding of its own, in
             slots (places along the `keys` axis); None (the default) for no relative
             positions.
         dropout: rate of dropped attention weights, in [0, 1). Defaults to 0.0.
-        uniform_when_all_masked: what a query does that may see nothing: attend to
-            all slots alike (True) or return zero (False). Defaults to False.
         embeddings_initializer: initializer of the relative position tables. Defaults
             to `"glorot_uniform"`.
         relative_key_initializer: initializer of the table of the keys, see
@@ -84,7 +84,6 @@ class ScaledDotProduct(keras.layers.Layer):
         self,
         max_relative_position=None,
         dropout=0.0,
-        uniform_when_all_masked=False,
         embeddings_initializer="glorot_uniform",
         relative_key_initializer=None,
         seed=None,
@@ -94,7 +93,6 @@ class ScaledDotProduct(keras.layers.Layer):
         check_rate("dropout", dropout)
         self.max_relative_position = max_relative_position
         self.dropout = dropout
-        self.uniform_when_all_masked = uniform_when_all_masked
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.relative_key_initializer = keras.initializers.get(relative_key_initializer)
         self.seed = seed
@@ -132,10 +130,9 @@ class ScaledDotProduct(keras.layers.Layer):
         if not use_causal_mask:
             return self._attend(query, key, value, pairs, offset, training)
         num_queries, num_keys = length_of(query, -2), length_of(key, -2)
-        # A query that attends to all keys alike sees later ones too.
-        parts = 1 if self.uniform_when_all_masked else _num_parts(num_queries)
+        parts = _num_parts(num_queries)
         if parts == 1:
-            pairs["causal_mask"] = _causal_mask(num_queries, num_keys)
+            pairs["causal_mask"] = causal_mask(num_queries, num_keys)
             return self._attend(query, key, value, pairs, offset, training)
         size = num_queries // parts
         queries = split(query, [size] * parts, axis=-2)
@@ -146,7 +143,7 @@ class ScaledDotProduct(keras.layers.Layer):
         for i in range(parts):
             start, end = i * size, sum(sizes[: i + 1])
             own = {name: _cut(x, start, size, end) for name, x in pairs.items()}
-            own["causal_mask"] = _causal_mask(size, end)
+            own["causal_mask"] = causal_mask(size, end)
             # The last part sees them all, and they need not be joined.
             seen = [key, value]
             if end < num_keys:
@@ -167,39 +164,43 @@ class ScaledDotProduct(keras.layers.Layer):
             offset: as in a call.
             training: as in a call.
         """
-        mask, distances = pairs["mask"], pairs["distances"]
-        is_causal = "causal_mask" in pairs and not self.uniform_when_all_masked
+        mask, distances = pairs["mask"], pairs.pop("distances")
+        is_causal = "causal_mask" in pairs
         logits = ops.matmul(query, ops.swapaxes(key, -1, -2))
         if self.relative_position is not None:
             logits += self._relative_logits(
                 query, length_of(key, -2), offset, distances, is_causal
             )
-        logits = self._mask(logits, pairs)
+        logits = self.masked(logits, **pairs)
         weights = self.dropout_layer(_softmax(logits), training=training)
         output = ops.matmul(weights, value)
         if self.relative_position is not None:
             sums = self._relative_sums(weights, offset, distances, is_causal)
             output += self._pad_to(sums, output.shape[-1])
-        if mask is not None and not self.uniform_when_all_masked:
-            mask = combine_masks(pairs.get("causal_mask"), mask)
-            sees_any = ops.any(mask, axis=-1, keepdims=True)
-            output = ops.where(sees_any, output, 0)
-        return output
+        if mask is None:
+            return output
+        return self.of_seeing(output, combine_masks(pairs.get("causal_mask"), mask))
 
-    def _mask(self, logits, pairs):
-        """Adds the bias and all masks, in few passes over the logits.
+    def of_seeing(self, output, mask):
+        """Returns the output with zeros for queries that may see nothing."""
+        return ops.where(ops.any(mask, axis=-1, keepdims=True), output, 0)
 
-        To select among the logits, and the gradient of that, take as long as a softmax.
+    def masked(self, logits, mask, bias, causal_mask=None):
+        """Adds the bias and all masks to the logits.
+
+        In few passes: to select among the logits, and the gradient of that, take as
+        long as a softmax.
+
+        Args:
+            logits: `<float>[..., queries, keys]`.
+            mask: as `attention_mask` in a call.
+            bias: as in a call.
+            causal_mask: `<bool>[queries, keys]`; None (the default) for none.
         """
         dtype, hidden = logits.dtype, large_negative(logits.dtype)
-        mask, bias, causal_mask = pairs["mask"], pairs["bias"], pairs.get("causal_mask")
         if bias is not None:
             # A bias may hide a key, but never below those that the mask hides.
             bias = ops.maximum(ops.cast(bias, dtype), hidden / 2)
-        if self.uniform_when_all_masked:
-            mask = combine_masks(causal_mask, mask)
-            logits = logits if bias is None else logits + bias
-            return logits if mask is None else ops.where(mask, logits, hidden)
         if mask is not None:
             bias = ops.where(mask, ops.cast(0, dtype) if bias is None else bias, hidden)
         if causal_mask is not None:
@@ -228,7 +229,6 @@ class ScaledDotProduct(keras.layers.Layer):
             **super().get_config(),
             "max_relative_position": self.max_relative_position,
             "dropout": self.dropout,
-            "uniform_when_all_masked": self.uniform_when_all_masked,
             "embeddings_initializer": keras.initializers.serialize(
                 self.embeddings_initializer
             ),
@@ -237,6 +237,11 @@ class ScaledDotProduct(keras.layers.Layer):
             ),
             "seed": self.seed,
         }
+
+    @classmethod
+    def from_config(cls, config):
+        found, config = class_of_config(cls, config)
+        return super(ScaledDotProduct, found).from_config(config)
 
     def compute_output_shape(self, query_shape, key_shape, value_shape):
         return (*query_shape[:-1], value_shape[-1])
@@ -260,7 +265,8 @@ def _num_parts(num_queries):
     return 1
 
 
-def _causal_mask(num_queries, num_keys):
+def causal_mask(num_queries, num_keys):
+    """Returns which keys each query sees, the last query all of them."""
     # In the graph: as a constant of full attention it would be as large as a model.
     last = ops.arange(num_queries, dtype="int32") + (num_keys - num_queries)
     return ops.arange(num_keys, dtype="int32") <= last[:, None]

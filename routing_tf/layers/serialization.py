@@ -21,3 +21,34 @@ def deserialize(layer):
     if isinstance(layer, dict):
         return keras.saving.deserialize_keras_object(layer)
     return layer
+
+
+def class_of_config(cls, config):
+    """Returns the class that a saved config is of, and the config that it takes.
+
+    Configs of earlier versions name flaws of the original release. Layers with flaws
+    have classes of their own, known to a function that `routing_tf.models.release`
+    registers.
+
+    Args:
+        cls: the class whose `from_config` got the config.
+        config: dict of its arguments.
+
+    Raises:
+        ValueError: if there are flaws, and nobody registered that function.
+    """
+    config = dict(config)
+    flaws = config.pop("compatibility", None) or {}
+    if config.pop("uniform_when_all_masked", False):
+        flaws = {"uniform_when_all_masked": True}
+    if not any(flaws.values()):
+        return cls, config
+    class_with_flaws = keras.saving.get_registered_object("routing_tf>class_with_flaws")
+    if class_with_flaws is None:
+        raise ValueError(
+            f"`{cls.__name__}` was saved with flaws of the original release, whose "
+            f"layers are elsewhere. Received: {flaws}. Import "
+            "`routing_tf.models.release` before the file is read"
+        )
+    cls, arguments = class_with_flaws(cls, flaws)
+    return cls, {**config, **arguments}

@@ -155,7 +155,7 @@ class TextLanguageModel:
         feed-forward, which layers route, numbers of heads. The rest, such as blocks and
         windows, comes from `hparams` or the preset; a warning says where they disagree
         with the checkpoint. Flaws that the weights rely on stay, see
-        `Compatibility.trained`; optimizer slots and the step are skipped.
+        `compatibility="trained"`; optimizer slots and the step are skipped.
 
         Args:
             prefix: path of the TF1 checkpoint without `.index`, such as

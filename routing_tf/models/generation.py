@@ -77,7 +77,7 @@ def _steps(lm, token_ids, index, memory):
     batch, length = ops.shape(token_ids)
     cache = lm.make_cache(batch, length, *memory)
     h = lm.hyperparameters
-    if memory or h.compatibility.padding_has_influence:
+    if memory or h.padding_has_influence:
         hidden, cache = _feed(lm, token_ids, index, cache)
     else:
         mask = ops.arange(length, dtype="int32") < index

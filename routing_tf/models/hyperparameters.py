@@ -4,7 +4,6 @@ import dataclasses
 import math
 
 from routing_tf.layers.clustering import CENTROID_INITIALIZATIONS
-from routing_tf.layers.compatibility import Compatibility
 from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
 from routing_tf.layers.heads.head_group import check_key_shift
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
@@ -12,8 +11,12 @@ from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
+from routing_tf.models.compatibility import EXACT
+from routing_tf.models.compatibility import level_of
 
 ROUTINGS = (None, "expert_choice", "token_choice", "hashed", "random", "full")
+# What the release does not have, so that it has no flaws.
+SOUND_ROUTINGS = ("random", "full")
 _POSITIVE = (
     "vocabulary_size",
     "max_sequence_length",
@@ -175,7 +178,11 @@ class Hyperparameters:
         gradient_clip_norm: largest global norm of the gradients; 0 for no limit.
         batch_tokens: tokens in one training batch.
         train_steps: number of training steps of a run that names no other.
-        compatibility: flaws of the release to reproduce; see `Compatibility`.
+        compatibility: flaws of the release to reproduce: `"trained"`, those that its
+            trained weights rely on; `"exact"`, all of them; `"exact_shared_padding"`,
+            all, with the padding of the first row for the whole batch
+            (`cache_padding_bias`); or None, the sound way. Kinds of heads that the
+            release does not have are always sound.
 
     Example:
 
@@ -264,10 +271,10 @@ class Hyperparameters:
     gradient_clip_norm: float = 0.0
     batch_tokens: int = 8192
     train_steps: int = 10000
-    compatibility: Compatibility = Compatibility()
+    compatibility: str | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "compatibility", Compatibility.of(self.compatibility))
+        object.__setattr__(self, "compatibility", level_of(self.compatibility))
         for field in dataclasses.fields(self):
             self._check_type(field)
         check_choice("feed_forward", self.feed_forward, ("geglu", "relu", "none"))
@@ -289,7 +296,13 @@ class Hyperparameters:
         for name in _names_ending_in("_dropout"):
             check_rate(name, getattr(self, name))
         for name in ("routed_key_shift", "local_key_shift"):
-            check_key_shift(name, getattr(self, name), self.compatibility)
+            check_key_shift(name, getattr(self, name))
+            if getattr(self, name) and self.compatibility is not None:
+                raise ValueError(
+                    f"`{name}=1` must come without flaws of the release: a query that "
+                    "sees nothing would see later tokens. Received: "
+                    f"compatibility={self.compatibility!r}. Leave one of the two out"
+                )
         for name in _NOT_NEGATIVE:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
@@ -423,20 +436,22 @@ class Hyperparameters:
         """
         if self.num_local_only_layers >= self.num_layers:
             return None
-        flaws = self.compatibility
         if self.num_routed_heads:
             if self.routing == "expert_choice" and routing_scope == "full":
                 return "routing"
-            if self.routing == "random" and flaws.members_of_whole_sequence:
-                return "compatibility.members_of_whole_sequence"
-            if self.routing == "hashed" and flaws.buckets_filled_up:
-                return "compatibility.buckets_filled_up"
-            competes = flaws.queries_compete and self.routing != "full"
-            if self.num_encoder_layers and competes:
-                return "compatibility.queries_compete"
-        if self.num_cluster_strided_heads and flaws.members_of_whole_sequence:
-            return "compatibility.members_of_whole_sequence"
+            # Filled up buckets, and queries that compete for an encoder's output.
+            competes = self.num_encoder_layers and self.routing not in SOUND_ROUTINGS
+            if self.compatibility and (self.routing == "hashed" or competes):
+                return "compatibility"
+        # Members from the whole sequence.
+        if self.num_cluster_strided_heads and self.compatibility:
+            return "compatibility"
         return None
+
+    @property
+    def padding_has_influence(self):
+        """Whether padding changes what is computed of real tokens."""
+        return self.compatibility in EXACT
 
     def replace(self, **changes):
         """Returns a copy with some fields changed.

@@ -297,7 +297,7 @@ class RoutingImageTransformer(PresetBackbone):
         """Returns the function of the logits at a place, with a cache behind it."""
         start_cache, call_with_cache = self._compiled_calls()
         cache, seen = self.make_cache(len(images)), 0
-        influence = self.hyperparameters.compatibility.padding_has_influence
+        influence = self.hyperparameters.padding_has_influence
         if wanted and wanted[0] and not influence:
             seen = wanted[0]
             _, cache = start_cache(images, cache, np.int32(seen), labels)

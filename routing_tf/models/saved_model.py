@@ -153,7 +153,8 @@ def _check_scope(hyperparameters, routing_scope):
     if routing_scope == "prefix" and leak:
         raise ValueError(
             "Prefixes can only be scored if no output depends on later tokens. "
-            f'Received: routing_scope="prefix" for a model with {leak}=True. Use "full"'
+            f'Received: routing_scope="prefix" for a model with {leak}='
+            f'{getattr(hyperparameters, leak)!r}. Use "full"'
         )
 
 
@@ -350,7 +351,7 @@ class _TextModel:
     def score(self, sequences):
         """Returns the log-likelihoods `<float32>[batch, max_length]`, and the mask."""
         tokens, lengths = self.behind_start(sequences, self.max_length, "max_length")
-        if self.hyperparameters.compatibility.padding_has_influence:
+        if self.hyperparameters.padding_has_influence:
             _check(
                 lengths == self.max_length,
                 "Padding has influence on what this model computes: all rows must have "
@@ -401,7 +402,7 @@ class _TextModel:
         """Returns the step with a cache, the cache, and where the loop begins."""
         batch = tf.shape(tokens)[0]
         cache = self.lm.make_cache(batch, self.max_length, *memory)
-        influence = self.hyperparameters.compatibility.padding_has_influence
+        influence = self.hyperparameters.padding_has_influence
         if memory or influence:
             first = tf.zeros_like(first)
         else:

@@ -186,7 +186,8 @@ def score(
     if routing_scope == "prefix" and leak:
         raise ValueError(
             "Prefixes can only be scored if no output depends on later tokens. "
-            f'Received: routing_scope="prefix" for a model with {leak}=True'
+            f'Received: routing_scope="prefix" for a model with {leak}='
+            f"{getattr(lm.hyperparameters, leak)!r}"
         )
     single, sequences = _read(lm, texts)
     limit = _limit(lm.hyperparameters)
@@ -199,7 +200,7 @@ def score(
     _check_counts(counts, targets, sequences)
     spans = [_spans(sequence, each) for sequence, each in zip(sequences, targets)]
     runs = _runs(sequences, spans, limit)
-    if lm.hyperparameters.compatibility.padding_has_influence:
+    if lm.hyperparameters.padding_has_influence:
         batches = [[run] for run in runs]  # unpadded: each depends on itself alone
         length = None
     else:

@@ -127,7 +127,9 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
         groups.append(_cluster_strided_heads(h, cluster_strided, options))
     if h.num_strided_heads:
         groups.append(
-            layers.StridedHeads(
+            _heads(
+                h,
+                layers.StridedHeads,
                 h.num_strided_heads,
                 block_shape=h.local_block_shape,
                 name="strided_heads",
@@ -137,7 +139,9 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
         )
     if local:
         groups.append(
-            layers.LocalHeads(
+            _heads(
+                h,
+                layers.LocalHeads,
                 local,
                 block_shape=h.local_block_shape,
                 flange_blocks=h.local_flange_blocks,
@@ -166,7 +170,9 @@ def _cross_groups(hyperparameters, index, policy):
         if flange is None:
             flange = h.local_flange_blocks
         groups.append(
-            layers.LocalHeads(
+            _heads(
+                h,
+                layers.LocalHeads,
                 local,
                 block_shape=h.local_block_shape,
                 flange_blocks=flange,
@@ -191,8 +197,14 @@ def _routed_heads(hyperparameters, num_heads, index, options, is_causal):
     h = hyperparameters
     window = {"attention_window": h.attention_window}
     if h.routing == "hashed":
-        return layers.HashedHeads(
-            num_heads, h.num_clusters, name="hashed_heads", **window, **options
+        return _heads(
+            h,
+            layers.HashedHeads,
+            num_heads,
+            num_buckets=h.num_clusters,
+            name="hashed_heads",
+            **window,
+            **options,
         )
     if h.routing == "random":
         return layers.RandomHeads(
@@ -207,7 +219,9 @@ def _routed_heads(hyperparameters, num_heads, index, options, is_causal):
         return layers.FullHeads(num_heads, name="full_heads", **options)
     # Token choice needs a causal mask.
     routing = h.routing if is_causal else "expert_choice"
-    return layers.RoutedHeads(
+    return _heads(
+        h,
+        layers.RoutedHeads,
         num_heads,
         routing=routing,
         routing_scope=h.routing_scope,
@@ -220,13 +234,31 @@ def _routed_heads(hyperparameters, num_heads, index, options, is_causal):
 
 def _cluster_strided_heads(hyperparameters, num_heads, options):
     h = hyperparameters
-    settings = _clustering(h)
-    if h.compatibility.cluster_strided_settings_are_fixed:
-        settings |= {"decay": 0.99, "commitment_weight": 1e-4}
-        options = {**options, "share_query_key": False}
-    return layers.ClusterStridedHeads(
-        num_heads, name="cluster_strided_heads", **settings, **options
+    settings = {**_clustering(h), **options}
+    if h.compatibility is not None:
+        settings |= _release_heads().CLUSTER_STRIDED_SETTINGS
+    return _heads(
+        h,
+        layers.ClusterStridedHeads,
+        num_heads,
+        name="cluster_strided_heads",
+        **settings,
     )
+
+
+def _heads(hyperparameters, cls, num_heads, **arguments):
+    """Makes heads of a class, with the flaws that the hyperparameters ask for."""
+    flaws = {}
+    if hyperparameters.compatibility is not None:
+        cls, flaws = _release_heads().class_at(hyperparameters.compatibility, cls)
+    return cls(num_heads, **arguments, **flaws)
+
+
+def _release_heads():
+    # Not above: the release's bridge builds models, which import this module.
+    from routing_tf.models.release import heads
+
+    return heads
 
 
 def _clustering(hyperparameters):
@@ -251,7 +283,6 @@ def _options(hyperparameters, policy, relative):
         "embeddings_initializer": initializer(h),
         "relative_key_initializer": _relative_key_initializer(h),
         "max_relative_position": h.max_relative_position if relative else None,
-        "compatibility": h.compatibility,
         "dtype": policy,
     }
 

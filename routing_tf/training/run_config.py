@@ -11,7 +11,6 @@ from routing_tf import problems
 from routing_tf.choices import PRECISIONS
 from routing_tf.files import safe_loading
 from routing_tf.files.atomic import write_whole
-from routing_tf.layers import Compatibility
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.tokenizers import subword_tokenizer
@@ -205,7 +204,7 @@ def configure(problem, hyperparameters, model_dir=None, **fields):
     if source and is_release_checkpoint(source):
         # The weights rely on them, and on keys of their own.
         hyperparameters = hyperparameters.replace(
-            compatibility=Compatibility.trained(),
+            compatibility="trained",
             routed_key_shift=0,
             local_key_shift=0,
         )

@@ -97,8 +97,8 @@ def test_near_ties_are_those_at_the_border():
     [
         ({"num_encoder_layers": 1}, "kind='seq2seq'"),
         (
-            {"routing": "random", "compatibility": {"members_of_whole_sequence": True}},
-            "members_of_whole_sequence",
+            {"routing": "hashed", "compatibility": "trained"},
+            "compatibility",
         ),
     ],
 )

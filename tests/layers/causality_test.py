@@ -14,6 +14,7 @@ import pytest
 from keras import ops
 
 from routing_tf import layers
+from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
 
@@ -316,6 +317,15 @@ CROSS = {
     "hashed": CLUSTERED["hashed"],
     "random": CLUSTERED["random"],
 }
+TRAINED = {
+    "routed": functools.partial(
+        release_heads.TrainedRoutedHeads, HEADS, routing="expert_choice", **RELATIVE
+    ),
+    "cluster_strided": functools.partial(
+        release_heads.TrainedClusterStridedHeads, HEADS, **RELATIVE
+    ),
+    "hashed": functools.partial(release_heads.TrainedHashedHeads, HEADS, **RELATIVE),
+}
 
 
 @pytest.mark.parametrize(
@@ -333,47 +343,35 @@ def test_later_queries_change_no_bit_in_attention_to_a_memory(kind, jit_compile)
 
 
 @pytest.mark.parametrize(
-    "kind, flaws",
-    [
-        ("routed", {}),
-        thorough("cluster_strided", {"members_of_whole_sequence": True}),
-        thorough("random", {"members_of_whole_sequence": True}),
-        thorough("hashed", {"buckets_filled_up": True}),
-    ],
+    "kind", ["routed", thorough("cluster_strided"), thorough("hashed")]
 )
-def test_the_ways_of_the_release_are_not_causal(kind, flaws):
+def test_the_ways_of_the_release_are_not_causal(kind):
     """The same check finds what they leak."""
-    call = forward(
-        built_attention(lambda: CROSS[kind](4, 5, compatibility=flaws)), ON_JAX or None
-    )
+    call = forward(built_attention(lambda: TRAINED[kind](4, 5)), ON_JAX or None)
     with pytest.raises(AssertionError, match="Arrays are not equal"):
         assert_causal(call, sequence(2, 41), padding(2, 41), (0, 13, 27, 39))
 
 
 @pytest.mark.parametrize(
-    "kind", ["routed", *(thorough(kind) for kind in CROSS if kind != "routed")]
+    "kind", ["routed", thorough("cluster_strided"), thorough("hashed")]
 )
 def test_queries_that_compete_for_a_memory_are_not_causal(kind):
-    # The first queries of a bucket win, unless others may fill it up.
-    flaws = {"queries_compete": True, "buckets_filled_up": kind == "hashed"}
-    call = forward(
-        built_attention(lambda: CROSS[kind](4, 5, compatibility=flaws)), ON_JAX or None
-    )
+    call = forward(built_attention(lambda: TRAINED[kind](4, 5)), ON_JAX or None)
     memory = sequence(2, 23, seed=3)
     with pytest.raises(AssertionError, match="Arrays are not equal"):
         assert_causal(call, sequence(2, 41), padding(2, 41), (0, 13, 27, 39), memory)
 
 
 LEAKS = json.loads((golden_cases.FOLDER / "causal_leak.json").read_text())
-experts = functools.partial(layers.RoutedHeads, routing="expert_choice")
+experts = functools.partial(release_heads.ExactRoutedHeads, routing="expert_choice")
 MEASURED = {
-    "local_only": lambda **o: layers.LocalHeads(2, (16,), **o),
-    "strided": lambda **o: layers.StridedHeads(2, (16,), **o),
+    "local_only": lambda **o: release_heads.ExactLocalHeads(2, (16,), **o),
+    "strided": lambda **o: release_heads.ExactStridedHeads(2, (16,), **o),
     "routing_shareqk_norel": lambda **o: experts(2, 4, 16, **o),
     "routing_shareqk_rel": lambda **o: experts(2, 4, 16, max_relative_position=8, **o),
     "routing_sepqk_norel": lambda **o: experts(2, 4, 16, share_query_key=False, **o),
-    "hash_shareqk": lambda **o: layers.HashedHeads(2, 4, 16, **o),
-    "cluster_strided_plus_cluster": lambda **o: layers.ClusterStridedHeads(
+    "hash_shareqk": lambda **o: release_heads.ExactHashedHeads(2, 4, 16, **o),
+    "cluster_strided_plus_cluster": lambda **o: release_heads.ExactClusterStridedHeads(
         2, 4, 16, share_query_key=False, **o
     ),
     "routing_window_eq_length_one_cluster": lambda **o: experts(2, 1, 64, **o),
@@ -399,9 +397,7 @@ def test_leaks_as_often_as_the_release(name):
         measured["changed_position"],
         measured["trials_with_any_change"],
     )
-    group = MEASURED[name](
-        embeddings_initializer="zeros", compatibility=layers.Compatibility.release()
-    )
+    group = MEASURED[name](embeddings_initializer="zeros")
     attention = layers.MixedAttention([group], 12, kernel_initializer="zeros")
     attention.build((None, None, 24))
     leaks = 0

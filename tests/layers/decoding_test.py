@@ -8,6 +8,7 @@ import pytest
 from keras import ops
 
 from routing_tf import layers
+from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers.helpers import normal
@@ -344,23 +345,16 @@ def test_a_block_hands_its_caches_on():
     golden_cases.assert_close(*called_once(both)(x, memory), 1e-5)
 
 
-FLAWED = {
-    "hashed": {"buckets_filled_up": True},
-    "random": {"members_of_whole_sequence": True},
-    "cluster_strided": {"members_of_whole_sequence": True},
-}
-
-
-@pytest.mark.parametrize("kind", FLAWED)
+@pytest.mark.parametrize("kind", ["Hashed", "ClusterStrided"])
 def test_heads_that_look_ahead_have_no_cache(kind):
-    layer = attention(CLUSTERED[kind](5, compatibility=FLAWED[kind]))
+    layer = attention(getattr(release_heads, f"Trained{kind}Heads")(HEADS, 4, 5))
     with pytest.raises(ValueError, match="no later token decides .*Received: "):
         layer.make_cache(1, LENGTH)
 
 
 def test_queries_that_compete_have_no_cache():
-    layer = attention(routed(5, compatibility={"queries_compete": True}))
-    with pytest.raises(ValueError, match="on their own. Received: .*queries_compete"):
+    layer = attention(release_heads.TrainedRoutedHeads(HEADS, 4, 5))
+    with pytest.raises(ValueError, match="on their own. Received: .*TrainedRouted"):
         layer.make_cache(1, LENGTH, value=normal(1, 7, DIM))
 
 

@@ -330,7 +330,6 @@ GROUP = {
     "dropout": (-0.1, 1, 1.0, "0.1", None, nan, True, [0.1]),
     "max_relative_position": OPTIONAL_SIZES,
     "token_bias_weight": ("free", 1.0, True),
-    "compatibility": ({"nope": True}, 3, "release"),
     "embeddings_initializer": INITIALIZERS,
     "relative_key_initializer": INITIALIZERS,
     "key_shift": KEY_SHIFTS,
@@ -558,7 +557,7 @@ def _token_choice(draw, case):
 
 
 def _key_shift(draw, case):
-    """Shifted keys need causal self-attention, and no flaws of the release."""
+    """Shifted keys need causal self-attention."""
     if case.groups is None:
         given = [case.options]
     else:
@@ -566,11 +565,7 @@ def _key_shift(draw, case):
     for options in given:
         options["key_shift"] = 1
     case.blames = ("key_shift",)
-    if case.groups is not None and draw(st.booleans()):
-        _, options = draw(st.sampled_from(case.groups))
-        flaw = draw(_pick("rank_mask", "uniform_when_all_masked", "queries_compete"))
-        options["compatibility"] = {flaw: True}
-    elif draw(st.booleans()):
+    if draw(st.booleans()):
         case.call["use_causal_mask"] = False
     else:
         case.value, case.masks = case.query, {}

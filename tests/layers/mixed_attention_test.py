@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from routing_tf import layers
+from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
 
@@ -291,8 +292,12 @@ def test_fills_the_mask_outside_of_a_model_and_keeps_it():
 
 
 def test_zero_rows_are_padding_for_the_release():
-    flaw = {"compatibility": {"padding_by_zero_rows": True}}
-    attention = built_attention([routed(**flaw), local(**flaw)])
+    attention = built_attention(
+        [
+            release_heads.ExactRoutedHeads(2, 3, 5, routing="expert_choice"),
+            release_heads.ExactLocalHeads(1, (4,)),
+        ]
+    )
     x, real = sequence(), helpers.tail_mask(LENGTH, 12, 7)
     x[~real] = 0.0
     (output, scores), _ = golden_cases.run(attention, x, return_attention_scores=True)
@@ -386,7 +391,6 @@ def test_survives_saving(tmp_path):
                 decay=0.5,
                 commitment_weight=0.1,
                 update_rule="paper",
-                compatibility=layers.Compatibility.release(padding_of_first_row=True),
             ),
             local(flange_blocks=2, dropout=0.1),
             full(),

@@ -7,6 +7,7 @@ from keras import ops
 
 from routing_tf.layers import ScaledDotProduct
 from routing_tf.layers.scaled_dot_product import large_negative
+from routing_tf.models.release.heads import ReleaseDotProduct
 from tests import golden_cases
 from tests.layers import helpers
 
@@ -154,7 +155,8 @@ def relative_layer(**options):
 
 
 def test_may_attend_to_all_slots_when_it_sees_none():
-    layer = built_layer(uniform_when_all_masked=True)
+    layer = ReleaseDotProduct()
+    layer.build(*(x.shape for x in inputs()))
     output, _ = golden_cases.run(layer, *inputs(), attention_mask=some_mask())
     mean = inputs()[2].mean(axis=-2)
     golden_cases.assert_close(output[0, :, 1], mean[0], 1e-5)
@@ -206,9 +208,7 @@ def test_masked_logit_is_finite_and_hidden(dtype):
 
 
 def test_config_round_trip():
-    layer = ScaledDotProduct(3, 0.1, True, "ones")
-    helpers.assert_keeps_settings(layer)
-    assert layer.get_config()["uniform_when_all_masked"] is True
+    helpers.assert_keeps_settings(ScaledDotProduct(3, 0.1, "ones"))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_causal_queries_that_see_padding_alone_attend_alike_to_all_as_released(
     """So many queries that others would go in parts."""
     x = helpers.normal(2, 128, 6)
     mask = np.arange(128) >= 3
-    layer = ScaledDotProduct(uniform_when_all_masked=True, dtype=dtype)
+    layer = ReleaseDotProduct(dtype=dtype)
     output, _ = golden_cases.run(
         layer, 3 * x, x, x, attention_mask=mask, use_causal_mask=True
     )

@@ -62,9 +62,7 @@ def test_an_encoder_and_steps_of_the_decoder(monkeypatch):
 
 @small_models.FURTHER
 def test_settings_that_look_ahead_compute_all_anew(monkeypatch):
-    lm = small_models.language_model(
-        routing="random", compatibility={"members_of_whole_sequence": True}
-    )
+    lm = small_models.language_model(routing="hashed", compatibility="trained")
     monkeypatch.setattr(generation, "_steps", None)
     x = small_models.inputs(PROMPTS, LENGTH)
     tokens = generate(lm, "greedy", x)["token_ids"]
@@ -76,9 +74,7 @@ def test_settings_that_look_ahead_compute_all_anew(monkeypatch):
 
 @small_models.FURTHER
 def test_padding_of_the_release_has_no_influence():
-    lm = small_models.language_model(
-        num_local_only_layers=1, compatibility={"padding_is_routed": True}
-    )
+    lm = small_models.language_model(num_local_only_layers=1, compatibility="exact")
     x = small_models.inputs(PROMPTS, LENGTH)
     tokens = generate(lm, "greedy", x)["token_ids"]
     mask = np.ones((2, LENGTH), "bool")

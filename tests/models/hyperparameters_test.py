@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from routing_tf.layers import Compatibility
 from routing_tf.models import Hyperparameters
 from routing_tf.models import hyperparameters
 
@@ -87,8 +86,8 @@ def test_no_such_choice(field, value):
         ("`routed_key_shift` must be 0.*=2", {"routed_key_shift": 2}),
         ("`local_key_shift` must be .*int.*=True", {"local_key_shift": True}),
         (
-            "`local_key_shift=1` must come without flaws.*rank_mask=True",
-            {"local_key_shift": 1, "compatibility": {"rank_mask": True}},
+            "`local_key_shift=1` must come without flaws.*compatibility='trained'",
+            {"local_key_shift": 1, "compatibility": "trained"},
         ),
         (
             "`revive_centroids_after` must be None.*revive_centroids_after=3",
@@ -115,7 +114,11 @@ def test_no_such_choice(field, value):
         ("no encoder.*num_encoder_layers=2", {**IMAGE, "num_encoder_layers": 2}),
         ("are settings of image models.*num_classes=10", {"num_classes": 10}),
         ("`compatibility` must be", {"compatibility": {"no_such_flaw": True}}),
+        ("`compatibility` must be", {"compatibility": {"rank_mask": True}}),
+        ("`compatibility` must be", {"compatibility": {"no_such_flaw": False}}),
         ("`compatibility` must be", {"compatibility": True}),
+        ("`compatibility` must be", {"compatibility": ["exact"]}),
+        ("`compatibility` must be one of None, 'tra", {"compatibility": "release"}),
     ],
 )
 def test_refused(message, fields):
@@ -126,8 +129,7 @@ def test_refused(message, fields):
 def test_defaults():
     h = Hyperparameters()
     assert h.num_heads == h.num_local_heads + h.num_routed_heads == 8
-    assert h.compatibility == Compatibility()
-    assert h == Hyperparameters(compatibility=None)
+    assert h.compatibility is None
     with pytest.raises(dataclasses.FrozenInstanceError):
         h.num_layers = 3
 
@@ -204,7 +206,7 @@ def test_replace_validates():
             key_dim=5,
             truncate_length=11,
             learning_rate=1 / 3,
-            compatibility=Compatibility.release(padding_of_first_row=True),
+            compatibility="exact_shared_padding",
         ),
     ],
 )
@@ -286,9 +288,6 @@ def test_parse_overrides_lists_only_names_that_it_takes():
     assert set(listed) == set(hyperparameters.field_names()) - {"compatibility"}
 
 
-WHOLE = {"members_of_whole_sequence": True}
-
-
 @pytest.mark.parametrize(
     "changes, full, prefix",
     [
@@ -300,34 +299,30 @@ WHOLE = {"members_of_whole_sequence": True}
         ({"num_local_only_layers": 12}, None, None),
         ({"routing": "hashed"}, None, None),
         ({"routing": "random"}, None, None),
-        (
-            {"routing": "random", "compatibility": WHOLE},
-            "compatibility.members_of_whole_sequence",
-            "compatibility.members_of_whole_sequence",
-        ),
-        ({"routing": "token_choice", "compatibility": WHOLE}, None, None),
+        ({"routing": "random", "compatibility": "exact"}, None, None),
+        ({"routing": "token_choice", "compatibility": "exact"}, None, None),
         (
             {
                 "routing": "expert_choice",
                 "num_cluster_strided_heads": 4,
-                "compatibility": WHOLE,
+                "compatibility": "trained",
             },
             "routing",
-            "compatibility.members_of_whole_sequence",
+            "compatibility",
         ),
         (
-            {"routing": "hashed", "compatibility": {"buckets_filled_up": True}},
-            "compatibility.buckets_filled_up",
-            "compatibility.buckets_filled_up",
+            {"routing": "hashed", "compatibility": "trained"},
+            "compatibility",
+            "compatibility",
         ),
         (
             {
                 "routing": "token_choice",
                 "num_encoder_layers": 2,
-                "compatibility": {"queries_compete": True},
+                "compatibility": "exact",
             },
-            "compatibility.queries_compete",
-            "compatibility.queries_compete",
+            "compatibility",
+            "compatibility",
         ),
     ],
 )

@@ -12,7 +12,6 @@ import keras_hub
 import pytest
 
 from routing_tf import models
-from routing_tf.layers import Compatibility
 from routing_tf.models.release import conversion
 from routing_tf.models.release import hparams_sets
 from tools import preset_table
@@ -118,11 +117,11 @@ def test_what_sets_of_the_release_share(name):
 def test_flaws_of_the_release_come_only_on_request(name):
     hparams = hparams_sets.RELEASE_SETS[name][1]
     sound = models.preset_hyperparameters(name)
-    assert sound.compatibility == Compatibility()
+    assert sound.compatibility is None
     assert sound.truncate_length is None
     flawed = conversion.hyperparameters_from_release(hparams, faithful=True)
     image = sound.kind == "image"
-    assert flawed.compatibility == Compatibility.release(padding_of_first_row=image)
+    assert flawed.compatibility == ("exact_shared_padding" if image else "exact")
     asked_for = {"compatibility": None}
     if image:
         assert flawed.channel_vocabulary_size == 256
@@ -216,7 +215,7 @@ def test_unsupported_settings_of_images(change, message):
 def test_own_presets(name):
     h = models.preset_hyperparameters(name)
     assert h.vocabulary_size == (17 if h.kind == "image" else 258)
-    assert h.compatibility == Compatibility()
+    assert h.compatibility is None
     assert h.num_local_heads and h.num_routed_heads
     assert h.num_local_only_layers < h.num_layers
     assert h.attention_window <= h.max_sequence_length

@@ -7,7 +7,6 @@ import pytest
 
 from routing_tf import layers
 from routing_tf import models
-from routing_tf.layers import Compatibility
 from routing_tf.models import release
 from routing_tf.models.release import conversion
 from routing_tf.models.release import variable_names
@@ -277,7 +276,7 @@ def test_settings():
         adam_beta_2=0.997,
         adam_epsilon=1e-6,
         batch_tokens=4096,
-        compatibility=Compatibility.release(padding_of_first_row=True),
+        compatibility="exact_shared_padding",
     )
 
 
@@ -344,7 +343,7 @@ def test_settings_of_images():
         adam_beta_2=0.997,
         adam_epsilon=1e-6,
         batch_tokens=72,
-        compatibility=Compatibility.release(padding_of_first_row=True),
+        compatibility="exact_shared_padding",
     )
 
 

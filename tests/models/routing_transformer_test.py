@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from routing_tf import layers
 from routing_tf import models
-from routing_tf.layers import Compatibility
 from routing_tf.layers.keras_internals import layers_inside
 from tests import golden_cases
 from tests.models import small_models
@@ -85,9 +84,7 @@ def test_output(changes):
 
 @pytest.mark.parametrize("changes", [{}, {"dtype": "mixed_bfloat16", "name": "mine"}])
 def test_round_trip_of_the_config(changes):
-    settings = small_models.hyperparameters(
-        embedding_dim=6, compatibility=Compatibility(rank_mask=True)
-    )
+    settings = small_models.hyperparameters(embedding_dim=6, compatibility="trained")
     model = models.RoutingTransformer(settings.to_dict(), **changes)
     assert model.hyperparameters == settings
     config = json.loads(json.dumps(model.get_config()))
@@ -121,7 +118,6 @@ def test_head_groups():
 
 
 def test_settings_reach_the_layers():
-    flaws = Compatibility(mixed_head_counts=True)
     model = shapes(
         num_clusters=5,
         attention_window=4,
@@ -135,7 +131,7 @@ def test_settings_reach_the_layers():
         local_block_length=6,
         local_flange_blocks=2,
         max_relative_position=7,
-        compatibility=flaws,
+        compatibility="exact_shared_padding",
         key_dim=3,
         value_dim=3,
         shared_head_projection=True,
@@ -152,7 +148,7 @@ def test_settings_reach_the_layers():
         assert attention.shared_head_projection and attention.project_shared_keys
         for group in (routed, local):
             assert (group.dropout, group.max_relative_position) == (0.2, 7)
-            assert group.compatibility == flaws
+            assert group.cache_padding_bias
         assert (routed.num_clusters, routed.attention_window) == (5, 4)
         assert (routed.share_query_key, routed.ema) == (False, False)
         assert (routed.kmeans.decay, routed.kmeans.commitment_weight) == (0.7, 0.3)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from routing_tf import layers
 from routing_tf import models
 from routing_tf import tokenizers
 from routing_tf.models.token_scorer import TokenScorer
@@ -288,7 +287,7 @@ def test_a_model_that_sees_later_tokens(tmp_path):
     lm = small_models.language_model(
         routing="hashed",
         num_layers=1,
-        compatibility=layers.Compatibility(buckets_filled_up=True),
+        compatibility="trained",
     )
     with pytest.raises(ValueError, match="no output depends on later tokens"):
         lm.export(tmp_path, routing_scope="prefix")
@@ -307,7 +306,7 @@ def test_padding_with_influence_is_refused(tmp_path):
     lm = small_models.language_model(
         num_layers=1,
         routing="expert_choice",
-        compatibility=layers.Compatibility(padding_is_routed=True),
+        compatibility="exact",
     )
     served = load(lm, tmp_path)
     ids = small_models.inputs()["token_ids"]
@@ -375,7 +374,7 @@ def test_a_model_with_an_encoder(tmp_path):
         {
             "num_classes": 3,
             "routing": "hashed",
-            "compatibility": layers.Compatibility(buckets_filled_up=True),
+            "compatibility": "trained",
         },
     ],
 )

@@ -145,24 +145,19 @@ def test_padding_has_no_influence(changes):
 
 @small_models.FURTHER
 def test_flaws_of_the_release_do_not_mix_the_texts_of_a_batch():
-    flaws = {"padding_is_routed": True, "padding_of_first_row": True}
-    lm = language_model(compatibility=flaws)
+    lm = language_model(compatibility="exact_shared_padding")
     texts = ["the cat sat on", "no dog"]
     for text, result in zip(texts, lm.score(texts)):
         assert_close(result.log_likelihoods, expected(lm, bytes_of(text)))
 
 
 @pytest.mark.parametrize(
-    "flaw, changes",
-    [
-        ("members_of_whole_sequence", {"routing": "random"}),
-        ("members_of_whole_sequence", {"num_cluster_strided_heads": 2, "key_dim": 4}),
-        ("buckets_filled_up", {"routing": "hashed"}),
-    ],
+    "changes",
+    [{"num_cluster_strided_heads": 2, "key_dim": 4}, {"routing": "hashed"}],
 )
-def test_prefixes_need_heads_without_a_leak(flaw, changes):
-    lm = language_model(compatibility={flaw: True}, **changes)
-    message = f'routing_scope="prefix" for a model with compatibility.{flaw}=True'
+def test_prefixes_need_heads_without_a_leak(changes):
+    lm = language_model(compatibility="trained", **changes)
+    message = "routing_scope=\"prefix\" for a model with compatibility='trained'"
     with pytest.raises(ValueError, match=message):
         lm.score("the cat", routing_scope="prefix")
 

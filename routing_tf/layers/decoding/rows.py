@@ -119,7 +119,7 @@ def attend_to_rows(group, query, rows, visible, distances):
         `<float>[..., 1, D]`.
     """
     key, value, bias, real = split_rows(group, rows)
-    real = group.shared_padding(real)
+    real = group.padding_mask(real)
     if visible is not None:
         real = ops.logical_and(real, visible)
     return group.dot_product(

@@ -21,8 +21,7 @@ class ClusterStridedHeads(CentroidHeads):
 
     Under a causal mask all this is judged for each query among the tokens up to it,
     so the length is their number: strictly causal, at the cost of full attention times
-    the number of clusters. `Compatibility.members_of_whole_sequence` has the release's
-    way, cheaper, in which whether a token is a member depends on later tokens.
+    the number of clusters.
 
     In attention to another sequence the clusters hold tokens of that sequence, and each
     query sees those of its own best centroid.
@@ -64,12 +63,10 @@ class ClusterStridedHeads(CentroidHeads):
     ```
 
     Reference: `clustered_local_attention_helper(strided_attention=True)` of the
-    release, which always has separate queries and keys here.
+    release.
     """
 
     def causal_rule(self, routing_scope=None):
-        if self.compatibility.members_of_whole_sequence:
-            return super().causal_rule()
         return AllScores(self)
 
     def max_positions(self, cache):

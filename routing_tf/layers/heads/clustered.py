@@ -2,8 +2,6 @@
 
 import dataclasses
 
-from keras import ops
-
 from routing_tf.layers import membership
 from routing_tf.layers.clustering import Clustering
 from routing_tf.layers.heads.head_group import HeadGroup
@@ -87,6 +85,14 @@ class ClusteredHeads(HeadGroup):
         """Whether queries choose the cluster that they read apart from keys."""
         return not self.share_query_key and self.query_cluster == "query"
 
+    def whole_sequence_rule(self):
+        """Returns how members attend that are chosen from the whole sequence."""
+        return InsideClusters(self)
+
+    def memory_rule(self):
+        """Returns how queries attend to another sequence, a `Rule`."""
+        return BestCluster(self)
+
     def causal_rule(self, routing_scope=None):
         """Returns how tokens attend under a causal mask, a `Rule`.
 
@@ -94,7 +100,7 @@ class ClusteredHeads(HeadGroup):
             routing_scope: the tokens that compete with each other, `"full"` or
                 `"prefix"`, see `RoutedHeads`; None (the default) for the group's own.
         """
-        return InsideClusters(self)
+        return self.whole_sequence_rule()
 
     def scores(self, streams, masks, training=None):
         """Scores tokens against the clusters.
@@ -155,9 +161,9 @@ class ClusteredHeads(HeadGroup):
     def _rule(self, inputs):
         if inputs.use_causal_mask:
             return self.causal_rule(inputs.routing_scope)
-        if inputs.is_cross_attention and not self.compatibility.queries_compete:
-            return BestCluster(self)
-        return InsideClusters(self)
+        if inputs.is_cross_attention:
+            return self.memory_rule()
+        return self.whole_sequence_rule()
 
     def make_cache(self, batch_size, max_length, grid=None):
         return self.causal_rule("prefix").make_cache(batch_size, max_length)
@@ -175,22 +181,16 @@ class ClusteredHeads(HeadGroup):
         return None
 
     def make_memory(self, inputs, max_length):
-        if self.compatibility.queries_compete:
-            raise ValueError(
-                "A cache needs queries that find their clusters on their own. Received:"
-                " compatibility with queries_compete=True. Leave it out, or compute "
-                "the whole sequence anew at each step"
-            )
-        rule = BestCluster(self)
+        rule = self.memory_rule()
         # The memory alone: its keys in place of queries.
         inputs = dataclasses.replace(inputs, query=inputs.key, key=None)
         return rule.make_memory(self.routed_tokens(inputs, rule))
 
     def restart_memory(self, cache):
-        return BestCluster(self).restart(cache)
+        return self.memory_rule().restart(cache)
 
     def read_memory(self, cache, index, inputs):
-        rule = BestCluster(self)
+        rule = self.memory_rule()
         tokens = self.routed_token(inputs, rule, cache, index)
         return rule.step(cache, index, tokens)
 
@@ -210,14 +210,10 @@ class ClusteredHeads(HeadGroup):
         streams, masks = [query, key], [inputs.query_mask, inputs.key_mask]
         if shares_scores:
             streams, masks = streams[1:], masks[1:]
-        if self.compatibility.padding_by_zero_rows:
-            masks = [ops.any(stream != 0, axis=-1) for stream in streams]
         if inputs.adds_losses:
             scores = self.scores(streams, masks, training=training)
         else:
             scores = self.bare_scores(streams)
-        if self.compatibility.padding_is_routed:
-            masks = [None] * len(masks)
         return RoutedTokens(
             query,
             key,
@@ -290,6 +286,8 @@ class CentroidHeads(ClusteredHeads):
             refused by `ClusteredHeads` or `Clustering`.
     """
 
+    kmeans_class = OnlineKMeans
+
     def __init__(
         self,
         num_heads,
@@ -308,10 +306,9 @@ class CentroidHeads(ClusteredHeads):
             )
         self.num_clusters = num_clusters
         self.prefix_block_size = prefix_block_size
-        self.kmeans = OnlineKMeans(
+        self.kmeans = self.kmeans_class(
             num_clusters=num_clusters,
             **self.clustering.to_dict(),
-            compatibility=self.compatibility,
             name="kmeans",
             dtype="float32",
         )

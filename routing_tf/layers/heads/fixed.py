@@ -61,8 +61,7 @@ class FixedHeads(HeadGroup):
     ```
 
     Reference: Child et al., "Generating Long Sequences with Sparse Transformers"
-    (https://arxiv.org/abs/1904.10509), sections 4.2 and 4.3. The release has no such
-    heads.
+    (https://arxiv.org/abs/1904.10509), sections 4.2 and 4.3.
     """
 
     def __init__(
@@ -159,7 +158,7 @@ class FixedHeads(HeadGroup):
         real = self._slots(combine_masks(real, inputs.value_mask))[..., None, :]
         num_blocks = length_of(real, 2)
         pattern = self._pattern(num_blocks, inputs.use_causal_mask)
-        return combine_masks(self.shared_padding(real), pattern)
+        return combine_masks(real, pattern)
 
     def _pattern(self, num_blocks, causal):
         """Which slots each block and query sees, `<bool>[blocks, queries, slots]`.

@@ -38,11 +38,10 @@ class FullHeads(HeadGroup):
         return keys >= 0, keys - query
 
     def attend(self, inputs, training=None):
-        mask = bias = None
-        if inputs.value_mask is not None:
-            mask = self.shared_padding(inputs.value_mask[:, :, None, :])
-        if inputs.token_bias is not None:
-            bias = inputs.token_bias[:, :, None, :]
+        mask, bias = (
+            None if x is None else x[:, :, None, :]
+            for x in (inputs.value_mask, inputs.token_bias)
+        )
         return self.dot_product(
             inputs.query,
             inputs.key,

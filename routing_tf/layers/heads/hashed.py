@@ -109,15 +109,11 @@ class HashedHeads(ClusteredHeads):
         return ops.sum(bits * (2 ** np.arange(self.num_bits, dtype="int32")), axis=-1)
 
     def causal_rule(self, routing_scope=None):
-        if self.compatibility.buckets_filled_up:
-            return super().causal_rule()
         return LastMembers(self)
 
     def scores(self, streams, masks, training=None):
-        filled_up = self.compatibility.buckets_filled_up
-        num_buckets = self.num_buckets if filled_up else 2**self.num_bits
         return [
-            ops.one_hot(self.buckets(stream), num_buckets, dtype="float32")
+            ops.one_hot(self.buckets(stream), self.num_choices, dtype="float32")
             for stream in streams
         ]
 
@@ -125,8 +121,6 @@ class HashedHeads(ClusteredHeads):
         # Equal scores: the first tokens win.
         length = length_of(scores, 2)
         members = membership.expert_choice(scores, self.window(length), mask)
-        if self.compatibility.buckets_filled_up:
-            return members, None
         buckets = ops.cast(ops.argmax(scores, axis=-1), "int32")
         if mask is not None:
             buckets = ops.where(mask, buckets, -1)

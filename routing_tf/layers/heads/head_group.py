@@ -6,7 +6,6 @@ import keras
 from keras import ops
 
 from routing_tf.layers import key_shift as shift
-from routing_tf.layers.compatibility import Compatibility
 from routing_tf.layers.decoding import memories
 from routing_tf.layers.decoding import recent_tokens
 from routing_tf.layers.heads.head_inputs import HeadInputs
@@ -15,6 +14,7 @@ from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import of_length
 from routing_tf.layers.scaled_dot_product import ScaledDotProduct
 from routing_tf.layers.scaled_dot_product import large_negative
+from routing_tf.layers.serialization import class_of_config
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
@@ -46,14 +46,12 @@ class HeadGroup(keras.layers.Layer):
             `RelativePosition`; None (the default) for `embeddings_initializer`.
         token_bias_weight: what a token bias is multiplied by: `"trainable"` or
             `"fixed"`, a scalar weight that starts at 1; None (the default) for nothing.
-        compatibility: flaws of the release to reproduce, as a `Compatibility` or a
-            dict of its fields; None (the default) for no flaws.
         key_shift: whose key a position offers with its own value: its own (0, the
             default), or that of the token before it (1). With 1 a query finds the
             places where content like its own was followed by something, and reads
             that: an induction head (Olsson et al., 2022). A query sees no key of its
             own then, and a query that sees nothing returns zero. Needs self-attention
-            under a causal mask, and no `compatibility`.
+            under a causal mask.
         dropout_seed: integer seed of the dropout; None (the default) for a random one.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
@@ -69,14 +67,15 @@ class HeadGroup(keras.layers.Layer):
     Raises:
         ValueError: if `num_heads` or `max_relative_position` is not a positive
             integer, `dropout` is not in [0, 1), an initializer or `token_bias_weight`
-            is unknown, `compatibility` is of another kind or has an unknown field, or
-            `key_shift` is neither 0 nor 1, or 1 together with `compatibility`; when
-            called, if `use_causal_mask=True` and query and value differ in length, or
-            with `key_shift=1` without a causal mask or with another sequence as value.
+            is unknown, or `key_shift` is neither 0 nor 1; when called, if
+            `use_causal_mask=True` and query and value differ in length, or with
+            `key_shift=1` without a causal mask or with another sequence as value.
     """
 
     #: Whether the group wants keys of its own in self-attention.
     needs_keys = True
+    #: The layer that attends inside each window or cluster.
+    dot_product_class = ScaledDotProduct
 
     def __init__(
         self,
@@ -86,7 +85,6 @@ class HeadGroup(keras.layers.Layer):
         embeddings_initializer="glorot_uniform",
         relative_key_initializer=None,
         token_bias_weight=None,
-        compatibility=None,
         key_shift=0,
         dropout_seed=None,
         **kwargs,
@@ -110,14 +108,12 @@ class HeadGroup(keras.layers.Layer):
             "relative_key_initializer", relative_key_initializer
         )
         self.token_bias_weight = token_bias_weight
-        self.compatibility = Compatibility.of(compatibility)
-        check_key_shift("key_shift", key_shift, self.compatibility)
+        check_key_shift("key_shift", key_shift)
         self.key_shift = int(key_shift)
         self.dropout_seed = dropout_seed
-        self.dot_product = ScaledDotProduct(
+        self.dot_product = self.dot_product_class(
             max_relative_position=max_relative_position,
             dropout=dropout,
-            uniform_when_all_masked=self.compatibility.uniform_when_all_masked,
             embeddings_initializer=embeddings_initializer,
             relative_key_initializer=relative_key_initializer,
             seed=dropout_seed,
@@ -175,14 +171,11 @@ class HeadGroup(keras.layers.Layer):
             None if x is None else ops.cast(x, self.compute_dtype)
             for x in (inputs.query, inputs.key, value)
         )
-        mask = self._value_mask(value, inputs.value_mask)
         return dataclasses.replace(
             inputs,
             query=query,
             key=key,
             value=value,
-            key_mask=mask,
-            value_mask=mask,
             token_bias=self._weighted(inputs.token_bias),
         )
 
@@ -321,15 +314,9 @@ class HeadGroup(keras.layers.Layer):
         least = max(LEAST_WEIGHTED_BIAS, large_negative(bias.dtype) / 2)
         return ops.maximum(bias, least) * ops.cast(self.bias_weight, bias.dtype)
 
-    def _value_mask(self, value, mask):
-        if not self.compatibility.padding_by_zero_rows or value is None:
-            return mask
-        filled = ops.any(value[..., : self.value_dim] != 0, axis=-1)
-        return filled if mask is None else ops.logical_and(filled, mask)
-
-    def shared_padding(self, mask):
-        """Returns the mask that all rows of the batch use, as arranged in windows."""
-        return mask[:1] if self.compatibility.padding_of_first_row else mask
+    def padding_mask(self, mask):
+        """Returns the mask of padding that queries see, as arranged in windows."""
+        return mask
 
     def get_config(self):
         return {
@@ -344,33 +331,25 @@ class HeadGroup(keras.layers.Layer):
                 self.relative_key_initializer
             ),
             "token_bias_weight": self.token_bias_weight,
-            "compatibility": self.compatibility.to_dict(),
             "key_shift": self.key_shift,
             "dropout_seed": self.dropout_seed,
         }
+
+    @classmethod
+    def from_config(cls, config):
+        found, config = class_of_config(cls, config)
+        return super(HeadGroup, found).from_config(config)
 
     def compute_output_shape(self, query_shape, key_shape, value_shape):
         return (*query_shape[:-1], value_shape[-1])
 
 
-def check_key_shift(name, key_shift, compatibility):
-    """Raises a `ValueError` unless keys can be shifted so.
-
-    Args:
-        name: name of the argument, for the message.
-        key_shift: its value.
-        compatibility: `Compatibility` of the heads.
-    """
+def check_key_shift(name, key_shift):
+    """Raises a `ValueError` unless keys can be shifted so."""
     if not is_integer(key_shift) or key_shift not in (0, 1):
         raise ValueError(
             f"`{name}` must be 0, so that a position offers its own key, or 1, that "
             f"of the token before it. Received: {name}={key_shift!r}"
-        )
-    if key_shift and compatibility != Compatibility():
-        raise ValueError(
-            f"`{name}=1` must come without flaws of the release: a query that sees "
-            "nothing would see later tokens. Received: "
-            f"compatibility={compatibility}. Leave one of the two out"
         )
 
 

@@ -109,7 +109,7 @@ class LocalHeads(HeadGroup):
             bias = window(inputs.token_bias)[..., None, :]
         real = window(self._real(memory_length, inputs.value_mask))
         num_slots = length_of(real, -1)
-        mask = self.shared_padding(real)[..., None, :]
+        mask = self.padding_mask(real)[..., None, :]
         if inputs.use_causal_mask and len(grid) > 1:
             mask = ops.logical_and(mask, self._earlier(block, num_slots))
         output = self.dot_product(
@@ -118,7 +118,7 @@ class LocalHeads(HeadGroup):
             window(inputs.value),
             attention_mask=mask,
             bias=bias,
-            offset=self._offset(memory_block, block, num_slots),
+            offset=self.offset(memory_block, block, num_slots),
             use_causal_mask=inputs.use_causal_mask and len(grid) == 1,
             training=training,
         )
@@ -152,14 +152,14 @@ class LocalHeads(HeadGroup):
         width = 2 * flange[1] + 1
         place = ((rows + flange[0]) * width + across + flange[1]) * size
         window = (flange[0] + 1) * width * size
-        offset = self._offset(size, size, window)
+        offset = self.offset(size, size, window)
         return visible, place + keys % size - offset - query % size
 
     def make_memory(self, inputs, max_length):
         grid, block, memory_block = self._layout(inputs, max_length)
         window = self._windows(grid, memory_block, use_causal_mask=False)
         rows = window(super().make_memory(inputs, max_length)["rows"])
-        offset = self._offset(memory_block, block, rows.shape[3])
+        offset = self.offset(memory_block, block, rows.shape[3])
         batch = ops.shape(rows)[0]
         return {
             "rows": rows,
@@ -265,9 +265,14 @@ class LocalHeads(HeadGroup):
         axes = [2 * f + 1 for f in flange]
         return sum(f * math.prod(axes[i + 1 :]) for i, f in enumerate(flange)) * block
 
-    def _offset(self, memory_block, block, window):
-        if self.compatibility.last_block_is_centre:
-            return window - block
+    def offset(self, memory_block, block, window):
+        """Returns the slot of a window from which a block's distances count.
+
+        Args:
+            memory_block: number of tokens in a block of the value.
+            block: number of tokens in a block of the query.
+            window: number of slots of a window.
+        """
         return self._first_own_slot(memory_block)
 
     def get_config(self):

@@ -75,8 +75,6 @@ class RandomHeads(ClusteredHeads):
         return False
 
     def causal_rule(self, routing_scope=None):
-        if self.compatibility.members_of_whole_sequence:
-            return super().causal_rule()
         return LastMembers(self)
 
     def random_scores(self, length):

@@ -58,22 +58,16 @@ class StridedHeads(HeadGroup):
 
     def attend(self, inputs, training=None):
         length = length_of(inputs.query, 2)
-        mask = bias = None
-        if self.compatibility.strided_padding_is_seen:
-            mask = self._blank_queries(inputs.value)
-        else:
-            mask = self._at_places(self._real(inputs))[..., None, :]
-            if inputs.token_bias is not None:
-                bias = self._at_places(inputs.token_bias)[..., None, :]
-        query = self._at_places(inputs.query)
-        key = self._at_places(inputs.key)
+        mask, bias = self.mask_and_bias(inputs)
+        query = self.at_places(inputs.query)
+        key = self.at_places(inputs.key)
         if inputs.use_causal_mask:
             block = numbers(length_of(query, 3))
             mask = combine_masks(mask, block <= block[:, None])
         output = self.dot_product(
             query,
             key,
-            self._at_places(inputs.value),
+            self.at_places(inputs.value),
             attention_mask=mask,
             bias=bias,
             training=training,
@@ -84,25 +78,19 @@ class StridedHeads(HeadGroup):
         size = math.prod(self.block_shape)
         return keys % size == query % size, keys // size - query // size
 
-    def remembered(self, inputs):
-        if self.compatibility.strided_padding_is_seen:
-            return None, None
-        return super().remembered(inputs)
+    def mask_and_bias(self, inputs):
+        """Returns which keys are real, and their bias or None, place by place."""
+        # The mask also tells the tokens from what fills up the last block.
+        real = ops.ones_like(inputs.value[:, :1, :, 0], dtype="bool")
+        mask = self.at_places(combine_masks(real, inputs.value_mask))[..., None, :]
+        if inputs.token_bias is None:
+            return mask, None
+        return mask, self.at_places(inputs.token_bias)[..., None, :]
 
-    def _at_places(self, x):
+    def at_places(self, x):
         """From `[batch, heads, length, ...]` to `[batch, heads, place, block, ...]`."""
         cut = blocks.break_into_blocks(x, math.prod(self.block_shape), axis=2)
         return ops.swapaxes(cut, 2, 3)
-
-    def _real(self, inputs):
-        # Also tells the tokens from what fills up the last block.
-        ones = ops.ones_like(inputs.value[:, :1, :, 0], dtype="bool")
-        return combine_masks(ones, inputs.value_mask)
-
-    def _blank_queries(self, value):
-        """The release's mask: of queries by their block, the same for all places."""
-        first = self._at_places(value[:1, :1])[:, :, :1]
-        return ops.any(first[..., : self.value_dim] != 0, axis=-1)[..., None]
 
     def get_config(self):
         return {**super().get_config(), "block_shape": self.block_shape}

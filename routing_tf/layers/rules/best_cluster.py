@@ -50,11 +50,6 @@ class BestCluster(Rule):
         return without_padding(order.restore(output), inputs.query_mask)
 
     def make_memory(self, tokens):
-        """Returns the cache of another sequence: the members of each cluster.
-
-        Args:
-            tokens: `RoutedTokens` of the memory.
-        """
         members, belongs = self.group.choose(tokens.key_scores, tokens.key_mask)
         memory = membership.gather(rows.of_tokens(tokens), members)
         if belongs is not None:

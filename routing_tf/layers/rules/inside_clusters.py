@@ -1,4 +1,4 @@
-"""Dense attention inside each cluster: the release's rule."""
+"""Dense attention inside each cluster."""
 
 from keras import ops
 
@@ -18,6 +18,10 @@ class InsideClusters(Rule):
     Reference: `clustered_local_attention_helper` of the release.
     """
 
+    def compares_ranks(self, tokens):
+        """Tells whether a causal mask may compare ranks in place of positions."""
+        return tokens.shares_vectors
+
     def attend(self, tokens, training=None):
         members, belongs = self.group.choose(
             tokens.key_scores, tokens.key_mask, training=training
@@ -31,7 +35,7 @@ class InsideClusters(Rule):
             )
             query = ops.cast(tokens.query, self.group.compute_dtype)
             query = membership.gather(query, query_members)
-        in_order = tokens.shares_vectors or self.group.compatibility.rank_mask
+        in_order = self.compares_ranks(tokens)
         is_causal = tokens.inputs.use_causal_mask
         mask = self.member_mask(tokens.inputs, members, belongs)
         if is_causal and not in_order:

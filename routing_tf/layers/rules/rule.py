@@ -48,9 +48,22 @@ class Rule:
         """
         raise ValueError(
             "A cache needs heads in which no later token decides who is a member. "
-            f"Received: {type(self.group).__name__} with compatibility="
-            f"{self.group.compatibility}. Leave out the option that lets it, or "
-            "compute the whole sequence anew at each step"
+            f"Received: {type(self.group)}. Compute the whole sequence anew "
+            "at each step"
+        )
+
+    def make_memory(self, tokens):
+        """Returns the cache of another sequence that tokens attend to.
+
+        Args:
+            tokens: `RoutedTokens` of the other sequence.
+
+        Raises:
+            ValueError: if queries do not find their clusters on their own.
+        """
+        raise ValueError(
+            "A cache needs queries that find their clusters on their own. Received: "
+            f"{type(self.group)}. Compute the whole sequence anew at each step"
         )
 
     def fill_cache(self, cache, tokens):
@@ -96,7 +109,7 @@ class Rule:
         if inputs.value_mask is not None:
             length = length_of(inputs.value, 2)
             real = membership.gather_entries(inputs.value_mask, members, length)
-            real = self.group.shared_padding(real)[..., None, :]
+            real = self.group.padding_mask(real)[..., None, :]
         if belongs is not None:
             belongs = belongs[..., None, :]
         return combine_masks(real, belongs)

@@ -8,6 +8,7 @@ from routing_tf import layers
 from routing_tf.models.causal_lm import RoutingTransformerCausalLM
 from routing_tf.models.encoder_decoder import RoutingTransformerEncoderDecoder
 from routing_tf.models.image_transformer import RoutingImageTransformer
+from routing_tf.models.release import heads
 from routing_tf.models.release.conversion import hyperparameters_from_release
 from routing_tf.models.release.conversion import read_hparams
 from routing_tf.models.routing_transformer import RoutingTransformer
@@ -40,8 +41,6 @@ _REQUIRED = (
     "query_shape",
     "memory_flange",
 )
-# Settings of cluster-strided heads that the release never passes on.
-_CLUSTER_STRIDED = {"share_qk": False, "beta": 1e-4, "decay": 0.99}
 
 
 def attention_layer(config):
@@ -64,11 +63,11 @@ def attention_layer(config):
     config = {**_DEFAULTS, "memory_query_shape": config.get("query_shape"), **config}
     _check_attention(config)
     groups = _head_groups(config)
-    heads = sum(group.num_heads for group in groups)
+    num_heads = sum(group.num_heads for group in groups)
     layer = layers.MixedAttention(
         groups,
-        key_dim=_per_head(config, "total_key_depth", heads),
-        value_dim=_per_head(config, "total_value_depth", heads),
+        key_dim=_per_head(config, "total_key_depth", num_heads),
+        value_dim=_per_head(config, "total_value_depth", num_heads),
         output_dim=config["output_depth"],
         shared_head_projection=True,
         project_shared_keys=True,
@@ -192,14 +191,14 @@ def _clustered_heads(config, num_heads):
     options = _shared(config, "sparsity_cluster_relative")
     options["share_query_key"] = config["share_qk"]
     if config["hash_items"]:
-        return layers.HashedHeads(
+        return heads.ExactHashedHeads(
             num_heads,
             num_buckets=config["sparsity_cluster_size"],
             attention_window=config["sparsity_cluster_attention_window"],
             name="hashed_heads",
             **options,
         )
-    return layers.RoutedHeads(
+    return heads.ExactRoutedHeads(
         num_heads,
         routing="expert_choice",
         name="routed_heads",
@@ -209,17 +208,17 @@ def _clustered_heads(config, num_heads):
 
 
 def _cluster_strided_heads(config, num_heads):
-    return layers.ClusterStridedHeads(
+    settings = {**_clustering(config), **heads.CLUSTER_STRIDED_SETTINGS}
+    return heads.ExactClusterStridedHeads(
         num_heads,
-        share_query_key=_CLUSTER_STRIDED["share_qk"],
         name="cluster_strided_heads",
-        **_clustering({**config, **_CLUSTER_STRIDED}),
+        **settings,
         **_shared(config, "sparsity_cluster_strided_relative"),
     )
 
 
 def _strided_heads(config, num_heads):
-    return layers.StridedHeads(
+    return heads.ExactStridedHeads(
         num_heads,
         block_shape=config["query_shape"],
         name="strided_heads",
@@ -237,7 +236,7 @@ def _local_heads(config, num_heads):
             "`memory_flange` must be a multiple of the block. Received: "
             f"memory_flange={config['memory_flange']!r} with blocks of {memory_block}"
         )
-    return layers.LocalHeads(
+    return heads.ExactLocalHeads(
         num_heads,
         block_shape=config["query_shape"],
         flange_blocks=[flange // length for flange, length in pairs],
@@ -265,7 +264,7 @@ def _shared(config, relative):
         "token_bias_weight": (
             "trainable" if config["token_bias_wt_trainable"] else "fixed"
         ),
-        "compatibility": layers.Compatibility.release(config["cache_padding_bias"]),
+        "cache_padding_bias": bool(config["cache_padding_bias"]),
     }
 
 
@@ -273,13 +272,13 @@ def _limit(config, switch):
     return config["max_relative_position"] if config[switch] else None
 
 
-def _per_head(config, name, heads):
-    if not heads or config[name] % heads:
+def _per_head(config, name, num_heads):
+    if not num_heads or config[name] % num_heads:
         raise ValueError(
             f"`{name}` must be a multiple of the number of heads. Received: "
-            f"{name}={config[name]}, {heads} heads"
+            f"{name}={config[name]}, {num_heads} heads"
         )
-    return config[name] // heads
+    return config[name] // num_heads
 
 
 def _check_attention(config):

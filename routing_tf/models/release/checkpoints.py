@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from routing_tf.files import safe_loading
-from routing_tf.layers.compatibility import Compatibility
 from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.models.release import variable_names
 from routing_tf.models.release.conversion import hyperparameters_from_release
@@ -495,7 +494,7 @@ def hyperparameters_of(checkpoint, hparams):
         settings = settings.replace(encoder_inputs="tokens")
     elif checkpoint.kind == "seq2seq":
         return settings
-    return settings.replace(compatibility=Compatibility.trained())
+    return settings.replace(compatibility="trained")
 
 
 def load_into(model, checkpoint):

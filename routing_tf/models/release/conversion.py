@@ -1,7 +1,6 @@
 """Hyperparameters of the release, and ours that stand for them."""
 
 from routing_tf.files import safe_loading
-from routing_tf.layers.compatibility import Compatibility
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.models.release.hparams_sets import _BASE
 from routing_tf.models.release.hparams_sets import _IMAGE_BASE
@@ -69,7 +68,7 @@ def hyperparameters_from_release(hparams, faithful=False, **fields):
             model have a `frame_height`. Missing ones have the values of
             `sparse_transformer_local` or `sparse_imagetransformer_base`; those that do
             not concern the model are ignored.
-        faithful: whether to turn on the flaws of the release, see `Compatibility`.
+        faithful: whether to turn on the flaws of the release, all of them.
             The model is then for computing what the release computed, so settings of
             its training that are not supported are ignored.
         **fields: settings that the release takes from elsewhere, by our names:
@@ -92,9 +91,10 @@ def hyperparameters_from_release(hparams, faithful=False, **fields):
             f"release's sets: {_NEUTRAL_IN_TRAINING}, optimizer adafactor or adam. "
             f"Received: {_received(hparams)}"
         )
-    compatibility = Compatibility()
+    compatibility = None
     if faithful:
-        compatibility = Compatibility.release(hparams["cache_padding_bias"])
+        shares_padding = hparams["cache_padding_bias"]
+        compatibility = "exact_shared_padding" if shares_padding else "exact"
     image_fields = _image_fields(hparams, faithful) if is_image else {}
     return Hyperparameters(
         **{

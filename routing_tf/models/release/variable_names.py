@@ -111,8 +111,8 @@ def _is_token_bias_weight(name):
 
 
 def _is_of_the_release(layer):
-    kinds = {type(group) for group in layer.head_groups}
-    return layer.built and layer.shared_head_projection and kinds <= set(_GROUP_SCOPES)
+    known = all(isinstance(group, tuple(_GROUP_SCOPES)) for group in layer.head_groups)
+    return layer.built and layer.shared_head_projection and known
 
 
 def _language_model_variables(lm):
@@ -216,7 +216,8 @@ def _attention_variables(attention, scope):
 
 
 def _group_variables(group, scope):
-    group_scope = f"{scope}/{_GROUP_SCOPES[type(group)]}"
+    own = next(name for kind, name in _GROUP_SCOPES.items() if isinstance(group, kind))
+    group_scope = f"{scope}/{own}"
     variables = {}
     if isinstance(group, layers.HashedHeads):
         variables[f"{group_scope}/projection_tensors"] = group.projections

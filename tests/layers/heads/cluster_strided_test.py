@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from routing_tf.layers import ClusterStridedHeads
+from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import patterns
@@ -11,10 +12,10 @@ from tests.layers import patterns
 BATCH, HEADS, LENGTH, DIM, CLUSTERS = 2, 2, 12, 6, 3
 
 
-def built_group(**options):
+def built_group(kind=ClusterStridedHeads, **options):
     options = {"attention_window": 5, "decay": 0.9, **options}
     options = {"embeddings_initializer": "zeros", **options}
-    group = ClusterStridedHeads(HEADS, CLUSTERS, **options)
+    group = kind(HEADS, CLUSTERS, **options)
     group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
     helpers.randomize(group)
     return group
@@ -47,22 +48,19 @@ def routes(group, query, key, query_real, real):
     return of_row
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_members_may_be_those_of_the_whole_sequence_as_in_the_release(shared):
+def test_members_may_be_those_of_the_whole_sequence_as_in_the_release():
     group = built_group(
+        release_heads.TrainedClusterStridedHeads,
         max_relative_position=2,
-        share_query_key=shared,
-        compatibility={"members_of_whole_sequence": True},
     )
-    query, key, value = tokens()
-    key = query if shared else key
+    query, _, value = tokens()
     mask = real = helpers.mask_with_a_hole(LENGTH, 11, 4)
     bias = helpers.normal(BATCH, LENGTH, seed=3)
 
     output, _ = golden_cases.run(
         group,
         query,
-        None if shared else key,
+        None,
         value,
         query_mask=mask,
         value_mask=mask,
@@ -71,7 +69,7 @@ def test_members_may_be_those_of_the_whole_sequence_as_in_the_release(shared):
     )
 
     expected = helpers.clustered_attention(
-        group, query, key, value, routes(group, query, key, real, real), True, bias
+        group, query, query, value, routes(group, query, query, real, real), True, bias
     )
     everywhere = np.broadcast_to(real[:, None], (BATCH, HEADS, LENGTH))
     golden_cases.assert_close(output[everywhere], expected[everywhere], 1e-5)
@@ -79,7 +77,7 @@ def test_members_may_be_those_of_the_whole_sequence_as_in_the_release(shared):
 
 @pytest.mark.parametrize("memory_length", [7, 20])
 def test_queries_may_compete_for_a_memory_as_in_the_release(memory_length):
-    group = built_group(attention_window=4, compatibility={"queries_compete": True})
+    group = built_group(release_heads.TrainedClusterStridedHeads, attention_window=4)
     query, key, value = tokens(memory_length)
     query_real = helpers.tail_mask(LENGTH, 12, 9)
     real = helpers.tail_mask(memory_length, memory_length, 6)

@@ -6,7 +6,6 @@ import pytest
 from routing_tf.layers import FixedHeads
 from tests import golden_cases
 from tests.layers import helpers
-from tests.layers import patterns
 
 BATCH, HEADS, DIM = 2, 4, 6
 
@@ -28,16 +27,6 @@ def test_without_an_earlier_summary_the_output_is_zero():
     # The summary of the first block starts at its third token.
     assert np.all(output[:, 2:, :2] == 0.0)
     assert np.all(output[:, :2, :2] != 0.0) and np.all(output[:, :, 2:] != 0.0)
-
-
-def test_first_row_lends_its_padding():
-    group = built_group(compatibility={"padding_of_first_row": True})
-    query, key, value = tokens(12)
-    real = helpers.tail_mask(12, 7, 12)
-    output, _ = golden_cases.run(group, query, key, value, value_mask=real)
-    mask = real[:1, None, None] & patterns.fixed(12, 4, 2, "merged", False, HEADS)
-    expected, _ = helpers.dense_attention(query, key, value, mask)
-    golden_cases.assert_close(output, expected, 1e-5)
 
 
 def test_refuses_half_of_an_odd_number_of_heads():

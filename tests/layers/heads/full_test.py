@@ -2,9 +2,7 @@
 
 import pytest
 
-from routing_tf.layers import Compatibility
 from routing_tf.layers import FullHeads
-from tests import golden_cases
 from tests.layers import helpers
 
 BATCH, HEADS, LENGTH, MEMORY, DIM = 2, 2, 10, 7, 6
@@ -19,15 +17,6 @@ def built_group(**options):
 
 def tokens(length=LENGTH):
     return [helpers.normal(BATCH, HEADS, length, DIM, seed=i) for i in range(3)]
-
-
-def test_first_row_lends_its_padding():
-    group = built_group(compatibility=Compatibility(padding_of_first_row=True))
-    query, key, value = tokens()
-    real = helpers.tail_mask(LENGTH, 6, 9)
-    output, _ = golden_cases.run(group, query, key, value, value_mask=real)
-    expected, _ = helpers.dense_attention(query, key, value, real[:1, None, None])
-    golden_cases.assert_close(output, expected, 1e-5)
 
 
 def test_refuses_causal_mask_over_two_lengths():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from routing_tf.layers import HashedHeads
+from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import patterns
@@ -11,9 +12,9 @@ from tests.layers import patterns
 BATCH, HEADS, LENGTH, DIM = 2, 2, 12, 6
 
 
-def built_group(num_buckets=4, randomize=True, **options):
+def built_group(num_buckets=4, randomize=True, kind=HashedHeads, **options):
     options = {"attention_window": 5, "embeddings_initializer": "zeros", **options}
-    group = HashedHeads(HEADS, num_buckets, **options)
+    group = kind(HEADS, num_buckets, **options)
     group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
     if randomize:
         helpers.randomize(group)
@@ -35,42 +36,25 @@ def bucket_numbers(group, stream):
     return patterns.bucket_numbers(products)
 
 
-def routes(group, query, key, query_real, real):
-    """The first real tokens of each bucket."""
-    numbers = [bucket_numbers(group, query), bucket_numbers(group, key)]
-
-    def of_row(b, h):
-        return [
-            [
-                np.flatnonzero((number[b, h] == bucket) & mask[b])[
-                    : group.attention_window
-                ]
-                for number, mask in zip(numbers, (query_real, real), strict=True)
-            ]
-            for bucket in range(2**group.num_bits)
-        ]
-
-    return of_row
+def filled_up(number, num_buckets, window):
+    """Members of each bucket: its own first, then any others."""
+    return [
+        np.sort(np.argsort(number != bucket, kind="stable")[:window])
+        for bucket in range(num_buckets)
+    ]
 
 
 def test_queries_may_compete_for_a_memory_as_in_the_release():
-    group = built_group(attention_window=2, compatibility={"queries_compete": True})
+    group = built_group(kind=release_heads.TrainedHashedHeads, attention_window=2)
     query, key, value = tokens(memory_length=8)
-    query_real, real = helpers.tail_mask(LENGTH, 12, 9), helpers.tail_mask(8, 8, 5)
+    numbers = [bucket_numbers(group, query), bucket_numbers(group, key)]
 
-    output, _ = golden_cases.run(
-        group,
-        query,
-        key,
-        value,
-        query_mask=query_real,
-        value_mask=real,
-        is_cross_attention=True,
-    )
+    def routes(b, h):
+        return list(zip(*(filled_up(number[b, h], 4, 2) for number in numbers)))
 
-    expected = helpers.clustered_attention(
-        group, query, key, value, routes(group, query, key, query_real, real)
-    )
+    output, _ = golden_cases.run(group, query, key, value, is_cross_attention=True)
+
+    expected = helpers.clustered_attention(group, query, key, value, routes)
     golden_cases.assert_close(output, expected, 1e-5)
 
 
@@ -101,25 +85,19 @@ def test_a_full_bucket_keeps_its_first_tokens_and_a_small_one_has_no_strangers()
 def test_buckets_may_be_filled_up_as_in_the_release(causal, num_buckets):
     group = built_group(
         num_buckets,
+        kind=release_heads.TrainedHashedHeads,
         max_relative_position=2,
-        compatibility={"buckets_filled_up": True},
     )
     query, _, value = tokens()
     number = bucket_numbers(group, query)
 
-    def filled_up(b, h):
-        clusters = []
-        for bucket in range(num_buckets):
-            # Those of the bucket first, then any others; those above 2^bits are empty.
-            first = np.argsort(number[b, h] != bucket, kind="stable")[:5]
-            clusters.append([np.sort(first)] * 2)
-        return clusters
+    def routes(b, h):
+        # Those above 2^bits are empty.
+        return [[x, x] for x in filled_up(number[b, h], num_buckets, 5)]
 
     output, _ = golden_cases.run(group, query, None, value, use_causal_mask=causal)
 
-    expected = helpers.clustered_attention(
-        group, query, query, value, filled_up, causal
-    )
+    expected = helpers.clustered_attention(group, query, query, value, routes, causal)
     golden_cases.assert_close(output, expected, 1e-5)
 
 

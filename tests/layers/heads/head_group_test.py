@@ -234,10 +234,6 @@ def test_refuses_wrong_shifts(kind):
             KINDS[kind](key_shift=received)
         assert "`key_shift` must be 0" in str(error.value)
         assert f"Received: key_shift={received!r}" in str(error.value)
-    for flaws in ({"rank_mask": True}, layers.Compatibility.release()):
-        with pytest.raises(ValueError, match="`key_shift=1` .*compatibility=Compat"):
-            KINDS[kind](key_shift=1, compatibility=flaws)
-    KINDS[kind](key_shift=1, compatibility={"rank_mask": False})
 
 
 @pytest.mark.parametrize(
@@ -268,7 +264,7 @@ def test_no_gradient_flows_from_earlier_outputs_to_later_values(kind):
 
 @every_kind
 def test_settings_and_weights_survive_saving(kind, tmp_path):
-    group = KINDS[kind](dropout=0.1, compatibility={"rank_mask": True}, name=kind)
+    group = KINDS[kind](dropout=0.1, name=kind)
     helpers.assert_keeps_settings(group)
     attention = layers.MixedAttention(
         [group], key_dim=DIM, kernel_initializer="ones", name="attention"

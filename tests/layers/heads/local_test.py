@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from routing_tf.layers import LocalHeads
+from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import patterns
@@ -11,8 +12,8 @@ from tests.layers import patterns
 BATCH, HEADS, DIM = 2, 2, 6
 
 
-def built_group(block, length=12, **options):
-    group = LocalHeads(HEADS, block, embeddings_initializer="zeros", **options)
+def built_group(block, length=12, kind=LocalHeads, **options):
+    group = kind(HEADS, block, embeddings_initializer="zeros", **options)
     group.build(*[(BATCH, HEADS, length, DIM)] * 3)
     helpers.randomize(group)
     return group
@@ -31,7 +32,8 @@ def test_compatibility_with_the_release(causal):
     """One row's padding serves for all; who sees nothing attends to all slots."""
     group = built_group(
         (4,),
-        compatibility={"padding_of_first_row": True, "uniform_when_all_masked": True},
+        kind=release_heads.ExactLocalHeads,
+        cache_padding_bias=True,
     )
     query, key, value = tokens(12)
     real = helpers.tail_mask(12, 9, 12)

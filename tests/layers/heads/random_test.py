@@ -1,12 +1,10 @@
 """Tests of random heads; `oracle_test` has their rule."""
 
 import numpy as np
-import pytest
 
 from routing_tf.layers import RandomHeads
 from tests import golden_cases
 from tests.layers import helpers
-from tests.layers import patterns
 
 BATCH, HEADS, LENGTH, DIM, CLUSTERS = 2, 2, 12, 6, 3
 
@@ -25,83 +23,6 @@ def tokens(memory_length=LENGTH):
         helpers.normal(BATCH, HEADS, size, DIM, seed=seed)
         for seed, size in enumerate(lengths)
     ]
-
-
-def routes(group, query_real, real):
-    """The clusters of a batch row and a head: the largest scores, whatever the text."""
-
-    def of_row(b, h):
-        clusters = []
-        for cluster in range(CLUSTERS):
-            pair = [
-                patterns.best(
-                    group.random_scores(mask.shape[1])[0, h, :, cluster],
-                    mask[b],
-                    group.attention_window,
-                )
-                for mask in (query_real, real)
-            ]
-            clusters.append(pair)
-        return clusters
-
-    return of_row
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_members_may_be_those_of_the_whole_sequence_as_in_the_release(shared):
-    group = built_group(
-        max_relative_position=2,
-        share_query_key=shared,
-        compatibility={"members_of_whole_sequence": True},
-    )
-    query, key, value = tokens()
-    mask = real = helpers.mask_with_a_hole(LENGTH, 11, 4)
-    bias = helpers.normal(BATCH, LENGTH, seed=3)
-
-    output, _ = golden_cases.run(
-        group,
-        query,
-        None if shared else key,
-        value,
-        query_mask=mask,
-        value_mask=mask,
-        token_bias=bias,
-        use_causal_mask=True,
-    )
-
-    expected = helpers.clustered_attention(
-        group,
-        query,
-        query if shared else key,
-        value,
-        routes(group, real, real),
-        True,
-        bias,
-    )
-    everywhere = np.broadcast_to(real[:, None], (BATCH, HEADS, LENGTH))
-    golden_cases.assert_close(output[everywhere], expected[everywhere], 1e-5)
-
-
-def test_queries_may_compete_for_a_memory_as_in_the_release():
-    group = built_group(attention_window=6, compatibility={"queries_compete": True})
-    query, key, value = tokens(memory_length=8)
-    query_real, real = helpers.tail_mask(LENGTH, 12, 9), helpers.tail_mask(8, 8, 5)
-
-    output, _ = golden_cases.run(
-        group,
-        query,
-        key,
-        value,
-        query_mask=query_real,
-        value_mask=real,
-        is_cross_attention=True,
-    )
-
-    expected = helpers.clustered_attention(
-        group, query, key, value, routes(group, query_real, real)
-    )
-    everywhere = np.broadcast_to(query_real[:, None], (BATCH, HEADS, LENGTH))
-    golden_cases.assert_close(output[everywhere], expected[everywhere], 1e-5)
 
 
 def test_the_seed_decides_the_members():

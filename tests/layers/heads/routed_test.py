@@ -6,6 +6,7 @@ import pytest
 
 from routing_tf import layers
 from routing_tf.layers import RoutedHeads
+from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import patterns
@@ -13,10 +14,10 @@ from tests.layers import patterns
 BATCH, HEADS, LENGTH, DIM, CLUSTERS = 2, 2, 12, 6, 3
 
 
-def built_group(**options):
+def built_group(kind=RoutedHeads, **options):
     defaults = {"attention_window": 5, "decay": 0.9, "routing": "expert_choice"}
     options = {**defaults, **options}
-    group = RoutedHeads(HEADS, CLUSTERS, embeddings_initializer="zeros", **options)
+    group = kind(HEADS, CLUSTERS, embeddings_initializer="zeros", **options)
     group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
     helpers.randomize(group)
     return group
@@ -58,7 +59,7 @@ def expert_choice(
                 columns = patterns.best(key[b, h] @ centroid, keys[b], window)
                 # Which of the slots of a cluster are padding; the release may take
                 # them from the first batch row.
-                shared = group.compatibility.padding_of_first_row
+                shared = getattr(group, "cache_padding_bias", False)
                 lender = 0 if shared else b
                 lent = patterns.best(key[lender, h] @ centroid, keys[lender], window)
                 sees = np.zeros((query.shape[2], key.shape[2]), "bool")
@@ -77,7 +78,7 @@ def expert_choice(
 
 @pytest.mark.parametrize("memory_length", [7, 20])
 def test_queries_may_compete_for_a_memory_as_in_the_release(memory_length):
-    group = built_group(attention_window=8, compatibility={"queries_compete": True})
+    group = built_group(release_heads.TrainedRoutedHeads, attention_window=8)
     query, key, value = tokens(memory_length=memory_length)
     query_real = helpers.tail_mask(LENGTH, 12, 9)
     real = helpers.tail_mask(memory_length, memory_length, 6)
@@ -253,8 +254,7 @@ def test_what_was_saved_before_queries_chose_reads_the_clusters_of_keys():
 
 @pytest.mark.parametrize("of_first_row", [False, True])
 def test_padding_may_be_routed_as_in_the_release(of_first_row):
-    flaws = {"padding_is_routed": True, "padding_of_first_row": of_first_row}
-    group = built_group(compatibility=flaws)
+    group = built_group(release_heads.ExactRoutedHeads, cache_padding_bias=of_first_row)
     query, key, value = tokens()
     real = helpers.tail_mask(LENGTH, 6, 9)
 
@@ -269,9 +269,7 @@ def test_padding_may_be_routed_as_in_the_release(of_first_row):
 
 
 def test_zero_rows_are_padding_for_the_release():
-    group = built_group(
-        share_query_key=False, compatibility={"padding_by_zero_rows": True}
-    )
+    group = built_group(release_heads.ExactRoutedHeads, share_query_key=False)
     query, key, value = tokens()
     for x, rows in ((query, [0, 5]), (key, [3]), (value, [2, 11])):
         x[:, :, rows] = 0.0
@@ -280,13 +278,13 @@ def test_zero_rows_are_padding_for_the_release():
     output, _ = golden_cases.run(group, query, key, value, training=True)
 
     # The averages count the tokens that are not zero, queries first and then keys.
-    after = golden_cases.to_numpy(group.kmeans.counts).sum(axis=-1)
-    step = 0.9 * (0.9 * before.sum(axis=-1) + 0.1 * 2 * 10) + 0.1 * 2 * 11
+    after = golden_cases.to_numpy(group.kmeans.counts).sum()
+    step = 0.9 * (0.9 * before.sum() + 0.1 * 4 * 10) + 0.1 * 4 * 11
     golden_cases.assert_close(after, step, 1e-6)
     # Only a zero value hides a key.
     group = built_group(share_query_key=False)
-    choosable = [np.any(x[:, 0] != 0, axis=-1) for x in (query, key)]
     real = np.any(value[:, 0] != 0, axis=-1)
+    choosable = [np.ones_like(real)] * 2
     expected, counts = expert_choice(
         group, query, key, value, real, real, choosable=choosable
     )

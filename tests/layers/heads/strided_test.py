@@ -3,6 +3,7 @@
 import pytest
 
 from routing_tf.layers import StridedHeads
+from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import patterns
@@ -10,9 +11,9 @@ from tests.layers import patterns
 BATCH, HEADS, DIM = 2, 2, 6
 
 
-def built_group(block_shape, length=12, **options):
+def built_group(block_shape, length=12, kind=StridedHeads, **options):
     options = {"embeddings_initializer": "zeros", **options}
-    group = StridedHeads(HEADS, block_shape, **options)
+    group = kind(HEADS, block_shape, **options)
     group.build(*[(BATCH, HEADS, length, DIM)] * 3)
     helpers.randomize(group)
     return group
@@ -26,11 +27,9 @@ def tokens(length, memory_length=None):
     ]
 
 
-@pytest.mark.parametrize("uniform", [False, True])
-def test_padding_may_be_seen_as_in_the_release(uniform):
+def test_padding_may_be_seen_as_in_the_release():
     """A block whose first token is zero in the first row blanks its queries."""
-    flaws = {"strided_padding_is_seen": True, "uniform_when_all_masked": uniform}
-    group = built_group((4,), compatibility=flaws)
+    group = built_group((4,), kind=release_heads.ExactStridedHeads)
     query, key, value = tokens(12)
     value[0, 0, 4] = 0.0
     value[1, :, 8] = 0.0  # not the first row
@@ -49,7 +48,7 @@ def test_padding_may_be_seen_as_in_the_release(uniform):
 
     expected, _ = helpers.dense_attention(query, key, value, sees)
     mean = value.reshape(BATCH, HEADS, 3, 4, DIM).mean(axis=2)
-    expected[:, :, 4:8] = mean if uniform else 0.0
+    expected[:, :, 4:8] = mean
     golden_cases.assert_close(output, expected, 1e-5)
 
 

@@ -1,0 +1,300 @@
+"""Layers that go wrong where the release does, a method for each flaw.
+
+There are two levels. `Trained...` heads have the flaws that trained weights of the
+release rely on: they show in outputs without any padding. `Exact...` heads have those
+of padding and of training too, and compute the release's numbers.
+"""
+
+import dataclasses
+
+import keras
+from keras import ops
+
+from routing_tf import layers
+from routing_tf.layers import membership
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.rules.inside_clusters import InsideClusters
+from routing_tf.layers.scaled_dot_product import causal_mask
+from routing_tf.layers.scaled_dot_product import large_negative
+from routing_tf.models.compatibility import level_of
+
+# Cluster-strided heads of the release have these, whatever its hyperparameters say.
+CLUSTER_STRIDED_SETTINGS = {
+    "share_query_key": False,
+    "decay": 0.99,
+    "commitment_weight": 1e-4,
+}
+
+
+def register(cls):
+    """Registers a layer by its name, and calls it as the sound one is called.
+
+    Keras finds weights in a file by the names of the layers' classes, and files of
+    earlier versions have the sound ones.
+    """
+    keras.saving.register_keras_serializable("routing_tf", cls.__name__)(cls)
+    cls.__name__ = next(
+        base.__name__ for base in cls.__mro__ if base in vars(layers).values()
+    )
+    return cls
+
+
+class RankedClusters(InsideClusters):
+    """A causal mask that compares ranks in two lists, of queries and of keys.
+
+    So a query can see later keys, unless queries are keys.
+    """
+
+    def compares_ranks(self, tokens):
+        return True
+
+
+class _WithFlaws:
+    """Heads of the release: they know no shifted keys."""
+
+    def __init__(self, *args, key_shift=0, **kwargs):
+        if key_shift:
+            raise ValueError(
+                "`key_shift` must be 0 in heads with flaws of the release: a query that"
+                f" sees nothing would see later tokens. Received: key_shift={key_shift}"
+            )
+        super().__init__(*args, **kwargs)
+
+
+class _TrainedClusters(_WithFlaws):
+    def whole_sequence_rule(self):
+        return RankedClusters(self)
+
+    def memory_rule(self):
+        # Each cluster takes as many queries as keys: later queries push out earlier.
+        return self.whole_sequence_rule()
+
+
+@register
+class TrainedRoutedHeads(_TrainedClusters, layers.RoutedHeads):
+    """`RoutedHeads` as trained weights of the release know them.
+
+    A causal mask compares ranks, and queries compete for another sequence.
+    """
+
+
+@register
+class TrainedHashedHeads(_TrainedClusters, layers.HashedHeads):
+    """`HashedHeads` as trained weights of the release know them.
+
+    A bucket with fewer tokens than the window is filled up with the first tokens of
+    other buckets; under a causal mask too it holds the first tokens of the sequence.
+    """
+
+    @property
+    def num_choices(self):
+        return self.num_buckets
+
+    def causal_rule(self, routing_scope=None):
+        return self.whole_sequence_rule()
+
+    def choose(self, scores, mask, training=None):
+        window = self.window(length_of(scores, 2))
+        return membership.expert_choice(scores, window, mask), None
+
+
+@register
+class TrainedClusterStridedHeads(_TrainedClusters, layers.ClusterStridedHeads):
+    """`ClusterStridedHeads` as trained weights of the release know them.
+
+    Under a causal mask too they choose members from the whole sequence.
+    """
+
+    def causal_rule(self, routing_scope=None):
+        return self.whole_sequence_rule()
+
+
+@register
+class TrainedLocalHeads(_WithFlaws, layers.LocalHeads):
+    """`LocalHeads` as trained weights of the release know them.
+
+    They count distances as if the query's block were the last one of its window.
+    """
+
+    def offset(self, memory_block, block, window):
+        return window - block
+
+
+@register
+class ReleaseDotProduct(layers.ScaledDotProduct):
+    """Attention in which a query that may see nothing attends to all keys alike."""
+
+    def call(
+        self,
+        query,
+        key,
+        value,
+        attention_mask=None,
+        bias=None,
+        offset=0,
+        distances=None,
+        use_causal_mask=False,
+        training=None,
+    ):
+        if use_causal_mask:
+            causal = causal_mask(length_of(query, -2), length_of(key, -2))
+            attention_mask = combine_masks(causal, attention_mask)
+        return super().call(
+            query, key, value, attention_mask, bias, offset, distances, False, training
+        )
+
+    def of_seeing(self, output, mask):
+        return output
+
+    def masked(self, logits, mask, bias, causal_mask=None):
+        hidden = large_negative(logits.dtype)
+        if bias is not None:
+            logits += ops.maximum(ops.cast(bias, logits.dtype), hidden / 2)
+        return logits if mask is None else ops.where(mask, logits, hidden)
+
+
+@register
+class ReleaseKMeans(layers.OnlineKMeans):
+    """Centroids that move, and cost, as in the release."""
+
+    # Beside sums that start at the centroids: first updates throw them far away.
+    counts_initializer = "zeros"
+
+    def count(self, assigned):
+        # Across heads, by a wrong reshape.
+        heads = assigned.shape[1]
+        return ops.sum(ops.reshape(assigned, (-1, heads, self.num_clusters)), axis=0)
+
+    def losses_of(self, streams, scores, nearest, masks, centroids):
+        # Padding takes part in the mean, and keys that are queries count twice.
+        masks = [None] * len(streams)
+        loss = super().losses_of(streams, scores, nearest, masks, centroids)
+        return loss * 2 if len(streams) == 1 else loss
+
+
+class _Exact:
+    """Heads with the release's padding: values that are zero.
+
+    Args:
+        cache_padding_bias: whether the padding of the first row is that of the whole
+            batch. Defaults to False.
+    """
+
+    dot_product_class = ReleaseDotProduct
+
+    def __init__(self, *args, cache_padding_bias=False, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.cache_padding_bias = cache_padding_bias
+
+    def prepared(self, inputs):
+        inputs = super().prepared(inputs)
+        if inputs.value is None:
+            return inputs
+        filled = ops.any(inputs.value[..., : self.value_dim] != 0, axis=-1)
+        mask = combine_masks(filled, inputs.value_mask)
+        return dataclasses.replace(inputs, key_mask=mask, value_mask=mask)
+
+    def padding_mask(self, mask):
+        return mask[:1] if self.cache_padding_bias else mask
+
+    def get_config(self):
+        config = super().get_config()
+        return {**config, "cache_padding_bias": self.cache_padding_bias}
+
+
+class _ExactClusters(_Exact):
+    """Clusters in which padding competes for places, with the score 0."""
+
+    kmeans_class = ReleaseKMeans
+
+    def scores(self, streams, masks, training=None):
+        masks = [ops.any(stream != 0, axis=-1) for stream in streams]
+        return super().scores(streams, masks, training=training)
+
+    def routed_tokens(self, inputs, rule, training=False):
+        tokens = super().routed_tokens(inputs, rule, training)
+        return dataclasses.replace(tokens, query_mask=None, key_mask=None)
+
+
+@register
+class ExactRoutedHeads(_ExactClusters, TrainedRoutedHeads):
+    """`RoutedHeads` as in the release."""
+
+
+@register
+class ExactHashedHeads(_ExactClusters, TrainedHashedHeads):
+    """`HashedHeads` as in the release."""
+
+
+@register
+class ExactClusterStridedHeads(_ExactClusters, TrainedClusterStridedHeads):
+    """`ClusterStridedHeads` as in the release."""
+
+
+@register
+class ExactLocalHeads(_Exact, TrainedLocalHeads):
+    """`LocalHeads` as in the release."""
+
+
+@register
+class ExactStridedHeads(_Exact, _WithFlaws, layers.StridedHeads):
+    """`StridedHeads` as in the release: they mask no padding and know no token bias.
+
+    Instead all queries of a block attend to all blocks alike where the block starts
+    with padding in the first row.
+    """
+
+    def mask_and_bias(self, inputs):
+        first = self.at_places(inputs.value[:1, :1])[:, :, :1]
+        return ops.any(first[..., : self.value_dim] != 0, axis=-1)[..., None], None
+
+    def remembered(self, inputs):
+        return None, None
+
+
+_TRAINED = {
+    layers.RoutedHeads: TrainedRoutedHeads,
+    layers.HashedHeads: TrainedHashedHeads,
+    layers.ClusterStridedHeads: TrainedClusterStridedHeads,
+    layers.LocalHeads: TrainedLocalHeads,
+}
+_EXACT = {
+    layers.RoutedHeads: ExactRoutedHeads,
+    layers.HashedHeads: ExactHashedHeads,
+    layers.ClusterStridedHeads: ExactClusterStridedHeads,
+    layers.LocalHeads: ExactLocalHeads,
+    layers.StridedHeads: ExactStridedHeads,
+    layers.OnlineKMeans: ReleaseKMeans,
+    layers.ScaledDotProduct: ReleaseDotProduct,
+}
+
+
+def class_at(level, cls):
+    """Returns the class with the flaws of a level, and further arguments of it.
+
+    Args:
+        level: one of `routing_tf.models.compatibility.LEVELS`.
+        cls: class of `routing_tf.layers`. Those that the release does not have, or that
+            have no flaws at the level, stand for themselves.
+    """
+    if level is None:
+        return cls, {}
+    if level == "trained":
+        return _TRAINED.get(cls, cls), {}
+    found = _EXACT.get(cls, cls)
+    shares = level == "exact_shared_padding" and issubclass(found, _Exact)
+    return found, {"cache_padding_bias": True} if shares else {}
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+def class_with_flaws(cls, switches):
+    """Returns what `class_at` does, for a config of an earlier version.
+
+    Args:
+        cls: class of `routing_tf.layers`.
+        switches: dict of switches that were saved.
+    """
+    if cls is layers.ScaledDotProduct:
+        return ReleaseDotProduct, {}
+    return class_at(level_of(switches), cls)

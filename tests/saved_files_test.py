@@ -1,0 +1,116 @@
+"""What earlier commits have saved, with the numbers that it gave there."""
+
+import pathlib
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import models
+from routing_tf.models import release
+from routing_tf.training.run_config import RunConfig
+from tests import golden_cases
+
+FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+ATTENTION = {
+    "sound": ["RoutedHeads", "LocalHeads"],
+    "sound_unmasked": ["RoutedHeads"],
+    "exact": ["RoutedHeads", "ClusterStridedHeads", "StridedHeads", "LocalHeads"],
+    "exact_unmasked": [
+        "RoutedHeads",
+        "ClusterStridedHeads",
+        "StridedHeads",
+        "LocalHeads",
+    ],
+    "exact_hashed": ["HashedHeads", "StridedHeads", "LocalHeads"],
+    "trained": [
+        "HashedHeads",
+        "RoutedHeads",
+        "ClusterStridedHeads",
+        "LocalHeads",
+        "StridedHeads",
+    ],
+    "trained_unmasked": ["LocalHeads"],
+}
+PRESETS = {
+    "sound_preset": None,
+    "trained_preset": "trained",
+    "exact_preset": "exact_shared_padding",
+}
+
+
+@pytest.fixture(scope="module", params=["484422b", "8d19778"])
+def folder(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp(request.param)
+    with zipfile.ZipFile(FIXTURES / f"saved_by_{request.param}.zip") as archive:
+        archive.extractall(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def numbers(folder):
+    return np.load(folder / "numbers.npz")
+
+
+def class_of(kind, name):
+    if name.startswith("exact"):
+        return f"Exact{kind}"
+    if name.startswith("trained") and kind != "StridedHeads":
+        return f"Trained{kind}"
+    return kind
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention(name, folder, numbers):
+    model = keras.models.load_model(folder / f"{name}.keras")
+    attention = next(x for x in model.layers if hasattr(x, "head_groups"))
+    kinds = [type(group).__qualname__ for group in attention.head_groups]
+    assert kinds == [class_of(kind, name) for kind in ATTENTION[name]]
+    for group in attention.head_groups:
+        assert getattr(group, "cache_padding_bias", None) is (
+            name != "exact" if name.startswith("exact") else None
+        )
+    output = model([numbers["x"], numbers["mask"]])
+    golden_cases.assert_close(output, numbers[name], 1e-5)
+
+
+def test_layers_on_their_own(folder, numbers):
+    model = keras.models.load_model(folder / "pieces.keras")
+    assert isinstance(model.get_layer("kmeans"), release.heads.ReleaseKMeans)
+    scores, output = model([numbers["tokens"], numbers["seen"]])
+    golden_cases.assert_close(scores, numbers["pieces_scores"], 1e-5)
+    golden_cases.assert_close(output, numbers["pieces_output"], 1e-5)
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "exact_lm"])
+def test_models(name, folder, numbers):
+    cls = models.RoutingTransformerCausalLM
+    if name in PRESETS:
+        lm = cls.from_preset(str(folder / name))
+    else:
+        lm = keras.models.load_model(folder / f"{name}.keras")
+        name = "exact_preset"
+    assert lm.hyperparameters.compatibility == PRESETS[name]
+    logits = lm({k: numbers[v] for k, v in INPUTS.items()})
+    golden_cases.assert_close(logits, numbers[name], 1e-5)
+
+
+INPUTS = {"token_ids": "ids", "padding_mask": "padding_mask"}
+
+
+@pytest.mark.parametrize("name, level", [("run", None), ("trained_run", "trained")])
+def test_settings_of_runs(name, level, folder):
+    hyperparameters = RunConfig.load(folder / name).hyperparameters
+    assert hyperparameters.compatibility == level
+    assert hyperparameters.query_cluster == "key" or folder.name.startswith("8d19778")
+
+
+def test_flaws_need_the_module_that_knows_them(folder, monkeypatch):
+    monkeypatch.setattr(keras.saving, "get_registered_object", lambda *_: None)
+    config = {"num_clusters": 3, "compatibility": {"mixed_head_counts": True}}
+    with pytest.raises(ValueError, match="Import `routing_tf.models.release` before"):
+        layers.OnlineKMeans.from_config(config)
+    sound = {**config, "compatibility": {"mixed_head_counts": False}}
+    assert type(layers.OnlineKMeans.from_config(sound)).__name__ == ("OnlineKMeans")

@@ -12,10 +12,10 @@ import math
 import numpy as np
 from keras import ops
 
+from routing_tf.layers.axes import cut_axis
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import library
-from routing_tf.layers.parts import cut
 
 RUNNING_SUM_BLOCK = 16
 
@@ -99,7 +99,7 @@ class BlockedOrder:
         whole = [g * b for g, b in zip(self.grid, self.block_shape, strict=True)]
         x = ops.reshape(x, (*before, *whole, *after))
         for i, length in enumerate(self.lengths):
-            x = cut(x, 0, length, axis + i)
+            x = cut_axis(x, 0, length, axis + i)
         return ops.reshape(x, (*before, math.prod(self.lengths), *after))
 
     def _axes(self, axis, num_after):
@@ -167,7 +167,7 @@ def memory_windows(blocks, before, after, axis):
         padding[axis + i] = (before[i], after[i])
         padded = ops.pad(blocks, padding)
         shifted = [
-            cut(padded, shift, shift + num_blocks, axis + i)
+            cut_axis(padded, shift, shift + num_blocks, axis + i)
             for shift in range(before[i] + 1 + after[i])
         ]
         blocks = ops.concatenate(shifted, axis=slots)
@@ -179,7 +179,7 @@ def put_back_blocks(blocks, length, axis):
     shape = ops.shape(blocks)
     joined = shape[axis] * shape[axis + 1]
     x = ops.reshape(blocks, (*shape[:axis], joined, *shape[axis + 2 :]))
-    return cut(x, 0, length, axis)
+    return cut_axis(x, 0, length, axis)
 
 
 def running_sum(x):
@@ -215,4 +215,4 @@ def shift_right(x):
     Reference: `right_shift_blockwise_nd` of the release, in blocked order.
     """
     padded = ops.pad(x, [(0, 0), (1, 0)] + [(0, 0)] * (len(x.shape) - 2))
-    return cut(padded, 0, length_of(x, 1), axis=1)
+    return cut_axis(padded, 0, length_of(x, 1), axis=1)

@@ -9,6 +9,7 @@ from keras import ops
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
+from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
 
@@ -24,7 +25,7 @@ def dense_take(table, ids):
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class TokenEmbedding(keras.layers.Layer):
+class TokenEmbedding(ConfiguredLayer):
     """Looks up one learned vector for each token id.
 
     Unlike `keras.layers.Embedding` its gradient is dense on every backend, so that
@@ -68,10 +69,10 @@ class TokenEmbedding(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        vocabulary_size = check_positive_integer("vocabulary_size", vocabulary_size)
-        embedding_dim = check_positive_integer("embedding_dim", embedding_dim)
-        self.vocabulary_size = vocabulary_size
-        self.embedding_dim = embedding_dim
+        self.vocabulary_size = check_positive_integer(
+            "vocabulary_size", vocabulary_size
+        )
+        self.embedding_dim = check_positive_integer("embedding_dim", embedding_dim)
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.scale = scale
 
@@ -88,23 +89,12 @@ class TokenEmbedding(keras.layers.Layer):
             embedded *= self.embedding_dim**0.5
         return ops.cast(embedded, self.compute_dtype)
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "vocabulary_size": self.vocabulary_size,
-            "embedding_dim": self.embedding_dim,
-            "embeddings_initializer": keras.initializers.serialize(
-                self.embeddings_initializer
-            ),
-            "scale": self.scale,
-        }
-
     def compute_output_shape(self, token_ids_shape):
         return (*token_ids_shape, self.embedding_dim)
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class TimingSignal(keras.layers.Layer):
+class TimingSignal(ConfiguredLayer):
     """Adds sines and cosines of the position to a sequence.
 
     Frequencies form a geometric series; the sines fill the first half of the channels
@@ -169,20 +159,12 @@ class TimingSignal(keras.layers.Layer):
         signal = library.concatenate(waves, axis=1)
         return library.pad(signal, [(0, 0), (0, channels % 2)])[None]
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "min_timescale": self.min_timescale,
-            "max_timescale": self.max_timescale,
-            "start_index": self.start_index,
-        }
-
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class TokenDropout(keras.layers.Layer):
+class TokenDropout(ConfiguredLayer):
     """Replaces random entries by 0 while training: ids of tokens, or elements.
 
     Unlike in `keras.layers.Dropout` the others are not scaled.
@@ -229,9 +211,6 @@ class TokenDropout(keras.layers.Layer):
             return token_ids
         draws = keras.random.uniform(ops.shape(token_ids), seed=self.seed_generator)
         return ops.where(draws < self.rate, ops.zeros_like(token_ids), token_ids)
-
-    def get_config(self):
-        return {**super().get_config(), "rate": self.rate, "seed": self.seed}
 
     def compute_output_spec(self, token_ids, training=None):
         return keras.KerasTensor(token_ids.shape, dtype=token_ids.dtype)

@@ -3,7 +3,8 @@
 import keras
 from keras import ops
 
-from routing_tf.layers.initializers import fresh
+from routing_tf.layers.initializers import cloned
+from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
@@ -12,7 +13,7 @@ ACTIVATIONS = ("geglu", "relu")
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class FeedForward(keras.layers.Layer):
+class FeedForward(ConfiguredLayer):
     """Two linear maps with a non-linearity between, applied to each token alone.
 
     `"geglu"` gates one projection with the GELU (tanh form) of another and has no
@@ -59,11 +60,12 @@ class FeedForward(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        intermediate_dim = check_positive_integer("intermediate_dim", intermediate_dim)
         check_choice("activation", activation, ACTIVATIONS)
         check_rate("dropout", dropout)
         self.supports_masking = True
-        self.intermediate_dim = intermediate_dim
+        self.intermediate_dim = check_positive_integer(
+            "intermediate_dim", intermediate_dim
+        )
         self.activation = activation
         self.dropout = dropout
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
@@ -80,7 +82,7 @@ class FeedForward(keras.layers.Layer):
         dense = keras.layers.Dense(
             units,
             use_bias=self.activation == "relu",
-            kernel_initializer=fresh(self.kernel_initializer),
+            kernel_initializer=cloned(self.kernel_initializer),
             name=name,
             dtype=self.dtype_policy,
         )
@@ -94,15 +96,6 @@ class FeedForward(keras.layers.Layer):
         else:
             hidden = ops.relu(hidden)
         return self.output_dense(self.dropout_layer(hidden, training=training))
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "intermediate_dim": self.intermediate_dim,
-            "activation": self.activation,
-            "dropout": self.dropout,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-        }
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape

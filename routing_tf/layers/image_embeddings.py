@@ -9,11 +9,12 @@ from keras import ops
 from routing_tf.layers import blocks
 from routing_tf.layers.embeddings import TokenEmbedding
 from routing_tf.layers.heads.local import check_block_shape
+from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.validation import check_positive_integer
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class SubpixelEmbedding(keras.layers.Layer):
+class SubpixelEmbedding(ConfiguredLayer):
     """Turns images into the input sequence of a causal model of their sub-pixels.
 
     A sub-pixel is one channel of a pixel. Each place gets the value of the sub-pixel
@@ -68,10 +69,10 @@ class SubpixelEmbedding(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        vocabulary_size = check_positive_integer("vocabulary_size", vocabulary_size)
-        embedding_dim = check_positive_integer("embedding_dim", embedding_dim)
-        self.vocabulary_size = vocabulary_size
-        self.embedding_dim = embedding_dim
+        self.vocabulary_size = check_positive_integer(
+            "vocabulary_size", vocabulary_size
+        )
+        self.embedding_dim = check_positive_integer("embedding_dim", embedding_dim)
         self.block_shape = block_shape
         if block_shape is not None:
             self.block_shape = check_block_shape("block_shape", block_shape)
@@ -171,24 +172,12 @@ class SubpixelEmbedding(keras.layers.Layer):
             return (height * width * channels,)
         return (height, width * channels)
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "vocabulary_size": self.vocabulary_size,
-            "embedding_dim": self.embedding_dim,
-            "block_shape": self.block_shape,
-            "position_embeddings": self.position_embeddings,
-            "embeddings_initializer": keras.initializers.serialize(
-                self.embeddings_initializer
-            ),
-        }
-
     def compute_output_shape(self, images_shape):
         return (images_shape[0], *self.lengths(images_shape), self.embedding_dim)
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class RowColumnEmbedding(keras.layers.Layer):
+class RowColumnEmbedding(ConfiguredLayer):
     """Adds a learned vector of its row and one of its column to each position.
 
     Vectors are multiplied by the square root of their size.
@@ -222,8 +211,7 @@ class RowColumnEmbedding(keras.layers.Layer):
 
     def __init__(self, max_length, **kwargs):
         super().__init__(**kwargs)
-        max_length = check_positive_integer("max_length", max_length)
-        self.max_length = max_length
+        self.max_length = check_positive_integer("max_length", max_length)
 
     def build(self, inputs_shape):
         _check_rank("inputs", inputs_shape)
@@ -256,9 +244,6 @@ class RowColumnEmbedding(keras.layers.Layer):
         column_vector = ops.take(self.column_embeddings[0, 0], column, axis=0)
         vectors = ops.cast(row_vector, dtype) + ops.cast(column_vector, dtype)
         return self.row_embeddings.shape[-1] ** 0.5 * vectors
-
-    def get_config(self):
-        return {**super().get_config(), "max_length": self.max_length}
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape

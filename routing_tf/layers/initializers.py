@@ -3,7 +3,7 @@
 import keras
 
 
-def fresh(initializer):
+def cloned(initializer):
     """Returns a copy of an initializer, so that unseeded weights start differently."""
     if isinstance(initializer, keras.initializers.Initializer):
         return initializer.clone()

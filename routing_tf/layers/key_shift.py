@@ -13,10 +13,10 @@ import dataclasses
 
 from keras import ops
 
+from routing_tf.layers.axes import split_axis
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.parts import split
 
 
 def offer_previous_keys(inputs):
@@ -94,4 +94,4 @@ def _ends_and_middle(x):
     length = x.shape[2]
     if length == 1:
         return []
-    return split(x, [1, length - 2, 1] if length > 2 else [1, 1], axis=2)
+    return split_axis(x, [1, length - 2, 1] if length > 2 else [1, 1], axis=2)

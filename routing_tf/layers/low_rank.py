@@ -1,18 +1,18 @@
 """Low-rank adaptation (LoRA): a few projections are fine-tuned, all else is fixed."""
 
-import keras
 from keras import ops
 
-from routing_tf.layers.initializers import fresh
+from routing_tf.layers.axes import split_axis
+from routing_tf.layers.initializers import cloned
 from routing_tf.layers.keras_internals import adding_weights
 from routing_tf.layers.keras_internals import layers_inside
 from routing_tf.layers.keras_internals import own_weights
-from routing_tf.layers.parts import split
+from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
 
 
-class LowRankAdaptation(keras.layers.Layer):
+class LowRankAdaptation(ConfiguredLayer):
     """A layer whose projections can be adapted by products of two narrow matrices.
 
     Subclasses have their projections as matrices `<name>_kernel`, and use what
@@ -95,9 +95,10 @@ class LowRankAdaptation(keras.layers.Layer):
         place = self.lora_projections.index(name)
         kernels = [getattr(self, f"{each}_kernel") for each in self.lora_projections]
         rows, columns = zip(*(each.shape for each in kernels), strict=True)
-        a = split(ops.convert_to_tensor(self.lora_kernel_a), rows, axis=0)[place]
-        b = split(ops.convert_to_tensor(self.lora_kernel_b), columns, axis=1)[place]
-        return ops.add(kernel, self.lora_alpha / self.lora_rank * ops.matmul(a, b))
+        a = split_axis(ops.convert_to_tensor(self.lora_kernel_a), rows, axis=0)
+        b = split_axis(ops.convert_to_tensor(self.lora_kernel_b), columns, axis=1)
+        product = ops.matmul(a[place], b[place])
+        return ops.add(kernel, self.lora_alpha / self.lora_rank * product)
 
     def save_own_variables(self, store):
         if not self.lora_enabled:
@@ -158,7 +159,7 @@ class LowRankAdaptation(keras.layers.Layer):
         """Adds the matrices of all projections as one weight, float32 as in Keras."""
 
         def initial(shape, dtype=None):
-            parts = [fresh(initializer(f"{name}_initializer", make)) for _ in shapes]
+            parts = [cloned(initializer(f"{name}_initializer", make)) for _ in shapes]
             parts = [part(own, dtype) for part, own in zip(parts, shapes, strict=True)]
             return ops.concatenate(parts, axis=axis)
 

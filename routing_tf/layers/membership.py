@@ -146,7 +146,7 @@ def gather(x, members):
     return ops.reshape(rows, (*ops.shape(members), dim))
 
 
-def scatter_mean(clustered, members, length, belongs=None):
+def scatter_mean(clustered, members, length, filled=None):
     """Averages a token's results over the clusters it sits in.
 
     The sum is divided by the number of clusters plus 0.01, as in the release, so
@@ -156,7 +156,7 @@ def scatter_mean(clustered, members, length, belongs=None):
         clustered: tensor `[B, H, K, W, D]`.
         members: `<int>[B, H, K, W]`.
         length: number of tokens L.
-        belongs: `<bool>[B, H, K, W]`, False where a slot of a cluster holds a token
+        filled: `<bool>[B, H, K, W]`, False where a slot of a cluster holds a token
             that is none of its members; None (the default) if there are no such slots.
 
     Returns:
@@ -170,8 +170,8 @@ def scatter_mean(clustered, members, length, belongs=None):
     num_rows = batch * heads * length
     rows = ops.reshape(clustered, (-1, dim))
     weights = ops.ones_like(rows[:, :1])
-    if belongs is not None:
-        weights = ops.reshape(ops.cast(belongs, rows.dtype), (-1, 1))
+    if filled is not None:
+        weights = ops.reshape(ops.cast(filled, rows.dtype), (-1, 1))
         rows = rows * weights
     sums = _add_up(rows, positions, num_rows)
     counts = ops.segment_sum(weights, positions, num_segments=num_rows)

@@ -9,7 +9,7 @@ from keras import ops
 
 from routing_tf.layers import attention_arguments as arguments
 from routing_tf.layers import stepping
-from routing_tf.layers.decoding.untouched import Untouched
+from routing_tf.layers.decoding.not_cast import NotCast
 from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.keras_internals import declare_call_argument
@@ -17,7 +17,11 @@ from routing_tf.layers.lengths import length_of
 from routing_tf.layers.positions import Positions
 from routing_tf.layers.projections import Projections
 from routing_tf.layers.rematerialization import train_and_forget
-from routing_tf.layers.serialization import serialize
+from routing_tf.layers.validation import check_optional_integer
+from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import constraint
+from routing_tf.layers.validation import initializer
+from routing_tf.layers.validation import regularizer
 from routing_tf.layers.validation import static_length
 
 
@@ -53,10 +57,13 @@ class MixedAttention(Projections):
             projections, matrices of attention weights above all, and computes it
             again for the gradients: less memory, some more time, the same results.
             Defaults to False.
-        **kwargs: further settings of the projections: `use_bias` (defaults to False),
-            `bias_initializer` (`"zeros"`), and `kernel_regularizer`,
-            `bias_regularizer`, `kernel_constraint` and `bias_constraint` (None); and
-            arguments of `keras.layers.Layer`, such as `name` and `dtype`.
+        use_bias: whether projections have biases. Defaults to False.
+        bias_initializer: initializer of the biases. Defaults to `"zeros"`.
+        kernel_regularizer: regularizer of each kernel; None (the default) for none.
+        bias_regularizer: the same for each bias.
+        kernel_constraint: constraint on each kernel; None (the default) for none.
+        bias_constraint: the same on each bias.
+        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
         query: `<float>[batch, length, dim]`; for positions on two axes, here and below,
@@ -150,20 +157,31 @@ class MixedAttention(Projections):
         block_shape=None,
         kernel_initializer="glorot_uniform",
         remat=False,
+        *,
+        use_bias=False,
+        bias_initializer="zeros",
+        kernel_regularizer=None,
+        bias_regularizer=None,
+        kernel_constraint=None,
+        bias_constraint=None,
         **kwargs,
     ):
-        super().__init__(
-            key_dim,
-            value_dim=value_dim,
-            output_dim=output_dim,
-            shared_head_projection=shared_head_projection,
-            project_shared_keys=project_shared_keys,
-            kernel_initializer=kernel_initializer,
-            **kwargs,
-        )
+        super().__init__(**kwargs)
         declare_call_argument(self, "routing_scope")
         self.supports_masking = True
+        self.key_dim = check_positive_integer("key_dim", key_dim)
+        self.value_dim = check_optional_integer("value_dim", value_dim)
+        self.output_dim = check_optional_integer("output_dim", output_dim)
+        self.shared_head_projection = shared_head_projection
+        self.project_shared_keys = project_shared_keys
         self.remat = remat
+        self.use_bias = use_bias
+        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
+        self.kernel_regularizer = regularizer("kernel_regularizer", kernel_regularizer)
+        self.kernel_constraint = constraint("kernel_constraint", kernel_constraint)
+        self.bias_initializer = initializer("bias_initializer", bias_initializer)
+        self.bias_regularizer = regularizer("bias_regularizer", bias_regularizer)
+        self.bias_constraint = constraint("bias_constraint", bias_constraint)
         self.head_groups = arguments.check_head_groups(head_groups)
         self.block_shape = block_shape
         if block_shape is not None:
@@ -240,7 +258,7 @@ class MixedAttention(Projections):
         arguments.check_key(query, value, key)
         # Keras converts each argument on its own: the same tensor becomes two.
         value = arguments.other_sequence(query, value, kwargs.get("self_attention"))
-        return super().__call__(query, value, **Untouched.wrap(kwargs))
+        return super().__call__(query, value, **NotCast.wrap(kwargs))
 
     def call(
         self,
@@ -394,14 +412,6 @@ class MixedAttention(Projections):
     def fits_blocks(self, num_axes):
         """Tells whether the blocks, if any, have so many axes."""
         return self._ordering_blocks is None or len(self._ordering_blocks) == num_axes
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "head_groups": [serialize(group) for group in self.head_groups],
-            "block_shape": self.block_shape,
-            "remat": self.remat,
-        }
 
     def compute_mask(self, query, previous_mask=None):
         return previous_mask

@@ -11,6 +11,7 @@ from routing_tf.layers.keras_internals import OwnLosses
 from routing_tf.layers.replicas import num_replicas
 from routing_tf.layers.replicas import sum_of_earlier_replicas
 from routing_tf.layers.replicas import sum_over_replicas
+from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.serialization import class_of_config
 from routing_tf.layers.validation import check_positive_integer
 
@@ -67,7 +68,7 @@ def _for_each(tokens, centroids):
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class OnlineKMeans(OwnLosses):
+class OnlineKMeans(ConfiguredLayer, OwnLosses):
     """Scores tokens against centroids and, in training, moves the centroids.
 
     Each head has its own centroids. A token is assigned to the centroid with the
@@ -386,12 +387,7 @@ class OnlineKMeans(OwnLosses):
         )
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "num_clusters": self.num_clusters,
-            **self.clustering.to_dict(),
-            "smoothing_epsilon": self.smoothing_epsilon,
-        }
+        return {**super().get_config(), **self.clustering.to_dict()}
 
     @classmethod
     def from_config(cls, config):

@@ -1,60 +1,20 @@
 """The way of a sequence to queries, keys and values of all heads, and back."""
 
-import keras
 from keras import ops
 
-from routing_tf.layers.initializers import fresh
+from routing_tf.layers.axes import split_axis
+from routing_tf.layers.initializers import cloned
 from routing_tf.layers.low_rank import LowRankAdaptation
-from routing_tf.layers.parts import split
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import constraint
-from routing_tf.layers.validation import initializer
-from routing_tf.layers.validation import regularizer
 
 
 class Projections(LowRankAdaptation):
     """A layer that projects sequences for groups of heads.
 
-    Subclasses set `head_groups` and call `build_projections`. The arguments are those
-    of `MixedAttention`.
+    Subclasses have the arguments of `MixedAttention` as attributes, and call
+    `build_projections`.
 
     Letters: B batch, L length, M memory length, H heads, D size of a query and key.
     """
-
-    def __init__(
-        self,
-        key_dim,
-        value_dim=None,
-        output_dim=None,
-        shared_head_projection=False,
-        project_shared_keys=False,
-        kernel_initializer="glorot_uniform",
-        use_bias=False,
-        bias_initializer="zeros",
-        kernel_regularizer=None,
-        bias_regularizer=None,
-        kernel_constraint=None,
-        bias_constraint=None,
-        **kwargs,
-    ):
-        super().__init__(**kwargs)
-        key_dim = check_positive_integer("key_dim", key_dim)
-        if value_dim is not None:
-            value_dim = check_positive_integer("value_dim", value_dim)
-        if output_dim is not None:
-            output_dim = check_positive_integer("output_dim", output_dim)
-        self.key_dim = key_dim
-        self.value_dim = value_dim
-        self.output_dim = output_dim
-        self.shared_head_projection = shared_head_projection
-        self.project_shared_keys = project_shared_keys
-        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
-        self.kernel_regularizer = regularizer("kernel_regularizer", kernel_regularizer)
-        self.kernel_constraint = constraint("kernel_constraint", kernel_constraint)
-        self.use_bias = use_bias
-        self.bias_initializer = initializer("bias_initializer", bias_initializer)
-        self.bias_regularizer = regularizer("bias_regularizer", bias_regularizer)
-        self.bias_constraint = constraint("bias_constraint", bias_constraint)
 
     @property
     def num_heads(self):
@@ -157,7 +117,7 @@ class Projections(LowRankAdaptation):
         return self.add_weight(
             name=f"{name}_kernel",
             shape=shape,
-            initializer=fresh(self.kernel_initializer),
+            initializer=cloned(self.kernel_initializer),
             regularizer=self.kernel_regularizer,
             constraint=self.kernel_constraint,
         )
@@ -170,7 +130,7 @@ class Projections(LowRankAdaptation):
         return self.add_weight(
             name=f"{name}_bias",
             shape=kernel.shape[1:],
-            initializer=fresh(self.bias_initializer),
+            initializer=cloned(self.bias_initializer),
             regularizer=self.bias_regularizer,
             constraint=self.bias_constraint,
         )
@@ -182,7 +142,7 @@ class Projections(LowRankAdaptation):
         if self.use_bias:
             biases = [getattr(self, f"{name}_bias") for name in names]
             product += _side_by_side(biases, x.dtype)
-        return split(product, [kernel.shape[1] for kernel in kernels], axis=-1)
+        return split_axis(product, [kernel.shape[1] for kernel in kernels], axis=-1)
 
     def _scaled_groups(self, queries):
         if queries is None:
@@ -210,7 +170,7 @@ class Projections(LowRankAdaptation):
         )
         if scale is not None:
             x *= ops.cast(scale, x.dtype)
-        parts = iter(split(x, [size for size in sizes if size], axis=1))
+        parts = iter(split_axis(x, [size for size in sizes if size], axis=1))
         return [next(parts) if size else None for size in sizes]
 
     def _heads_of_groups(self, has):
@@ -219,23 +179,6 @@ class Projections(LowRankAdaptation):
             group.num_heads if own else 0
             for group, own in zip(self.head_groups, has, strict=True)
         ]
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "key_dim": self.key_dim,
-            "value_dim": self.value_dim,
-            "output_dim": self.output_dim,
-            "shared_head_projection": self.shared_head_projection,
-            "project_shared_keys": self.project_shared_keys,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "kernel_regularizer": keras.regularizers.serialize(self.kernel_regularizer),
-            "kernel_constraint": keras.constraints.serialize(self.kernel_constraint),
-            "use_bias": self.use_bias,
-            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
-            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
-            "bias_constraint": keras.constraints.serialize(self.bias_constraint),
-        }
 
 
 def _side_by_side(weights, dtype):

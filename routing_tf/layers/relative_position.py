@@ -5,18 +5,19 @@ import math
 import keras
 from keras import ops
 
+from routing_tf.layers.axes import cut_axis
 from routing_tf.layers.embeddings import dense_take
-from routing_tf.layers.initializers import fresh
+from routing_tf.layers.initializers import cloned
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import library
 from routing_tf.layers.lengths import numbers
-from routing_tf.layers.parts import cut
+from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.validation import check_positive_integer
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class RelativePosition(keras.layers.Layer):
+class RelativePosition(ConfiguredLayer):
     """Learned vectors for the distance between a query and a key.
 
     One table is added to the keys and one to the values; both are shared by all
@@ -64,10 +65,9 @@ class RelativePosition(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        max_relative_position = check_positive_integer(
+        self.max_relative_position = check_positive_integer(
             "max_relative_position", max_relative_position
         )
-        self.max_relative_position = max_relative_position
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.key_initializer = keras.initializers.get(key_initializer)
 
@@ -76,12 +76,12 @@ class RelativePosition(keras.layers.Layer):
         self.key_embeddings = self.add_weight(
             name="key_embeddings",
             shape=(rows, query_shape[-1]),
-            initializer=fresh(self.key_initializer or self.embeddings_initializer),
+            initializer=cloned(self.key_initializer or self.embeddings_initializer),
         )
         self.value_embeddings = self.add_weight(
             name="value_embeddings",
             shape=(rows, value_shape[-1]),
-            initializer=fresh(self.embeddings_initializer),
+            initializer=cloned(self.embeddings_initializer),
         )
 
     def key_logits(self, query, num_keys, offset, is_causal=False):
@@ -187,16 +187,6 @@ class RelativePosition(keras.layers.Layer):
         clip = library(columns, num_queries, offset).clip
         return dense_take(table, clip(distances, -limit, limit) + limit)
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "max_relative_position": self.max_relative_position,
-            "embeddings_initializer": keras.initializers.serialize(
-                self.embeddings_initializer
-            ),
-            "key_initializer": keras.initializers.serialize(self.key_initializer),
-        }
-
 
 def _num_columns(num_queries, num_keys, is_causal):
     """Number of distances that count, and one more in front, for the shift."""
@@ -217,9 +207,9 @@ def distances_to_keys(products, num_keys):
     *leading, rows, columns = ops.shape(products)
     # Read with rows one element shorter, each row starts one column earlier.
     flat = ops.reshape(products, (*leading, rows * columns))
-    flat = cut(flat, rows, rows * columns, axis=-1)
+    flat = cut_axis(flat, rows, rows * columns, axis=-1)
     keys = ops.reshape(flat, (*leading, rows, columns - 1))
-    return cut(keys, 0, num_keys, axis=-1)
+    return cut_axis(keys, 0, num_keys, axis=-1)
 
 
 def keys_to_distances(weights, columns):

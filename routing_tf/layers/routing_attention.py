@@ -7,6 +7,7 @@ from routing_tf.layers.heads.local import LocalHeads
 from routing_tf.layers.heads.routed import RoutedHeads
 from routing_tf.layers.mixed_attention import MixedAttention
 from routing_tf.layers.validation import check_non_negative_integer
+from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
 from routing_tf.layers.validation import is_integer
@@ -133,10 +134,7 @@ class RoutingAttention(MixedAttention):
             seed = check_non_negative_integer("seed", seed)
         num_local_heads = _check_num_local_heads(num_local_heads, num_heads)
         initializer("kernel_initializer", kernel_initializer)
-        if local_block_size is not None:
-            local_block_size = check_positive_integer(
-                "local_block_size", local_block_size
-            )
+        local_block_size = check_optional_integer("local_block_size", local_block_size)
         if isinstance(clustering, Clustering):
             clustering = clustering.to_dict()
         clustering = dict(clustering or {})
@@ -208,23 +206,7 @@ class RoutingAttention(MixedAttention):
     def get_config(self):
         config = super().get_config()
         del config["head_groups"]
-        return {
-            **config,
-            "num_heads": self.num_heads,
-            "num_clusters": self.num_clusters,
-            "attention_window": self.attention_window,
-            "num_local_heads": self.num_local_heads,
-            "local_block_size": self.local_block_size,
-            "routing": self.routing,
-            "routing_scope": self.routing_scope,
-            "prefix_block_size": self.prefix_block_size,
-            "max_relative_position": self.max_relative_position,
-            "share_query_key": self.share_query_key,
-            "clustering": dict(self.clustering),
-            "dropout": self.dropout,
-            "key_shift": self.key_shift,
-            "seed": self.seed,
-        }
+        return config
 
     @classmethod
     def from_config(cls, config):

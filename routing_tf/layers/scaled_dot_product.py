@@ -3,12 +3,13 @@
 import keras
 from keras import ops
 
+from routing_tf.layers.axes import cut_axis
+from routing_tf.layers.axes import split_axis
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.parts import cut
-from routing_tf.layers.parts import split
 from routing_tf.layers.relative_position import RelativePosition
+from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.serialization import class_of_config
 from routing_tf.layers.validation import check_rate
 
@@ -22,7 +23,7 @@ def large_negative(dtype):
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class ScaledDotProduct(keras.layers.Layer):
+class ScaledDotProduct(ConfiguredLayer):
     """Attention of queries to keys with a mask, a bias and relative positions.
 
     Queries come already scaled, and one that may see nothing returns zero. Every head
@@ -135,10 +136,10 @@ class ScaledDotProduct(keras.layers.Layer):
             pairs["causal_mask"] = causal_mask(num_queries, num_keys)
             return self._attend(query, key, value, pairs, offset, training)
         size = num_queries // parts
-        queries = split(query, [size] * parts, axis=-2)
+        queries = split_axis(query, [size] * parts, axis=-2)
         # The keys that a part of the queries sees, and the part before it does not.
         sizes = [num_keys - num_queries + size, *[size] * (parts - 1)]
-        keys, values = (split(x, sizes, axis=-2) for x in (key, value))
+        keys, values = (split_axis(x, sizes, axis=-2) for x in (key, value))
         outputs = []
         for i in range(parts):
             start, end = i * size, sum(sizes[: i + 1])
@@ -224,20 +225,6 @@ class ScaledDotProduct(keras.layers.Layer):
         extra = size - self.value_dim
         return ops.pad(sums, [(0, 0)] * (len(sums.shape) - 1) + [(0, extra)])
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "max_relative_position": self.max_relative_position,
-            "dropout": self.dropout,
-            "embeddings_initializer": keras.initializers.serialize(
-                self.embeddings_initializer
-            ),
-            "relative_key_initializer": keras.initializers.serialize(
-                self.relative_key_initializer
-            ),
-            "seed": self.seed,
-        }
-
     @classmethod
     def from_config(cls, config):
         found, config = class_of_config(cls, config)
@@ -285,7 +272,7 @@ def _cut(x, start, num_queries, num_keys):
         return None
     x = ops.convert_to_tensor(x)
     if len(x.shape) > 1 and x.shape[-2] != 1:
-        x = cut(x, start, start + num_queries, axis=-2)
+        x = cut_axis(x, start, start + num_queries, axis=-2)
     if len(x.shape) > 0 and x.shape[-1] != 1:
-        x = cut(x, 0, num_keys, axis=-1)
+        x = cut_axis(x, 0, num_keys, axis=-1)
     return x

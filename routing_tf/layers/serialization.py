@@ -1,16 +1,50 @@
-"""Serialization of layers inside layers."""
+"""Configs of layers, and of layers inside them."""
+
+import functools
+import inspect
+import itertools
 
 import keras
 
 
+class ConfiguredLayer(keras.layers.Layer):
+    """A layer whose config holds the arguments of its constructor, and of its bases'.
+
+    Each is read from the attribute of its name.
+    """
+
+    def get_config(self):
+        names = (name for name in _arguments(type(self)) if hasattr(self, name))
+        arguments = {name: _serialized(getattr(self, name)) for name in names}
+        return {**super().get_config(), **arguments}
+
+
+@functools.cache
+def _arguments(cls):
+    """Names of the arguments that a class and its bases take in the constructor."""
+    ours = itertools.takewhile(lambda base: base is not ConfiguredLayer, cls.__mro__)
+    signatures = [inspect.signature(base.__init__).parameters for base in ours]
+    names = dict.fromkeys(name for each in signatures for name in each)
+    return [name for name in names if name not in ("self", "args", "kwargs")]
+
+
+def _serialized(value):
+    if isinstance(value, keras.layers.Layer):
+        return serialize(value)
+    if isinstance(value, list):
+        return [_serialized(item) for item in value]
+    if isinstance(value, dict):
+        return dict(value)
+    # Initializers and the like.
+    return keras.saving.serialize_keras_object(value) if callable(value) else value
+
+
 def serialize(layer):
-    """Returns the config of a layer that another layer builds; None stays None.
+    """Returns the config of a layer that another layer builds.
 
     Keras also notes that the layer is built, and would build it again on loading
     before the outer layer does: twice, or under another path.
     """
-    if layer is None:
-        return None
     config = keras.saving.serialize_keras_object(layer)
     config.pop("build_config", None)
     return config

@@ -52,7 +52,7 @@ def call_with_cache(attention, query, masks, cache):
         attention: the `MixedAttention`.
         query: as in a call.
         masks: dict of `query_mask`, `value_mask` and `token_bias`, as in a call.
-        cache: as `Untouched`, what `make_cache` returned, and the position of the
+        cache: as `NotCast`, what `make_cache` returned, and the position of the
             first token, an integer or a tensor; None for 0. A cache is a dict with a
             list of the caches of the head groups, `"tokens"` in self-attention, else
             `"memory"`.

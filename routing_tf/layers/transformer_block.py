@@ -2,13 +2,13 @@
 
 import keras
 
-from routing_tf.layers.decoding.untouched import Untouched
+from routing_tf.layers.decoding.not_cast import NotCast
 from routing_tf.layers.keras_internals import OwnLosses
 from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.keras_internals import mask_of
 from routing_tf.layers.rematerialization import call_and_forget
+from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.serialization import deserialize
-from routing_tf.layers.serialization import serialize
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_rate
 
@@ -18,7 +18,7 @@ STEPS = {"pre": ("n", "da"), "post": ("", "dan")}
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class SublayerSteps(keras.layers.Layer):
+class SublayerSteps(ConfiguredLayer):
     """Dropout, residual addition and layer normalization, in the order of a string.
 
     Args:
@@ -92,15 +92,12 @@ class SublayerSteps(keras.layers.Layer):
                 inputs = next(norms)(inputs)
         return inputs
 
-    def get_config(self):
-        return {**super().get_config(), "steps": self.steps, "dropout": self.dropout}
-
     def compute_output_shape(self, inputs_shape, residual_shape=None):
         return inputs_shape
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class TransformerBlock(OwnLosses):
+class TransformerBlock(ConfiguredLayer, OwnLosses):
     """Self-attention, attention to a memory, feed-forward, each with a residual.
 
     Args:
@@ -238,7 +235,7 @@ class TransformerBlock(OwnLosses):
         return cache
 
     def __call__(self, *args, **kwargs):
-        return super().__call__(*args, **Untouched.wrap(kwargs))
+        return super().__call__(*args, **NotCast.wrap(kwargs))
 
     def call(
         self,
@@ -326,18 +323,6 @@ class TransformerBlock(OwnLosses):
                 )
             x = getattr(self, f"{name}_output")(y, residual=x, training=False)
         return x, caches
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "attention": serialize(self.attention),
-            "feed_forward": serialize(self.feed_forward),
-            "cross_attention": serialize(self.cross_attention),
-            "norm_position": self.norm_position,
-            "dropout": self.dropout,
-            "use_causal_mask": self.use_causal_mask,
-            "remat": self.remat,
-        }
 
     def compute_output_shape(self, inputs_shape, memory_shape=None):
         return inputs_shape

@@ -19,6 +19,11 @@ def check_positive_integer(name, value):
     return int(value)
 
 
+def check_optional_integer(name, value):
+    """Does what `check_positive_integer` does; None stays None."""
+    return None if value is None else check_positive_integer(name, value)
+
+
 def check_non_negative_integer(name, value):
     """Returns an integer of at least 0 as an `int`; else raises a `ValueError`."""
     if not is_integer(value) or value < 0:

@@ -1,59 +1,14 @@
 """All settings of a model and of its training, each documented here and only here."""
 
 import dataclasses
-import math
 
-from routing_tf.layers.clustering import CENTROID_INITIALIZATIONS
-from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
-from routing_tf.layers.heads.head_group import check_key_shift
-from routing_tf.layers.heads.routed import ROUTING_SCOPES
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import check_rate
 from routing_tf.models.compatibility import EXACT
 from routing_tf.models.compatibility import level_of
+from routing_tf.models.hyperparameter_checks import HEADS
+from routing_tf.models.hyperparameter_checks import check
 
-ROUTINGS = (None, "expert_choice", "token_choice", "hashed", "random", "full")
 # What the release does not have, so that it has no flaws.
 SOUND_ROUTINGS = ("random", "full")
-_POSITIVE = (
-    "vocabulary_size",
-    "max_sequence_length",
-    "max_input_length",
-    "num_layers",
-    "num_channels",
-    "hidden_dim",
-    "intermediate_dim",
-    "local_block_length",
-    "num_clusters",
-    "attention_window",
-    "max_relative_position",
-    "warmup_steps",
-    "batch_tokens",
-    "train_steps",
-)
-_HEADS = (
-    "num_local_heads",
-    "num_routed_heads",
-    "num_cluster_strided_heads",
-    "num_strided_heads",
-)
-_COUNTS = (
-    *_HEADS,
-    "num_encoder_layers",
-    "num_local_only_layers",
-    "local_flange_blocks",
-)
-_NOT_NEGATIVE = (
-    "commitment_weight",
-    "balance_rate",
-    "relative_key_stddev",
-    "initializer_gain",
-    "learning_rate",
-    "weight_decay",
-    "gradient_clip_norm",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,118 +230,7 @@ class Hyperparameters:
 
     def __post_init__(self):
         object.__setattr__(self, "compatibility", level_of(self.compatibility))
-        for field in dataclasses.fields(self):
-            self._check_type(field)
-        check_choice("feed_forward", self.feed_forward, ("geglu", "relu", "none"))
-        check_choice("norm_position", self.norm_position, ("pre", "post"))
-        check_choice("optimizer", self.optimizer, ("adafactor", "adam"))
-        check_choice("routing", self.routing, ROUTINGS)
-        check_choice("routing_scope", self.routing_scope, ROUTING_SCOPES)
-        check_choice(
-            "centroid_initialization",
-            self.centroid_initialization,
-            CENTROID_INITIALIZATIONS,
-        )
-        check_choice("query_cluster", self.query_cluster, QUERY_CLUSTERS)
-        check_choice("encoder_inputs", self.encoder_inputs, ("tokens", "embeddings"))
-        for name in _POSITIVE:
-            check_positive_integer(name, getattr(self, name))
-        for name in _COUNTS:
-            check_non_negative_integer(name, getattr(self, name))
-        for name in _names_ending_in("_dropout"):
-            check_rate(name, getattr(self, name))
-        for name in ("routed_key_shift", "local_key_shift"):
-            check_key_shift(name, getattr(self, name))
-            if getattr(self, name) and self.compatibility is not None:
-                raise ValueError(
-                    f"`{name}=1` must come without flaws of the release: a query that "
-                    "sees nothing would see later tokens. Received: "
-                    f"compatibility={self.compatibility!r}. Leave one of the two out"
-                )
-        for name in _NOT_NEGATIVE:
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise ValueError(
-                    f"`{name}` must be finite and not negative. "
-                    f"Received: {name}={value}"
-                )
-        self._check_heads()
-        self._check_centroids()
-        self._check_image()
-
-    def _check_type(self, field):
-        value = getattr(self, field.name)
-        if field.type == (int | None):
-            if value is not None:
-                check = check_positive_integer
-                if field.name == "memory_flange_blocks":
-                    check = check_non_negative_integer
-                check(field.name, value)
-        elif field.type == (str | None):
-            if value is not None and type(value) is not str:
-                raise ValueError(
-                    f"`{field.name}` must be a name or None. Received: "
-                    f"{field.name}={value!r}"
-                )
-        elif field.type is float and type(value) is int:
-            object.__setattr__(self, field.name, float(value))
-        elif type(value) is not field.type:
-            raise ValueError(
-                f"`{field.name}` must be of type {field.type.__name__}. "
-                f"Received: {field.name}={value!r}"
-            )
-
-    def _check_heads(self):
-        received = ", ".join(f"{name}={getattr(self, name)}" for name in _HEADS)
-        if not self.num_heads:
-            raise ValueError(
-                f"The numbers of heads must not all be zero. Received: {received}"
-            )
-        if self.key_dim is None and self.hidden_dim % self.num_heads:
-            raise ValueError(
-                "`hidden_dim` must be a multiple of the number of heads unless "
-                f"`key_dim` is given. Received: hidden_dim={self.hidden_dim}, "
-                f"{received}"
-            )
-
-    def _check_centroids(self):
-        moves = self.revive_centroids_after, self.centroid_initialization
-        if not self.ema and self.balance_rate:
-            raise ValueError(
-                "`balance_rate` must be 0 where gradients train the centroids. "
-                f"Received: balance_rate={self.balance_rate}, ema={self.ema}"
-            )
-        if not self.ema and moves != (None, "normal"):
-            raise ValueError(
-                "`revive_centroids_after` must be None and `centroid_initialization` "
-                "'normal' where gradients train the centroids. Received: "
-                f"revive_centroids_after={moves[0]}, "
-                f"centroid_initialization={moves[1]!r}, ema={self.ema}"
-            )
-
-    def _check_image(self):
-        sizes = (self.image_height, self.image_width)
-        if (sizes[0] is None) != (sizes[1] is None):
-            raise ValueError(
-                "`image_height` and `image_width` must be given together. Received: "
-                f"image_height={sizes[0]}, image_width={sizes[1]}"
-            )
-        if self.kind == "image":
-            tokens = math.prod(sizes) * self.num_channels
-            if self.num_encoder_layers or self.max_sequence_length != tokens:
-                raise ValueError(
-                    "A model of images has no encoder, and `max_sequence_length` is "
-                    f"height * width * channels, {tokens}. Received: "
-                    f"num_encoder_layers={self.num_encoder_layers}, "
-                    f"max_sequence_length={self.max_sequence_length}"
-                )
-        elif self.local_block_width is not None or self.num_classes is not None:
-            raise ValueError(
-                "`local_block_width` and `num_classes` are settings of image models, "
-                "which have an `image_height`. Received: "
-                f"local_block_width={self.local_block_width}, "
-                f"num_classes={self.num_classes}"
-            )
+        check(self)
 
     @classmethod
     def from_dict(cls, fields):
@@ -421,7 +265,7 @@ class Hyperparameters:
     @property
     def num_heads(self):
         """Number of heads of each block."""
-        return sum(getattr(self, name) for name in _HEADS)
+        return sum(getattr(self, name) for name in HEADS)
 
     def sees_later_tokens(self, routing_scope):
         """Tells whether outputs depend on later tokens, in spite of the causal mask.
@@ -518,7 +362,3 @@ def _parse_value(name, value, kind):
         raise ValueError(
             f"`{name}` must be of type {expected}. Received: {name}={value!r}"
         ) from None
-
-
-def _names_ending_in(ending):
-    return [name for name in field_names() if name.endswith(ending)]

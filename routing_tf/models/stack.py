@@ -1,5 +1,8 @@
 """The blocks that all models are stacks of, from hyperparameters."""
 
+import functools
+import re
+
 import keras
 
 from routing_tf import layers
@@ -106,48 +109,55 @@ def _feed_forward(hyperparameters, policy):
 def _self_groups(hyperparameters, index, policy, is_causal=True):
     """The head groups of self-attention, in the order of the release."""
     h = hyperparameters
-    share_query_key = h.share_query_key and is_causal
+    make = functools.partial(_heads, h, policy)
     # Keys can be shifted only where nothing later is seen.
-    shifts = h.routed_key_shift * is_causal, h.local_key_shift * is_causal
-    routed_shift, local_shift = ({"key_shift": shift} for shift in shifts)
-    clustered = {
-        "share_query_key": share_query_key,
+    routed_shift, local_shift = h.routed_key_shift, h.local_key_shift
+    if not is_causal:
+        routed_shift = local_shift = 0
+    shared = {
+        "share_query_key": h.share_query_key and is_causal,
         "query_cluster": h.query_cluster,
-        **routed_shift,
     }
     routed, cluster_strided, local = _counts(h, index)
     groups = []
     if routed:
-        options = _options(h, policy, h.routed_relative_positions)
-        options |= routed_shift if h.routing == "full" else clustered
-        groups.append(_routed_heads(h, routed, index, options, is_causal))
+        cls, settings = _routed_kind(h, index, is_causal)
+        if h.routing != "full":
+            settings |= shared
+        relative = h.routed_relative_positions
+        groups.append(make(cls, routed, relative, key_shift=routed_shift, **settings))
     if cluster_strided:
-        options = _options(h, policy, h.cluster_strided_relative_positions)
-        options |= clustered
-        groups.append(_cluster_strided_heads(h, cluster_strided, options))
+        settings = _clustering(h) | shared
+        if h.compatibility is not None:
+            settings |= _release_heads().CLUSTER_STRIDED_SETTINGS
+        groups.append(
+            make(
+                layers.ClusterStridedHeads,
+                cluster_strided,
+                h.cluster_strided_relative_positions,
+                key_shift=routed_shift,
+                **settings,
+            )
+        )
     if h.num_strided_heads:
         groups.append(
-            _heads(
-                h,
+            make(
                 layers.StridedHeads,
                 h.num_strided_heads,
+                h.strided_relative_positions,
+                key_shift=routed_shift,
                 block_shape=h.local_block_shape,
-                name="strided_heads",
-                **routed_shift,
-                **_options(h, policy, h.strided_relative_positions),
             )
         )
     if local:
         groups.append(
-            _heads(
-                h,
+            make(
                 layers.LocalHeads,
                 local,
+                h.local_relative_positions,
+                key_shift=local_shift,
                 block_shape=h.local_block_shape,
                 flange_blocks=h.local_flange_blocks,
-                name="local_heads",
-                **local_shift,
-                **_options(h, policy, h.local_relative_positions),
             )
         )
     return groups
@@ -158,13 +168,12 @@ def _cross_groups(hyperparameters, index, policy):
     h = hyperparameters
     routed, _, _ = _counts(h, index)
     local = h.num_heads - routed
-    options = _options(h, policy, relative=False)
     groups = []
     if routed:
-        separate = options
+        cls, settings = _routed_kind(h, index, is_causal=False)
         if h.routing != "full":
-            separate = {**options, "share_query_key": False}
-        groups.append(_routed_heads(h, routed, index, separate, is_causal=False))
+            settings["share_query_key"] = False
+        groups.append(_heads(h, policy, cls, routed, **settings))
     if local:
         flange = h.memory_flange_blocks
         if flange is None:
@@ -172,13 +181,12 @@ def _cross_groups(hyperparameters, index, policy):
         groups.append(
             _heads(
                 h,
+                policy,
                 layers.LocalHeads,
                 local,
                 block_shape=h.local_block_shape,
                 flange_blocks=flange,
                 memory_block_shape=h.memory_block_length and (h.memory_block_length,),
-                name="local_heads",
-                **options,
             )
         )
     return groups
@@ -193,72 +201,24 @@ def _counts(hyperparameters, index):
     return h.num_routed_heads, h.num_cluster_strided_heads, h.num_local_heads
 
 
-def _routed_heads(hyperparameters, num_heads, index, options, is_causal):
+def _routed_kind(hyperparameters, index, is_causal):
+    """The class that `routing` names, and what it takes beside the common arguments."""
     h = hyperparameters
     window = {"attention_window": h.attention_window}
     if h.routing == "hashed":
-        return _heads(
-            h,
-            layers.HashedHeads,
-            num_heads,
-            num_buckets=h.num_clusters,
-            name="hashed_heads",
-            **window,
-            **options,
-        )
+        return layers.HashedHeads, {"num_buckets": h.num_clusters, **window}
     if h.routing == "random":
-        return layers.RandomHeads(
-            num_heads,
-            h.num_clusters,
-            seed=index,
-            name="random_heads",
-            **window,
-            **options,
-        )
+        settings = {"num_clusters": h.num_clusters, "seed": index, **window}
+        return layers.RandomHeads, settings
     if h.routing == "full":
-        return layers.FullHeads(num_heads, name="full_heads", **options)
-    # Token choice needs a causal mask.
-    routing = h.routing if is_causal else "expert_choice"
-    return _heads(
-        h,
-        layers.RoutedHeads,
-        num_heads,
-        routing=routing,
-        routing_scope=h.routing_scope,
-        prefix_block_size=h.prefix_block_size,
-        name="routed_heads",
+        return layers.FullHeads, {}
+    return layers.RoutedHeads, {
+        # Token choice needs a causal mask.
+        "routing": h.routing if is_causal else "expert_choice",
+        "routing_scope": h.routing_scope,
+        "prefix_block_size": h.prefix_block_size,
         **_clustering(h),
-        **options,
-    )
-
-
-def _cluster_strided_heads(hyperparameters, num_heads, options):
-    h = hyperparameters
-    settings = {**_clustering(h), **options}
-    if h.compatibility is not None:
-        settings |= _release_heads().CLUSTER_STRIDED_SETTINGS
-    return _heads(
-        h,
-        layers.ClusterStridedHeads,
-        num_heads,
-        name="cluster_strided_heads",
-        **settings,
-    )
-
-
-def _heads(hyperparameters, cls, num_heads, **arguments):
-    """Makes heads of a class, with the flaws that the hyperparameters ask for."""
-    flaws = {}
-    if hyperparameters.compatibility is not None:
-        cls, flaws = _release_heads().class_at(hyperparameters.compatibility, cls)
-    return cls(num_heads, **arguments, **flaws)
-
-
-def _release_heads():
-    # Not above: the release's bridge builds models, which import this module.
-    from routing_tf.models.release import heads
-
-    return heads
+    }
 
 
 def _clustering(hyperparameters):
@@ -275,19 +235,33 @@ def _clustering(hyperparameters):
     }
 
 
-def _options(hyperparameters, policy, relative):
-    """The arguments that all kinds of heads have."""
+def _heads(hyperparameters, policy, cls, num_heads, relative=False, **settings):
+    """Makes heads of a class, with the flaws that the hyperparameters ask for."""
     h = hyperparameters
-    return {
-        "dropout": h.attention_dropout,
-        "embeddings_initializer": initializer(h),
-        "relative_key_initializer": _relative_key_initializer(h),
-        "max_relative_position": h.max_relative_position if relative else None,
-        "dtype": policy,
-    }
+    name = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+    if h.compatibility is not None:
+        cls, flaws = _release_heads().class_at(h.compatibility, cls)
+        settings |= flaws
+    return cls(
+        num_heads,
+        dropout=h.attention_dropout,
+        embeddings_initializer=initializer(h),
+        relative_key_initializer=_relative_key_initializer(h),
+        max_relative_position=h.max_relative_position if relative else None,
+        name=name,
+        dtype=policy,
+        **settings,
+    )
 
 
 def _relative_key_initializer(hyperparameters):
     if not hyperparameters.relative_key_stddev:
         return None
     return keras.initializers.RandomNormal(stddev=hyperparameters.relative_key_stddev)
+
+
+def _release_heads():
+    # Not above: the release's bridge builds models, which import this module.
+    from routing_tf.models.release import heads
+
+    return heads

@@ -119,15 +119,15 @@ def test_entries_of_members():
 def test_slots_without_a_member_add_nothing():
     clustered = helpers.normal(BATCH, HEADS, CLUSTERS, WINDOW, DIM)
     members = some_members()
-    belongs = helpers.normal(*members.shape, seed=1) > 0
+    filled = helpers.normal(*members.shape, seed=1) > 0
     scattered = golden_cases.to_numpy(
         membership.scatter_mean(
-            ops.convert_to_tensor(clustered), members, LENGTH, belongs
+            ops.convert_to_tensor(clustered), members, LENGTH, filled
         )
     )
     sums = np.zeros((BATCH, HEADS, LENGTH, DIM))
     counts = np.zeros((BATCH, HEADS, LENGTH, 1))
-    for b, h, k, w in np.argwhere(belongs):
+    for b, h, k, w in np.argwhere(filled):
         sums[b, h, members[b, h, k, w]] += clustered[b, h, k, w]
         counts[b, h, members[b, h, k, w]] += 1
     golden_cases.assert_close(scattered, sums / (counts + 0.01), 1e-6)

@@ -413,7 +413,7 @@ class _Call:
 
             def members(number, b, h):
                 real = self._stream(numbers[number])[1][b]
-                for bucket in range(group.num_choices):
+                for bucket in range(group.num_clusters):
                     own = (buckets[number][b, h] == bucket) & real
                     yield np.flatnonzero(own)[:window]
 

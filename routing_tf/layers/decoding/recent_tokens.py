@@ -26,9 +26,9 @@ def fill(group, cache, inputs):
     """Returns the cache behind a sequence that starts at position 0."""
     _, heads, length, _ = inputs.value.shape
     num_tokens = cache["rows"].shape[2]
-    new_rows = offers = _rows(group, inputs)
+    new_rows = offers = rows.of_inputs(group, inputs)
     if group.key_shift:
-        offers = _rows(group, to_remember(inputs))
+        offers = rows.of_inputs(group, to_remember(inputs))
     real = rows.split_rows(group, new_rows)[-1][:, 0]
     last = rows.last_token(real)[:, None]
     slots = np.arange(num_tokens, dtype="int32")
@@ -50,7 +50,7 @@ def fill(group, cache, inputs):
 def step(group, cache, index, inputs):
     """Attends with the token at position `index`; returns output and cache."""
     slot = index % cache["rows"].shape[2]
-    new_rows = _rows(group, inputs)
+    new_rows = rows.of_inputs(group, inputs)
     positions = ops.full((ops.shape(new_rows)[0], 1), 0, dtype="int32") + index
     if group.key_shift:
         cache = _complete(group, cache, index, new_rows)
@@ -82,8 +82,3 @@ def _complete(group, cache, index, new_rows):
     follows = ops.logical_and(follows, index > 0)[:, None]
     row = rows.complete_rows(group, row, new_rows, follows)
     return {**cache, "rows": ops.slice_update(cache["rows"], (0, 0, slot, 0), row)}
-
-
-def _rows(group, inputs):
-    mask, bias = group.remembered(inputs)
-    return rows.make_rows(inputs.key, inputs.value, mask, bias)

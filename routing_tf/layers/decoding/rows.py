@@ -42,6 +42,12 @@ def make_rows(key, value, mask, bias):
     return ops.concatenate([ops.cast(key, dtype), value, bias, real], axis=-1)
 
 
+def of_inputs(group, inputs):
+    """Returns the rows of `HeadInputs`, with the mask and bias that the group reads."""
+    mask, bias = group.cached_mask_and_bias(inputs)
+    return make_rows(inputs.key, inputs.value, mask, bias)
+
+
 def of_tokens(tokens):
     """Returns the rows of `RoutedTokens`, each with its own key and value."""
     inputs = tokens.inputs

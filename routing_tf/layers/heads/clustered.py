@@ -14,6 +14,7 @@ from routing_tf.layers.rules.best_cluster import BestCluster
 from routing_tf.layers.rules.inside_clusters import InsideClusters
 from routing_tf.layers.rules.routed_tokens import RoutedTokens
 from routing_tf.layers.validation import check_choice
+from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer
 
 QUERY_CLUSTERS = ("query", "key")
@@ -62,10 +63,11 @@ class ClusteredHeads(HeadGroup):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        attention_window = check_positive_integer("attention_window", attention_window)
         check_choice("query_cluster", query_cluster, QUERY_CLUSTERS)
         self.query_cluster = query_cluster
-        self.attention_window = attention_window
+        self.attention_window = check_positive_integer(
+            "attention_window", attention_window
+        )
         self.share_query_key = share_query_key
 
     @property
@@ -143,11 +145,6 @@ class ClusteredHeads(HeadGroup):
             NotImplementedError: if the subclass has no rule of its own.
         """
         raise NotImplementedError
-
-    @property
-    def num_choices(self):
-        """Number of clusters that a token may choose."""
-        return self.num_clusters
 
     def shifted(self, inputs):
         # Members are keys, so values are moved to them.
@@ -248,14 +245,6 @@ class ClusteredHeads(HeadGroup):
         """
         return self.window(length) if is_known(length) else self.attention_window
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "attention_window": self.attention_window,
-            "share_query_key": self.share_query_key,
-            "query_cluster": self.query_cluster,
-        }
-
     @classmethod
     def from_config(cls, config):
         # What was saved before there was a choice.
@@ -300,12 +289,10 @@ class CentroidHeads(ClusteredHeads):
         clustering, kwargs = Clustering.taken_from(kwargs)
         super().__init__(num_heads, attention_window, **kwargs)
         self.clustering = clustering
-        if prefix_block_size is not None:
-            prefix_block_size = check_positive_integer(
-                "prefix_block_size", prefix_block_size
-            )
         self.num_clusters = num_clusters
-        self.prefix_block_size = prefix_block_size
+        self.prefix_block_size = check_optional_integer(
+            "prefix_block_size", prefix_block_size
+        )
         self.kmeans = self.kmeans_class(
             num_clusters=num_clusters,
             **self.clustering.to_dict(),
@@ -331,14 +318,7 @@ class CentroidHeads(ClusteredHeads):
         return membership.NEAR_TIE * self.kmeans.centroids.shape[-1]
 
     def num_candidates(self, length):
-        """Returns how many tokens of a prefix can be members when it has grown.
-
-        Args:
-            length: number of tokens it can grow to.
-
-        Raises:
-            NotImplementedError: if the subclass has no rule for prefixes.
-        """
+        """Returns how many tokens of a prefix can be members when it has grown so."""
         raise NotImplementedError
 
     def is_member(self, ranks, num_tokens):
@@ -350,16 +330,8 @@ class CentroidHeads(ClusteredHeads):
 
         Returns:
             `<bool>` of the shape of `ranks`.
-
-        Raises:
-            NotImplementedError: if the subclass has no rule for prefixes.
         """
         raise NotImplementedError
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "num_clusters": self.num_clusters,
-            **self.clustering.to_dict(),
-            "prefix_block_size": self.prefix_block_size,
-        }
+        return {**super().get_config(), **self.clustering.to_dict()}

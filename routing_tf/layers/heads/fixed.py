@@ -180,11 +180,3 @@ class FixedHeads(HeadGroup):
             return seen & (is_own | (of_block != block))
         half = self.num_heads // 2
         return lib.stack([seen & is_own] * half + [seen & ~is_own] * half)
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "block_shape": self.block_shape,
-            "num_summary_columns": self.num_summary_columns,
-            "arrangement": self.arrangement,
-        }

@@ -79,7 +79,8 @@ class HashedHeads(ClusteredHeads):
         return self.num_buckets.bit_length() - 1
 
     @property
-    def num_choices(self):
+    def num_clusters(self):
+        """Number of buckets that tokens lie in."""
         return 2**self.num_bits
 
     def build(self, query_shape, key_shape, value_shape):
@@ -113,7 +114,7 @@ class HashedHeads(ClusteredHeads):
 
     def scores(self, streams, masks, training=None):
         return [
-            ops.one_hot(self.buckets(stream), self.num_choices, dtype="float32")
+            ops.one_hot(self.buckets(stream), self.num_clusters, dtype="float32")
             for stream in streams
         ]
 
@@ -125,13 +126,10 @@ class HashedHeads(ClusteredHeads):
         if mask is not None:
             buckets = ops.where(mask, buckets, -1)
         bucket_of_member = membership.gather_entries(buckets, members, length)
-        belongs = bucket_of_member == np.arange(scores.shape[-1])[:, None]
+        filled = bucket_of_member == np.arange(scores.shape[-1])[:, None]
         # Strangers stand behind the members, so that ranks count members alone.
-        places = ops.sort(ops.where(belongs, members, members + length), axis=-1)
+        places = ops.sort(ops.where(filled, members, members + length), axis=-1)
         return places % length, places < length
-
-    def get_config(self):
-        return {**super().get_config(), "num_buckets": self.num_buckets}
 
 
 def _orthogonal_for_each_head(shape, dtype=None):

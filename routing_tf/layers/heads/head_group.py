@@ -2,21 +2,23 @@
 
 import dataclasses
 
-import keras
+import numpy as np
 from keras import ops
 
 from routing_tf.layers import key_shift as shift
-from routing_tf.layers.decoding import memories
 from routing_tf.layers.decoding import recent_tokens
+from routing_tf.layers.decoding import rows
 from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import of_length
 from routing_tf.layers.scaled_dot_product import ScaledDotProduct
 from routing_tf.layers.scaled_dot_product import large_negative
+from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.serialization import class_of_config
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
+from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
 from routing_tf.layers.validation import is_integer
@@ -26,13 +28,13 @@ LEAST_WEIGHTED_BIAS = -5e8
 TOKEN_BIAS_WEIGHTS = (None, "fixed", "trainable")
 
 
-class HeadGroup(keras.layers.Layer):
+class HeadGroup(ConfiguredLayer):
     """Some heads of a `MixedAttention` that attend after one pattern.
 
     A group maps projected queries, keys and values of its own heads to outputs of the
     same length. It knows nothing of other groups, of projections or of the model.
     Subclasses implement `attend`; and to attend step by step, `sees` and
-    `num_remembered`, or the methods whose names speak of caches.
+    `cache_length`, or the methods whose names speak of caches.
 
     Args:
         num_heads: number of heads in the group.
@@ -90,15 +92,13 @@ class HeadGroup(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if max_relative_position is not None:
-            max_relative_position = check_positive_integer(
-                "max_relative_position", max_relative_position
-            )
+        max_relative_position = check_optional_integer(
+            "max_relative_position", max_relative_position
+        )
         if dropout_seed is not None:
             dropout_seed = check_non_negative_integer("dropout_seed", dropout_seed)
-        num_heads = check_positive_integer("num_heads", num_heads)
         check_choice("token_bias_weight", token_bias_weight, TOKEN_BIAS_WEIGHTS)
-        self.num_heads = num_heads
+        self.num_heads = check_positive_integer("num_heads", num_heads)
         self.max_relative_position = max_relative_position
         self.dropout = dropout
         self.embeddings_initializer = initializer(
@@ -235,7 +235,7 @@ class HeadGroup(keras.layers.Layer):
         """
         raise NotImplementedError
 
-    def num_remembered(self, max_length, grid=None):
+    def cache_length(self, max_length, grid=None):
         """Returns how many of the last positions a query may see.
 
         Args:
@@ -244,7 +244,7 @@ class HeadGroup(keras.layers.Layer):
         """
         return max_length
 
-    def remembered(self, inputs):
+    def cached_mask_and_bias(self, inputs):
         """Returns the mask and the bias of tokens that stand in a cache."""
         return inputs.value_mask, inputs.token_bias
 
@@ -260,7 +260,7 @@ class HeadGroup(keras.layers.Layer):
             Dict of tensors with the batch on axis 0; see `routing_tf.layers.decoding`.
         """
         # With shifted keys the newest one waits for the value that follows it.
-        num_tokens = self.num_remembered(max_length, grid) + self.key_shift
+        num_tokens = self.cache_length(max_length, grid) + self.key_shift
         return recent_tokens.make(self, batch_size, num_tokens)
 
     def fill_cache(self, cache, inputs):
@@ -294,7 +294,7 @@ class HeadGroup(keras.layers.Layer):
         Returns:
             Dict of tensors with the batch on axis 0.
         """
-        return memories.make(self, inputs)
+        return {"rows": rows.of_inputs(self, inputs)}
 
     def restart_memory(self, cache):
         """Returns a cache of `make_memory` as it was before the first query."""
@@ -302,7 +302,12 @@ class HeadGroup(keras.layers.Layer):
 
     def read_memory(self, cache, index, inputs):
         """Attends with one token to another sequence; see `step`."""
-        return memories.read(self, cache, index, inputs)
+        keys = np.arange(cache["rows"].shape[2], dtype="int32")[None, None]
+        visible, distances = self.sees(index, keys, cache)
+        output = rows.attend_to_rows(
+            self, inputs.query, cache["rows"], visible, distances
+        )
+        return output, cache
 
     def _weighted(self, bias):
         if bias is None:
@@ -317,23 +322,6 @@ class HeadGroup(keras.layers.Layer):
     def padding_mask(self, mask):
         """Returns the mask of padding that queries see, as arranged in windows."""
         return mask
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "max_relative_position": self.max_relative_position,
-            "dropout": self.dropout,
-            "embeddings_initializer": keras.initializers.serialize(
-                self.embeddings_initializer
-            ),
-            "relative_key_initializer": keras.initializers.serialize(
-                self.relative_key_initializer
-            ),
-            "token_bias_weight": self.token_bias_weight,
-            "key_shift": self.key_shift,
-            "dropout_seed": self.dropout_seed,
-        }
 
     @classmethod
     def from_config(cls, config):

@@ -124,7 +124,7 @@ class LocalHeads(HeadGroup):
         )
         return blocks.put_back_blocks(output, length, axis=2)
 
-    def num_remembered(self, max_length, grid=None):
+    def cache_length(self, max_length, grid=None):
         rows, across = (*self._flange(), 0)[:2]
         columns = grid[-1] if len(self.block_shape) > 1 else 1
         return (rows * columns + across + 1) * math.prod(self.block_shape)
@@ -274,14 +274,6 @@ class LocalHeads(HeadGroup):
             window: number of slots of a window.
         """
         return self._first_own_slot(memory_block)
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "block_shape": self.block_shape,
-            "flange_blocks": self.flange_blocks,
-            "memory_block_shape": self.memory_block_shape,
-        }
 
 
 def check_block_shape(name, value):

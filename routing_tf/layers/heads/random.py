@@ -64,10 +64,8 @@ class RandomHeads(ClusteredHeads):
 
     def __init__(self, num_heads, num_clusters, attention_window, seed=0, **kwargs):
         super().__init__(num_heads, attention_window, **kwargs)
-        num_clusters = check_positive_integer("num_clusters", num_clusters)
-        seed = check_non_negative_integer("seed", seed)
-        self.num_clusters = num_clusters
-        self.seed = seed
+        self.num_clusters = check_positive_integer("num_clusters", num_clusters)
+        self.seed = check_non_negative_integer("seed", seed)
 
     @property
     def routes_queries(self):
@@ -127,10 +125,3 @@ class RandomHeads(ClusteredHeads):
     def choose(self, scores, mask, training=None):
         window = self.window(length_of(scores, 2))
         return membership.expert_choice(scores, window, mask), None
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "num_clusters": self.num_clusters,
-            "seed": self.seed,
-        }

@@ -160,10 +160,3 @@ class RoutedHeads(CentroidHeads):
 
     def is_member(self, ranks, num_tokens):
         return ranks < self.attention_window
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "routing": self.routing,
-            "routing_scope": self.routing_scope,
-        }

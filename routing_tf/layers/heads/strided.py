@@ -91,6 +91,3 @@ class StridedHeads(HeadGroup):
         """From `[batch, heads, length, ...]` to `[batch, heads, place, block, ...]`."""
         cut = blocks.break_into_blocks(x, math.prod(self.block_shape), axis=2)
         return ops.swapaxes(cut, 2, 3)
-
-    def get_config(self):
-        return {**super().get_config(), "block_shape": self.block_shape}

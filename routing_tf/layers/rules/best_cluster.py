@@ -25,7 +25,7 @@ class BestCluster(Rule):
 
     def attend(self, tokens, training=None):
         inputs = tokens.inputs
-        members, belongs = self.group.choose(
+        members, filled = self.group.choose(
             tokens.key_scores, tokens.key_mask, training=training
         )
         clusters, num_clusters = own_clusters(tokens.query_scores, inputs.query_mask)
@@ -35,14 +35,14 @@ class BestCluster(Rule):
         # Padding may read what it likes.
         read = ops.minimum(order.cluster_of_chunk, tokens.num_clusters - 1)
         members = membership.gather(members, read)
-        if belongs is not None:
-            belongs = membership.gather(belongs, read)
+        if filled is not None:
+            filled = membership.gather(filled, read)
         key = ops.cast(tokens.key, self.group.compute_dtype)
         output = self.group.dot_product(
             ops.cast(order.arrange(tokens.query), self.group.compute_dtype),
             membership.gather(key, members),
             membership.gather(tokens.value, members),
-            attention_mask=self.member_mask(inputs, members, belongs),
+            attention_mask=self.member_mask(inputs, members, filled),
             bias=self.member_bias(inputs, members),
             distances=_distances(order, length_of(members, -1)),
             training=training,
@@ -50,10 +50,10 @@ class BestCluster(Rule):
         return without_padding(order.restore(output), inputs.query_mask)
 
     def make_memory(self, tokens):
-        members, belongs = self.group.choose(tokens.key_scores, tokens.key_mask)
+        members, filled = self.group.choose(tokens.key_scores, tokens.key_mask)
         memory = membership.gather(rows.of_tokens(tokens), members)
-        if belongs is not None:
-            real = memory[..., -1:] * ops.cast(belongs, memory.dtype)[..., None]
+        if filled is not None:
+            real = memory[..., -1:] * ops.cast(filled, memory.dtype)[..., None]
             memory = ops.concatenate([memory[..., :-1], real], axis=-1)
         shape = ops.shape(members)[:3]
         return {

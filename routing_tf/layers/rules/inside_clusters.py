@@ -23,21 +23,21 @@ class InsideClusters(Rule):
         return tokens.shares_vectors
 
     def attend(self, tokens, training=None):
-        members, belongs = self.group.choose(
+        members, filled = self.group.choose(
             tokens.key_scores, tokens.key_mask, training=training
         )
         key = membership.gather(ops.cast(tokens.key, self.group.compute_dtype), members)
         value = membership.gather(tokens.value, members)
-        query, query_members, query_belongs = key, members, belongs
+        query, query_members, query_filled = key, members, filled
         if not tokens.shares_vectors:
-            query_members, query_belongs = self.group.choose(
+            query_members, query_filled = self.group.choose(
                 tokens.query_scores, tokens.query_mask, training=training
             )
             query = ops.cast(tokens.query, self.group.compute_dtype)
             query = membership.gather(query, query_members)
         in_order = self.compares_ranks(tokens)
         is_causal = tokens.inputs.use_causal_mask
-        mask = self.member_mask(tokens.inputs, members, belongs)
+        mask = self.member_mask(tokens.inputs, members, filled)
         if is_causal and not in_order:
             last = query_members[..., :, None] - self.group.key_shift
             mask = combine_masks(mask, members[..., None, :] <= last)
@@ -55,5 +55,5 @@ class InsideClusters(Rule):
             training=training,
         )
         return membership.scatter_mean(
-            output, query_members, tokens.length, query_belongs
+            output, query_members, tokens.length, query_filled
         )

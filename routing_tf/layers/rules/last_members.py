@@ -75,9 +75,9 @@ class LastMembers(Rule):
         return {
             **cache,
             "rows": rows.empty_rows(
-                self.group, *shape, self.group.num_choices, num_rows
+                self.group, *shape, self.group.num_clusters, num_rows
             ),
-            "counts": ops.zeros((*shape, self.group.num_choices), "int32"),
+            "counts": ops.zeros((*shape, self.group.num_clusters), "int32"),
             "newest": {
                 "row": rows.empty_rows(self.group, *shape),
                 "cluster": ops.zeros(shape, "int32"),

@@ -96,13 +96,13 @@ class Rule:
         entries = membership.gather_entries(inputs.token_bias, members, length)
         return entries[..., None, :]
 
-    def member_mask(self, inputs, members, belongs=None):
+    def member_mask(self, inputs, members, filled=None):
         """Tells which slots of a cluster any query may see; None for all.
 
         Args:
             inputs: `HeadInputs`.
             members: `<int>[B, H, K, W]`.
-            belongs: `<bool>[B, H, K, W]`, False in slots that hold no member; None (the
+            filled: `<bool>[B, H, K, W]`, False in slots that hold no member; None (the
                 default) for a mask of all True.
         """
         real = None
@@ -110,6 +110,6 @@ class Rule:
             length = length_of(inputs.value, 2)
             real = membership.gather_entries(inputs.value_mask, members, length)
             real = self.group.padding_mask(real)[..., None, :]
-        if belongs is not None:
-            belongs = belongs[..., None, :]
-        return combine_masks(real, belongs)
+        if filled is not None:
+            filled = filled[..., None, :]
+        return combine_masks(real, filled)

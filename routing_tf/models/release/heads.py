@@ -88,7 +88,7 @@ class TrainedHashedHeads(_TrainedClusters, layers.HashedHeads):
     """
 
     @property
-    def num_choices(self):
+    def num_clusters(self):
         return self.num_buckets
 
     def causal_rule(self, routing_scope=None):
@@ -198,10 +198,6 @@ class _Exact:
     def padding_mask(self, mask):
         return mask[:1] if self.cache_padding_bias else mask
 
-    def get_config(self):
-        config = super().get_config()
-        return {**config, "cache_padding_bias": self.cache_padding_bias}
-
 
 class _ExactClusters(_Exact):
     """Clusters in which padding competes for places, with the score 0."""
@@ -249,7 +245,7 @@ class ExactStridedHeads(_Exact, _WithFlaws, layers.StridedHeads):
         first = self.at_places(inputs.value[:1, :1])[:, :, :1]
         return ops.any(first[..., : self.value_dim] != 0, axis=-1)[..., None], None
 
-    def remembered(self, inputs):
+    def cached_mask_and_bias(self, inputs):
         return None, None
 
 

@@ -62,41 +62,47 @@ _BASE = {
 }
 
 
+def _heads(local, routed, clusters, window):
+    """Local heads beside routed ones, which have so many clusters of so many tokens."""
+    return {
+        "local_num_heads": local,
+        "sparsity_cluster_num_heads": routed,
+        "sparsity_cluster_size": clusters,
+        "sparsity_cluster_attention_window": window,
+    }
+
+
+def _length(tokens):
+    return {"max_length": tokens, "batch_size": tokens}
+
+
+def _blocks(*lengths):
+    return {"query_shape": lengths, "memory_flange": lengths}
+
+
 _ENWIK8_8K = {
     **_BASE,
-    "max_length": 8192,
-    "batch_size": 8192,
+    **_length(8192),
+    **_blocks(256),
     "hidden_size": 1024,
     "embedding_dims": 1024,
     "num_decoder_layers": 22,
     "filter_size": 3072,
-    "query_shape": (256,),
-    "memory_flange": (256,),
     "max_relative_position": 513,
     "attention_dropout": 0.4,
     "relu_dropout": 0.4,
 }
-
-
 _ENWIK8_12K = {
     **_ENWIK8_8K,
-    "max_length": 12288,
-    "batch_size": 12288,
-    "query_shape": (128,),
-    "memory_flange": (128,),
+    **_length(12288),
+    **_blocks(128),
     "max_relative_position": 257,
 }
-
-
 _ENWIK8_CLUSTER = {
-    "local_num_heads": 4,
-    "sparsity_cluster_num_heads": 4,
     "num_decoder_layers": 12,
     "attention_dropout": 0.0,
     "relu_dropout": 0.0,
 }
-
-
 _WIKITEXT103_4K = {
     **_BASE,
     "hidden_size": 1024,
@@ -104,8 +110,7 @@ _WIKITEXT103_4K = {
     "filter_size": 3072,
     "local_num_heads": 16,
     "num_decoder_layers": 14,
-    "query_shape": (256,),
-    "memory_flange": (256,),
+    **_blocks(256),
     "max_relative_position": 513,
     "attention_dropout": 0.4,
     "relu_dropout": 0.4,
@@ -113,39 +118,25 @@ _WIKITEXT103_4K = {
     "target_dropout": 0.25,
     "weight_decay": 2e-5,
 }
-
-
 _WIKITEXT103_CLUSTER_4K = {
     **_WIKITEXT103_4K,
-    "local_num_heads": 8,
-    "sparsity_cluster_num_heads": 8,
-    "sparsity_cluster_size": 8,
-    "sparsity_cluster_attention_window": 512,
+    **_heads(local=8, routed=8, clusters=8, window=512),
 }
-
-
 _WIKITEXT103_CLUSTER_1K = {
     **_WIKITEXT103_CLUSTER_4K,
-    "max_length": 1024,
-    "batch_size": 1024,
+    **_length(1024),
     "sparsity_cluster_size": 2,
     "num_decoder_layers": 20,
     "target_dropout": 0.2,
 }
-
-
 _PG19_CLUSTER_8K = {
     **_WIKITEXT103_4K,
-    "max_length": 8192,
+    **_length(8192),
     "max_target_length": 8192,
-    "batch_size": 8192,
     "hidden_size": 1032,
     "embedding_dims": 1032,
     "filter_size": 4096,
-    "local_num_heads": 6,
-    "sparsity_cluster_num_heads": 2,
-    "sparsity_cluster_size": 16,
-    "sparsity_cluster_attention_window": 512,
+    **_heads(local=6, routed=2, clusters=16, window=512),
     "sparsity_skip_first": 21,
     "num_decoder_layers": 22,
     "attention_dropout": 0.0,
@@ -154,50 +145,37 @@ _PG19_CLUSTER_8K = {
     "target_dropout": 0.0,
     "weight_decay": 0.0,
 }
-
-
 _MEENA = {
     **_BASE,
-    "max_length": 2048,
-    "batch_size": 2048,
+    **_length(2048),
     "max_target_length": 512,
     "hidden_size": 1024,
     "embedding_dims": 256,
     "num_encoder_layers": 6,
     "num_decoder_layers": 15,
     "filter_size": 3072,
-    "query_shape": (256,),
+    **_blocks(256),
     "memory_query_shape": (256,),
-    "memory_flange": (256,),
     "max_relative_position": 513,
     "attention_dropout": 0.1,
     "relu_dropout": 0.1,
 }
-
-
 _ARXIV = {
     **_MEENA,
-    "max_length": 24000,
-    "batch_size": 24000,
+    **_length(24000),
     "hidden_size": 256,
     "num_encoder_layers": 4,
     "num_decoder_layers": 8,
 }
-
-
 _PUBMED = {
     **_ARXIV,
-    "max_length": 10240,
-    "batch_size": 10240,
+    **_length(10240),
     "num_decoder_layers": 10,
-    "query_shape": (128,),
+    **_blocks(128),
     "memory_query_shape": (128,),
-    "memory_flange": (128,),
     "max_relative_position": 257,
     "input_dropout": 0.1,
 }
-
-
 _TRANSLATE = {
     **_PG19_CLUSTER_8K,
     "max_length": 512,
@@ -235,9 +213,8 @@ _IMAGE_BASE = {
     "hidden_size": 256,
     "filter_size": 256,
     "ffn_layer": "conv_hidden_relu",
-    "query_shape": (128,),
+    **_blocks(128),
     "memory_query_shape": (128,),
-    "memory_flange": (128,),
     "max_relative_position": 0,
     "local_relative": False,
     "sparsity_cluster_relative": False,
@@ -245,8 +222,6 @@ _IMAGE_BASE = {
     "layer_prepostprocess_dropout": 0.0,
     "cache_padding_bias": True,
 }
-
-
 _MNIST = {
     **_IMAGE_BASE,
     "frame_height": 28,
@@ -256,39 +231,17 @@ _MNIST = {
     "hidden_size": 512,
     "filter_size": 2048,
     "layer_prepostprocess_dropout": 0.3,
-    "query_shape": (56,),
-    "memory_flange": (56,),
+    **_blocks(56),
 }
-
-
-_MNIST_CLUSTER = {
-    **_MNIST,
-    "local_num_heads": 2,
-    "sparsity_cluster_num_heads": 2,
-    "sparsity_cluster_size": 7,
-    "sparsity_cluster_attention_window": 112,
-}
-
-
+_MNIST_CLUSTER = {**_MNIST, **_heads(local=2, routed=2, clusters=7, window=112)}
 _CIFAR10 = {
     **_IMAGE_BASE,
     "hidden_size": 1024,
     "filter_size": 2048,
     "layer_prepostprocess_dropout": 0.3,
-    "query_shape": (256,),
-    "memory_flange": (256,),
+    **_blocks(256),
 }
-
-
-_CIFAR10_CLUSTER = {
-    **_CIFAR10,
-    "local_num_heads": 4,
-    "sparsity_cluster_num_heads": 4,
-    "sparsity_cluster_size": 6,
-    "sparsity_cluster_attention_window": 512,
-}
-
-
+_CIFAR10_CLUSTER = {**_CIFAR10, **_heads(local=4, routed=4, clusters=6, window=512)}
 _IMAGENET = {
     **_CIFAR10,
     "frame_height": 64,
@@ -296,25 +249,16 @@ _IMAGENET = {
     "num_decoder_layers": 24,
     "local_num_heads": 16,
 }
+_IMAGENET_CLUSTER = {**_IMAGENET, **_heads(local=12, routed=4, clusters=8, window=2048)}
 
 
-_IMAGENET_CLUSTER = {
-    **_IMAGENET,
-    "local_num_heads": 12,
-    "sparsity_cluster_num_heads": 4,
-    "sparsity_cluster_size": 8,
-    "sparsity_cluster_attention_window": 2048,
-}
+_TRANSLATE_LENGTHS = {"512": 512, "1k": 1024, "2k": 2048, "4k": 4096, "8k": 8192}
 
 
 def _translate(length):
     """The set of one length: a cluster for each 512 tokens."""
-    return {
-        **_TRANSLATE,
-        "max_length": length,
-        "max_target_length": length,
-        "sparsity_cluster_size": length // 512,
-    }
+    lengths = dict.fromkeys(("max_length", "max_target_length"), length)
+    return {**_TRANSLATE, **lengths, "sparsity_cluster_size": length // 512}
 
 
 # name -> (description, hyperparameters by the release's names)
@@ -323,30 +267,22 @@ RELEASE_SETS = {
         "The release's base set: local heads only, 24 layers, length 4096.",
         _BASE,
     ),
-    "enwik8_local8k": (
-        "Local heads on bytes, 22 layers, length 8192.",
-        _ENWIK8_8K,
-    ),
+    "enwik8_local8k": ("Local heads on bytes, 22 layers, length 8192.", _ENWIK8_8K),
     "enwik8_local_cluster8k": (
         "Local and routed heads on bytes, 12 layers, length 8192.",
         {
             **_ENWIK8_8K,
             **_ENWIK8_CLUSTER,
-            "sparsity_cluster_size": 16,
-            "sparsity_cluster_attention_window": 512,
+            **_heads(local=4, routed=4, clusters=16, window=512),
         },
     ),
-    "enwik8_local12k": (
-        "Local heads on bytes, 22 layers, length 12288.",
-        _ENWIK8_12K,
-    ),
+    "enwik8_local12k": ("Local heads on bytes, 22 layers, length 12288.", _ENWIK8_12K),
     "enwik8_local_cluster12k": (
         "Local and routed heads on bytes, 12 layers, length 12288.",
         {
             **_ENWIK8_12K,
             **_ENWIK8_CLUSTER,
-            "sparsity_cluster_size": 48,
-            "sparsity_cluster_attention_window": 256,
+            **_heads(local=4, routed=4, clusters=48, window=256),
         },
     ),
     "wikitext103_local4k": (
@@ -402,11 +338,8 @@ RELEASE_SETS = {
         {
             **_MEENA,
             "embedding_dims": 512,
-            "local_num_heads": 6,
+            **_heads(local=6, routed=2, clusters=8, window=512),
             "sparsity_skip_first": 5,
-            "sparsity_cluster_num_heads": 2,
-            "sparsity_cluster_size": 8,
-            "sparsity_cluster_attention_window": 512,
         },
     ),
     "arxiv_local24k": (
@@ -417,14 +350,10 @@ RELEASE_SETS = {
         "Summaries of papers: local and routed heads, 4 + 8 layers, inputs of 24064.",
         {
             **_ARXIV,
-            "max_length": 24064,
-            "batch_size": 24064,
+            **_length(24064),
             "hidden_size": 1024,
             "embedding_dims": 1024,
-            "local_num_heads": 6,
-            "sparsity_cluster_num_heads": 2,
-            "sparsity_cluster_size": 47,
-            "sparsity_cluster_attention_window": 512,
+            **_heads(local=6, routed=2, clusters=47, window=512),
             "filter_size": 4096,
             "max_relative_position": 257,
         },
@@ -437,11 +366,8 @@ RELEASE_SETS = {
         "Summaries of papers: local and routed heads, 4 + 10 layers, inputs of 10240.",
         {
             **_PUBMED,
-            "local_num_heads": 4,
-            "sparsity_cluster_num_heads": 4,
-            "sparsity_cluster_size": 40,
+            **_heads(local=4, routed=4, clusters=40, window=256),
             "sparsity_skip_first": 2,
-            "sparsity_cluster_attention_window": 256,
         },
     ),
     **{
@@ -449,13 +375,7 @@ RELEASE_SETS = {
             f"Translation: local and routed heads, 6 + 6 layers, length {length}.",
             _translate(length),
         )
-        for name, length in (
-            ("512", 512),
-            ("1k", 1024),
-            ("2k", 2048),
-            ("4k", 4096),
-            ("8k", 8192),
-        )
+        for name, length in _TRANSLATE_LENGTHS.items()
     },
     "translate_local8k": (
         "Translation: local heads, 6 + 6 layers, length 8192.",
@@ -472,12 +392,7 @@ RELEASE_SETS = {
     ),
     "sparse_imagetransformer_local2d": (
         "Local heads in blocks of 16 x 16 pixels, 12 layers, 32 x 32 x 3.",
-        {
-            **_IMAGE_BASE,
-            "query_shape": (16, 48),
-            "memory_query_shape": (16, 48),
-            "memory_flange": (16, 48),
-        },
+        {**_IMAGE_BASE, **_blocks(16, 48), "memory_query_shape": (16, 48)},
     ),
     "mnist_local1d": ("Local heads, 12 layers, 28 x 28.", _MNIST),
     "mnist_full": (

@@ -1,7 +1,7 @@
 """Caches as arguments of layers."""
 
 
-class Untouched:
+class NotCast:
     """Carries a cache past Keras, which would cast the floats among its tensors.
 
     Args:

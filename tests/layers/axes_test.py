@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from routing_tf.layers.parts import cut
-from routing_tf.layers.parts import split
+from routing_tf.layers.axes import cut_axis
+from routing_tf.layers.axes import split_axis
 from tests import golden_cases
 
 X = np.arange(24.0).reshape(2, 4, 3)
@@ -12,7 +12,7 @@ X = np.arange(24.0).reshape(2, 4, 3)
 
 @pytest.mark.parametrize("sizes", [[4], [1, 3], [2, 1, 1]])
 def test_parts_are_those_of_indexing(sizes):
-    parts = golden_cases.to_numpy(split(X, sizes, axis=1))
+    parts = golden_cases.to_numpy(split_axis(X, sizes, axis=1))
     assert [part.shape[1] for part in parts] == sizes
     np.testing.assert_array_equal(np.concatenate(parts, axis=1), X)
 
@@ -23,10 +23,10 @@ def test_parts_are_those_of_indexing(sizes):
 @pytest.mark.parametrize("from_the_end", [False, True])
 def test_one_part(axis, start, stop, from_the_end):
     axis = axis - X.ndim if from_the_end else axis
-    part = golden_cases.to_numpy(cut(X, start, stop, axis))
+    part = golden_cases.to_numpy(cut_axis(X, start, stop, axis))
     np.testing.assert_array_equal(part, X[:, start:stop])
 
 
 def test_the_middle():
-    part = golden_cases.to_numpy(cut(X, 1, 2, axis=2))
+    part = golden_cases.to_numpy(cut_axis(X, 1, 2, axis=2))
     np.testing.assert_array_equal(part, X[:, :, 1:2])

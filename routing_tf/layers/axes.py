@@ -12,7 +12,7 @@ from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 
 
-def split(x, sizes, axis):
+def split_axis(x, sizes, axis):
     """Returns the parts of an axis, as a list.
 
     Args:
@@ -24,7 +24,7 @@ def split(x, sizes, axis):
     return list(ops.split(x, borders, axis=axis)) if borders else [x]
 
 
-def cut(x, start, stop, axis):
+def cut_axis(x, start, stop, axis):
     """Returns one part of an axis, from `start` up to `stop`.
 
     Args:
@@ -40,4 +40,4 @@ def cut(x, start, stop, axis):
         return x[tuple(places)]
     if (start, stop) == (0, size):
         return x
-    return split(x, [start, stop - start, size - stop], axis)[1]
+    return split_axis(x, [start, stop - start, size - stop], axis)[1]

@@ -1,0 +1,170 @@
+"""Which hyperparameters are valid."""
+
+import dataclasses
+import math
+
+from routing_tf.layers.clustering import CENTROID_INITIALIZATIONS
+from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
+from routing_tf.layers.heads.head_group import check_key_shift
+from routing_tf.layers.heads.routed import ROUTING_SCOPES
+from routing_tf.layers.validation import check_choice
+from routing_tf.layers.validation import check_non_negative_integer
+from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import check_rate
+
+_CHOICES = {
+    "feed_forward": ("geglu", "relu", "none"),
+    "norm_position": ("pre", "post"),
+    "optimizer": ("adafactor", "adam"),
+    "routing": (None, "expert_choice", "token_choice", "hashed", "random", "full"),
+    "routing_scope": ROUTING_SCOPES,
+    "centroid_initialization": CENTROID_INITIALIZATIONS,
+    "query_cluster": QUERY_CLUSTERS,
+    "encoder_inputs": ("tokens", "embeddings"),
+}
+_POSITIVE = (
+    "vocabulary_size",
+    "max_sequence_length",
+    "max_input_length",
+    "num_layers",
+    "num_channels",
+    "hidden_dim",
+    "intermediate_dim",
+    "local_block_length",
+    "num_clusters",
+    "attention_window",
+    "max_relative_position",
+    "warmup_steps",
+    "batch_tokens",
+    "train_steps",
+)
+HEADS = (
+    "num_local_heads",
+    "num_routed_heads",
+    "num_cluster_strided_heads",
+    "num_strided_heads",
+)
+_COUNTS = (
+    *HEADS,
+    "num_encoder_layers",
+    "num_local_only_layers",
+    "local_flange_blocks",
+)
+_NOT_NEGATIVE = (
+    "commitment_weight",
+    "balance_rate",
+    "relative_key_stddev",
+    "initializer_gain",
+    "learning_rate",
+    "weight_decay",
+    "gradient_clip_norm",
+)
+
+
+def check(h):
+    """Raises a `ValueError` unless all `Hyperparameters` are valid, and go together."""
+    for field in dataclasses.fields(h):
+        _check_type(h, field)
+        if field.name.endswith("_dropout"):
+            check_rate(field.name, getattr(h, field.name))
+    for name, choices in _CHOICES.items():
+        check_choice(name, getattr(h, name), choices)
+    for name in _POSITIVE:
+        check_positive_integer(name, getattr(h, name))
+    for name in _COUNTS:
+        check_non_negative_integer(name, getattr(h, name))
+    for name in ("routed_key_shift", "local_key_shift"):
+        check_key_shift(name, getattr(h, name))
+        if getattr(h, name) and h.compatibility is not None:
+            raise ValueError(
+                f"`{name}=1` must come without flaws of the release: a query that "
+                "sees nothing would see later tokens. Received: "
+                f"compatibility={h.compatibility!r}. Leave one of the two out"
+            )
+    for name in _NOT_NEGATIVE:
+        value = getattr(h, name)
+        if not 0 <= value < math.inf:
+            raise ValueError(
+                f"`{name}` must be finite and not negative. Received: {name}={value}"
+            )
+    _check_heads(h)
+    _check_centroids(h)
+    _check_image(h)
+
+
+def _check_type(h, field):
+    value = getattr(h, field.name)
+    if field.type == (int | None):
+        if value is not None:
+            check = check_positive_integer
+            if field.name == "memory_flange_blocks":
+                check = check_non_negative_integer
+            check(field.name, value)
+    elif field.type == (str | None):
+        if value is not None and type(value) is not str:
+            raise ValueError(
+                f"`{field.name}` must be a name or None. Received: "
+                f"{field.name}={value!r}"
+            )
+    elif field.type is float and type(value) is int:
+        object.__setattr__(h, field.name, float(value))
+    elif type(value) is not field.type:
+        raise ValueError(
+            f"`{field.name}` must be of type {field.type.__name__}. "
+            f"Received: {field.name}={value!r}"
+        )
+
+
+def _check_heads(h):
+    received = ", ".join(f"{name}={getattr(h, name)}" for name in HEADS)
+    if not h.num_heads:
+        raise ValueError(
+            f"The numbers of heads must not all be zero. Received: {received}"
+        )
+    if h.key_dim is None and h.hidden_dim % h.num_heads:
+        raise ValueError(
+            "`hidden_dim` must be a multiple of the number of heads unless "
+            f"`key_dim` is given. Received: hidden_dim={h.hidden_dim}, "
+            f"{received}"
+        )
+
+
+def _check_centroids(h):
+    moves = h.revive_centroids_after, h.centroid_initialization
+    if not h.ema and h.balance_rate:
+        raise ValueError(
+            "`balance_rate` must be 0 where gradients train the centroids. "
+            f"Received: balance_rate={h.balance_rate}, ema={h.ema}"
+        )
+    if not h.ema and moves != (None, "normal"):
+        raise ValueError(
+            "`revive_centroids_after` must be None and `centroid_initialization` "
+            "'normal' where gradients train the centroids. Received: "
+            f"revive_centroids_after={moves[0]}, "
+            f"centroid_initialization={moves[1]!r}, ema={h.ema}"
+        )
+
+
+def _check_image(h):
+    sizes = (h.image_height, h.image_width)
+    if (sizes[0] is None) != (sizes[1] is None):
+        raise ValueError(
+            "`image_height` and `image_width` must be given together. Received: "
+            f"image_height={sizes[0]}, image_width={sizes[1]}"
+        )
+    if h.kind == "image":
+        tokens = math.prod(sizes) * h.num_channels
+        if h.num_encoder_layers or h.max_sequence_length != tokens:
+            raise ValueError(
+                "A model of images has no encoder, and `max_sequence_length` is "
+                f"height * width * channels, {tokens}. Received: "
+                f"num_encoder_layers={h.num_encoder_layers}, "
+                f"max_sequence_length={h.max_sequence_length}"
+            )
+    elif h.local_block_width is not None or h.num_classes is not None:
+        raise ValueError(
+            "`local_block_width` and `num_classes` are settings of image models, "
+            "which have an `image_height`. Received: "
+            f"local_block_width={h.local_block_width}, "
+            f"num_classes={h.num_classes}"
+        )

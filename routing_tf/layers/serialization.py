@@ -23,9 +23,10 @@ class ConfiguredLayer(keras.layers.Layer):
 def _arguments(cls):
     """Names of the arguments that a class and its bases take in the constructor."""
     ours = itertools.takewhile(lambda base: base is not ConfiguredLayer, cls.__mro__)
-    signatures = [inspect.signature(base.__init__).parameters for base in ours]
-    names = dict.fromkeys(name for each in signatures for name in each)
-    return [name for name in names if name not in ("self", "args", "kwargs")]
+    signatures = [inspect.signature(base.__init__) for base in ours]
+    arguments = [x for each in signatures for x in list(each.parameters.values())[1:]]
+    any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return dict.fromkeys(x.name for x in arguments if x.kind not in any_number)
 
 
 def _serialized(value):

@@ -248,14 +248,14 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         cache_index=None,
         routing_scope=None,
     ):
-        if cache is not None:
-            return self._call_with_cache(inputs, padding_mask, cache)
-        self._check_memory(memory)
         masks = {"padding_mask": padding_mask, "memory_mask": memory_mask}
+        if cache is not None:
+            return self._call_parts(inputs, **masks, training=False, cache=cache)
+        self._check_memory(memory)
         # By name: where gradients compute all again, no outer call hands it on.
         options = {"training": training, "routing_scope": routing_scope}
         if not (self.remat and training):
-            return self._call_parts(inputs, memory, **masks, **options)
+            return self._call_parts(inputs, memory, **masks, **options)[0]
         tensors = [inputs] if memory is None else [inputs, memory]
         # Keras masks do not reach the tensors inside.
         for name, tensor in zip(masks, tensors):
@@ -263,41 +263,51 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
                 masks[name] = mask_of(tensor)
 
         def call_parts(*values):
-            return self._call_parts(*values, **masks, **options)
+            return self._call_parts(*values, **masks, **options)[0]
 
         return call_and_forget(self, call_parts, tensors)
 
     def _call_parts(
         self,
-        inputs,
+        x,
         memory=None,
         padding_mask=None,
         memory_mask=None,
         training=None,
         routing_scope=None,
+        cache=None,
     ):
-        def apply(name, x, **options):
+        """Returns the output, and a dict of the caches of the parts that have one."""
+        options = {
+            "attention": {
+                "use_causal_mask": self.use_causal_mask,
+                "routing_scope": routing_scope,
+            },
+            "cross_attention": {
+                "value": memory,
+                "value_mask": memory_mask,
+                "self_attention": False,
+            },
+        }
+        caches = {}
+        for name in self.parts:
             y = getattr(self, f"{name}_input")(x, training=training)
-            y = getattr(self, name)(y, training=training, **options)
-            return getattr(self, f"{name}_output")(y, residual=x, training=training)
-
-        x = apply(
-            "attention",
-            inputs,
-            query_mask=padding_mask,
-            use_causal_mask=self.use_causal_mask,
-            routing_scope=routing_scope,
-        )
-        if memory is not None:
-            x = apply(
-                "cross_attention",
-                x,
-                value=memory,
-                query_mask=padding_mask,
-                value_mask=memory_mask,
-                self_attention=False,
-            )
-        return x if self.feed_forward is None else apply("feed_forward", x)
+            if name == "feed_forward":
+                y = self.feed_forward(y, training=training)
+            elif cache is None:
+                y = getattr(self, name)(
+                    y, query_mask=padding_mask, training=training, **options[name]
+                )
+            else:
+                y, caches[name] = getattr(self, name)(
+                    y,
+                    query_mask=padding_mask,
+                    training=training,
+                    cache=cache.cache[name],
+                    cache_index=cache.cache_index,
+                )
+            x = getattr(self, f"{name}_output")(y, residual=x, training=training)
+        return x, caches
 
     def _check_memory(self, memory):
         if (memory is None) != (self.cross_attention is None):
@@ -306,23 +316,6 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
                 f"other. Received: memory={None if memory is None else memory.shape}, "
                 f"cross_attention={self.cross_attention!r}"
             )
-
-    def _call_with_cache(self, x, padding_mask, cache):
-        caches = {}
-        for name in self.parts:
-            y = getattr(self, f"{name}_input")(x, training=False)
-            if name == "feed_forward":
-                y = self.feed_forward(y, training=False)
-            else:
-                y, caches[name] = getattr(self, name)(
-                    y,
-                    query_mask=padding_mask,
-                    training=False,
-                    cache=cache.cache[name],
-                    cache_index=cache.cache_index,
-                )
-            x = getattr(self, f"{name}_output")(y, residual=x, training=False)
-        return x, caches
 
     def compute_output_shape(self, inputs_shape, memory_shape=None):
         return inputs_shape

@@ -7,6 +7,7 @@ from routing_tf.layers.clustering import Clustering
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.key_shift import read_next_values
 from routing_tf.layers.lengths import is_known
+from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import smaller
 from routing_tf.layers.online_kmeans import OnlineKMeans
 from routing_tf.layers.online_kmeans import normalize
@@ -127,8 +128,13 @@ class ClusteredHeads(HeadGroup):
         """Returns what `scores` does, without adding a loss or moving state."""
         return self.scores(streams, [None] * len(streams), training=False)
 
+    #: Difference of scores up to which tokens are equal, see `membership`.
+    near_tie = 0.0
+
     def choose(self, scores, mask, training=None):
         """Decides who is a member of which cluster, from the whole sequence.
+
+        Here each cluster takes the tokens that score highest.
 
         Args:
             scores: `<float32>[batch, heads, length, clusters]`.
@@ -140,11 +146,10 @@ class ClusteredHeads(HeadGroup):
         Returns:
             Members `<int>[batch, heads, clusters, window]`, sorted, and a mask of that
             shape, False in slots that hold no member; None for a mask of all True.
-
-        Raises:
-            NotImplementedError: if the subclass has no rule of its own.
         """
-        raise NotImplementedError
+        window = self.window(length_of(scores, 2))
+        near_tie = 0.0 if training else self.near_tie
+        return membership.expert_choice(scores, window, mask, near_tie), None
 
     def shifted(self, inputs):
         # Members are keys, so values are moved to them.
@@ -314,7 +319,6 @@ class CentroidHeads(ClusteredHeads):
 
     @property
     def near_tie(self):
-        """Difference of scores up to which tokens are equal, see `membership`."""
         return membership.NEAR_TIE * self.kmeans.centroids.shape[-1]
 
     def num_candidates(self, length):

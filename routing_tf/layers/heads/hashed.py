@@ -121,7 +121,7 @@ class HashedHeads(ClusteredHeads):
     def choose(self, scores, mask, training=None):
         # Equal scores: the first tokens win.
         length = length_of(scores, 2)
-        members = membership.expert_choice(scores, self.window(length), mask)
+        members, _ = super().choose(scores, mask)
         buckets = ops.cast(ops.argmax(scores, axis=-1), "int32")
         if mask is not None:
             buckets = ops.where(mask, buckets, -1)

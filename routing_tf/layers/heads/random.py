@@ -6,9 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import ClusteredHeads
-from routing_tf.layers.lengths import length_of
 from routing_tf.layers.rules.last_members import LastMembers
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
@@ -121,7 +119,3 @@ class RandomHeads(ClusteredHeads):
         clusters = ops.take(cache["clusters"], [index], axis=2)
         scores = ops.one_hot(clusters, self.num_clusters, dtype="float32")
         return dataclasses.replace(tokens, query_scores=scores, key_scores=scores)
-
-    def choose(self, scores, mask, training=None):
-        window = self.window(length_of(scores, 2))
-        return membership.expert_choice(scores, window, mask), None

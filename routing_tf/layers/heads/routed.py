@@ -2,9 +2,7 @@
 
 import keras
 
-from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import CentroidHeads
-from routing_tf.layers.lengths import length_of
 from routing_tf.layers.rules.best_members import BestMembers
 from routing_tf.layers.rules.last_members import LastMembers
 from routing_tf.layers.validation import check_choice
@@ -149,11 +147,6 @@ class RoutedHeads(CentroidHeads):
                 'what is meant, `routing="expert_choice"`'
             )
         return super().attend(inputs, training=training)
-
-    def choose(self, scores, mask, training=None):
-        window = self.window(length_of(scores, 2))
-        near_tie = 0.0 if training else self.near_tie
-        return membership.expert_choice(scores, window, mask, near_tie), None
 
     def num_candidates(self, length):
         return self.window(length)

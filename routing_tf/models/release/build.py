@@ -178,55 +178,56 @@ def image_model(hparams, num_channels, vocabulary_size=256, num_classes=None):
 
 def _head_groups(config):
     """The head groups of a call, in the order in which the release joins them."""
-    counts = (
-        (config["sparsity_cluster_num_heads"], _clustered_heads),
-        (config["sparsity_cluster_strided_num_heads"], _cluster_strided_heads),
-        (config["sparsity_strided_num_heads"], _strided_heads),
-        (config["local_num_heads"], _local_heads),
-    )
-    return [make(config, number) for number, make in counts if number]
+    groups = []
+    for kind, settings_of in _KINDS.items():
+        if config[f"{kind}_num_heads"]:
+            cls, settings = settings_of(config)
+            groups.append(cls(**{**_shared(config, kind), **settings}))
+    return groups
 
 
-def _clustered_heads(config, num_heads):
-    options = _shared(config, "sparsity_cluster_relative")
-    options["share_query_key"] = config["share_qk"]
-    if config["hash_items"]:
-        return heads.ExactHashedHeads(
-            num_heads,
-            num_buckets=config["sparsity_cluster_size"],
-            attention_window=config["sparsity_cluster_attention_window"],
-            name="hashed_heads",
-            **options,
-        )
-    return heads.ExactRoutedHeads(
-        num_heads,
-        routing="expert_choice",
-        name="routed_heads",
-        **_clustering(config),
-        **options,
-    )
+def _shared(config, kind):
+    """The arguments that all kinds of heads have."""
+    weight = "trainable" if config["token_bias_wt_trainable"] else "fixed"
+    is_relative = config[f"{kind}_relative"]
+    return {
+        "num_heads": config[f"{kind}_num_heads"],
+        "max_relative_position": (
+            config["max_relative_position"] if is_relative else None
+        ),
+        "dropout": config.get("dropout_rate", 0.0),
+        "token_bias_weight": weight,
+        "cache_padding_bias": bool(config["cache_padding_bias"]),
+    }
 
 
-def _cluster_strided_heads(config, num_heads):
-    settings = {**_clustering(config), **heads.CLUSTER_STRIDED_SETTINGS}
-    return heads.ExactClusterStridedHeads(
-        num_heads,
-        name="cluster_strided_heads",
+def _clustered(config):
+    settings = {"share_query_key": config["share_qk"]}
+    if not config["hash_items"]:
+        settings |= {"name": "routed_heads", "routing": "expert_choice"}
+        return heads.ExactRoutedHeads, {**settings, **_clustering(config)}
+    return heads.ExactHashedHeads, {
         **settings,
-        **_shared(config, "sparsity_cluster_strided_relative"),
-    )
+        "name": "hashed_heads",
+        "num_buckets": config["sparsity_cluster_size"],
+        "attention_window": config["sparsity_cluster_attention_window"],
+    }
 
 
-def _strided_heads(config, num_heads):
-    return heads.ExactStridedHeads(
-        num_heads,
-        block_shape=config["query_shape"],
-        name="strided_heads",
-        **{**_shared(config, "sparsity_strided_relative"), "token_bias_weight": None},
-    )
+def _cluster_strided(config):
+    settings = {**_clustering(config), **heads.CLUSTER_STRIDED_SETTINGS}
+    return heads.ExactClusterStridedHeads, {"name": "cluster_strided_heads", **settings}
 
 
-def _local_heads(config, num_heads):
+def _strided(config):
+    return heads.ExactStridedHeads, {
+        "name": "strided_heads",
+        "block_shape": config["query_shape"],
+        "token_bias_weight": None,
+    }
+
+
+def _local(config):
     memory_block = config["query_shape"]
     if config.get("memory_length") is not None:
         memory_block = config["memory_query_shape"]
@@ -236,14 +237,12 @@ def _local_heads(config, num_heads):
             "`memory_flange` must be a multiple of the block. Received: "
             f"memory_flange={config['memory_flange']!r} with blocks of {memory_block}"
         )
-    return heads.ExactLocalHeads(
-        num_heads,
-        block_shape=config["query_shape"],
-        flange_blocks=[flange // length for flange, length in pairs],
-        memory_block_shape=memory_block,
-        name="local_heads",
-        **_shared(config, "local_relative"),
-    )
+    return heads.ExactLocalHeads, {
+        "name": "local_heads",
+        "block_shape": config["query_shape"],
+        "flange_blocks": [flange // length for flange, length in pairs],
+        "memory_block_shape": memory_block,
+    }
 
 
 def _clustering(config):
@@ -256,20 +255,13 @@ def _clustering(config):
     }
 
 
-def _shared(config, relative):
-    """The arguments that all kinds of heads have."""
-    return {
-        "max_relative_position": _limit(config, relative),
-        "dropout": config.get("dropout_rate", 0.0),
-        "token_bias_weight": (
-            "trainable" if config["token_bias_wt_trainable"] else "fixed"
-        ),
-        "cache_padding_bias": bool(config["cache_padding_bias"]),
-    }
-
-
-def _limit(config, switch):
-    return config["max_relative_position"] if config[switch] else None
+# How the release's settings of a kind of heads begin, and what makes our arguments.
+_KINDS = {
+    "sparsity_cluster": _clustered,
+    "sparsity_cluster_strided": _cluster_strided,
+    "sparsity_strided": _strided,
+    "local": _local,
+}
 
 
 def _per_head(config, name, num_heads):

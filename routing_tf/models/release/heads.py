@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from routing_tf import layers
-from routing_tf.layers import membership
+from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.rules.inside_clusters import InsideClusters
@@ -94,9 +94,8 @@ class TrainedHashedHeads(_TrainedClusters, layers.HashedHeads):
     def causal_rule(self, routing_scope=None):
         return self.whole_sequence_rule()
 
-    def choose(self, scores, mask, training=None):
-        window = self.window(length_of(scores, 2))
-        return membership.expert_choice(scores, window, mask), None
+    # Without a look at whose bucket it is.
+    choose = ClusteredHeads.choose
 
 
 @register
@@ -173,7 +172,7 @@ class ReleaseKMeans(layers.OnlineKMeans):
         return loss * 2 if len(streams) == 1 else loss
 
 
-class _Exact:
+class _Exact(_WithFlaws):
     """Heads with the release's padding: values that are zero.
 
     Args:
@@ -234,7 +233,7 @@ class ExactLocalHeads(_Exact, TrainedLocalHeads):
 
 
 @register
-class ExactStridedHeads(_Exact, _WithFlaws, layers.StridedHeads):
+class ExactStridedHeads(_Exact, layers.StridedHeads):
     """`StridedHeads` as in the release: they mask no padding and know no token bias.
 
     Instead all queries of a block attend to all blocks alike where the block starts

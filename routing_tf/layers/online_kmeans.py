@@ -94,10 +94,8 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         num_clusters: number of centroids of each head.
         smoothing_epsilon: pseudo-count of the Laplace smoothing, in tokens. Defaults
             to 1e-5.
-        **kwargs: those of `Clustering`, which say how centroids move: `decay`
-            (defaults to 0.999), `commitment_weight` (1e-4), `ema` (True), `update_rule`
-            (`"ema"`), `revive_after` (None), `centroid_initialization` (`"normal"`) and
-            `balance_rate` (0.0); and those of `keras.layers.Layer`, such as `name`.
+        **kwargs: those of `Clustering`, such as `decay`, which say how centroids move;
+            and those of `keras.layers.Layer`, such as `name`.
 
     Call arguments:
         tokens: `<float>[batch, heads, length, dim]`, normalised (`normalize`); or a

@@ -67,12 +67,9 @@ class RoutingAttention(MixedAttention):
         seed: integer seed of the dropout; None (the default) for a random one.
         kernel_initializer: initializer of all projections and of the relative
             position tables. Defaults to `"glorot_uniform"`.
-        **kwargs: arguments of `MixedAttention`: `use_bias` (defaults to False, unlike
-            in `keras.layers.MultiHeadAttention`), `bias_initializer` (defaults to
-            `"zeros"`), `kernel_regularizer`, `bias_regularizer`, `kernel_constraint`,
-            `bias_constraint` and `block_shape` (all default to None),
-            `shared_head_projection`, `project_shared_keys` and `remat` (all default to
-            False); and those of `keras.layers.Layer`, such as `name`.
+        **kwargs: arguments of `MixedAttention`, such as `use_bias` (defaults to False,
+            unlike in `keras.layers.MultiHeadAttention`) and `remat`; and those of
+            `keras.layers.Layer`, such as `name`.
 
     Call arguments and Returns: as in `MixedAttention`.
 

@@ -22,22 +22,6 @@ _ENCODER_TABLE = re.compile(
 )
 # What optimizers keep beside a variable.
 _SLOT = re.compile(r"/(Adafactor|Adam|Momentum)(_\d+)?$")
-# Whether heads are relative, by the setting: their number's setting and their scope.
-RELATIVE = {
-    "local_relative": ("local_num_heads", "local_nd"),
-    "sparsity_cluster_relative": (
-        "sparsity_cluster_num_heads",
-        "cluster_attention/cluster_attention",
-    ),
-    "sparsity_cluster_strided_relative": (
-        "sparsity_cluster_strided_num_heads",
-        "cluster_strided_attention/cluster_strided_attention",
-    ),
-    "sparsity_strided_relative": (
-        "sparsity_strided_num_heads",
-        "strided_attention/strided_attention",
-    ),
-}
 
 
 class ReleaseCheckpoint:
@@ -221,8 +205,10 @@ class ReleaseCheckpoint:
         first = "decoder_layer_0/self_attention/self_attention"
         head_dim = self._needed_shape(f"{first}/attention_nd/dense/kernel")[0]
         total = self._needed_shape(f"{first}/v/kernel")[1] // head_dim
-        cluster = "attention_nd/cluster_attention/cluster_attention"
-        strided = "attention_nd/cluster_strided_attention/cluster_strided_attention"
+        cluster, strided = (
+            f"attention_nd/{variable_names.HEAD_SCOPES[kind]}"
+            for kind in ("sparsity_cluster", "sparsity_cluster_strided")
+        )
         shown = {
             "sparsity_cluster_num_heads": 0,
             "sparsity_cluster_strided_num_heads": 0,
@@ -246,10 +232,10 @@ class ReleaseCheckpoint:
 
     def _relative(self, layers):
         shown = {}
-        for setting, (_, scope) in RELATIVE.items():
+        for kind, scope in variable_names.HEAD_SCOPES.items():
             name = f"attention_nd/{scope}/relative_positions_keys/embeddings"
             tables = [layer[name] for layer in layers if name in layer]
-            shown[setting] = bool(tables)
+            shown[f"{kind}_relative"] = bool(tables)
             if tables:
                 shown["max_relative_position"] = tables[0][0] // 2
         return shown

@@ -11,7 +11,6 @@ import numpy as np
 from routing_tf.files import safe_loading
 from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.models.release import variable_names
-from routing_tf.models.release.checkpoint_file import RELATIVE
 from routing_tf.models.release.checkpoint_file import ReleaseCheckpoint
 from routing_tf.models.release.conversion import hyperparameters_from_release
 from routing_tf.models.release.conversion import read_hparams
@@ -109,9 +108,9 @@ def _with_heads(shown, given):
     clustered = shown["sparsity_cluster_num_heads"]
     clustered += shown["sparsity_cluster_strided_num_heads"]
     shown["local_num_heads"] = shown.pop("total_heads") - clustered - strided
-    for setting, (number, _) in RELATIVE.items():
-        if not shown[number]:
-            del shown[setting]
+    for kind in variable_names.HEAD_SCOPES:
+        if not shown[f"{kind}_num_heads"]:
+            del shown[f"{kind}_relative"]
     return shown
 
 

@@ -4,19 +4,11 @@ from routing_tf.files import safe_loading
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.models.release.hparams_sets import _BASE
 from routing_tf.models.release.hparams_sets import _IMAGE_BASE
+from routing_tf.models.release.variable_names import HEAD_SCOPES
 
-_HEADS = (
-    "local_num_heads",
-    "sparsity_cluster_num_heads",
-    "sparsity_cluster_strided_num_heads",
-    "sparsity_strided_num_heads",
-)
-
-
+_HEADS = tuple(f"{kind}_num_heads" for kind in HEAD_SCOPES)
 # The release's step letters of a sublayer's input and output -> `norm_position`.
 _NORM_POSITIONS = {("none", "dan"): "post", ("n", "da"): "pre"}
-
-
 # Settings of the release that no layer here reproduces yet, with their neutral value.
 _NEUTRAL = {
     "norm_type": "layer",
@@ -24,8 +16,6 @@ _NEUTRAL = {
     "activation_dtype": "float32",
     "weight_dtype": "float32",
 }
-
-
 _NEUTRAL_IN_TRAINING = {
     "initializer": "uniform_unit_scaling",
     "optimizer_adafactor_beta1": 0.0,

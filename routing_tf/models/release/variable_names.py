@@ -15,12 +15,19 @@ _FEED_FORWARD_NAMES = {
     },
     "relu": {"conv1": "input_dense", "conv2": "output_dense"},
 }
-_GROUP_SCOPES = {
-    layers.RoutedHeads: "cluster_attention/cluster_attention",
-    layers.HashedHeads: "cluster_attention/cluster_attention",
-    layers.ClusterStridedHeads: "cluster_strided_attention/cluster_strided_attention",
-    layers.StridedHeads: "strided_attention/strided_attention",
-    layers.LocalHeads: "local_nd",
+# The scope of a kind of heads, by the start of the names of the kind's settings.
+HEAD_SCOPES = {
+    "local": "local_nd",
+    "sparsity_cluster": "cluster_attention/cluster_attention",
+    "sparsity_cluster_strided": "cluster_strided_attention/cluster_strided_attention",
+    "sparsity_strided": "strided_attention/strided_attention",
+}
+_KINDS = {
+    layers.RoutedHeads: "sparsity_cluster",
+    layers.HashedHeads: "sparsity_cluster",
+    layers.ClusterStridedHeads: "sparsity_cluster_strided",
+    layers.StridedHeads: "sparsity_strided",
+    layers.LocalHeads: "local",
 }
 TOKEN_BIAS_WEIGHT = "token_bias_weight"
 MODEL_SCOPE = "sparse_transformer/body"
@@ -111,7 +118,7 @@ def _is_token_bias_weight(name):
 
 
 def _is_of_the_release(layer):
-    known = all(isinstance(group, tuple(_GROUP_SCOPES)) for group in layer.head_groups)
+    known = all(isinstance(group, tuple(_KINDS)) for group in layer.head_groups)
     return layer.built and layer.shared_head_projection and known
 
 
@@ -216,8 +223,8 @@ def _attention_variables(attention, scope):
 
 
 def _group_variables(group, scope):
-    own = next(name for kind, name in _GROUP_SCOPES.items() if isinstance(group, kind))
-    group_scope = f"{scope}/{own}"
+    kind = next(kind for cls, kind in _KINDS.items() if isinstance(group, cls))
+    group_scope = f"{scope}/{HEAD_SCOPES[kind]}"
     variables = {}
     if isinstance(group, layers.HashedHeads):
         variables[f"{group_scope}/projection_tensors"] = group.projections

@@ -42,19 +42,19 @@ class Projections(LowRankAdaptation):
             self.project_shared_keys or not shares for shares in self._shares_queries
         ]
         key_heads = sum(self._heads_of_groups(self._has_keys))
-        self.query_kernel = self._kernel("query", (dim, heads * self.key_dim))
-        self.key_kernel = None
-        if key_heads:
-            self.key_kernel = self._kernel(
-                "key", (memory_dim, key_heads * self.key_dim)
-            )
-        self.value_kernel = self._kernel("value", (memory_dim, heads * value_dim))
-        if self.shared_head_projection:
-            self.head_kernel = self._kernel("head", (value_dim, value_dim))
-        output_dim = self.output_dim or dim
-        self.output_kernel = self._kernel("output", (heads * value_dim, output_dim))
+        shapes = {
+            "query": (dim, heads * self.key_dim),
+            "key": (memory_dim, key_heads * self.key_dim) if key_heads else None,
+            "value": (memory_dim, heads * value_dim),
+            "head": (value_dim, value_dim) if self.shared_head_projection else None,
+            "output": (heads * value_dim, self.output_dim or dim),
+        }
+        for name, shape in shapes.items():
+            setattr(self, f"{name}_kernel", self._weight(name, "kernel", shape))
         for name in ("query", "key", "value", "output"):
-            setattr(self, f"{name}_bias", self._bias(name))
+            has_bias = self.use_bias and shapes[name] is not None
+            shape = shapes[name][1:] if has_bias else None
+            setattr(self, f"{name}_bias", self._weight(name, "bias", shape))
 
     def projected(self, query, value=None):
         """Projects a sequence, or what attends and what is attended to.
@@ -113,26 +113,16 @@ class Projections(LowRankAdaptation):
         x = ops.reshape(x, (batch, length, heads * size))
         return self._products(x, ["output"])[0]
 
-    def _kernel(self, name, shape):
-        return self.add_weight(
-            name=f"{name}_kernel",
-            shape=shape,
-            initializer=cloned(self.kernel_initializer),
-            regularizer=self.kernel_regularizer,
-            constraint=self.kernel_constraint,
-        )
-
-    def _bias(self, name):
-        """Makes the bias that goes with a kernel; returns None where there is none."""
-        kernel = getattr(self, f"{name}_kernel")
-        if not self.use_bias or kernel is None:
+    def _weight(self, name, kind, shape):
+        """Makes the kernel or the bias of a projection; None without a shape."""
+        if shape is None:
             return None
         return self.add_weight(
-            name=f"{name}_bias",
-            shape=kernel.shape[1:],
-            initializer=cloned(self.bias_initializer),
-            regularizer=self.bias_regularizer,
-            constraint=self.bias_constraint,
+            name=f"{name}_{kind}",
+            shape=shape,
+            initializer=cloned(getattr(self, f"{kind}_initializer")),
+            regularizer=getattr(self, f"{kind}_regularizer"),
+            constraint=getattr(self, f"{kind}_constraint"),
         )
 
     def _products(self, x, names):
@@ -145,8 +135,6 @@ class Projections(LowRankAdaptation):
         return split_axis(product, [kernel.shape[1] for kernel in kernels], axis=-1)
 
     def _scaled_groups(self, queries):
-        if queries is None:
-            return [None] * len(self.head_groups)
         return self._in_groups(queries, scale=self.key_dim**-0.5)
 
     def _in_groups(self, x, has=None, scale=None):

@@ -14,25 +14,22 @@ from routing_tf.training.run_config import RunConfig
 from tests import golden_cases
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+RELEASE_KINDS = ["Routed", "ClusterStrided", "Strided", "Local"]
+# The classes of the head groups in each file.
 ATTENTION = {
     "sound": ["RoutedHeads", "LocalHeads"],
     "sound_unmasked": ["RoutedHeads"],
-    "exact": ["RoutedHeads", "ClusterStridedHeads", "StridedHeads", "LocalHeads"],
-    "exact_unmasked": [
-        "RoutedHeads",
-        "ClusterStridedHeads",
-        "StridedHeads",
-        "LocalHeads",
-    ],
-    "exact_hashed": ["HashedHeads", "StridedHeads", "LocalHeads"],
+    "exact": [f"Exact{kind}Heads" for kind in RELEASE_KINDS],
+    "exact_unmasked": [f"Exact{kind}Heads" for kind in RELEASE_KINDS],
+    "exact_hashed": ["ExactHashedHeads", "ExactStridedHeads", "ExactLocalHeads"],
     "trained": [
-        "HashedHeads",
-        "RoutedHeads",
-        "ClusterStridedHeads",
-        "LocalHeads",
+        "TrainedHashedHeads",
+        "TrainedRoutedHeads",
+        "TrainedClusterStridedHeads",
+        "TrainedLocalHeads",
         "StridedHeads",
     ],
-    "trained_unmasked": ["LocalHeads"],
+    "trained_unmasked": ["TrainedLocalHeads"],
 }
 PRESETS = {
     "sound_preset": None,
@@ -54,24 +51,14 @@ def numbers(folder):
     return np.load(folder / "numbers.npz")
 
 
-def class_of(kind, name):
-    if name.startswith("exact"):
-        return f"Exact{kind}"
-    if name.startswith("trained") and kind != "StridedHeads":
-        return f"Trained{kind}"
-    return kind
-
-
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention(name, folder, numbers):
     model = keras.models.load_model(folder / f"{name}.keras")
     attention = next(x for x in model.layers if hasattr(x, "head_groups"))
-    kinds = [type(group).__qualname__ for group in attention.head_groups]
-    assert kinds == [class_of(kind, name) for kind in ATTENTION[name]]
-    for group in attention.head_groups:
-        assert getattr(group, "cache_padding_bias", None) is (
-            name != "exact" if name.startswith("exact") else None
-        )
+    groups = attention.head_groups
+    assert [type(group).__qualname__ for group in groups] == ATTENTION[name]
+    if name.startswith("exact"):
+        assert {group.cache_padding_bias for group in groups} == {name != "exact"}
     output = model([numbers["x"], numbers["mask"]])
     golden_cases.assert_close(output, numbers[name], 1e-5)
 
@@ -93,11 +80,9 @@ def test_models(name, folder, numbers):
         lm = keras.models.load_model(folder / f"{name}.keras")
         name = "exact_preset"
     assert lm.hyperparameters.compatibility == PRESETS[name]
-    logits = lm({k: numbers[v] for k, v in INPUTS.items()})
+    inputs = {"token_ids": numbers["ids"], "padding_mask": numbers["padding_mask"]}
+    logits = lm(inputs)
     golden_cases.assert_close(logits, numbers[name], 1e-5)
-
-
-INPUTS = {"token_ids": "ids", "padding_mask": "padding_mask"}
 
 
 @pytest.mark.parametrize("name, level", [("run", None), ("trained_run", "trained")])
@@ -107,10 +92,10 @@ def test_settings_of_runs(name, level, folder):
     assert hyperparameters.query_cluster == "key" or folder.name.startswith("8d19778")
 
 
-def test_flaws_need_the_module_that_knows_them(folder, monkeypatch):
+def test_flaws_need_the_module_that_knows_them(monkeypatch):
     monkeypatch.setattr(keras.saving, "get_registered_object", lambda *_: None)
     config = {"num_clusters": 3, "compatibility": {"mixed_head_counts": True}}
     with pytest.raises(ValueError, match="Import `routing_tf.models.release` before"):
         layers.OnlineKMeans.from_config(config)
     sound = {**config, "compatibility": {"mixed_head_counts": False}}
-    assert type(layers.OnlineKMeans.from_config(sound)).__name__ == ("OnlineKMeans")
+    assert type(layers.OnlineKMeans.from_config(sound)) is layers.OnlineKMeans

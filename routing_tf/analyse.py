@@ -22,6 +22,7 @@ Which earlier places does each token of a text read, and is what comes next ther
     python -m routing_tf.analyse --what=reads --model_dir=my_run
 """
 
+import os
 import sys
 
 from absl import app
@@ -32,7 +33,8 @@ from routing_tf.choices import DEFAULT_EXAMPLES
 from routing_tf.choices import DEFAULT_LENGTHS
 from routing_tf.choices import ROUTING_SCOPES
 
-# Flags that only some values of --what read.
+# Flags that all values of --what read, and those that only some do.
+SHARED = ("split", "routing_scope")
 READERS = {
     "num_windows": ("causality",),
     "num_perturbations": ("causality",),
@@ -160,20 +162,18 @@ def run(options):
         ValueError: if there is no run to look at, the data or a flag does not fit it,
             or matplotlib is missing where it is needed.
     """
-    given = [name for name in READERS if options[name].present]
-    unread = [name for name in given if options.what not in READERS[name]]
-    if unread:
-        raise ValueError(
-            f"`--what={options.what}` must come without flags that it does not read. "
-            f"Received: {', '.join(f'--{name}' for name in unread)}"
-        )
+    unread = [name for name in READERS if options.what not in READERS[name]]
+    commands.refuse(options, unread, f"--what={options.what}")
     from routing_tf.analysis import looks
     from routing_tf.analysis import pictures
 
     if options.what in ("maps", "reads"):
         pictures.check_matplotlib()
     lm, problem = load(options)
-    getattr(looks, options.what)(lm, problem, options)
+    settings = {name: options[name].value for name in (*READERS, *SHARED)}
+    if not options.output_dir:
+        settings["output_dir"] = os.path.join(options.model_dir, options.what)
+    getattr(looks.Look(lm, problem, **settings), options.what)()
 
 
 def load(options):

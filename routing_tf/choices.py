@@ -22,3 +22,18 @@ DEFAULT_LABELS = 10
 DEFAULT_LENGTHS = {"jsd": 512, "maps": 256, "reads": 256}
 # Token by token takes long.
 DEFAULT_EXAMPLES = {"causality": 64, "decoding": 4}
+
+
+def refuse_flags(given, reason):
+    """Raises a `ValueError` if there are flags that are not read.
+
+    Args:
+        given: list of their names.
+        reason: with what they do not go together.
+    """
+    if given:
+        names = ", ".join(f"--{name}" for name in given)
+        raise ValueError(
+            f"Flags must be those that are read. Received: {names} with {reason}. "
+            f"Leave {'it' if len(given) == 1 else 'them'} out"
+        )

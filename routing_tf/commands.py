@@ -169,12 +169,7 @@ def refuse(options, names, reason):
         names: names of the flags.
         reason: with what they do not go together.
     """
-    given = [f"--{name}" for name in names if options[name].present]
-    if given:
-        raise ValueError(
-            f"Flags must be those that are read. Received: {', '.join(given)} with "
-            f"{reason}. Leave {'it' if len(given) == 1 else 'them'} out"
-        )
+    choices.refuse_flags([name for name in names if options[name].present], reason)
 
 
 class _PathParser(flags.ArgumentParser):

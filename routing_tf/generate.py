@@ -40,6 +40,7 @@ from routing_tf.choices import DEFAULT_LABELS
 from routing_tf.choices import DEFAULT_TOP_P
 from routing_tf.choices import MAX_DEFAULT_LENGTH
 from routing_tf.choices import SAMPLERS
+from routing_tf.choices import WHOLE_TEXTS
 
 MAX_SEED = 2**32 - 1
 STREAM_FLAGS = ("stream", "num_tokens")
@@ -227,20 +228,19 @@ def run(options):
     import numpy as np
 
     from routing_tf import models
-    from routing_tf.generation import images_asked
-    from routing_tf.generation import texts_asked
-    from routing_tf.generation.samplers import make_sampler
+    from routing_tf.generation import samplers
     from routing_tf.training import loading
 
     check_output_file(options)
     lm = loading.load_language_model(options.model_dir, options.checkpoint)
+    # By the class of the model: what generates, and flags of others.
     kinds = {
-        models.RoutingTransformerCausalLM: (texts_asked.generate_texts, IMAGE_FLAGS),
+        models.RoutingTransformerCausalLM: (generate_texts, IMAGE_FLAGS),
         models.RoutingTransformerSeq2SeqLM: (
-            texts_asked.generate_targets,
+            generate_texts,
             (*IMAGE_FLAGS, *STREAM_FLAGS),
         ),
-        models.RoutingImageTransformer: (images_asked.generate_images, TEXT_FLAGS),
+        models.RoutingImageTransformer: (generate_images, TEXT_FLAGS),
     }
     if type(lm) not in kinds:
         raise ValueError(
@@ -252,10 +252,165 @@ def run(options):
     seed = options.seed
     if seed is None:
         seed = int(np.random.default_rng().integers(2**31))
-    sampler = make_sampler(options, seed, lm.hyperparameters)
+    given = {name: options[name].value for name in samplers.SAMPLER_FLAGS}
+    sampler = samplers.make_sampler(options.sampler, seed, lm.hyperparameters, **given)
     told = f", seed {seed}" if hasattr(sampler, "seed") else ""
     print(f"model: {options.model_dir}{told}", file=sys.stderr, flush=True)
     generate(lm, sampler, options)
+
+
+def generate_texts(lm, sampler, options):
+    """Continues prompts, or generates the texts that belong to them.
+
+    Args:
+        lm: the language model, with an encoder or without.
+        sampler: the sampler.
+        options: the parsed flags.
+
+    Raises:
+        ValueError: if the model has no tokenizer, a prompt or a flag does not fit it.
+    """
+    from routing_tf.generation import display
+    from routing_tf.generation import texts
+
+    prompts = read_prompts(options)
+    samples = texts.make_samples(lm, prompts, options.num_samples)
+    end_id = lm.preprocessor.tokenizer.end_token_id
+    if options.stream:
+        stream_text(lm, sampler, samples, options)
+        return
+    if options["num_tokens"].present:
+        raise ValueError(
+            "`--num_tokens` is for `--stream`. Received: --num_tokens="
+            f"{options.num_tokens} without it. Pass --stream, or --max_length"
+        )
+    h = lm.hyperparameters
+    is_exact = h.kind == "text" and h.sees_later_tokens("prefix") is None
+    continuation = texts.Continuation(
+        lm,
+        sampler,
+        texts.length_of_texts(lm, samples, options.max_length),
+        None if options.stop_at_end is False else end_id,
+        options.batch_size,
+        by_steps=is_exact and options.sampler not in WHOLE_TEXTS,
+    )
+    display.write_texts(continuation, samples, len(prompts), options.output_file)
+
+
+def stream_text(lm, sampler, samples, options):
+    """Continues a prompt until Ctrl-C, or for `--num_tokens`.
+
+    Args:
+        lm: a `RoutingTransformerCausalLM`.
+        sampler: the sampler.
+        samples: list of one `TextSample`.
+        options: the parsed flags.
+
+    Raises:
+        ValueError: if the model or the flags do not fit.
+    """
+    from routing_tf.generation import display
+    from routing_tf.generation.token_stream import TokenStream
+
+    commands.refuse(
+        options, ["max_length", "batch_size"], "--stream, which reads --num_tokens"
+    )
+    if options.sampler in WHOLE_TEXTS:
+        raise ValueError(
+            "`--stream` needs a sampler that draws one token after the other: "
+            f"{', '.join(name for name in SAMPLERS if name not in WHOLE_TEXTS)}. "
+            f"Received: --sampler={options.sampler}, which chooses among whole texts"
+        )
+    if len(samples) > 1:
+        raise ValueError(
+            f"`--stream` makes one text. Received: {len(samples)} prompts and samples. "
+            "Pass one --prompt and no --num_samples"
+        )
+    (sample,) = samples
+    num_tokens = None
+    if options.num_tokens:
+        num_tokens = len(sample.token_ids) + options.num_tokens
+    stream = TokenStream(lm, sampler, num_tokens)
+    stop = lm.preprocessor.tokenizer.end_token_id if options.stop_at_end else None
+    display.write_stream(stream, sample, stop, options.output_file)
+
+
+def read_prompts(options):
+    """Returns the list of prompts.
+
+    Args:
+        options: the parsed flags.
+
+    Raises:
+        ValueError: if there are two kinds, or none in the file, or it is not text.
+    """
+    if options.prompt_file is None:
+        return [options.prompt or ""]
+    if options.prompt is not None:
+        raise ValueError(
+            "Prompts must come from `--prompt` or from `--prompt_file`. Received: "
+            f"--prompt={options.prompt!r}, --prompt_file={options.prompt_file!r}"
+        )
+    try:
+        content = pathlib.Path(options.prompt_file).read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            "`--prompt_file` must be a readable file of text in UTF-8. Received: "
+            f"{options.prompt_file!r}: {error}"
+        ) from error
+    # str.splitlines also breaks lines at characters that are part of texts.
+    lines = [line.removesuffix("\r") for line in content.split("\n")]
+    prompts = [line for line in lines if line]
+    if not prompts:
+        raise ValueError(
+            "`--prompt_file` must hold a line that is not empty. Received: "
+            f"{options.prompt_file!r}. To start from nothing, leave it out"
+        )
+    return prompts
+
+
+def generate_images(model, sampler, options):
+    """Samples or completes images.
+
+    Args:
+        model: a `RoutingImageTransformer`.
+        sampler: the sampler.
+        options: the parsed flags.
+
+    Raises:
+        ValueError: if the flags do not fit the model, or there is no data to complete.
+    """
+    from routing_tf.generation import pictures
+
+    path = options.output_file
+    if path is None or pathlib.Path(path).suffix.lower() != ".png":
+        raise ValueError(
+            "`--output_file` must be the path of a .png for a model of images. "
+            f"Received: --output_file={path}"
+        )
+    if options.num_given_rows:
+        commands.refuse(
+            options, ["labels"], "--num_given_rows; images have their own labels"
+        )
+        _, problem = commands.open_run(options)
+        picture = pictures.completion_grid(
+            model,
+            sampler,
+            problem.images(options.split)[: options.num_images],
+            problem.labels(options.split)[: options.num_images],
+            options.num_given_rows,
+            options.num_samples,
+        )
+    else:
+        commands.refuse(options, commands.COMPLETION_FLAGS, "no --num_given_rows")
+        num_classes, labels = model.hyperparameters.num_classes, None
+        if num_classes is None:
+            commands.refuse(options, ["labels"], "a model without classes")
+        else:
+            labels = pictures.labels_to_sample(options.labels, num_classes)
+        picture = pictures.sample_grid(model, sampler, labels, options.num_samples)
+    pathlib.Path(path).write_bytes(picture)
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def check_output_file(options):

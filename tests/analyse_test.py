@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import re
 import sys
 
@@ -119,16 +120,12 @@ def test_a_model_of_token_choice_is_strictly_causal(token_choice, run):
 
 
 def test_default_numbers_of_windows():
-    for what, given, expected in (
-        ("causality", [], 64),
-        ("decoding", [], 4),
-        ("decoding", ["--eval_examples=0"], None),
-        ("causality", ["--eval_examples=7"], 7),
-    ):
-        values = flags.FlagValues()
-        analyse.define_flags(values)
-        values(["analyse", f"--what={what}", "--model_dir=m", *given])
-        assert looks.num_examples(values) == expected
+    look = looks.Look(lm=None, problem=None, output_dir=None)
+    assert look.num_examples("causality") == 64
+    assert look.num_examples("decoding") == 4
+    for given, expected in ((0, None), (7, 7)):
+        asked = dataclasses.replace(look, eval_examples=given)
+        assert asked.num_examples("decoding") == expected
 
 
 @pytest.mark.thorough

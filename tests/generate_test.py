@@ -16,7 +16,6 @@ from routing_tf import generate
 from routing_tf import models
 from routing_tf.generation import display
 from routing_tf.generation import texts
-from routing_tf.generation import texts_asked
 from routing_tf.problems import image
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.training import loading
@@ -322,12 +321,12 @@ def test_mistakes_are_one_line_on_stderr(loaded_once, model, run, arguments, mes
 
 def test_samples_read_their_prompt_once():
     class Model:
+        hyperparameters = models.preset_hyperparameters("byte_tiny")
+
         class preprocessor:
             tokenizer = ByteTokenizer()
 
-    options = parse("--model_dir=m", "--prompt=It was", "--num_samples=3")
-    prompts, samples = texts_asked.make_samples(Model, texts.TextSample, options)
-    assert prompts == ["It was"]
+    samples = texts.make_samples(Model, ["It was"], num_samples=3)
     assert [sample.number for sample in samples] == [0, 1, 2]
     assert len({id(sample.token_ids) for sample in samples}) == 1
 

@@ -7,7 +7,7 @@ import pytest
 from routing_tf.files.atomic import fill_folder
 from routing_tf.files.atomic import is_empty
 from routing_tf.files.atomic import open_output
-from routing_tf.generation import texts_asked
+from routing_tf.generation import display
 from routing_tf.generation.texts import TextSample
 from routing_tf.tokenizers import ByteTokenizer
 
@@ -59,7 +59,7 @@ def signals_of_a_shell():
 def write(continuation, path, num_samples=4):
     tokenizer = ByteTokenizer()
     samples = [TextSample(tokenizer, "", number) for number in range(num_samples)]
-    texts_asked.write_texts(continuation, samples, num_samples, path)
+    display.write_texts(continuation, samples, num_samples, path)
 
 
 def texts(path):

@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf import layers
+from routing_tf.analysis.probe import recorded
 from routing_tf.files.progress import progress
 from routing_tf.layers.keras_internals import layers_inside
 from routing_tf.models.compiled import compiled
@@ -192,25 +193,16 @@ def count_near_ties(lm, inputs):
 
 def _scores(lm, inputs):
     """Returns pairs of a routed head group and NumPy scores `[B, H, L, K]`."""
-    found = []
-
-    def watch(group, stack):
-        function = group.scores
-
-        def scores(streams, masks, training=None):
-            results = function(streams, masks, training=training)
-            found.extend((group, ops.convert_to_numpy(x)) for x in results)
-            return results
-
-        object.__setattr__(group, "scores", scores)
-        stack.callback(object.__delattr__, group, "scores")
-
     groups = [x for x in layers_inside(lm) if isinstance(x, layers.RoutedHeads)]
     with contextlib.ExitStack() as stack:
-        for group in groups:
-            watch(group, stack)
+        calls = [stack.enter_context(recorded([group], "scores")) for group in groups]
         lm(inputs, training=False, routing_scope="prefix")
-    return found
+    return [
+        (group, ops.convert_to_numpy(scores))
+        for group, own_calls in zip(groups, calls)
+        for _, streams in own_calls
+        for scores in streams
+    ]
 
 
 def gaps_of_members(scores, window):

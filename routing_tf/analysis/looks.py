@@ -1,5 +1,6 @@
-"""What `analyse` shows of a model: a function for each value of `--what`."""
+"""What `analyse` shows of a model: a method for each value of `--what`."""
 
+import dataclasses
 import pathlib
 
 import numpy as np
@@ -22,232 +23,203 @@ from routing_tf.choices import DEFAULT_LENGTHS
 from routing_tf.training import evaluation
 
 
-def causality(lm, problem, options):
-    """Says how later tokens reach earlier outputs, and what a model scores by it.
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """A look at a model with held-out data, as the flags of `analyse` ask for it.
+
+    Each method prints what it finds, and raises a `ValueError` if a setting does not
+    fit the model.
 
     Args:
         lm: the model.
         problem: the problem.
-        options: the parsed flags.
+        output_dir: folder of the pictures, made if missing.
+        split: `"validation"` or `"test"` (the default).
+        routing_scope: `"full"` (the default) or `"prefix"`.
+        num_windows: windows whose tokens `causality` replaces. Defaults to 8.
+        num_perturbations: positions of each from which it does. Defaults to 4.
+        eval_examples: windows to score; 0 for all, None (the default) for
+            `DEFAULT_EXAMPLES`.
+        num_runs: runs of `jsd`. Defaults to 10.
+        length: tokens of a window; None (the default) for `DEFAULT_LENGTHS`.
+        text: the text to look at; None (the default) for a held-out window.
+        layer: layer of the cluster or the head; None (the default) to choose one.
+        head: the head; None (the default) as for `layer`.
+        cluster: the cluster; None (the default) as for `layer`.
+        token: token whose reads are shown; None (the default) as for `layer`.
+        seed: seed of what is drawn at random. Defaults to 0.
     """
-    windows = complete_windows(problem, options.split, options.num_windows)
-    leaks = find_leaks(
-        lm,
-        windows,
-        options.num_perturbations,
-        options.routing_scope,
-        batch_size=evaluation.batch_size_of(lm.hyperparameters, problem),
-        seed=options.seed,
-    )
-    print(
-        f"{options.split}: all tokens of {len(windows['padding_mask'])} windows "
-        f"replaced, from {options.num_perturbations} positions of each on; routing "
-        f'scope "{options.routing_scope}"'
-    )
-    print(
-        "moved: share of the earlier positions whose output changes at all\n"
-        "mean, largest: change of an earlier output, relative to the root mean square "
-        "of these outputs\n"
-        "by itself: the input of the layer is held fixed at earlier positions; through "
-        "the stack: it moves too"
-    )
-    print(report.leak_table(leaks), flush=True)
-    scores = compare_scopes(lm, problem, options.split, num_examples(options))
-    for line in report.describe_scores(scores, problem, options.split):
-        print(line)
-    print(report.verdict(leaks))
 
+    lm: object
+    problem: object
+    output_dir: str
+    split: str = "test"
+    routing_scope: str = "full"
+    num_windows: int = 8
+    num_perturbations: int = 4
+    eval_examples: int | None = None
+    num_runs: int = 10
+    length: int | None = None
+    text: str | None = None
+    layer: int | None = None
+    head: int | None = None
+    cluster: int | None = None
+    token: int | None = None
+    seed: int = 0
 
-def decoding(lm, problem, options):
-    """Says what a model scores in one pass, token by token and as a SavedModel.
-
-    Args:
-        lm: the model.
-        problem: the problem.
-        options: the parsed flags.
-    """
-    print("scoring in one pass, token by token, and with a SavedModel", flush=True)
-    result = compare_decoding(lm, problem, options.split, num_examples(options))
-    for line in report.describe_decoding(result, problem, options.split):
-        print(line)
-
-
-def num_examples(options):
-    """Returns the number of windows to score; None for all.
-
-    Args:
-        options: the parsed flags.
-    """
-    if options.eval_examples is None:
-        return DEFAULT_EXAMPLES[options.what]
-    return options.eval_examples or None
-
-
-def jsd(lm, problem, options):
-    """Says how far apart heads are, and how tokens are spread over clusters.
-
-    Args:
-        lm: the model.
-        problem: the problem.
-        options: the parsed flags.
-    """
-    length = window_length(lm, options)
-    windows = complete_windows(problem, options.split, options.num_runs, length)
-    divergences, occupancies = compare_heads(
-        lm, windows, options.num_runs, options.routing_scope, options.seed
-    )
-    print(
-        "Jensen-Shannon divergence of two heads' attention, in nats (at most "
-        f"{np.log(2):.4f}): mean +- standard deviation of {options.num_runs} runs, "
-        "each with two random heads on "
-        f"{windows['padding_mask'][0].size} tokens of {options.split}"
-    )
-    print(report.divergence_table(divergences))
-    left_out = max((each.left_out for each in divergences), default=0)
-    if left_out:
-        print(
-            "queries left out, since one of the two heads sees nothing there: up to "
-            f"{left_out:.2%} for a pair of kinds"
+    def causality(self):
+        """Says how later tokens reach earlier outputs, and what is scored by it."""
+        windows = complete_windows(self.problem, self.split, self.num_windows)
+        leaks = find_leaks(
+            self.lm,
+            windows,
+            self.num_perturbations,
+            self.routing_scope,
+            batch_size=evaluation.batch_size_of(self.lm.hyperparameters, self.problem),
+            seed=self.seed,
         )
-    if occupancies:
         print(
-            "\nshare of a head's tokens that are nearest to one centroid: smallest, "
-            "largest, and entropy of the shares (1: all alike); in none: share of "
-            "tokens that are members of no cluster"
+            f"{self.split}: all tokens of {len(windows['padding_mask'])} windows "
+            f"replaced, from {self.num_perturbations} positions of each on; routing "
+            f'scope "{self.routing_scope}"'
         )
-        print(report.occupancy_table(occupancies))
+        print(
+            "moved: share of the earlier positions whose output changes at all\n"
+            "mean, largest: change of an earlier output, relative to the root mean "
+            "square of these outputs\n"
+            "by itself: the input of the layer is held fixed at earlier positions; "
+            "through the stack: it moves too"
+        )
+        print(report.leak_table(leaks), flush=True)
+        scores = compare_scopes(
+            self.lm, self.problem, self.split, self.num_examples("causality")
+        )
+        for line in report.describe_scores(scores, self.problem, self.split):
+            print(line)
+        print(report.verdict(leaks))
 
+    def decoding(self):
+        """Says what is scored in one pass, token by token and as a SavedModel."""
+        print("scoring in one pass, token by token, and with a SavedModel", flush=True)
+        result = compare_decoding(
+            self.lm, self.problem, self.split, self.num_examples("decoding")
+        )
+        for line in report.describe_decoding(result, self.problem, self.split):
+            print(line)
 
-def window_length(lm, options):
-    """Returns the number of tokens to look at; None for images, which are whole.
+    def num_examples(self, what):
+        """Returns the number of windows to score for a method; None for all."""
+        if self.eval_examples is None:
+            return DEFAULT_EXAMPLES[what]
+        return self.eval_examples or None
 
-    Args:
-        lm: the model.
-        options: the parsed flags.
-
-    Raises:
-        ValueError: if it is given and does not fit.
-    """
-    h = lm.hyperparameters
-    if h.kind == "image":
-        if options.length is not None:
-            raise ValueError(
-                "`--length` must be left out with an image model, whose images are "
-                f"not cut. Received: --length={options.length}"
+    def jsd(self):
+        """Says how far apart heads are, and how tokens are spread over clusters."""
+        length = self._window_length("jsd")
+        windows = complete_windows(self.problem, self.split, self.num_runs, length)
+        divergences, occupancies = compare_heads(
+            self.lm, windows, self.num_runs, self.routing_scope, self.seed
+        )
+        print(
+            "Jensen-Shannon divergence of two heads' attention, in nats (at most "
+            f"{np.log(2):.4f}): mean +- standard deviation of {self.num_runs} runs, "
+            "each with two random heads on "
+            f"{windows['padding_mask'][0].size} tokens of {self.split}"
+        )
+        print(report.divergence_table(divergences))
+        left_out = max((each.left_out for each in divergences), default=0)
+        if left_out:
+            print(
+                "queries left out, since one of the two heads sees nothing there: up "
+                f"to {left_out:.2%} for a pair of kinds"
             )
-        return None
-    if options.length is None:
-        return min(DEFAULT_LENGTHS[options.what], h.max_sequence_length)
-    if options.length > h.max_sequence_length:
-        raise ValueError(
-            "`--length` must not exceed the model's `max_sequence_length`, "
-            f"{h.max_sequence_length}. Received: --length={options.length}"
-        )
-    return options.length
+        if occupancies:
+            print(
+                "\nshare of a head's tokens that are nearest to one centroid: "
+                "smallest, largest, and entropy of the shares (1: all alike); in "
+                "none: share of tokens that are members of no cluster"
+            )
+            print(report.occupancy_table(occupancies))
 
+    def maps(self):
+        """Draws attention maps; shows the tokens of a cluster."""
+        window = self._window("maps")
+        attention = Probe(self.lm, self.routing_scope).attention(window)
+        cluster = tokens = None
+        if "token_ids" in window:
+            cluster = find_cluster(attention, self.layer, self.head or 0, self.cluster)
+            tokenizer = shown_texts.tokenizer_of(self.lm)
+            tokens = marked_text.names(tokenizer, window["token_ids"][0])
+        elif {self.layer, self.head, self.cluster} != {None}:
+            raise ValueError(
+                "The tokens of a cluster are shown in texts. Received: `--layer`, "
+                "`--head` or `--cluster` with an image model"
+            )
+        folder = self._make_folder()
+        for each in attention:
+            path = folder / f"{each.block}.png"
+            heads = {name: weights[0] for name, weights in each.maps.items()}
+            title = f"{each.block}: how much each token (a row) reads the value of "
+            pictures.draw_maps(heads, f"{title}another", path, tokens)
+            print(f"{each.block}, who reads whose value with which weight: {path}")
+        if cluster is not None:
+            shown_texts.show_cluster(self.lm, window["token_ids"][0], cluster, folder)
 
-def maps(lm, problem, options):
-    """Draws attention maps; shows the tokens of a cluster.
+    def reads(self):
+        """Says how each head reads a text, and which places a token reads with one."""
+        h = self.lm.hyperparameters
+        if h.kind == "image":
+            raise ValueError(
+                "`--what=reads` must be given a run of texts: texts only, images have "
+                "`--what=maps`. Received: an image model"
+            )
+        window = self._window("reads")
+        token_ids = window["token_ids"][0]
+        attention = Probe(self.lm, self.routing_scope).attention(window)
+        heads = reading.list_reads(attention)
+        # What local heads may see ends with their block and those before it.
+        reach = h.local_block_length * (1 + h.local_flange_blocks)
+        head = reading.choose_head(heads, reach, self.layer, self.head)
+        token = reading.choose_token(head, reach, self.token)
+        folder = self._make_folder()
+        for line in report.describe_reads(heads, token_ids, reach):
+            print(line)
+        tokenizer = shown_texts.tokenizer_of(self.lm)
+        shown_texts.show_reads(head, token, token_ids, tokenizer, folder)
 
-    Args:
-        lm: the model.
-        problem: the problem.
-        options: the parsed flags.
+    def _window_length(self, what):
+        """The number of tokens to look at; None for images, which are whole."""
+        h = self.lm.hyperparameters
+        if h.kind == "image":
+            if self.length is not None:
+                raise ValueError(
+                    "`--length` must be left out with an image model, whose images are "
+                    f"not cut. Received: --length={self.length}"
+                )
+            return None
+        if self.length is None:
+            return min(DEFAULT_LENGTHS[what], h.max_sequence_length)
+        if self.length > h.max_sequence_length:
+            raise ValueError(
+                "`--length` must not exceed the model's `max_sequence_length`, "
+                f"{h.max_sequence_length}. Received: --length={self.length}"
+            )
+        return self.length
 
-    Raises:
-        ValueError: if the text, the cluster or the folder does not fit.
-    """
-    window = one_window(lm, problem, options)
-    attention = Probe(lm, options.routing_scope).attention(window)
-    cluster = None
-    if "token_ids" in window:
-        cluster = find_cluster(
-            attention, options.layer, options.head or 0, options.cluster
-        )
-    elif any(options[name].present for name in ("layer", "head", "cluster")):
-        raise ValueError(
-            "The tokens of a cluster are shown in texts. Received: `--layer`, `--head` "
-            "or `--cluster` with an image model"
-        )
-    tokens = None
-    if "token_ids" in window:
-        tokens = marked_text.names(shown_texts.tokenizer_of(lm), window["token_ids"][0])
-    folder = make_folder(options)
-    for each in attention:
-        path = folder / f"{each.block}.png"
-        heads = {name: weights[0] for name, weights in each.maps.items()}
-        title = f"{each.block}: how much each token (a row) reads the value of another"
-        pictures.draw_maps(heads, title, path, tokens)
-        print(f"{each.block}, who reads whose value with which weight: {path}")
-    if cluster is not None:
-        shown_texts.show_cluster(lm, window["token_ids"][0], cluster, folder)
+    def _window(self, what):
+        """The text or image to look at, a batch of one."""
+        length = self._window_length(what)
+        if self.text is None:
+            return complete_windows(self.problem, self.split, 1, length)
+        return text_window(self.lm, self.text, length)
 
-
-def one_window(lm, problem, options):
-    """Returns the text or image to look at, a batch of one.
-
-    Args:
-        lm: the model.
-        problem: the problem.
-        options: the parsed flags.
-
-    Raises:
-        ValueError: if the text or the length does not fit.
-    """
-    length = window_length(lm, options)
-    if options.text is None:
-        return complete_windows(problem, options.split, 1, length)
-    return text_window(lm, options.text, length)
-
-
-def make_folder(options):
-    """Makes the folder of the pictures and returns its path.
-
-    Args:
-        options: the parsed flags.
-
-    Raises:
-        ValueError: if it cannot be written.
-    """
-    default = pathlib.Path(options.model_dir, options.what)
-    folder = pathlib.Path(options.output_dir or default)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            "`--output_dir` must be a folder that can be written. Received: "
-            f"{str(folder)!r}: {error.strerror}"
-        ) from error
-    return folder
-
-
-def reads(lm, problem, options):
-    """Says how each head reads a text; shows which places its tokens read with one.
-
-    Args:
-        lm: the model.
-        problem: the problem.
-        options: the parsed flags.
-
-    Raises:
-        ValueError: if the model is one of images, or the text, the head, the token or
-            the folder does not fit.
-    """
-    h = lm.hyperparameters
-    if h.kind == "image":
-        raise ValueError(
-            "`--what=reads` must be given a run of texts: texts only, images have "
-            f"`--what=maps`. Received: an image model in {options.model_dir!r}"
-        )
-    window = one_window(lm, problem, options)
-    token_ids = window["token_ids"][0]
-    heads = reading.list_reads(Probe(lm, options.routing_scope).attention(window))
-    # What local heads may see ends with their block and those before it.
-    reach = h.local_block_length * (1 + h.local_flange_blocks)
-    head = reading.choose_head(heads, reach, options.layer, options.head)
-    token = reading.choose_token(head, reach, options.token)
-    folder = make_folder(options)
-    for line in report.describe_reads(heads, token_ids, reach):
-        print(line)
-    tokenizer = shown_texts.tokenizer_of(lm)
-    shown_texts.show_reads(head, token, token_ids, tokenizer, folder)
+    def _make_folder(self):
+        folder = pathlib.Path(self.output_dir)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                "`--output_dir` must be a folder that can be written. Received: "
+                f"{str(folder)!r}: {error.strerror}"
+            ) from error
+        return folder

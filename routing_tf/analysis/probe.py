@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.models.compiled import compiled
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,9 +86,9 @@ class Probe:
         states = [block.input[0] for block in self.blocks]
         model = keras.Model(lm.input, [*states, self.blocks[-1].output])
         scope = {"routing_scope": routing_scope}
-        self._hidden_states = _Compiled(lambda inputs: model(inputs, **scope), lm)
-        self._part_outputs = _Compiled(self._trace_parts, lm)
-        self._attention = _Compiled(self._trace_attention, lm)
+        self._hidden_states = _compiled(lm, lambda inputs: model(inputs, **scope))
+        self._part_outputs = _compiled(lm, self._trace_parts)
+        self._attention = _compiled(lm, self._trace_attention)
         self._lengths = tuple(states[0].shape[1:-1])
 
     def hidden_states(self, inputs):
@@ -100,8 +101,7 @@ class Probe:
             List of NumPy arrays `<float>[B, L, dim]`.
         """
         inputs = {name: inputs[name] for name in self.lm.input}
-        states = self._hidden_states.predict_on_batch(inputs)
-        return [self._in_sequence(np.asarray(state)) for state in states]
+        return [self._in_sequence(state) for state in self._hidden_states(inputs)]
 
     def part_outputs(self, hidden_states):
         """Runs each block on an input of its own, without padding.
@@ -119,7 +119,7 @@ class Probe:
             self._in_shape(state)
             for state, _ in zip(hidden_states, self.blocks, strict=False)
         ]
-        outputs = self._part_outputs.predict_on_batch(inputs)
+        outputs = self._part_outputs(inputs)
         for block in self.blocks:
             name = f"{block.name} output"
             outputs[name] = self._in_sequence(outputs[name])
@@ -149,11 +149,11 @@ class Probe:
         states = [self._in_shape(state) for state in self.hidden_states(inputs)[:-1]]
         found = []
         for block, (maps, clusters) in zip(
-            self.blocks, self._attention.predict_on_batch(states), strict=True
+            self.blocks, self._attention(states), strict=True
         ):
             groups = block.attention.head_groups
             ends = np.cumsum([group.num_heads for group in groups])[:-1]
-            maps = np.split(self._map_in_sequence(np.asarray(maps)), ends, axis=1)
+            maps = np.split(self._map_in_sequence(maps), ends, axis=1)
             names = [group.name for group in groups]
             clusters = {name: Clusters(*pair) for name, pair in clusters.items()}
             found.append(
@@ -279,23 +279,10 @@ def clustered_groups(block):
     return [group for group in groups if isinstance(group, ClusteredHeads)]
 
 
-class _Compiled(keras.Model):
-    """A function that calls layers of a model, compiled by itself.
-
-    Args:
-        function: function of what `predict_on_batch` gets.
-        model: the Keras model whose layers it calls.
-    """
-
-    def __init__(self, function, model):
-        super().__init__(name="probe")
-        self.function = function
-        self.model = model
-        self.built = True
-        self.compile(optimizer=None, jit_compile=model.jit_compile)
-
-    def call(self, inputs):
-        return self.function(inputs)
+def _compiled(lm, function):
+    """Compiles a function of NumPy arrays that calls layers of a model."""
+    call = compiled(lm, function)
+    return lambda x: keras.tree.map_structure(ops.convert_to_numpy, call(x))
 
 
 def _side_by_side(heads):

@@ -1,8 +1,13 @@
 """Texts shown while they are made, and written to files."""
 
+import contextlib
 import json
 import sys
 import time
+
+from routing_tf.files.atomic import open_output
+from routing_tf.files.atomic import open_text
+from routing_tf.training.stop_request import stop_as_interrupt
 
 
 class Speed:
@@ -74,7 +79,7 @@ def show(parts, samples, output, num_prompts):
         num_prompts: number of different prompts.
     """
     if len(samples) == 1:
-        output.write(samples[0].prompt)
+        output.write(samples[0].beginning)
         for _, text in parts:
             output.write(text)
         output.end_line()
@@ -89,7 +94,7 @@ def show(parts, samples, output, num_prompts):
             if per_prompt > 1:
                 names.append(f"sample {sample.number + 1}")
             output.write(f"--- {', '.join(names)}\n")
-            output.write(sample.prompt + sample.continuation)
+            output.write(sample.beginning + sample.continuation)
             output.end_line()
 
 
@@ -131,3 +136,64 @@ class Lines:
             line = json.dumps(sample.to_dict(), ensure_ascii=False)
             self._file.write(f"{line}\n")
         self._file.flush()
+
+
+def write_texts(continuation, samples, num_prompts, output_file=None):
+    """Makes texts, shows them and writes them to a file.
+
+    Args:
+        continuation: `Continuation`.
+        samples: list of `TextSample`.
+        num_prompts: number of prompts.
+        output_file: path of the file; None (the default) for none.
+    """
+    output, speed = Output(), Speed()
+    with stop_as_interrupt(), open_output(output_file) as file:
+        lines = Lines(samples, file)
+        try:
+            parts = lines.follow(continuation.run(samples, speed))
+            show(parts, samples, output, num_prompts)
+        finally:
+            # What there is when somebody has lost patience.
+            lines.write_rest()
+    print(speed, file=sys.stderr)
+
+
+def write_stream(stream, sample, stop_token_id=None, output_file=None):
+    """Continues a prompt until the stream ends or Ctrl-C, without keeping the text.
+
+    Args:
+        stream: `TokenStream`.
+        sample: `TextSample` of the prompt.
+        stop_token_id: the id that ends the text; None (the default) for none.
+        output_file: path of a file to write the text to as well; None (the default)
+            for none.
+    """
+    speed = Speed()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stop_as_interrupt())
+        outputs = [Output()]
+        if output_file is not None:
+            # Without an end there is no complete file: whoever reads it follows it.
+            outputs.append(Output(stack.enter_context(open_text(output_file))))
+        with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+            for text in _stream_parts(stream, sample, stop_token_id, speed):
+                for output in outputs:
+                    output.write(text)
+        for output in outputs:
+            output.end_line()
+    print(speed, file=sys.stderr)
+
+
+def _stream_parts(stream, sample, stop_token_id, speed):
+    yield sample.prompt
+    for position, tokens in stream([sample.token_ids]):
+        if position < len(sample.token_ids):
+            continue
+        speed.add(1)
+        text = sample.add(int(tokens[0]), stop_token_id)
+        sample.continuation = ""
+        yield text
+        if sample.has_ended:
+            break
+    yield sample.end()

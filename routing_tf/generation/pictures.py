@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from routing_tf.choices import DEFAULT_LABELS
 from routing_tf.problems import image
 
 COLUMNS = 10
@@ -63,3 +64,24 @@ def completion_grid(model, sampler, images, labels, num_given_rows, num_samples)
     given[:, num_given_rows:] = h.vocabulary_size // 2
     rows = np.concatenate([given, completed, images])
     return image.picture(rows, len(images), h.vocabulary_size)
+
+
+def labels_to_sample(labels, num_classes):
+    """Returns the classes to sample.
+
+    Args:
+        labels: list of strings; None for all classes, at most `DEFAULT_LABELS`.
+        num_classes: number of classes of the model.
+
+    Raises:
+        ValueError: if the model has none of these classes.
+    """
+    if labels is None:
+        return list(range(min(DEFAULT_LABELS, num_classes)))
+    numbers = [int(x) if x.strip().isdecimal() else -1 for x in labels]
+    if not numbers or not all(0 <= number < num_classes for number in numbers):
+        raise ValueError(
+            f"`--labels` must be integers in the range [0, {num_classes}), separated "
+            f"by commas. Received: --labels={','.join(labels)}"
+        )
+    return numbers

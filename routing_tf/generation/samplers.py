@@ -4,8 +4,8 @@ import math
 
 import keras_hub
 
-from routing_tf import commands
 from routing_tf.choices import DEFAULT_TOP_P
+from routing_tf.choices import refuse_flags
 
 # Flag: the samplers that read it, and its name in keras_hub.
 SAMPLER_FLAGS = {
@@ -17,13 +17,14 @@ SAMPLER_FLAGS = {
 }
 
 
-def make_sampler(options, seed, hyperparameters):
-    """Makes the sampler that the flags describe.
+def make_sampler(name, seed, hyperparameters, **given):
+    """Makes a sampler of keras_hub.
 
     Args:
-        options: the parsed flags.
+        name: one of `SAMPLERS`; None for `"top_p"`, or `"random"` for images.
         seed: its seed.
         hyperparameters: `Hyperparameters` of the model.
+        **given: values of `SAMPLER_FLAGS`; None where one is not given.
 
     Returns:
         A keras_hub sampler.
@@ -31,38 +32,13 @@ def make_sampler(options, seed, hyperparameters):
     Raises:
         ValueError: if a flag is not one of this sampler, or out of range.
     """
-    name = options.sampler
     if name is None:
         name = "random" if hyperparameters.kind == "image" else "top_p"
-    unread = [
-        flag for flag, (readers, _) in SAMPLER_FLAGS.items() if name not in readers
-    ]
-    commands.refuse(options, unread, f"--sampler={name}")
-    temperature, top_p = options.temperature, options.top_p
-    if temperature is not None and not 0 < temperature < math.inf:
-        raise ValueError(
-            "`--temperature` must be positive and finite. Received: --temperature="
-            f"{temperature}. For the likeliest token pass --sampler=greedy"
-        )
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(
-            f"`--top_p` must be above 0 and at most 1. Received: --top_p={top_p}"
-        )
-    if options.alpha is not None and not 0 <= options.alpha <= 1:
-        raise ValueError(
-            f"`--alpha` must be in the range [0, 1]. Received: --alpha={options.alpha}"
-        )
-    size = hyperparameters.vocabulary_size
-    if options.top_k is not None and options.top_k > size:
-        raise ValueError(
-            f"`--top_k` must be at most the size of the vocabulary, {size}. Received: "
-            f"--top_k={options.top_k}"
-        )
-    arguments = {
-        keyword: options[flag].value
-        for flag, (_, keyword) in SAMPLER_FLAGS.items()
-        if options[flag].value is not None
-    }
+    given = {flag: value for flag, value in given.items() if value is not None}
+    unread = [flag for flag in given if name not in SAMPLER_FLAGS[flag][0]]
+    refuse_flags(unread, f"--sampler={name}")
+    _check_ranges(hyperparameters.vocabulary_size, **given)
+    arguments = {SAMPLER_FLAGS[flag][1]: value for flag, value in given.items()}
     if name == "top_p":
         arguments.setdefault("p", DEFAULT_TOP_P)
     if name in ("random", "top_k", "top_p"):
@@ -76,3 +52,25 @@ def make_sampler(options, seed, hyperparameters):
         "contrastive": keras_hub.samplers.ContrastiveSampler,
     }
     return classes[name](**arguments)
+
+
+def _check_ranges(size, temperature=1.0, top_k=1, top_p=1.0, alpha=0.0, **_):
+    """Refuses what is out of range; `size` is that of the vocabulary."""
+    if not 0 < temperature < math.inf:
+        raise ValueError(
+            "`--temperature` must be positive and finite. Received: --temperature="
+            f"{temperature}. For the likeliest token pass --sampler=greedy"
+        )
+    if not 0 < top_p <= 1:
+        raise ValueError(
+            f"`--top_p` must be above 0 and at most 1. Received: --top_p={top_p}"
+        )
+    if not 0 <= alpha <= 1:
+        raise ValueError(
+            f"`--alpha` must be in the range [0, 1]. Received: --alpha={alpha}"
+        )
+    if top_k > size:
+        raise ValueError(
+            f"`--top_k` must be at most the size of the vocabulary, {size}. Received: "
+            f"--top_k={top_k}"
+        )

@@ -1,4 +1,4 @@
-"""Texts that continue prompts or belong to source texts."""
+"""Texts that continue prompts, or belong to source texts, while they grow."""
 
 import copy
 import dataclasses
@@ -7,6 +7,7 @@ import functools
 import numpy as np
 from keras import ops
 
+from routing_tf.choices import MAX_DEFAULT_LENGTH
 from routing_tf.generation.token_stream import TokenStream
 from routing_tf.tokenizers.text_stream import text_stream
 
@@ -17,19 +18,23 @@ class TextSample:
     Args:
         tokenizer: a `ByteTokenizer`, `SubwordTokenizer` or `WordTokenizer`.
         prompt: string.
-        number: number of this text among those of its prompt.
+        number: number of this text among those of its prompt. Defaults to 0.
+        is_source: whether the prompt is a source text, for an encoder, and the text
+            that belongs to it starts from nothing. Defaults to False.
 
     Attributes:
-        token_ids: ids of the prompt, behind the one that starts a text.
+        beginning: what the text begins with: the prompt, unless it is a source text.
+        token_ids: ids of the beginning, behind the one that starts a text.
         continuation: the text so far.
         num_tokens: number of its tokens.
         has_ended: whether the model ended it.
         is_done: whether nothing more is added to it.
     """
 
-    def __init__(self, tokenizer, prompt, number=0):
+    def __init__(self, tokenizer, prompt, number=0, is_source=False):
         self.prompt, self.number = prompt, number
-        ids = np.asarray(tokenizer.tokenize(prompt)).tolist() if prompt else []
+        self.beginning = text = "" if is_source else prompt
+        ids = np.asarray(tokenizer.tokenize(text)).tolist() if text else []
         self.token_ids = [tokenizer.start_token_id, *ids]
         self.continuation, self.num_tokens = "", 0
         self.has_ended = self.is_done = False
@@ -85,17 +90,17 @@ class TextSample:
 
 @dataclasses.dataclass(frozen=True)
 class Continuation:
-    """How prompts are continued.
+    """How prompts are continued, or texts are made for source texts.
 
     Args:
-        lm: a `RoutingTransformerCausalLM`.
+        lm: a `RoutingTransformerCausalLM` or `RoutingTransformerSeq2SeqLM`.
         sampler: a keras_hub sampler.
-        max_length: number of tokens of a text at most, the prompt and the leading id
+        max_length: number of tokens of a text at most, its beginning and the leading id
             included.
-        stop_token_id: the id that ends a text; None for none.
-        batch_size: number of texts that are made together.
-        by_steps: whether tokens come one by one; else whole texts from
-            `lm.generate_step`.
+        stop_token_id: the id that ends a text; None (the default) for none.
+        batch_size: number of texts that are made together. Defaults to 16.
+        by_steps: whether tokens come one by one (the default); else whole texts from
+            `lm.generate_step`, the only way with an encoder.
     """
 
     lm: object
@@ -116,25 +121,24 @@ class Continuation:
             Pairs of a sample and text that it has grown by, or None where it is done.
         """
         batch_size = min(self.batch_size, len(samples))
-        batches = self._step_by_step if self.by_steps else self._at_once
-        stream = None
         if self.by_steps:
             stream = TokenStream(self.lm, self.sampler, self.max_length)
+            make = functools.partial(self._step_by_step, stream)
         else:
             self.lm.compile(
                 optimizer=None, loss=None, weighted_metrics=None, sampler=self.sampler
             )
+            make = self._at_once
         for start in range(0, len(samples), batch_size):
             batch = samples[start : start + batch_size]
             # Batches of one size, or the last would be compiled anew.
-            prompts = [sample.token_ids for sample in batch]
-            prompts += [prompts[-1]] * (batch_size - len(batch))
-            yield from batches(batch, prompts, speed, stream)
+            filled = batch + batch[-1:] * (batch_size - len(batch))
+            yield from make(batch, filled, speed)
 
-    def _step_by_step(self, batch, prompts, speed, stream):
+    def _step_by_step(self, stream, batch, filled, speed):
         growing = list(batch)
         rows = {id(sample): row for row, sample in enumerate(batch)}
-        for position, tokens in stream(prompts):
+        for position, tokens in stream([sample.token_ids for sample in filled]):
             new = [each for each in growing if position >= len(each.token_ids)]
             speed.add(len(new))
             for sample in new:
@@ -148,52 +152,37 @@ class Continuation:
         for sample in growing:
             yield from _finish(sample)
 
-    def _at_once(self, batch, prompts, speed, stream):
-        token_ids = np.zeros((len(prompts), self.max_length), "int32")
-        mask = np.zeros(token_ids.shape, "bool")
-        for row, prompt in enumerate(prompts):
-            token_ids[row, : len(prompt)] = prompt
-            mask[row, : len(prompt)] = True
+    def _at_once(self, batch, filled, speed):
+        inputs = self._inputs(filled)
         stop = None if self.stop_token_id is None else [self.stop_token_id]
-        outputs = self.lm.make_generate_function()(
-            {"token_ids": token_ids, "padding_mask": mask}, stop_token_ids=stop
-        )
+        outputs = self.lm.make_generate_function()(inputs, stop_token_ids=stop)
+        prefix = "decoder_" if self.lm.hyperparameters.kind == "seq2seq" else ""
         token_ids, mask = (
-            ops.convert_to_numpy(outputs[name])
+            np.array(ops.convert_to_numpy(outputs[prefix + name]))
             for name in ("token_ids", "padding_mask")
         )
         for row, sample in enumerate(batch):
             mask[row, : len(sample.token_ids)] = False
         speed.add(int(mask[: len(batch)].sum()))
-        for row, sample in enumerate(batch):
-            for token in token_ids[row][mask[row]].tolist():
+        for sample, ids, is_new in zip(batch, token_ids, mask):
+            for token in ids[is_new].tolist():
                 yield sample, sample.add(token, self.stop_token_id)
             yield from _finish(sample)
 
-
-def stream_parts(stream, sample, stop_token_id, speed):
-    """Continues one prompt without keeping what there is.
-
-    Args:
-        stream: `TokenStream`.
-        sample: `TextSample` of the prompt.
-        stop_token_id: the id that ends the text; None for none.
-        speed: `Speed`, which counts the tokens.
-
-    Yields:
-        The prompt, and the texts that follow it.
-    """
-    yield sample.prompt
-    for position, tokens in stream([sample.token_ids]):
-        if position < len(sample.token_ids):
-            continue
-        speed.add(1)
-        text = sample.add(int(tokens[0]), stop_token_id)
-        sample.continuation = ""
-        yield text
-        if sample.has_ended:
-            break
-    yield sample.end()
+    def _inputs(self, samples):
+        """Returns what `lm.generate_step` takes."""
+        if self.lm.hyperparameters.kind == "seq2seq":
+            sources = [sample.prompt for sample in samples]
+            return self.lm.preprocessor.generate_preprocess(
+                {"encoder_text": sources, "decoder_text": [""] * len(sources)},
+                decoder_sequence_length=self.max_length,
+            )
+        token_ids = np.zeros((len(samples), self.max_length), "int32")
+        mask = np.zeros(token_ids.shape, "bool")
+        for row, sample in enumerate(samples):
+            token_ids[row, : len(sample.token_ids)] = sample.token_ids
+            mask[row, : len(sample.token_ids)] = True
+        return {"token_ids": token_ids, "padding_mask": mask}
 
 
 def _finish(sample):
@@ -201,76 +190,88 @@ def _finish(sample):
     yield sample, None
 
 
-class TargetSample(TextSample):
-    """A source text and the text that is generated for it, which starts from nothing.
+def make_samples(lm, prompts, num_samples):
+    """Makes the texts that are to grow.
 
     Args:
-        tokenizer: a tokenizer such as `ByteTokenizer`.
-        source: string.
-        number: number of this text among those of its source.
+        lm: the language model; prompts are source texts if it has an encoder.
+        prompts: list of strings.
+        num_samples: number of texts of each prompt.
+
+    Returns:
+        List of `TextSample`.
+
+    Raises:
+        ValueError: if the model has no tokenizer, or a source text is empty or too
+            long for the encoder.
     """
-
-    def __init__(self, tokenizer, source, number=0):
-        super().__init__(tokenizer, "", number)
-        self.source = source
-
-    def to_dict(self):
-        """Returns what a line of JSON says about it."""
-        return {**super().to_dict(), "prompt": self.source}
-
-
-@dataclasses.dataclass(frozen=True)
-class TargetContinuation:
-    """How texts are generated for source texts: whole ones, in batches.
-
-    Args:
-        lm: a `RoutingTransformerSeq2SeqLM`.
-        sampler: a keras_hub sampler.
-        max_length: number of tokens of a text at most, the leading id included.
-        stop_token_id: the id that ends a text; None for none.
-        batch_size: number of texts that are made together.
-    """
-
-    lm: object
-    sampler: object
-    max_length: int
-    stop_token_id: int | None = None
-    batch_size: int = 16
-
-    def run(self, samples, speed):
-        """Generates texts.
-
-        Args:
-            samples: list of `TargetSample`, which grow.
-            speed: `Speed`, which counts the tokens.
-
-        Yields:
-            Pairs of a sample and text that it has grown by, or None where it is done.
-        """
-        batch_size = min(self.batch_size, len(samples))
-        self.lm.compile(
-            optimizer=None, loss=None, weighted_metrics=None, sampler=self.sampler
+    if lm.preprocessor is None:
+        raise ValueError(
+            "The model must have a tokenizer. Received: a model of ids. Save it with a "
+            "preprocessor"
         )
-        generate = self.lm.make_generate_function()
-        stop = None if self.stop_token_id is None else [self.stop_token_id]
-        for start in range(0, len(samples), batch_size):
-            batch = samples[start : start + batch_size]
-            # Batches of one size, or the last would be compiled anew.
-            sources = [sample.source for sample in batch]
-            sources += [sources[-1]] * (batch_size - len(batch))
-            inputs = self.lm.preprocessor.generate_preprocess(
-                {"encoder_text": sources, "decoder_text": [""] * batch_size},
-                decoder_sequence_length=self.max_length,
-            )
-            outputs = generate(inputs, stop_token_ids=stop)
-            token_ids, mask = (
-                np.array(ops.convert_to_numpy(outputs[f"decoder_{name}"]))
-                for name in ("token_ids", "padding_mask")
-            )
-            mask[:, 0] = False  # the id that sequences start behind
-            speed.add(int(mask[: len(batch)].sum()))
-            for sample, ids, is_new in zip(batch, token_ids, mask):
-                for token in ids[is_new].tolist():
-                    yield sample, sample.add(token, self.stop_token_id)
-                yield sample, sample.end()
-                yield sample, None
+    is_source = lm.hyperparameters.kind == "seq2seq"
+    if is_source:
+        check_sources(lm.preprocessor, prompts)
+    samples = []
+    for prompt in prompts:
+        first = TextSample(lm.preprocessor.tokenizer, prompt, is_source=is_source)
+        samples += [first, *map(first.another, range(1, num_samples))]
+    return samples
+
+
+def check_sources(preprocessor, sources):
+    """Raises a `ValueError` if a source text is empty or too long for the encoder.
+
+    Args:
+        preprocessor: a `RoutingTransformerSeq2SeqLMPreprocessor`.
+        sources: list of strings.
+    """
+    if not all(sources):
+        raise ValueError(
+            "A model with an encoder needs a source text. Received: an empty prompt. "
+            "Pass --prompt or --prompt_file"
+        )
+    # The end id follows them.
+    longest = max(len(preprocessor.tokenizer.tokenize(text)) for text in sources) + 1
+    if longest > preprocessor.encoder_sequence_length:
+        raise ValueError(
+            "Prompts must fit into the model's encoder, which takes "
+            f"{preprocessor.encoder_sequence_length} tokens. Received: one of "
+            f"{longest} tokens, the end id included. Pass a shorter one"
+        )
+
+
+def length_of_texts(lm, samples, max_length=None):
+    """Returns how many tokens texts may have.
+
+    Args:
+        lm: the language model.
+        samples: list of `TextSample`.
+        max_length: what is asked for; None (the default) for the length of the model's
+            sequences, at most `MAX_DEFAULT_LENGTH`, or with an encoder that of its
+            preprocessor.
+
+    Raises:
+        ValueError: if a prompt is too long, or the model cuts what is so long.
+    """
+    h = lm.hyperparameters
+    if h.kind == "seq2seq":
+        limit = lm.preprocessor.decoder_sequence_length
+        return max_length or min(limit, MAX_DEFAULT_LENGTH)
+    longest = max(len(sample.token_ids) for sample in samples)
+    limit = min(h.max_sequence_length, h.truncate_length or h.max_sequence_length)
+    default = "" if max_length else ", the model's length, by default"
+    max_length = max_length or min(limit, MAX_DEFAULT_LENGTH)
+    if h.truncate_length is not None and max_length > h.truncate_length:
+        raise ValueError(
+            "`--max_length` must not exceed the length to which this model cuts its "
+            f"inputs, {h.truncate_length}. Received: --max_length={max_length}"
+        )
+    if longest >= max_length:
+        raise ValueError(
+            "`--max_length` must be longer than every prompt, of which the longest has "
+            f"{longest} tokens (the leading id included). Received: --max_length="
+            f"{max_length}{default}. Pass a larger one or a shorter prompt"
+        )
+    return max_length

@@ -1,12 +1,7 @@
 """Tokens one by one, for as long as they are wanted, in constant memory."""
 
-import keras
-import numpy as np
-from keras import ops
-
 from routing_tf.files import safe_loading
-from routing_tf.models import generation
-from routing_tf.models.compiled import compiled
+from routing_tf.models import steps
 
 # Positions are int32.
 MAX_TOKENS = 2**31 - 1
@@ -18,7 +13,7 @@ class TokenStream:
     The step is compiled once for each number of prompts, and not again however long
     they become. Memory is that of a cache, whose size does not depend on the number of
     tokens where heads remember a bounded number of them: local, routed and hashed
-    heads. A second call goes on with the random state of the first.
+    heads. A second call goes on with the random state of the sampler.
 
     Args:
         lm: a `RoutingTransformerCausalLM`.
@@ -59,68 +54,19 @@ class TokenStream:
     """
 
     def __init__(self, lm, sampler, num_tokens=None):
-        h = lm.hyperparameters
-        check_steps(h)
-        generation.check_draws_one_by_one(sampler)
+        check_steps(lm.hyperparameters)
         self.num_tokens = num_tokens
-        self.cache_length = cache_length(h, num_tokens)
-        self._lm, self._sampler = lm, sampler
-        self._state = [ops.convert_to_tensor(v) for v in sampler.variables]
-        self._compiled_fill = compiled(lm, self._fill)
-        self._compiled_step = compiled(lm, self._step)
+        self.cache_length = cache_length(lm.hyperparameters, num_tokens)
+        self._steps = steps.TextSteps(lm)
+        self._draw = steps.drawing(lm, sampler)
 
     def __call__(self, prompts):
         self._check(prompts)
-        cache = self._lm.make_cache(len(prompts), self.cache_length)
-        position, cache = self._start(prompts, cache)
-        tokens = np.array([prompt[position] for prompt in prompts], "int32")
         longest = max(map(len, prompts))
-        while position + 1 < (self.num_tokens or MAX_TOKENS):
-            tokens, cache, self._state = self._compiled_step(
-                ops.convert_to_tensor(tokens[:, None]),
-                cache,
-                # No Python integer, for which the step would be compiled anew.
-                ops.convert_to_tensor(position, dtype="int32"),
-                self._state,
-            )
-            tokens = np.array(ops.convert_to_numpy(tokens))
-            position += 1
-            if position < longest:
-                for row, prompt in enumerate(prompts):
-                    if position < len(prompt):
-                        tokens[row] = prompt[position]
-            yield position, tokens
-
-    def _start(self, prompts, cache):
-        """Reads what all prompts have; returns the position behind it and the cache."""
-        # Its last token goes through the step, which draws the next one.
-        length = min(map(len, prompts)) - 1
-        if self._lm.hyperparameters.padding_has_influence:
-            length = 0
-        if not length:
-            return 0, cache
-        padded = 2 ** (length - 1).bit_length()
-        if length <= self.cache_length:
-            padded = min(padded, self.cache_length)
-        token_ids = np.zeros((len(prompts), padded), "int32")
-        token_ids[:, :length] = [prompt[:length] for prompt in prompts]
-        mask = np.broadcast_to(np.arange(padded) < length, token_ids.shape)
-        cache = self._compiled_fill(
-            ops.convert_to_tensor(token_ids), ops.convert_to_tensor(mask), cache
-        )
-        return length, cache
-
-    def _fill(self, token_ids, mask, cache):
-        return self._lm.call_with_cache(token_ids, cache, 0, mask)[2]
-
-    def _step(self, token_ids, cache, position, state):
-        logits, _, cache = self._lm.call_with_cache(token_ids, cache, position)
-        variables = self._sampler.variables
-        with keras.StatelessScope(list(zip(variables, state, strict=True))) as scope:
-            probabilities = self._sampler.compute_probabilities(logits[:, 0])
-            tokens = self._sampler.get_next_token(probabilities)
-        state = [scope.get_current_value(variable) for variable in variables]
-        return ops.cast(tokens, "int32"), cache, state
+        rows = [[*prompt, *[-1] * (longest - len(prompt))] for prompt in prompts]
+        state = self._steps.begin(len(prompts), self.cache_length)
+        length = self.num_tokens or MAX_TOKENS
+        return steps.stream(self._steps, self._draw, rows, state, length)
 
     def _check(self, prompts):
         lengths = [len(prompt) for prompt in prompts]

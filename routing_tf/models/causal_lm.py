@@ -2,14 +2,15 @@
 
 import keras
 import keras_hub
+from keras import ops
 
 from routing_tf.files import safe_loading
 from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.keras_internals import layers_inside
-from routing_tf.models import generation
 from routing_tf.models import saved_model
 from routing_tf.models import scoring
 from routing_tf.models import stack
+from routing_tf.models import steps
 from routing_tf.models.release import checkpoints
 from routing_tf.models.routing_transformer import RoutingTransformer
 from routing_tf.models.routing_transformer import refuse_changes
@@ -108,6 +109,38 @@ class TextLanguageModel:
             self.generate_function = None
         self._num_generating_weights = num_weights
         return super().make_generate_function()
+
+    def continue_prompts(self, inputs, stop_token_ids, prefix="", memory=()):
+        """Continues one batch of prompts with the sampler of the model.
+
+        Args:
+            inputs: dict that holds ids and mask of the prompts.
+            stop_token_ids: ids that end a sequence; None for no such ids.
+            prefix: what the names of ids and mask begin with. Defaults to "".
+            memory: the output of an encoder and its padding mask; empty (the default)
+                without one.
+
+        Returns:
+            Dict of the ids and the mask, now True on prompt and new tokens.
+
+        Raises:
+            ValueError: if the model cuts its inputs to less than the buffer.
+        """
+        names = f"{prefix}token_ids", f"{prefix}padding_mask"
+        token_ids, mask = (inputs[name] for name in names)
+        batch, length = ops.shape(token_ids)
+        limit = self.hyperparameters.truncate_length
+        if limit is not None and length > limit:
+            raise ValueError(
+                "`max_length` must not exceed the length to which this model cuts its "
+                f"inputs, {limit}. Received: {length}"
+            )
+        decoder = steps.TextSteps(self)
+        state = decoder.begin(batch, length, memory)
+        found = steps.continue_rows(
+            decoder, self.sampler, token_ids, mask, state, stop_token_ids
+        )
+        return dict(zip(names, found))
 
     def logits_of(self, hidden):
         """Returns the logits of hidden states of the backbone."""
@@ -327,10 +360,7 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
         Raises:
             ValueError: if the model cuts its inputs to less than the buffer.
         """
-        token_ids, mask = generation.continue_prompts(
-            self, inputs["token_ids"], inputs["padding_mask"], stop_token_ids
-        )
-        return {"token_ids": token_ids, "padding_mask": mask}
+        return self.continue_prompts(inputs, stop_token_ids)
 
     def score(
         self, texts=None, targets=None, reduction="none", routing_scope=None, **kwargs

@@ -2,6 +2,8 @@
 
 import keras
 
+_MAX_KEPT = 32
+
 
 def compiled(model, function):
     """Compiles a function of tensors that calls a model but changes nothing in it.
@@ -35,6 +37,27 @@ def compiled(model, function):
         "The backend must be tensorflow or jax. Received: "
         f"keras.backend.backend()={keras.backend.backend()!r}. Set KERAS_BACKEND"
     )
+
+
+def compiled_once(model, function, key=()):
+    """Returns what `compiled` does, the same each time; a model keeps the last ones.
+
+    Args:
+        model: a Keras model.
+        function: as for `compiled`, a method or function with a name of its own.
+        key: tuple of what tells uses of the function apart, such as shapes of its
+            arguments: TensorFlow would compile the second one for any shape.
+            Defaults to ().
+    """
+    # Keras would look for layers in an attribute that it sees set.
+    kept = vars(model).setdefault("_compiled_functions", {})
+    # What is compiled knows nothing of weights that LoRA or `quantize` add later.
+    key = (function.__qualname__, *key, len(model.weights))
+    if key not in kept:
+        if len(kept) == _MAX_KEPT:
+            del kept[next(iter(kept))]
+        kept[key] = compiled(model, function)
+    return kept[key]
 
 
 def _compiled_on_jax(model, function):

@@ -11,10 +11,9 @@ from routing_tf import layers
 from routing_tf.files import safe_loading
 from routing_tf.files.progress import progress
 from routing_tf.layers.keras_internals import declare_call_argument
-from routing_tf.models import generation
 from routing_tf.models import saved_model
 from routing_tf.models import stack
-from routing_tf.models.compiled import compiled
+from routing_tf.models import steps
 from routing_tf.models.presets import preset_description
 from routing_tf.models.presets import preset_names
 from routing_tf.models.release import checkpoints
@@ -276,84 +275,20 @@ class RoutingImageTransformer(PresetBackbone):
                 out of range, or the sampler draws whole sequences.
         """
         images, labels = self._canvas(num_images, labels, images, num_given_rows)
-        sampler = keras_hub.samplers.get(sampler or "random")
-        generation.check_draws_one_by_one(sampler)
-        places = self.places()
-        order = sorted(np.ndindex(places.shape), key=lambda place: places[place])
-        wanted = [
-            index for index, place in enumerate(order) if place[0] >= num_given_rows
-        ]
-        start = self._recompute
-        if self.hyperparameters.sees_later_tokens("prefix") is None:
-            start = self._steps
-        logits_at = start(images, labels, order, wanted)
-        for index in progress(wanted, "sub-pixel", verbose=verbose):
-            probabilities = sampler.compute_probabilities(logits_at(index))
-            chosen = ops.convert_to_numpy(sampler.get_next_token(probabilities))
-            images[(slice(None), *order[index])] = chosen
-        return images
-
-    def _steps(self, images, labels, order, wanted):
-        """Returns the function of the logits at a place, with a cache behind it."""
-        start_cache, call_with_cache = self._compiled_calls()
-        cache, seen = self.make_cache(len(images)), 0
-        influence = self.hyperparameters.padding_has_influence
-        if wanted and wanted[0] and not influence:
-            seen = wanted[0]
-            _, cache = start_cache(images, cache, np.int32(seen), labels)
-
-        def logits_at(index):
-            nonlocal cache, seen
-            while seen <= index:
-                before = images[(slice(None), *order[seen - 1])]
-                before = before if seen else np.zeros_like(before)
-                logits, cache = call_with_cache(before, cache, np.int32(seen), labels)
-                seen += 1
-            return logits
-
-        return logits_at
-
-    def _recompute(self, images, labels, order, wanted):
-        """Returns the function of the logits at a place, which computes all anew."""
-        places = self.places()
-
-        def logits_at(index):
-            visible = np.broadcast_to(places <= index, images.shape)
-            inputs = {"images": images, "padding_mask": visible}
-            if labels is not None:
-                inputs["labels"] = labels
-            logits = ops.convert_to_numpy(self._predictor()(inputs))
-            return logits[(slice(None), *order[index])]
-
-        return logits_at
-
-    def _predictor(self):
-        """The model in the scope `"prefix"`, compiled once, apart from its training."""
-        return self._once("_prediction", self._make_predictor)
-
-    def _make_predictor(self):
-        # As a model of the functional API it would lose the scope.
-        return compiled(
-            self, lambda inputs: self(inputs, training=False, routing_scope="prefix")
-        )
-
-    def _compiled_calls(self):
-        """`start_cache` and `call_with_cache`, compiled once."""
-        return self._once(
-            "_calls",
-            lambda: [
-                compiled(self, call)
-                for call in (self.start_cache, self.call_with_cache)
-            ],
-        )
-
-    def _once(self, name, make):
-        # What is compiled knows nothing of weights that LoRA or `quantize` add later.
-        num_weights = len(self.weights)
-        if getattr(self, name, (None,))[0] != num_weights:
-            # No layer or function of the model: it would be saved with it.
-            object.__setattr__(self, name, (num_weights, make()))
-        return getattr(self, name)[1]
+        draw = steps.drawing(self, keras_hub.samplers.get(sampler or "random"))
+        decoder = steps.ImageSteps(self)
+        rows = decoder.rows_of(images)
+        given = np.zeros((1, *self.image_shape), "int32")
+        given[:, :num_given_rows] = 1
+        is_given = decoder.rows_of(given) == 1
+        is_given[:, 0] = True  # what rows start with
+        state = decoder.begin(len(images), labels)
+        prompts = np.where(is_given, rows, -1)
+        found = steps.stream(decoder, draw, prompts, state, rows.shape[1])
+        number = int(np.sum(~is_given))
+        for place, values in progress(found, "sub-pixel", number, verbose):
+            rows[:, place] = values
+        return ops.convert_to_numpy(decoder.images_of(rows))
 
     def make_cache(self, batch_size):
         """Makes an empty cache, for `call_with_cache`.

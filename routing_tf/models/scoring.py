@@ -1,92 +1,25 @@
 """Log-likelihoods of texts under a language model: of all tokens, or of spans."""
 
 import dataclasses
-import functools
-import math
 
 import keras
 import numpy as np
 from keras import ops
 
 from routing_tf.files.progress import progress
-from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
+from routing_tf.models.score import Score
+from routing_tf.models.score import join as join
+from routing_tf.models.spans import read_sequences
+from routing_tf.models.spans import spans_of
 from routing_tf.models.token_scorer import TokenScorer
-from routing_tf.tokenizers.offsets import token_offsets
+from routing_tf.models.token_scorer import scope_of
+from routing_tf.models.token_scorer import scope_to_score
 
 REDUCTIONS = ("none", "mean", "sum")
 SCORING_MODES = ("logits", "loss")
 TOO_LONG = ("refuse", "cut", "windows")
-
-# Compiled models that are kept; lengths are powers of two unless padding matters.
-_MAX_SCORERS = 16
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Score:
-    """How well a model predicts a text, or a span of it.
-
-    Args:
-        log_likelihoods: NumPy array `<float64>[tokens]`, the natural logarithm of the
-            probability of each token that is scored.
-        token_ids: NumPy array `<int32>[tokens]`, these tokens.
-        tokens: their names in the tokenizer's vocabulary; None if the input was ids.
-        offsets: NumPy array `<int64>[tokens, 2]`, start and end of the characters of
-            each token in the text; its place if the input was ids.
-        routing_scope: `"full"` or `"prefix"`; see `score`.
-        num_left_out: tokens of the text or span that were cut off and not scored.
-        num_bytes: UTF-8 bytes of the text that these tokens stand for; None if the
-            input was ids.
-        num_words: words to which `perplexity_per_word` refers: the given number, or
-            that of `str.split` for the text that these tokens stand for, which leaves
-            newlines out also where they are tokens. None if the input was ids and
-            their number is not given.
-        misaligned_prefix_length: tokens that were dropped from the start of a
-            sub-string until it was found; None unless the span is a sub-string.
-    """
-
-    log_likelihoods: np.ndarray
-    token_ids: np.ndarray
-    tokens: tuple | None
-    offsets: np.ndarray
-    routing_scope: str
-    num_left_out: int = 0
-    num_bytes: int | None = None
-    num_words: int | None = None
-    misaligned_prefix_length: int | None = None
-
-    @property
-    def num_tokens(self):
-        """Number of tokens that are scored."""
-        return len(self.token_ids)
-
-    @property
-    def log_likelihood(self):
-        """Natural logarithm of the probability of all these tokens."""
-        return float(np.sum(self.log_likelihoods))
-
-    @property
-    def loss(self):
-        """Mean negative log-likelihood of a token, in nats."""
-        return -self.log_likelihood / self.num_tokens
-
-    @property
-    def perplexity(self):
-        """Perplexity per token."""
-        return _exp(self.loss)
-
-    @property
-    def bits_per_byte(self):
-        """Bits per byte of UTF-8; None if the input was ids."""
-        if self.num_bytes is None:
-            return None
-        return -self.log_likelihood / math.log(2) / self.num_bytes
-
-    @property
-    def perplexity_per_word(self):
-        """Perplexity per word; None if there are none or their number is unknown."""
-        return _exp(-self.log_likelihood / self.num_words) if self.num_words else None
 
 
 def score(
@@ -178,18 +111,9 @@ def score(
     Reference: `SparseTransformerWrapper` of the release's `routing_tf_api.py`.
     """
     check_choice("reduction", reduction, REDUCTIONS)
-    if routing_scope is None:
-        routing_scope = lm.hyperparameters.routing_scope
-    check_choice("routing_scope", routing_scope, ROUTING_SCOPES)
     check_choice("too_long", too_long, TOO_LONG)
-    leak = lm.hyperparameters.sees_later_tokens(routing_scope)
-    if routing_scope == "prefix" and leak:
-        raise ValueError(
-            "Prefixes can only be scored if no output depends on later tokens. "
-            f'Received: routing_scope="prefix" for a model with {leak}='
-            f"{getattr(lm.hyperparameters, leak)!r}"
-        )
-    single, sequences = _read(lm, texts)
+    scorer = TokenScorer(lm, scope_to_score(lm.hyperparameters, routing_scope))
+    single, sequences = read_sequences(lm, texts)
     limit = _limit(lm.hyperparameters)
     for index, sequence in enumerate(sequences):
         _check_sequence(index, sequence, lm.hyperparameters, limit, too_long)
@@ -198,18 +122,29 @@ def score(
     targets = _one_for_each(targets, sequences, single, "targets")
     counts = _one_for_each(num_words, sequences, single, "num_words")
     _check_counts(counts, targets, sequences)
-    spans = [_spans(sequence, each) for sequence, each in zip(sequences, targets)]
+    spans = [spans_of(*pair) for pair in zip(sequences, targets)]
     runs = _runs(sequences, spans, limit)
     if lm.hyperparameters.padding_has_influence:
-        batches = [[run] for run in runs]  # unpadded: each depends on itself alone
-        length = None
+        # Unpadded: each depends on itself alone.
+        batches = [(run.end - run.start, [run]) for run in runs]
     else:
-        length, batches = _batches(lm, runs, limit, batch_size)
-    scorers = functools.partial(_scorer, lm, routing_scope)
-    values = _log_likelihoods(scorers, sequences, batches, length, verbose)
+        batches = _batches(lm, runs, limit, batch_size)
+    values = [np.full(len(sequence.kept_ids), np.nan) for sequence in sequences]
+    for length, batch in progress(batches, "batch", verbose=verbose):
+        for run, nats in zip(batch, _nats(scorer, sequences, batch, length)):
+            values[run.index][run.start : run.end] = -nats
+
+    def result(span, *of_sequence):
+        score = _score(span, *of_sequence, scorer.routing_scope)
+        if reduction == "none":
+            return score
+        return float(getattr(np, reduction)(score.log_likelihoods))
+
     results = [
-        _results(*each, routing_scope, reduction)
-        for each in zip(sequences, spans, values, counts)
+        [result(span, *rest) for span in found]
+        if isinstance(found, list)
+        else result(found, *rest)
+        for found, *rest in zip(spans, sequences, values, counts)
     ]
     return results[0] if single else results
 
@@ -271,9 +206,7 @@ def score_positions(
             'scoring_mode="loss". Pass the ids that follow, such as '
             "`keras.ops.roll(token_ids, -1, axis=1)`"
         )
-    if routing_scope is None:
-        routing_scope = lm.hyperparameters.routing_scope
-    check_choice("routing_scope", routing_scope, ROUTING_SCOPES)
+    routing_scope = scope_of(lm.hyperparameters, routing_scope)
     token_ids = ops.convert_to_tensor(token_ids, "int32")
     if padding_mask is None:
         padding_mask = ops.ones_like(token_ids)
@@ -293,78 +226,6 @@ def score_positions(
     )
 
 
-def join(scores):
-    """Returns the `Score` of several texts or spans together.
-
-    Args:
-        scores: list of `Score`, at least one, all of one routing scope. Offsets stay
-            those in their own texts.
-
-    Raises:
-        ValueError: for no scores, or for those of different routing scopes.
-    """
-    scopes = {score.routing_scope for score in scores}
-    if len(scopes) != 1:
-        raise ValueError(
-            "`scores` must be at least one, all of the same routing scope. Received: "
-            f"{len(scores)} scores of routing scopes {sorted(scopes)}"
-        )
-
-    def total(name):
-        values = [getattr(score, name) for score in scores]
-        return None if None in values else sum(values)
-
-    tokens = [score.tokens for score in scores]
-    return Score(
-        log_likelihoods=np.concatenate([score.log_likelihoods for score in scores]),
-        token_ids=np.concatenate([score.token_ids for score in scores]),
-        tokens=None if None in tokens else sum(tokens, ()),
-        offsets=np.concatenate([score.offsets for score in scores]),
-        routing_scope=scores[0].routing_scope,
-        num_left_out=total("num_left_out"),
-        num_bytes=total("num_bytes"),
-        num_words=total("num_words"),
-        misaligned_prefix_length=total("misaligned_prefix_length"),
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sequence:
-    """A text, or None, and its tokens; ids that were cut off are counted."""
-
-    token_ids: np.ndarray
-    offsets: np.ndarray
-    text: str | None = None
-    tokenizer: object = None
-    num_kept: int | None = None
-
-    @property
-    def kept_ids(self):
-        return self.token_ids[: self.num_kept]
-
-    def cut(self, limit):
-        if len(self.token_ids) <= limit:
-            return self
-        offsets = self.offsets
-        while limit and offsets[limit, 0] < offsets[limit - 1, 1]:
-            limit -= 1  # back to the end of a character
-        if not limit:
-            raise ValueError(
-                "`texts` must have a character that fits into the model's sequences. "
-                f"Received: {self.text[:20]!r}, whose first has more tokens"
-            )
-        return dataclasses.replace(self, num_kept=limit)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Span:
-    """Tokens `start` to `end`; the latter may lie behind a cut."""
-
-    start: int
-    end: int
-    misaligned_prefix_length: int | None = None
-
-
 @dataclasses.dataclass(frozen=True)
 class _Run:
     """Tokens `start` to `end` of a sequence."""
@@ -374,84 +235,10 @@ class _Run:
     end: int
 
 
-def _exp(value):
-    with np.errstate(over="ignore"):
-        return float(np.exp(value))
-
-
 def _limit(hyperparameters):
     """The largest number of tokens in one sequence."""
     limits = hyperparameters.max_sequence_length, hyperparameters.truncate_length
     return min(limit for limit in limits if limit is not None)
-
-
-def _read(lm, texts):
-    """Tells whether `texts` is a single one, and returns the sequences."""
-    if not isinstance(texts, (str, list, tuple, dict)) and not hasattr(texts, "shape"):
-        raise ValueError(
-            "`texts` must be a string, ids, or a list of them. Received: "
-            f"{type(texts).__name__}"
-        )
-    single = isinstance(texts, str)
-    texts = [texts] if single else texts
-    if isinstance(texts, (list, tuple)) and any(isinstance(t, str) for t in texts):
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError(
-                "`texts` must be strings or ids, not both. Received: a list of "
-                f"{sorted({type(text).__name__ for text in texts})}"
-            )
-        return single, [_sequence(lm, text) for text in texts]
-    single, rows = _rows_of_ids(texts)
-    sequences = []
-    for row in rows:
-        places = np.arange(len(row))
-        sequences.append(_Sequence(row, np.stack([places, places + 1], axis=-1)))
-    return single, sequences
-
-
-def _sequence(lm, text):
-    if lm.preprocessor is None:
-        raise ValueError(
-            "Texts can only be scored by a model with a preprocessor, which has the "
-            "tokenizer; without one pass ids. Received: a string"
-        )
-    tokenizer = lm.preprocessor.tokenizer
-    token_ids = _tokenize(tokenizer, text)
-    offsets = np.zeros((0, 2), "int64")
-    if len(token_ids):
-        offsets = token_offsets(tokenizer, text, token_ids)
-    return _Sequence(token_ids, offsets, text, tokenizer)
-
-
-def _tokenize(tokenizer, text):
-    return np.asarray(tokenizer.tokenize(text)).astype("int32")
-
-
-def _rows_of_ids(token_ids):
-    """Tells whether the ids are a single sequence; returns a list of arrays."""
-    mask = None
-    if isinstance(token_ids, dict):
-        mask = token_ids.get("padding_mask")
-        token_ids = token_ids.get("token_ids", ())
-    rows = [np.asarray(row) for row in token_ids]
-    single = bool(rows) and all(row.ndim == 0 for row in rows)
-    rows = [np.array(rows)] if single else rows
-    if mask is not None:
-        masks = np.asarray(mask).astype("bool")
-        masks = [masks] if single else list(masks)
-        if [keep.shape for keep in masks] != [row.shape for row in rows]:
-            raise ValueError(
-                "`padding_mask` must have the shape of `token_ids`. Received: shapes "
-                f"{[keep.shape for keep in masks]} and {[row.shape for row in rows]}"
-            )
-        rows = [row[keep] for row, keep in zip(rows, masks, strict=True)]
-    for row in rows:
-        if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
-            raise ValueError(
-                "`texts` must be strings or lists of ids, of which `token_ids` and "
-                f"`padding_mask` may be a dict. Received: {row!r}"
-            )
-    return single, [row.astype("int32") for row in rows]
 
 
 def _check_sequence(index, sequence, hyperparameters, limit, too_long):
@@ -502,98 +289,6 @@ def _check_counts(counts, targets, sequences):
             )
 
 
-def _spans(sequence, target):
-    """Returns the span of a target, or a list of spans."""
-    if isinstance(target, (list, tuple)) and not _is_pair(target):
-        return [_span(sequence, each) for each in target]
-    return _span(sequence, target)
-
-
-def _is_pair(target):
-    is_integer = [isinstance(value, (int, np.integer)) for value in target]
-    return is_integer == [True, True]
-
-
-def _span(sequence, target):
-    if target is None:
-        return _Span(0, len(sequence.token_ids))
-    if isinstance(target, str):
-        return _substring(sequence, target)
-    if isinstance(target, np.ndarray):
-        target = tuple(target)
-    if not isinstance(target, (list, tuple)) or not _is_pair(target):
-        raise ValueError(
-            "`targets` must be pairs (start, end), sub-strings, or lists of these for "
-            f"each text. Received: {target!r}"
-        )
-    start, end = map(int, target)
-    size = int(sequence.offsets[-1, 1])
-    if not 0 <= start < end <= size:
-        unit = "tokens" if sequence.text is None else "characters"
-        raise ValueError(
-            f"A span must be (start, end) with 0 <= start < end <= {size}, the number "
-            f"of {unit} of its text. Received: {target!r}"
-        )
-    first = int(np.searchsorted(sequence.offsets[:, 1], start, side="right"))
-    last = int(np.searchsorted(sequence.offsets[:, 0], end, side="left"))
-    if first >= len(sequence.kept_ids):
-        raise ValueError(
-            f"A span must not lie in what is cut off, the tokens behind the first "
-            f"{len(sequence.kept_ids)}. Received: {target!r}"
-        )
-    return _Span(first, last)
-
-
-def _substring(sequence, part):
-    """Finds a sub-string by the release's rule."""
-    if sequence.text is None:
-        raise ValueError(
-            "Sub-strings can only be found in texts; in ids, spans are pairs of "
-            f"places. Received: {part!r}"
-        )
-    part_ids = _tokenize(sequence.tokenizer, part)
-    kept_ids = sequence.kept_ids
-    text = sequence.text[: sequence.offsets[len(kept_ids) - 1, 1]]
-    for dropped in range(len(part_ids)):
-        rest = part_ids[dropped:]
-        for start in _places(rest, kept_ids)[::-1]:
-            end = int(start) + len(rest)
-            if _holds(text, part, sequence.offsets[start:end]):
-                return _Span(int(start), end, dropped)
-    reason = "which is not in it"
-    if part and part in text:
-        reason = (
-            "which begins or ends inside of a token; give offsets for the whole token"
-        )
-    elif part and part in sequence.text:
-        reason = f"which lies behind the first {len(kept_ids)} tokens that are kept"
-    raise ValueError(
-        f"A sub-string must be found in its text. Received: {part!r}, {reason}"
-    )
-
-
-def _places(part, whole):
-    """Returns the places at which one array stands in another one."""
-    count = max(0, len(whole) - len(part) + 1)
-    places = np.flatnonzero(whole[:count] == part[0])
-    for step in range(1, len(part)):
-        places = places[whole[places + step] == part[step]]
-    return places
-
-
-def _holds(text, part, offsets):
-    """Tells whether tokens are the end of a place where the text has a sub-string."""
-    first, last = offsets[0, 0], offsets[-1, 1]
-    for end in range(last, offsets[-1, 0] - 1, -1):
-        start = end - len(part)
-        if start >= 0 and text.startswith(part, start):
-            # Of the rest, tokens may only have white space.
-            rest = text[first:start] + text[end:last]
-            if not rest.strip():
-                return True
-    return False
-
-
 def _runs(sequences, spans, limit):
     """Returns the runs that score all spans, each token of them once."""
     runs = []
@@ -610,7 +305,7 @@ def _runs(sequences, spans, limit):
 
 
 def _batches(lm, runs, limit, batch_size):
-    """Returns the length of the rows and batches of runs, all of the same size.
+    """Returns batches of runs, all of one size, each with the length of its rows.
 
     Powers of two: a compiled model serves many calls.
     """
@@ -622,51 +317,31 @@ def _batches(lm, runs, limit, batch_size):
     batch_size = min(batch_size, _power_of_two(len(runs)))
     batches = [runs[i : i + batch_size] for i in range(0, len(runs), batch_size)]
     # The last batch takes its last run more than once.
-    return length, [batch + batch[-1:] * (batch_size - len(batch)) for batch in batches]
+    return [
+        (length, batch + batch[-1:] * (batch_size - len(batch))) for batch in batches
+    ]
 
 
 def _power_of_two(number):
     return 1 << max(0, number - 1).bit_length()
 
 
-def _log_likelihoods(scorers, sequences, batches, length, verbose):
-    """Returns an array for each sequence, with numbers where runs have scored it."""
-    values = [np.full(len(sequence.kept_ids), np.nan) for sequence in sequences]
-    for batch in progress(batches, "batch", verbose=verbose):
-        lengths = np.array([run.end - run.start for run in batch])
-        targets = np.zeros((len(batch), length or lengths[0]), "int32")
-        for row, run in zip(targets, batch):
-            row[: run.end - run.start] = sequences[run.index].token_ids[
-                run.start : run.end
-            ]
-        mask = np.arange(targets.shape[1]) < lengths[:, None]
-        token_ids = np.pad(targets[:, :-1], [(0, 0), (1, 0)]) * mask
-        inputs = {"token_ids": token_ids, "padding_mask": mask}
-        nats = scorers(targets.shape[1]).score(inputs, targets)
-        if not np.isfinite(nats[mask]).all():
-            raise ValueError(
-                "The model's probabilities must be finite. Received: log-likelihoods "
-                "that are not; check its weights"
-            )
-        for row, run in zip(nats, batch):
-            scored = row[: run.end - run.start]
-            values[run.index][run.start : run.end] = -scored.astype("float64")
-    return values
+def _nats(scorer, sequences, batch, length):
+    """Returns an array `<float64>` of the tokens of each run of a batch."""
+    found = [sequences[run.index].token_ids[run.start : run.end] for run in batch]
+    targets = np.stack([np.pad(ids, (0, length - len(ids))) for ids in found])
+    mask = np.arange(length) < np.array([[len(ids)] for ids in found])
+    token_ids = np.pad(targets[:, :-1], [(0, 0), (1, 0)]) * mask
+    nats = scorer.score({"token_ids": token_ids, "padding_mask": mask}, targets)
+    if not np.isfinite(nats[mask]).all():
+        raise ValueError(
+            "The model's probabilities must be finite. Received: log-likelihoods "
+            "that are not; check its weights"
+        )
+    return [row[keep].astype("float64") for row, keep in zip(nats, mask)]
 
 
-def _results(sequence, found, values, num_words, routing_scope, reduction):
-    """Returns the result of a span, or a list of the results of its spans."""
-
-    def result(span):
-        score = _score(sequence, span, values, num_words, routing_scope)
-        if reduction == "none":
-            return score
-        return float(getattr(np, reduction)(score.log_likelihoods))
-
-    return [*map(result, found)] if isinstance(found, list) else result(found)
-
-
-def _score(sequence, span, values, num_words, routing_scope):
+def _score(span, sequence, values, num_words, routing_scope):
     end = min(span.end, len(values))
     token_ids = sequence.token_ids[span.start : end]
     offsets = sequence.offsets[span.start : end]
@@ -687,20 +362,3 @@ def _score(sequence, span, values, num_words, routing_scope):
         num_words=num_words,
         misaligned_prefix_length=span.misaligned_prefix_length,
     )
-
-
-def _scorer(lm, routing_scope, length):
-    """Returns the scorer of a model for rows of one length, which is compiled once.
-
-    Each length has its own: TensorFlow would compile the second one for any length.
-    """
-    if getattr(lm, "_token_scorers", None) is None:
-        # No layers of the model: they would be saved with it.
-        object.__setattr__(lm, "_token_scorers", {})
-    # What is compiled knows nothing of weights that LoRA or `quantize` add later.
-    scorers, key = lm._token_scorers, (routing_scope, length, len(lm.weights))
-    if key not in scorers:
-        if len(scorers) == _MAX_SCORERS:
-            del scorers[next(iter(scorers))]
-        scorers[key] = TokenScorer(lm, routing_scope)
-    return scorers[key]

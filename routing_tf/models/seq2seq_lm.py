@@ -4,7 +4,6 @@ import keras
 import keras_hub
 
 from routing_tf.layers.keras_internals import layers_inside
-from routing_tf.models import generation
 from routing_tf.models.causal_lm import TextLanguageModel
 from routing_tf.models.encoder_decoder import RoutingTransformerEncoderDecoder
 from routing_tf.tokenizers import ByteTokenizer
@@ -168,11 +167,5 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
         Raises:
             ValueError: if the model cuts its inputs to less than the buffer.
         """
-        token_ids, mask = generation.continue_prompts(
-            self,
-            inputs["decoder_token_ids"],
-            inputs["decoder_padding_mask"],
-            stop_token_ids,
-            memory=self.backbone.encode(inputs),
-        )
-        return {"decoder_token_ids": token_ids, "decoder_padding_mask": mask}
+        memory = self.backbone.encode(inputs)
+        return self.continue_prompts(inputs, stop_token_ids, "decoder_", memory)

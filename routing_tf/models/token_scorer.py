@@ -3,14 +3,16 @@
 import keras
 from keras import ops
 
-from routing_tf.models.compiled import compiled
+from routing_tf.layers.heads.routed import ROUTING_SCOPES
+from routing_tf.layers.validation import check_choice
+from routing_tf.models.compiled import compiled_once
 
 
 class TokenScorer:
     """Negative log probabilities of targets, in nats, under a language model.
 
-    It shares the weights of the language model but is compiled on its own, once, and
-    leaves alone what the language model is compiled with.
+    It shares the weights of the language model but is compiled on its own, once for
+    each shape, and leaves alone what the language model is compiled with.
 
     Args:
         lm: the language model, with an encoder or without, or an image model.
@@ -28,10 +30,9 @@ class TokenScorer:
         self.model = lm
         self.hyperparameters = lm.hyperparameters
         self.routing_scope = routing_scope or self.hyperparameters.routing_scope
+        self._score = None
         if engine is not None and engine.num_devices > 1:
             self._score = engine.compile_scorer(lm, self._nats)
-            return
-        self._score = compiled(lm, self._nats)
 
     def _nats(self, batch):
         inputs = {name: batch[name] for name in self.model.input}
@@ -52,4 +53,36 @@ class TokenScorer:
             NumPy array `<float32>` of the shape of `targets`.
         """
         batch = {name: inputs[name] for name in self.model.input}
-        return ops.convert_to_numpy(self._score({**batch, "targets": targets}))
+        key = (self.routing_scope, *targets.shape)
+        score = self._score or compiled_once(self.model, self._nats, key)
+        return ops.convert_to_numpy(score({**batch, "targets": targets}))
+
+
+def scope_of(hyperparameters, routing_scope=None):
+    """Returns a routing scope; that of the hyperparameters if None is given.
+
+    Raises:
+        ValueError: if it is unknown.
+    """
+    if routing_scope is None:
+        routing_scope = hyperparameters.routing_scope
+    check_choice("routing_scope", routing_scope, ROUTING_SCOPES)
+    return routing_scope
+
+
+def scope_to_score(hyperparameters, routing_scope=None):
+    """Returns what `scope_of` does, if likelihoods of that scope are what they seem.
+
+    Raises:
+        ValueError: if it is unknown, or the scope `"prefix"` of a model that sees later
+            tokens by a flaw of the release.
+    """
+    routing_scope = scope_of(hyperparameters, routing_scope)
+    leak = hyperparameters.sees_later_tokens(routing_scope)
+    if routing_scope == "prefix" and leak:
+        raise ValueError(
+            "Prefixes can only be scored if no output depends on later tokens. "
+            f'Received: routing_scope="prefix" for a model with {leak}='
+            f'{getattr(hyperparameters, leak)!r}. Use "full"'
+        )
+    return routing_scope

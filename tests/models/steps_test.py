@@ -4,7 +4,7 @@ import keras_hub
 import numpy as np
 import pytest
 
-from routing_tf.models import generation
+from routing_tf.models import steps
 from tests import golden_cases
 from tests.models import small_models
 from tests.models import small_seq2seq
@@ -21,6 +21,17 @@ SAMPLERS = {
 def generate(lm, sampler, x, **options):
     lm.compile(sampler=SAMPLERS[sampler](), **options)
     return lm.generate(x, stop_token_ids=None)
+
+
+def recompute(monkeypatch):
+    """Makes steps compute all anew, as settings that look ahead do."""
+
+    class Recomputing(steps.TextSteps):
+        def __init__(self, lm):
+            super().__init__(lm)
+            self.are_exact = False
+
+    monkeypatch.setattr(steps, "TextSteps", Recomputing)
 
 
 def model(routing):
@@ -44,7 +55,7 @@ def test_steps_continue_as_recomputing_does(sampler, routing, monkeypatch):
         np.testing.assert_array_equal(
             tokens[row, :length], x["token_ids"][row, :length]
         )
-    monkeypatch.setattr(generation, "_steps", generation._recompute)
+    recompute(monkeypatch)
     expected = generate(lm, sampler, x)["token_ids"]
     np.testing.assert_array_equal(tokens, expected)
     assert not np.array_equal(tokens, generate(lm, "greedy", x)["token_ids"])
@@ -55,7 +66,7 @@ def test_an_encoder_and_steps_of_the_decoder(monkeypatch):
     lm = small_seq2seq.language_model(timing_signal=True)
     x = small_seq2seq.inputs(lengths=(2, 4), buffers=(40, 7))
     tokens = generate(lm, "beam", x)["decoder_token_ids"]
-    monkeypatch.setattr(generation, "_steps", generation._recompute)
+    recompute(monkeypatch)
     expected = generate(lm, "beam", x)["decoder_token_ids"]
     np.testing.assert_array_equal(tokens, expected)
 
@@ -63,7 +74,7 @@ def test_an_encoder_and_steps_of_the_decoder(monkeypatch):
 @small_models.FURTHER
 def test_settings_that_look_ahead_compute_all_anew(monkeypatch):
     lm = small_models.language_model(routing="hashed", compatibility="trained")
-    monkeypatch.setattr(generation, "_steps", None)
+    monkeypatch.setattr(steps.TextSteps, "step", None)
     x = small_models.inputs(PROMPTS, LENGTH)
     tokens = generate(lm, "greedy", x)["token_ids"]
     mask = np.arange(LENGTH) < 6

@@ -1,0 +1,267 @@
+"""What SavedModels of language models compute."""
+
+import keras
+import tensorflow as tf
+
+from routing_tf.layers.validation import check_positive_integer
+from routing_tf.models import signatures
+from routing_tf.models import steps
+
+MAX_LENGTH = 2**20
+_TEXTS = tf.TensorSpec((None,), tf.string, "texts")
+_IDS = (
+    tf.TensorSpec((None, None), tf.int32, "token_ids"),
+    tf.TensorSpec((None, None), tf.bool, "padding_mask"),
+)
+
+
+class TextModel:
+    """What saved functions of a text model compute; sequences are ragged ids."""
+
+    def __init__(self, lm, routing_scope, max_length):
+        self.lm = lm
+        self.steps = steps.TextSteps(lm)
+        self.hyperparameters = lm.hyperparameters
+        self.routing_scope = routing_scope
+        self.max_length = max_length
+        self.tokenizer = tokenizer_of(lm)
+        self.end_id = getattr(self.tokenizer, "end_token_id", None)
+        # Functions for texts and for ids share one trace.
+        self._score_rows = tf.function(self._score_rows, autograph=False)
+        self._generate_rows = tf.function(self._generate_rows, autograph=False)
+
+    def from_texts(self, texts):
+        """Returns the sequences of a batch of texts."""
+        ids = self.tokenizer.tokenize(texts)
+        if not isinstance(ids, tf.RaggedTensor):
+            ids = tf.RaggedTensor.from_tensor(ids, padding=self.tokenizer.pad_token_id)
+        return ids
+
+    def from_ids(self, token_ids, padding_mask):
+        """Returns the sequences of ids with padding."""
+        padding_mask = signatures.checked(
+            padding_mask,
+            tf.shape(padding_mask) == tf.shape(token_ids),
+            "`padding_mask` must have the shape of `token_ids`. Received shapes:",
+            tf.shape(padding_mask),
+            tf.shape(token_ids),
+        )
+        lengths = tf.reduce_sum(tf.cast(padding_mask, tf.int32), axis=-1)
+        signatures.check(
+            tf.sequence_mask(lengths, tf.shape(token_ids)[1]) == padding_mask,
+            "`padding_mask` must be True on the first tokens of each row, and False "
+            "behind them. Received:",
+            padding_mask,
+        )
+        sequences = tf.RaggedTensor.from_tensor(token_ids, lengths=lengths)
+        size = self.hyperparameters.vocabulary_size
+        return sequences.with_values(signatures.in_range("Ids", sequences.values, size))
+
+    def to_texts(self, token_ids, padding_mask):
+        """Returns the texts of ids."""
+        keep = padding_mask
+        for special in getattr(self.tokenizer, "special_token_ids", ()):
+            keep &= token_ids != special
+        return self.tokenizer.detokenize(tf.ragged.boolean_mask(token_ids, keep))
+
+    def behind_start(self, sequences, limit, name="length"):
+        """Returns the id 0 with the sequences behind it, and their lengths."""
+        lengths = tf.cast(sequences.row_lengths(), tf.int32)
+        signatures.check(
+            lengths <= limit,
+            f"Inputs must not be longer than `{name}` tokens, and that at most the "
+            f"{self.max_length} of this SavedModel; export it with another max_length. "
+            "Received these numbers of tokens:",
+            lengths,
+        )
+        ids = sequences.to_tensor(0, shape=(None, self.max_length))
+        return tf.pad(ids, [(0, 0), (1, 0)]), lengths
+
+    def score(self, sequences):
+        """Returns the log-likelihoods `<float32>[batch, max_length]`, and the mask."""
+        tokens, lengths = self.behind_start(sequences, self.max_length, "max_length")
+        if self.hyperparameters.padding_has_influence:
+            signatures.check(
+                lengths == self.max_length,
+                "Padding has influence on what this model computes: all rows must have "
+                f"{self.max_length} tokens. Received:",
+                lengths,
+            )
+        return self._score_rows(tokens, lengths)
+
+    def _score_rows(self, tokens, lengths):
+        mask = tf.sequence_mask(lengths, self.max_length)
+        token_ids = tf.where(mask, tokens[:, :-1], 0)
+        inputs = {"token_ids": token_ids, "padding_mask": mask}
+        logits = self.lm(inputs, routing_scope=self.routing_scope)
+        nats = keras.losses.sparse_categorical_crossentropy(
+            tokens[:, 1:], tf.cast(logits, tf.float32), from_logits=True
+        )
+        return tf.where(mask, -nats, 0.0), mask
+
+    def generate(self, sequences, settings, length, memory=()):
+        """Returns ids `<int32>[batch, length]` behind the sequences, and their mask."""
+        settings.check()
+        length = signatures.checked(
+            length,
+            (length >= 1) & (length <= self.max_length),
+            f"`length` must be from 1 to {self.max_length}. Received:",
+            length,
+        )
+        rows = self.behind_start(sequences, length)
+        return self._generate_rows(*rows, settings, length, memory)
+
+    def _generate_rows(self, tokens, lengths, settings, length, memory):
+        tokens, mask = steps.continue_rows(
+            self.steps,
+            signatures.SettingsSampler(settings, length + 1),
+            tokens,
+            tf.sequence_mask(lengths + 1, self.max_length + 1),
+            self.steps.begin(tf.shape(tokens)[0], self.max_length, memory),
+            None if self.end_id is None else [self.end_id],
+            num_inputs=self.max_length,
+        )
+        # Behind the end of a row others may have gone on.
+        tokens = tf.where(mask, tokens, 0)
+        return tokens[:, 1 : length + 1], mask[:, 1 : length + 1]
+
+
+class Seq2SeqModel(TextModel):
+    """The same with an encoder, which reads the sequences; the decoder starts anew."""
+
+    def __init__(self, lm, routing_scope, max_length):
+        super().__init__(lm, routing_scope, max_length)
+        if self.hyperparameters.encoder_inputs != "tokens":
+            raise ValueError(
+                "The encoder must read ids to be exported. Received: a model with "
+                f"encoder_inputs={self.hyperparameters.encoder_inputs!r}"
+            )
+        self.input_length = self.hyperparameters.max_input_length
+        if lm.preprocessor is not None:
+            self.input_length = lm.preprocessor.encoder_sequence_length
+
+    def from_texts(self, texts):
+        sequences = super().from_texts(texts)
+        ends = tf.fill((sequences.nrows(), 1), self.end_id)
+        return tf.concat([sequences, ends], axis=1)
+
+    def generate(self, sequences, settings, length):
+        lengths = sequences.row_lengths()
+        signatures.check(
+            lengths <= self.input_length,
+            f"Inputs must not be longer than {self.input_length} tokens, the end id "
+            "included. Received these numbers of tokens:",
+            lengths,
+        )
+        memory = self.lm.backbone.encode(
+            {
+                "encoder_token_ids": sequences.to_tensor(
+                    0, shape=(None, self.input_length)
+                ),
+                "encoder_padding_mask": tf.sequence_mask(lengths, self.input_length),
+            }
+        )
+        nothing = tf.zeros((sequences.nrows(), 0), tf.int32)
+        nothing = tf.RaggedTensor.from_tensor(nothing)
+        return super().generate(nothing, settings, length, memory)
+
+
+def default_max_length(lm):
+    """Returns the `max_length` of a SavedModel of texts for which none is given."""
+    h = lm.hyperparameters
+    limits = [h.max_sequence_length, h.truncate_length]
+    if h.kind == "seq2seq" and lm.preprocessor is not None:
+        # Local heads pair blocks of both sides, so their lengths matter.
+        limits = [lm.preprocessor.decoder_sequence_length, h.truncate_length]
+    return min(limit for limit in limits if limit is not None)
+
+
+def tokenizer_of(lm):
+    """Returns the tokenizer of a language model; None if it takes ids."""
+    return None if lm.preprocessor is None else lm.preprocessor.tokenizer
+
+
+def text_functions(lm, routing_scope, max_length):
+    """Returns the functions of a model of texts by their names."""
+    h = lm.hyperparameters
+    if max_length is None:
+        max_length = default_max_length(lm)
+    check_positive_integer("max_length", max_length)
+    if max_length > MAX_LENGTH:
+        raise ValueError(
+            f"`max_length` must be at most {MAX_LENGTH:,}: every call computes with "
+            f"this length. Received: max_length={max_length:,}. Pass a smaller one"
+        )
+    if h.truncate_length is not None and max_length > h.truncate_length:
+        raise ValueError(
+            "`max_length` must not exceed the length to which this model cuts its "
+            f"inputs, {h.truncate_length}. Received: max_length={max_length}"
+        )
+    if h.kind == "seq2seq":
+        functions = _generate_functions(Seq2SeqModel(lm, routing_scope, max_length))
+    else:
+        model = TextModel(lm, routing_scope, max_length)
+        functions = {**_score_functions(model), **_generate_functions(model)}
+    if tokenizer_of(lm) is None:
+        functions |= {
+            name.removesuffix("_ids"): function for name, function in functions.items()
+        }
+    return functions
+
+
+def _score_functions(model):
+    def sums(values, mask):
+        return {
+            "log_likelihood": tf.reduce_sum(values, axis=-1),
+            "num_tokens": tf.reduce_sum(tf.cast(mask, tf.int32), axis=-1),
+        }
+
+    def score(texts):
+        sequences = model.from_texts(texts)
+        values, mask = model.score(sequences)
+        width = tf.cast(tf.reduce_max(sequences.row_lengths()), tf.int32)
+        width = tf.maximum(width, 0)
+        return {
+            "log_likelihoods": values[:, :width],
+            "token_ids": sequences.to_tensor(0),
+            "padding_mask": mask[:, :width],
+            "num_bytes": tf.strings.length(texts),
+            **sums(values, mask),
+        }
+
+    def score_ids(token_ids, padding_mask):
+        values, mask = model.score(model.from_ids(token_ids, padding_mask))
+        width = tf.shape(token_ids)[1]
+        padding = [(0, 0), (0, tf.maximum(0, width - model.max_length))]
+        values = tf.pad(values, padding)[:, :width]
+        return {"log_likelihoods": values, **sums(values, mask)}
+
+    functions = {"score_ids": signatures.function(score_ids, *_IDS)}
+    if model.tokenizer is not None:
+        functions["score"] = signatures.function(score, _TEXTS)
+    return functions
+
+
+def _generate_functions(model):
+    t, k, p, s = signatures.Settings.defaults()
+    n = tf.constant(model.max_length)
+    specs = [*signatures.Settings.specs(), tf.TensorSpec((), tf.int32, "length")]
+
+    def generate(texts, temperature=t, top_k=k, top_p=p, seed=s, length=n):
+        settings = signatures.Settings(temperature, top_k, top_p, seed)
+        ids, mask = model.generate(model.from_texts(texts), settings, length)
+        texts = model.to_texts(ids, mask)
+        return {"texts": texts, "token_ids": ids, "padding_mask": mask}
+
+    def generate_ids(
+        token_ids, padding_mask, temperature=t, top_k=k, top_p=p, seed=s, length=n
+    ):
+        settings = signatures.Settings(temperature, top_k, top_p, seed)
+        sequences = model.from_ids(token_ids, padding_mask)
+        ids, mask = model.generate(sequences, settings, length)
+        return {"token_ids": ids, "padding_mask": mask}
+
+    functions = {"generate_ids": signatures.function(generate_ids, *_IDS, *specs)}
+    if model.tokenizer is not None:
+        functions["generate"] = signatures.function(generate, _TEXTS, *specs)
+    return functions

@@ -1,0 +1,112 @@
+"""How well a model predicts a text: the result of `scoring.score`."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Score:
+    """How well a model predicts a text, or a span of it.
+
+    Args:
+        log_likelihoods: NumPy array `<float64>[tokens]`, the natural logarithm of the
+            probability of each token that is scored.
+        token_ids: NumPy array `<int32>[tokens]`, these tokens.
+        tokens: their names in the tokenizer's vocabulary; None if the input was ids.
+        offsets: NumPy array `<int64>[tokens, 2]`, start and end of the characters of
+            each token in the text; its place if the input was ids.
+        routing_scope: `"full"` or `"prefix"`; see `score`.
+        num_left_out: tokens of the text or span that were cut off and not scored.
+        num_bytes: UTF-8 bytes of the text that these tokens stand for; None if the
+            input was ids.
+        num_words: words to which `perplexity_per_word` refers: the given number, or
+            that of `str.split` for the text that these tokens stand for, which leaves
+            newlines out also where they are tokens. None if the input was ids and
+            their number is not given.
+        misaligned_prefix_length: tokens that were dropped from the start of a
+            sub-string until it was found; None unless the span is a sub-string.
+    """
+
+    log_likelihoods: np.ndarray
+    token_ids: np.ndarray
+    tokens: tuple | None
+    offsets: np.ndarray
+    routing_scope: str
+    num_left_out: int = 0
+    num_bytes: int | None = None
+    num_words: int | None = None
+    misaligned_prefix_length: int | None = None
+
+    @property
+    def num_tokens(self):
+        """Number of tokens that are scored."""
+        return len(self.token_ids)
+
+    @property
+    def log_likelihood(self):
+        """Natural logarithm of the probability of all these tokens."""
+        return float(np.sum(self.log_likelihoods))
+
+    @property
+    def loss(self):
+        """Mean negative log-likelihood of a token, in nats."""
+        return -self.log_likelihood / self.num_tokens
+
+    @property
+    def perplexity(self):
+        """Perplexity per token."""
+        return _exp(self.loss)
+
+    @property
+    def bits_per_byte(self):
+        """Bits per byte of UTF-8; None if the input was ids."""
+        if self.num_bytes is None:
+            return None
+        return -self.log_likelihood / math.log(2) / self.num_bytes
+
+    @property
+    def perplexity_per_word(self):
+        """Perplexity per word; None if there are none or their number is unknown."""
+        return _exp(-self.log_likelihood / self.num_words) if self.num_words else None
+
+
+def join(scores):
+    """Returns the `Score` of several texts or spans together.
+
+    Args:
+        scores: list of `Score`, at least one, all of one routing scope. Offsets stay
+            those in their own texts.
+
+    Raises:
+        ValueError: for no scores, or for those of different routing scopes.
+    """
+    scopes = {score.routing_scope for score in scores}
+    if len(scopes) != 1:
+        raise ValueError(
+            "`scores` must be at least one, all of the same routing scope. Received: "
+            f"{len(scores)} scores of routing scopes {sorted(scopes)}"
+        )
+
+    def total(name):
+        values = [getattr(score, name) for score in scores]
+        return None if None in values else sum(values)
+
+    tokens = [score.tokens for score in scores]
+    return Score(
+        log_likelihoods=np.concatenate([score.log_likelihoods for score in scores]),
+        token_ids=np.concatenate([score.token_ids for score in scores]),
+        tokens=None if None in tokens else sum(tokens, ()),
+        offsets=np.concatenate([score.offsets for score in scores]),
+        routing_scope=scores[0].routing_scope,
+        num_left_out=total("num_left_out"),
+        num_bytes=total("num_bytes"),
+        num_words=total("num_words"),
+        misaligned_prefix_length=total("misaligned_prefix_length"),
+    )
+
+
+def _exp(value):
+    with np.errstate(over="ignore"):
+        return float(np.exp(value))

@@ -1,0 +1,353 @@
+"""The way all models go on from a prefix, token by token.
+
+A row of tokens starts behind an id 0; those of an image are its sub-pixels. What is
+given is read at once, where that is exact, and then each step computes the logits of
+one token with a cache, in the routing scope `"prefix"`. With settings of the release
+that let later tokens decide who is a member, each step computes the whole row anew
+instead, in which what lies behind the prefix is padding.
+
+`continue_rows` goes on in a compiled function, for `generate` and SavedModels;
+`stream` in Python, for texts without end and for progress that is told.
+"""
+
+import abc
+
+import keras
+import keras_hub
+import numpy as np
+from keras import ops
+
+from routing_tf.models.compiled import compiled
+from routing_tf.models.compiled import compiled_once
+
+
+class Steps(abc.ABC):
+    """How a model reads a prefix and steps on.
+
+    What steps carry along, such as a cache, is a `state`: a structure of tensors with
+    the batch on axis 0.
+
+    Args:
+        model: the model.
+
+    Attributes:
+        are_exact: whether a step computes one token; else it computes all anew.
+        reads_at_once: whether a prefix is read in one parallel pass.
+    """
+
+    def __init__(self, model):
+        h = model.hyperparameters
+        self.model = model
+        self.are_exact = h.sees_later_tokens("prefix") is None
+        # The lengths of both sides of an encoder's output decide which tokens meet.
+        has_influence = h.padding_has_influence
+        self.reads_at_once = not has_influence and h.kind != "seq2seq"
+
+    @abc.abstractmethod
+    def read(self, tokens, number, state):
+        """Reads the first tokens of rows.
+
+        Args:
+            tokens: `<int>[batch, length]`.
+            number: number of tokens to read, a tensor.
+            state: the state of no tokens.
+
+        Returns:
+            Hidden states, of which those behind `number` mean nothing, or None; and
+            the state with these tokens.
+        """
+
+    @abc.abstractmethod
+    def step(self, tokens, state, place):
+        """Computes one token of each row.
+
+        Args:
+            tokens: `<int>[batch]`, the tokens at this place.
+            state: the state with those before it; the newest may be fed again.
+            place: their position, a tensor.
+
+        Returns:
+            Logits of the next tokens `<float>[batch, vocabulary_size]`, hidden states
+            `<float>[batch, hidden_dim]` or None, and the state.
+        """
+
+    @abc.abstractmethod
+    def recompute(self, tokens, state, place):
+        """Computes whole rows anew.
+
+        Args:
+            tokens: `<int>[batch, length]`.
+            state: the state of no tokens.
+            place: position of the last token that is seen, a tensor.
+
+        Returns:
+            What `step` returns for the token at this place.
+        """
+
+    def next_logits(self, tokens, state, index):
+        """Returns what `step` does for the tokens before `index`, in rows of all."""
+        if not self.are_exact:
+            return self.recompute(tokens, state, index - 1)
+        # The last token that was read is fed again: the state replaces it.
+        return self.step(ops.take(tokens, index - 1, axis=1), state, index - 1)
+
+
+class TextSteps(Steps):
+    """The steps of a language model, with an encoder or without."""
+
+    def begin(self, batch_size, length, memory=()):
+        """Returns the state of no tokens.
+
+        Args:
+            batch_size: number of rows.
+            length: number of tokens that the model reads of a row at most.
+            memory: the output of an encoder and its padding mask; empty (the default)
+                without one.
+        """
+        if not self.are_exact:
+            return tuple(memory)
+        return self.model.make_cache(batch_size, length, *memory)
+
+    def read(self, tokens, number, state):
+        if not self.are_exact:
+            return self._hidden_states(tokens, state, number), state
+        if not self.reads_at_once:
+            return self._feed(tokens, number, state)
+        mask = _first(number, tokens)
+        return self.model.call_with_cache(tokens, state, 0, mask)[1:]
+
+    def _feed(self, tokens, number, state):
+        """Reads the first tokens one by one."""
+
+        def step(place, hidden, state):
+            token = ops.take(tokens, place, axis=1)
+            _, new, state = self.step(token, state, place)
+            new = ops.cast(new, hidden.dtype)[:, None]
+            return place + 1, ops.slice_update(hidden, (0, place, 0), new), state
+
+        size = self.model.hyperparameters.hidden_dim
+        hidden = ops.zeros((*ops.shape(tokens), size), self.model.compute_dtype)
+        start = (ops.zeros((), "int32"), hidden, state)
+        return ops.while_loop(lambda place, *_: place < number, step, start)[1:]
+
+    def step(self, tokens, state, place):
+        logits, hidden, state = self.model.call_with_cache(
+            tokens[:, None], state, place
+        )
+        return logits[:, 0], hidden[:, 0], state
+
+    def recompute(self, tokens, state, place):
+        hidden = self._hidden_states(tokens, state, place + 1)
+        hidden = ops.take(hidden, place, axis=1)
+        return self.model.logits_of(hidden), hidden, state
+
+    def _hidden_states(self, tokens, memory, number):
+        mask = _first(number, tokens)
+        return self.model.backbone.decode(tokens, mask, *memory, routing_scope="prefix")
+
+
+class ImageSteps(Steps):
+    """The steps of an image model: a token is a sub-pixel, in the model's order."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self._places = model.places().astype("int32")
+        self._order = np.argsort(self._places, axis=None).astype("int32")
+
+    def begin(self, batch_size, labels=None):
+        """Returns the state of no tokens.
+
+        Args:
+            batch_size: number of images.
+            labels: `<int>[batch]`; None (the default) for a model without classes.
+        """
+        cache = self.model.make_cache(batch_size) if self.are_exact else ()
+        if labels is None:
+            return cache, {}
+        return cache, {"labels": ops.convert_to_tensor(labels, "int32")}
+
+    def rows_of(self, images):
+        """Returns the rows of NumPy images `<int>[batch, height, width, channels]`."""
+        values = images.reshape(len(images), -1)[:, self._order]
+        return np.pad(values, [(0, 0), (1, 0)])
+
+    def images_of(self, tokens):
+        """Returns the images of rows; sub-pixels that these do not hold are 0."""
+        missing = self.model.num_subpixels + 1 - tokens.shape[1]
+        tokens = ops.pad(tokens, [(0, 0), (0, missing)])
+        values = ops.take(tokens, self._places.reshape(-1) + 1, axis=1)
+        return ops.reshape(values, (-1, *self.model.image_shape))
+
+    def read(self, tokens, number, state):
+        cache, labels = state
+        images = self.images_of(tokens)
+        _, cache = self.model.start_cache(images, cache, number, **labels)
+        return None, (cache, labels)
+
+    def step(self, tokens, state, place):
+        cache, labels = state
+        logits, cache = self.model.call_with_cache(tokens, cache, place, **labels)
+        return logits, None, (cache, labels)
+
+    def recompute(self, tokens, state, place):
+        images = self.images_of(tokens)
+        visible = self._places <= place
+        mask = ops.broadcast_to(visible, ops.shape(images))
+        inputs = {"images": images, "padding_mask": mask, **state[1]}
+        logits = self.model(inputs, training=False, routing_scope="prefix")
+        shape = (-1, self.model.num_subpixels, logits.shape[-1])
+        here = ops.take(self._order, place)
+        return ops.take(ops.reshape(logits, shape), here, axis=1), None, state
+
+
+def continue_rows(
+    steps,
+    sampler,
+    tokens,
+    is_given,
+    state,
+    stop_token_ids=None,
+    num_inputs=None,
+    reads=True,
+):
+    """Goes on from rows of tokens, with the loop of a sampler of keras_hub.
+
+    Args:
+        steps: `Steps` of the model.
+        sampler: the sampler.
+        tokens: `<int>[batch, length]`.
+        is_given: `<bool>[batch, length]`, True on what is given.
+        state: the state of no tokens.
+        stop_token_ids: ids that end a row; None (the default) for no such ids.
+        num_inputs: number of tokens of a row that the model sees at most; None (the
+            default) for all.
+        reads: whether what all rows have is read before the first step; else only the
+            first token of each may be given. Defaults to True.
+
+    Returns:
+        Token ids and their mask, now True on given and new tokens.
+    """
+    is_given = ops.cast(is_given, "bool")
+    if stop_token_ids is not None:
+        # keras_hub would stop at ids that lie in the buffer behind the prompt.
+        stops = set(stop_token_ids)
+        filler = min(set(range(len(stops) + 1)) - stops)
+        tokens = ops.where(is_given, tokens, filler)
+    index, hidden = 1, None
+    if reads:
+        # A row starts behind its first id, which is there in any case.
+        lengths = ops.maximum(ops.sum(ops.cast(is_given, "int32"), axis=-1), 1)
+        index = ops.minimum(ops.min(lengths), tokens.shape[1])
+        hidden, state = steps.read(tokens[:, :num_inputs], index, state)
+    tokens = sampler(
+        next=lambda tokens, *rest: steps.next_logits(tokens[:, :num_inputs], *rest),
+        prompt=tokens,
+        cache=state,
+        index=index,
+        mask=is_given,
+        stop_token_ids=stop_token_ids,
+        hidden_states=hidden,
+        model=steps.model,
+    )
+    return tokens, _until_stop(tokens, is_given, stop_token_ids)
+
+
+def stream(steps, draw, prompts, state, num_tokens):
+    """Goes on from prompts, token by token, with one compiled step.
+
+    Args:
+        steps: `Steps` of the model.
+        draw: what `drawing` returns.
+        prompts: `<int>[batch, length]`, -1 where nothing is given.
+        state: the state of no tokens.
+        num_tokens: number of tokens of a row at which it ends.
+
+    Yields:
+        A position and the tokens there, a NumPy array `<int>[batch]`, drawn where none
+        are given. What all prompts have is left out if it is read at once.
+    """
+    prompts = np.asarray(prompts, "int32")
+    batch_size, length = prompts.shape
+    key = (batch_size, num_tokens)
+    compute = steps.step if steps.are_exact else steps.recompute
+    compute = compiled_once(steps.model, compute, key)
+    # The last token that all prompts have goes through the step, for the next one.
+    first = int(np.append((prompts < 0).any(axis=0), True).argmax()) - 1
+    if not steps.reads_at_once:
+        first = 0
+    if first and steps.are_exact:
+        width = min(2 ** (first - 1).bit_length(), num_tokens)
+        read = compiled_once(steps.model, steps.read, (*key, width))
+        tokens = np.pad(prompts[:, :first], [(0, 0), (0, width - first)])
+        _, state = read(*map(ops.convert_to_tensor, (tokens, np.int32(first))), state)
+    # What is computed anew needs whole rows.
+    rows = np.zeros((batch_size, 0 if steps.are_exact else num_tokens), "int32")
+    rows[:, :first] = prompts[:, : min(first, rows.shape[1])]
+    tokens = prompts[:, first]
+    for place in range(first, num_tokens - 1):
+        given = np.full(batch_size, -1, "int32")
+        if place + 1 < length:
+            given = prompts[:, place + 1]
+        is_drawn = (given < 0).any()
+        if not steps.are_exact:
+            rows[:, place] = tokens
+        if steps.are_exact or is_drawn:
+            seen = ops.convert_to_tensor(tokens if steps.are_exact else rows)
+            # No Python integer, for which the step would be compiled anew.
+            index = ops.convert_to_tensor(place, dtype="int32")
+            logits, _, state = compute(seen, state, index)
+        tokens = np.where(given < 0, draw(logits), given) if is_drawn else given
+        yield place + 1, tokens
+
+
+def drawing(model, sampler):
+    """Returns a compiled function of logits that draws tokens.
+
+    Args:
+        model: the model, which decides how it is compiled.
+        sampler: a keras_hub sampler, whose random state moves on with each call.
+
+    Raises:
+        ValueError: if it does not draw one token, or value, after the other.
+    """
+    # Others choose among whole sequences, in a loop of their own.
+    if type(sampler).get_next_token is keras_hub.samplers.Sampler.get_next_token:
+        raise ValueError(
+            "`sampler` must draw one token or value after the other, such as greedy, "
+            f"random, top_k or top_p. Received: sampler={sampler!r}"
+        )
+
+    def draw(logits, values):
+        variables = list(zip(sampler.variables, values, strict=True))
+        with keras.StatelessScope(variables) as scope:
+            probabilities = sampler.compute_probabilities(logits)
+            tokens = ops.cast(sampler.get_next_token(probabilities), "int32")
+        return tokens, [scope.get_current_value(v) for v in sampler.variables]
+
+    compiled_draw = compiled(model, draw)
+
+    def call(logits):
+        values = [ops.convert_to_tensor(v) for v in sampler.variables]
+        tokens, values = compiled_draw(logits, values)
+        for variable, value in zip(sampler.variables, values, strict=True):
+            variable.assign(value)
+        return ops.convert_to_numpy(tokens)
+
+    return call
+
+
+def _first(number, tokens):
+    """Returns a mask of rows, True on their first tokens."""
+    mask = ops.arange(tokens.shape[1], dtype="int32") < number
+    return ops.broadcast_to(mask, ops.shape(tokens))
+
+
+def _until_stop(tokens, is_given, stop_token_ids):
+    """Returns a mask, True up to the first stop token behind the prompt, included."""
+    if stop_token_ids is None:
+        return ops.ones_like(is_given)
+    stops = ops.zeros_like(is_given)
+    for stop in stop_token_ids:
+        stops = ops.logical_or(stops, tokens == stop)
+    stops = ops.cast(ops.logical_and(stops, ops.logical_not(is_given)), "int32")
+    return ops.cumsum(stops, axis=-1) - stops == 0

@@ -23,9 +23,7 @@ Which earlier places does each token of a text read, and is what comes next ther
 """
 
 import os
-import sys
 
-from absl import app
 from absl import flags
 
 from routing_tf import commands
@@ -51,16 +49,10 @@ READERS = {
 }
 
 
-def define_flags(values=flags.FLAGS):
-    """Defines the flags of the command.
-
-    Args:
-        values: the `absl.flags.FlagValues` to define them in.
-    """
-    commands.define_backend_flag(values)
-    commands.define_checkpoint_flag(values)
-    flags.DEFINE_enum(
-        "what",
+FLAGS = {
+    **commands.BACKEND,
+    **commands.CHECKPOINT,
+    "what": commands.choice(
         None,
         ["causality", "decoding", "jsd", "maps", "reads"],
         "What to look at: whether later tokens reach earlier outputs; whether decoding "
@@ -68,88 +60,80 @@ def define_flags(values=flags.FLAGS):
         "heads, and clusters; pictures of attention; or which earlier places tokens "
         "read.",
         required=True,
-        flag_values=values,
-    )
-    commands.define_path("model_dir", "Folder of the run.", values, required=True)
-    commands.define_data_flags(values)
-    flags.DEFINE_enum(
-        "split",
-        "test",
-        ["validation", "test"],
-        "Split of the data to look at.",
-        flag_values=values,
-    )
-    flags.DEFINE_enum(
-        "routing_scope",
+    ),
+    "model_dir": commands.path("Folder of the run.", required=True),
+    **commands.DATA,
+    "split": commands.choice(
+        "test", ["validation", "test"], "Split of the data to look at."
+    ),
+    "routing_scope": commands.choice(
         "full",
         ROUTING_SCOPES,
         "Which tokens compete where clusters choose their members (expert choice). "
         "full: those of the whole window, as in training. prefix: those up to each "
         "token, as in sampling. --what=causality scores in both. Other heads have one "
         "scope.",
-        flag_values=values,
-    )
-    _define_integers(values)
-    flags.DEFINE_string(
-        "text",
+    ),
+    "num_windows": commands.integer(
+        8, 1, "causality: held-out windows whose tokens are replaced."
+    ),
+    "num_perturbations": commands.integer(
+        4,
+        1,
+        "causality: positions of each window from which all tokens are replaced.",
+    ),
+    "eval_examples": commands.integer(
         None,
-        "maps, reads: the text to look at. Default: the first held-out window.",
-        flag_values=values,
-    )
-    commands.define_path(
-        "output_dir",
+        0,
+        "causality, decoding: windows to score, evenly spaced; 0: all. Default: "
+        f"{DEFAULT_EXAMPLES['causality']} or {DEFAULT_EXAMPLES['decoding']}.",
+    ),
+    "num_runs": commands.integer(
+        10, 1, "jsd: runs, each on another window with other heads."
+    ),
+    "length": commands.integer(
+        None,
+        2,
+        "jsd, maps, reads: tokens of a window; memory grows with its square. "
+        f"Default: {DEFAULT_LENGTHS['jsd']}, {DEFAULT_LENGTHS['maps']} or "
+        f"{DEFAULT_LENGTHS['reads']}, at most the model's. Images are not cut.",
+    ),
+    "layer": commands.integer(
+        None,
+        0,
+        "maps: layer of the cluster. Default: the last with any. reads: layer of "
+        "the head. Default: the last that reads beyond the reach of local heads.",
+    ),
+    "head": commands.integer(
+        None,
+        0,
+        "maps: head of the cluster, among those with clusters. Default: 0. reads: "
+        "head among all of the layer. Default: the one that reads most strongly "
+        "beyond the reach of local heads.",
+    ),
+    "cluster": commands.integer(
+        None, 0, "maps: cluster to mark. Default: the biggest."
+    ),
+    "token": commands.integer(
+        None,
+        0,
+        "reads: token whose reads are shown; the first of a text is 1, behind the "
+        "start. Default: one that reads far away and strongly.",
+    ),
+    "seed": commands.integer(0, 0, "causality, jsd: seed of what is drawn at random."),
+    "text": commands.string(
+        None, "maps, reads: the text to look at. Default: the first held-out window."
+    ),
+    "output_dir": commands.path(
         "maps, reads: folder of the pictures. Default: MODEL_DIR/maps or "
-        "MODEL_DIR/reads.",
-        values,
-    )
+        "MODEL_DIR/reads."
+    ),
+}
 
 
-def _define_integers(values):
-    # name: default, smallest value, help
-    integers = {
-        "num_windows": (8, 1, "causality: held-out windows whose tokens are replaced."),
-        "num_perturbations": (
-            4,
-            1,
-            "causality: positions of each window from which all tokens are replaced.",
-        ),
-        "eval_examples": (
-            None,
-            0,
-            "causality, decoding: windows to score, evenly spaced; 0: all. Default: "
-            f"{DEFAULT_EXAMPLES['causality']} or {DEFAULT_EXAMPLES['decoding']}.",
-        ),
-        "num_runs": (10, 1, "jsd: runs, each on another window with other heads."),
-        "length": (
-            None,
-            2,
-            "jsd, maps, reads: tokens of a window; memory grows with its square. "
-            f"Default: {DEFAULT_LENGTHS['jsd']}, {DEFAULT_LENGTHS['maps']} or "
-            f"{DEFAULT_LENGTHS['reads']}, at most the model's. Images are not cut.",
-        ),
-        "layer": (
-            None,
-            0,
-            "maps: layer of the cluster. Default: the last with any. reads: layer of "
-            "the head. Default: the last that reads beyond the reach of local heads.",
-        ),
-        "head": (
-            None,
-            0,
-            "maps: head of the cluster, among those with clusters. Default: 0. reads: "
-            "head among all of the layer. Default: the one that reads most strongly "
-            "beyond the reach of local heads.",
-        ),
-        "cluster": (None, 0, "maps: cluster to mark. Default: the biggest."),
-        "token": (
-            None,
-            0,
-            "reads: token whose reads are shown; the first of a text is 1, behind the "
-            "start. Default: one that reads far away and strongly.",
-        ),
-        "seed": (0, 0, "causality, jsd: seed of what is drawn at random."),
-    }
-    commands.define_integers(integers, values)
+def define_flags(values=flags.FLAGS):
+    """Defines the flags of the command in `absl.flags.FlagValues`."""
+    commands.define(values, FLAGS)
 
 
 def run(options):
@@ -203,12 +187,5 @@ def load(options):
     return loading.load_language_model(checkpoint), problem
 
 
-def main(argv):
-    """Analyses; returns the exit code, as `absl.app.run` expects."""
-    return commands.command(run, flags.FLAGS, argv)
-
-
 if __name__ == "__main__":
-    define_flags()
-    sys.stdout.reconfigure(errors="replace")
-    app.run(main)
+    commands.main(run, define_flags)

@@ -5,11 +5,13 @@ what needs them is imported in the functions that run later.
 """
 
 import contextlib
+import functools
 import os
 import re
 import sys
 import tempfile
 
+from absl import app
 from absl import flags
 from absl import logging
 
@@ -23,9 +25,18 @@ INTERRUPTED = 130
 # How TensorFlow begins a line that is no error, and what it says before the first.
 NOTE = re.compile(rb"[IW]\d{4} |WARNING: All log messages before absl::")
 DEFAULT_PROBLEM = "python_source"
-DATA_FLAGS = ("problem", "data_dir", "files", "problem_option")
-COMPLETION_FLAGS = ("num_images", "split", *DATA_FLAGS)
-SPLIT_FLAGS = {"train_split": "train", "eval_split": "validation"}
+
+
+def main(run, define_flags):
+    """Is the command of a process.
+
+    Args:
+        run: as for `command`.
+        define_flags: function that defines its flags.
+    """
+    define_flags()
+    sys.stdout.reconfigure(errors="replace")
+    app.run(lambda argv: command(run, flags.FLAGS, argv))
 
 
 def command(run, options, argv):
@@ -80,22 +91,6 @@ def _errors_of_users():
     import tensorflow as tf
 
     return (*errors, tf.errors.OpError)
-
-
-def define_backend_flag(values):
-    """Defines the flag of all commands, `--backend`.
-
-    Args:
-        values: the `absl.flags.FlagValues` to define it in.
-    """
-    flags.DEFINE_enum(
-        "backend",
-        None,
-        choices.BACKENDS,
-        "What Keras computes with. Default: what KERAS_BACKEND or Keras's settings "
-        "say, else tensorflow.",
-        flag_values=values,
-    )
 
 
 def use_backend(name):
@@ -196,75 +191,104 @@ class _PathsParser(_PathParser):
         return named_files.join_paths(map(super().parse, paths)) or super().parse("")
 
 
-def define_path(name, text, values, required=False):
-    """Defines a flag that is a path, with `~` as the home directory; never empty.
-
-    Args:
-        name: name of the flag.
-        text: what `--help` says.
-        values: the `absl.flags.FlagValues` to define it in.
-        required: whether the flag must be given. Defaults to False.
-    """
-    flags.DEFINE(_PathParser(), name, None, text, values, required=required)
-
-
-def define_paths(name, text, values):
-    """Defines a flag that is a list of paths separated by commas; see `define_path`.
-
-    Args:
-        name: name of the flag.
-        text: what `--help` says.
-        values: the `absl.flags.FlagValues` to define it in.
-    """
-    flags.DEFINE(_PathsParser(), name, None, text, values)
-
-
-def define_data_flags(values):
-    """Defines the flags that name a problem, for `train` and `evaluate`.
+def define(values, table):
+    """Defines flags.
 
     Args:
         values: the `absl.flags.FlagValues` to define them in.
+        table: dict from names to what the functions below return.
     """
-    flags.DEFINE_string(
-        "problem",
+    for name, define_flag in table.items():
+        define_flag(name=name, flag_values=values)
+
+
+def path(text, required=False):
+    """A flag that is a path, with `~` as the home directory; never empty."""
+    return _flag(flags.DEFINE, None, text, parser=_PathParser(), required=required)
+
+
+def paths(text):
+    """A flag that is a list of paths separated by commas; see `path`."""
+    return _flag(flags.DEFINE, None, text, parser=_PathsParser())
+
+
+def choice(default, names, text, required=False):
+    """A flag that is one of some names."""
+    options = {"enum_values": names, "required": required}
+    return _flag(flags.DEFINE_enum, default, text, **options)
+
+
+def integer(default, smallest, text, largest=None):
+    """A flag that is a whole number in a range."""
+    bounds = {"lower_bound": smallest, "upper_bound": largest}
+    return _flag(flags.DEFINE_integer, default, text, **bounds)
+
+
+def number(default, text):
+    """A flag that is a number."""
+    return _flag(flags.DEFINE_float, default, text)
+
+
+def switch(default, text):
+    """A flag that is on or off."""
+    return _flag(flags.DEFINE_bool, default, text)
+
+
+def string(default, text, required=False):
+    """A flag that is a text."""
+    return _flag(flags.DEFINE_string, default, text, required=required)
+
+
+def strings(text):
+    """A flag that is a list of texts separated by commas."""
+    return _flag(flags.DEFINE_list, None, text)
+
+
+def _flag(define_flag, default, text, **options):
+    return functools.partial(define_flag, default=default, help=text, **options)
+
+
+BACKEND = {
+    "backend": choice(
         None,
-        "Name of the problem; an unknown name lists all. Default: the run's own; for a "
-        f"new run text_files if --files is given, else {DEFAULT_PROBLEM}.",
-        flag_values=values,
+        choices.BACKENDS,
+        "What Keras computes with. Default: what KERAS_BACKEND or Keras's settings "
+        "say, else tensorflow.",
     )
-    define_path("data_dir", "Folder with the problem's data.", values)
-    define_paths(
-        "files",
-        "Files or glob patterns for the problem text_files, separated by commas; a "
-        "name that has one is written in double quotes: --files='\"a, b.txt\",c.txt'.",
-        values,
-    )
-    flags.DEFINE_multi_string(
-        "problem_option",
-        [],
-        "Another option of the problem, as name=value. May be repeated.",
-        flag_values=values,
-    )
-
-
-def define_checkpoint_flag(values):
-    """Defines the flag that chooses a checkpoint of a run.
-
-    Args:
-        values: the `absl.flags.FlagValues` to define it in.
-    """
-    flags.DEFINE_enum(
-        "checkpoint",
+}
+CHECKPOINT = {
+    "checkpoint": choice(
         "last",
         ("last", "best"),
         "Which checkpoint of the run: the last, or the one with the lowest held-out "
         "loss.",
-        flag_values=values,
     )
+}
+OPTIONS = {
+    "problem_option": _flag(
+        flags.DEFINE_multi_string,
+        [],
+        "Another option of the problem, as name=value. May be repeated.",
+    )
+}
+DATA = {
+    "problem": string(
+        None,
+        "Name of the problem; an unknown name lists all. Default: the run's own; for a "
+        f"new run text_files if --files is given, else {DEFAULT_PROBLEM}.",
+    ),
+    "data_dir": path("Folder with the problem's data."),
+    "files": paths(
+        "Files or glob patterns for the problem text_files, separated by commas; a "
+        "name that has one is written in double quotes: --files='\"a, b.txt\",c.txt'."
+    ),
+    **OPTIONS,
+}
+COMPLETION_FLAGS = ("num_images", "split", *DATA)
 
 
 def problem_fields(options, earlier=None):
-    """Reads the flags of `define_data_flags`.
+    """Reads the flags of `DATA`.
 
     Args:
         options: the parsed flags.
@@ -334,39 +358,11 @@ def parse_problem_options(items):
     return options
 
 
-def define_split_flags(values):
-    """Defines the flags that name the splits of a run, for `train`.
-
-    Args:
-        values: the `absl.flags.FlagValues` to define them in.
-    """
-    texts = {
-        "train_split": "Split of the data to train on. Default: the problem's, train.",
-        "eval_split": "Split that is scored while training and at the end. Default: "
-        "the problem's, validation.",
-    }
-    for name in SPLIT_FLAGS:
-        flags.DEFINE_enum(name, None, choices.SPLITS, texts[name], flag_values=values)
-
-
-def define_integers(integers, values):
-    """Defines flags that are whole numbers.
-
-    Args:
-        integers: dict of name: default, smallest value, help.
-        values: the `absl.flags.FlagValues` to define them in.
-    """
-    for name, (default, smallest, text) in integers.items():
-        flags.DEFINE_integer(
-            name, default, text, lower_bound=smallest, flag_values=values
-        )
-
-
 def open_run(options, split=None):
     """Finds the run in `--model_dir`, and its problem or the one that flags name.
 
     Args:
-        options: the parsed flags, with `model_dir` and those of `define_data_flags`.
+        options: the parsed flags, with `model_dir` and `DATA`.
         split: the split to load, the only one; None (the default) for none.
 
     Returns:
@@ -379,7 +375,7 @@ def open_run(options, split=None):
 
     checkpoint, config = loading.find_run(options.model_dir, options.checkpoint)
     fields = problem_fields(options, config)
-    has_own_data = not any(getattr(options, name) for name in DATA_FLAGS)
+    has_own_data = not any(getattr(options, name) for name in DATA)
     return checkpoint, loading.open_problem(
         checkpoint, config, fields, split, has_own_data
     )

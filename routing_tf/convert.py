@@ -9,40 +9,37 @@ r"""Converts a checkpoint of the original release into a Keras preset directory.
 """
 
 import os
-import sys
 
-from absl import app
 from absl import flags
 
 from routing_tf import commands
 from routing_tf.files.atomic import fill_folder
 from routing_tf.files.atomic import is_empty
 
-
-def define_flags(values=flags.FLAGS):
-    """Defines the flags of the command.
-
-    Args:
-        values: the `absl.flags.FlagValues` to define them in.
-    """
-    commands.define_backend_flag(values)
-    paths = {
-        "checkpoint": "The TF1 checkpoint: its path without .index.",
-        "output_dir": "Folder to write the preset into; new or empty.",
-        "hparams_file": "The release's hparams.json of the model.",
-        "vocabulary": "The release's subword vocabulary, for models of texts. Without "
-        "it the result takes ids.",
-    }
-    for name, text in paths.items():
-        is_required = name in ("checkpoint", "output_dir")
-        commands.define_path(name, text, values, is_required)
-    flags.DEFINE_string(
-        "hparams_set",
+FLAGS = {
+    **commands.BACKEND,
+    "checkpoint": commands.path(
+        "The TF1 checkpoint: its path without .index.", required=True
+    ),
+    "output_dir": commands.path(
+        "Folder to write the preset into; new or empty.", required=True
+    ),
+    "hparams_file": commands.path("The release's hparams.json of the model."),
+    "vocabulary": commands.path(
+        "The release's subword vocabulary, for models of texts. Without it the result "
+        "takes ids."
+    ),
+    "hparams_set": commands.string(
         None,
         "Name of the set of the release that was trained, for what the file does not "
         "tell; an unknown name lists all.",
-        flag_values=values,
-    )
+    ),
+}
+
+
+def define_flags(values=flags.FLAGS):
+    """Defines the flags of the command in `absl.flags.FlagValues`."""
+    commands.define(values, FLAGS)
 
 
 def run(options):
@@ -55,7 +52,7 @@ def run(options):
         ValueError: if there is something in the output folder, or the checkpoint and
             its settings are not complete.
     """
-    from routing_tf import models
+    from routing_tf.models.build import model_class
     from routing_tf.models.release.checkpoints import ReleaseCheckpoint
 
     out = options.output_dir
@@ -64,12 +61,7 @@ def run(options):
             f"`output_dir` must be a new or empty folder. Received: output_dir={out!r}"
         )
     kind = ReleaseCheckpoint(options.checkpoint).kind
-    classes = (
-        models.RoutingTransformerCausalLM,
-        models.RoutingTransformerSeq2SeqLM,
-        models.RoutingImageTransformer,
-    )
-    cls = next(cls for cls in classes if cls.kind == kind)
+    cls = model_class(kind)
     vocabulary = {"vocabulary": options.vocabulary} if options.vocabulary else {}
     if kind == "image" and vocabulary:
         raise ValueError(
@@ -91,12 +83,5 @@ def run(options):
     )
 
 
-def main(argv):
-    """Converts; returns the exit code, as `absl.app.run` expects."""
-    return commands.command(run, flags.FLAGS, argv)
-
-
 if __name__ == "__main__":
-    define_flags()
-    sys.stdout.reconfigure(errors="replace")
-    app.run(main)
+    commands.main(run, define_flags)

@@ -12,55 +12,38 @@ trains on it.
 """
 
 import os
-import pathlib
 import sys
 
-from absl import app
 from absl import flags
 
 from routing_tf import commands
 from routing_tf.choices import SPLITS
+from routing_tf.files.folders import make_folder
 
-
-def define_flags(values=flags.FLAGS):
-    """Defines the flags of the command.
-
-    Args:
-        values: the `absl.flags.FlagValues` to define them in.
-    """
-    commands.define_backend_flag(values)
-    flags.DEFINE_string(
-        "problem",
-        None,
-        "Name of the problem; an unknown name lists all.",
-        required=True,
-        flag_values=values,
-    )
-    commands.define_path(
-        "data_dir",
-        "Folder to write to, made if missing. Problems can share it.",
-        values,
-        required=True,
-    )
-    commands.define_path(
-        "raw_dir",
-        "Folder with the raw files. Default: they are downloaded.",
-        values,
-    )
-    flags.DEFINE_enum(
-        "train_split",
+FLAGS = {
+    **commands.BACKEND,
+    "problem": commands.string(
+        None, "Name of the problem; an unknown name lists all.", required=True
+    ),
+    "data_dir": commands.path(
+        "Folder to write to, made if missing. Problems can share it.", required=True
+    ),
+    "raw_dir": commands.path(
+        "Folder with the raw files. Default: they are downloaded."
+    ),
+    "train_split": commands.choice(
         None,
         SPLITS,
         "Split that will be trained on, where a vocabulary is made of it. Default: "
         "train.",
-        flag_values=values,
-    )
-    flags.DEFINE_multi_string(
-        "problem_option",
-        [],
-        "Another option of the problem, as name=value. May be repeated.",
-        flag_values=values,
-    )
+    ),
+    **commands.OPTIONS,
+}
+
+
+def define_flags(values=flags.FLAGS):
+    """Defines the flags of the command in `absl.flags.FlagValues`."""
+    commands.define(values, FLAGS)
 
 
 def run(options):
@@ -87,13 +70,7 @@ def run(options):
     if not isinstance(problem, problems.PreparedProblem):
         print(f"{options.problem} needs no preparation; train on it right away")
         return
-    try:
-        pathlib.Path(data_dir).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            "`data_dir` must be a folder that can be written. Received: "
-            f"{data_dir!r}: {error.strerror}"
-        ) from error
+    make_folder("data_dir", data_dir)
     raw_dir = options.raw_dir
     if raw_dir is not None:
         raw_dir = os.path.abspath(raw_dir)
@@ -107,12 +84,5 @@ def run(options):
     print(f"data of {options.problem}: {data_dir}")
 
 
-def main(argv):
-    """Prepares data; returns the exit code, as `absl.app.run` expects."""
-    return commands.command(run, flags.FLAGS, argv)
-
-
 if __name__ == "__main__":
-    define_flags()
-    sys.stdout.reconfigure(errors="replace")
-    app.run(main)
+    commands.main(run, define_flags)

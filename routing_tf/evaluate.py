@@ -12,7 +12,6 @@ The last line on standard output is the score.
 import dataclasses
 import pathlib
 
-from absl import app
 from absl import flags
 
 from routing_tf import commands
@@ -20,47 +19,29 @@ from routing_tf.choices import ROUTING_SCOPES
 from routing_tf.choices import SPLITS
 from routing_tf.files import named_files
 
-
-def define_flags(values=flags.FLAGS):
-    """Defines the flags of the command.
-
-    Args:
-        values: the `absl.flags.FlagValues` to define them in.
-    """
-    commands.define_backend_flag(values)
-    commands.define_checkpoint_flag(values)
-    commands.define_path(
-        "model_dir",
+FLAGS = {
+    **commands.BACKEND,
+    **commands.CHECKPOINT,
+    "model_dir": commands.path(
         "Folder of the run to evaluate, or the path of one of its checkpoints; with "
         "--texts also a .keras file or a preset directory.",
-        values,
         required=True,
-    )
-    commands.define_data_flags(values)
-    flags.DEFINE_enum(
-        "eval_split",
-        "test",
-        SPLITS,
-        "Split of the data to score; no other one is loaded.",
-        flag_values=values,
-    )
-    flags.DEFINE_alias("split", "eval_split", flag_values=values)
-    flags.DEFINE_integer(
-        "eval_examples",
+    ),
+    **commands.DATA,
+    "eval_split": commands.choice(
+        "test", SPLITS, "Split of the data to score; no other one is loaded."
+    ),
+    "eval_examples": commands.integer(
+        0,
         0,
         "Windows to score, evenly spaced; 0: all. `train` takes 64 of validation.",
-        lower_bound=0,
-        flag_values=values,
-    )
-    commands.define_paths(
-        "texts",
+    ),
+    "texts": commands.paths(
         "Files or glob patterns of UTF-8 text to score instead of the run's data, "
         "separated by commas. Each is a text of its own, cut into windows of the "
-        "model's length that are scored independently.",
-        values,
-    )
-    flags.DEFINE_enum(
-        "routing_scope",
+        "model's length that are scored independently."
+    ),
+    "routing_scope": commands.choice(
         None,
         ROUTING_SCOPES,
         "Which tokens compete where clusters choose their members (expert choice). "
@@ -68,17 +49,21 @@ def define_flags(values=flags.FLAGS):
         "the score leaks. prefix: those up to each token, as in sampling; slower. "
         "Other heads have one scope. Default: that of the hyperparameters, full "
         "unless they say otherwise.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "num_words",
+    ),
+    "num_words": commands.integer(
         None,
+        1,
         "Words of all --texts together, to which the total perplexity per word refers, "
         "such as the original token count of a corpus. Default: what stands between "
         "white space.",
-        lower_bound=1,
-        flag_values=values,
-    )
+    ),
+}
+
+
+def define_flags(values=flags.FLAGS):
+    """Defines the flags of the command in `absl.flags.FlagValues`."""
+    commands.define(values, FLAGS)
+    flags.DEFINE_alias("split", "eval_split", flag_values=values)
 
 
 def run(options):
@@ -132,7 +117,7 @@ def score_texts(options):
     Raises:
         ValueError: if there is no language model, or a file cannot be scored.
     """
-    names = (*commands.DATA_FLAGS, "eval_split", "eval_examples")
+    names = (*commands.DATA, "eval_split", "eval_examples")
     given = [name for name in names if options[name].present]
     if given:
         raise ValueError(
@@ -171,11 +156,5 @@ def score_texts(options):
     print(f"held-out bits per byte: {total.bits_per_byte:.4f}")
 
 
-def main(argv):
-    """Evaluates; returns the exit code, as `absl.app.run` expects."""
-    return commands.command(run, flags.FLAGS, argv)
-
-
 if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+    commands.main(run, define_flags)

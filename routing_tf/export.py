@@ -6,10 +6,8 @@ Prints the functions with their inputs and outputs, and Python that uses them.
 """
 
 import pathlib
-import sys
 import textwrap
 
-from absl import app
 from absl import flags
 from absl import logging
 
@@ -35,44 +33,39 @@ print(served.score(images{labels})["log_likelihood"])
 """
 
 
-def define_flags(values=flags.FLAGS):
-    """Defines the flags of the command.
-
-    Args:
-        values: the `absl.flags.FlagValues` to define them in.
-    """
-    commands.define_backend_flag(values)
-    commands.define_checkpoint_flag(values)
-    paths = {
-        "model_dir": "Folder of a run, a .keras file or a preset directory.",
-        "export_dir": "Folder to write the SavedModel into: new, empty or an earlier "
-        "export, which is replaced.",
-    }
-    for name, text in paths.items():
-        commands.define_path(name, text, values, required=True)
-    flags.DEFINE_enum(
-        "routing_scope",
+FLAGS = {
+    **commands.BACKEND,
+    **commands.CHECKPOINT,
+    "model_dir": commands.path(
+        "Folder of a run, a .keras file or a preset directory.", required=True
+    ),
+    "export_dir": commands.path(
+        "Folder to write the SavedModel into: new, empty or an earlier export, which "
+        "is replaced.",
+        required=True,
+    ),
+    "routing_scope": commands.choice(
         None,
         ROUTING_SCOPES,
         "Which tokens compete in `score` where clusters choose their members, see "
         "`evaluate`. `generate` always has prefix. Default: that of the "
         "hyperparameters.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "max_length",
+    ),
+    "max_length": commands.integer(
         None,
+        1,
         "Tokens a text may have; every call computes with this length. Default: that "
         "of the model's sequences.",
-        lower_bound=1,
-        flag_values=values,
-    )
-    flags.DEFINE_bool(
-        "overwrite",
-        False,
-        "Write into a folder that holds other files too.",
-        flag_values=values,
-    )
+    ),
+    "overwrite": commands.switch(
+        False, "Write into a folder that holds other files too."
+    ),
+}
+
+
+def define_flags(values=flags.FLAGS):
+    """Defines the flags of the command in `absl.flags.FlagValues`."""
+    commands.define(values, FLAGS)
 
 
 def run(options):
@@ -144,11 +137,6 @@ def _calls(model, max_length):
     return calls.format(n=length)
 
 
-def main(argv):
-    """Exports; returns the exit code, as `absl.app.run` expects."""
-    return commands.command(_run_quietly, flags.FLAGS, argv)
-
-
 def _run_quietly(options):
     """Runs without what TensorFlow tells: under which names it saves what."""
     import tensorflow as tf
@@ -160,6 +148,4 @@ def _run_quietly(options):
 
 
 if __name__ == "__main__":
-    define_flags()
-    sys.stdout.reconfigure(errors="replace")
-    app.run(main)
+    commands.main(_run_quietly, define_flags)

@@ -32,7 +32,6 @@ import os
 import pathlib
 import sys
 
-from absl import app
 from absl import flags
 
 from routing_tf import commands
@@ -55,165 +54,126 @@ TEXT_FLAGS = (
 IMAGE_FLAGS = ("labels", "num_given_rows", *commands.COMPLETION_FLAGS)
 
 
-def define_flags(values=flags.FLAGS):
-    """Defines the flags of the command.
-
-    Args:
-        values: the `absl.flags.FlagValues` to define them in.
-    """
-    commands.define_backend_flag(values)
-    commands.define_checkpoint_flag(values)
-    commands.define_path(
-        "model_dir",
+FLAGS = {
+    **commands.BACKEND,
+    **commands.CHECKPOINT,
+    "model_dir": commands.path(
         "Folder of the run, whose last checkpoint is taken; a .keras file or a preset "
         "directory.",
-        values,
         required=True,
-    )
-    commands.define_path(
-        "output_file",
+    ),
+    "output_file": commands.path(
         "File to write. Texts: a JSON object on each line (prompt, sample, "
         "continuation, tokens, ended), in the order of the prompts, as each is done; "
         "FILE.partial until all are. With --stream the text itself. Images: the "
-        "picture, a .png; needed.",
-        values,
-    )
-    flags.DEFINE_integer(
-        "num_samples",
+        "picture, a .png; needed."
+    ),
+    "num_samples": commands.integer(
+        1,
         1,
         "Texts for each prompt; images for each label, or completions of each image.",
-        lower_bound=1,
-        flag_values=values,
-    )
-    _define_sampler_flags(values)
-    _define_text_flags(values)
-    _define_image_flags(values)
-
-
-def _define_sampler_flags(values):
-    flags.DEFINE_enum(
-        "sampler",
+    ),
+    # How tokens are chosen.
+    "sampler": commands.choice(
         None,
         SAMPLERS,
         "How tokens are chosen. Default: top_p; random for images.",
-        flag_values=values,
-    )
-    floats = {
-        "temperature": "Above 1 for more variety, below for less; not for greedy. "
-        "Default: 1.",
-        "top_p": "top_p: the likeliest tokens are drawn that have this probability "
-        f"together. Default: {DEFAULT_TOP_P}.",
-        "alpha": "contrastive: weight of the penalty for what is like the text so far. "
-        "Default: 0.6.",
-    }
-    for name, text in floats.items():
-        flags.DEFINE_float(name, None, text, flag_values=values)
-    integers = {
-        "top_k": "top_k, contrastive: number of the likeliest tokens to choose from, "
-        "default 5. top_p: the same before the cut, default all.",
-        "num_beams": "beam: number of texts that are followed. Default: 5.",
-    }
-    for name, text in integers.items():
-        flags.DEFINE_integer(name, None, text, lower_bound=1, flag_values=values)
-    flags.DEFINE_integer(
-        "seed",
+    ),
+    "temperature": commands.number(
         None,
+        "Above 1 for more variety, below for less; not for greedy. Default: 1.",
+    ),
+    "top_p": commands.number(
+        None,
+        "top_p: the likeliest tokens are drawn that have this probability together. "
+        f"Default: {DEFAULT_TOP_P}.",
+    ),
+    "alpha": commands.number(
+        None,
+        "contrastive: weight of the penalty for what is like the text so far. "
+        "Default: 0.6.",
+    ),
+    "top_k": commands.integer(
+        None,
+        1,
+        "top_k, contrastive: number of the likeliest tokens to choose from, default 5. "
+        "top_p: the same before the cut, default all.",
+    ),
+    "num_beams": commands.integer(
+        None, 1, "beam: number of texts that are followed. Default: 5."
+    ),
+    "seed": commands.integer(
+        None,
+        0,
         "Seed: the same one gives the same text, on one backend and with the same "
         "flags. Default: another one each time, which is shown.",
-        lower_bound=0,
-        upper_bound=MAX_SEED,
-        flag_values=values,
-    )
-
-
-def _define_text_flags(values):
-    flags.DEFINE_string(
-        "prompt",
+        largest=MAX_SEED,
+    ),
+    # Texts.
+    "prompt": commands.string(
         None,
         "Texts: what they begin with. Default: nothing. With an encoder: the source "
         "text, needed.",
-        flag_values=values,
-    )
-    commands.define_path(
-        "prompt_file",
-        "Texts: a file in UTF-8 with a prompt on each line; empty lines are skipped.",
-        values,
-    )
-    flags.DEFINE_integer(
-        "max_length",
+    ),
+    "prompt_file": commands.path(
+        "Texts: a file in UTF-8 with a prompt on each line; empty lines are skipped."
+    ),
+    "max_length": commands.integer(
         None,
+        2,
         "Texts: tokens of each at most, its prompt and the leading id 0 included. "
         "Default: the model's max_sequence_length, at most "
         f"{MAX_DEFAULT_LENGTH:,}. With an encoder: those of the "
         "generated text and the leading id. Default: the length in training, which "
         "decides what heads see of the source.",
-        lower_bound=2,
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "batch_size",
-        16,
-        "Texts: how many are made together, if there are several.",
-        lower_bound=1,
-        flag_values=values,
-    )
-    flags.DEFINE_bool(
-        "stop_at_end",
+    ),
+    "batch_size": commands.integer(
+        16, 1, "Texts: how many are made together, if there are several."
+    ),
+    "stop_at_end": commands.switch(
         None,
         "Texts: whether the end id ends them; else it is shown as a line break. "
         "Default: true; with --stream false.",
-        flag_values=values,
-    )
-    flags.DEFINE_bool(
-        "stream",
+    ),
+    "stream": commands.switch(
         False,
         "Texts: whether one text goes on without end, until Ctrl-C, past the length "
         "that the model was trained with. In constant memory; not with heads that "
         "remember all tokens.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "num_tokens",
+    ),
+    "num_tokens": commands.integer(
+        0,
         0,
         "With --stream: new tokens at which it ends, with heads of any kind; 0: no "
         "end.",
-        lower_bound=0,
-        flag_values=values,
-    )
-
-
-def _define_image_flags(values):
-    flags.DEFINE_list(
-        "labels",
-        None,
+    ),
+    # Images.
+    "labels": commands.strings(
         "Images: classes to sample, separated by commas; a column of the picture for "
-        f"each. Default: all classes, at most {DEFAULT_LABELS}.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "num_given_rows",
+        f"each. Default: all classes, at most {DEFAULT_LABELS}."
+    ),
+    "num_given_rows": commands.integer(
+        0,
         0,
         "Images: complete held-out images whose first rows are given; a column for "
         "each with what is given, its completions and the true image. 0: sample from "
         "scratch.",
-        lower_bound=0,
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "num_images",
-        10,
-        "With --num_given_rows: how many images to complete.",
-        lower_bound=1,
-        flag_values=values,
-    )
-    flags.DEFINE_enum(
-        "split",
+    ),
+    "num_images": commands.integer(
+        10, 1, "With --num_given_rows: how many images to complete."
+    ),
+    "split": commands.choice(
         "test",
         ["validation", "test"],
         "With --num_given_rows: split of the data that they come from.",
-        flag_values=values,
-    )
-    commands.define_data_flags(values)
+    ),
+    **commands.DATA,
+}
+
+
+def define_flags(values=flags.FLAGS):
+    """Defines the flags of the command in `absl.flags.FlagValues`."""
+    commands.define(values, FLAGS)
 
 
 def run(options):
@@ -426,12 +386,5 @@ def check_output_file(options):
         )
 
 
-def main(argv):
-    """Generates; returns the exit code, as `absl.app.run` expects."""
-    return commands.command(run, flags.FLAGS, argv)
-
-
 if __name__ == "__main__":
-    define_flags()
-    sys.stdout.reconfigure(errors="replace")
-    app.run(main)
+    commands.main(run, define_flags)

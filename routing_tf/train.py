@@ -22,15 +22,47 @@ import contextlib
 import signal
 import sys
 
-from absl import app
 from absl import flags
 
 from routing_tf import choices
 from routing_tf import commands
 
-# Flags of where and how a run computes; name: default, choices, help.
-SCALE_CHOICES = {
-    "strategy": (
+# The flags of splits, and the splits of a problem.
+SPLITS = {"train_split": "train", "eval_split": "validation"}
+FLAGS = {
+    **commands.BACKEND,
+    "model_dir": commands.path(
+        "Folder of the run: settings, checkpoints, logs. Made if missing; a run that "
+        "is there is continued.",
+        required=True,
+    ),
+    **commands.DATA,
+    "train_split": commands.choice(
+        None,
+        choices.SPLITS,
+        "Split of the data to train on. Default: the problem's, train.",
+    ),
+    "eval_split": commands.choice(
+        None,
+        choices.SPLITS,
+        "Split that is scored while training and at the end. Default: the problem's, "
+        "validation.",
+    ),
+    "hparams_set": commands.string(
+        None,
+        "Name of the hyperparameters; an unknown name lists all. Default: those of the "
+        "problem, such as python_small.",
+    ),
+    "hparams": commands.string(
+        "", "Changes of hyperparameters, as name=value,name=value."
+    ),
+    "init_checkpoint": commands.path(
+        "Where a new run takes its first weights from: a model directory, a .keras "
+        "file, a preset directory, or a checkpoint of the original release (its path "
+        "without .index; --hparams_set names its set)."
+    ),
+    # Where and how the run computes.
+    "strategy": commands.choice(
         None,
         choices.STRATEGIES,
         "Where to compute: one device; mirrored: all devices of this machine; "
@@ -38,137 +70,80 @@ SCALE_CHOICES = {
         "TensorFlow, KERAS_DISTRIBUTION_* on JAX); tpu. A batch is shared by all "
         "devices, and results are those of one. Default: one, with --tpu tpu.",
     ),
-    "precision": (
+    "tpu": commands.string(
+        None, "Name or address of the TPU, for TensorFlow; 'local' on a TPU VM."
+    ),
+    "virtual_devices": commands.integer(
+        None,
+        1,
+        "Devices to cut the CPU into, to try a strategy without accelerators.",
+    ),
+    "precision": commands.choice(
         None,
         choices.PRECISIONS,
         "Type of the computations; weights, centroids and optimizer stay float32. "
         "float16 scales the loss. Default: float32.",
     ),
-    "on_nan": (
+    "on_nan": commands.choice(
         "stop",
         choices.ON_NAN,
         "What to do where the loss or a gradient is not finite (no weight changes "
         "then): stop with the place in the data and the first bad variable, or "
         "skip the batch.",
     ),
-}
-# The same; name: default, smallest value, help.
-SCALE_INTEGERS = {
-    "accumulation_steps": (
+    "jit_compile": commands.switch(
+        True, "Whether XLA compiles the training step, on one device of TensorFlow."
+    ),
+    "remat": commands.switch(
+        None,
+        "Whether to compute the blocks' activations again where gradients need them: "
+        "less memory, more time, the same results. Default: the hyperparameter.",
+    ),
+    "accumulation_steps": commands.integer(
         None,
         1,
         "Parts that a batch goes through the model in, one after the other, for "
         "less memory: the results are those of the whole batch (README says but for "
         "what). Default: 1.",
     ),
-    "steps_per_call": (
-        1,
-        1,
-        "Steps that go to the device at once: less overhead with small steps.",
+    "steps_per_call": commands.integer(
+        1, 1, "Steps that go to the device at once: less overhead with small steps."
     ),
-    "virtual_devices": (
+    # How long it goes on, and what it tells.
+    "train_steps": commands.integer(
+        None, 1, "Steps in all. Default: the hyperparameters say."
+    ),
+    "eval_every": commands.integer(
+        250, 0, "Steps between evaluations; 0: before and after only."
+    ),
+    "eval_examples": commands.integer(
+        64, 0, "Held-out windows in an evaluation; 0: all."
+    ),
+    "checkpoint_every": commands.integer(
+        100, 0, "Steps between checkpoints; 0: at the end only."
+    ),
+    "log_every": commands.integer(10, 1, "Steps between entries in metrics.jsonl."),
+    "sample_bytes": commands.integer(
+        128,
+        0,
+        "Tokens (bytes) to sample at the end; with an encoder, to show of a "
+        "held-out text, its target and a sampled one; 0: none.",
+    ),
+    "sample_images": commands.integer(
+        40, 0, "Images to sample at the end, and half as many to complete; 0: none."
+    ),
+    "seed": commands.integer(
         None,
-        1,
-        "Devices to cut the CPU into, to try a strategy without accelerators.",
+        0,
+        "Seed of weights, data order and dropout. Default: 0.",
+        largest=2**32 - 1,  # Keras's and NumPy's
     ),
 }
 
 
 def define_flags(values=flags.FLAGS):
-    """Defines the flags of the command.
-
-    Args:
-        values: the `absl.flags.FlagValues` to define them in.
-    """
-    commands.define_backend_flag(values)
-    commands.define_path(
-        "model_dir",
-        "Folder of the run: settings, checkpoints, logs. Made if missing; a run that "
-        "is there is continued.",
-        values,
-        required=True,
-    )
-    commands.define_data_flags(values)
-    commands.define_split_flags(values)
-    flags.DEFINE_string(
-        "hparams_set",
-        None,
-        "Name of the hyperparameters; an unknown name lists all. Default: those of the "
-        "problem, such as python_small.",
-        flag_values=values,
-    )
-    flags.DEFINE_string(
-        "hparams",
-        "",
-        "Changes of hyperparameters, as name=value,name=value.",
-        flag_values=values,
-    )
-    commands.define_path(
-        "init_checkpoint",
-        "Where a new run takes its first weights from: a model directory, a .keras "
-        "file, a preset directory, or a checkpoint of the original release (its path "
-        "without .index; --hparams_set names its set).",
-        values,
-    )
-    define_scale_flags(values)
-    # name: default, smallest value, help
-    integers = {
-        "train_steps": (None, 1, "Steps in all. Default: the hyperparameters say."),
-        "eval_every": (250, 0, "Steps between evaluations; 0: before and after only."),
-        "eval_examples": (64, 0, "Held-out windows in an evaluation; 0: all."),
-        "checkpoint_every": (100, 0, "Steps between checkpoints; 0: at the end only."),
-        "log_every": (10, 1, "Steps between entries in metrics.jsonl."),
-        "sample_bytes": (
-            128,
-            0,
-            "Tokens (bytes) to sample at the end; with an encoder, to show of a "
-            "held-out text, its target and a sampled one; 0: none.",
-        ),
-        "sample_images": (
-            40,
-            0,
-            "Images to sample at the end, and half as many to complete; 0: none.",
-        ),
-    }
-    commands.define_integers(integers, values)
-    flags.DEFINE_integer(
-        "seed",
-        None,
-        "Seed of weights, data order and dropout. Default: 0.",
-        lower_bound=0,
-        upper_bound=2**32 - 1,  # Keras's and NumPy's
-        flag_values=values,
-    )
-
-
-def define_scale_flags(values):
-    """Defines the flags that say where and how a run computes.
-
-    Args:
-        values: the `absl.flags.FlagValues` to define them in.
-    """
-    for name, (default, names, text) in SCALE_CHOICES.items():
-        flags.DEFINE_enum(name, default, names, text, flag_values=values)
-    flags.DEFINE_string(
-        "tpu",
-        None,
-        "Name or address of the TPU, for TensorFlow; 'local' on a TPU VM.",
-        flag_values=values,
-    )
-    flags.DEFINE_bool(
-        "jit_compile",
-        True,
-        "Whether XLA compiles the training step, on one device of TensorFlow.",
-        flag_values=values,
-    )
-    flags.DEFINE_bool(
-        "remat",
-        None,
-        "Whether to compute the blocks' activations again where gradients need them: "
-        "less memory, more time, the same results. Default: the hyperparameter.",
-        flag_values=values,
-    )
-    commands.define_integers(SCALE_INTEGERS, values)
+    """Defines the flags of the command in `absl.flags.FlagValues`."""
+    commands.define(values, FLAGS)
 
 
 def configure(options):
@@ -193,7 +168,7 @@ def configure(options):
     earlier = run_config.RunConfig.load(options.model_dir)
     problem_fields = commands.problem_fields(options, earlier)
     problem_options = problem_fields["problem_options"]
-    for split, default in commands.SPLIT_FLAGS.items():
+    for split, default in SPLITS.items():
         value = options[split].value
         if value is not None and value != problem_options.get(split, default):
             problem_options[split] = value
@@ -329,14 +304,7 @@ def finish(trainer, result, options):
     print(evaluation.final_line(problem, problem.eval_split, result))
 
 
-def main(argv):
-    """Trains; returns the exit code, as `absl.app.run` expects."""
+if __name__ == "__main__":
     # Before the first step there is nothing to save.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    return commands.command(run, flags.FLAGS, argv)
-
-
-if __name__ == "__main__":
-    define_flags()
-    sys.stdout.reconfigure(errors="replace")
-    app.run(main)
+    commands.main(run, define_flags)

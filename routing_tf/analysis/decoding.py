@@ -11,11 +11,10 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.analysis.probe import recorded
-from routing_tf.files.progress import progress
+from routing_tf.analysis.windows import batches_to_score
 from routing_tf.layers.keras_internals import layers_inside
 from routing_tf.models.compiled import compiled
 from routing_tf.models.token_scorer import TokenScorer
-from routing_tf.training import evaluation
 
 NEAR = 1e-5
 
@@ -84,26 +83,16 @@ def compare_decoding(
     _check_model(lm)
     if with_export is None:
         with_export = keras.backend.backend() == "tensorflow"
-    problem.prepare(split)
-    count = len(problem.evaluation_windows(split)[0])
-    if num_examples is not None:
-        count = min(count, num_examples)
-    batch_size = min(evaluation.batch_size_of(lm.hyperparameters, problem), count)
-    batches = problem.dataset(
-        split, batch_size, num_examples=num_examples, training=False
-    )
+    count, batches = batches_to_score(lm, problem, split, num_examples, verbose)
     ways = [TokenScorer(lm, "prefix").score, scorer_by_steps(lm)]
     near, decisions, nats, weights = 0, 0, [], []
     with contextlib.ExitStack() as stack:
         if with_export:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             ways.append(_exported(lm, folder, problem.sequence_length))
-        found = progress(
-            batches.as_numpy_iterator(), "batch", -(-count // batch_size), verbose
-        )
-        for inputs, targets, batch_weights in found:
+        for inputs, targets, batch_weights in batches:
             nats.append(np.stack([way(inputs, targets) for way in ways], axis=-1))
-            weights.append(batch_weights.astype("float64"))
+            weights.append(batch_weights)
             found = count_near_ties(lm, inputs)
             near, decisions = near + found[0], decisions + found[1]
     bits = np.concatenate(nats).astype("float64") / math.log(2)

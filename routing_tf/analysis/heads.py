@@ -12,7 +12,7 @@ from routing_tf.analysis.probe import clustered_groups
 from routing_tf.analysis.windows import rows_of
 from routing_tf.files.progress import progress
 from routing_tf.layers.validation import check_positive_integer
-from routing_tf.models.occupancy import centroid_occupancy
+from routing_tf.models.occupancy import shares_of
 from routing_tf.models.occupancy import spread
 
 
@@ -165,18 +165,18 @@ def _summary(block, kinds, values):
 
 
 def _occupancies(probe, clusters):
-    trained = centroid_occupancy(probe.lm)
     found = []
     for block in probe.blocks:
         for group in clustered_groups(block):
             part = f"{block.name} {group.name}"
             members = np.concatenate([each.members for each in clusters[part]])
             nearest = np.concatenate([each.nearest for each in clusters[part]])
+            trained = shares_of(getattr(group, "kmeans", None))
             found.append(
                 Occupancy(
                     part,
                     seen=_spread(nearest, members.shape[-1]),
-                    trained=_trained_spread(group, trained),
+                    trained=None if trained is None else Spread(*spread(trained)),
                     in_none=float(1 - members.any(axis=-1).mean()),
                 )
             )
@@ -187,14 +187,3 @@ def _spread(nearest, num_clusters):
     """Returns the `Spread` of tokens with the nearest centroids `[B, H, L]`."""
     is_nearest = nearest[..., None] == np.arange(num_clusters)
     return Spread(*spread(is_nearest.mean(axis=(0, 2))))
-
-
-def _trained_spread(group, occupancy):
-    """Returns the `Spread` of the moving averages of a group; None without any."""
-    counts = getattr(getattr(group, "kmeans", None), "counts", None)
-    if counts is None:
-        return None
-    tag = "occupancy/" + counts.path.removesuffix("/kmeans/counts")
-    if f"{tag}/min" not in occupancy:
-        return None
-    return Spread(*(occupancy[f"{tag}/{name}"] for name in ("min", "max", "entropy")))

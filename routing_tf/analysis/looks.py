@@ -1,7 +1,6 @@
 """What `analyse` shows of a model: a method for each value of `--what`."""
 
 import dataclasses
-import pathlib
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from routing_tf.analysis.windows import complete_windows
 from routing_tf.analysis.windows import text_window
 from routing_tf.choices import DEFAULT_EXAMPLES
 from routing_tf.choices import DEFAULT_LENGTHS
+from routing_tf.files.folders import make_folder
 from routing_tf.training import evaluation
 
 
@@ -155,7 +155,7 @@ class Look:
                 "The tokens of a cluster are shown in texts. Received: `--layer`, "
                 "`--head` or `--cluster` with an image model"
             )
-        folder = self._make_folder()
+        folder = make_folder("--output_dir", self.output_dir)
         for each in attention:
             path = folder / f"{each.block}.png"
             heads = {name: weights[0] for name, weights in each.maps.items()}
@@ -181,7 +181,7 @@ class Look:
         reach = h.local_block_length * (1 + h.local_flange_blocks)
         head = reading.choose_head(heads, reach, self.layer, self.head)
         token = reading.choose_token(head, reach, self.token)
-        folder = self._make_folder()
+        folder = make_folder("--output_dir", self.output_dir)
         for line in report.describe_reads(heads, token_ids, reach):
             print(line)
         tokenizer = shown_texts.tokenizer_of(self.lm)
@@ -212,14 +212,3 @@ class Look:
         if self.text is None:
             return complete_windows(self.problem, self.split, 1, length)
         return text_window(self.lm, self.text, length)
-
-    def _make_folder(self):
-        folder = pathlib.Path(self.output_dir)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(
-                "`--output_dir` must be a folder that can be written. Received: "
-                f"{str(folder)!r}: {error.strerror}"
-            ) from error
-        return folder

@@ -3,6 +3,7 @@
 import codecs
 import dataclasses
 
+from routing_tf.generation.display import printable
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import WordTokenizer
 from routing_tf.tokenizers.byte_tokenizer import BYTE_OFFSET
@@ -75,7 +76,7 @@ def make_pieces(tokenizer, token_ids, is_marked):
             Piece(_name(tokenizer, id), bool(marked))
             for id, marked in zip(token_ids, is_marked, strict=True)
         ]
-    return [dataclasses.replace(p, text=_printable(p.text)) for p in pieces]
+    return [dataclasses.replace(p, text=printable(p.text)) for p in pieces]
 
 
 def mark(pieces, marks):
@@ -191,8 +192,3 @@ def _name(tokenizer, id):
     if isinstance(tokenizer, WordTokenizer):
         return "\n" if id == tokenizer.newline_token_id else f"{name} "
     return name[:-1] + " " if name.endswith("_") else name
-
-
-def _printable(text):
-    """Returns a text that does nothing to a terminal but to fill it."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

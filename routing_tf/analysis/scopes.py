@@ -5,10 +5,9 @@ import math
 
 import numpy as np
 
-from routing_tf.files.progress import progress
+from routing_tf.analysis.windows import batches_to_score
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.models.token_scorer import TokenScorer
-from routing_tf.training import evaluation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,22 +60,9 @@ def compare_scopes(lm, problem, split, num_examples=None, verbose=True):
     ```
     """
     scorers = [TokenScorer(lm, scope) for scope in ROUTING_SCOPES]
-    batch_size = evaluation.batch_size_of(lm.hyperparameters, problem)
-    problem.prepare(split)
-    count = len(problem.evaluation_windows(split)[0])
-    if num_examples is not None:
-        count = min(count, num_examples)
-    # No larger than needed: windows that fill up a batch cost as much as others.
-    batch_size = min(batch_size, count)
-    dataset = problem.dataset(
-        split, batch_size, num_examples=num_examples, training=False
-    )
-    batches = progress(
-        dataset.as_numpy_iterator(), "batch", -(-count // batch_size), verbose
-    )
+    _, batches = batches_to_score(lm, problem, split, num_examples, verbose)
     bits, tokens = [], []
     for inputs, targets, weights in batches:
-        weights = weights.astype("float64")
         nats = [np.sum(_rows(s.score(inputs, targets) * weights), 1) for s in scorers]
         bits.append(np.stack(nats, axis=-1) / math.log(2))
         tokens.append(np.sum(_rows(weights), axis=1))

@@ -3,7 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
+from routing_tf.files.progress import progress
 from routing_tf.layers.validation import check_positive_integer
+from routing_tf.training import evaluation
 
 
 def complete_windows(problem, split, num_windows, length=None):
@@ -54,6 +56,36 @@ def complete_windows(problem, split, num_windows, length=None):
         check_positive_integer("length", length)
         inputs = {name: array[:, :length] for name, array in inputs.items()}
     return inputs
+
+
+def batches_to_score(lm, problem, split, num_examples=None, verbose=True):
+    """Reads windows of a split to score, evenly spaced.
+
+    Args:
+        lm: the model, whose `batch_tokens` make a batch.
+        problem: the problem.
+        split: `"train"`, `"validation"` or `"test"`.
+        num_examples: number of windows; None (the default) for all.
+        verbose: whether progress is shown on stderr. Defaults to True.
+
+    Returns:
+        The number of windows, and an iterable of batches of inputs, targets and
+        weights `<float64>`, NumPy arrays.
+    """
+    problem.prepare(split)
+    count = len(problem.evaluation_windows(split)[0])
+    if num_examples is not None:
+        count = min(count, num_examples)
+    # No larger than needed: windows that fill up a batch cost as much as others.
+    batch_size = min(evaluation.batch_size_of(lm.hyperparameters, problem), count)
+    dataset = problem.dataset(
+        split, batch_size, num_examples=num_examples, training=False
+    )
+    batches = (
+        (inputs, targets, weights.astype("float64"))
+        for inputs, targets, weights in dataset.as_numpy_iterator()
+    )
+    return count, progress(batches, "batch", -(-count // batch_size), verbose)
 
 
 def rows_of(windows, rows):

@@ -50,20 +50,24 @@ def completion_grid(model, sampler, images, labels, num_given_rows, num_samples)
     Raises:
         ValueError: if the images do not fit the model, or the sampler does not.
     """
-    h = model.hyperparameters
-    options = {}
-    if h.num_classes is not None:
-        options["labels"] = np.tile(labels, num_samples)
-    completed = model.generate(
+    levels = model.hyperparameters.vocabulary_size
+    completed = complete(model, sampler, images, labels, num_given_rows, num_samples)
+    given = np.array(images)
+    given[:, num_given_rows:] = levels // 2
+    rows = np.concatenate([given, completed, images])
+    return image.picture(rows, len(images), levels)
+
+
+def complete(model, sampler, images, labels, num_given_rows, num_samples=1):
+    """Returns the completions of images; `labels` are for a model with classes."""
+    if model.hyperparameters.num_classes is None:
+        labels = None
+    return model.generate(
+        labels=None if labels is None else np.tile(labels, num_samples),
         images=np.tile(images, (num_samples, 1, 1, 1)),
         num_given_rows=num_given_rows,
         sampler=sampler,
-        **options,
     )
-    given = np.array(images)
-    given[:, num_given_rows:] = h.vocabulary_size // 2
-    rows = np.concatenate([given, completed, images])
-    return image.picture(rows, len(images), h.vocabulary_size)
 
 
 def labels_to_sample(labels, num_classes):

@@ -12,6 +12,16 @@ POLICIES = {
 }
 
 
+def model_class(kind):
+    """Returns the class of the models of a kind, see `Hyperparameters.kind`."""
+    classes = (
+        models.RoutingTransformerCausalLM,
+        models.RoutingTransformerSeq2SeqLM,
+        models.RoutingImageTransformer,
+    )
+    return next(cls for cls in classes if cls.kind == kind)
+
+
 def make_model(hyperparameters, preprocessor=None, precision="float32"):
     """Makes the model of hyperparameters.
 
@@ -27,20 +37,13 @@ def make_model(hyperparameters, preprocessor=None, precision="float32"):
     backbone = make_backbone(hyperparameters, POLICIES[precision])
     if hyperparameters.kind == "image":
         return backbone
-    cls = models.RoutingTransformerCausalLM
-    if hyperparameters.kind == "seq2seq":
-        cls = models.RoutingTransformerSeq2SeqLM
-    return cls(backbone, preprocessor=preprocessor)
+    return model_class(hyperparameters.kind)(backbone, preprocessor=preprocessor)
 
 
 def make_backbone(hyperparameters, dtype=None):
     """Makes a model without what turns its output into logits, or an image model."""
-    classes = {
-        "text": models.RoutingTransformer,
-        "seq2seq": models.RoutingTransformerEncoderDecoder,
-        "image": models.RoutingImageTransformer,
-    }
-    return classes[hyperparameters.kind](hyperparameters, dtype=dtype)
+    cls = model_class(hyperparameters.kind)
+    return getattr(cls, "backbone_cls", cls)(hyperparameters, dtype=dtype)
 
 
 def build_model(hyperparameters, problem, seed=0, precision="float32"):
@@ -74,12 +77,11 @@ def make_preprocessor(hyperparameters, problem):
     """Makes what turns text into a model's inputs; None where there is no text."""
     if problem.tokenizer is None or hyperparameters.kind == "image":
         return None
+    lengths = {"sequence_length": problem.sequence_length}
     if hyperparameters.kind == "seq2seq":
-        return models.RoutingTransformerSeq2SeqLMPreprocessor(
-            problem.tokenizer,
-            encoder_sequence_length=problem.input_length,
-            decoder_sequence_length=problem.sequence_length,
-        )
-    return models.RoutingTransformerCausalLMPreprocessor(
-        problem.tokenizer, sequence_length=problem.sequence_length
-    )
+        lengths = {
+            "encoder_sequence_length": problem.input_length,
+            "decoder_sequence_length": problem.sequence_length,
+        }
+    cls = model_class(hyperparameters.kind).preprocessor_cls
+    return cls(problem.tokenizer, **lengths)

@@ -7,13 +7,13 @@ from keras import ops
 from routing_tf.files import safe_loading
 from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.keras_internals import layers_inside
-from routing_tf.models import saved_model
 from routing_tf.models import scoring
 from routing_tf.models import stack
 from routing_tf.models import steps
 from routing_tf.models.release import checkpoints
 from routing_tf.models.routing_transformer import RoutingTransformer
 from routing_tf.models.routing_transformer import refuse_changes
+from routing_tf.models.saved_model import Exportable
 from routing_tf.tokenizers import ByteTokenizer
 
 
@@ -60,7 +60,7 @@ class RoutingTransformerCausalLMPreprocessor(keras_hub.models.CausalLMPreprocess
             layer.built = True
 
 
-class TextLanguageModel:
+class TextLanguageModel(Exportable):
     """What language models with and without an encoder share: all but the inputs.
 
     Subclasses are also tasks of keras_hub, and set `presets`, `backbone_cls` and
@@ -216,37 +216,6 @@ class TextLanguageModel:
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.optimizer is not None:
             self.optimizer.build(self.trainable_variables)
-
-    def export(
-        self,
-        filepath,
-        format="tf_saved_model",
-        verbose=None,
-        input_signature=None,
-        **kwargs,
-    ):
-        """Writes a SavedModel with `score` and `generate`, or what Keras exports.
-
-        See `routing_tf.models.saved_model.export` for its functions.
-
-        Args:
-            filepath: folder to write into.
-            format: `"tf_saved_model"` (the default) for that; any other one is left to
-                `keras.Model.export`.
-            verbose: whether to print the functions. Defaults to None, not to.
-            input_signature: None (the default); with any other `keras.Model.export`
-                writes the SavedModel, of the call of the model alone.
-            **kwargs: `routing_scope` and `max_length` of
-                `routing_tf.models.saved_model.export`; else those of
-                `keras.Model.export`.
-
-        Raises:
-            ValueError: as `routing_tf.models.saved_model.export` does.
-        """
-        if format == "tf_saved_model" and input_signature is None:
-            saved_model.export(self, filepath, verbose=verbose, **kwargs)
-        else:
-            super().export(filepath, format, verbose, input_signature, **kwargs)
 
     def make_cache(self, batch_size, max_length, memory=None, memory_mask=None):
         """Makes an empty cache, for `call_with_cache`.

@@ -11,7 +11,6 @@ from routing_tf import layers
 from routing_tf.files import safe_loading
 from routing_tf.files.progress import progress
 from routing_tf.layers.keras_internals import declare_call_argument
-from routing_tf.models import saved_model
 from routing_tf.models import stack
 from routing_tf.models import steps
 from routing_tf.models.presets import preset_description
@@ -20,10 +19,11 @@ from routing_tf.models.release import checkpoints
 from routing_tf.models.routing_transformer import PresetBackbone
 from routing_tf.models.routing_transformer import final_norm
 from routing_tf.models.routing_transformer import hyperparameters_of_kind
+from routing_tf.models.saved_model import Exportable
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class RoutingImageTransformer(PresetBackbone):
+class RoutingImageTransformer(Exportable, PresetBackbone):
     """A causal transformer over the sub-pixels of an image: its channel values.
 
     Sub-pixels follow each other row by row, or block by block with two-dimensional
@@ -210,32 +210,6 @@ class RoutingImageTransformer(PresetBackbone):
         raster = np.arange(self.num_subpixels)
         seen = ops.convert_to_numpy(self.embedding.order.arrange(raster, axis=0))
         return np.argsort(seen).reshape(self.image_shape)
-
-    def export(
-        self,
-        filepath,
-        format="tf_saved_model",
-        verbose=None,
-        input_signature=None,
-        **kwargs,
-    ):
-        """Writes a SavedModel with `score` and `generate`, or what Keras exports.
-
-        Args:
-            filepath: folder to write into.
-            format: see `RoutingTransformerCausalLM.export`.
-            verbose: see there.
-            input_signature: see there.
-            **kwargs: `routing_scope` of `routing_tf.models.saved_model.export`, or
-                arguments of `keras.Model.export`.
-
-        Raises:
-            ValueError: as `routing_tf.models.saved_model.export` does.
-        """
-        if format == "tf_saved_model" and input_signature is None:
-            saved_model.export(self, filepath, verbose=verbose, **kwargs)
-        else:
-            super().export(filepath, format, verbose, input_signature, **kwargs)
 
     def generate(
         self,

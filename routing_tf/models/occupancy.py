@@ -26,19 +26,32 @@ def centroid_occupancy(lm):
     """
     found = {}
     for layer in layers_inside(lm):
-        counts = getattr(layer, "counts", None)
-        if not isinstance(layer, layers.OnlineKMeans) or counts is None:
+        shares = shares_of(layer)
+        if shares is None:
             continue
-        tokens = np.asarray(counts, "float64")
-        totals = tokens.sum(axis=-1, keepdims=True)
-        if not totals.all():  # as the release starts
-            continue
-        tag = "occupancy/" + counts.path.removesuffix("/kmeans/counts")
-        shares = tokens / totals
+        tag = "occupancy/" + layer.counts.path.removesuffix("/kmeans/counts")
         for name, value in zip(("min", "max", "entropy"), spread(shares)):
             found[f"{tag}/{name}"] = value
         found[f"{tag}/dead"] = float(np.mean(shares * shares.shape[-1] < DEAD))
     return found
+
+
+def shares_of(kmeans):
+    """Returns the shares of tokens in clusters by moving averages of training.
+
+    Args:
+        kmeans: a layer.
+
+    Returns:
+        NumPy array `<float64>[heads, clusters]`; None of a layer that counts no tokens,
+        or has not seen any, as the release starts.
+    """
+    counts = getattr(kmeans, "counts", None)
+    if not isinstance(kmeans, layers.OnlineKMeans) or counts is None:
+        return None
+    tokens = np.asarray(counts, "float64")
+    totals = tokens.sum(axis=-1, keepdims=True)
+    return tokens / totals if totals.all() else None
 
 
 def spread(shares):

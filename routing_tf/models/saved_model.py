@@ -12,6 +12,41 @@ from routing_tf.models import saved_texts
 from routing_tf.models.token_scorer import scope_to_score
 
 
+class Exportable:
+    """A model that is exported as a SavedModel with functions of its own."""
+
+    def export(
+        self,
+        filepath,
+        format="tf_saved_model",
+        verbose=None,
+        input_signature=None,
+        **kwargs,
+    ):
+        """Writes a SavedModel with `score` and `generate`, or what Keras exports.
+
+        See `routing_tf.models.saved_model.export` for its functions.
+
+        Args:
+            filepath: folder to write into.
+            format: `"tf_saved_model"` (the default) for that; any other one is left to
+                `keras.Model.export`.
+            verbose: whether to print the functions. Defaults to None, not to.
+            input_signature: None (the default); with any other `keras.Model.export`
+                writes the SavedModel, of the call of the model alone.
+            **kwargs: `routing_scope`, and of texts `max_length`, of
+                `routing_tf.models.saved_model.export`; else those of
+                `keras.Model.export`.
+
+        Raises:
+            ValueError: as `routing_tf.models.saved_model.export` does.
+        """
+        if format == "tf_saved_model" and input_signature is None:
+            export(self, filepath, verbose=verbose, **kwargs)
+        else:
+            super().export(filepath, format, verbose, input_signature, **kwargs)
+
+
 def export(model, directory, routing_scope=None, max_length=None, verbose=None):
     """Writes a SavedModel that TensorFlow loads without Keras or this package.
 

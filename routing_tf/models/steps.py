@@ -10,8 +10,6 @@ instead, in which what lies behind the prefix is padding.
 `stream` in Python, for texts without end and for progress that is told.
 """
 
-import abc
-
 import keras
 import keras_hub
 import numpy as np
@@ -21,11 +19,16 @@ from routing_tf.models.compiled import compiled
 from routing_tf.models.compiled import compiled_once
 
 
-class Steps(abc.ABC):
-    """How a model reads a prefix and steps on.
+class Steps:
+    """How a model reads a prefix and steps on; subclasses say it of texts and images.
 
-    What steps carry along, such as a cache, is a `state`: a structure of tensors with
-    the batch on axis 0.
+    `begin` makes the state of no tokens: what steps carry along, such as a cache, with
+    the batch on axis 0. `read` adds the first tokens of rows to it; it returns hidden
+    states too, or None, of which those of later places mean nothing. `step` computes
+    the tokens at one place, of which the newest may be fed again, and `recompute` whole
+    rows up to a place; both return logits of the next tokens
+    `<float>[batch, vocabulary_size]`, hidden states `<float>[batch, hidden_dim]` or
+    None, and the state.
 
     Args:
         model: the model.
@@ -39,50 +42,9 @@ class Steps(abc.ABC):
         h = model.hyperparameters
         self.model = model
         self.are_exact = h.sees_later_tokens("prefix") is None
-        # The lengths of both sides of an encoder's output decide which tokens meet.
+        # With an encoder, the lengths of both sides decide which tokens meet.
         has_influence = h.padding_has_influence
         self.reads_at_once = not has_influence and h.kind != "seq2seq"
-
-    @abc.abstractmethod
-    def read(self, tokens, number, state):
-        """Reads the first tokens of rows.
-
-        Args:
-            tokens: `<int>[batch, length]`.
-            number: number of tokens to read, a tensor.
-            state: the state of no tokens.
-
-        Returns:
-            Hidden states, of which those behind `number` mean nothing, or None; and
-            the state with these tokens.
-        """
-
-    @abc.abstractmethod
-    def step(self, tokens, state, place):
-        """Computes one token of each row.
-
-        Args:
-            tokens: `<int>[batch]`, the tokens at this place.
-            state: the state with those before it; the newest may be fed again.
-            place: their position, a tensor.
-
-        Returns:
-            Logits of the next tokens `<float>[batch, vocabulary_size]`, hidden states
-            `<float>[batch, hidden_dim]` or None, and the state.
-        """
-
-    @abc.abstractmethod
-    def recompute(self, tokens, state, place):
-        """Computes whole rows anew.
-
-        Args:
-            tokens: `<int>[batch, length]`.
-            state: the state of no tokens.
-            place: position of the last token that is seen, a tensor.
-
-        Returns:
-            What `step` returns for the token at this place.
-        """
 
     def next_logits(self, tokens, state, index):
         """Returns what `step` does for the tokens before `index`, in rows of all."""

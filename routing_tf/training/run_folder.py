@@ -16,28 +16,14 @@ import shutil
 
 import keras
 
-from routing_tf import models
 from routing_tf.files import folder_lock
 from routing_tf.files import safe_loading
 from routing_tf.files.atomic import told_where
+from routing_tf.files.folders import make_folder
+from routing_tf.models.build import model_class
 from routing_tf.training import checkpoints
 
 PREPROCESSOR = "preprocessor"
-
-
-def make_folder(model_dir):
-    """Makes a model directory, if it is missing.
-
-    Raises:
-        ValueError: if it cannot be written.
-    """
-    try:
-        checkpoints.folder_of(model_dir).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            "`model_dir` must be a folder that can be written. Received: "
-            f"{str(model_dir)!r}: {error.strerror}"
-        ) from error
 
 
 @contextlib.contextmanager
@@ -50,7 +36,7 @@ def hold(model_dir):
     Raises:
         ValueError: if another process trains there, or it cannot be written.
     """
-    make_folder(model_dir)
+    make_folder("model_dir", checkpoints.folder_of(model_dir))
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(folder_lock.hold(model_dir, wait=False))
@@ -104,10 +90,7 @@ def load_preprocessor(model_dir, kind):
     if not folder.is_dir():
         return None
     safe_loading.check_preset(folder, has_weights=False)
-    cls = models.RoutingTransformerCausalLMPreprocessor
-    if kind == "seq2seq":
-        cls = models.RoutingTransformerSeq2SeqLMPreprocessor
-    return cls.from_preset(str(folder))
+    return model_class(kind).preprocessor_cls.from_preset(str(folder))
 
 
 def check_tokenizer(problem, model_dir, kind):

@@ -16,6 +16,7 @@ import zlib
 import numpy as np
 
 from routing_tf.choices import ON_NAN
+from routing_tf.files.folders import make_folder
 from routing_tf.layers.validation import check_choice
 from routing_tf.models.build import build_model
 from routing_tf.models.occupancy import centroid_occupancy
@@ -228,7 +229,7 @@ class Trainer:
             self.config.check_continues(earlier, self.model_dir)
             kind = self.config.hyperparameters.kind
             run_folder.check_tokenizer(self.problem, self.model_dir, kind)
-        run_folder.make_folder(self.model_dir)
+        make_folder("model_dir", checkpoints.folder_of(self.model_dir))
         return is_new
 
     def _agree_on_the_run(self, step):

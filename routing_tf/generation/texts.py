@@ -9,6 +9,7 @@ from keras import ops
 
 from routing_tf.choices import MAX_DEFAULT_LENGTH
 from routing_tf.generation.token_stream import TokenStream
+from routing_tf.models import steps
 from routing_tf.tokenizers.text_stream import text_stream
 
 
@@ -260,14 +261,9 @@ def length_of_texts(lm, samples, max_length=None):
         limit = lm.preprocessor.decoder_sequence_length
         return max_length or min(limit, MAX_DEFAULT_LENGTH)
     longest = max(len(sample.token_ids) for sample in samples)
-    limit = min(h.max_sequence_length, h.truncate_length or h.max_sequence_length)
     default = "" if max_length else ", the model's length, by default"
-    max_length = max_length or min(limit, MAX_DEFAULT_LENGTH)
-    if h.truncate_length is not None and max_length > h.truncate_length:
-        raise ValueError(
-            "`--max_length` must not exceed the length to which this model cuts its "
-            f"inputs, {h.truncate_length}. Received: --max_length={max_length}"
-        )
+    max_length = max_length or min(steps.longest_input(h), MAX_DEFAULT_LENGTH)
+    steps.check_not_cut(h, max_length, "--max_length")
     if longest >= max_length:
         raise ValueError(
             "`--max_length` must be longer than every prompt, of which the longest has "

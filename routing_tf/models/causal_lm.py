@@ -129,12 +129,7 @@ class TextLanguageModel(Exportable):
         names = f"{prefix}token_ids", f"{prefix}padding_mask"
         token_ids, mask = (inputs[name] for name in names)
         batch, length = ops.shape(token_ids)
-        limit = self.hyperparameters.truncate_length
-        if limit is not None and length > limit:
-            raise ValueError(
-                "`max_length` must not exceed the length to which this model cuts its "
-                f"inputs, {limit}. Received: {length}"
-            )
+        steps.check_not_cut(self.hyperparameters, length)
         decoder = steps.TextSteps(self)
         state = decoder.begin(batch, length, memory)
         found = steps.continue_rows(

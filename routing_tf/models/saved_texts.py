@@ -169,11 +169,11 @@ class Seq2SeqModel(TextModel):
 def default_max_length(lm):
     """Returns the `max_length` of a SavedModel of texts for which none is given."""
     h = lm.hyperparameters
-    limits = [h.max_sequence_length, h.truncate_length]
     if h.kind == "seq2seq" and lm.preprocessor is not None:
         # Local heads pair blocks of both sides, so their lengths matter.
-        limits = [lm.preprocessor.decoder_sequence_length, h.truncate_length]
-    return min(limit for limit in limits if limit is not None)
+        length = lm.preprocessor.decoder_sequence_length
+        return min(length, h.truncate_length or length)
+    return steps.longest_input(h)
 
 
 def tokenizer_of(lm):
@@ -192,11 +192,7 @@ def text_functions(lm, routing_scope, max_length):
             f"`max_length` must be at most {MAX_LENGTH:,}: every call computes with "
             f"this length. Received: max_length={max_length:,}. Pass a smaller one"
         )
-    if h.truncate_length is not None and max_length > h.truncate_length:
-        raise ValueError(
-            "`max_length` must not exceed the length to which this model cuts its "
-            f"inputs, {h.truncate_length}. Received: max_length={max_length}"
-        )
+    steps.check_not_cut(h, max_length)
     if h.kind == "seq2seq":
         functions = _generate_functions(Seq2SeqModel(lm, routing_scope, max_length))
     else:

@@ -13,6 +13,7 @@ from routing_tf.models.score import Score
 from routing_tf.models.score import join as join
 from routing_tf.models.spans import read_sequences
 from routing_tf.models.spans import spans_of
+from routing_tf.models.steps import longest_input
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.models.token_scorer import scope_of
 from routing_tf.models.token_scorer import scope_to_score
@@ -114,7 +115,7 @@ def score(
     check_choice("too_long", too_long, TOO_LONG)
     scorer = TokenScorer(lm, scope_to_score(lm.hyperparameters, routing_scope))
     single, sequences = read_sequences(lm, texts)
-    limit = _limit(lm.hyperparameters)
+    limit = longest_input(lm.hyperparameters)
     for index, sequence in enumerate(sequences):
         _check_sequence(index, sequence, lm.hyperparameters, limit, too_long)
     if too_long == "cut":
@@ -233,12 +234,6 @@ class _Run:
     index: int
     start: int
     end: int
-
-
-def _limit(hyperparameters):
-    """The largest number of tokens in one sequence."""
-    limits = hyperparameters.max_sequence_length, hyperparameters.truncate_length
-    return min(limit for limit in limits if limit is not None)
 
 
 def _check_sequence(index, sequence, hyperparameters, limit, too_long):

@@ -298,6 +298,28 @@ def drawing(model, sampler):
     return call
 
 
+def check_not_cut(hyperparameters, length, name="max_length"):
+    """Refuses rows longer than the length to which a model cuts its inputs.
+
+    Args:
+        hyperparameters: `Hyperparameters` of the model.
+        length: number of tokens of the rows.
+        name: name of the argument that says so. Defaults to `"max_length"`.
+    """
+    limit = hyperparameters.truncate_length
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"`{name}` must not exceed the length to which this model cuts its inputs, "
+            f"{limit}. Received: {name}={length}"
+        )
+
+
+def longest_input(hyperparameters):
+    """Returns the largest number of tokens that a text model sees at once."""
+    limits = hyperparameters.max_sequence_length, hyperparameters.truncate_length
+    return min(limit for limit in limits if limit is not None)
+
+
 def _first(number, tokens):
     """Returns a mask of rows, True on their first tokens."""
     mask = ops.arange(tokens.shape[1], dtype="int32") < number

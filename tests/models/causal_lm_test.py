@@ -359,7 +359,7 @@ def test_generation_needs_to_know_when_to_stop(greedy):
 def test_generation_ends_where_inputs_are_cut():
     lm = small_models.language_model(num_layers=1, truncate_length=BUFFER - 1)
     with pytest.raises(
-        ValueError, match="`max_length` must not exceed .* 9. Received: 10"
+        ValueError, match="`max_length` must not exceed .* 9. Received: max_length=10"
     ):
         lm.generate(small_models.inputs((2,), BUFFER), stop_token_ids=None)
 

@@ -5,6 +5,8 @@ import numbers
 import keras
 from keras import ops
 
+from routing_tf.layers.validation import check_choice
+
 DECAY_TYPES = ("pow", "adam")
 
 
@@ -82,22 +84,12 @@ class Adafactor(keras.optimizers.Optimizer):
         **kwargs,
     ):
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
-        if decay_type not in DECAY_TYPES:
-            choices = ", ".join(map(repr, DECAY_TYPES))
-            raise ValueError(
-                f"`decay_type` must be one of {choices}. "
-                f"Received: decay_type={decay_type!r}"
-            )
+        check_choice("decay_type", decay_type, DECAY_TYPES)
         _check("beta_1", beta_1, lambda x: 0 <= x < 1, "in [0, 1)")
         _check("beta_2", beta_2, lambda x: 0 < x < 1, "in (0, 1)")
         _check_positive("decay_exponent", decay_exponent)
         if clipping_threshold is not None:
-            _check(
-                "clipping_threshold",
-                clipping_threshold,
-                lambda x: x > 0,
-                "positive or None",
-            )
+            _check_positive("clipping_threshold", clipping_threshold, " or None")
         _check_positive("epsilon_1", epsilon_1)
         _check_positive("epsilon_2", epsilon_2)
         self.beta_1 = beta_1
@@ -137,20 +129,17 @@ class Adafactor(keras.optimizers.Optimizer):
         self.assign(variable, value - update)
 
     def get_config(self):
-        config = super().get_config()
-        config.update(
-            {
-                "beta_1": self.beta_1,
-                "beta_2": self.beta_2,
-                "decay_type": self.decay_type,
-                "decay_exponent": self.decay_exponent,
-                "clipping_threshold": self.clipping_threshold,
-                "scale_by_parameter": self.scale_by_parameter,
-                "epsilon_1": self.epsilon_1,
-                "epsilon_2": self.epsilon_2,
-            }
-        )
-        return config
+        return {
+            **super().get_config(),
+            "beta_1": self.beta_1,
+            "beta_2": self.beta_2,
+            "decay_type": self.decay_type,
+            "decay_exponent": self.decay_exponent,
+            "clipping_threshold": self.clipping_threshold,
+            "scale_by_parameter": self.scale_by_parameter,
+            "epsilon_1": self.epsilon_1,
+            "epsilon_2": self.epsilon_2,
+        }
 
     def _add_slots(self, variable):
         if self._overwrite_variable_with_gradient(variable):
@@ -209,8 +198,8 @@ def _check(name, value, is_valid, requirement):
         raise ValueError(f"`{name}` must be {requirement}. Received: {name}={value!r}")
 
 
-def _check_positive(name, value):
-    _check(name, value, lambda x: x > 0, "positive")
+def _check_positive(name, value, otherwise=""):
+    _check(name, value, lambda x: x > 0, f"positive{otherwise}")
 
 
 def _root_mean_square(x):

@@ -1,10 +1,11 @@
 """The learning rate schedules of tensor2tensor."""
 
 import math
-import numbers
 
 import keras
 from keras import ops
+
+from routing_tf.layers.validation import check_positive_integer
 
 
 def _linear_warmup(schedule, step):
@@ -89,11 +90,11 @@ class FactorSchedule(keras.optimizers.schedules.LearningRateSchedule):
         decay_steps=None,
     ):
         self._names = _split(factors)
-        _check_positive_integer("warmup_steps", warmup_steps)
+        check_positive_integer("warmup_steps", warmup_steps)
         if "rsqrt_hidden_size" in self._names or hidden_dim is not None:
-            _check_positive_integer("hidden_dim", hidden_dim)
+            check_positive_integer("hidden_dim", hidden_dim)
         if "cosine_decay" in self._names or decay_steps is not None:
-            _check_positive_integer("decay_steps", decay_steps)
+            check_positive_integer("decay_steps", decay_steps)
             if decay_steps <= warmup_steps:
                 raise ValueError(
                     "`decay_steps` must be greater than `warmup_steps`. Received: "
@@ -155,8 +156,8 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """
 
     def __init__(self, learning_rate, warmup_steps, hidden_dim, optimizer_factor=1.0):
-        _check_positive_integer("warmup_steps", warmup_steps)
-        _check_positive_integer("hidden_dim", hidden_dim)
+        check_positive_integer("warmup_steps", warmup_steps)
+        check_positive_integer("hidden_dim", hidden_dim)
         self.learning_rate = learning_rate
         self.warmup_steps = warmup_steps
         self.hidden_dim = hidden_dim
@@ -186,10 +187,3 @@ def _split(factors):
             f"Received: factors={factors!r}"
         )
     return names
-
-
-def _check_positive_integer(name, value):
-    if not isinstance(value, numbers.Integral) or value < 1:
-        raise ValueError(
-            f"`{name}` must be a positive integer. Received: {name}={value!r}"
-        )

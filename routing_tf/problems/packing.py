@@ -14,7 +14,7 @@ import dataclasses
 
 import numpy as np
 
-from routing_tf.tokenizers.byte_tokenizer import END_ID
+from routing_tf.tokenizers.base_tokenizer import END_ID
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from routing_tf.problems import builders
 from routing_tf.problems.problem import Problem
 from routing_tf.problems.problem import Tokens
 from routing_tf.problems.text import TextProblem
-from routing_tf.tokenizers.byte_tokenizer import END_ID
+from routing_tf.tokenizers.base_tokenizer import END_ID
 
 # In how many blocks of how many ids a split is looked through.
 IDS_AT_ONCE = 1 << 22

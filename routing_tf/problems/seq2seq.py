@@ -22,7 +22,7 @@ from routing_tf.problems.problem import perplexity
 from routing_tf.problems.problem import read_rows
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
-from routing_tf.tokenizers.byte_tokenizer import END_ID
+from routing_tf.tokenizers.base_tokenizer import END_ID
 
 # Pairs that are turned into ids together, which is faster.
 PAIRS_AT_ONCE = 64

@@ -15,6 +15,7 @@ from routing_tf.problems.problem import Problem
 from routing_tf.problems.problem import Tokens
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import byte_tokenizer
+from routing_tf.tokenizers.base_tokenizer import END_ID
 
 PACKINGS = ("stream", "release")
 
@@ -103,7 +104,7 @@ class TextProblem(Problem):
                 line for text in self.texts(split) for line in self.release_lines(text)
             )
             return Tokens(*packing.pack(self.release_rule(split), lines))
-        end = np.array([byte_tokenizer.END_ID], "uint16")
+        end = np.array([END_ID], "uint16")
         parts = [(self.encode(text), end) for text in self.texts(split)]
         return np.concatenate([np.zeros(0, "uint16"), *itertools.chain(*parts)])
 

@@ -1,7 +1,6 @@
 """Subwords as tokens, numbered as tensor2tensor's subword encoder numbers them."""
 
 import collections
-import pathlib
 
 import keras
 import numpy as np
@@ -10,12 +9,11 @@ import tensorflow_text as tf_text
 from tensorflow_text.tools.wordpiece_vocab import wordpiece_tokenizer_learner_lib
 
 from routing_tf.files import safe_loading
-from routing_tf.tokenizers.byte_tokenizer import END_ID
-from routing_tf.tokenizers.byte_tokenizer import PAD_ID
-from routing_tf.tokenizers.byte_tokenizer import dense_ids
-from routing_tf.tokenizers.vocabulary_tokenizer import Vocabulary
+from routing_tf.tokenizers.base_tokenizer import PAD_ID
+from routing_tf.tokenizers.base_tokenizer import Vocabulary
 from routing_tf.tokenizers.vocabulary_tokenizer import VocabularyTokenizer
-from routing_tf.tokenizers.vocabulary_tokenizer import as_strings
+from routing_tf.tokenizers.vocabulary_tokenizer import check_texts
+from routing_tf.tokenizers.vocabulary_tokenizer import first
 
 VOCABULARY_FILE = "vocabulary.subwords"
 # Characters that stand for others; every vocabulary has them as tokens.
@@ -36,9 +34,13 @@ class SubwordTokenizer(VocabularyTokenizer):
     space between two words of letters and digits is left out. In every word `\`
     becomes `\\`, `_` becomes `\u`, and newlines and characters that no token holds
     become `\<code point>;`. The word ends in `_` and is cut from its start into the
-    longest tokens that fit. `detokenize` is the exact inverse. Id 0 is padding, id 1
-    ends a text. Letters and digits are those that TensorFlow's regular expressions
-    know (Unicode 15); the release took those of its Python.
+    longest tokens that fit. Id 0 is padding, id 1 ends a text. Letters and digits are
+    those that TensorFlow's regular expressions know (Unicode 15); the release took
+    those of its Python. Bytes that are not valid UTF-8 become U+FFFD.
+
+    `detokenize` is the exact inverse. Ids outside of the vocabulary are dropped. As in
+    the release, `\` in front of anything that makes no escape stays as it is, and a
+    code point above U+10FFFF becomes U+3013. That of a surrogate becomes U+FFFD.
 
     Only TensorFlow operations are used: the same object works on Python strings, in
     a `tf.data` pipeline and in a SavedModel. A SavedModel needs the vocabulary's
@@ -79,9 +81,20 @@ class SubwordTokenizer(VocabularyTokenizer):
     """
 
     vocabulary_file = VOCABULARY_FILE
+    first_tokens = tuple((token, token[:-1]) for token in _SPECIAL_TOKENS)
 
     def read_tokens(self, path):
-        return _read(path)
+        tokens = []
+        for number, line in enumerate(safe_loading.read_lines(path), 1):
+            line = line.strip()
+            if len(line) < 2 or line[0] != line[-1] or line[0] not in "'\"":
+                raise ValueError(
+                    "`vocabulary` must be a file with one token on each line, in "
+                    f"single or double quotes. Received: line {number} of "
+                    f"{str(path)!r}, {line!r}"
+                )
+            tokens.append(line[1:-1])
+        return tokens
 
     def set_tokens(self, tokens):
         """Makes the tables of tokens; see `VocabularyTokenizer`."""
@@ -104,74 +117,20 @@ class SubwordTokenizer(VocabularyTokenizer):
         )
         return vocabulary
 
-    def tokenize(self, inputs):
-        """Turns texts into ids.
-
-        Args:
-            inputs: a string, or a batch of strings `[batch]`: Python
-                `str` or `bytes`, a list of them, or a string tensor. Bytes that are
-                not valid UTF-8 become U+FFFD.
-
-        Returns:
-            TensorFlow tensors of ids. For one string a dense one, `<int32>[ids]`;
-            for a batch a ragged one, `<int32>[batch, None]`. With `sequence_length`,
-            dense ones, `[sequence_length]` and `[batch, sequence_length]`.
-
-        Raises:
-            ValueError: if `inputs` are not strings, or of another rank, or there is
-                no vocabulary.
-        """
+    def ids_of(self, texts):
         alphabet = self._get_vocabulary().alphabet
-        texts = tf.convert_to_tensor(inputs)
-        if texts.dtype != tf.string or texts.shape.rank not in (0, 1):
-            raise ValueError(
-                "`inputs` must be one string or a batch of strings of rank 1. "
-                f"Received: inputs of dtype {texts.dtype.name}, shape {texts.shape}"
-            )
-        words = _split(tf.reshape(texts, (-1,)))
+        words = _split(texts)
         # Most words of a text come again and again: each is matched only once.
         different, places = tf.unique(words.flat_values)
         subwords = self._matcher.tokenize(_escape(different, alphabet))
-        ids = words.with_flat_values(tf.gather(subwords, places)).merge_dims(-2, -1)
-        if self.sequence_length is not None:
-            shape = (texts.shape[0] if texts.shape.rank else 1, self.sequence_length)
-            ids = ids.to_tensor(PAD_ID, shape=shape)
-        return ids if texts.shape.rank else ids[0]
+        return words.with_flat_values(tf.gather(subwords, places)).merge_dims(-2, -1)
 
-    def detokenize(self, inputs):
-        r"""Turns ids back into text.
-
-        Padding and ids outside of the vocabulary are dropped, and a text stops at
-        its first end id. As in the release, `\` in front of anything that makes no
-        escape stays as it is, and a code point above U+10FFFF becomes U+3013. That
-        of a surrogate becomes U+FFFD.
-
-        Args:
-            inputs: integer ids `[length]` or `[batch, length]`: lists,
-                also of different lengths, arrays, tensors or ragged tensors.
-
-        Returns:
-            A `str`, or a list of `str` for a batch; inside of a `tf.function` or
-            a `tf.data` pipeline a string tensor `[]` or `[batch]`.
-
-        Raises:
-            ValueError: if `inputs` have neither rank 1 nor rank 2, or there is no
-                vocabulary.
-        """
-        size = self.vocabulary_size()
-        ids = dense_ids(inputs)
-        if ids.shape.rank not in (1, 2):
-            raise ValueError(
-                "`inputs` must be ids of shape (length,) or (batch, length). "
-                f"Received: inputs of shape {ids.shape}"
-            )
-        is_end = tf.cast(ids == END_ID, tf.int32)
-        is_text = (tf.cumsum(is_end, axis=-1) == 0) & (ids > PAD_ID) & (ids < size)
+    def texts_of(self, ids, is_text):
+        is_text &= (ids >= 0) & (ids < self.vocabulary_size())
         subwords = tf.gather(self._texts, tf.where(is_text, ids, PAD_ID))
         subwords = tf.where(is_text, subwords, "")
         texts = _join(tf.strings.reduce_join(subwords, axis=-1))
-        texts = texts if ids.shape.rank == 2 else texts[0]
-        return as_strings(texts)
+        return texts if ids.shape.rank == 2 else texts[0]
 
     def line_of(self, token):
         return f"'{token}'"
@@ -205,11 +164,7 @@ class SubwordTokenizer(VocabularyTokenizer):
                 f"`vocabulary_size` must be at least {len(required)}, the tokens that "
                 f"every vocabulary has. Received: vocabulary_size={vocabulary_size}"
             )
-        if isinstance(texts, (str, bytes)):
-            raise ValueError(
-                "`texts` must be an iterable of texts, such as [text]. Received: one "
-                f"text of length {len(texts)}"
-            )
+        check_texts(texts)
         characters, counts = collections.Counter(), collections.Counter()
         for text in map(tf.compat.as_text, texts):
             characters.update(text)
@@ -247,61 +202,22 @@ def _code_points(characters):
     return np.array(sorted(map(ord, characters)), "int32")
 
 
-def _read(path):
-    """Tokens of a file in the release's format."""
-    path = pathlib.Path(path)
-    if not path.is_file():
-        raise ValueError(
-            "`vocabulary` must be the path of an existing file, or a list of tokens. "
-            f"Received: vocabulary={str(path)!r}"
-        )
-    tokens = []
-    for number, line in enumerate(safe_loading.read_lines(path), 1):
-        line = line.strip()
-        if len(line) < 2 or line[0] != line[-1] or line[0] not in "'\"":
-            raise ValueError(
-                "`vocabulary` must be a file with one token on each line, in single "
-                f"or double quotes. Received: line {number} of {str(path)!r}, {line!r}"
-            )
-        tokens.append(line[1:-1])
-    return tokens
-
-
 def _check(tokens):
-    """Raises ValueError unless text can be encoded with `tokens`, and decoded."""
-    if not tokens:
-        raise ValueError("`vocabulary` must not be empty. Received: no tokens")
-    if tuple(f"{token.removesuffix('_')}_" for token in tokens[:2]) != _SPECIAL_TOKENS:
-        raise ValueError(
-            f"`vocabulary` must begin with the tokens {_SPECIAL_TOKENS}, for padding "
-            f"and the end of a text. Received: {tokens[:2]}"
-        )
-    known = set(tokens)
-    if len(known) < len(tokens):
-        twice = [token for token, n in collections.Counter(tokens).items() if n > 1]
-        raise ValueError(
-            "`vocabulary` must hold every token once. Received more often: "
-            f"{_first(twice)}"
-        )
+    """Raises ValueError unless any text can be encoded with `tokens`, and decoded."""
     refused = [token for token in tokens if not token or "\n" in token]
     if refused:
         raise ValueError(
             "`vocabulary` must not hold empty tokens or tokens with newlines, which "
-            f"are encoded as code points. Received: {_first(refused)}"
+            f"are encoded as code points. Received: {first(refused)}"
         )
-    missing = set().union(ESCAPE_CHARACTERS, *tokens) - known
+    missing = set().union(ESCAPE_CHARACTERS, *tokens) - set(tokens)
     if missing:
         raise ValueError(
             "`vocabulary` must hold every character of its tokens and of "
             f"{ESCAPE_CHARACTERS!r} as a token, or some texts could not be encoded. "
-            f"Received a vocabulary without {_first(sorted(missing))}. "
+            f"Received a vocabulary without {first(sorted(missing))}. "
             "`SubwordTokenizer.build_vocabulary` makes one from text"
         )
-
-
-def _first(values):
-    """At most ten values, for a message."""
-    return f"{values[:10]}" + (" and others" if len(values) > 10 else "")
 
 
 def _split(texts):

@@ -2,10 +2,10 @@
 
 import codecs
 
+from routing_tf.tokenizers.base_tokenizer import END_ID
+from routing_tf.tokenizers.base_tokenizer import PAD_ID
 from routing_tf.tokenizers.byte_tokenizer import BYTE_OFFSET
-from routing_tf.tokenizers.byte_tokenizer import END_ID
 from routing_tf.tokenizers.byte_tokenizer import NUM_IDS
-from routing_tf.tokenizers.byte_tokenizer import PAD_ID
 from routing_tf.tokenizers.byte_tokenizer import ByteTokenizer
 from routing_tf.tokenizers.subword_tokenizer import SubwordTokenizer
 from routing_tf.tokenizers.word_tokenizer import UNKNOWN_TOKEN

@@ -1,18 +1,16 @@
 """What tokenizers with a vocabulary file have in common."""
 
+import collections
 import os
 import pathlib
 
-import numpy as np
 import tensorflow as tf
 
 from routing_tf.files import atomic
-from routing_tf.tokenizers.byte_tokenizer import END_ID
-from routing_tf.tokenizers.byte_tokenizer import PAD_ID
-from routing_tf.tokenizers.preset_tokenizer import PresetTokenizer
+from routing_tf.tokenizers.base_tokenizer import BaseTokenizer
 
 
-class VocabularyTokenizer(PresetTokenizer):
+class VocabularyTokenizer(BaseTokenizer):
     """A tokenizer whose ids are places in a list of tokens, which is an asset.
 
     A subclass reads a file in `read_tokens`, says in `set_tokens` what it makes of a
@@ -21,12 +19,12 @@ class VocabularyTokenizer(PresetTokenizer):
     Args:
         vocabulary: path of a file, or a list of tokens; `None` (the default) to set it
             later.
-        sequence_length: integer, or `None` (the default) for results as long as the
-            text.
-        **kwargs: arguments of `keras_hub.tokenizers.Tokenizer`, such as `name`.
+        **kwargs: arguments of `BaseTokenizer`.
 
     Attributes:
         vocabulary_file: string, the name of the asset.
+        first_tokens: the names that the token of padding may have, and those that the
+            token of the end of a text may have, two tuples of strings.
 
     Raises:
         ValueError: if `sequence_length` is not a positive integer, or the vocabulary
@@ -34,20 +32,10 @@ class VocabularyTokenizer(PresetTokenizer):
     """
 
     vocabulary_file = None
+    first_tokens = ()
 
     def __init__(self, vocabulary=None, sequence_length=None, **kwargs):
-        super().__init__(**kwargs)
-        is_integer = isinstance(sequence_length, (int, np.integer))
-        if sequence_length is not None and not (is_integer and sequence_length > 0):
-            raise ValueError(
-                "`sequence_length` must be a positive integer, or None for results "
-                f"as long as the text. Received: sequence_length={sequence_length!r}"
-            )
-        self.sequence_length = sequence_length
-        # The model's sequences start behind a leading 0, as in the release.
-        self.start_token_id = PAD_ID
-        self.pad_token_id = PAD_ID
-        self.end_token_id = END_ID
+        super().__init__(sequence_length, **kwargs)
         self.file_assets = [self.vocabulary_file]
         self.set_vocabulary(vocabulary)
 
@@ -64,9 +52,37 @@ class VocabularyTokenizer(PresetTokenizer):
         if vocabulary is None:
             return
         if isinstance(vocabulary, (str, os.PathLike)):
-            vocabulary = self.read_tokens(pathlib.Path(vocabulary))
-        self._vocabulary = self.set_tokens(
-            [tf.compat.as_text(token) for token in vocabulary]
+            path = pathlib.Path(vocabulary)
+            if not path.is_file():
+                raise ValueError(
+                    "`vocabulary` must be the path of an existing file, or a list of "
+                    f"tokens. Received: vocabulary={str(path)!r}. "
+                    f"`{type(self).__name__}.build_vocabulary` makes one from text"
+                )
+            vocabulary = self.read_tokens(path)
+        tokens = [tf.compat.as_text(token) for token in vocabulary]
+        self._check_tokens(tokens)
+        self._vocabulary = self.set_tokens(tokens)
+
+    def _check_tokens(self, tokens):
+        if not tokens:
+            problem = "not be empty. Received: no tokens"
+        elif len(tokens) < 2 or any(
+            token not in names for token, names in zip(tokens, self.first_tokens)
+        ):
+            names = tuple(names[0] for names in self.first_tokens)
+            problem = (
+                f"begin with the tokens {names}, for padding and the end of a text. "
+                f"Received: {tokens[:2]}"
+            )
+        elif len(set(tokens)) < len(tokens):
+            twice = [token for token, n in collections.Counter(tokens).items() if n > 1]
+            problem = f"hold every token once. Received more often: {first(twice)}"
+        else:
+            return
+        raise ValueError(
+            f"`vocabulary` must {problem}. `{type(self).__name__}.build_vocabulary` "
+            "makes a vocabulary from text"
         )
 
     def read_tokens(self, path):
@@ -92,43 +108,6 @@ class VocabularyTokenizer(PresetTokenizer):
         """Returns the line of a vocabulary file that holds a token."""
         return token
 
-    def vocabulary_size(self):
-        """Returns the number of ids."""
-        return len(self._get_vocabulary().tokens)
-
-    def get_vocabulary(self):
-        """Returns the list of tokens, in the order of their ids."""
-        return list(self._get_vocabulary().tokens)
-
-    def id_to_token(self, id):
-        """Returns the token of an id."""
-        tokens = self._get_vocabulary().tokens
-        if not 0 <= id < len(tokens):
-            raise ValueError(
-                f"`id` must be between 0 and {len(tokens) - 1}. Received: id={id}"
-            )
-        return tokens[id]
-
-    def token_to_id(self, token):
-        """Returns the id of a token; the inverse of `id_to_token`."""
-        ids = self._get_vocabulary().ids
-        if token not in ids:
-            raise ValueError(
-                "`token` must be in the vocabulary; `tokenize` turns any text into "
-                f"ids of such tokens. Received: token={token!r}"
-            )
-        return ids[token]
-
-    @property
-    def special_tokens(self):
-        """The tokens of padding and of the end of a text."""
-        return self.get_vocabulary()[: len(self.special_token_ids)]
-
-    @property
-    def special_token_ids(self):
-        """The ids of padding and of the end of a text."""
-        return [PAD_ID, END_ID]
-
     def save_vocabulary(self, path):
         """Writes the vocabulary to a file, one token on each line.
 
@@ -153,11 +132,7 @@ class VocabularyTokenizer(PresetTokenizer):
 
     def get_config(self):
         # The vocabulary is saved as an asset.
-        return {
-            **super().get_config(),
-            "vocabulary": None,
-            "sequence_length": self.sequence_length,
-        }
+        return {**super().get_config(), "vocabulary": None}
 
     @classmethod
     def from_config(cls, config):
@@ -169,42 +144,16 @@ class VocabularyTokenizer(PresetTokenizer):
             )
         return super().from_config(config)
 
-    def _get_vocabulary(self):
-        if self._vocabulary is None:
-            raise ValueError(
-                "`vocabulary` must be set before the tokenizer is used. Received: "
-                "vocabulary=None. Give the constructor or `set_vocabulary` a file or "
-                "a list of tokens"
-            )
-        return self._vocabulary
+
+def check_texts(texts):
+    """Raises a `ValueError` if what a vocabulary is built from is one text."""
+    if isinstance(texts, (str, bytes)):
+        raise ValueError(
+            "`texts` must be an iterable of texts, such as [text]. Received: one "
+            f"text of length {len(texts)}"
+        )
 
 
-class Vocabulary:
-    """Tokens and their ids.
-
-    Keras and TensorFlow would wrap and track lists that are attributes of a layer.
-
-    Args:
-        tokens: list of strings.
-    """
-
-    def __init__(self, tokens):
-        self.tokens = tokens
-        self.ids = {token: id for id, token in enumerate(tokens)}
-
-
-def as_strings(texts):
-    """Returns decoded texts as `str` where there is no graph.
-
-    Args:
-        texts: string tensor `[]` or `[batch]`.
-
-    Returns:
-        A `str` or a list of them; in a graph `texts` itself.
-    """
-    if not tf.executing_eagerly():
-        return texts
-    texts = texts.numpy()
-    if isinstance(texts, bytes):
-        return texts.decode("utf-8")
-    return [text.decode("utf-8") for text in texts]
+def first(values):
+    """At most ten values, for a message."""
+    return f"{values[:10]}" + (" and others" if len(values) > 10 else "")

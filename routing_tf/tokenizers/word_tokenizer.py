@@ -2,19 +2,17 @@
 
 import collections
 import itertools
-import pathlib
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from routing_tf.files import safe_loading
-from routing_tf.tokenizers.byte_tokenizer import END_ID
-from routing_tf.tokenizers.byte_tokenizer import PAD_ID
-from routing_tf.tokenizers.byte_tokenizer import dense_ids
-from routing_tf.tokenizers.vocabulary_tokenizer import Vocabulary
+from routing_tf.tokenizers.base_tokenizer import PAD_ID
+from routing_tf.tokenizers.base_tokenizer import Vocabulary
 from routing_tf.tokenizers.vocabulary_tokenizer import VocabularyTokenizer
-from routing_tf.tokenizers.vocabulary_tokenizer import as_strings
+from routing_tf.tokenizers.vocabulary_tokenizer import check_texts
+from routing_tf.tokenizers.vocabulary_tokenizer import first
 
 VOCABULARY_FILE = "vocabulary.words"
 UNKNOWN_TOKEN = "<unk>"
@@ -40,8 +38,11 @@ class WordTokenizer(VocabularyTokenizer):
     White space is what Python's `str.split` splits at. With the token `"<newline>"`
     in the vocabulary each newline is a token too; else it is white space as any other.
     Words that the vocabulary does not have become `"<unk>"`; without this token they
-    are refused. `detokenize` joins words by single spaces and has none around
-    newlines. Id 0 is padding, id 1 ends a text.
+    are refused, by a `tf.errors.InvalidArgumentError` inside of a `tf.function` or a
+    `tf.data` pipeline. Bytes that are not valid UTF-8 become U+FFFD. `detokenize`
+    joins words by single spaces and has none around newlines; ids outside of the
+    vocabulary become `"<unk>"`, or U+FFFD without this token. Id 0 is padding, id 1
+    ends a text.
 
     Words that look like a token are this token, as in tensor2tensor: the word `<EOS>`
     of a text has id 1, and `detokenize` stops there. Only the word `<pad>` would be
@@ -86,13 +87,20 @@ class WordTokenizer(VocabularyTokenizer):
     """
 
     vocabulary_file = VOCABULARY_FILE
+    first_tokens = tuple((token,) for token in _SPECIAL_TOKENS)
 
     def read_tokens(self, path):
-        return _read(path)
+        return [line.removesuffix("\r") for line in safe_loading.read_lines(path)]
 
     def set_tokens(self, tokens):
         """Makes the tables of tokens; see `VocabularyTokenizer`."""
-        _check(tokens)
+        refused = [token for token in tokens if token.split() != [token]]
+        if refused:
+            raise ValueError(
+                "`vocabulary` must not hold empty tokens or tokens with white space, "
+                f"at which texts are split. Received: {first(refused)}. A newline is "
+                f"the token {NEWLINE_TOKEN}"
+            )
         vocabulary = _Vocabulary(tokens)
         with tf.init_scope():
             self._texts = tf.constant(
@@ -107,44 +115,16 @@ class WordTokenizer(VocabularyTokenizer):
             )
         return vocabulary
 
-    def tokenize(self, inputs):
-        """Turns texts into ids.
-
-        Args:
-            inputs: a string, or a batch of strings `[batch]`: Python
-                `str` or `bytes`, a list of them, or a string tensor. Bytes that are
-                not valid UTF-8 become U+FFFD.
-
-        Returns:
-            TensorFlow tensors of ids. For one string a dense one, `<int32>[ids]`;
-            for a batch a ragged one, `<int32>[batch, None]`. With `sequence_length`,
-            dense ones, `[sequence_length]` and `[batch, sequence_length]`.
-
-        Raises:
-            ValueError: if `inputs` are not strings, or of another rank, there is no
-                vocabulary, or it has neither a word of the texts nor `"<unk>"`.
-                Inside of a `tf.function` or a `tf.data` pipeline such a word is a
-                `tf.errors.InvalidArgumentError`.
-        """
+    def ids_of(self, texts):
         vocabulary = self._get_vocabulary()
-        texts = tf.convert_to_tensor(inputs)
-        if texts.dtype != tf.string or texts.shape.rank not in (0, 1):
-            raise ValueError(
-                "`inputs` must be one string or a batch of strings of rank 1. "
-                f"Received: inputs of dtype {texts.dtype.name}, shape {texts.shape}"
-            )
-        words = _split(tf.reshape(texts, (-1,)), vocabulary.has_newline)
+        words = _split(texts, vocabulary.has_newline)
         values = tf.cast(self.table.lookup(words.flat_values), tf.int32)
         if not vocabulary.has_unknown:
             _check_known(words.flat_values, values)
-        ids = words.with_flat_values(values)
-        if self.sequence_length is not None:
-            shape = (texts.shape[0] if texts.shape.rank else 1, self.sequence_length)
-            ids = ids.to_tensor(PAD_ID, shape=shape)
-        return ids if texts.shape.rank else ids[0]
+        return words.with_flat_values(values)
 
     def encode(self, text):
-        """Turns one text into the ids of `tokenize`, faster and without TensorFlow.
+        """Turns one text into its ids, faster than `tokenize` and without TensorFlow.
 
         Args:
             text: `str`, in which every word takes memory while this runs.
@@ -172,34 +152,8 @@ class WordTokenizer(VocabularyTokenizer):
             raise _unknown_word(words[int(np.argmax(ids == _NO_ID))])
         return ids
 
-    def detokenize(self, inputs):
-        r"""Turns ids back into text.
-
-        Words are joined by single spaces, and `"<newline>"` becomes `"\n"` without
-        any around it. Padding is dropped, a text stops at its first end id, and ids
-        outside of the vocabulary become `"<unk>"`, or U+FFFD without this token.
-
-        Args:
-            inputs: integer ids `[length]` or `[batch, length]`: lists,
-                also of different lengths, arrays, tensors or ragged tensors.
-
-        Returns:
-            A `str`, or a list of `str` for a batch; inside of a `tf.function` or
-            a `tf.data` pipeline a string tensor `[]` or `[batch]`.
-
-        Raises:
-            ValueError: if `inputs` have neither rank 1 nor rank 2, or there is no
-                vocabulary.
-        """
+    def texts_of(self, ids, is_text):
         vocabulary = self._get_vocabulary()
-        ids = dense_ids(inputs)
-        if ids.shape.rank not in (1, 2):
-            raise ValueError(
-                "`inputs` must be ids of shape (length,) or (batch, length). "
-                f"Received: inputs of shape {ids.shape}"
-            )
-        is_end = tf.cast(ids == END_ID, tf.int32)
-        is_text = (tf.cumsum(is_end, axis=-1) == 0) & (ids != PAD_ID)
         is_token = (ids >= 0) & (ids < len(vocabulary.tokens))
         words = tf.gather(self._texts, tf.where(is_token, ids, PAD_ID))
         other = UNKNOWN_TOKEN if vocabulary.has_unknown else "\ufffd"
@@ -208,8 +162,7 @@ class WordTokenizer(VocabularyTokenizer):
         # No word holds a space: all of them are separators, also of what is dropped.
         texts = tf.strings.regex_replace(texts, " *\n *", "\n")
         texts = tf.strings.regex_replace(texts, "^ +| +$", "")
-        texts = tf.strings.regex_replace(texts, " +", " ")
-        return as_strings(texts)
+        return tf.strings.regex_replace(texts, " +", " ")
 
     @property
     def newline_token_id(self):
@@ -244,11 +197,7 @@ class WordTokenizer(VocabularyTokenizer):
         Raises:
             ValueError: if `texts` are one text, or none that holds a word.
         """
-        if isinstance(texts, (str, bytes)):
-            raise ValueError(
-                "`texts` must be an iterable of texts, such as [text]. Received: one "
-                f"text of length {len(texts)}"
-            )
+        check_texts(texts)
         counts = collections.Counter()
         for text in map(tf.compat.as_text, texts):
             counts.update(text.split())
@@ -275,45 +224,6 @@ class _Vocabulary(Vocabulary):
         # In a text, <pad> is a word and no padding.
         pad_word = self.ids.get(UNKNOWN_TOKEN, PAD_ID)
         self.ids_of_words = {**self.ids, _SPECIAL_TOKENS[PAD_ID]: pad_word}
-
-
-def _read(path):
-    """Tokens of a file with one on each line."""
-    path = pathlib.Path(path)
-    if not path.is_file():
-        raise ValueError(
-            "`vocabulary` must be the path of an existing file, or a list of tokens. "
-            f"Received: vocabulary={str(path)!r}. "
-            "`WordTokenizer.build_vocabulary` makes one from text"
-        )
-    return [line.removesuffix("\r") for line in safe_loading.read_lines(path)]
-
-
-def _check(tokens):
-    """Raises ValueError unless every token can be found in a text."""
-    build = "`WordTokenizer.build_vocabulary` makes a vocabulary from text"
-    if not tokens:
-        raise ValueError(
-            f"`vocabulary` must not be empty. Received: no tokens. {build}"
-        )
-    if tuple(tokens[:2]) != _SPECIAL_TOKENS:
-        raise ValueError(
-            f"`vocabulary` must begin with the tokens {_SPECIAL_TOKENS}, for padding "
-            f"and the end of a text. Received: {tokens[:2]}. {build}"
-        )
-    refused = [token for token in tokens if token.split() != [token]]
-    if refused:
-        raise ValueError(
-            "`vocabulary` must not hold empty tokens or tokens with white space, at "
-            f"which texts are split. Received: {refused[:10]}. A newline is the token "
-            f"{NEWLINE_TOKEN}. {build}"
-        )
-    if len(set(tokens)) < len(tokens):
-        twice = [token for token, n in collections.Counter(tokens).items() if n > 1]
-        raise ValueError(
-            "`vocabulary` must hold every token once. Received more often: "
-            f"{twice[:10]}. {build}"
-        )
 
 
 def _split(texts, has_newline):

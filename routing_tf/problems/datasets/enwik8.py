@@ -8,7 +8,7 @@ from routing_tf.problems.registry import register
 from routing_tf.problems.text import byte_ids
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import byte_tokenizer
-from routing_tf.tokenizers.byte_tokenizer import END_ID
+from routing_tf.tokenizers.base_tokenizer import END_ID
 
 
 @register("enwik8")

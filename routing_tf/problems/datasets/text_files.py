@@ -23,7 +23,7 @@ from routing_tf.problems.text import share_out
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
 from routing_tf.tokenizers import byte_tokenizer
-from routing_tf.tokenizers.byte_tokenizer import END_ID
+from routing_tf.tokenizers.base_tokenizer import END_ID
 
 # The ids of a split of more bytes of text lie on disk, if there is a folder for them.
 MAX_BYTES_IN_MEMORY = 64 << 20

@@ -14,6 +14,7 @@ from routing_tf.problems.text import byte_ids
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import WordTokenizer
 from routing_tf.tokenizers import byte_tokenizer
+from routing_tf.tokenizers.base_tokenizer import END_ID
 
 VOCABULARY_FILE = "vocabulary.words"
 
@@ -188,7 +189,7 @@ class Wikitext103(PreparedTextProblem):
 
     def describe_split(self, split):
         ids = self.ids(split)
-        number = len(ids) - np.count_nonzero(ids == byte_tokenizer.END_ID)
+        number = len(ids) - np.count_nonzero(ids == END_ID)
         if self.level == "bytes":
             return f"{number:,} bytes"
         unknown = np.count_nonzero(ids == self.tokenizer.unknown_token_id)
@@ -240,4 +241,4 @@ class Wikitext103Length4kOverlap(Wikitext103):
 
     def release_lines(self, text):
         for line in super().release_lines(text):
-            yield np.append(line, byte_tokenizer.END_ID)
+            yield np.append(line, END_ID)

@@ -1,0 +1,269 @@
+"""What the tokenizers of this package have in common."""
+
+import keras_hub
+import numpy as np
+import tensorflow as tf
+
+from routing_tf.files import safe_loading
+from routing_tf.layers.validation import is_integer
+
+PAD_ID = 0
+END_ID = 1
+
+
+class Vocabulary:
+    """Tokens and their ids.
+
+    Keras and TensorFlow would wrap and track lists that are attributes of a layer.
+
+    Args:
+        tokens: list of strings.
+    """
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+        self.ids = {token: id for id, token in enumerate(tokens)}
+
+
+class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
+    """Text to the ids of a list of tokens and back; presets of all models may have it.
+
+    A subclass says in `ids_of` what the ids of texts are and in `texts_of` what their
+    texts are. Id 0 is padding and id 1 ends a text.
+
+    Args:
+        sequence_length: integer, or `None` (the default) for results as long as
+            the text. If given, every text is cut, or padded with id 0, to this
+            many ids.
+        **kwargs: arguments of `keras_hub.tokenizers.Tokenizer`, such as `name`.
+
+    Raises:
+        ValueError: if `sequence_length` is not a positive integer.
+    """
+
+    _vocabulary = None
+
+    def __init__(self, sequence_length=None, **kwargs):
+        super().__init__(**kwargs)
+        if sequence_length is not None and not (
+            is_integer(sequence_length) and sequence_length > 0
+        ):
+            raise ValueError(
+                "`sequence_length` must be a positive integer, or None for results "
+                f"as long as the text. Received: sequence_length={sequence_length!r}"
+            )
+        self.sequence_length = sequence_length
+        # The model's sequences start behind a leading 0, as in the release.
+        self.start_token_id = PAD_ID
+        self.pad_token_id = PAD_ID
+        self.end_token_id = END_ID
+
+    def ids_of(self, texts):
+        """Returns the ids of texts; to be written by subclasses.
+
+        Args:
+            texts: string tensor `[batch]`.
+
+        Returns:
+            Ragged tensor `<int32>[batch, None]`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define ids_of(texts).")
+
+    def texts_of(self, ids, is_text):
+        """Returns the texts of ids; to be written by subclasses.
+
+        Args:
+            ids: tensor `<int32>[..., length]` of any integers.
+            is_text: tensor `<bool>[..., length]`: False for padding, and from the
+                first end id on.
+
+        Returns:
+            String tensor `[...]`.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} must define texts_of(ids, is_text)."
+        )
+
+    def tokenize(self, inputs):
+        """Turns texts into ids.
+
+        Args:
+            inputs: a string, or a batch of strings `[batch]`: Python
+                `str` or `bytes`, a list of them, or a string tensor.
+
+        Returns:
+            TensorFlow tensors of ids. For one string a dense one, `<int32>[ids]`;
+            for a batch a ragged one, `<int32>[batch, None]`. With `sequence_length`,
+            dense ones, `[sequence_length]` and `[batch, sequence_length]`.
+
+        Raises:
+            ValueError: if `inputs` are not strings, or of another rank, or there is
+                no vocabulary.
+        """
+        texts = tf.convert_to_tensor(inputs)
+        if texts.dtype != tf.string or texts.shape.rank not in (0, 1):
+            raise ValueError(
+                "`inputs` must be one string or a batch of strings of rank 1. "
+                f"Received: inputs of dtype {texts.dtype.name}, shape {texts.shape}"
+            )
+        ids = self.ids_of(tf.reshape(texts, (-1,)))
+        if self.sequence_length is not None:
+            shape = (texts.shape[0] if texts.shape.rank else 1, self.sequence_length)
+            ids = ids.to_tensor(PAD_ID, shape=shape)
+        return ids if texts.shape.rank else ids[0]
+
+    def encode(self, text):
+        """Turns one text into its ids, all of them whatever `sequence_length` is.
+
+        Args:
+            text: `str`, or `bytes` in UTF-8.
+
+        Returns:
+            NumPy array `<int32>[ids]`.
+        """
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts):
+        """Turns texts into their ids, all of them whatever `sequence_length` is.
+
+        Args:
+            texts: list of `str`, or of `bytes` in UTF-8.
+
+        Returns:
+            List of NumPy arrays `<int32>[ids]`.
+        """
+        ids = self.ids_of(tf.constant(texts, tf.string, (len(texts),)))
+        return np.split(ids.flat_values.numpy(), ids.row_splits.numpy()[1:-1])
+
+    def detokenize(self, inputs):
+        """Turns ids back into text, which stops at its first end id.
+
+        Args:
+            inputs: integer ids `[length]` or `[batch, length]`: lists,
+                also of different lengths, arrays, tensors or ragged tensors.
+
+        Returns:
+            A `str`, or a list of `str` for a batch; inside of a `tf.function` or
+            a `tf.data` pipeline a string tensor `[]` or `[batch]`.
+
+        Raises:
+            ValueError: if `inputs` have neither rank 1 nor rank 2, or there is no
+                vocabulary.
+        """
+        ids = _dense_ids(inputs)
+        if ids.shape.rank not in (1, 2):
+            raise ValueError(
+                "`inputs` must be ids of shape (length,) or (batch, length). "
+                f"Received: inputs of shape {ids.shape}"
+            )
+        is_end = tf.cast(ids == END_ID, tf.int32)
+        is_text = (tf.cumsum(is_end, axis=-1) == 0) & (ids != PAD_ID)
+        texts = self.texts_of(ids, is_text)
+        if not tf.executing_eagerly():
+            return texts
+        if ids.shape.rank == 1:
+            return tf.compat.as_str(texts.numpy())
+        return [tf.compat.as_str(text) for text in texts.numpy()]
+
+    def vocabulary_size(self):
+        """Returns the number of ids."""
+        return len(self._get_vocabulary().tokens)
+
+    def get_vocabulary(self):
+        """Returns the list of tokens, in the order of their ids."""
+        return list(self._get_vocabulary().tokens)
+
+    def id_to_token(self, id):
+        """Returns the token of an id."""
+        tokens = self._get_vocabulary().tokens
+        if not 0 <= id < len(tokens):
+            raise ValueError(
+                f"`id` must be between 0 and {len(tokens) - 1}. Received: id={id}"
+            )
+        return tokens[id]
+
+    def token_to_id(self, token):
+        """Returns the id of a token; the inverse of `id_to_token`."""
+        ids = self._get_vocabulary().ids
+        if token not in ids:
+            raise ValueError(
+                "`token` must be in the vocabulary; `tokenize` turns any text into "
+                f"ids of such tokens. Received: token={token!r}"
+            )
+        return ids[token]
+
+    @property
+    def special_tokens(self):
+        """The tokens of padding and of the end of a text."""
+        return [self.id_to_token(id) for id in self.special_token_ids]
+
+    @property
+    def special_token_ids(self):
+        """The ids of padding and of the end of a text."""
+        return [PAD_ID, END_ID]
+
+    def get_config(self):
+        return {**super().get_config(), "sequence_length": self.sequence_length}
+
+    def _get_vocabulary(self):
+        if self._vocabulary is None:
+            raise ValueError(
+                "`vocabulary` must be set before the tokenizer is used. Received: "
+                "vocabulary=None. Give the constructor or `set_vocabulary` a file or "
+                "a list of tokens"
+            )
+        return self._vocabulary
+
+    # keras_hub takes tokenizers to be made for one backbone each.
+    @classmethod
+    def from_preset(cls, preset, config_file="tokenizer.json", **kwargs):
+        """Loads the tokenizer of a saved model.
+
+        Args:
+            preset: preset directory of a model of `routing_tf.models`, which must have
+                been imported, or a handle that keras_hub downloads.
+            config_file: name of the tokenizer's file there. Defaults to
+                `"tokenizer.json"`.
+            **kwargs: changes of the arguments of the tokenizer.
+
+        Raises:
+            ValueError: if the preset has a tokenizer of another class, or
+                `routing_tf.files.safe_loading.check_preset` refuses a directory.
+
+        Example:
+
+        ```python
+        from routing_tf import models
+        from routing_tf.tokenizers import ByteTokenizer
+
+        lm = models.RoutingTransformerCausalLM.from_preset(
+            "byte_tiny",
+            preprocessor=models.RoutingTransformerCausalLMPreprocessor(ByteTokenizer()),
+        )
+        lm.save_to_preset("my_preset")
+        tokenizer = ByteTokenizer.from_preset("my_preset")
+        ```
+        """
+        safe_loading.check_preset(preset)
+        tokenizer = keras_hub.tokenizers.Tokenizer.from_preset(
+            preset, config_file=config_file, **kwargs
+        )
+        if not isinstance(tokenizer, cls):
+            raise ValueError(
+                f"The tokenizer of the preset must be a {cls.__name__}. Received: "
+                f"preset={preset!r} with a {type(tokenizer).__name__}. Call "
+                "`from_preset` of this class"
+            )
+        return tokenizer
+
+
+def _dense_ids(inputs):
+    """Ids of any accepted kind as a dense int32 tensor, filled up with padding."""
+    if isinstance(inputs, (list, tuple)):
+        rows = [np.asarray(row).tolist() for row in inputs]
+        inputs = tf.ragged.constant(rows, dtype=tf.int32)
+    if isinstance(inputs, tf.RaggedTensor):
+        inputs = inputs.to_tensor(PAD_ID)
+    if not tf.is_tensor(inputs):
+        inputs = np.asarray(inputs)
+    return tf.cast(inputs, tf.int32)

@@ -66,7 +66,7 @@ def make_problems(raw_dir, data_dir):
         ),
     }
     for problem in found.values():
-        if isinstance(problem, problems.PreparedProblem):
+        if problem.storage and not problem.has_own_files:
             with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
                 list(problem.generate(str(raw_dir)))
         problem.prepare()

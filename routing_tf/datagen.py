@@ -67,7 +67,7 @@ def run(options):
         settings["train_split"] = options.train_split
     data_dir = os.path.abspath(options.data_dir)
     problem = problems.get(options.problem, data_dir=data_dir, **settings)
-    if not isinstance(problem, problems.PreparedProblem):
+    if problem.storage is None:
         print(f"{options.problem} needs no preparation; train on it right away")
         return
     make_folder("data_dir", data_dir)

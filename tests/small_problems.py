@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from routing_tf import problems
 from routing_tf.problems import image
-from routing_tf.problems.problem import read_rows
+from routing_tf.problems.windows import read_rows
 from routing_tf.tokenizers import ByteTokenizer
 
 NUM_PAIRS = {"train": 40, "validation": 6, "test": 5}
@@ -103,7 +103,7 @@ class Checkers(image.ImageProblem):
     image_shape, vocabulary_size, num_classes = (4, 4, 1), 5, 2
     default_hparams_set = "digits_small"
 
-    def load_images(self):
+    def load(self):
         generator = np.random.default_rng(0)
         split = generator.integers(0, 5, (6, 4, 4, 1)), np.arange(6, dtype="int32") % 2
         return {"train": split, "validation": split, "test": split}

@@ -5,26 +5,29 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from routing_tf.choices import SPLITS
-from routing_tf.problems.problem import Problem
-from routing_tf.problems.problem import order_of_epoch
-from routing_tf.problems.problem import read_windows
+from routing_tf.problems.arguments import integer_at_least
+from routing_tf.problems.prepared import PreparedProblem
+from routing_tf.problems.problem import Tokens
+from routing_tf.problems.sources import Source
+from routing_tf.problems.windows import Windows
+from routing_tf.problems.windows import read_windows
 
 # So many values of a split tell how its positions are distributed.
 HISTOGRAM_VALUES = 50_000_000
-
-
 VALUES_AT_ONCE = 1 << 22
 
 
-class ImageProblem(Problem):
+class ImageProblem(PreparedProblem):
     """Images with labels; a window is one image, a token one channel of a pixel.
 
-    A subclass says in `load_image_split` which images a split has, or in `load_images`
-    those of all splits at once. Batches are
-    `(inputs, targets, weights)`: `inputs` has "images", the targets themselves,
-    "labels" and "padding_mask"; `targets` is `<int32>[batch, height, width, channels]`
-    and `weights` float32 of that shape.
+    A problem of your own returns images and labels from `load_split`: arrays
+    `<int>[number, height, width, channels]` of 0 to `vocabulary_size` - 1, and
+    `<int>[number]`. One of tensorflow-datasets names a `builder`, whose examples have
+    an "image" and perhaps a "label".
+
+    Batches are `(inputs, targets, weights)`: `inputs` has "images", the targets
+    themselves, "labels" and "padding_mask"; `targets` is
+    `<int32>[batch, height, width, channels]` and `weights` float32 of that shape.
 
     Args:
         data_dir: string, the folder with the data, for problems that need one.
@@ -42,13 +45,13 @@ class ImageProblem(Problem):
     Example:
     ```python
     import numpy as np
-    from routing_tf.problems import image
+    from routing_tf import problems
 
 
-    class Checkers(image.ImageProblem):
+    class Checkers(problems.ImageProblem):
         image_shape, vocabulary_size, num_classes = (4, 4, 1), 2, 1
 
-        def load_image_split(self, split):
+        def load_split(self, split):
             board = np.indices(self.image_shape).sum(axis=0) % 2
             return np.stack([board] * 8), np.zeros(8, "int32")
 
@@ -60,62 +63,76 @@ class ImageProblem(Problem):
 
     kind = "image"
     metric_name = "bits per dimension"
+    vocabulary_size = 256
     image_shape = None
     num_classes = None
 
     def __init__(self, data_dir=None, sequence_length=None, **options):
-        # Images that are still to be found have no shape yet.
-        tokens = self.image_shape and math.prod(self.image_shape)
-        super().__init__(data_dir, sequence_length or tokens, **options)
-        if self.image_shape and self.sequence_length != tokens:
-            raise ValueError(
-                "`sequence_length` must be height * width * channels of the images, "
-                f"{tokens}. Received: sequence_length={self.sequence_length}. Leave it "
-                "out, and take hyperparameters of an image model: "
-                f"{self.default_hparams_set}"
-            )
+        super().__init__(data_dir, **options)
         if self.min_training_length is not None:
             raise ValueError(
                 "`min_training_length` is for texts; images are whole. Received: "
                 f"min_training_length={self.min_training_length}"
             )
         self._labels = {}
+        if self.image_shape is not None:
+            self.set_shape(self.image_shape, sequence_length)
+
+    def set_shape(self, image_shape, sequence_length=None):
+        """Sets the shape of the images.
+
+        Args:
+            image_shape: tuple, height, width and channels.
+            sequence_length: integer or a string of digits, which must be their
+                product. Defaults to that.
+
+        Raises:
+            ValueError: if `sequence_length` is another number.
+        """
+        self.image_shape = image_shape
+        self.sequence_length = math.prod(image_shape)
+        given = sequence_length or self.sequence_length
+        if integer_at_least(1, "sequence_length", given) != self.sequence_length:
+            raise ValueError(
+                "`sequence_length` must be height * width * channels of the images, "
+                f"{self.sequence_length}. Received: sequence_length={sequence_length}. "
+                "Leave it out, and take hyperparameters of an image model: "
+                f"{self.default_hparams_set}"
+            )
 
     @classmethod
     def options_for(cls, hyperparameters):
         return {}
 
-    def load_image_split(self, split):
-        """Reads the images of a split; to be written by subclasses.
+    def make_source(self, raw_dir):
+        if self.builder is not None:
+            return super().make_source(raw_dir)
 
-        Args:
-            split: string, "train", "validation" or "test".
+        def examples(split):
+            for image, label in zip(*self.load_split(split)):
+                yield {"image": image, "label": label}
 
-        Returns:
-            Images `[number, height, width, channels]` of 0 to `vocabulary_size` - 1
-            and labels `[number]`, NumPy arrays of any integer type.
-        """
-        if self._loaded is None:
-            self._loaded = self.load_images()
-        return self._loaded[split]
+        return Source(examples)
 
-    def load_images(self):
-        """Reads the images of all splits; for subclasses that read them together.
+    def dtypes(self):
+        values = np.min_scalar_type(self.vocabulary_size - 1).name
+        return {"images": (values, self.image_shape), "labels": "int32"}
 
-        Returns:
-            A dictionary from split to what `load_image_split` returns.
-        """
-        raise NotImplementedError(
-            f"{type(self).__name__} must define load_image_split(split), which returns "
-            f"images and labels of one of the splits {SPLITS}, or load_images(), which "
-            "returns all."
-        )
+    def parts(self, split, start, state):
+        for number, example in enumerate(self.examples(split, start), start):
+            image = example["image"]
+            if image.shape != self.image_shape:
+                raise ValueError(
+                    f"Images of {self.name} must have the shape {self.image_shape}. "
+                    f"Received: image {number} of the split {split!r}, of shape "
+                    f"{image.shape}"
+                )
+            yield {"images": image, "labels": [example.get("label", 0)]}, None
 
-    def load_split(self, split):
-        images, labels = self.load_image_split(split)
+    def tokens_of(self, split, arrays):
         with tf.device("cpu"):
-            self._labels[split] = tf.constant(labels, tf.int32)
-        return images.reshape(-1)
+            self._labels[split] = tf.constant(arrays["labels"], tf.int32)
+        return Tokens(arrays["images"].reshape(-1))
 
     def images(self, split):
         """Returns all images of a split, `[number, height, width, channels]`."""
@@ -129,11 +146,10 @@ class ImageProblem(Problem):
     def arrays(self, split):
         return [*super().arrays(split), self.labels(split)]
 
-    def training_windows(self, split, seed, epoch):
-        """The images of one epoch of training, in the order of that epoch."""
-        numbers = order_of_epoch(self.num_windows(split), seed, epoch)
-        length = tf.constant(self.sequence_length, tf.int64)
-        return numbers * length, tf.fill(tf.shape(numbers), length)
+    def windows(self, split):
+        starts = np.arange(0, self.num_tokens(split), self.sequence_length)
+        given = np.stack([starts, np.full_like(starts, self.sequence_length)], axis=1)
+        return Windows(self.num_tokens(split), self.sequence_length, given)
 
     def read(self, split, starts, lengths):
         batch = read_windows(self.ids(split), starts, lengths, self.sequence_length)
@@ -173,6 +189,9 @@ class ImageProblem(Problem):
             f"image_height={height},image_width={width},num_channels={channels},"
             f"max_sequence_length={self.sequence_length}"
         )
+
+    def describe_split(self, split):
+        return f"{self.num_windows(split):,} images"
 
     def describe(self, *splits):
         sizes = ", ".join(

@@ -1,23 +1,23 @@
-"""Problems whose data is the user's own files, which need no preparation."""
+"""The user's own files as a source, and how they are shared out between the splits."""
 
 import hashlib
 import os
-import shutil
-
-import numpy as np
+import pathlib
 
 from routing_tf.choices import SPLITS
-from routing_tf.problems import array_store
-from routing_tf.problems.prepared import PreparedProblem
+from routing_tf.files.named_files import file_size
+from routing_tf.problems.sources import Source
+
+# Percent of the data in each held-out split.
+HELD_OUT_SHARE = 5
 
 
-class OwnFilesProblem(PreparedProblem):
-    """A problem that reads the user's files directly, or arrays made of them.
+# With fewer files than this, a split by file would leave too much to chance.
+MIN_FILES_TO_SPLIT_BY_FILE = 20
 
-    Without `generate` the files are read when a split is asked for, into memory.
-    Arrays that `generate` has made are taken as long as the files are the same; it
-    makes them anew if they are not. Takes the arguments of `PreparedProblem`.
-    """
+
+class OwnFiles(Source):
+    """Examples of files that the user names, and may change."""
 
     def files_of(self, split):
         """Returns the paths of the files that a split is made of."""
@@ -26,40 +26,16 @@ class OwnFilesProblem(PreparedProblem):
         )
 
     def identity(self, split):
-        return {**super().identity(split), "files": fingerprint(self.files_of(split))}
+        return {"files": fingerprint(self.files_of(split))}
 
-    def is_source_prepared(self):
-        return True
 
-    def num_examples(self, split):
-        return None
-
-    def prepare_source(self):
-        super().prepare_source()
-        for split in SPLITS:
-            if array_store.is_complete(self.folder(split)) and not self.is_made(split):
-                shutil.rmtree(self.folder(split))
-
-    def is_made(self, split):
-        """Tells whether there are arrays of a split, made of the files as they are."""
-        if not self.storage_dir or not array_store.is_complete(self.folder(split)):
-            return False
-        return array_store.identity_of(self.folder(split)) == self.identity(split)
-
-    def read_split(self, split):
-        if self.is_made(split):
-            return array_store.read(self.folder(split), self.dtypes())
-        dtypes = {name: np.dtype(dtype) for name, dtype in self.dtypes().items()}
-        parts = {
-            name: [np.zeros((0, *dtype.shape), dtype.base)]
-            for name, dtype in dtypes.items()
-        }
-        for arrays, _ in self.parts(split, 0, None):
-            for name, values in arrays.items():
-                item = dtypes[name]
-                values = np.asarray(values, item.base).reshape(-1, *item.shape)
-                parts[name].append(values)
-        return {name: np.concatenate(values) for name, values in parts.items()}
+def check_no_raw_dir(problem, raw_dir, options):
+    """Raises a `ValueError` if files are named that a problem does not look for."""
+    if raw_dir:
+        raise ValueError(
+            f"{problem.name} names its files with {options}. Received: "
+            f"raw_dir={raw_dir!r}; leave it out"
+        )
 
 
 def fingerprint(paths):
@@ -79,3 +55,55 @@ def fingerprint(paths):
             ) from error
         digest.update(f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
     return digest.hexdigest()
+
+
+def split_of_file(name, held_out=("validation", "test")):
+    """Chooses the split of a file by a hash of its name, the same everywhere.
+
+    Args:
+        name: string, a path with "/" between folders.
+        held_out: the splits that get a share of the files besides "train", which
+            has the rest.
+
+    Returns:
+        "train", "validation" or "test".
+    """
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+    percentile = int.from_bytes(digest[:8], "big") % 100
+    # Fixed places: a file stays where it is whichever splits take part.
+    places = ("validation", "test")
+    place = percentile // HELD_OUT_SHARE
+    if place < len(places) and places[place] in held_out:
+        return places[place]
+    return "train"
+
+
+def share_out(paths, held_out):
+    """Shares files out between the splits.
+
+    Args:
+        paths: list of strings.
+        held_out: the splits that get a share of the files besides "train", which
+            has the rest.
+
+    Returns:
+        A dictionary from split to a list of triples: path of a file, the first byte
+        that belongs to the split, and how many do.
+    """
+    found = {split: [] for split in SPLITS}
+    if len(paths) >= MIN_FILES_TO_SPLIT_BY_FILE:
+        folder = os.path.commonpath([os.path.dirname(path) for path in paths])
+        for path in paths:
+            name = pathlib.Path(path).relative_to(folder).as_posix()
+            split = split_of_file(name, held_out)
+            found[split].append((path, 0, file_size(path)))
+        return found
+    for path in paths:
+        end = file_size(path)
+        share = end * HELD_OUT_SHARE // 100
+        for split in ("test", "validation"):
+            if split in held_out:
+                end -= share
+                found[split].append((path, end, share))
+        found["train"].append((path, 0, end))
+    return found

@@ -173,18 +173,16 @@ def pieces(start, end, sequence_length):
     ]
 
 
-def pack(rule, lines):
-    """Packs lines that fit in the memory.
+def joined(packed):
+    """Joins what a rule has returned.
 
     Args:
-        rule: an instance of one of the classes here.
-        lines: iterable of lists or arrays of ids.
+        packed: list of `Packed`.
 
     Returns:
-        NumPy int32 array of ids, and NumPy int64 array of windows of shape
+        NumPy int64 array of ids, and NumPy int64 array of windows of shape
         `[num_windows, 2]`, starts and lengths.
     """
-    packed = [*map(rule.add, lines), rule.finish()]
-    ids = [np.asarray(part.ids, "int32") for part in packed]
+    ids = [np.zeros(0, "int64"), *(np.asarray(part.ids, "int64") for part in packed)]
     windows = [window for part in packed for window in part.windows]
     return np.concatenate(ids), np.asarray(windows, "int64").reshape(-1, 2)

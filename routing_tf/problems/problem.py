@@ -1,4 +1,4 @@
-"""What every problem has: splits of token ids, cut into batches of windows."""
+"""What every problem has: splits of token ids, served as batches of windows."""
 
 import dataclasses
 import math
@@ -12,6 +12,8 @@ from routing_tf.problems.arguments import check_split
 from routing_tf.problems.arguments import check_worker
 from routing_tf.problems.arguments import integer_at_least
 from routing_tf.problems.checksum import checksum
+from routing_tf.problems.windows import Windows
+from routing_tf.problems.windows import read_windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +38,10 @@ class Tokens:
 class Problem:
     """A data set with a tokenizer, served as batches for a language model.
 
-    A subclass says in `load_split` what the token ids of a split are, or in `load`
-    those of all splits at once; this class cuts them into windows and batches them.
+    A problem of your own gives the data of a split in `load_split`: the ids of a
+    `Problem`, the texts of a `TextProblem`, the pairs of texts of a `Seq2SeqProblem`,
+    the images and labels of an `ImageProblem`. `load` gives that of all splits at once,
+    if they are read together. The class cuts it into windows and batches them.
 
     Each epoch of training starts at another offset and visits the windows in
     another order. Both depend on the seed and the epoch alone: `start_step`
@@ -66,6 +70,9 @@ class Problem:
         default_hparams_set: string, the hyperparameters that `train` takes if none
             are named.
         given_options: dictionary of the options that `problems.get` was given.
+        storage: string, the folder in `data_dir` for what is prepared; `None` if there
+            is nothing to prepare.
+        has_own_files: boolean, whether the data is files that the user names.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -96,6 +103,8 @@ class Problem:
     default_hparams_set = "python_small"
     vocabulary_size = None
     tokenizer = None
+    storage = None
+    has_own_files = False
 
     def __init__(
         self,
@@ -140,14 +149,14 @@ class Problem:
         return {"sequence_length": hyperparameters.max_sequence_length}
 
     def load_split(self, split):
-        """Reads one split; to be written by subclasses.
+        """Reads the data of one split; to be written by subclasses, or else `load`.
 
         Args:
             split: string, "train", "validation" or "test".
 
         Returns:
             `Tokens`, or a NumPy array of ids, `[num_tokens]`, of any integer
-            type.
+            type. Other kinds of problems say what theirs is.
 
         Raises:
             ValueError: if the data of this split is missing.
@@ -157,15 +166,20 @@ class Problem:
         return self._loaded[split]
 
     def load(self):
-        """Reads all splits; for subclasses that read them together.
+        """Reads the data of all splits together.
 
         Returns:
             A dictionary from split to what `load_split` returns.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define load_split(split), which returns the "
-            f"ids of one of the splits {SPLITS}, or load(), which returns all."
+            f"data of one of the splits {SPLITS}, or load(), which returns that of all."
         )
+
+    def load_tokens(self, split):
+        """Returns the `Tokens` of what `load_split` gives."""
+        data = self.load_split(split)
+        return data if isinstance(data, Tokens) else Tokens(np.asanyarray(data))
 
     def prepare(self, *splits):
         """Loads splits, each once; further calls do nothing.
@@ -197,10 +211,7 @@ class Problem:
         """Returns the `Tokens` of a split, which is loaded once."""
         check_split(split)
         if split not in self._splits:
-            tokens = self.load_split(split)
-            if not isinstance(tokens, Tokens):
-                tokens = Tokens(np.asanyarray(tokens))
-            self._splits[split] = tokens
+            self._splits[split] = self.load_tokens(split)
         return self._splits[split]
 
     def ids(self, split):
@@ -224,6 +235,16 @@ class Problem:
         """
         return checksum(self.arrays(split))
 
+    def windows(self, split):
+        """Returns the `Windows` of a split."""
+        tokens = self.tokens(split)
+        return Windows(
+            len(tokens.ids),
+            self.sequence_length,
+            tokens.windows,
+            self.min_training_length,
+        )
+
     def num_windows(self, split, training=None):
         """Returns the number of windows in a split, or in a training epoch.
 
@@ -235,12 +256,8 @@ class Problem:
             training: boolean, whether windows are those of training. Defaults to
                 `None`: True for `train_split`.
         """
-        windows = self.tokens(split).windows
-        if windows is not None:
-            return len(windows)
         training = split == self.train_split if training is None else training
-        remainder = 0 if training else self.sequence_length - 1
-        return (self.num_tokens(split) + remainder) // self.sequence_length
+        return self.windows(split).number(training)
 
     def metric(self, nats_per_token, split):
         """Returns the problem's metric, which `metric_name` names.
@@ -305,64 +322,16 @@ class Problem:
         """
         return None
 
-    def training_windows(self, split, seed, epoch):
-        """The windows of one epoch of training, in the order of that epoch.
-
-        The ids are a ring: the windows follow each other from a random place on, and
-        one of them may run over the end into the beginning. Windows that the data
-        itself has come as they are.
-
-        Args:
-            split: string, the split to train on.
-            seed: int64 tensor of shape `()`.
-            epoch: int64 tensor of shape `()`, counted from 0.
-
-        Returns:
-            Starts and lengths in ids, two tensors
-            `<int64>[num_windows(split, training=True)]`.
-        """
-        order = order_of_epoch(self.num_windows(split, True), seed, epoch)
-        seed = tf.stack([seed, epoch])
-        windows = self.tokens(split).windows
-        if windows is not None:
-            # Outside of the graph, which would hold millions of them as a constant.
-            with tf.init_scope(), tf.device("cpu"):
-                windows = tf.convert_to_tensor(windows)
-            starts, lengths = tf.unstack(tf.gather(windows, order), axis=1)
-        else:
-            offset = tf.random.stateless_uniform(
-                (), seed, 0, self.num_tokens(split), dtype=tf.int64, alg="philox"
-            )
-            lengths = tf.fill(tf.shape(order), np.int64(self.sequence_length))
-            starts = offset + order * self.sequence_length
-        if self.min_training_length is not None:
-            share = tf.random.stateless_uniform(
-                tf.shape(order), seed + 1, dtype=tf.float64, alg="philox"
-            )
-            shortest = tf.minimum(lengths, self.min_training_length)
-            choices = tf.cast(lengths - shortest + 1, tf.float64)
-            lengths = shortest + tf.cast(share * choices, tf.int64)
-        return starts, lengths
-
     def evaluation_windows(self, split):
-        """The windows of a split in their fixed order: every id exactly once.
-
-        Windows that the data itself has come as they are.
+        """Returns starts and lengths of the windows of a split in their fixed order.
 
         Args:
             split: string, "train", "validation" or "test".
 
         Returns:
-            Starts and lengths in ids, two NumPy arrays
-            `<int64>[num_windows(split, training=False)]`.
+            Two NumPy arrays `<int64>[num_windows(split, training=False)]`.
         """
-        windows = self.tokens(split).windows
-        if windows is not None:
-            return windows[:, 0], windows[:, 1]
-        starts = np.arange(self.num_windows(split, False), dtype="int64")
-        starts *= self.sequence_length
-        lengths = np.minimum(self.sequence_length, self.num_tokens(split) - starts)
-        return starts, lengths
+        return self.windows(split).in_order()
 
     def dataset(
         self,
@@ -430,11 +399,11 @@ class Problem:
         self._check_windows(split, training)
         if training:
             check_no_training_subset(num_examples)
-            windows = self._all_training_windows(
-                split, together, seed, start_step * together, repeat
+            windows = self.windows(split).for_training(
+                together, seed, start_step * together, repeat
             )
         else:
-            windows = self._some_evaluation_windows(split, together, num_examples)
+            windows = self.windows(split).for_evaluation(together, num_examples)
             windows = windows.repeat() if repeat else windows
             windows = windows.skip(start_step * together)
         own = slice(worker * batch_size, (worker + 1) * batch_size)
@@ -454,7 +423,7 @@ class Problem:
             step: integer, number of the batch, counted from 0.
         """
         split, num_done = self.train_split, step * batch_size
-        windows = self._all_training_windows(split, batch_size, seed, num_done, None)
+        windows = self.windows(split).for_training(batch_size, seed, num_done, None)
         starts, lengths = next(windows.batch(batch_size).as_numpy_iterator())
         epoch, position = divmod(num_done, self.num_windows(split, True))
         places = ", ".join(
@@ -485,62 +454,6 @@ class Problem:
         """
         return read_windows(self.ids(split), starts, lengths, self.sequence_length)
 
-    def _all_training_windows(self, split, batch_size, seed, num_done, repeat):
-        """A dataset of pairs (start, length), without the first `num_done`."""
-        seed = tf.constant(integer_at_least(0, "seed", seed), tf.int64)
-        num_windows = self.num_windows(split, True)
-        first_epoch, num_done = divmod(num_done, num_windows)
-        if repeat or repeat is None:
-            epochs = tf.data.Dataset.counter(first_epoch)
-            size = tf.data.INFINITE_CARDINALITY
-        else:
-            epochs = tf.data.Dataset.range(first_epoch, max(1, first_epoch))
-            size = max(0, num_windows - num_done) if first_epoch == 0 else 0
-            if num_windows < batch_size:
-                raise ValueError(
-                    "`batch_size` must not exceed the number of training windows "
-                    f"if `repeat` is False. Received: batch_size={batch_size} with "
-                    f"{num_windows} windows of {self.sequence_length} ids"
-                )
-
-        def windows_of(epoch):
-            starts, lengths = self.training_windows(split, seed, epoch)
-            # Cut, not skipped: an epoch may have millions of windows.
-            done = tf.where(epoch == first_epoch, np.int64(num_done), np.int64(0))
-            return tf.data.Dataset.from_tensor_slices((starts[done:], lengths[done:]))
-
-        # Keras asks how long a dataset is, and a flat_map cannot tell.
-        return epochs.flat_map(windows_of).apply(
-            tf.data.experimental.assert_cardinality(size)
-        )
-
-    def _some_evaluation_windows(self, split, batch_size, num_examples):
-        """A dataset of pairs (start, length), filled up with windows of length 0."""
-        starts, lengths = self.evaluation_windows(split)
-        if num_examples is not None:
-            num_examples = integer_at_least(1, "num_examples", num_examples)
-            count = min(num_examples, len(starts))
-            chosen = np.arange(count) * len(starts) // count
-            starts, lengths = starts[chosen], lengths[chosen]
-        filling = (0, -len(starts) % batch_size)
-        return tf.data.Dataset.from_tensor_slices(
-            (np.pad(starts, filling), np.pad(lengths, filling))
-        )
-
-
-def order_of_epoch(number, seed, epoch):
-    """Returns the numbers 0 to `number` - 1 in the order of an epoch, int64.
-
-    Args:
-        number: integer.
-        seed: int64 tensor of shape `()`.
-        epoch: int64 tensor of shape `()`.
-    """
-    numbers = tf.range(number, dtype=tf.int64)
-    return tf.random.experimental.stateless_shuffle(
-        numbers, tf.stack([seed, epoch]), alg="philox"
-    )
-
 
 def perplexity(nats):
     """Returns the exponential, infinity where it is too large for a float."""
@@ -548,49 +461,3 @@ def perplexity(nats):
         return math.exp(nats)
     except OverflowError:
         return math.inf
-
-
-def read_windows(ids, starts, lengths, sequence_length):
-    """Cuts a batch of windows out of a sequence of ids.
-
-    Args:
-        ids: NumPy array `<int>[num_tokens]`, read as a ring.
-        starts: tensor `<int64>[batch]`, the first id of each window.
-        lengths: tensor `<int64>[batch]`, at most `sequence_length`: how
-            many ids each window has; the rest of its row is padding.
-        sequence_length: integer, the length of a row.
-
-    Returns:
-        `(inputs, targets, weights)` as described in `Problem.dataset`.
-    """
-    targets = read_rows(ids, starts, lengths, sequence_length)
-    mask = tf.sequence_mask(lengths, sequence_length)
-    token_ids = tf.pad(targets[:, :-1], [[0, 0], [1, 0]])
-    inputs = {"token_ids": token_ids, "padding_mask": mask}
-    return inputs, targets, tf.cast(mask, tf.float32)
-
-
-def read_rows(ids, starts, lengths, row_length):
-    """Cuts rows out of a sequence of ids, which may be too large for the memory.
-
-    Args:
-        ids: NumPy array `<int>[num_tokens]`, read as a ring.
-        starts: tensor `<int64>[batch]`, the first id of each row.
-        lengths: tensor `<int64>[batch]`, at most `row_length`.
-        row_length: integer, the length of a row.
-
-    Returns:
-        Tensor `<int32>[batch, row_length]`, 0 behind each row's ids.
-    """
-
-    def cut(starts, lengths):
-        rows = np.zeros((len(starts), row_length), "int32")
-        for row, start, length in zip(rows, starts % len(ids), lengths):
-            until_end = min(length, len(ids) - start)
-            row[:until_end] = ids[start : start + until_end]
-            row[until_end:length] = ids[: length - until_end]
-        return rows
-
-    # An array on disk is no tensor.
-    rows = tf.numpy_function(cut, [starts, lengths], tf.int32, stateful=False)
-    return tf.ensure_shape(rows, (starts.shape[0], row_length))

@@ -2,24 +2,20 @@
 
 import dataclasses
 import functools
-import hashlib
 import itertools
-import os
 import pathlib
-import shutil
 
 import numpy as np
 import tensorflow as tf
 
-from routing_tf.files import atomic
+from routing_tf.problems import vocabularies
 from routing_tf.problems.arguments import integer_at_least
-from routing_tf.problems.datasets.pg19 import VOCABULARY_BYTES
-from routing_tf.problems.datasets.pg19 import VOCABULARY_SIZE
 from routing_tf.problems.prepared import PreparedProblem
 from routing_tf.problems.problem import Tokens
-from routing_tf.problems.problem import order_of_epoch
 from routing_tf.problems.problem import perplexity
-from routing_tf.problems.problem import read_rows
+from routing_tf.problems.windows import Windows
+from routing_tf.problems.windows import read_rows
+from routing_tf.problems.windows import shifted
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
 from routing_tf.tokenizers.base_tokenizer import END_ID
@@ -74,10 +70,11 @@ class Pairs(Tokens):
 class Seq2SeqProblem(PreparedProblem):
     """Pairs of texts for a model with an encoder; a window is one pair.
 
-    A subclass says in `pair_of` what the source and the target of an example are. The
-    end id follows both. Pairs that are too long are cut, as in the release: of a
-    target that is cut, its end is not scored. In training, pairs come in another order
-    in each epoch; otherwise in the order of the data.
+    A problem of your own returns an iterable of pairs of strings, source and target,
+    from `load_split`. One that is prepared says in `pair_of` what the source and the
+    target of an example are. The end id follows both. Pairs that are too long are cut,
+    as in the release: of a target that is cut, its end is not scored. In training,
+    pairs come in another order in each epoch; otherwise in the order of the data.
 
     Batches are `(inputs, targets, weights)`: `inputs` has "encoder_token_ids" and
     "encoder_padding_mask" `[batch, input_length]`, "decoder_token_ids", the targets
@@ -102,21 +99,14 @@ class Seq2SeqProblem(PreparedProblem):
 
     Example:
     ```python
-    from routing_tf.problems import own_files
-    from routing_tf.problems import seq2seq
+    from routing_tf import problems
 
 
-    class Doubles(own_files.OwnFilesProblem, seq2seq.Seq2SeqProblem):
-        storage, default_vocabulary = "doubles", "bytes"
+    class Doubles(problems.Seq2SeqProblem):
+        default_vocabulary = "bytes"
 
-        def files_of(self, split):
-            return []
-
-        def examples(self, split, start):
-            return range(start, 100)
-
-        def pair_of(self, example):
-            return str(example), str(2 * example)
+        def load_split(self, split):
+            return [(str(number), str(2 * number)) for number in range(100)]
 
 
     problem = Doubles(sequence_length=8, input_length=8)
@@ -133,6 +123,7 @@ class Seq2SeqProblem(PreparedProblem):
     default_input_length = 512
     default_vocabulary = "subwords"
     default_hparams_set = "translate_local_cluster512"
+    id_arrays = ("inputs", "targets")
 
     def __init__(self, input_length=None, vocabulary=None, too_long="cut", **options):
         super().__init__(**options)
@@ -160,10 +151,7 @@ class Seq2SeqProblem(PreparedProblem):
 
     def pair_of(self, example):
         """Returns the source and the target of an example, two strings."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define pair_of(example), which returns two "
-            "strings, the source and the target."
-        )
+        return example
 
     def pairs(self, split, start=0):
         """Yields sources and targets of a split, without the first `start`."""
@@ -173,7 +161,8 @@ class Seq2SeqProblem(PreparedProblem):
     def vocabulary_path(self):
         """Path of the vocabulary, a `pathlib.Path`, if tokens are subwords."""
         if self.vocabulary == "subwords":
-            return self.data_path / f"vocab.{self.name}.{VOCABULARY_SIZE}.subwords"
+            size = vocabularies.VOCABULARY_SIZE
+            return self.data_path / f"vocab.{self.name}.{size}.subwords"
         return pathlib.Path(self.vocabulary)
 
     @functools.cached_property
@@ -194,18 +183,11 @@ class Seq2SeqProblem(PreparedProblem):
         return self.vocabulary == "subwords" and not self.vocabulary_path.exists()
 
     def _make_vocabulary(self):
-        """Copies the vocabulary among the raw files, or learns one."""
-        path = self.vocabulary_path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if self.raw_dir and pathlib.Path(self.raw_dir, path.name).is_file():
-            with atomic.whole(path) as partial:
-                shutil.copyfile(os.path.join(self.raw_dir, path.name), partial)
-        else:
+        if not vocabularies.given_vocabulary(self.vocabulary_path, self.raw_dir):
             self.check_prepared(self.train_split)
-            tokens = SubwordTokenizer.build_vocabulary(
-                self.texts_of_vocabulary(), VOCABULARY_SIZE
-            )
-            SubwordTokenizer(tokens).save_vocabulary(path)
+        vocabularies.make_vocabulary(
+            self.vocabulary_path, self.raw_dir, self.texts_of_vocabulary
+        )
 
     def texts_of_vocabulary(self):
         """Yields training texts, evenly over all of them."""
@@ -214,7 +196,7 @@ class Seq2SeqProblem(PreparedProblem):
             return itertools.chain.from_iterable(self.pairs(self.train_split))
 
         size = sum(map(len, texts()))
-        share = min(1.0, VOCABULARY_BYTES / max(1, size))
+        share = min(1.0, vocabularies.VOCABULARY_BYTES / max(1, size))
         seen = taken = 0
         for text in texts():
             seen += len(text)
@@ -224,17 +206,16 @@ class Seq2SeqProblem(PreparedProblem):
 
     def prepare_source(self):
         super().prepare_source()
-        if self.raw_dir and self.needs_train_split:
-            name = self.vocabulary_path.name
-            if pathlib.Path(self.raw_dir, name).is_file():
-                self._make_vocabulary()
+        if self.needs_train_split and vocabularies.given_vocabulary(
+            self.vocabulary_path, self.raw_dir
+        ):
+            self._make_vocabulary()
 
     @property
     def variant(self):
         if self.vocabulary == "bytes":
             return "bytes"
-        content = "\n".join(self.tokenizer.get_vocabulary()).encode("utf-8")
-        return f"subwords-{hashlib.sha256(content).hexdigest()[:8]}"
+        return f"subwords-{vocabularies.digest(self.tokenizer)}"
 
     def dtypes(self):
         ids = "uint16" if self.vocabulary_size <= 1 << 16 else "int32"
@@ -256,13 +237,8 @@ class Seq2SeqProblem(PreparedProblem):
             NumPy arrays without end ids.
         """
         while batch := list(itertools.islice(pairs, PAIRS_AT_ONCE)):
-            for source, target in zip(*map(self.encode, zip(*batch))):
+            for source, target in zip(*map(self.tokenizer.encode_batch, zip(*batch))):
                 yield 1, source, target
-
-    def encode(self, texts):
-        """Returns the ids of each of several texts, a list of NumPy arrays."""
-        ids = self.tokenizer.tokenize(list(texts))
-        return np.split(ids.flat_values.numpy(), ids.row_splits.numpy()[1:-1])
 
     def parts(self, split, start, state):
         # What is written of one pair may have been several examples.
@@ -279,8 +255,7 @@ class Seq2SeqProblem(PreparedProblem):
             }
             yield arrays, [number, input_end, target_end]
 
-    def load_split(self, split):
-        arrays = self.read_split(split)
+    def tokens_of(self, split, arrays):
         fits = np.ones(len(arrays["target_ends"]), bool)
         for texts, name, length in (
             ("inputs", "input_ends", self.input_length),
@@ -300,7 +275,6 @@ class Seq2SeqProblem(PreparedProblem):
 
     def _check_sizes(self, split, sizes, ids):
         """Raises a `ValueError` if the texts of an array are not all of its ids."""
-        self.check_ids(split, ids)
         if np.any(sizes < 0) or sizes.sum() != len(ids):
             raise ValueError(
                 "The prepared data must be whole. Received: texts of "
@@ -319,14 +293,11 @@ class Seq2SeqProblem(PreparedProblem):
                 f"{self.input_length}, sequence_length={self.sequence_length}"
             )
 
-    def num_windows(self, split, training=None):
-        """Returns the number of pairs that are served.
-
-        Args:
-            split: string, "train", "validation" or "test".
-            training: not used.
-        """
-        return len(self.tokens(split))
+    def windows(self, split):
+        """Returns the `Windows` of a split: numbers of pairs that are served."""
+        numbers = np.arange(len(self.tokens(split)))
+        given = np.stack([numbers, np.ones_like(numbers)], axis=1)
+        return Windows(len(numbers), self.sequence_length, given)
 
     def pair(self, split, index):
         """Returns one pair, whole.
@@ -356,16 +327,6 @@ class Seq2SeqProblem(PreparedProblem):
     def places_are(self):
         return "pairs"
 
-    def training_windows(self, split, seed, epoch):
-        """The pairs of one epoch of training, in the order of that epoch."""
-        numbers = order_of_epoch(self.num_windows(split), seed, epoch)
-        return numbers, tf.ones_like(numbers)
-
-    def evaluation_windows(self, split):
-        """The pairs of a split in their fixed order."""
-        numbers = np.arange(self.num_windows(split), dtype="int64")
-        return numbers, np.ones_like(numbers)
-
     def read(self, split, starts, lengths):
         """Reads the pairs of one batch.
 
@@ -394,7 +355,7 @@ class Seq2SeqProblem(PreparedProblem):
         inputs = {
             "encoder_token_ids": source,
             "encoder_padding_mask": source_mask,
-            "decoder_token_ids": tf.pad(target[:, :-1], [[0, 0], [1, 0]]),
+            "decoder_token_ids": shifted(target),
             "decoder_padding_mask": target_mask,
         }
         return inputs, target, tf.cast(target_mask, tf.float32)

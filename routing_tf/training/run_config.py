@@ -157,7 +157,7 @@ class RunConfig:
                 files of one's own, where the last one that it has used is looked at.
         """
         is_new = split not in self.num_tokens and self.num_tokens
-        if is_new and isinstance(problem, problems.OwnFilesProblem):
+        if is_new and problem.has_own_files:
             split = list(self.num_tokens)[-1]
         there = self.num_tokens.get(split), self.checksums.get(split)
         here = problem.num_tokens(split), problem.checksum(split)

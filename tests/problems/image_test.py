@@ -17,7 +17,7 @@ class Numbered(image.ImageProblem):
     image_shape, vocabulary_size, num_classes = (2, 3, 1), 50, 4
     sizes = {"train": 23, "validation": 5, "test": 4}
 
-    def load_images(self):
+    def load(self):
         splits = {}
         for split, size in self.sizes.items():
             numbers = np.arange(size, dtype="uint8")

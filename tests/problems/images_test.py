@@ -20,7 +20,7 @@ from routing_tf import problems
 from routing_tf.choices import SPLITS
 from routing_tf.problems import array_store
 from routing_tf.problems.datasets import image_folder
-from routing_tf.problems.datasets import images
+from routing_tf.problems.datasets import tfds_images as images
 
 SOURCES = {"train": "train[:-4]", "validation": "train[-4:]", "test": "test"}
 

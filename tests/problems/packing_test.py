@@ -58,9 +58,12 @@ def in_pieces(windows, length):
     ]
 
 
+def pack(rule, lines):
+    return packing.joined([*map(rule.add, lines), rule.finish()])
+
+
 def packed(rule, lines):
-    ids, windows = packing.pack(rule, lines)
-    assert ids.dtype == "int32"
+    ids, windows = pack(rule, lines)
     return [ids[start : start + length].tolist() for start, length in windows]
 
 
@@ -112,7 +115,7 @@ class TestRules:
 @pytest.mark.parametrize("stop", [0, 1, 17, 59])
 def test_work_goes_on_from_its_state(make, stop):
     lines = random_lines(7)
-    ids, windows = packing.pack(make(LENGTH), lines)
+    ids, windows = pack(make(LENGTH), lines)
     first, second = make(LENGTH), make(LENGTH)
     parts = [first.add(line) for line in lines[:stop]]
     second.state = first.state

@@ -10,25 +10,20 @@ from routing_tf import problems
 from routing_tf.choices import SPLITS
 from routing_tf.problems import array_store
 from routing_tf.problems import seq2seq
+from routing_tf.problems import vocabularies
 from routing_tf.tokenizers import SubwordTokenizer
 
 SIZES = {"train": 23, "validation": 5, "test": 4}
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
 
-class Numbers(problems.OwnFilesProblem, problems.Seq2SeqProblem):
+class Numbers(problems.Seq2SeqProblem):
     """Source n are the words of the digits of n, its target is n in digits."""
 
     storage, name, default_vocabulary = "numbers", "numbers", "bytes"
 
-    def files_of(self, split):
-        return []
-
-    def available_splits(self):
-        return list(SPLITS)
-
-    def examples(self, split, start):
-        return range(start, SIZES[split])
+    def load_split(self, split):
+        return range(SIZES[split])
 
     def pair_of(self, number):
         return " ".join(WORDS[int(digit)] for digit in str(number)), str(number)
@@ -254,7 +249,7 @@ class TestVocabulary:
         everything = list(problem.texts_of_vocabulary())
         assert everything == [t for n in range(23) for t in problem.pair_of(n)]
         size = sum(map(len, everything))
-        monkeypatch.setattr(seq2seq, "VOCABULARY_BYTES", size // 3)
+        monkeypatch.setattr(vocabularies, "VOCABULARY_BYTES", size // 3)
         part = list(problem.texts_of_vocabulary())
         assert size // 4 < sum(map(len, part)) <= size // 3
         # They are from the whole of the texts.

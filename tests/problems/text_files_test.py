@@ -114,7 +114,9 @@ def test_pieces_have_the_ids_of_whole_texts(files, vocabulary, options):
             expected, windows = np.concatenate(parts), None
         else:
             lines = [line for text in texts for line in problem.release_lines(text)]
-            expected, windows = packing.pack(packing.WholeLines(LENGTH), lines)
+            rule = packing.WholeLines(LENGTH)
+            packed = [*map(rule.add, lines), rule.finish()]
+            expected, windows = packing.joined(packed)
         np.testing.assert_array_equal(problem.ids(split), expected)
         assert problem.ids(split).dtype == "uint16"
         if windows is not None:

@@ -11,7 +11,7 @@ from routing_tf import models
 from routing_tf import problems
 from routing_tf import training
 from routing_tf.files import named_files
-from routing_tf.problems import text
+from routing_tf.problems import own_files
 from routing_tf.tokenizers import SubwordTokenizer
 
 LENGTH = 16
@@ -539,13 +539,13 @@ class TestPythonSource:
 
     def test_holds_the_library_split_by_file(self):
         problem = problems.get("python_source")
-        texts = problem.read_texts()
+        texts = problem.load()
         sizes = {split: sum(map(len, texts[split])) for split in texts}
         assert sum(sizes.values()) > 5_000_000
         assert sizes["train"] > 0.8 * sum(sizes.values())
         library = pathlib.Path(sysconfig.get_path("stdlib"))
         name = "argparse.py"
-        assert (library / name).read_bytes() in texts[text.split_of_file(name)]
+        assert (library / name).read_bytes() in texts[own_files.split_of_file(name)]
         for split, ids in texts.items():
             assert problem.ids(split).tolist() == ids_of(*filter(None, ids))
 
@@ -559,10 +559,10 @@ class TestPythonSource:
         write(library, "notes.txt", b"not wanted" * 10)
         (library / "broken.py").symlink_to(library / "nowhere")
         problem = problems.PythonSource(sequence_length=LENGTH)
-        texts = problem.read_texts()
+        texts = problem.load()
         assert sorted(itertools.chain(*texts.values())) == sorted(wanted.values())
         for split, found in texts.items():
-            here = [n for n in sorted(wanted) if text.split_of_file(n) == split]
+            here = [n for n in sorted(wanted) if own_files.split_of_file(n) == split]
             assert found == [wanted[name] for name in here]
 
     def test_too_small(self, library):
@@ -572,12 +572,14 @@ class TestPythonSource:
 
     def test_the_hash_is_the_same_everywhere(self):
         names = [f"folder/{i}.py" for i in range(1000)]
-        splits = [text.split_of_file(name) for name in names]
+        splits = [own_files.split_of_file(name) for name in names]
         assert 30 < splits.count("validation") < 70
         assert 30 < splits.count("test") < 70
-        without_test = [text.split_of_file(n, held_out=["validation"]) for n in names]
+        without_test = [
+            own_files.split_of_file(n, held_out=["validation"]) for n in names
+        ]
         assert without_test == [s.replace("test", "train") for s in splits]
-        assert text.split_of_file("abc.py") == "train"
+        assert own_files.split_of_file("abc.py") == "train"
 
 
 class TestSubwords:

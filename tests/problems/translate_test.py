@@ -280,9 +280,9 @@ def test_names(name, tmp_path):
     assert "".join(problem.languages) == languages
     assert problem.builder.startswith(f"{year}_translate/")
     # tfds has such a builder, with these languages.
-    pair = problem.tfds_builder.builder_config.language_pair
+    pair = problem.source.builder.builder_config.language_pair
     assert set(pair) == set(problem.languages)
-    assert set(problem.tfds_builder.subsets) == set(SPLITS)
+    assert set(problem.source.builder.subsets) == set(SPLITS)
 
 
 def test_the_longest_set(tmp_path):

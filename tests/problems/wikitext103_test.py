@@ -191,7 +191,9 @@ class TestRelease:
         problem = get(tmp_path, raw_dir, packing="release")
         lines = self.lines("train")
         ids = [problem.tokenizer.encode(" ".join(line)) for line in lines]
-        stream, windows = packing.pack(packing.OverlappingLines(8), ids)
+        rule = packing.OverlappingLines(8)
+        packed = [*map(rule.add, ids), rule.finish()]
+        stream, windows = packing.joined(packed)
         expected = [words_of(problem, stream[s : s + n]) for s, n in windows]
         assert rows_of(problem, "train") == expected
         assert (windows[1:, 0] < windows[:-1].sum(axis=1)).any()

@@ -39,7 +39,7 @@ class Digits(ImageProblem):
     num_classes = 10
     default_hparams_set = "digits_small"
 
-    def load_images(self):
+    def load(self):
         try:
             from sklearn import datasets
         except ImportError as error:

@@ -3,16 +3,15 @@
 import functools
 
 from routing_tf.problems import packing
-from routing_tf.problems.prepared import PreparedTextProblem
 from routing_tf.problems.registry import register
-from routing_tf.problems.text import byte_ids
+from routing_tf.problems.text import TextProblem
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import byte_tokenizer
 from routing_tf.tokenizers.base_tokenizer import END_ID
 
 
 @register("enwik8")
-class Enwik8(PreparedTextProblem):
+class Enwik8(TextProblem):
     """enwik8, the first 100 million bytes of a Wikipedia dump, as bytes.
 
     `datagen` takes the original file `enwik8` or `enwik8.zip`, of which the first 90
@@ -73,15 +72,19 @@ class Enwik8(PreparedTextProblem):
     @property
     def is_integers(self):
         """Whether the data is the release's files of integers."""
-        return self.tfds_builder.builder_config.name == "integers"
+        return self.source.form == "integers"
 
     @property
     def variant(self):
-        return f"{self.tfds_builder.builder_config.name}-{self.packed_name}"
+        return f"{self.source.form}-{self.packed_name}"
 
     @functools.cached_property
     def tokenizer(self):
         return None if self.is_integers else ByteTokenizer()
+
+    @property
+    def id_arrays(self):
+        return () if self.is_integers else ("ids",)
 
     @functools.cached_property
     def vocabulary_size(self):
@@ -98,7 +101,7 @@ class Enwik8(PreparedTextProblem):
         return example["ids" if self.is_integers else "text"]
 
     def encode(self, text):
-        return text if self.is_integers else byte_ids(text)
+        return text if self.is_integers else super().encode(text)
 
     def ids_behind(self, is_last):
         # The pieces of a split are one text; integers may use every id.

@@ -1,5 +1,6 @@
 """Images of one's own, in folders."""
 
+import functools
 import itertools
 import math
 import os
@@ -14,10 +15,10 @@ from routing_tf.files import named_files
 from routing_tf.problems import array_store
 from routing_tf.problems.arguments import boolean
 from routing_tf.problems.arguments import integer_at_least
-from routing_tf.problems.own_files import OwnFilesProblem
-from routing_tf.problems.prepared_images import PreparedImageProblem
+from routing_tf.problems.image import ImageProblem
+from routing_tf.problems.own_files import OwnFiles
+from routing_tf.problems.own_files import split_of_file
 from routing_tf.problems.registry import register
-from routing_tf.problems.text import split_of_file
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 
@@ -31,7 +32,7 @@ MAX_PIXELS = 1 << 27
 
 
 @register("image_folder")
-class ImageFolder(OwnFilesProblem, PreparedImageProblem):
+class ImageFolder(ImageProblem):
     """Images of your own, PNG or JPEG, in folders.
 
     In the folder are `train`, `validation` and `test`, and in each of them either
@@ -75,6 +76,7 @@ class ImageFolder(OwnFilesProblem, PreparedImageProblem):
     """
 
     storage = "image_folder"
+    has_own_files = True
     default_hparams_set = "cifar10_local_cluster"
 
     def __init__(
@@ -85,8 +87,10 @@ class ImageFolder(OwnFilesProblem, PreparedImageProblem):
         width=None,
         channels=None,
         resize=False,
+        sequence_length=None,
         **options,
     ):
+        super().__init__(data_dir=data_dir, **options)
         if not folder and not data_dir:
             raise ValueError(
                 "`folder` or `data_dir` must name the folder with the images. "
@@ -102,90 +106,136 @@ class ImageFolder(OwnFilesProblem, PreparedImageProblem):
                 f"`channels` must be 1 or 3. Received: channels={channels}"
             )
         self.resize = boolean("resize", resize)
-        self.data_dir = data_dir
-        self._find(folder or data_dir)
-        super().__init__(data_dir=data_dir, **options)
+        self.folder_of_images = folder or data_dir
+        self._take_shape(sequence_length)
 
-    def _find(self, folder):
-        """Looks which images there are, and how large the first one is."""
-        self.image_dir = os.path.abspath(os.path.expanduser(os.fspath(folder)))
-        self.paths = find_images(self.image_dir)
-        self.classes = sorted(set().union(*(c.values() for c in self.paths.values())))
-        self.image_shape = None
-        first = next((path for split in SPLITS for path in self.paths[split]), None)
-        if first:
-            self.image_shape = self._shape(first)
-        else:
-            self._take_arrays()
-        self.num_classes = len(self.classes)
+    def make_source(self, raw_dir):
+        return Images(raw_dir or self.folder_of_images, self.sizes, self.resize)
 
-    def _shape(self, path):
-        sizes = self.sizes
-        if None in sizes.values():
-            height, width, channels = read_image(path).shape
-            found = {"height": height, "width": width, "channels": channels}
-            sizes = {name: sizes[name] or found[name] for name in sizes}
-        return tuple(sizes.values())
-
-    def _take_arrays(self):
-        """Takes classes and shape from arrays whose images are elsewhere."""
+    def _take_shape(self, sequence_length=None):
+        """Takes classes and shape from the images, or else from arrays made of them."""
+        shape, self.num_classes = self.source.shape, len(self.source.classes)
         made = [split for split in SPLITS if self._has_arrays(split)]
-        if not made:
-            return
-        identity = array_store.identity_of(self.folder(made[0]))
-        wanted = tuple(self.sizes.values())
-        shape = tuple(identity["shape"])
-        if any(size not in (None, real) for size, real in zip(wanted, shape)):
-            raise ValueError(
-                "`height`, `width` and `channels` must be those of the prepared "
-                f"images, {shape}, which are not in {self.image_dir!r} any more. "
-                f"Received: {wanted}"
-            )
-        self.image_shape, self.classes = shape, identity["classes"]
+        if shape is None and made:
+            identity = array_store.identity_of(self.folder(made[0]))
+            shape, self.num_classes = tuple(identity["shape"]), len(identity["classes"])
+            wanted = tuple(self.sizes.values())
+            if any(size not in (None, real) for size, real in zip(wanted, shape)):
+                raise ValueError(
+                    "`height`, `width` and `channels` must be those of the prepared "
+                    f"images, {shape}, which are not in {self.source.folder!r} any "
+                    f"more. Received: {wanted}"
+                )
+        if shape is not None:
+            self.set_shape(shape, sequence_length)
 
     def _has_arrays(self, split):
         return bool(self.data_dir) and array_store.is_complete(self.folder(split))
 
-    def _has_only_arrays(self, split):
-        return not any(self.paths.values()) and self._has_arrays(split)
-
-    def files_of(self, split):
-        return list(self.paths[split])
-
     def identity(self, split):
-        if self._has_only_arrays(split):
+        if self.source.shape is None and self._has_arrays(split):
             return array_store.identity_of(self.folder(split))
-        return {
-            **super().identity(split),
-            "shape": list(self.image_shape),
-            "classes": self.classes,
-            "resize": self.resize,
-        }
+        return super().identity(split)
 
     def available_splits(self):
-        return [s for s in SPLITS if self.paths[s] or self.is_made(s)]
+        return [s for s in SPLITS if self.source.paths[s] or self.is_made(s)]
 
     def prepare_source(self):
-        if self.raw_dir:
-            self._find(self.raw_dir)
-            self.sequence_length = math.prod(self.image_shape or (1,))
+        self._take_shape()
         self._check_found()
-        super().prepare_source()
 
     def _check_found(self):
         if self.image_shape is None:
             raise ValueError(
                 f"The folder of images must hold some, {' or '.join(ENDINGS)}; name it "
-                f"with the option `folder`. Received: {self.image_dir!r}"
+                f"with the option `folder`. Received: {self.source.folder!r}"
             )
 
+    def read_split(self, split):
+        self._check_found()
+        if not self.is_made(split):
+            self._check_images(split)
+        return super().read_split(split)
+
+    def _check_images(self, split):
+        number = len(self.source.paths[split])
+        if not number:
+            sizes = {name: len(paths) for name, paths in self.source.paths.items()}
+            folder = self.source.folder
+            raise ValueError(
+                f"The split {split!r} of image_folder must have images. Received: "
+                f"{folder!r} with {sizes}. Put some into "
+                f"{os.path.join(folder, split)!r}, or choose other splits with "
+                "train_split and eval_split"
+            )
+        size = number * math.prod(self.image_shape)
+        if size > MAX_BYTES_IN_MEMORY:
+            raise ValueError(
+                f"Images must fit into memory, {MAX_BYTES_IN_MEMORY:,} bytes for each "
+                f"split, or be prepared with `{self.command} --raw_dir="
+                f"{self.source.folder}`. Received: {number:,} images of "
+                f"{self.image_shape} in the split {split!r}"
+            )
+
+    def check_hyperparameters(self, hyperparameters):
+        self._check_found()
+        super().check_hyperparameters(hyperparameters)
+
+
+class Images(OwnFiles):
+    """The images in a folder.
+
+    Args:
+        folder: string, as for `ImageFolder`.
+        sizes: dictionary of "height", "width" and "channels", integers; `None` for that
+            of the first image.
+        resize: boolean, whether images of another size are cut and scaled.
+
+    Attributes:
+        paths: dictionary, see `find_images`.
+        classes: list of strings, the names of the classes in order.
+
+    Raises:
+        ValueError: if images are both beside and inside of class folders; from
+            `examples`, if one is damaged or of another size.
+    """
+
+    def __init__(self, folder, sizes, resize):
+        super().__init__()
+        self.folder = os.path.abspath(os.path.expanduser(os.fspath(folder)))
+        self.sizes = sizes
+        self.resize = resize
+        self.paths = find_images(self.folder)
+        self.classes = sorted(set().union(*(c.values() for c in self.paths.values())))
+
+    @functools.cached_property
+    def shape(self):
+        """Height, width and channels of the images; `None` if there are none."""
+        first = next((path for split in SPLITS for path in self.paths[split]), None)
+        if first is None:
+            return None
+        if None not in self.sizes.values():
+            return tuple(self.sizes.values())
+        found = read_image(first).shape
+        return tuple(size or real for size, real in zip(self.sizes.values(), found))
+
+    def files_of(self, split):
+        return list(self.paths[split])
+
+    def identity(self, split):
+        return {
+            **super().identity(split),
+            "shape": list(self.shape),
+            "classes": self.classes,
+            "resize": self.resize,
+        }
+
     def examples(self, split, start):
-        paths = itertools.islice(self.paths[split].items(), start, None)
-        for path, name in paths:
+        for path, name in itertools.islice(self.paths[split].items(), start, None):
             yield {"image": self._image(path), "label": self.classes.index(name)}
 
     def _image(self, path):
-        height, width, channels = self.image_shape
+        height, width, channels = self.shape
         image = read_image(path, self.sizes["channels"])
         if image.shape[-1] != channels:
             raise ValueError(
@@ -202,35 +252,6 @@ class ImageFolder(OwnFilesProblem, PreparedImageProblem):
                 f"{path!r} with {image.shape[0]} x {image.shape[1]}"
             )
         return resized(image, height, width)
-
-    def read_split(self, split):
-        self._check_found()
-        if not self.is_made(split):
-            self._check_images(split)
-        return super().read_split(split)
-
-    def _check_images(self, split):
-        number = len(self.paths[split])
-        if not number:
-            sizes = {name: len(paths) for name, paths in self.paths.items()}
-            raise ValueError(
-                f"The split {split!r} of image_folder must have images. Received: "
-                f"{self.image_dir!r} with {sizes}. Put some into "
-                f"{os.path.join(self.image_dir, split)!r}, or choose other splits with "
-                "train_split and eval_split"
-            )
-        size = number * math.prod(self.image_shape)
-        if size > MAX_BYTES_IN_MEMORY:
-            raise ValueError(
-                f"Images must fit into memory, {MAX_BYTES_IN_MEMORY:,} bytes for each "
-                f"split, or be prepared with `{self.command} --raw_dir="
-                f"{self.image_dir}`. Received: {number:,} images of "
-                f"{self.image_shape} in the split {split!r}"
-            )
-
-    def check_hyperparameters(self, hyperparameters):
-        self._check_found()
-        super().check_hyperparameters(hyperparameters)
 
 
 def find_images(folder):

@@ -5,14 +5,15 @@ import itertools
 from routing_tf.choices import SPLITS
 from routing_tf.files.named_files import find_files
 from routing_tf.problems import raw_files
-from routing_tf.problems.own_files import OwnFilesProblem
+from routing_tf.problems.own_files import HELD_OUT_SHARE
+from routing_tf.problems.own_files import OwnFiles
+from routing_tf.problems.own_files import check_no_raw_dir
 from routing_tf.problems.registry import register
 from routing_tf.problems.seq2seq import Seq2SeqProblem
-from routing_tf.problems.text import HELD_OUT_SHARE
 
 
 @register("parallel_files")
-class ParallelFiles(OwnFilesProblem, Seq2SeqProblem):
+class ParallelFiles(Seq2SeqProblem):
     r"""Pairs of texts of your own: a file of sources and one of targets, by lines.
 
     Line n of a target file belongs to line n of the source file; pairs with an empty
@@ -57,6 +58,7 @@ class ParallelFiles(OwnFilesProblem, Seq2SeqProblem):
     """
 
     storage = "parallel_files"
+    has_own_files = True
     default_vocabulary = "bytes"
     default_hparams_set = "pairs_small"
     default_sequence_length = 256
@@ -73,7 +75,6 @@ class ParallelFiles(OwnFilesProblem, Seq2SeqProblem):
         **options,
     ):
         super().__init__(**options)
-        self._counts = {}
         self.files = {
             "train": (source_files, target_files),
             "validation": (validation_source_files, validation_target_files),
@@ -92,13 +93,27 @@ class ParallelFiles(OwnFilesProblem, Seq2SeqProblem):
                 f"'subwords'. Received: data_dir={self.data_dir!r}"
             )
 
-    def prepare_source(self):
-        if self.raw_dir:
-            raise ValueError(
-                "parallel_files names its files with `source_files` and "
-                f"`target_files`. Received: raw_dir={self.raw_dir!r}; leave it out"
-            )
-        super().prepare_source()
+    def make_source(self, raw_dir):
+        check_no_raw_dir(self, raw_dir, "`source_files` and `target_files`")
+        return Lines(self.files)
+
+
+class Lines(OwnFiles):
+    """Pairs of lines of source files and target files, without empty ones.
+
+    Args:
+        files: dictionary from split to source files and target files, as for
+            `ParallelFiles`.
+
+    Raises:
+        ValueError: from its methods, if a pattern matches no file, a file cannot be
+            read, or source and target have different numbers of lines.
+    """
+
+    def __init__(self, files):
+        super().__init__()
+        self.files = files
+        self._counts = {}
 
     def _named(self, split):
         """Pairs of paths, those that the options of a split name."""
@@ -163,8 +178,5 @@ class ParallelFiles(OwnFilesProblem, Seq2SeqProblem):
                 if source.strip() and target.strip():
                     yield source.strip(), target.strip()
 
-    def pair_of(self, example):
-        return example
-
-    def available_splits(self):
+    def splits(self):
         return [s for s in SPLITS if any(True for _ in self.examples(s, 0))]

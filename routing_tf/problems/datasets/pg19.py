@@ -8,24 +8,22 @@ import pathlib
 import numpy as np
 
 from routing_tf.choices import SPLITS
-from routing_tf.files import atomic
 from routing_tf.problems import raw_files
-from routing_tf.problems.prepared import PreparedTextProblem
+from routing_tf.problems import vocabularies
 from routing_tf.problems.problem import perplexity
 from routing_tf.problems.registry import register
+from routing_tf.problems.sources import Source
+from routing_tf.problems.text import TextProblem
 from routing_tf.tokenizers import SubwordTokenizer
 
 # The name that the release gives to its vocabulary, of 98,302 subwords.
 VOCABULARY_FILE = "vocab.pg19_length8k.32768.subwords"
-VOCABULARY_SIZE = 1 << 15
-# Of training text, evenly over the books, that a vocabulary is learned from.
-VOCABULARY_BYTES = 50_000_000
 # By which the release multiplies the log perplexity per subword of its vocabulary.
 SUBWORDS_PER_WORD = 1.248
 
 
 @register("pg19_length8k")
-class Pg19Length8k(PreparedTextProblem):
+class Pg19Length8k(TextProblem):
     """PG-19, books from before 1919, as subwords in windows of 8192.
 
     `datagen` takes the folders `train`, `validation` and `test` with a text file for
@@ -100,10 +98,6 @@ class Pg19Length8k(PreparedTextProblem):
             )
 
     @property
-    def vocabulary_size(self):
-        return self.tokenizer.vocabulary_size()
-
-    @property
     def variant(self):
         self._check_vocabulary()
         content = self.vocabulary_path.read_bytes()
@@ -117,15 +111,13 @@ class Pg19Length8k(PreparedTextProblem):
             return "stream"
         return f"release-{self.sequence_length}"
 
+    def make_source(self, raw_dir):
+        if raw_dir is None:
+            return super().make_source(raw_dir)
+        return Books(raw_dir, is_sorted=self.packing == "stream")
+
     def prepare_source(self):
-        if self.raw_dir is None:
-            super().prepare_source()
-        elif not self.available_splits():
-            raise ValueError(
-                "`raw_dir` must hold at least one of the folders train, validation and "
-                "test with a text file (*.txt) for each book. Received: "
-                f"raw_dir={self.raw_dir!r}"
-            )
+        super().prepare_source()
         if not self.vocabulary_path.exists():
             self._make_vocabulary()
 
@@ -136,75 +128,32 @@ class Pg19Length8k(PreparedTextProblem):
                 "`vocabulary` must be the path of a file. Received: "
                 f"vocabulary={self.vocabulary!r}"
             )
-        self.data_path.mkdir(parents=True, exist_ok=True)
-        if self.raw_dir and pathlib.Path(self.raw_dir, VOCABULARY_FILE).is_file():
-            content = pathlib.Path(self.raw_dir, VOCABULARY_FILE).read_bytes()
-            with atomic.whole(self.vocabulary_path) as partial:
-                partial.write_bytes(content)
-            return
-        if self.train_split not in self.available_splits():
+        path, train_split = self.vocabulary_path, self.train_split
+        is_given = vocabularies.given_vocabulary(path, self.raw_dir)
+        if not is_given and train_split not in self.available_splits():
             raise ValueError(
-                f"A vocabulary is learned from the split {self.train_split!r}, which "
+                f"A vocabulary is learned from the split {train_split!r}, which "
                 f"is missing. Received: raw_dir={self.raw_dir!r}. Put "
                 f"{VOCABULARY_FILE} there, name a file with the option vocabulary, or "
                 "choose another train_split"
             )
-        tokens = SubwordTokenizer.build_vocabulary(self._sample(), VOCABULARY_SIZE)
-        SubwordTokenizer(tokens).save_vocabulary(self.vocabulary_path)
+        vocabularies.make_vocabulary(path, self.raw_dir, self._sample)
 
     def _sample(self):
         """Yields the middles of all training books; all begin with a title page."""
-        share = VOCABULARY_BYTES // max(1, self.num_examples(self.train_split))
-        for text in self.texts(self.train_split):
+        number = self.source.num_examples(self.train_split)
+        share = vocabularies.VOCABULARY_BYTES // max(1, number)
+        for text in map(self.text_of, self.examples(self.train_split, 0)):
             start = max(0, len(text) - share) // 2
             yield text[start : start + share]
-
-    def _paths(self, split):
-        """The raw files of a split, in the order of the packing."""
-        folder = os.path.join(self.raw_dir, split)
-        names = os.listdir(folder) if os.path.isdir(folder) else []
-        paths = [os.path.join(folder, n) for n in names if n.endswith(".txt")]
-        return paths if self.packing == "release" else sorted(paths)
-
-    def available_splits(self):
-        if self.raw_dir is None:
-            return super().available_splits()
-        return [split for split in SPLITS if self._paths(split)]
-
-    def num_examples(self, split):
-        if self.raw_dir is None:
-            return super().num_examples(split)
-        return len(self._paths(split))
-
-    def examples(self, split, start):
-        if self.raw_dir is None:
-            return super().examples(split, start)
-        return ({"path": path} for path in self._paths(split)[start:])
 
     def text_of(self, example):
         if "path" not in example:
             return example["book_text"].decode("utf-8")
         return "\n".join(line for _, line in raw_files.read_lines(example["path"]))
 
-    def identity(self, split):
-        identity = super().identity(split)
-        if self.raw_dir is not None:
-            identity["files"] = [
-                [os.path.basename(path), os.path.getsize(path)]
-                for path in self._paths(split)
-            ]
-        return identity
-
     def encode(self, text):
-        return self._encode_lines(text).flat_values.numpy()
-
-    def _encode_lines(self, text):
-        lines = [line.strip() for line in text.split("\n")]
-        return self.tokenizer.tokenize(lines)
-
-    def release_lines(self, text):
-        lines = self._encode_lines(text)
-        return np.split(lines.flat_values.numpy(), lines.row_splits.numpy()[1:-1])
+        return np.concatenate(self.release_lines(text))
 
     def count_words(self, text):
         return len(text.split())
@@ -212,3 +161,50 @@ class Pg19Length8k(PreparedTextProblem):
     def describe_split(self, split):
         words = self.tokens(split).num_words
         return f"{self.num_tokens(split):,} subwords of {words:,} words"
+
+
+class Books(Source):
+    """The text files in the folders `train`, `validation` and `test`.
+
+    Args:
+        folder: string, the folder that holds them.
+        is_sorted: boolean, whether books come in the order of their names; else in
+            that of a plain directory listing.
+
+    Raises:
+        ValueError: from `prepare`, if there are none.
+    """
+
+    is_direct = False
+
+    def __init__(self, folder, is_sorted):
+        super().__init__()
+        self.folder = folder
+        self.is_sorted = is_sorted
+
+    def _paths(self, split):
+        folder = os.path.join(self.folder, split)
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        paths = [os.path.join(folder, n) for n in names if n.endswith(".txt")]
+        return sorted(paths) if self.is_sorted else paths
+
+    def prepare(self):
+        if not self.splits():
+            raise ValueError(
+                "`raw_dir` must hold at least one of the folders train, validation and "
+                "test with a text file (*.txt) for each book. Received: "
+                f"raw_dir={self.folder!r}"
+            )
+
+    def splits(self):
+        return [split for split in SPLITS if self._paths(split)]
+
+    def examples(self, split, start):
+        return ({"path": path} for path in self._paths(split)[start:])
+
+    def num_examples(self, split):
+        return len(self._paths(split))
+
+    def identity(self, split):
+        paths = self._paths(split)
+        return {"files": [[os.path.basename(p), os.path.getsize(p)] for p in paths]}

@@ -6,13 +6,13 @@ import platform
 import sysconfig
 
 from routing_tf.choices import SPLITS
+from routing_tf.problems.own_files import split_of_file
 from routing_tf.problems.registry import register
-from routing_tf.problems.text import BytesProblem
-from routing_tf.problems.text import split_of_file
+from routing_tf.problems.text import TextProblem
 
 
 @register("python_source")
-class PythonSource(BytesProblem):
+class PythonSource(TextProblem):
     """The source code of the running Python's standard library; no download.
 
     All `*.py` files in the order of their paths, without installed packages
@@ -39,7 +39,7 @@ class PythonSource(BytesProblem):
 
     ignored_folders = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
 
-    def read_texts(self):
+    def load(self):
         library = pathlib.Path(sysconfig.get_path("stdlib"))
         texts = {split: [] for split in SPLITS}
         for path in self._source_files(library):
@@ -47,7 +47,9 @@ class PythonSource(BytesProblem):
                 text = path.read_bytes()
             except OSError:
                 continue
-            texts[split_of_file(path.relative_to(library).as_posix())].append(text)
+            if text:
+                name = path.relative_to(library).as_posix()
+                texts[split_of_file(name)].append(text)
         sizes = {split: sum(map(len, texts[split])) for split in SPLITS}
         if min(sizes.values()) < self.sequence_length:
             raise ValueError(
@@ -65,6 +67,11 @@ class PythonSource(BytesProblem):
             subfolders[:] = set(subfolders) - self.ignored_folders
             paths += [pathlib.Path(folder, n) for n in names if n.endswith(".py")]
         return sorted(paths, key=lambda path: path.relative_to(library).as_posix())
+
+    def describe_split(self, split):
+        texts = self.load_split(split)
+        files = "file" if len(texts) == 1 else "files"
+        return f"{sum(map(len, texts)):,} bytes of {len(texts)} {files}"
 
     def describe(self, *splits):
         python = platform.python_version()

@@ -4,22 +4,13 @@ from routing_tf.problems.registry import register
 from routing_tf.problems.seq2seq import Seq2SeqProblem
 
 
-class _ScientificPapers(Seq2SeqProblem):
-    """Abstracts of papers, of their articles; line ends are spaces."""
-
-    def pair_of(self, example):
-        # A vocabulary has no line ends; each would take five subwords.
-        texts = (example[name].decode("utf-8") for name in ("article", "abstract"))
-        return tuple(" ".join(text.split()) for text in texts)
-
-
 @register("arxiv")
-class Arxiv(_ScientificPapers):
+class Arxiv(Seq2SeqProblem):
     """Abstracts of papers on arXiv, to be written for the articles, as subwords.
 
     `datagen` takes the files `arxiv-dataset.zip` and `pubmed-dataset.zip`; the builder
     of tensorflow-datasets wants both, or downloads what is missing. White space of any
-    kind is one space.
+    kind, also line ends, is one space.
 
     Args:
         **options: arguments of `Seq2SeqProblem`. `input_length` defaults to 24064,
@@ -45,32 +36,20 @@ class Arxiv(_ScientificPapers):
     default_input_length = 24064
     default_hparams_set = "arxiv_local_cluster24k"
 
+    def pair_of(self, example):
+        # A vocabulary has no line ends; each would take five subwords.
+        texts = (example[name].decode("utf-8") for name in ("article", "abstract"))
+        return tuple(" ".join(text.split()) for text in texts)
+
 
 @register("pubmed")
-class Pubmed(_ScientificPapers):
+class Pubmed(Arxiv):
     """Abstracts of papers on PubMed, to be written for the articles, as subwords.
 
-    `datagen` takes the files `arxiv-dataset.zip` and `pubmed-dataset.zip`; the builder
-    of tensorflow-datasets wants both, or downloads what is missing. White space of any
-    kind is one space.
+    The same as `Arxiv` for other papers; `input_length` defaults to 10240.
 
     Args:
-        **options: arguments of `Seq2SeqProblem`. `input_length` defaults to 10240,
-            `sequence_length` to 512.
-
-    Raises:
-        ValueError: from `prepare`, if the data is not in `data_dir`.
-
-    Example:
-    ```python
-    from routing_tf import problems
-
-    problem = problems.get("pubmed", data_dir="data", vocabulary="bytes")
-    problem.vocabulary_size  # 258
-    ```
-
-    Reference: Cohan et al., "A Discourse-Aware Attention Model for Abstractive
-    Summarization of Long Documents" (2018).
+        **options: arguments of `Seq2SeqProblem`.
     """
 
     storage = "pubmed"

@@ -3,7 +3,6 @@
 import functools
 import glob
 import hashlib
-import itertools
 import os
 import pathlib
 import re
@@ -14,15 +13,14 @@ from routing_tf.choices import SPLITS
 from routing_tf.files.named_files import file_size
 from routing_tf.files.named_files import find_files
 from routing_tf.files.named_files import split_paths
+from routing_tf.problems import packing
 from routing_tf.problems import raw_files
-from routing_tf.problems.own_files import OwnFilesProblem
-from routing_tf.problems.prepared import PreparedTextProblem
+from routing_tf.problems.own_files import OwnFiles
+from routing_tf.problems.own_files import check_no_raw_dir
+from routing_tf.problems.own_files import share_out
 from routing_tf.problems.registry import register
-from routing_tf.problems.text import byte_ids
-from routing_tf.problems.text import share_out
-from routing_tf.tokenizers import ByteTokenizer
+from routing_tf.problems.text import TextProblem
 from routing_tf.tokenizers import SubwordTokenizer
-from routing_tf.tokenizers import byte_tokenizer
 from routing_tf.tokenizers.base_tokenizer import END_ID
 
 # The ids of a split of more bytes of text lie on disk, if there is a folder for them.
@@ -34,7 +32,7 @@ WORD_END = re.compile(r"[^\W_](?=[\n\r\t.,:;!?()\[\]\"'\u3001\u3002\uff0c\uff1f]
 
 
 @register("text_files")
-class TextFiles(OwnFilesProblem, PreparedTextProblem):
+class TextFiles(TextProblem):
     """Any files of your own, read as bytes whatever their encoding.
 
     `files` is shared out between the splits that have no files of their own. From
@@ -85,8 +83,8 @@ class TextFiles(OwnFilesProblem, PreparedTextProblem):
     """
 
     storage = "text_files"
+    has_own_files = True
     unit = " pieces"
-    vocabulary_size = byte_tokenizer.NUM_IDS
 
     def __init__(
         self,
@@ -108,31 +106,14 @@ class TextFiles(OwnFilesProblem, PreparedTextProblem):
         self.vocabulary = vocabulary
         if vocabulary is not None:
             self.metric_name = "bits per subword"
-            self.vocabulary_size = self.tokenizer.vocabulary_size()
-
-    @functools.cached_property
-    def tokenizer(self):
-        if self.vocabulary is None:
-            return ByteTokenizer()
-        return SubwordTokenizer(self.vocabulary)
-
-    def encode(self, text):
-        if self.vocabulary is None:
-            return byte_ids(text)
-        return self.tokenizer.tokenize(text).numpy()
-
-    def release_lines(self, text):
-        if self.vocabulary is None:
-            return super().release_lines(text)
-        ids = self.tokenizer.tokenize([line.strip() for line in text.split(b"\n")])
-        return np.split(ids.flat_values.numpy(), ids.row_splits.numpy()[1:-1])
+            self.tokenizer = SubwordTokenizer(vocabulary)
 
     def describe_split(self, split):
         if self.vocabulary is not None:
             return f"{self.num_tokens(split):,} subwords"
-        number = len(self._places[split])
+        number = len(self.source.places[split])
         files = "file" if number == 1 else "files"
-        return f"{self._num_bytes(split):,} bytes of {number} {files}"
+        return f"{self.source.num_bytes(split):,} bytes of {number} {files}"
 
     @property
     def storage_dir(self):
@@ -153,27 +134,13 @@ class TextFiles(OwnFilesProblem, PreparedTextProblem):
         named = (self.files, self.validation_files, self.test_files)
         return f"{tokens}-{packed}-{_digest([_absolute(files) for files in named])}"
 
-    def identity(self, split):
-        # Where a file is cut depends on the others.
-        return {**super().identity(split), "texts": _digest(self._places[split])}
-
-    def files_of(self, split):
-        return [path for path, _, _ in self._places[split]]
-
-    def available_splits(self):
-        return [split for split in SPLITS if self._places[split]]
-
-    def prepare_source(self):
-        if self.raw_dir:
-            raise ValueError(
-                "text_files names its files with `files` or `data_dir`. Received: "
-                f"raw_dir={self.raw_dir!r}; leave it out"
-            )
-        super().prepare_source()
+    def make_source(self, raw_dir):
+        check_no_raw_dir(self, raw_dir, "`files` or `data_dir`")
+        return Texts(self.files, self.validation_files, self.test_files, self.data_dir)
 
     def read_split(self, split):
         if (
-            self._num_bytes(split) > MAX_BYTES_IN_MEMORY
+            self.source.num_bytes(split) > MAX_BYTES_IN_MEMORY
             and self.storage_dir
             and not self.is_made(split)
             and _is_writable(self.storage_dir)
@@ -181,8 +148,93 @@ class TextFiles(OwnFilesProblem, PreparedTextProblem):
             self.write_split(split)
         return super().read_split(split)
 
+    def parts(self, split, start, state):
+        # The state is the number of a text and how much of it is done, in bytes.
+        number, done, *rule_state = state or (0, 0)
+        pieces = self._pieces(split, number, done)
+        if self.packing == "stream":
+            return self._stream_of(pieces)
+        rule = self.release_rule(split)
+        if rule_state:
+            rule.state = rule_state[0]
+        is_packed = number > len(self.source.places[split])
+        return iter(()) if is_packed else self._packed_of(split, pieces, rule)
+
+    def _stream_of(self, pieces):
+        for text, is_last, place in pieces:
+            ids = self.encode(text)
+            yield (
+                {"ids": np.append(ids, ids.dtype.type(END_ID)) if is_last else ids},
+                place,
+            )
+
+    def _packed_of(self, split, pieces, rule):
+        for text, is_last, place in pieces:
+            if not is_last:
+                # What is behind the last newline comes in the next piece.
+                text = text.removesuffix(b"\n")
+            lines = [rule.add(line) for line in self.release_lines(text)]
+            yield _arrays(lines), (*place, rule.state)
+        behind = len(self.source.places[split]) + 1, 0
+        yield _arrays([rule.finish()]), (*behind, rule.state)
+
+    def _pieces(self, split, number, done):
+        """Yields pieces of texts whose ids, joined, are those of the texts.
+
+        Args:
+            split: string, the split.
+            number: integer, the text to begin with.
+            done: integer, so many bytes of it are left out.
+
+        Yields:
+            `bytes`; whether a text ends there; and number and bytes done behind it.
+        """
+        for place, (path, start, size) in enumerate(self.source.places[split]):
+            if place < number:
+                continue
+            read, rest = done if place == number else 0, b""
+            for chunk in raw_files.read_chunks(
+                path, start=start + read, size=size - read, chunk_size=CHUNK_SIZE
+            ):
+                read += len(chunk)
+                text = rest + chunk
+                is_last = read == size
+                end = len(text) if is_last else self._end_of_piece(text)
+                text, rest = text[:end], text[end:]
+                if text:
+                    after = (place + 1, 0) if is_last else (place, read - len(rest))
+                    yield text, is_last, after
+
+    def _end_of_piece(self, text):
+        """Where to cut a text so that its parts have the ids of the whole; or 0."""
+        if self.packing == "release":
+            return text.rfind(b"\n") + 1
+        return len(text) if self.vocabulary is None else _end_of_words(text)
+
+
+class Texts(OwnFiles):
+    """Pieces of the user's files, shared out between the splits.
+
+    Args:
+        files: as for `TextFiles`.
+        validation_files: as for `TextFiles`.
+        test_files: as for `TextFiles`.
+        data_dir: folder with the files if `files` is not given.
+
+    Raises:
+        ValueError: from its methods, if a pattern matches no file, a file cannot be
+            read or is named for both validation and test, or all files are empty.
+    """
+
+    def __init__(self, files, validation_files, test_files, data_dir):
+        super().__init__()
+        self.files = files
+        self.validation_files = validation_files
+        self.test_files = test_files
+        self.data_dir = data_dir
+
     @functools.cached_property
-    def _places(self):
+    def places(self):
         """Path, first byte and number of bytes of the texts of each split."""
         named = {
             "validation": find_files("validation_files", self.validation_files),
@@ -218,84 +270,26 @@ class TextFiles(OwnFilesProblem, PreparedTextProblem):
         everything = os.path.join(glob.escape(self.data_dir), "**")
         files = find_files("data_dir", [everything])
         # What has been made of the files is none of them.
-        made = os.path.join(os.path.abspath(self.data_dir), "routing_tf", self.storage)
+        made = os.path.abspath(os.path.join(self.data_dir, "routing_tf/text_files"))
         return [path for path in files if not path.startswith(made + os.sep)]
 
-    def _num_bytes(self, split):
-        return sum(size for _, _, size in self._places[split])
+    def num_bytes(self, split):
+        """Returns how many bytes of text a split has."""
+        return sum(size for _, _, size in self.places[split])
 
     def num_examples(self, split):
-        return sum(-(-size // CHUNK_SIZE) for _, _, size in self._places[split])
+        return sum(-(-size // CHUNK_SIZE) for _, _, size in self.places[split])
 
-    def examples(self, split, start):
-        return itertools.islice(self._places[split], start, None)
+    def files_of(self, split):
+        return [path for path, _, _ in self.places[split]]
 
-    def text_of(self, example):
-        path, start, size = example
-        return b"".join(raw_files.read_chunks(path, start=start, size=size))
+    def splits(self):
+        return [split for split in SPLITS if self.places[split]]
 
-    def parts(self, split, start, state):
-        # The state is the number of a text and how much of it is done, in bytes.
-        number, done, *rule_state = state or (0, 0)
-        pieces = self._pieces(split, number, done)
-        if self.packing == "stream":
-            return self._stream_of(pieces)
-        rule = self.release_rule(split)
-        if rule_state:
-            rule.state = rule_state[0]
-        is_packed = number > len(self._places[split])
-        return iter(()) if is_packed else self._packed_of(split, pieces, rule)
-
-    def _stream_of(self, pieces):
-        for text, is_last, place in pieces:
-            ids = self.encode(text)
-            yield (
-                {"ids": np.append(ids, ids.dtype.type(END_ID)) if is_last else ids},
-                place,
-            )
-
-    def _packed_of(self, split, pieces, rule):
-        for text, is_last, place in pieces:
-            if not is_last:
-                # What is behind the last newline comes in the next piece.
-                text = text.removesuffix(b"\n")
-            lines = [rule.add(line) for line in self.release_lines(text)]
-            yield _arrays_of(lines), (*place, rule.state)
-        behind = len(self._places[split]) + 1, 0
-        yield _arrays_of([rule.finish()]), (*behind, rule.state)
-
-    def _pieces(self, split, number, done):
-        """Yields pieces of texts whose ids, joined, are those of the texts.
-
-        Args:
-            split: string, the split.
-            number: integer, the text to begin with.
-            done: integer, so many bytes of it are left out.
-
-        Yields:
-            `bytes`; whether a text ends there; and number and bytes done behind it.
-        """
-        for place, (path, start, size) in enumerate(self._places[split]):
-            if place < number:
-                continue
-            read, rest = done if place == number else 0, b""
-            for chunk in raw_files.read_chunks(
-                path, start=start + read, size=size - read, chunk_size=CHUNK_SIZE
-            ):
-                read += len(chunk)
-                text = rest + chunk
-                is_last = read == size
-                end = len(text) if is_last else self._end_of_piece(text)
-                text, rest = text[:end], text[end:]
-                if text:
-                    after = (place + 1, 0) if is_last else (place, read - len(rest))
-                    yield text, is_last, after
-
-    def _end_of_piece(self, text):
-        """Where to cut a text so that its parts have the ids of the whole; or 0."""
-        if self.packing == "release":
-            return text.rfind(b"\n") + 1
-        return len(text) if self.vocabulary is None else _end_of_words(text)
+    def identity(self, split):
+        # Where a file is cut depends on the others.
+        texts = _digest(self.places[split])
+        return {**super().identity(split), "texts": texts}
 
 
 def _end_of_words(text):
@@ -309,11 +303,8 @@ def _end_of_words(text):
     return 0
 
 
-def _arrays_of(lines):
-    """What lines that a rule of `packing` has taken add to the arrays."""
-    ids = [np.zeros(0, "int64"), *(np.asarray(line.ids, "int64") for line in lines)]
-    windows = [window for line in lines for window in line.windows]
-    return {"ids": np.concatenate(ids), "windows": windows}
+def _arrays(packed):
+    return dict(zip(("ids", "windows"), packing.joined(packed)))
 
 
 def _absolute(files):

@@ -6,10 +6,26 @@ from routing_tf.problems.arguments import boolean
 from routing_tf.problems.registry import register
 from routing_tf.problems.seq2seq import PAIRS_AT_ONCE
 from routing_tf.problems.seq2seq import Seq2SeqProblem
+from routing_tf.problems.sources import TfdsSource
+
+LANGUAGES = {
+    "de": "German",
+    "en": "English",
+    "fi": "Finnish",
+    "fr": "French",
+    "ro": "Romanian",
+}
+# The year of each task and the pair of languages that tensorflow-datasets calls it by.
+TASKS = (("wmt14", "de-en"), ("wmt14", "fr-en"), ("wmt16", "ro-en"), ("wmt17", "fi-en"))
 
 
 class WmtProblem(Seq2SeqProblem):
     """Translation of the news of a year of WMT, as documents.
+
+    `translate_ende_wmt14` and its like are classes of this one, for English (`en`) to
+    or from German (`de`) and French (`fr`) of 2014, Romanian (`ro`) of 2016 and Finnish
+    (`fi`) of 2017. WMT 2014 has 4.5 million sentences of German for training,
+    newstest2013 for validation and newstest2014 for testing.
 
     Sentences that follow each other in the data are joined by single spaces to one
     document, as many as fit `input_length` and `sequence_length`, end ids included.
@@ -28,6 +44,14 @@ class WmtProblem(Seq2SeqProblem):
 
     Attributes:
         languages: pair of strings, the codes of the languages of source and target.
+
+    Example:
+    ```python
+    from routing_tf import problems
+
+    problem = problems.get("translate_ende_wmt14", data_dir="data", document=False)
+    problem.languages  # ("en", "de")
+    ```
     """
 
     languages = None
@@ -51,32 +75,8 @@ class WmtProblem(Seq2SeqProblem):
         names = super().options_without_effect
         return names - {"sequence_length", "input_length"} if self.document else names
 
-    def prepare_source(self):
-        info = self.tfds_builder.info
-        if not self.tfds_builder.is_prepared():
-            info.as_proto.disable_shuffling = True
-        try:
-            super().prepare_source()
-        except AssertionError as error:
-            # How the builders of WMT say what is wrong with a file.
-            raise ValueError(
-                f"The raw files of {self.name} must be whole. Received: raw_dir="
-                f"{self.raw_dir!r}: {error}"
-            ) from error
-
-    def examples(self, split, start):
-        if self.document and not self.tfds_builder.info.disable_shuffling:
-            raise ValueError(
-                "`document` needs sentences in the order of the corpora. Received: "
-                f"sentences in {self.tfds_builder.data_dir!r} in the order of "
-                "tensorflow-datasets. Remove that folder, use another data_dir, or "
-                "pass document=false"
-            )
-        return super().examples(split, start)
-
-    def num_examples(self, split):
-        # Documents are counted when they are made.
-        return None if self.document else super().num_examples(split)
+    def make_source(self, raw_dir):
+        return _Corpora([self.builder], self.data_path, raw_dir, in_order=self.document)
 
     def pair_of(self, example):
         return tuple(example[code].decode("utf-8") for code in self.languages)
@@ -98,7 +98,8 @@ class WmtProblem(Seq2SeqProblem):
 
     def _lengths(self, texts):
         """How many ids each text adds to a document; of subwords, perhaps fewer."""
-        return [len(ids) for ids in self.encode([f" {text}" for text in texts])]
+        texts = [f" {text}" for text in texts]
+        return [len(ids) for ids in self.tokenizer.encode_batch(texts)]
 
     def _fits(self, lengths):
         # The first sentence has no space in front, but the last one the end id behind.
@@ -106,80 +107,58 @@ class WmtProblem(Seq2SeqProblem):
         return all(length <= limit for length, limit in zip(lengths, limits))
 
     def _joined(self, document):
-        return [self.encode([" ".join(texts)])[0] for texts in zip(*document)]
+        return [self.tokenizer.encode(" ".join(texts)) for texts in zip(*document)]
 
 
-@register("translate_ende_wmt14")
-class TranslateEndeWmt14(WmtProblem):
-    """English to German: the news of WMT 2014, as documents.
+class _Corpora(TfdsSource):
+    """The sentences of WMT, which are written in the order of the corpora."""
 
-    Takes the arguments of `WmtProblem`. 4.5 million sentences are for training,
-    newstest2013 for validation, newstest2014 for testing.
+    def __init__(self, *arguments, in_order):
+        super().__init__(*arguments)
+        self.in_order = in_order
 
-    Example:
-    ```python
-    from routing_tf import problems
+    def prepare(self):
+        if not self.builder.is_prepared():
+            self.builder.info.as_proto.disable_shuffling = True
+        try:
+            super().prepare()
+        except AssertionError as error:
+            # How the builders of WMT say what is wrong with a file.
+            raise ValueError(
+                f"The raw files of {self.names[0]} must be whole. Received: raw_dir="
+                f"{self.raw_dir!r}: {error}"
+            ) from error
 
-    problem = problems.get("translate_ende_wmt14", data_dir="data", document=False)
-    problem.languages  # ("en", "de")
-    ```
-    """
+    def examples(self, split, start):
+        if self.in_order and not self.builder.info.disable_shuffling:
+            raise ValueError(
+                "`document` needs sentences in the order of the corpora. Received: "
+                f"sentences in {self.builder.data_dir!r} in the order of "
+                "tensorflow-datasets. Remove that folder, use another data_dir, or "
+                "pass document=false"
+            )
+        return super().examples(split, start)
 
-    builder = "wmt14_translate/de-en"
-    languages = ("en", "de")
-
-
-@register("translate_deen_wmt14")
-class TranslateDeenWmt14(WmtProblem):
-    """German to English: the news of WMT 2014, as documents."""
-
-    builder = "wmt14_translate/de-en"
-    languages = ("de", "en")
-
-
-@register("translate_enfr_wmt14")
-class TranslateEnfrWmt14(WmtProblem):
-    """English to French: the news of WMT 2014, as documents."""
-
-    builder = "wmt14_translate/fr-en"
-    languages = ("en", "fr")
+    def num_examples(self, split):
+        # Documents are counted when they are made.
+        return None if self.in_order else super().num_examples(split)
 
 
-@register("translate_fren_wmt14")
-class TranslateFrenWmt14(WmtProblem):
-    """French to English: the news of WMT 2014, as documents."""
-
-    builder = "wmt14_translate/fr-en"
-    languages = ("fr", "en")
-
-
-@register("translate_enro_wmt16")
-class TranslateEnroWmt16(WmtProblem):
-    """English to Romanian: the news of WMT 2016, as documents."""
-
-    builder = "wmt16_translate/ro-en"
-    languages = ("en", "ro")
+def _register(year, pair, source, target):
+    """Registers the problem of a year, such as `translate_ende_wmt14`."""
+    title = f"{LANGUAGES[source]} to {LANGUAGES[target]}: the news of "
+    attributes = {
+        "__doc__": f"{title}{year[:3].upper()} 20{year[3:]}, as documents.",
+        "__module__": __name__,
+        "builder": f"{year}_translate/{pair}",
+        "languages": (source, target),
+    }
+    name = f"translate_{source}{target}_{year}"
+    class_name = name.title().replace("_", "")
+    register(name)(type(class_name, (WmtProblem,), attributes))
 
 
-@register("translate_roen_wmt16")
-class TranslateRoenWmt16(WmtProblem):
-    """Romanian to English: the news of WMT 2016, as documents."""
-
-    builder = "wmt16_translate/ro-en"
-    languages = ("ro", "en")
-
-
-@register("translate_enfi_wmt17")
-class TranslateEnfiWmt17(WmtProblem):
-    """English to Finnish: the news of WMT 2017, as documents."""
-
-    builder = "wmt17_translate/fi-en"
-    languages = ("en", "fi")
-
-
-@register("translate_fien_wmt17")
-class TranslateFienWmt17(WmtProblem):
-    """Finnish to English: the news of WMT 2017, as documents."""
-
-    builder = "wmt17_translate/fi-en"
-    languages = ("fi", "en")
+for _year, _pair in TASKS:
+    _first, _second = _pair.split("-")
+    _register(_year, _pair, _first, _second)
+    _register(_year, _pair, _second, _first)

@@ -1,26 +1,24 @@
 """WikiText-103: articles of Wikipedia, as words or as bytes."""
 
 import functools
-import hashlib
 
 import numpy as np
 
 from routing_tf.problems import array_store
 from routing_tf.problems import packing
-from routing_tf.problems.prepared import PreparedTextProblem
+from routing_tf.problems import vocabularies
 from routing_tf.problems.problem import perplexity
 from routing_tf.problems.registry import register
-from routing_tf.problems.text import byte_ids
+from routing_tf.problems.text import TextProblem
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import WordTokenizer
-from routing_tf.tokenizers import byte_tokenizer
 from routing_tf.tokenizers.base_tokenizer import END_ID
 
 VOCABULARY_FILE = "vocabulary.words"
 
 
 @register("wikitext103")
-class Wikitext103(PreparedTextProblem):
+class Wikitext103(TextProblem):
     """WikiText-103, 103 million words of good Wikipedia articles, as words or bytes.
 
     `datagen` takes the files of the release with rare words replaced by `<unk>`
@@ -102,15 +100,11 @@ class Wikitext103(PreparedTextProblem):
         return self.level == "words"
 
     @property
-    def _form(self):
-        return self.tfds_builder.builder_config.name
-
-    @property
     def variant(self):
         if self.level == "bytes":
-            return f"bytes-{self._form}-stream"
+            return f"bytes-{self.source.form}-stream"
         # The vocabulary is that of the split to train on.
-        return f"words-{self._form}-{self.train_split}-{self.packed_name}"
+        return f"words-{self.source.form}-{self.train_split}-{self.packed_name}"
 
     @functools.cached_property
     def tokenizer(self):
@@ -127,7 +121,9 @@ class Wikitext103(PreparedTextProblem):
     def _write_vocabulary(self, path):
         self.check_prepared(self.train_split)
         tokens = WordTokenizer.build_vocabulary(
-            self.texts(self.train_split), newline=True, unknown=True
+            map(self.text_of, self.examples(self.train_split, 0)),
+            newline=True,
+            unknown=True,
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         WordTokenizer(tokens).save_vocabulary(path)
@@ -135,8 +131,7 @@ class Wikitext103(PreparedTextProblem):
     def identity(self, split):
         identity = super().identity(split)
         if self.level == "words":
-            content = "\n".join(self.tokenizer.get_vocabulary()).encode("utf-8")
-            identity["vocabulary"] = hashlib.sha256(content).hexdigest()[:8]
+            identity["vocabulary"] = vocabularies.digest(self.tokenizer)
         return identity
 
     def read_split(self, split):
@@ -152,18 +147,9 @@ class Wikitext103(PreparedTextProblem):
             )
         return arrays
 
-    @property
-    def vocabulary_size(self):
-        if self.level == "bytes":
-            return byte_tokenizer.NUM_IDS
-        return self.tokenizer.vocabulary_size()
-
     def text_of(self, example):
         text = example["text"]
         return text if self.level == "bytes" else text.decode("utf-8")
-
-    def encode(self, text):
-        return byte_ids(text) if self.level == "bytes" else self.tokenizer.encode(text)
 
     def count_words(self, text):
         if self.level == "bytes":

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core import shuffle
 
 from routing_tf.problems import builders
 
@@ -54,7 +55,7 @@ class TestOrder:
         assert first_ids(builder, "train[250:600]") == list(range(250, 600))
 
     def test_more_than_tfds_sorts_in_memory(self, tmp_path, data, monkeypatch):
-        monkeypatch.setattr(tfds.core.shuffle, "MAX_MEM_BUFFER_SIZE", 1000)
+        monkeypatch.setattr(shuffle, "MAX_MEM_BUFFER_SIZE", 1000)
         write_lines(tmp_path / "raw", "train", count=1000)
         builders.prepare(integers(data), tmp_path / "raw")
         assert first_ids(integers(data), "train") == list(range(1000))

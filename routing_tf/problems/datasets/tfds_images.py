@@ -1,11 +1,17 @@
 """Images that tensorflow-datasets prepares."""
 
-from routing_tf.problems.prepared_images import PreparedImageProblem
+from routing_tf.problems.image import ImageProblem
 from routing_tf.problems.registry import register
+
+LAST_TRAINING_IMAGES_HELD_OUT = {
+    "train": "train[:-5000]",
+    "validation": "train[-5000:]",
+    "test": "test",
+}
 
 
 @register("mnist")
-class Mnist(PreparedImageProblem):
+class Mnist(ImageProblem):
     """MNIST, 70,000 handwritten digits of 28 x 28 pixels, with ten classes.
 
     `datagen` takes the four original files (`train-images-idx3-ubyte.gz`, ...) or
@@ -36,15 +42,11 @@ class Mnist(PreparedImageProblem):
     image_shape = (28, 28, 1)
     num_classes = 10
     default_hparams_set = "mnist_cluster_local"
-    sources = {
-        "train": "train[:-5000]",
-        "validation": "train[-5000:]",
-        "test": "test",
-    }
+    sources = LAST_TRAINING_IMAGES_HELD_OUT
 
 
 @register("cifar10")
-class Cifar10(PreparedImageProblem):
+class Cifar10(ImageProblem):
     """CIFAR-10, 60,000 photographs of 32 x 32 pixels, with ten classes.
 
     `datagen` takes the original file `cifar-10-binary.tar.gz` or downloads it. Of the
@@ -74,15 +76,11 @@ class Cifar10(PreparedImageProblem):
     image_shape = (32, 32, 3)
     num_classes = 10
     default_hparams_set = "cifar10_local_cluster"
-    sources = {
-        "train": "train[:-5000]",
-        "validation": "train[-5000:]",
-        "test": "test",
-    }
+    sources = LAST_TRAINING_IMAGES_HELD_OUT
 
 
 @register("imagenet64")
-class Imagenet64(PreparedImageProblem):
+class Imagenet64(ImageProblem):
     """ImageNet at 64 x 64 pixels, 1.28 million photographs without classes.
 
     `datagen` takes the original files `train_64x64.tar` and `valid_64x64.tar`. There

@@ -1,0 +1,41 @@
+"""Subword vocabularies that problems bring along or learn."""
+
+import hashlib
+import pathlib
+import shutil
+
+from routing_tf.files import atomic
+from routing_tf.tokenizers import SubwordTokenizer
+
+VOCABULARY_SIZE = 1 << 15
+# Of the texts to train on, evenly over all of them, that a vocabulary is learned from.
+VOCABULARY_BYTES = 50_000_000
+
+
+def given_vocabulary(path, raw_dir):
+    """Returns the path of the vocabulary of this name among raw files; or None."""
+    given = raw_dir and pathlib.Path(raw_dir, path.name)
+    return given if given and given.is_file() else None
+
+
+def make_vocabulary(path, raw_dir, texts):
+    """Copies the vocabulary among the raw files, or learns one.
+
+    Args:
+        path: `pathlib.Path` of the vocabulary.
+        raw_dir: string, the folder with the raw files; `None` if there is none.
+        texts: function that returns an iterable of texts to learn from.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if given := given_vocabulary(path, raw_dir):
+        with atomic.whole(path) as partial:
+            shutil.copyfile(given, partial)
+    else:
+        tokens = SubwordTokenizer.build_vocabulary(texts(), VOCABULARY_SIZE)
+        SubwordTokenizer(tokens).save_vocabulary(path)
+
+
+def digest(tokenizer, size=8):
+    """Returns a few characters that tell a vocabulary from others."""
+    content = "\n".join(tokenizer.get_vocabulary()).encode("utf-8")
+    return hashlib.sha256(content).hexdigest()[:size]

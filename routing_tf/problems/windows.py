@@ -1,0 +1,173 @@
+"""Which pieces of a split are served, in which order, and how they are read."""
+
+import numpy as np
+import tensorflow as tf
+
+from routing_tf.problems.arguments import integer_at_least
+
+
+class Windows:
+    """The windows of a split: where they start and how long they are.
+
+    Args:
+        num_ids: integer, ids of the split.
+        length: integer, ids of a window.
+        given: NumPy array `<int64>[num_windows, 2]`, start and length of each window,
+            if the data itself has them. Defaults to `None`: they follow each other.
+        min_training_length: integer, see `Problem`. Defaults to `None`.
+    """
+
+    def __init__(self, num_ids, length, given=None, min_training_length=None):
+        self.num_ids = num_ids
+        self.length = length
+        self.given = given
+        self.min_training_length = min_training_length
+
+    def number(self, training):
+        """Returns how many windows there are, in evaluation or an epoch of training."""
+        if self.given is not None:
+            return len(self.given)
+        remainder = 0 if training else self.length - 1
+        return (self.num_ids + remainder) // self.length
+
+    def of_epoch(self, seed, epoch):
+        """The windows of one epoch of training, in the order of that epoch.
+
+        The ids are a ring: the windows follow each other from a random place on, and
+        one of them may run over the end into the beginning. Windows that the data
+        itself has come as they are.
+
+        Args:
+            seed: int64 tensor of shape `()`.
+            epoch: int64 tensor of shape `()`, counted from 0.
+
+        Returns:
+            Starts and lengths in ids, two tensors `<int64>[number(training=True)]`.
+        """
+        seed = tf.stack([seed, epoch])
+        order = tf.random.experimental.stateless_shuffle(
+            tf.range(self.number(training=True), dtype=tf.int64), seed, alg="philox"
+        )
+        if self.given is not None:
+            # Outside of the graph, which would hold millions of them as a constant.
+            with tf.init_scope(), tf.device("cpu"):
+                given = tf.convert_to_tensor(self.given)
+            starts, lengths = tf.unstack(tf.gather(given, order), axis=1)
+        else:
+            offset = tf.random.stateless_uniform(
+                (), seed, 0, self.num_ids, dtype=tf.int64, alg="philox"
+            )
+            lengths = tf.fill(tf.shape(order), np.int64(self.length))
+            starts = offset + order * self.length
+        if self.min_training_length is not None:
+            share = tf.random.stateless_uniform(
+                tf.shape(order), seed + 1, dtype=tf.float64, alg="philox"
+            )
+            shortest = tf.minimum(lengths, self.min_training_length)
+            choices = tf.cast(lengths - shortest + 1, tf.float64)
+            lengths = shortest + tf.cast(share * choices, tf.int64)
+        return starts, lengths
+
+    def in_order(self):
+        """The windows in their fixed order: every id exactly once.
+
+        Returns:
+            Starts and lengths in ids, two NumPy arrays
+            `<int64>[number(training=False)]`.
+        """
+        if self.given is not None:
+            return self.given[:, 0], self.given[:, 1]
+        starts = np.arange(self.number(training=False), dtype="int64") * self.length
+        return starts, np.minimum(self.length, self.num_ids - starts)
+
+    def for_training(self, batch_size, seed, num_done, repeat):
+        """A dataset of pairs (start, length), without the first `num_done`."""
+        seed = tf.constant(integer_at_least(0, "seed", seed), tf.int64)
+        number = self.number(training=True)
+        first_epoch, num_done = divmod(num_done, number)
+        if repeat or repeat is None:
+            epochs = tf.data.Dataset.counter(first_epoch)
+            size = tf.data.INFINITE_CARDINALITY
+        else:
+            epochs = tf.data.Dataset.range(first_epoch, max(1, first_epoch))
+            size = max(0, number - num_done) if first_epoch == 0 else 0
+            if number < batch_size:
+                raise ValueError(
+                    "`batch_size` must not exceed the number of training windows "
+                    f"if `repeat` is False. Received: batch_size={batch_size} with "
+                    f"{number} windows of {self.length} ids"
+                )
+
+        def windows_of(epoch):
+            starts, lengths = self.of_epoch(seed, epoch)
+            # Cut, not skipped: an epoch may have millions of windows.
+            done = tf.where(epoch == first_epoch, np.int64(num_done), np.int64(0))
+            return tf.data.Dataset.from_tensor_slices((starts[done:], lengths[done:]))
+
+        # Keras asks how long a dataset is, and a flat_map cannot tell.
+        return epochs.flat_map(windows_of).apply(
+            tf.data.experimental.assert_cardinality(size)
+        )
+
+    def for_evaluation(self, batch_size, num_examples):
+        """A dataset of pairs (start, length), filled up with windows of length 0."""
+        starts, lengths = self.in_order()
+        if num_examples is not None:
+            num_examples = integer_at_least(1, "num_examples", num_examples)
+            count = min(num_examples, len(starts))
+            chosen = np.arange(count) * len(starts) // count
+            starts, lengths = starts[chosen], lengths[chosen]
+        filling = (0, -len(starts) % batch_size)
+        return tf.data.Dataset.from_tensor_slices(
+            (np.pad(starts, filling), np.pad(lengths, filling))
+        )
+
+
+def read_windows(ids, starts, lengths, sequence_length):
+    """Cuts a batch of windows out of a sequence of ids.
+
+    Args:
+        ids: NumPy array `<int>[num_tokens]`, read as a ring.
+        starts: tensor `<int64>[batch]`, the first id of each window.
+        lengths: tensor `<int64>[batch]`, at most `sequence_length`: how
+            many ids each window has; the rest of its row is padding.
+        sequence_length: integer, the length of a row.
+
+    Returns:
+        `(inputs, targets, weights)` as described in `Problem.dataset`.
+    """
+    targets = read_rows(ids, starts, lengths, sequence_length)
+    mask = tf.sequence_mask(lengths, sequence_length)
+    inputs = {"token_ids": shifted(targets), "padding_mask": mask}
+    return inputs, targets, tf.cast(mask, tf.float32)
+
+
+def shifted(targets):
+    """Returns a batch of targets, shifted right by one behind a leading 0."""
+    return tf.pad(targets[:, :-1], [[0, 0], [1, 0]])
+
+
+def read_rows(ids, starts, lengths, row_length):
+    """Cuts rows out of a sequence of ids, which may be too large for the memory.
+
+    Args:
+        ids: NumPy array `<int>[num_tokens]`, read as a ring.
+        starts: tensor `<int64>[batch]`, the first id of each row.
+        lengths: tensor `<int64>[batch]`, at most `row_length`.
+        row_length: integer, the length of a row.
+
+    Returns:
+        Tensor `<int32>[batch, row_length]`, 0 behind each row's ids.
+    """
+
+    def cut(starts, lengths):
+        rows = np.zeros((len(starts), row_length), "int32")
+        for row, start, length in zip(rows, starts % len(ids), lengths):
+            until_end = min(length, len(ids) - start)
+            row[:until_end] = ids[start : start + until_end]
+            row[until_end:length] = ids[: length - until_end]
+        return rows
+
+    # An array on disk is no tensor.
+    rows = tf.numpy_function(cut, [starts, lengths], tf.int32, stateful=False)
+    return tf.ensure_shape(rows, (starts.shape[0], row_length))

@@ -420,7 +420,7 @@ def test_nothing_else_takes_memory(layer, originals, tmp_path):
 def test_lengths_of_texts_are_bounded(originals, tmp_path):
     path, place = tmp_path / "long.keras", "config/preprocessor/config/sequence_length"
     rewrite(originals / "byte_tiny.keras", path, lambda c: put(c, place, 10**12))
-    with assert_refused("MAX_SIZE.*1,000,000,000,000 sequence_length"):
+    with assert_refused("max_size.*1,000,000,000,000 sequence_length"):
         safe_loading.load_keras_file(path)
 
 
@@ -434,7 +434,7 @@ def test_lengths_of_inputs_are_bounded(tmp_path):
     )
     lm = models.RoutingTransformerSeq2SeqLM(backbone, preprocessor)
     lm.save(tmp_path / "long.keras")
-    with assert_refused("MAX_INPUT_LENGTH.*131,072 encoder_sequence_length"):
+    with assert_refused("max_input_length.*131,072 encoder_sequence_length"):
         safe_loading.load_keras_file(tmp_path / "long.keras")
 
 
@@ -448,9 +448,9 @@ LONG_MEMORY = [
 def test_caches_are_bounded(changes, received):
     h = presets.preset_hyperparameters("byte_tiny").replace(**changes)
     for length, text in ((None, "one without an end"), (20, "a text of 20")):
-        with assert_refused(f"MAX_REMEMBERED.*{received}, for {text}. Build"):
+        with assert_refused(f"max_remembered.*{received}, for {text}. Build"):
             token_stream.cache_length(h, length)
-    with assert_refused(f"MAX_REMEMBERED.*{received}"):
+    with assert_refused(f"max_remembered.*{received}"):
         models.RoutingTransformer(h).make_cache(1, 20)
     # As much as was asked for.
     safe_loading.check_memory(h, 2**25)
@@ -460,7 +460,7 @@ def test_caches_of_images_are_bounded():
     model = models.RoutingImageTransformer.from_preset(
         "digits_small", attention_window=2**24
     )
-    with assert_refused("MAX_REMEMBERED.*for a text of 64"):
+    with assert_refused("max_remembered.*for a text of 64"):
         model.make_cache(1)
 
 
@@ -482,9 +482,11 @@ def test_nothing_of_a_refused_model_is_left_behind():
 
 
 def test_limits_can_be_raised(originals, monkeypatch):
-    for limit in ("MAX_LAYERS", "MAX_SIZE", "MAX_JSON_BYTES", "MAX_JSON_DEPTH"):
-        monkeypatch.setattr(safe_loading, limit, 1)
-        with assert_refused(f"keep to `routing_tf.files.safe_loading.{limit}`, 1"):
+    for limit in ("max_layers", "max_size", "max_json_bytes", "max_json_depth"):
+        monkeypatch.setattr(safe_loading.LIMITS, limit, 1)
+        with assert_refused(
+            f"keep to `routing_tf.files.safe_loading.LIMITS.{limit}`, 1"
+        ):
             safe_loading.load_keras_file(originals / "digits_small.keras")
         monkeypatch.undo()
     safe_loading.load_keras_file(originals / "digits_small.keras")
@@ -600,9 +602,9 @@ def test_members_that_share_bytes_are_refused(originals, tmp_path):
 @pytest.mark.parametrize(
     "message, name, size",
     [
-        ("MAX_TEXT_BYTES", "assets/vocabulary.words", 2**27),
-        ("MAX_JSON_BYTES", "metadata.json", 2**21),
-        ("MAX_JSON_BYTES", "config.json", 2**21),
+        ("max_text_bytes", "assets/vocabulary.words", 2**27),
+        ("max_json_bytes", "metadata.json", 2**21),
+        ("max_json_bytes", "config.json", 2**21),
         ("what Keras writes", "model.weights.npz", 1),
         ("what Keras writes", "../../evil.py", 1),
     ],
@@ -643,9 +645,9 @@ def test_a_damaged_archive(originals, tmp_path):
 def test_nested_json_is_refused(text, originals, tmp_path):
     shutil.copytree(originals / "digits_small", tmp_path / "preset")
     (tmp_path / "preset/config.json").write_text(text)
-    with assert_refused("MAX_JSON_DEPTH"):
+    with assert_refused("max_json_depth"):
         models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
-    with assert_refused("`hparams` must be.*MAX_JSON_DEPTH"):
+    with assert_refused("`hparams` must be.*max_json_depth"):
         conversion.read_hparams(tmp_path / "preset/config.json")
 
 
@@ -653,7 +655,7 @@ def test_large_json_is_not_read(originals, tmp_path):
     shutil.copytree(originals / "digits_small", tmp_path / "preset")
     with open(tmp_path / "preset/metadata.json", "wb") as file:
         file.truncate(2**40)
-    with assert_refused("MAX_JSON_BYTES"):
+    with assert_refused("max_json_bytes"):
         models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
 
 
@@ -683,13 +685,13 @@ def test_vocabularies_of_absurd_size_are_not_read(cls, tmp_path):
     path = tmp_path / "vocabulary"
     with open(path, "wb") as file:
         file.truncate(2**40)
-    with assert_refused("MAX_TEXT_BYTES.*1,099,511,627,776 bytes"):
+    with assert_refused("max_text_bytes.*1,099,511,627,776 bytes"):
         cls(path)
     path.write_bytes(b"\n" * 2**23)
-    with assert_refused("MAX_TOKENS.*8,388,608 lines"):
+    with assert_refused("max_tokens.*8,388,608 lines"):
         cls(path)
     path.write_bytes(b"'<pad>_'\n" + b"x" * 2**17)
-    with assert_refused("MAX_TOKEN_LENGTH.*131,072 characters in a line"):
+    with assert_refused("max_token_length.*131,072 characters in a line"):
         cls(path)
 
 
@@ -715,7 +717,7 @@ def test_damaged_data_of_a_checkpoint_are_refused(tmp_path):
 @pytest.mark.parametrize(
     "message, name, shape",
     [
-        ("MAX_LAYERS.*1,000,000,000 decoder_layers", "decoder_layer_999999999/x", (1,)),
+        ("max_layers.*1,000,000,000 decoder_layers", "decoder_layer_999999999/x", (1,)),
         ("axes of up to 1,000,000,000", "decoder_layer_0/projection", (1, 10**9, 0)),
     ],
 )
@@ -742,7 +744,7 @@ def test_names_and_shapes_of_checkpoints(message, name, shape, tmp_path):
     ids=str,
 )
 def test_settings_of_a_checkpoint_are_bounded(changes):
-    with assert_refused("MAX_SIZE"):
+    with assert_refused("max_size"):
         models.RoutingTransformerCausalLM.from_release_checkpoint(
             RELEASE, hparams={**HPARAMS, **changes}
         )

@@ -3,30 +3,16 @@
 Loading runs no code of a file: Keras sees only configs whose classes are those of
 this package. And it takes no more memory than a file's own size accounts for.
 
-The limits are attributes of this module. Set one where a file that you trust is beyond
-it, such as `safe_loading.MAX_LAYERS = 1000`, or `safe_loading.PACKAGES.add("mine")`.
-
 Attributes:
     PACKAGES: set of the packages, as in `keras.saving.register_keras_serializable`,
-        whose registered classes a config may name.
-    MAX_JSON_BYTES: size of a JSON file, such as a config.
-    MAX_JSON_DEPTH: how many lists and objects may lie inside each other in it.
-    MAX_TEXT_BYTES: size of a vocabulary file, or of all of a `.keras` file but its
-        weights.
-    MAX_TOKENS: number of lines of a vocabulary file.
-    MAX_TOKEN_LENGTH: number of characters of such a line.
-    MAX_SIZE: largest whole number among hyperparameters, and largest length.
-    MAX_LAYERS: largest number of blocks of an encoder or a decoder.
-    MAX_FLANGE_BLOCKS: largest number of blocks that local heads see behind their own.
-    MAX_BLOCK_SIZE: number of sub-pixels of a block of an image.
-    MAX_INPUT_LENGTH: number of tokens that an encoder takes, however short a text is.
-    MAX_REMEMBERED: number of tokens that heads may remember of a text that has fewer,
-        or no end.
+        whose registered classes a config may name. To trust your own ones, write
+        `safe_loading.PACKAGES.add("mine")`.
+    LIMITS: `Limits`, how large what a file needs may be. Set one where a file that you
+        trust is beyond it, such as `safe_loading.LIMITS.max_layers = 1000`.
 """
 
 import concurrent.futures
 import copy
-import json
 import math
 import pathlib
 import warnings
@@ -38,69 +24,16 @@ import keras
 import keras_hub
 import numpy as np
 
+from routing_tf.files.limits import LIMITS
+from routing_tf.files.limits import nested_values
+from routing_tf.files.limits import parse_json
+from routing_tf.files.limits import read_json
+
 PACKAGES = {"routing_tf"}
-MAX_JSON_BYTES = 2**20
-MAX_JSON_DEPTH = 32
-MAX_TEXT_BYTES = 2**26
-MAX_TOKENS = 2**22
-MAX_TOKEN_LENGTH = 2**16
-MAX_SIZE = 2**24
-MAX_LAYERS = 256
-MAX_FLANGE_BLOCKS = 256
-MAX_BLOCK_SIZE = 2**16
-MAX_INPUT_LENGTH = 2**16
-MAX_REMEMBERED = 2**16
 
 _WEIGHTS = "model.weights.h5"
-_PLAIN = (str, int, float, type(None))
 _MODELS = ("config.json", "task.json")
 _PREPROCESSORS = ("preprocessor.json", "tokenizer.json")
-
-
-def read_json(path):
-    """Reads a JSON file of limited size and depth.
-
-    Args:
-        path: path of the file.
-
-    Returns:
-        What it holds.
-
-    Raises:
-        ValueError: if it is no JSON, larger than `MAX_JSON_BYTES` or nested deeper
-            than `MAX_JSON_DEPTH`.
-        OSError: if it cannot be read.
-    """
-    return _parse_json(_read(path, "MAX_JSON_BYTES"), path)
-
-
-def read_lines(path):
-    r"""Reads the lines of a vocabulary file.
-
-    Args:
-        path: path of the file, in UTF-8.
-
-    Returns:
-        List of the lines, split at `"\n"` alone.
-
-    Raises:
-        ValueError: if the file is larger than `MAX_TEXT_BYTES`, has more lines than
-            `MAX_TOKENS` or one that is longer than `MAX_TOKEN_LENGTH`, or is not in
-            UTF-8.
-        OSError: if it cannot be read.
-    """
-    # Tokens may hold characters at which str.splitlines would break a line.
-    try:
-        text = _read(path, "MAX_TEXT_BYTES").decode("utf-8").removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"A vocabulary must be text in UTF-8. Received: {str(path)!r}: {error}"
-        ) from error
-    _check_limit("MAX_TOKENS", text.count("\n") + 1, "lines", path)
-    lines = text.split("\n") if text else []
-    longest = max(map(len, lines), default=0)
-    _check_limit("MAX_TOKEN_LENGTH", longest, "characters in a line", path)
-    return lines
 
 
 def load_keras_file(path):
@@ -132,7 +65,7 @@ def load_keras_file(path):
     try:
         with zipfile.ZipFile(path) as archive:
             _check_members(archive.infolist(), path)
-            config = _parse_json(archive.read("config.json"), path)
+            config = parse_json(archive.read("config.json"), path)
             with archive.open(_WEIGHTS) as file:
                 sizes = _check_weights(file, path)
     except (KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
@@ -224,18 +157,18 @@ def check_hyperparameters(hyperparameters, source):
         source: the file they come from, for the message.
 
     Raises:
-        ValueError: if a whole number is larger than `MAX_SIZE`, a number of layers
-            larger than `MAX_LAYERS`, one of blocks larger than `MAX_FLANGE_BLOCKS`, or
-            a block of an image larger than `MAX_BLOCK_SIZE`.
+        ValueError: if a whole number is larger than `max_size`, a number of layers
+            larger than `max_layers`, one of blocks larger than `max_flange_blocks`, or
+            a block of an image larger than `max_block_size`.
     """
     numbers = {k: v for k, v in hyperparameters.items() if isinstance(v, int)}
-    limits = {"_layers": "MAX_LAYERS", "_flange_blocks": "MAX_FLANGE_BLOCKS"}
+    limits = {"_layers": "max_layers", "_flange_blocks": "max_flange_blocks"}
     for name, value in numbers.items():
-        limit = next((v for k, v in limits.items() if name.endswith(k)), "MAX_SIZE")
-        _check_limit(limit, value, name, source)
+        limit = next((v for k, v in limits.items() if name.endswith(k)), "max_size")
+        LIMITS.check(limit, value, name, source)
     if "local_block_width" in numbers:  # images are filled up to whole blocks
         size = numbers["local_block_width"] * numbers.get("local_block_length", 1)
-        _check_limit("MAX_BLOCK_SIZE", size, "sub-pixels in a block", source)
+        LIMITS.check("max_block_size", size, "sub-pixels in a block", source)
 
 
 def check_memory(hyperparameters, max_length=None):
@@ -249,7 +182,7 @@ def check_memory(hyperparameters, max_length=None):
             end.
 
     Raises:
-        ValueError: if they remember more than that and than `MAX_REMEMBERED`.
+        ValueError: if they remember more than that and than `max_remembered`.
     """
     h = hyperparameters
     blocks = h.local_flange_blocks + 1
@@ -257,12 +190,12 @@ def check_memory(hyperparameters, max_length=None):
     if h.num_routed_heads or h.num_cluster_strided_heads:
         remembered["attention_window"] = h.attention_window
     for name, number in remembered.items():
-        if number > max(MAX_REMEMBERED, max_length or 0):
+        if number > max(LIMITS.max_remembered, max_length or 0):
             text = f"a text of {max_length:,}" if max_length else "one without an end"
             raise ValueError(
                 "Heads must not remember more tokens than a text has and than "
-                "`routing_tf.files.safe_loading.MAX_REMEMBERED`, "
-                f"{MAX_REMEMBERED:,}. Received: {number:,} tokens by "
+                "`routing_tf.files.safe_loading.LIMITS.max_remembered`, "
+                f"{LIMITS.max_remembered:,}. Received: {number:,} tokens by "
                 f"{name}={getattr(h, name)}, for {text}. Build the model with a "
                 "smaller one, which has the same weights, or set this limit higher"
             )
@@ -322,47 +255,6 @@ def _count_values(build, source):
         ) from error
 
 
-def _read(path, limit):
-    size = pathlib.Path(path).stat().st_size
-    _check_limit(limit, size, "bytes", path)
-    return pathlib.Path(path).read_bytes()
-
-
-def _check_limit(limit, value, what, source):
-    largest = globals()[limit]
-    if value > largest:
-        raise ValueError(
-            f"A file must keep to `routing_tf.files.safe_loading.{limit}`, "
-            f"{largest:,}. Received: {value:,} {what} in {str(source)!r}. If you "
-            "trust the file, set this limit higher"
-        )
-
-
-def _parse_json(data, source):
-    try:
-        found = json.loads(data)
-    except RecursionError:
-        found, depth = None, math.inf
-    except ValueError as error:
-        raise ValueError(
-            f"A JSON file must be whole. Received: {str(source)!r}: {error}. Save or "
-            "copy it anew"
-        ) from error
-    else:
-        depth = sum(1 for _ in _values(found)) - 1
-    _check_limit("MAX_JSON_DEPTH", depth, "values inside each other", source)
-    return found
-
-
-def _values(value):
-    """Yields all values inside a value of JSON, one list for each depth."""
-    level = [value]
-    while level:
-        yield level
-        lists = [v.values() if isinstance(v, dict) else v for v in level]
-        level = [item for v in lists if not isinstance(v, _PLAIN) for item in v]
-
-
 def _check_members(members, source):
     """Checks what a `.keras` file says of its members: all that Keras unpacks."""
     allowed = {"config.json", "metadata.json", _WEIGHTS}
@@ -388,9 +280,9 @@ def _check_members(members, source):
             "compresses nothing"
         )
     sizes = {m.filename: m.file_size for m in members if m not in weights}
-    _check_limit("MAX_TEXT_BYTES", sum(sizes.values()), "bytes unpacked", source)
+    LIMITS.check("max_text_bytes", sum(sizes.values()), "bytes unpacked", source)
     for name in ("config.json", "metadata.json"):
-        _check_limit("MAX_JSON_BYTES", sizes.get(name, 0), "bytes unpacked", source)
+        LIMITS.check("max_json_bytes", sizes.get(name, 0), "bytes unpacked", source)
 
 
 def _check_weights(file, source):
@@ -424,7 +316,7 @@ def _check_weights(file, source):
 def _check_shards(index, folder):
     """Checks that the weights that an index names lie in its folder."""
     named = index.get("weight_map") if isinstance(index, dict) else None
-    names = [v for level in _values(named) for v in level if isinstance(v, str)]
+    names = [v for level in nested_values(named) for v in level if isinstance(v, str)]
     refused = [name for name in names if not _is_plain_name(name)]
     if refused:
         raise ValueError(
@@ -459,7 +351,7 @@ def _check_config(config, models, source):
             "A config must name the class it is of. Received: "
             f"{str(source)!r} without a class_name. Save the model anew"
         )
-    for level in _values(config):
+    for level in nested_values(config):
         for value in level:
             if isinstance(value, dict):
                 _check_object(value, any(value is model for model in models), source)
@@ -480,8 +372,8 @@ def _check_object(value, may_be_model, source):
             check_hyperparameters(item, source)
         elif name.endswith("_length") and isinstance(item, int):
             is_filled = name == "encoder_sequence_length"
-            limit = "MAX_INPUT_LENGTH" if is_filled else "MAX_SIZE"
-            _check_limit(limit, item, name, source)
+            limit = "max_input_length" if is_filled else "max_size"
+            LIMITS.check(limit, item, name, source)
         elif name == "config_file" and not _is_plain_name(item):
             raise ValueError(
                 "`config_file` must be a name without folders. Received: "

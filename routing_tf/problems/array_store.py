@@ -6,7 +6,6 @@ nobody takes half of it for the whole.
 """
 
 import contextlib
-import io
 import json
 import os
 import pathlib
@@ -113,21 +112,20 @@ def write(folder, dtypes, identity, parts):
         ValueError: from `parts`; nothing is left behind then. If the disk is full;
             then work can go on.
     """
-    folder = pathlib.Path(folder)
+    folder, identity = pathlib.Path(folder), json.loads(json.dumps(identity))
     with alone(folder.parent):
         if is_complete(folder):  # by another process, meanwhile
-            if identity_of(folder) == json.loads(json.dumps(identity)):
+            if identity_of(folder) == identity:
                 return
             shutil.rmtree(folder)
         partial = folder.with_name(f"{folder.name}.incomplete")
-        writer = _Writer(partial, dtypes, identity)
         try:
-            for arrays, state in parts(writer.state):
-                writer.append(arrays)
-                writer.checkpoint(state)
-            writer.finish()
+            with contextlib.closing(_Writer(partial, dtypes, identity)) as writer:
+                for arrays, state in parts(writer.state):
+                    writer.append(arrays)
+                    writer.checkpoint(state)
+                writer.finish()
         except ValueError:
-            writer.close()
             shutil.rmtree(partial)
             raise
         except OSError as error:
@@ -136,8 +134,6 @@ def write(folder, dtypes, identity, parts):
                 f"writable. Received: {error}. Free some, and the same command goes "
                 "on where it was"
             ) from error
-        finally:
-            writer.close()
         os.replace(partial, folder)
 
 
@@ -166,65 +162,42 @@ def alone(folder):
 
 
 class _Writer:
-    """The files of a store while it is written."""
+    """The files of a store while it is written, each a header and what came so far."""
 
     def __init__(self, folder, dtypes, identity):
-        self._folder = folder
-        self._identity = json.loads(json.dumps(identity))
+        self._folder, self._identity, self._files = folder, identity, {}
         self._dtypes = {name: np.dtype(dtype) for name, dtype in dtypes.items()}
-        progress = self._read_progress()
-        if progress is None:
+        self._last_checkpoint = time.monotonic()
+        try:
+            self._begin(**json.loads((folder / "progress.json").read_text()))
+        except (OSError, ValueError, KeyError, TypeError):
+            self.close()
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            progress = {"lengths": dict.fromkeys(dtypes, 0), "state": None}
-        self._lengths = progress["lengths"]
-        self.state = progress["state"]
-        self._files = {name: self._open(name) for name in dtypes}
-        self._last_checkpoint = time.monotonic()
+            self._begin(identity, dict.fromkeys(dtypes, 0), None)
 
-    def _read_progress(self):
-        try:
-            progress = json.loads((self._folder / "progress.json").read_text())
-            if progress["identity"] != self._identity:
-                return None
-            sizes = [
-                self._end_of(name, progress["lengths"][name])
-                <= (self._folder / f"{name}.npy").stat().st_size
-                for name in self._dtypes
-            ]
-            return progress if all(sizes) else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def _header(self, name, length):
-        """The first bytes of a file, as many whatever the length: NumPy makes room."""
-        item = self._dtypes[name]
-        header = {
-            "descr": np.lib.format.dtype_to_descr(item.base),
-            "fortran_order": False,
-            "shape": (length, *item.shape),
-        }
-        stream = io.BytesIO()
-        np.lib.format.write_array_header_1_0(stream, header)
-        return stream.getvalue()
-
-    def _end_of(self, name, length):
-        return len(self._header(name, length)) + length * self._dtypes[name].itemsize
-
-    def _open(self, name):
-        path = self._folder / f"{name}.npy"
-        file = path.open("r+b" if path.exists() else "w+b")
-        file.write(self._header(name, 0))
-        # What came behind the last checkpoint is made once more.
-        file.seek(self._end_of(name, self._lengths[name]))
-        file.truncate()
-        return file
+    def _begin(self, identity, lengths, state):
+        if identity != self._identity:
+            raise ValueError("what is there was made of something else")
+        self._lengths, self.state = lengths, state
+        for name, item in self._dtypes.items():
+            path = self._folder / f"{name}.npy"
+            self._files[name] = file = path.open("r+b" if path.exists() else "w+b")
+            end = _write_header(file, item, 0) + lengths[name] * item.itemsize
+            if file.seek(0, os.SEEK_END) < end:
+                raise ValueError(f"{path.name} is shorter than it was")
+            # What came behind the last checkpoint is made once more.
+            file.seek(end)
+            file.truncate()
 
     def append(self, arrays):
         for name, values in arrays.items():
             item = self._dtypes[name]
             values = np.asarray(values).reshape(-1, *item.shape)
-            if values.size and not _fits(values, item.base):
+            limits = np.iinfo(item.base)
+            if values.size and not (
+                limits.min <= values.min() and values.max() <= limits.max
+            ):
                 raise ValueError(
                     f"The values of `{name}` must fit into {item.base}. Received: "
                     f"{values.min()} to {values.max()}"
@@ -235,39 +208,33 @@ class _Writer:
     def checkpoint(self, state):
         self.state = state
         if time.monotonic() - self._last_checkpoint > SECONDS_BETWEEN_CHECKPOINTS:
-            self._flush()
-            progress = {
-                "identity": self._identity,
-                "lengths": self._lengths,
-                "state": state,
-            }
-            _write_whole(self._folder / "progress.json", progress)
+            self._write("progress.json", state=state)
             self._last_checkpoint = time.monotonic()
-
-    def _flush(self):
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
 
     def finish(self):
         for name, file in self._files.items():
-            file.seek(0)
-            file.write(self._header(name, self._lengths[name]))
-        self._flush()
-        content = {"lengths": self._lengths, "identity": self._identity}
-        _write_whole(self._folder / "info.json", content)
+            _write_header(file, self._dtypes[name], self._lengths[name])
+        self._write("info.json")
         (self._folder / "progress.json").unlink(missing_ok=True)
+
+    def _write(self, name, **content):
+        """Writes what the arrays are, when they are on the disk."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        content = {"identity": self._identity, "lengths": self._lengths, **content}
+        with atomic.whole(self._folder / name) as partial:
+            partial.write_text(json.dumps(content, indent=2) + "\n")
 
     def close(self):
         for file in self._files.values():
             file.close()
 
 
-def _fits(values, dtype):
-    limits = np.iinfo(dtype)
-    return limits.min <= values.min() and values.max() <= limits.max
-
-
-def _write_whole(path, content):
-    with atomic.whole(path) as partial:
-        partial.write_text(json.dumps(content, indent=2) + "\n")
+def _write_header(file, item, length):
+    """Writes the first bytes of an array, as many for any length; returns how many."""
+    file.seek(0)
+    shape, descr = (length, *item.shape), np.lib.format.dtype_to_descr(item.base)
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.tell()

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow_text as tf_text
 from tensorflow_text.tools.wordpiece_vocab import wordpiece_tokenizer_learner_lib
 
-from routing_tf.files import safe_loading
+from routing_tf.files import limits
 from routing_tf.tokenizers.base_tokenizer import PAD_ID
 from routing_tf.tokenizers.base_tokenizer import Vocabulary
 from routing_tf.tokenizers.vocabulary_tokenizer import VocabularyTokenizer
@@ -85,7 +85,7 @@ class SubwordTokenizer(VocabularyTokenizer):
 
     def read_tokens(self, path):
         tokens = []
-        for number, line in enumerate(safe_loading.read_lines(path), 1):
+        for number, line in enumerate(limits.read_lines(path), 1):
             line = line.strip()
             if len(line) < 2 or line[0] != line[-1] or line[0] not in "'\"":
                 raise ValueError(

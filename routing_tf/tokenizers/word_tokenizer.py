@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from routing_tf.files import safe_loading
+from routing_tf.files import limits
 from routing_tf.tokenizers.base_tokenizer import PAD_ID
 from routing_tf.tokenizers.base_tokenizer import Vocabulary
 from routing_tf.tokenizers.vocabulary_tokenizer import VocabularyTokenizer
@@ -90,7 +90,7 @@ class WordTokenizer(VocabularyTokenizer):
     first_tokens = tuple((token,) for token in _SPECIAL_TOKENS)
 
     def read_tokens(self, path):
-        return [line.removesuffix("\r") for line in safe_loading.read_lines(path)]
+        return [line.removesuffix("\r") for line in limits.read_lines(path)]
 
     def set_tokens(self, tokens):
         """Makes the tables of tokens; see `VocabularyTokenizer`."""

@@ -1,0 +1,141 @@
+"""How large a file from a stranger may be, and what is read of it."""
+
+import dataclasses
+import json
+import math
+import pathlib
+
+PLAIN = (str, int, float, type(None))
+
+
+@dataclasses.dataclass
+class Limits:
+    """What a file may need at most.
+
+    Args:
+        max_json_bytes: size of a JSON file, such as a config.
+        max_json_depth: how many lists and objects may lie inside each other in it.
+        max_text_bytes: size of a vocabulary file, or of all of a `.keras` file but its
+            weights.
+        max_tokens: number of lines of a vocabulary file.
+        max_token_length: number of characters of such a line.
+        max_size: largest whole number among hyperparameters, and largest length.
+        max_layers: largest number of blocks of an encoder or a decoder.
+        max_flange_blocks: largest number of blocks that local heads see behind their
+            own.
+        max_block_size: number of sub-pixels of a block of an image.
+        max_input_length: number of tokens that an encoder takes, however short a text
+            is.
+        max_remembered: number of tokens that heads may remember of a text that has
+            fewer, or no end.
+    """
+
+    max_json_bytes: int = 2**20
+    max_json_depth: int = 32
+    max_text_bytes: int = 2**26
+    max_tokens: int = 2**22
+    max_token_length: int = 2**16
+    max_size: int = 2**24
+    max_layers: int = 256
+    max_flange_blocks: int = 256
+    max_block_size: int = 2**16
+    max_input_length: int = 2**16
+    max_remembered: int = 2**16
+
+    def check(self, name, value, what, source):
+        """Raises a `ValueError` if a value is above the limit of this name.
+
+        Args:
+            name: string, the name of the limit.
+            value: the value.
+            what: string, what the value counts.
+            source: the file that needs it, for the message.
+        """
+        largest = getattr(self, name)
+        if value > largest:
+            raise ValueError(
+                f"A file must keep to `routing_tf.files.safe_loading.LIMITS.{name}`, "
+                f"{largest:,}. Received: {value:,} {what} in {str(source)!r}. If you "
+                "trust the file, set this limit higher"
+            )
+
+
+LIMITS = Limits()
+
+
+def read_json(path):
+    """Reads a JSON file of limited size and depth.
+
+    Args:
+        path: path of the file.
+
+    Returns:
+        What it holds.
+
+    Raises:
+        ValueError: if it is no JSON, larger than `max_json_bytes` or nested deeper
+            than `max_json_depth`.
+        OSError: if it cannot be read.
+    """
+    return parse_json(_read(path, "max_json_bytes"), path)
+
+
+def read_lines(path):
+    r"""Reads the lines of a vocabulary file.
+
+    Args:
+        path: path of the file, in UTF-8.
+
+    Returns:
+        List of the lines, split at `"\n"` alone.
+
+    Raises:
+        ValueError: if the file is larger than `max_text_bytes`, has more lines than
+            `max_tokens` or one that is longer than `max_token_length`, or is not in
+            UTF-8.
+        OSError: if it cannot be read.
+    """
+    # Tokens may hold characters at which str.splitlines would break a line.
+    try:
+        text = _read(path, "max_text_bytes").decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"A vocabulary must be text in UTF-8. Received: {str(path)!r}: {error}"
+        ) from error
+    LIMITS.check("max_tokens", text.count("\n") + 1, "lines", path)
+    lines = text.split("\n") if text else []
+    longest = max(map(len, lines), default=0)
+    LIMITS.check("max_token_length", longest, "characters in a line", path)
+    return lines
+
+
+def _read(path, limit):
+    size = pathlib.Path(path).stat().st_size
+    LIMITS.check(limit, size, "bytes", path)
+    return pathlib.Path(path).read_bytes()
+
+
+def parse_json(data, source):
+    """Returns what bytes of JSON hold, if its depth is limited; see `read_json`."""
+    try:
+        found = json.loads(data)
+    except RecursionError:
+        found, depth = None, math.inf
+    except ValueError as error:
+        raise ValueError(
+            f"A JSON file must be whole. Received: {str(source)!r}: {error}. Save or "
+            "copy it anew"
+        ) from error
+    else:
+        depth = sum(1 for _ in nested_values(found)) - 1
+    LIMITS.check("max_json_depth", depth, "values inside each other", source)
+    return found
+
+
+def nested_values(value):
+    """Yields all values inside a value of JSON, one list for each depth."""
+    level = [value]
+    while level:
+        yield level
+        lists = [v.values() if isinstance(v, dict) else v for v in level]
+        level = [item for v in lists if not isinstance(v, PLAIN) for item in v]

@@ -1,0 +1,231 @@
+"""Writes data sets of tensorflow-datasets to their folders, and reads them back."""
+
+import json
+import sys
+
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from routing_tf.choices import SPLITS
+from routing_tf.files import named_files
+from routing_tf.problems import raw_files
+from routing_tf.problems.builders import leftovers
+
+# Beside what tfds writes: the raw files that it was written from.
+SIZES_FILE = "raw_files.json"
+
+WrongChecksum = tfds.download.download_manager.NonMatchingChecksumError
+FAILURES = (OSError, tf.errors.OpError, tfds.download.DownloadError, WrongChecksum)
+
+
+def prepare(builder, raw_dir=None):
+    r"""Writes a data set to the folder of its builder, unless it is there already.
+
+    With `raw_dir` nothing is downloaded: raw files are taken from there. A data set
+    that is already written stays as it is, unless `raw_dir` has files for splits
+    that it lacks: then it is written again. If that fails, nothing has changed.
+
+    Args:
+        builder: `tfds.core.DatasetBuilder`, of this package or any other.
+        raw_dir: string or path, the folder with raw files. Defaults to `None`: they
+            are downloaded.
+
+    Raises:
+        ValueError: if `raw_dir` is no folder, raw files are missing or damaged, or
+            cannot be downloaded; or if the data set has been written from files of
+            other sizes. The message says what to put where.
+
+    Example:
+    ```python
+    import pathlib
+    from routing_tf.problems import builders
+
+    pathlib.Path("raw").mkdir()
+    pathlib.Path("raw/test.txt").write_text("1 2 3\n4 5\n")
+    builder = builders.Enwik8(data_dir="data", config="integers")
+    builders.prepare(builder, raw_dir="raw")
+    list(builders.read_in_order(builder, "test"))  # [{"ids": [1, 2, 3]}, ...]
+    ```
+    """
+    if raw_dir is not None:
+        raw_dir = tfds.core.Path(raw_dir).expanduser()
+        if not raw_dir.is_dir():
+            raise ValueError(
+                "`raw_dir` must be a folder with raw files. Received: "
+                f"raw_dir={str(raw_dir)!r}, which is no folder"
+            )
+    leftovers.clear(builder)
+    if not builder.data_path.exists():
+        _write(builder, raw_dir)
+    elif _has_more_splits(builder, raw_dir):
+        with leftovers.set_aside(builder.data_path):
+            _write(builder, raw_dir)
+    else:
+        _check_same_files(builder, raw_dir)
+
+
+def read_in_order(builder, split):
+    r"""Reads a split of a data set in the order in which it was written.
+
+    Args:
+        builder: `tfds.core.DatasetBuilder`, prepared.
+        split: string, the name of a split, or a part of it in the notation of
+            tensorflow-datasets, such as "train[:100]".
+
+    Returns:
+        An iterator over examples, nested dictionaries of NumPy arrays and `bytes`.
+
+    Raises:
+        ValueError: if the data set is not prepared, or has no such split.
+
+    Example:
+    ```python
+    import pathlib
+    from routing_tf.problems import builders
+
+    pathlib.Path("raw").mkdir()
+    pathlib.Path("raw/wiki.test.tokens").write_text("\n = A = \n\n a \n")
+    builder = builders.Wikitext103(data_dir="data", config="tokens")
+    builders.prepare(builder, raw_dir="raw")
+    next(builders.read_in_order(builder, "test"))["text"]  # b"\n = A = \n\n a \n"
+    ```
+    """
+    if not builder.data_path.exists():
+        raise ValueError(
+            "`builder` must be prepared; call `prepare(builder)`. Received: "
+            f"{_name(builder)} without data in {builder.data_dir!r}"
+        )
+    dataset = builder.as_dataset(
+        split=split,
+        shuffle_files=False,
+        # One shard after the other; and a stream that is read once needs no cache.
+        read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
+    )
+    return iter(tfds.as_numpy(dataset))
+
+
+def _has_more_splits(builder, raw_dir):
+    """Whether raw files are there for splits that the prepared data set lacks."""
+    if raw_dir is None or not hasattr(builder, "find_files"):
+        return False
+    prepared = set(builder.info.splits)
+    if prepared.issuperset(SPLITS):
+        return False
+    found = set(builder.find_files(raw_dir))
+    if found <= prepared:
+        return False
+    if prepared - found:
+        raise ValueError(
+            "`raw_dir` must hold the files of all splits, as all are written "
+            f"together. Received: raw_dir={str(raw_dir)!r} with {sorted(found)}, but "
+            f"{builder.data_dir!r} already has {sorted(prepared)}. Put all files into "
+            "one folder, or use another data_dir."
+        )
+    return True
+
+
+def _sizes(builder, raw_dir):
+    """Names and sizes of the raw files of each split, if they can be told."""
+    if raw_dir is None or not hasattr(builder, "find_files"):
+        return {}
+    return {
+        split: [named_files.place(path, member), raw_files.file_size(path, member)]
+        for split, (path, member) in builder.find_files(raw_dir).items()
+    }
+
+
+def _check_same_files(builder, raw_dir):
+    """Raises a `ValueError` if the data set was written from other raw files."""
+    noted = builder.data_path / SIZES_FILE
+    if not noted.exists():
+        return
+    there, here = json.loads(noted.read_text()), _sizes(builder, raw_dir)
+    for split in here.keys() & there.keys():
+        if here[split][1] != there[split][1]:
+            raise ValueError(
+                "`data_dir` must not hold the data of other raw files. Received: "
+                f"{here[split][0]} has {here[split][1]:,} bytes, but "
+                f"{str(builder.data_path)!r} was written from {there[split][0]} of "
+                f"{there[split][1]:,}. Use another data_dir, or remove that folder and "
+                "what was made of it"
+            )
+
+
+def _write(builder, raw_dir):
+    """Runs tfds, and says in its own words what went wrong."""
+    # What Google has prepared is in the order of tfds, and not made of the raw files.
+    wants_raw_files = raw_dir is not None or builder.info.disable_shuffling
+    config = tfds.download.DownloadConfig(
+        manual_dir=raw_dir, try_download_gcs=not wants_raw_files
+    )
+    if raw_dir is not None:
+        _refuse_downloads(builder, raw_dir)
+    tfds.display_progress_bar(sys.stderr.isatty())
+    with leftovers.none_left(builder):
+        try:
+            builder.download_and_prepare(download_config=config)
+            sizes = json.dumps(_sizes(builder, raw_dir), indent=2)
+            (builder.data_path / SIZES_FILE).write_text(sizes)
+        except AssertionError as error:
+            # How tfds says that its own builders find nothing in the folder.
+            if "Manual directory" not in str(error):
+                raise
+            raise _failure(builder, raw_dir, error) from error
+        except FAILURES as error:
+            raise _failure(builder, raw_dir, error) from error
+
+
+def _refuse_downloads(builder, raw_dir):
+    """Makes it an error for a builder of tfds to need what is not in a folder."""
+    make = builder._make_download_manager
+
+    def make_without_network(**options):
+        manager = make(**options)
+        manager._download = refuse
+        return manager
+
+    def refuse(resource):
+        known = (builder.url_infos or {}).get(resource.url)
+        name = (known and known.filename) or resource.url.rpartition("/")[2]
+        raise ValueError(
+            f"`raw_dir` must hold the file {name!r} for {_name(builder)}, which is "
+            f"published as {resource.url}; without raw_dir it is downloaded. Received: "
+            f"raw_dir={str(raw_dir)!r} with "
+            f"{raw_files.listing(sorted(path.name for path in raw_dir.iterdir()))}"
+        )
+
+    # tfds has no setting for it.
+    builder._make_download_manager = make_without_network
+
+
+def _failure(builder, raw_dir, error):
+    """Returns the error that says what went wrong and what to put where."""
+    wrong = isinstance(error, WrongChecksum)
+    reason = f"a file is not the one expected. {error}" if wrong else error
+    folder = None if raw_dir is None else str(raw_dir)
+    return ValueError(
+        f"The data set {_name(builder)} could not be downloaded or written to "
+        f"{builder.data_dir!r}: {reason}\n{_way_out(builder)}\n"
+        f"Received: raw_dir={folder!r}"
+    )
+
+
+def _way_out(builder):
+    """What is known of the raw files that a builder reads."""
+    instructions = (builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").strip()
+    known = [instructions] if instructions else []
+    if not hasattr(builder, "find_files"):  # ours say it all in the instructions
+        urls = builder.url_infos or {}
+        known += [f"{info.filename} from {url}" for url, info in urls.items()]
+    if not known:
+        return "It needs a network, as its builder takes no raw files."
+    heading = (
+        "To prepare it without a network, put its raw files into a folder and name "
+        "that as `raw_dir`:"
+    )
+    return "\n".join([heading, *known])
+
+
+def _name(builder):
+    parts = builder.name, builder.builder_config and builder.builder_config.name
+    return "/".join(filter(None, parts))

@@ -86,24 +86,14 @@ def join_paths(paths):
     return line.getvalue()
 
 
-def file_size(path):
-    """Returns the bytes of a file; a `ValueError` names one that cannot be read."""
-    try:
-        return os.path.getsize(path)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
 def read_file(path):
     """Reads a file as `bytes`; a `ValueError` names the file that cannot be read."""
     try:
         return pathlib.Path(path).read_bytes()
     except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path, error):
-    return ValueError(f"`files` must be readable. Received: {path!r}: {error.strerror}")
+        raise ValueError(
+            f"`files` must be readable. Received: {path!r}: {error.strerror}"
+        ) from error
 
 
 def check_regular(path):

@@ -25,15 +25,6 @@ def check_worker(worker, num_workers):
     return worker
 
 
-def check_no_training_subset(num_examples):
-    """Raises a `ValueError` if training is to use some of the windows only."""
-    if num_examples is not None:
-        raise ValueError(
-            "`num_examples` must be None for the training split; to shorten training "
-            f"use dataset(...).take(steps). Received: num_examples={num_examples}"
-        )
-
-
 def integer_at_least(minimum, name, value):
     """Returns an integer argument as an `int`, also if it came as a string.
 

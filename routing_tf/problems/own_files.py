@@ -5,7 +5,7 @@ import os
 import pathlib
 
 from routing_tf.choices import SPLITS
-from routing_tf.files.named_files import file_size
+from routing_tf.problems.raw_files import file_size
 from routing_tf.problems.sources import Source
 
 # Percent of the data in each held-out split.
@@ -21,9 +21,7 @@ class OwnFiles(Source):
 
     def files_of(self, split):
         """Returns the paths of the files that a split is made of."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define files_of(split), which returns paths."
-        )
+        raise NotImplementedError
 
     def identity(self, split):
         return {"files": fingerprint(self.files_of(split))}

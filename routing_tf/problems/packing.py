@@ -30,8 +30,8 @@ class Packed:
     windows: list
 
 
-class EachLine:
-    """Every line is a window: the rule of the problem `Enwik8`.
+class Rule:
+    """What all rules have; on its own one that makes no window.
 
     Args:
         sequence_length: integer, the largest length of a window in ids.
@@ -39,20 +39,29 @@ class EachLine:
 
     def __init__(self, sequence_length):
         self.sequence_length = sequence_length
-        self.state = {"end": 0}
+        # The ids from the first one that is in no window yet to the last one.
+        self.state = {"start": 0, "end": 0}
 
     def add(self, line):
         """Takes the ids of a line; returns `Packed`."""
+        self.state["end"] += len(line)
+        return Packed(line, [])
+
+    def finish(self):
+        """Ends the data; what is left in the buffer is no window. Returns `Packed`."""
+        return Packed([], [])
+
+
+class EachLine(Rule):
+    """Every line is a window: the rule of the problem `Enwik8`."""
+
+    def add(self, line):
         start = self.state["end"]
         self.state["end"] += len(line)
         return Packed(line, pieces(start, self.state["end"], self.sequence_length))
 
-    def finish(self):
-        """Ends the data; returns `Packed`."""
-        return Packed([], [])
 
-
-class WholeLines:
+class WholeLines(Rule):
     """Windows of whole lines, as many as are shorter than the sequence length.
 
     The rule of `Pg19Length8k` with the defaults, that of the held-out splits of
@@ -67,24 +76,20 @@ class WholeLines:
     """
 
     def __init__(self, sequence_length, end_windows=True, keep_last=True):
-        self.sequence_length = sequence_length
+        super().__init__(sequence_length)
         self.end_windows = end_windows
         self.keep_last = keep_last
-        self.state = {"start": 0, "end": 0}
 
     def add(self, line):
-        """Takes the ids of a line; returns `Packed`."""
         buffered = self.state["end"] - self.state["start"]
         if buffered + len(line) < self.sequence_length:
-            self.state["end"] += len(line)
-            return Packed(line, [])
+            return super().add(line)
         closed = self._close()
         self.state["end"] += len(line)
         return Packed([*closed.ids, *line], closed.windows)
 
     def finish(self):
-        """Ends the data; returns `Packed`."""
-        return self._close() if self.keep_last else Packed([], [])
+        return self._close() if self.keep_last else super().finish()
 
     def _close(self):
         ids = [END_ID] if self.end_windows else []
@@ -94,23 +99,20 @@ class WholeLines:
         return Packed(ids, pieces(start, self.state["end"], self.sequence_length))
 
 
-class OverlappingLines:
+class OverlappingLines(Rule):
     """Windows that overlap heavily: the training split of `Wikitext103Length4k`.
 
     When a line no longer fits, the lines of the buffer are a window; then whole lines,
-    at least as long as the new one together, leave at its front.
-
-    Args:
-        sequence_length: integer, the largest length of a window in ids.
+    at least as long as the new one together, leave at its front. Takes the arguments of
+    `Rule`.
     """
 
     def __init__(self, sequence_length):
-        self.sequence_length = sequence_length
+        super().__init__(sequence_length)
         # Lengths of the lines that have not left yet, the newest included.
-        self.state = {"start": 0, "end": 0, "lines": []}
+        self.state["lines"] = []
 
     def add(self, line):
-        """Takes the ids of a line; returns `Packed`."""
         state, windows = self.state, []
         state["lines"].append(len(line))
         if state["end"] - state["start"] + len(line) >= self.sequence_length:
@@ -125,12 +127,8 @@ class OverlappingLines:
         state["end"] += len(line)
         return Packed(line, windows)
 
-    def finish(self):
-        """Ends the data; what is left in the buffer is no window."""
-        return Packed([], [])
 
-
-class SlidingWindows:
+class SlidingWindows(Rule):
     """A window every few ids: the training split of `Wikitext103Length4kOverlap`.
 
     Args:
@@ -139,21 +137,15 @@ class SlidingWindows:
     """
 
     def __init__(self, sequence_length, stride=3):
-        self.sequence_length = sequence_length
+        super().__init__(sequence_length)
         self.stride = stride
-        self.state = {"start": 0, "end": 0}
 
     def add(self, line):
-        """Takes the ids of a line; returns `Packed`."""
         self.state["end"] += len(line)
         last = self.state["end"] - self.sequence_length
         starts = range(self.state["start"], last + 1, self.stride)
         self.state["start"] += len(starts) * self.stride
         return Packed(line, [(start, self.sequence_length - 1) for start in starts])
-
-    def finish(self):
-        """Ends the data; what is left in the buffer is no window."""
-        return Packed([], [])
 
 
 def pieces(start, end, sequence_length):

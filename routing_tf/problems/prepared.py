@@ -128,7 +128,7 @@ class PreparedProblem(Problem):
 
     def dtypes(self):
         """Returns a dictionary from name to data type of the arrays."""
-        raise NotImplementedError(f"{type(self).__name__} must define dtypes().")
+        raise NotImplementedError
 
     def parts(self, split, start, state):
         """Yields what examples become, from one of them on; see `array_store.write`.
@@ -141,11 +141,11 @@ class PreparedProblem(Problem):
         Yields:
             Pairs of a dictionary from name to array and a state.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define parts().")
+        raise NotImplementedError
 
     def tokens_of(self, split, arrays):
         """Returns the `Tokens` of a split, given its arrays by name."""
-        raise NotImplementedError(f"{type(self).__name__} must define tokens_of().")
+        raise NotImplementedError
 
     def load_tokens(self, split):
         return self.tokens_of(split, self.read_split(split))

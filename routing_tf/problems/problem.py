@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 from routing_tf.choices import SPLITS
-from routing_tf.problems.arguments import check_no_training_subset
 from routing_tf.problems.arguments import check_split
 from routing_tf.problems.arguments import check_worker
 from routing_tf.problems.arguments import integer_at_least
@@ -73,6 +72,7 @@ class Problem:
         storage: string, the folder in `data_dir` for what is prepared; `None` if there
             is nothing to prepare.
         has_own_files: boolean, whether the data is files that the user names.
+        places_are: string, what the starts and lengths of windows count, for a reader.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -105,6 +105,7 @@ class Problem:
     tokenizer = None
     storage = None
     has_own_files = False
+    places_are = "ids"
 
     def __init__(
         self,
@@ -122,16 +123,16 @@ class Problem:
         check_split(eval_split, "eval_split")
         self.train_split = train_split
         self.eval_split = eval_split
-        self.min_training_length = min_training_length
-        if min_training_length is not None:
-            shortest = integer_at_least(1, "min_training_length", min_training_length)
+        shortest = min_training_length
+        if shortest is not None:
+            shortest = integer_at_least(1, "min_training_length", shortest)
             if shortest > self.sequence_length:
                 raise ValueError(
                     "`min_training_length` must not exceed `sequence_length`. "
                     f"Received: min_training_length={shortest}, "
                     f"sequence_length={self.sequence_length}"
                 )
-            self.min_training_length = shortest
+        self.min_training_length = shortest
         self.given_options = {}
         self._loaded = None
         self._splits = {}
@@ -323,14 +324,7 @@ class Problem:
         return None
 
     def evaluation_windows(self, split):
-        """Returns starts and lengths of the windows of a split in their fixed order.
-
-        Args:
-            split: string, "train", "validation" or "test".
-
-        Returns:
-            Two NumPy arrays `<int64>[num_windows(split, training=False)]`.
-        """
+        """Returns starts and lengths of a split's windows in order, int64 arrays."""
         return self.windows(split).in_order()
 
     def dataset(
@@ -397,15 +391,9 @@ class Problem:
         together = batch_size * int(num_workers)
         training = split == self.train_split if training is None else training
         self._check_windows(split, training)
-        if training:
-            check_no_training_subset(num_examples)
-            windows = self.windows(split).for_training(
-                together, seed, start_step * together, repeat
-            )
-        else:
-            windows = self.windows(split).for_evaluation(together, num_examples)
-            windows = windows.repeat() if repeat else windows
-            windows = windows.skip(start_step * together)
+        windows = self.windows(split).dataset(
+            training, together, seed, start_step * together, repeat, num_examples
+        )
         own = slice(worker * batch_size, (worker + 1) * batch_size)
 
         def read(starts, lengths):
@@ -423,7 +411,7 @@ class Problem:
             step: integer, number of the batch, counted from 0.
         """
         split, num_done = self.train_split, step * batch_size
-        windows = self.windows(split).for_training(batch_size, seed, num_done, None)
+        windows = self.windows(split).dataset(True, batch_size, seed, num_done)
         starts, lengths = next(windows.batch(batch_size).as_numpy_iterator())
         epoch, position = divmod(num_done, self.num_windows(split, True))
         places = ", ".join(
@@ -435,11 +423,6 @@ class Problem:
             f"batch {step} of {split} with seed {seed} (epoch {epoch + 1}, from window "
             f"{position} of its order): {self.places_are} {places}{more}"
         )
-
-    @property
-    def places_are(self):
-        """What the starts and lengths of windows count, for a reader."""
-        return "ids"
 
     def read(self, split, starts, lengths):
         """Reads the windows of one batch; see `read_windows`.

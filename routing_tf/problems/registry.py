@@ -90,7 +90,7 @@ def get(name, data_dir=None, **options):
     inputs, targets, weights = next(iter(problem.dataset("train", batch_size=4)))
     ```
     """
-    problem_class = _known(name)
+    problem_class = get_class(name)
     _check_options(name, problem_class, options)
     problem = problem_class(data_dir=data_dir, **options)
     problem.given_options = dict(options)
@@ -107,7 +107,15 @@ def get_class(name):
         ValueError: if there is no such problem; the message lists those there are,
             the near ones first.
     """
-    return _known(name)
+    if name not in _PROBLEMS:
+        near = difflib.get_close_matches(str(name), names(), n=3)
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        listing = "\n".join(f"  {known}: {_summary(known)}" for known in names())
+        raise ValueError(
+            f"`name` must be a registered problem. Received: name={name!r}.{hint} "
+            f"Registered problems:\n{listing}"
+        )
+    return _PROBLEMS[name]
 
 
 def default_hparams_set(name):
@@ -119,19 +127,7 @@ def default_hparams_set(name):
     Raises:
         ValueError: if there is no such problem.
     """
-    return _known(name).default_hparams_set
-
-
-def _known(name):
-    if name not in _PROBLEMS:
-        near = difflib.get_close_matches(str(name), names(), n=3)
-        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-        listing = "\n".join(f"  {known}: {_summary(known)}" for known in names())
-        raise ValueError(
-            f"`name` must be a registered problem. Received: name={name!r}.{hint} "
-            f"Registered problems:\n{listing}"
-        )
-    return _PROBLEMS[name]
+    return get_class(name).default_hparams_set
 
 
 def _check_options(name, problem_class, options):

@@ -119,6 +119,7 @@ class Seq2SeqProblem(PreparedProblem):
 
     kind = "seq2seq"
     metric_name = "perplexity per token"
+    places_are = "pairs"
     default_sequence_length = 512
     default_input_length = 512
     default_vocabulary = "subwords"
@@ -322,10 +323,6 @@ class Seq2SeqProblem(PreparedProblem):
             np.array(pairs.input_ids[input_start : input_start + input_length]),
             np.array(pairs.ids[start : start + length]),
         )
-
-    @property
-    def places_are(self):
-        return "pairs"
 
     def read(self, split, starts, lengths):
         """Reads the pairs of one batch.

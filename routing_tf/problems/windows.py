@@ -80,8 +80,32 @@ class Windows:
         starts = np.arange(self.number(training=False), dtype="int64") * self.length
         return starts, np.minimum(self.length, self.num_ids - starts)
 
-    def for_training(self, batch_size, seed, num_done, repeat):
-        """A dataset of pairs (start, length), without the first `num_done`."""
+    def dataset(
+        self, training, batch_size, seed, num_done, repeat=None, num_examples=None
+    ):
+        """A dataset of pairs (start, length), without the first `num_done`.
+
+        Args:
+            training: boolean, whether windows are those of training.
+            batch_size: integer, so many windows are batched.
+            seed: as for `Problem.dataset`.
+            num_done: integer, so many windows are left out.
+            repeat: as for `Problem.dataset`. Defaults to `None`.
+            num_examples: as for `Problem.dataset`. Defaults to `None`.
+        """
+        if not training:
+            windows = self._evaluation(batch_size, num_examples)
+            return (windows.repeat() if repeat else windows).skip(num_done)
+        if num_examples is not None:
+            raise ValueError(
+                "`num_examples` must be None for the training split; to shorten "
+                "training use dataset(...).take(steps). Received: "
+                f"num_examples={num_examples}"
+            )
+        return self._training(batch_size, seed, num_done, repeat)
+
+    def _training(self, batch_size, seed, num_done, repeat):
+        """Epoch after epoch."""
         seed = tf.constant(integer_at_least(0, "seed", seed), tf.int64)
         number = self.number(training=True)
         first_epoch, num_done = divmod(num_done, number)
@@ -109,8 +133,8 @@ class Windows:
             tf.data.experimental.assert_cardinality(size)
         )
 
-    def for_evaluation(self, batch_size, num_examples):
-        """A dataset of pairs (start, length), filled up with windows of length 0."""
+    def _evaluation(self, batch_size, num_examples):
+        """All windows in order, filled up with windows of length 0."""
         starts, lengths = self.in_order()
         if num_examples is not None:
             num_examples = integer_at_least(1, "num_examples", num_examples)

@@ -67,7 +67,7 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
         Returns:
             Ragged tensor `<int32>[batch, None]`.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define ids_of(texts).")
+        raise NotImplementedError
 
     def texts_of(self, ids, is_text):
         """Returns the texts of ids; to be written by subclasses.
@@ -80,9 +80,7 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
         Returns:
             String tensor `[...]`.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} must define texts_of(ids, is_text)."
-        )
+        raise NotImplementedError
 
     def tokenize(self, inputs):
         """Turns texts into ids.

@@ -87,9 +87,7 @@ class VocabularyTokenizer(BaseTokenizer):
 
     def read_tokens(self, path):
         """Returns the tokens of a file; to be written by subclasses."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define read_tokens(path)."
-        )
+        raise NotImplementedError
 
     def set_tokens(self, tokens):
         """Makes what tokenizing needs; to be written by subclasses.
@@ -100,9 +98,7 @@ class VocabularyTokenizer(BaseTokenizer):
         Returns:
             `Vocabulary`.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} must define set_tokens(tokens)."
-        )
+        raise NotImplementedError
 
     def line_of(self, token):
         """Returns the line of a vocabulary file that holds a token."""

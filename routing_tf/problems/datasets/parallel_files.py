@@ -154,14 +154,11 @@ class Lines(OwnFiles):
         self._counts[sources, targets] = numbers[0]
         return numbers[0]
 
-    def _lines(self, split, sources, targets):
-        """The numbers of the first line of a split and of that behind its last."""
-        number = self._num_lines(sources, targets)
-        if split not in ("train", *self._held_out):
-            return 0, number
+    def _lines(self, split, number):
+        """The first line of a split in files of so many, and that behind its last."""
         share, end = number * HELD_OUT_SHARE // 100, number
-        for other in self._held_out:
-            if split == other:
+        for held_out in self._held_out:
+            if split == held_out:
                 return end - share, end
             end -= share
         return 0, end
@@ -172,7 +169,8 @@ class Lines(OwnFiles):
     def _examples(self, split):
         own = "train" if split in self._held_out else split
         for paths in self._named(own):
-            first, end = self._lines(split, *paths)
+            number = self._num_lines(*paths)
+            first, end = self._lines(split, number) if own == "train" else (0, number)
             lines = zip(*map(raw_files.read_lines, paths))
             for (_, source), (_, target) in itertools.islice(lines, first, end):
                 if source.strip() and target.strip():

@@ -10,7 +10,6 @@ import re
 import numpy as np
 
 from routing_tf.choices import SPLITS
-from routing_tf.files.named_files import file_size
 from routing_tf.files.named_files import find_files
 from routing_tf.files.named_files import split_paths
 from routing_tf.problems import packing
@@ -251,7 +250,7 @@ class Texts(OwnFiles):
         shared = [path for path in files if path not in held_out]
         places = share_out(shared, [split for split in named if not named[split]])
         for split, paths in named.items():
-            places[split] += [(path, 0, file_size(path)) for path in paths]
+            places[split] += [(path, 0, raw_files.file_size(path)) for path in paths]
         places = {
             split: [place for place in found if place[2]]
             for split, found in places.items()

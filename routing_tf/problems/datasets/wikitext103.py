@@ -190,30 +190,26 @@ class Wikitext103Length4k(Wikitext103):
 
 
 @register("wikitext103_length2k")
-class Wikitext103Length2k(Wikitext103):
+class Wikitext103Length2k(Wikitext103Length4k):
     """WikiText-103 in windows of 2048 words."""
 
-    has_length_in_name = True
     default_sequence_length = 2048
 
 
 @register("wikitext103_length1k")
-class Wikitext103Length1k(Wikitext103):
+class Wikitext103Length1k(Wikitext103Length4k):
     """WikiText-103 in windows of 1024 words."""
 
-    has_length_in_name = True
     default_sequence_length = 1024
     default_hparams_set = "wikitext103_local_cluster1k"
 
 
 @register("wikitext103_length4k_overlap")
-class Wikitext103Length4kOverlap(Wikitext103):
+class Wikitext103Length4kOverlap(Wikitext103Length4k):
     """WikiText-103 in windows of 4096 words; the release's begin every 3 words.
 
     In the packing "release" the word `<EOS>`, the end id, ends each line.
     """
-
-    has_length_in_name = True
 
     @property
     def packed_name(self):

@@ -19,6 +19,8 @@ from routing_tf.files import atomic
 from routing_tf.files import folder_lock
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
+# Of the states in `progress.json`: work of another version begins anew.
+FORMAT = 2
 
 
 def is_complete(folder):
@@ -174,10 +176,10 @@ class _Writer:
             self.close()
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            self._begin(identity, dict.fromkeys(dtypes, 0), None)
+            self._begin(FORMAT, identity, dict.fromkeys(dtypes, 0), None)
 
-    def _begin(self, identity, lengths, state):
-        if identity != self._identity:
+    def _begin(self, format, identity, lengths, state):
+        if (format, identity) != (FORMAT, self._identity):
             raise ValueError("what is there was made of something else")
         self._lengths, self.state = lengths, state
         for name, item in self._dtypes.items():
@@ -208,7 +210,7 @@ class _Writer:
     def checkpoint(self, state):
         self.state = state
         if time.monotonic() - self._last_checkpoint > SECONDS_BETWEEN_CHECKPOINTS:
-            self._write("progress.json", state=state)
+            self._write("progress.json", format=FORMAT, state=state)
             self._last_checkpoint = time.monotonic()
 
     def finish(self):

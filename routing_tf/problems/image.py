@@ -118,7 +118,8 @@ class ImageProblem(PreparedProblem):
         values = np.min_scalar_type(self.vocabulary_size - 1).name
         return {"images": (values, self.image_shape), "labels": "int32"}
 
-    def parts(self, split, start, state):
+    def parts(self, split, state):
+        start = state or 0
         for number, example in enumerate(self.examples(split, start), start):
             image = example["image"]
             if image.shape != self.image_shape:
@@ -127,7 +128,7 @@ class ImageProblem(PreparedProblem):
                     f"Received: image {number} of the split {split!r}, of shape "
                     f"{image.shape}"
                 )
-            yield {"images": image, "labels": [example.get("label", 0)]}, None
+            yield {"images": image, "labels": [example.get("label", 0)]}, number + 1
 
     def tokens_of(self, split, arrays):
         with tf.device("cpu"):

@@ -172,9 +172,10 @@ def joined(packed):
         packed: list of `Packed`.
 
     Returns:
-        NumPy int64 array of ids, and NumPy int64 array of windows of shape
+        A dictionary of NumPy int64 arrays: "ids", and "windows" of shape
         `[num_windows, 2]`, starts and lengths.
     """
     ids = [np.zeros(0, "int64"), *(np.asarray(part.ids, "int64") for part in packed)]
     windows = [window for part in packed for window in part.windows]
-    return np.concatenate(ids), np.asarray(windows, "int64").reshape(-1, 2)
+    windows = np.asarray(windows, "int64").reshape(-1, 2)
+    return {"ids": np.concatenate(ids), "windows": windows}

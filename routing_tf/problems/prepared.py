@@ -130,12 +130,11 @@ class PreparedProblem(Problem):
         """Returns a dictionary from name to data type of the arrays."""
         raise NotImplementedError
 
-    def parts(self, split, start, state):
+    def parts(self, split, state):
         """Yields what examples become, from one of them on; see `array_store.write`.
 
         Args:
             split: string, the split.
-            start: integer, the first example.
             state: what was yielded last before it; `None` at first.
 
         Yields:
@@ -239,7 +238,7 @@ class PreparedProblem(Problem):
         def parts(state):
             state = state or {"examples": 0, "last": None}
             progress = tqdm.tqdm(
-                self.parts(split, state["examples"], state["last"]),
+                self.parts(split, state["last"]),
                 desc=f"{self.name}, {split}",
                 total=self.source.num_examples(split),
                 initial=state["examples"],
@@ -278,7 +277,7 @@ class PreparedProblem(Problem):
             name: [np.zeros((0, *dtype.shape), dtype.base)]
             for name, dtype in dtypes.items()
         }
-        for arrays, _ in self.parts(split, 0, None):
+        for arrays, _ in self.parts(split, None):
             for name, values in arrays.items():
                 item = dtypes[name]
                 values = np.asarray(values, item.base).reshape(-1, *item.shape)

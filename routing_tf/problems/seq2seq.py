@@ -241,7 +241,7 @@ class Seq2SeqProblem(PreparedProblem):
             for source, target in zip(*map(self.tokenizer.encode_batch, zip(*batch))):
                 yield 1, source, target
 
-    def parts(self, split, start, state):
+    def parts(self, split, state):
         # What is written of one pair may have been several examples.
         number, input_end, target_end = state or (0, 0, 0)
         for used, source, target in self.encoded(self.pairs(split, number)):

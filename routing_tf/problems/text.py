@@ -123,35 +123,42 @@ class TextProblem(PreparedProblem):
             dtypes["windows"] = ("int64", (2,))
         return dtypes
 
-    def parts(self, split, start, state):
-        texts = map(self.text_of, self.examples(split, start))
-        if self.packing == "release":
-            return self._packed(texts, self.release_rule(split), state)
-        return self._stream(texts)
-
-    def _stream(self, texts):
-        for text, is_last in _with_last(texts):
-            ids = np.append(self.encode(text), self.ids_behind(is_last)).astype("int64")
-            yield {"ids": ids, "num_words": [self.count_words(text)]}, None
-
-    def ids_behind(self, is_last):
-        """Returns the ids that follow a text: an end id.
+    def pieces(self, split, state):
+        """Yields pieces of texts, whose ids joined are those of the texts.
 
         Args:
-            is_last: boolean, whether the text is the last one of its split.
-        """
-        return [END_ID]
+            split: string, "train", "validation" or "test".
+            state: what was yielded with the piece before; `None` at first.
 
-    def _packed(self, texts, rule, state):
-        if state is not None:
-            rule.state = state
-        for text, is_last in _with_last(texts):
-            lines = [rule.add(line) for line in self.release_lines(text)]
-            if is_last:
-                lines.append(rule.finish())
-            ids, windows = packing.joined(lines)
-            arrays = {"ids": ids, "windows": windows}
-            yield {**arrays, "num_words": [self.count_words(text)]}, rule.state
+        Yields:
+            A text or a piece of one; whether the end id follows; and the state from
+            which to go on behind it, as JSON takes it.
+        """
+        start = state or 0
+        for number, example in enumerate(self.examples(split, start), start + 1):
+            yield self.text_of(example), True, number
+
+    def parts(self, split, state):
+        begin, rule_state, is_finished = state or (None, None, False)
+        if is_finished:
+            return
+        rule = self.release_rule(split) if self.packing == "release" else None
+        if rule_state:
+            rule.state = rule_state
+        place = begin
+        for text, is_end, place in self.pieces(split, begin):
+            if rule:
+                lines = [rule.add(line) for line in self.release_lines(text)]
+                arrays = packing.joined(lines)
+            else:
+                ids = self.encode(text)
+                if is_end:
+                    ids = np.append(ids, ids.dtype.type(END_ID))
+                arrays = {"ids": ids}
+            arrays["num_words"] = [self.count_words(text)]
+            yield arrays, (place, rule and rule.state, False)
+        if rule:
+            yield packing.joined([rule.finish()]), (place, None, True)
 
     def tokens_of(self, split, arrays):
         num_words = int(arrays["num_words"].sum()) or None
@@ -160,13 +167,3 @@ class TextProblem(PreparedProblem):
     def words_per_token(self, split):
         """Returns how many words of the original text there are for each id."""
         return self.tokens(split).num_words / self.num_tokens(split)
-
-
-def _with_last(items):
-    """Yields items, each with whether it is the last one."""
-    items = iter(items)
-    item = next(items, None)
-    while item is not None:
-        following = next(items, None)
-        yield item, following is None
-        item = following

@@ -59,7 +59,7 @@ def in_pieces(windows, length):
 
 
 def pack(rule, lines):
-    return packing.joined([*map(rule.add, lines), rule.finish()])
+    return packing.joined([*map(rule.add, lines), rule.finish()]).values()
 
 
 def packed(rule, lines):

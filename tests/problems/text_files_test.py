@@ -116,7 +116,7 @@ def test_pieces_have_the_ids_of_whole_texts(files, vocabulary, options):
             lines = [line for text in texts for line in problem.release_lines(text)]
             rule = packing.WholeLines(LENGTH)
             packed = [*map(rule.add, lines), rule.finish()]
-            expected, windows = packing.joined(packed)
+            expected, windows = packing.joined(packed).values()
         np.testing.assert_array_equal(problem.ids(split), expected)
         assert problem.ids(split).dtype == "uint16"
         if windows is not None:

@@ -193,7 +193,7 @@ class TestRelease:
         ids = [problem.tokenizer.encode(" ".join(line)) for line in lines]
         rule = packing.OverlappingLines(8)
         packed = [*map(rule.add, ids), rule.finish()]
-        stream, windows = packing.joined(packed)
+        stream, windows = packing.joined(packed).values()
         expected = [words_of(problem, stream[s : s + n]) for s, n in windows]
         assert rows_of(problem, "train") == expected
         assert (windows[1:, 0] < windows[:-1].sum(axis=1)).any()

@@ -7,7 +7,6 @@ from routing_tf.problems.registry import register
 from routing_tf.problems.text import TextProblem
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import byte_tokenizer
-from routing_tf.tokenizers.base_tokenizer import END_ID
 
 
 @register("enwik8")
@@ -103,9 +102,13 @@ class Enwik8(TextProblem):
     def encode(self, text):
         return text if self.is_integers else super().encode(text)
 
-    def ids_behind(self, is_last):
-        # The pieces of a split are one text; integers may use every id.
-        return [END_ID] if is_last and not self.is_integers else []
+    def pieces(self, split, state):
+        pieces = super().pieces(split, state)
+        following = next(pieces, None)
+        while following is not None:
+            (text, _, place), following = following, next(pieces, None)
+            # The pieces of a split are one text; integers may use every id.
+            yield text, following is None and not self.is_integers, place
 
     def release_rule(self, split):
         return packing.EachLine(self.sequence_length)

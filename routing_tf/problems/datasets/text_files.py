@@ -7,12 +7,9 @@ import os
 import pathlib
 import re
 
-import numpy as np
-
 from routing_tf.choices import SPLITS
 from routing_tf.files.named_files import find_files
 from routing_tf.files.named_files import split_paths
-from routing_tf.problems import packing
 from routing_tf.problems import raw_files
 from routing_tf.problems.own_files import OwnFiles
 from routing_tf.problems.own_files import check_no_raw_dir
@@ -20,7 +17,6 @@ from routing_tf.problems.own_files import share_out
 from routing_tf.problems.registry import register
 from routing_tf.problems.text import TextProblem
 from routing_tf.tokenizers import SubwordTokenizer
-from routing_tf.tokenizers.base_tokenizer import END_ID
 
 # The ids of a split of more bytes of text lie on disk, if there is a folder for them.
 MAX_BYTES_IN_MEMORY = 64 << 20
@@ -147,51 +143,12 @@ class TextFiles(TextProblem):
             self.write_split(split)
         return super().read_split(split)
 
-    def parts(self, split, start, state):
+    def pieces(self, split, state):
         # The state is the number of a text and how much of it is done, in bytes.
-        number, done, *rule_state = state or (0, 0)
-        pieces = self._pieces(split, number, done)
-        if self.packing == "stream":
-            return self._stream_of(pieces)
-        rule = self.release_rule(split)
-        if rule_state:
-            rule.state = rule_state[0]
-        is_packed = number > len(self.source.places[split])
-        return iter(()) if is_packed else self._packed_of(split, pieces, rule)
-
-    def _stream_of(self, pieces):
-        for text, is_last, place in pieces:
-            ids = self.encode(text)
-            yield (
-                {"ids": np.append(ids, ids.dtype.type(END_ID)) if is_last else ids},
-                place,
-            )
-
-    def _packed_of(self, split, pieces, rule):
-        for text, is_last, place in pieces:
-            if not is_last:
-                # What is behind the last newline comes in the next piece.
-                text = text.removesuffix(b"\n")
-            lines = [rule.add(line) for line in self.release_lines(text)]
-            yield _arrays(lines), (*place, rule.state)
-        behind = len(self.source.places[split]) + 1, 0
-        yield _arrays([rule.finish()]), (*behind, rule.state)
-
-    def _pieces(self, split, number, done):
-        """Yields pieces of texts whose ids, joined, are those of the texts.
-
-        Args:
-            split: string, the split.
-            number: integer, the text to begin with.
-            done: integer, so many bytes of it are left out.
-
-        Yields:
-            `bytes`; whether a text ends there; and number and bytes done behind it.
-        """
-        for place, (path, start, size) in enumerate(self.source.places[split]):
-            if place < number:
-                continue
-            read, rest = done if place == number else 0, b""
+        first, done = state or (0, 0)
+        places = self.source.places[split][first:]
+        for number, (path, start, size) in enumerate(places, first):
+            read, rest = done if number == first else 0, b""
             for chunk in raw_files.read_chunks(
                 path, start=start + read, size=size - read, chunk_size=CHUNK_SIZE
             ):
@@ -200,9 +157,13 @@ class TextFiles(TextProblem):
                 is_last = read == size
                 end = len(text) if is_last else self._end_of_piece(text)
                 text, rest = text[:end], text[end:]
-                if text:
-                    after = (place + 1, 0) if is_last else (place, read - len(rest))
-                    yield text, is_last, after
+                if not text:
+                    continue
+                if self.packing == "release" and not is_last:
+                    # What is behind the last newline comes in the next piece.
+                    text = text.removesuffix(b"\n")
+                after = (number + 1, 0) if is_last else (number, read - len(rest))
+                yield text, is_last, after
 
     def _end_of_piece(self, text):
         """Where to cut a text so that its parts have the ids of the whole; or 0."""
@@ -300,10 +261,6 @@ def _end_of_words(text):
             rest = tail[ends[-1] :].encode("utf-8", "surrogateescape")
             return len(text) - len(rest)
     return 0
-
-
-def _arrays(packed):
-    return dict(zip(("ids", "windows"), packing.joined(packed)))
 
 
 def _absolute(files):

@@ -325,16 +325,7 @@ class Seq2SeqProblem(PreparedProblem):
         )
 
     def read(self, split, starts, lengths):
-        """Reads the pairs of one batch.
-
-        Args:
-            split: string, "train", "validation" or "test".
-            starts: tensor `<int64>[batch]`, the number of each pair.
-            lengths: tensor `<int64>[batch]`, 1, or 0 for an empty row.
-
-        Returns:
-            `(inputs, targets, weights)` as described for the class.
-        """
+        # A window starts at the number of its pair; its length is 1, or 0 for none.
         pairs = self.tokens(split)
         # Arrays on disk are no tensors.
         places = tf.numpy_function(
@@ -361,15 +352,6 @@ class Seq2SeqProblem(PreparedProblem):
         return perplexity(nats_per_token)
 
     def check_hyperparameters(self, hyperparameters):
-        """Raises a `ValueError` if a model of these hyperparameters does not fit.
-
-        Args:
-            hyperparameters: `Hyperparameters`.
-
-        Raises:
-            ValueError: if the model has no encoder of tokens, or its sequences are
-                shorter than the pairs.
-        """
         h = hyperparameters
         if h.kind != "seq2seq" or h.encoder_inputs != "tokens":
             raise ValueError(

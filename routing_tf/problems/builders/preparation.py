@@ -104,15 +104,17 @@ def read_in_order(builder, split):
     return iter(tfds.as_numpy(dataset))
 
 
+def _find_files(builder, raw_dir):
+    """The raw files of each split, if they can be told."""
+    if raw_dir is None or not hasattr(builder, "find_files"):
+        return {}
+    return builder.find_files(raw_dir)
+
+
 def _has_more_splits(builder, raw_dir):
     """Whether raw files are there for splits that the prepared data set lacks."""
-    if raw_dir is None or not hasattr(builder, "find_files"):
-        return False
-    prepared = set(builder.info.splits)
-    if prepared.issuperset(SPLITS):
-        return False
-    found = set(builder.find_files(raw_dir))
-    if found <= prepared:
+    prepared, found = set(builder.info.splits), set(_find_files(builder, raw_dir))
+    if prepared.issuperset(SPLITS) or found <= prepared:
         return False
     if prepared - found:
         raise ValueError(
@@ -126,11 +128,9 @@ def _has_more_splits(builder, raw_dir):
 
 def _sizes(builder, raw_dir):
     """Names and sizes of the raw files of each split, if they can be told."""
-    if raw_dir is None or not hasattr(builder, "find_files"):
-        return {}
     return {
         split: [named_files.place(path, member), raw_files.file_size(path, member)]
-        for split, (path, member) in builder.find_files(raw_dir).items()
+        for split, (path, member) in _find_files(builder, raw_dir).items()
     }
 
 

@@ -192,7 +192,8 @@ class Images(OwnFiles):
         resize: boolean, whether images of another size are cut and scaled.
 
     Attributes:
-        paths: dictionary, see `find_images`.
+        paths: dictionary from split to a dictionary from path to the name of its class,
+            in the order of the paths. The name is empty if there are no classes.
         classes: list of strings, the names of the classes in order.
 
     Raises:
@@ -205,8 +206,30 @@ class Images(OwnFiles):
         self.folder = os.path.abspath(os.path.expanduser(os.fspath(folder)))
         self.sizes = sizes
         self.resize = resize
-        self.paths = find_images(self.folder)
+        self.paths = self._find()
         self.classes = sorted(set().union(*(c.values() for c in self.paths.values())))
+
+    def _find(self):
+        found = {split: {} for split in SPLITS}
+        bases = {split: os.path.join(self.folder, split) for split in SPLITS}
+        if any(map(os.path.isdir, bases.values())):
+            for split, base in bases.items():
+                for path in _images(base):
+                    found[split][path] = _class_of(path, base)
+        else:
+            for path in _images(self.folder):
+                name = pathlib.Path(path).relative_to(self.folder).as_posix()
+                found[split_of_file(name)][path] = _class_of(path, self.folder)
+        classes = {
+            name: path for paths in found.values() for path, name in paths.items()
+        }
+        if "" in classes and len(classes) > 1:
+            raise ValueError(
+                "Images must either all be in class folders or none of them. Received: "
+                f"the classes {sorted(set(classes) - {''})}, and beside them "
+                f"{classes['']!r}"
+            )
+        return found
 
     @functools.cached_property
     def shape(self):
@@ -252,38 +275,6 @@ class Images(OwnFiles):
                 f"{path!r} with {image.shape[0]} x {image.shape[1]}"
             )
         return resized(image, height, width)
-
-
-def find_images(folder):
-    """Finds the images below a folder and shares them out between the splits.
-
-    Args:
-        folder: string, absolute path of a folder as `ImageFolder` describes it.
-
-    Returns:
-        A dictionary from split to a dictionary from path to the name of its class, in
-        the order of the paths. The name is empty if there are no classes.
-
-    Raises:
-        ValueError: if images are both beside and inside of class folders.
-    """
-    found = {split: {} for split in SPLITS}
-    if any(os.path.isdir(os.path.join(folder, split)) for split in SPLITS):
-        for split in SPLITS:
-            base = os.path.join(folder, split)
-            for path in _images(base):
-                found[split][path] = _class_of(path, base)
-    else:
-        for path in _images(folder):
-            name = pathlib.Path(path).relative_to(folder).as_posix()
-            found[split_of_file(name)][path] = _class_of(path, folder)
-    classes = {name: path for paths in found.values() for path, name in paths.items()}
-    if "" in classes and len(classes) > 1:
-        raise ValueError(
-            "Images must either all be in class folders or none of them. Received: the "
-            f"classes {sorted(set(classes) - {''})}, and beside them {classes['']!r}"
-        )
-    return found
 
 
 def _images(folder):

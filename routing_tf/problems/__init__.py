@@ -22,7 +22,6 @@ from routing_tf.problems.image import ImageProblem
 from routing_tf.problems.own_files import OwnFiles
 from routing_tf.problems.prepared import PreparedProblem
 from routing_tf.problems.problem import Problem
-from routing_tf.problems.problem import Tokens
 from routing_tf.problems.registry import default_hparams_set
 from routing_tf.problems.registry import get
 from routing_tf.problems.registry import get_class
@@ -32,6 +31,7 @@ from routing_tf.problems.seq2seq import Seq2SeqProblem
 from routing_tf.problems.sources import Source
 from routing_tf.problems.sources import TfdsSource
 from routing_tf.problems.text import TextProblem
+from routing_tf.problems.windows import Tokens
 
 __all__ = [
     "Arxiv",

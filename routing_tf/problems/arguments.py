@@ -3,14 +3,12 @@
 import operator
 
 from routing_tf.choices import SPLITS
+from routing_tf.layers.validation import check_choice
 
 
 def check_split(split, name="split"):
     """Raises a `ValueError` if there is no such split."""
-    if split not in SPLITS:
-        raise ValueError(
-            f"`{name}` must be one of {SPLITS}. Received: {name}={split!r}"
-        )
+    check_choice(name, split, SPLITS)
 
 
 def check_worker(worker, num_workers):

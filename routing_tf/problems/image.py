@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from routing_tf.problems.arguments import integer_at_least
 from routing_tf.problems.prepared import PreparedProblem
-from routing_tf.problems.problem import Tokens
 from routing_tf.problems.sources import Source
+from routing_tf.problems.windows import Tokens
 from routing_tf.problems.windows import Windows
 from routing_tf.problems.windows import read_windows
 
@@ -63,17 +63,13 @@ class ImageProblem(PreparedProblem):
 
     kind = "image"
     metric_name = "bits per dimension"
+    lengths = {}
     vocabulary_size = 256
     image_shape = None
     num_classes = None
 
     def __init__(self, data_dir=None, sequence_length=None, **options):
         super().__init__(data_dir, **options)
-        if self.min_training_length is not None:
-            raise ValueError(
-                "`min_training_length` is for texts; images are whole. Received: "
-                f"min_training_length={self.min_training_length}"
-            )
         self._labels = {}
         if self.image_shape is not None:
             self.set_shape(self.image_shape, sequence_length)
@@ -99,10 +95,6 @@ class ImageProblem(PreparedProblem):
                 "Leave it out, and take hyperparameters of an image model: "
                 f"{self.default_hparams_set}"
             )
-
-    @classmethod
-    def options_for(cls, hyperparameters):
-        return {}
 
     def make_source(self, raw_dir):
         if self.builder is not None:

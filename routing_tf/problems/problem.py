@@ -1,6 +1,5 @@
 """What every problem has: splits of token ids, served as batches of windows."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -11,27 +10,9 @@ from routing_tf.problems.arguments import check_split
 from routing_tf.problems.arguments import check_worker
 from routing_tf.problems.arguments import integer_at_least
 from routing_tf.problems.checksum import checksum
+from routing_tf.problems.windows import Tokens
 from routing_tf.problems.windows import Windows
 from routing_tf.problems.windows import read_windows
-
-
-@dataclasses.dataclass(frozen=True)
-class Tokens:
-    """The token ids of a split, and how they are cut into windows.
-
-    Args:
-        ids: NumPy array `[num_tokens]`, of any integer type; it may lie on
-            disk (`numpy.memmap`).
-        windows: NumPy array `<int64>[num_windows, 2]`, start and length of
-            each window; windows may overlap. Defaults to `None`: the windows follow
-            each other.
-        num_words: integer, the number of words of the original text, to which
-            perplexities per word refer. Defaults to `None`, not known.
-    """
-
-    ids: np.ndarray
-    windows: np.ndarray | None = None
-    num_words: int | None = None
 
 
 class Problem:
@@ -73,6 +54,8 @@ class Problem:
             is nothing to prepare.
         has_own_files: boolean, whether the data is files that the user names.
         places_are: string, what the starts and lengths of windows count, for a reader.
+        lengths: dictionary from the problem's own lengths to the hyperparameters that
+            must not be smaller.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -106,6 +89,7 @@ class Problem:
     storage = None
     has_own_files = False
     places_are = "ids"
+    lengths = {"sequence_length": "max_sequence_length"}
 
     def __init__(
         self,
@@ -125,6 +109,11 @@ class Problem:
         self.eval_split = eval_split
         shortest = min_training_length
         if shortest is not None:
+            if self.kind != "text":
+                raise ValueError(
+                    "`min_training_length` is for texts alone; images and pairs are "
+                    f"whole. Received: min_training_length={shortest}"
+                )
             shortest = integer_at_least(1, "min_training_length", shortest)
             if shortest > self.sequence_length:
                 raise ValueError(
@@ -147,7 +136,8 @@ class Problem:
         Returns:
             A dictionary: windows are as long as the model's sequences.
         """
-        return {"sequence_length": hyperparameters.max_sequence_length}
+        lengths = cls.lengths.items()
+        return {name: getattr(hyperparameters, largest) for name, largest in lengths}
 
     def load_split(self, split):
         """Reads the data of one split; to be written by subclasses, or else `load`.
@@ -287,13 +277,17 @@ class Problem:
                 f"The problem {self.name!r} needs a model of texts without an encoder. "
                 f"Received: hyperparameters of kind {hyperparameters.kind!r}"
             )
-        if self.sequence_length > hyperparameters.max_sequence_length:
-            raise ValueError(
-                "`sequence_length` of the problem must not exceed the model's "
-                f"`max_sequence_length`. Received: {self.sequence_length} and "
-                f"{hyperparameters.max_sequence_length}. Leave sequence_length out, or "
-                "pass the hyperparameter max_sequence_length"
-            )
+        self._check_lengths(hyperparameters)
+
+    def _check_lengths(self, hyperparameters):
+        for name, largest in self.lengths.items():
+            length, limit = getattr(self, name), getattr(hyperparameters, largest)
+            if length > limit:
+                raise ValueError(
+                    f"`{name}` of the problem must not exceed the model's `{largest}`. "
+                    f"Received: {length} and {limit}. Leave {name} out, or pass the "
+                    f"hyperparameter {largest}"
+                )
 
     def describe(self, *splits):
         """Returns a line for a log: what the data is and how much of it.

@@ -8,11 +8,12 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 
+from routing_tf.layers.validation import check_choice
 from routing_tf.problems import vocabularies
 from routing_tf.problems.arguments import integer_at_least
 from routing_tf.problems.prepared import PreparedProblem
-from routing_tf.problems.problem import Tokens
 from routing_tf.problems.problem import perplexity
+from routing_tf.problems.windows import Tokens
 from routing_tf.problems.windows import Windows
 from routing_tf.problems.windows import read_rows
 from routing_tf.problems.windows import shifted
@@ -120,6 +121,7 @@ class Seq2SeqProblem(PreparedProblem):
     kind = "seq2seq"
     metric_name = "perplexity per token"
     places_are = "pairs"
+    lengths = {**PreparedProblem.lengths, "input_length": "max_input_length"}
     default_sequence_length = 512
     default_input_length = 512
     default_vocabulary = "subwords"
@@ -132,23 +134,8 @@ class Seq2SeqProblem(PreparedProblem):
             input_length = self.default_input_length
         self.input_length = integer_at_least(1, "input_length", input_length)
         self.vocabulary = vocabulary or self.default_vocabulary
-        if too_long not in ("cut", "drop"):
-            raise ValueError(
-                f"`too_long` must be 'cut' or 'drop'. Received: too_long={too_long!r}"
-            )
+        check_choice("too_long", too_long, ("cut", "drop"))
         self.too_long = too_long
-        if self.min_training_length is not None:
-            raise ValueError(
-                "`min_training_length` is for texts without a source. Received: "
-                f"min_training_length={self.min_training_length}"
-            )
-
-    @classmethod
-    def options_for(cls, hyperparameters):
-        return {
-            "sequence_length": hyperparameters.max_sequence_length,
-            "input_length": hyperparameters.max_input_length,
-        }
 
     def pair_of(self, example):
         """Returns the source and the target of an example, two strings."""
@@ -359,16 +346,7 @@ class Seq2SeqProblem(PreparedProblem):
                 f"such as {self.default_hparams_set}. Received: hyperparameters of "
                 f"kind {h.kind!r} with encoder_inputs={h.encoder_inputs!r}"
             )
-        for name, largest in (
-            ("sequence_length", "max_sequence_length"),
-            ("input_length", "max_input_length"),
-        ):
-            if getattr(self, name) > getattr(h, largest):
-                raise ValueError(
-                    f"`{name}` of the problem must not exceed the model's `{largest}`. "
-                    f"Received: {getattr(self, name)} and {getattr(h, largest)}. Leave "
-                    f"{name} out, or pass the hyperparameter {largest}"
-                )
+        self._check_lengths(h)
 
     def describe(self, *splits):
         sizes = ", ".join(

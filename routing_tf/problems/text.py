@@ -4,9 +4,10 @@ import functools
 
 import numpy as np
 
+from routing_tf.layers.validation import check_choice
 from routing_tf.problems import packing
 from routing_tf.problems.prepared import PreparedProblem
-from routing_tf.problems.problem import Tokens
+from routing_tf.problems.windows import Tokens
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers.base_tokenizer import END_ID
 
@@ -57,10 +58,7 @@ class TextProblem(PreparedProblem):
 
     def __init__(self, packing="stream", **options):
         super().__init__(**options)
-        if packing not in PACKINGS:
-            raise ValueError(
-                f"`packing` must be one of {PACKINGS}. Received: packing={packing!r}"
-            )
+        check_choice("packing", packing, PACKINGS)
         self.packing = packing
 
     @classmethod

@@ -1,9 +1,30 @@
 """Which pieces of a split are served, in which order, and how they are read."""
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 
 from routing_tf.problems.arguments import integer_at_least
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """The token ids of a split, and how they are cut into windows.
+
+    Args:
+        ids: NumPy array `[num_tokens]`, of any integer type; it may lie on
+            disk (`numpy.memmap`).
+        windows: NumPy array `<int64>[num_windows, 2]`, start and length of
+            each window; windows may overlap. Defaults to `None`: the windows follow
+            each other.
+        num_words: integer, the number of words of the original text, to which
+            perplexities per word refer. Defaults to `None`, not known.
+    """
+
+    ids: np.ndarray
+    windows: np.ndarray | None = None
+    num_words: int | None = None
 
 
 class Windows:

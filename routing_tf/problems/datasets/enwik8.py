@@ -2,6 +2,7 @@
 
 import functools
 
+from routing_tf.layers.validation import check_choice
 from routing_tf.problems import packing
 from routing_tf.problems.registry import register
 from routing_tf.problems.text import TextProblem
@@ -50,11 +51,7 @@ class Enwik8(TextProblem):
 
     def __init__(self, form=None, **options):
         super().__init__(**options)
-        if form not in (None, "bytes", "integers"):
-            raise ValueError(
-                "`form` must be 'bytes', 'integers' or None for what is there. "
-                f"Received: form={form!r}"
-            )
+        check_choice("form", form, ("bytes", "integers", None))
         if self.packing == "release" and form == "bytes":
             raise ValueError(
                 "`packing='release'` needs the release's files of integers. Received: "

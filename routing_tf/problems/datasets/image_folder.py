@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from routing_tf.choices import SPLITS
 from routing_tf.files import named_files
+from routing_tf.layers.validation import check_choice
 from routing_tf.problems import array_store
 from routing_tf.problems.arguments import boolean
 from routing_tf.problems.arguments import integer_at_least
@@ -101,10 +102,7 @@ class ImageFolder(ImageProblem):
             name: size if size is None else integer_at_least(1, name, size)
             for name, size in sizes.items()
         }
-        if self.sizes["channels"] not in (None, 1, 3):
-            raise ValueError(
-                f"`channels` must be 1 or 3. Received: channels={channels}"
-            )
+        check_choice("channels", self.sizes["channels"], (1, 3, None))
         self.resize = boolean("resize", resize)
         self.folder_of_images = folder or data_dir
         self._take_shape(sequence_length)

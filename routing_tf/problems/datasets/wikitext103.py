@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 
+from routing_tf.layers.validation import check_choice
 from routing_tf.problems import array_store
 from routing_tf.problems import packing
 from routing_tf.problems import vocabularies
@@ -64,15 +65,8 @@ class Wikitext103(TextProblem):
 
     def __init__(self, level="words", form=None, **options):
         super().__init__(**options)
-        if level not in ("words", "bytes"):
-            raise ValueError(
-                f"`level` must be 'words' or 'bytes'. Received: level={level!r}"
-            )
-        if form not in (None, "tokens", "raw"):
-            raise ValueError(
-                "`form` must be 'tokens', 'raw' or None for what is there. "
-                f"Received: form={form!r}"
-            )
+        check_choice("level", level, ("words", "bytes"))
+        check_choice("form", form, ("tokens", "raw", None))
         if level == "bytes" and self.packing == "release":
             raise ValueError(
                 "`packing='release'` needs words. Received: level='bytes'. Leave one "

@@ -10,8 +10,6 @@ from routing_tf.problems.sources import Source
 
 # Percent of the data in each held-out split.
 HELD_OUT_SHARE = 5
-
-
 # With fewer files than this, a split by file would leave too much to chance.
 MIN_FILES_TO_SPLIT_BY_FILE = 20
 

@@ -126,6 +126,14 @@ class PreparedProblem(Problem):
         """Returns the examples of a split, without the first `start`."""
         return self.source.examples(split, start)
 
+    @property
+    def vocabulary_size(self):
+        return self.tokenizer.vocabulary_size()
+
+    def ids_dtype(self):
+        """Returns the data type of the ids on disk."""
+        return "uint16" if self.vocabulary_size <= 1 << 16 else "int32"
+
     def dtypes(self):
         """Returns a dictionary from name to data type of the arrays."""
         raise NotImplementedError

@@ -12,12 +12,8 @@ from routing_tf.files.named_files import place
 
 # What a folder of raw files is reported to hold, at most.
 NUM_NAMES_SHOWN = 20
-
-
 # 90 million integers, all that enwik8 trains on, may be one line.
 MAX_LINE_BYTES = 1 << 29
-
-
 DAMAGED = (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 
 
@@ -150,10 +146,10 @@ def open_file(path, member=None):
     Raises:
         ValueError: if it cannot be read; the message names the file.
     """
-    if member is not None and member not in members(path):
+    if member is not None and member not in (there := members(path)):
         raise ValueError(
             f"The file {str(path)!r} must have the member {member!r}. Received: a zip "
-            f"file of {listing(members(path))}"
+            f"file of {listing(there)}"
         )
     with contextlib.ExitStack() as stack:
         stack.enter_context(readable(path, member))

@@ -162,10 +162,6 @@ class Seq2SeqProblem(PreparedProblem):
         return SubwordTokenizer(str(self.vocabulary_path))
 
     @property
-    def vocabulary_size(self):
-        return self.tokenizer.vocabulary_size()
-
-    @property
     def needs_train_split(self):
         """Whether a vocabulary is to be learned from the split to train on."""
         return self.vocabulary == "subwords" and not self.vocabulary_path.exists()
@@ -206,13 +202,8 @@ class Seq2SeqProblem(PreparedProblem):
         return f"subwords-{vocabularies.digest(self.tokenizer)}"
 
     def dtypes(self):
-        ids = "uint16" if self.vocabulary_size <= 1 << 16 else "int32"
-        return {
-            "inputs": ids,
-            "input_ends": "int64",
-            "targets": ids,
-            "target_ends": "int64",
-        }
+        ids, ends = self.ids_dtype(), "int64"
+        return {"inputs": ids, "input_ends": ends, "targets": ids, "target_ends": ends}
 
     def encoded(self, pairs):
         """Turns texts into ids.

@@ -74,10 +74,6 @@ class TextProblem(PreparedProblem):
     def tokenizer(self):
         return ByteTokenizer()
 
-    @property
-    def vocabulary_size(self):
-        return self.tokenizer.vocabulary_size()
-
     def text_of(self, example):
         """Returns the text of an example, as `encode` takes it."""
         return example
@@ -110,10 +106,6 @@ class TextProblem(PreparedProblem):
         if self.packing == "stream":
             return "stream"
         return f"release-{self.train_split}-{self.sequence_length}"
-
-    def ids_dtype(self):
-        """Returns the data type of the ids on disk."""
-        return "uint16" if self.vocabulary_size <= 1 << 16 else "int32"
 
     def dtypes(self):
         dtypes = {"ids": self.ids_dtype(), "num_words": "int64"}

@@ -22,12 +22,8 @@ from routing_tf.problems.own_files import split_of_file
 from routing_tf.problems.registry import register
 
 ENDINGS = (".png", ".jpg", ".jpeg")
-
-
 # Images without prepared arrays are held in memory: so many bytes at most.
 MAX_BYTES_IN_MEMORY = 4 << 30
-
-
 # Of one picture, more than those of any camera.
 MAX_PIXELS = 1 << 27
 

@@ -531,6 +531,29 @@ class TestTextFiles:
             problems.TextFiles(path, path, path).prepare()
 
 
+class Poems(problems.TextProblem):
+    """Texts that are prepared from a source of one's own."""
+
+    storage, name = "poems", "poems"
+    poems = {"train": ["one fish", "two fish"], "validation": ["red"], "test": [b""]}
+
+    def make_source(self, raw_dir):
+        return problems.Source(self.poems.get)
+
+
+def test_a_source_of_ones_own(tmp_path):
+    options = {"data_dir": str(tmp_path), "sequence_length": 4}
+    in_memory = {split: Poems(**options).ids(split) for split in Poems.poems}
+    assert in_memory["train"].tolist() == ids_of(b"one fish", b"two fish")
+    lines = list(Poems(**options).generate())
+    assert lines[0] == "train: 18 ids"
+    for split, expected in in_memory.items():
+        ids = Poems(**options).ids(split)
+        assert isinstance(ids, np.memmap)
+        assert ids.dtype == expected.dtype and ids.tolist() == expected.tolist()
+    assert list(Poems(**options).generate())[0] == "train: there already, 18 ids"
+
+
 class TestPythonSource:
     @pytest.fixture
     def library(self, tmp_path, monkeypatch):

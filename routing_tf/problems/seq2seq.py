@@ -164,7 +164,9 @@ class Seq2SeqProblem(PreparedProblem):
     @property
     def needs_train_split(self):
         """Whether a vocabulary is to be learned from the split to train on."""
-        return self.vocabulary == "subwords" and not self.vocabulary_path.exists()
+        path = self.vocabulary_path
+        is_there = path.exists() or vocabularies.given_vocabulary(path, self.raw_dir)
+        return self.vocabulary == "subwords" and not is_there
 
     def _make_vocabulary(self):
         if not vocabularies.given_vocabulary(self.vocabulary_path, self.raw_dir):
@@ -187,13 +189,6 @@ class Seq2SeqProblem(PreparedProblem):
             if taken + len(text) <= share * seen:
                 taken += len(text)
                 yield text
-
-    def prepare_source(self):
-        super().prepare_source()
-        if self.needs_train_split and vocabularies.given_vocabulary(
-            self.vocabulary_path, self.raw_dir
-        ):
-            self._make_vocabulary()
 
     @property
     def variant(self):

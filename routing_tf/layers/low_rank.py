@@ -51,8 +51,9 @@ class LowRankAdaptation(ConfiguredLayer):
                 both adapted at once.
 
         Raises:
-            ValueError: if `rank` is not a positive integer, a projection is unknown or
-                has a constraint, or the layer is not built or adapted already.
+            ValueError: if `rank` is not a positive integer, an initializer is unknown,
+                a projection is unknown, named twice or has a constraint, or the layer
+                is not built or adapted already. The layer is then as before.
 
         Example:
 
@@ -70,6 +71,8 @@ class LowRankAdaptation(ConfiguredLayer):
         """
         check_positive_integer("rank", rank)
         kernels = self._kernels_to_adapt(projections)
+        a_initializer = initializer("a_initializer", a_initializer)
+        b_initializer = initializer("b_initializer", b_initializer)
         for weight in own_weights(self):
             weight.trainable = False
         for layer in layers_inside(self):
@@ -141,6 +144,11 @@ class LowRankAdaptation(ConfiguredLayer):
             )
         kernels = {name: getattr(self, f"{name}_kernel", None) for name in projections}
         unknown = [name for name, kernel in kernels.items() if kernel is None]
+        if len(kernels) < len(projections):
+            raise ValueError(
+                "`projections` must name each projection once. Received: "
+                f"projections={projections!r}"
+            )
         if unknown or not kernels:
             raise ValueError(
                 "`projections` must name projections of the layer, such as query, key, "
@@ -159,8 +167,7 @@ class LowRankAdaptation(ConfiguredLayer):
         """Adds the matrices of all projections as one weight, float32 as in Keras."""
 
         def initial(shape, dtype=None):
-            parts = [cloned(initializer(f"{name}_initializer", make)) for _ in shapes]
-            parts = [part(own, dtype) for part, own in zip(parts, shapes, strict=True)]
+            parts = [cloned(make)(own, dtype) for own in shapes]
             return ops.concatenate(parts, axis=axis)
 
         shape = list(shapes[0])

@@ -41,10 +41,9 @@ class RoutingTransformerEncoderDecoder(TextBackbone):
         **kwargs: arguments of `keras_hub.models.Backbone`, such as `name`.
 
     Raises:
-        ValueError: if a hyperparameter is not valid, see `Hyperparameters` and the
-            layers, or there is no encoder; when the model runs, if
+        ValueError: if a hyperparameter is unknown or not valid, see `Hyperparameters`
+            and the layers, or there is no encoder; when the model runs, if
             `memory_block_length` does not fit the lengths.
-        TypeError: if a dict names an unknown hyperparameter.
 
     Example:
 

@@ -258,10 +258,9 @@ class RoutingTransformer(TextBackbone):
         **kwargs: arguments of `keras_hub.models.Backbone`, such as `name`.
 
     Raises:
-        ValueError: if a hyperparameter is not valid, see `Hyperparameters` and the
-            layers, or is one of another kind of model; when the model runs, if it has
-            random heads and the length is unknown while TensorFlow traces it.
-        TypeError: if a dict names an unknown hyperparameter.
+        ValueError: if a hyperparameter is unknown or not valid, see `Hyperparameters`
+            and the layers, or is one of another kind of model; when the model runs, if
+            it has random heads and the length is unknown while TensorFlow traces it.
 
     Example:
 
@@ -307,8 +306,7 @@ def hyperparameters_of_kind(kind, hyperparameters):
         hyperparameters: `Hyperparameters`, or a dict of its fields.
 
     Raises:
-        ValueError: if a hyperparameter is not valid, or the kind is another one.
-        TypeError: if a dict names an unknown hyperparameter.
+        ValueError: if a hyperparameter is unknown or not valid, or the kind is another.
     """
     if isinstance(hyperparameters, dict):
         hyperparameters = Hyperparameters.from_dict(hyperparameters)

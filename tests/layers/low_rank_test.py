@@ -137,6 +137,10 @@ def test_errors():
     for projections in ((), ("queries",), ("key", "value")):
         with pytest.raises(ValueError, match="`projections` must name projections"):
             layer.enable_lora(RANK, projections=projections)
+    with pytest.raises(ValueError, match="each projection once"):
+        layer.enable_lora(RANK, projections=("value", "value"))
+    with pytest.raises(ValueError, match="`b_initializer` must be an initializer"):
+        layer.enable_lora(RANK, b_initializer="ones_and_twos")
     assert len(layer.trainable_weights) > 2
     layer.enable_lora(RANK)
     with pytest.raises(ValueError, match="once.*one that is adapted"):

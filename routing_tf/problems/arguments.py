@@ -24,19 +24,7 @@ def check_worker(worker, num_workers):
 
 
 def integer_at_least(minimum, name, value):
-    """Returns an integer argument as an `int`, also if it came as a string.
-
-    Args:
-        minimum: integer, the smallest value allowed.
-        name: string, the argument's name, for the message.
-        value: the argument as received.
-
-    Returns:
-        An `int`.
-
-    Raises:
-        ValueError: if it is no integer or smaller than `minimum`.
-    """
+    """Returns an integer argument as an `int`, also if it came as a string."""
     kind = "positive" if minimum == 1 else "non-negative"
     try:
         number = int(value) if isinstance(value, str) else operator.index(value)
@@ -48,15 +36,7 @@ def integer_at_least(minimum, name, value):
 
 
 def boolean(name, value):
-    """Returns a boolean argument, also if it came as a string.
-
-    Args:
-        name: string, the argument's name, for the message.
-        value: the argument as received: a boolean, or "true" or "false".
-
-    Raises:
-        ValueError: if it is neither.
-    """
+    """Returns a boolean argument, which may come as the string "true" or "false"."""
     choices = {"true": True, "false": False}
     found = choices.get(str(value).lower())
     if found is None:

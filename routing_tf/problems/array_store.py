@@ -29,18 +29,10 @@ def is_complete(folder):
 
 
 def read(folder, dtypes=None):
-    """Opens a store.
+    """Opens a whole store: a dictionary from name to array on disk (`numpy.memmap`).
 
-    Args:
-        folder: path of the store.
-        dtypes: dictionary from the name of each array to the data type that it must
-            have, as for `write`. Defaults to `None`: they are not checked.
-
-    Returns:
-        A dictionary from name to array, on disk (`numpy.memmap`).
-
-    Raises:
-        ValueError: if the folder holds no whole store, or one of other arrays.
+    `dtypes`, as for `write`, are those that the arrays must have; `None` skips the
+    check. Raises a `ValueError` if the store is damaged or not whole.
     """
     folder = pathlib.Path(folder)
     with _whole(folder):
@@ -99,20 +91,15 @@ def _map(folder, name, length):
 def write(folder, dtypes, identity, parts):
     """Writes a store, or goes on where earlier work on it was stopped.
 
-    Args:
-        folder: path of the store.
-        dtypes: dictionary from the name of each array to its data type. An array of
-            pairs has a type such as `("int64", (2,))`.
-        identity: what the arrays are made of, as JSON takes it. Work that was stopped
-            goes on only if it had the same. A whole store that has the same is left
-            alone, and another one is replaced.
-        parts: function of a state, `None` at first, that returns an iterable of pairs:
-            a dictionary from name to what comes next in that array, and the state from
-            which to go on behind it, as JSON takes it.
+    `dtypes` maps the name of each array to its data type, such as `("int64", (2,))` for
+    pairs. `identity` is what the arrays are made of, as JSON takes it: stopped work
+    goes on only if it had the same; a whole store that has the same is left alone,
+    another one is replaced. `parts` is a function of a state, `None` at first, that
+    returns an iterable of pairs: a dictionary from name to what comes next in that
+    array, and the state from which to go on behind it, as JSON takes it.
 
-    Raises:
-        ValueError: from `parts`; nothing is left behind then. If the disk is full;
-            then work can go on.
+    If `parts` raises a `ValueError`, nothing is left behind; if the disk is full, work
+    can go on later.
     """
     folder, identity = pathlib.Path(folder), json.loads(json.dumps(identity))
     with alone(folder.parent):
@@ -143,11 +130,7 @@ def write(folder, dtypes, identity, parts):
 def alone(folder):
     """Lets one process at a time do something in a folder, which is made if missing.
 
-    Args:
-        folder: path of the folder. A folder inside of it has a lock of its own.
-
-    Raises:
-        ValueError: if it cannot be written.
+    A folder inside of it has a lock of its own.
     """
     with contextlib.ExitStack() as stack:
         try:

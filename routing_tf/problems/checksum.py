@@ -13,12 +13,6 @@ def checksum(arrays):
 
     Of an array that is too long to be read whole each time, blocks count that are
     spread evenly over it.
-
-    Args:
-        arrays: iterable of NumPy arrays, which may lie on disk.
-
-    Returns:
-        An integer.
     """
     value = 0
     for array in arrays:

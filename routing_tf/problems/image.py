@@ -246,20 +246,11 @@ class ImageProblem(PreparedProblem):
 
 
 def picture(images, num_columns, vocabulary_size, scale=8):
-    """Arranges images in a grid, as a PNG file.
+    """Arranges images in a grid, as the bytes of a PNG file.
 
-    Args:
-        images: `<int>[number, height, width, channels]` of 0 to `vocabulary_size` - 1,
-            with 1 or 3 channels.
-        num_columns: number of images in a row.
-        vocabulary_size: number of intensities, at least 2; the last is the brightest.
-        scale: pixels of the picture for each pixel of an image. Defaults to 8.
-
-    Returns:
-        The bytes of the file.
-
-    Raises:
-        ValueError: if there are not 1 or 3 channels, no images, or one intensity.
+    `images` are `<int>[number, height, width, channels]`, of 1 or 3 channels, and
+    values of 0 to `vocabulary_size` - 1, the brightest. Each pixel becomes `scale` x
+    `scale`.
     """
     number, height, width, channels = images.shape
     if not number or channels not in (1, 3) or vocabulary_size < 2:

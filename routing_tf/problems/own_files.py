@@ -35,12 +35,7 @@ def check_no_raw_dir(problem, raw_dir, options):
 
 
 def fingerprint(paths):
-    """Returns a string that tells whether files are still the same.
-
-    Args:
-        paths: list of paths. Contents are not read: a file is the same if its path,
-            size and time are.
-    """
+    """Returns a digest of paths, sizes and times of files, not of their contents."""
     digest = hashlib.sha256()
     for path in paths:
         try:
@@ -56,13 +51,7 @@ def fingerprint(paths):
 def split_of_file(name, held_out=("validation", "test")):
     """Chooses the split of a file by a hash of its name, the same everywhere.
 
-    Args:
-        name: string, a path with "/" between folders.
-        held_out: the splits that get a share of the files besides "train", which
-            has the rest.
-
-    Returns:
-        "train", "validation" or "test".
+    Splits in `held_out` get a share, "train" the rest. `name` has "/" between folders.
     """
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
     percentile = int.from_bytes(digest[:8], "big") % 100
@@ -75,16 +64,9 @@ def split_of_file(name, held_out=("validation", "test")):
 
 
 def share_out(paths, held_out):
-    """Shares files out between the splits.
+    """Shares files out: `{split: [(path, first byte, number of bytes)]}`.
 
-    Args:
-        paths: list of strings.
-        held_out: the splits that get a share of the files besides "train", which
-            has the rest.
-
-    Returns:
-        A dictionary from split to a list of triples: path of a file, the first byte
-        that belongs to the split, and how many do.
+    Splits in `held_out` get a share, "train" the rest.
     """
     found = {split: [] for split in SPLITS}
     if len(paths) >= MIN_FILES_TO_SPLIT_BY_FILE:

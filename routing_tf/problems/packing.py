@@ -19,11 +19,9 @@ from routing_tf.tokenizers.base_tokenizer import END_ID
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """Ids to write behind the earlier ones, and windows among all that is written.
+    """Ids to write behind the earlier ones, and new windows as pairs (start, length).
 
-    Args:
-        ids: list of integers, or NumPy array `[num_ids]`.
-        windows: list of pairs (start, length).
+    Starts count all ids that are written.
     """
 
     ids: list
@@ -33,8 +31,7 @@ class Packed:
 class Rule:
     """What all rules have; on its own one that makes no window.
 
-    Args:
-        sequence_length: integer, the largest length of a window in ids.
+    No window has more ids than `sequence_length`.
     """
 
     def __init__(self, sequence_length):
@@ -65,14 +62,8 @@ class WholeLines(Rule):
     """Windows of whole lines, as many as are shorter than the sequence length.
 
     The rule of `Pg19Length8k` with the defaults, that of the held-out splits of
-    `Wikitext103Length4k` without.
-
-    Args:
-        sequence_length: integer, the largest length of a window in ids.
-        end_windows: boolean, whether the end id 1 closes each window. Defaults to
-            True.
-        keep_last: boolean, whether the lines behind the last full window make a window
-            too. Defaults to True.
+    `Wikitext103Length4k` without: `end_windows` closes each window with the end id,
+    `keep_last` makes a window of the lines behind the last full one.
     """
 
     def __init__(self, sequence_length, end_windows=True, keep_last=True):
@@ -103,8 +94,7 @@ class OverlappingLines(Rule):
     """Windows that overlap heavily: the training split of `Wikitext103Length4k`.
 
     When a line no longer fits, the lines of the buffer are a window; then whole lines,
-    at least as long as the new one together, leave at its front. Takes the arguments of
-    `Rule`.
+    at least as long as the new one together, leave at its front.
     """
 
     def __init__(self, sequence_length):
@@ -129,11 +119,9 @@ class OverlappingLines(Rule):
 
 
 class SlidingWindows(Rule):
-    """A window every few ids: the training split of `Wikitext103Length4kOverlap`.
+    """A window every few ids, shorter by one than `sequence_length`.
 
-    Args:
-        sequence_length: integer; windows are shorter by one.
-        stride: integer, ids between the starts of windows. Defaults to 3.
+    The rule of the training split of `Wikitext103Length4kOverlap`.
     """
 
     def __init__(self, sequence_length, stride=3):
@@ -149,16 +137,7 @@ class SlidingWindows(Rule):
 
 
 def pieces(start, end, sequence_length):
-    """Cuts a window that is too long for a row into pieces that are not.
-
-    Args:
-        start: integer, the first id of the window.
-        end: integer, the id behind it.
-        sequence_length: integer, the largest length of a piece.
-
-    Returns:
-        A list of pairs (start, length); empty for an empty window.
-    """
+    """Cuts a window of ids into pairs (start, length) of at most `sequence_length`."""
     return [
         (place, min(sequence_length, end - place))
         for place in range(start, end, sequence_length)
@@ -166,15 +145,7 @@ def pieces(start, end, sequence_length):
 
 
 def joined(packed):
-    """Joins what a rule has returned.
-
-    Args:
-        packed: list of `Packed`.
-
-    Returns:
-        A dictionary of NumPy int64 arrays: "ids", and "windows" of shape
-        `[num_windows, 2]`, starts and lengths.
-    """
+    """Joins a list of `Packed` to int64 arrays; "windows" is `[num_windows, 2]`."""
     ids = [np.zeros(0, "int64"), *(np.asarray(part.ids, "int64") for part in packed)]
     windows = [window for part in packed for window in part.windows]
     windows = np.asarray(windows, "int64").reshape(-1, 2)

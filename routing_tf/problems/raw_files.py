@@ -18,25 +18,12 @@ DAMAGED = (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 
 
 def read_lines(path, member=None, keep_ends=False):
-    r"""Reads a UTF-8 text file line by line.
+    r"""Yields the number, from 1, and the text of each line of a file in UTF-8.
 
     Lines end at "\n" and nowhere else: "\r" and the other characters at which
-    `str.splitlines` would break stay inside of their line. Only one line at a
-    time is in memory, of `MAX_LINE_BYTES` at most.
-
-    Args:
-        path: string or path of the file.
-        member: string, the name of a file inside of the zip file `path`. Defaults
-            to `None`, for `path` itself.
-        keep_ends: boolean, whether lines keep their "\n", so that they add up to
-            the whole text. Defaults to `False`.
-
-    Yields:
-        Pairs of the line's number, from 1, and the line, a string.
-
-    Raises:
-        ValueError: if the file cannot be read, has nothing but white space or a line
-            that is too long, is not UTF-8, has NUL characters, or is an HTML page.
+    `str.splitlines` would break stay inside of their line. Only one line at a time is
+    in memory, of `MAX_LINE_BYTES` at most. Raises a `ValueError` if the file has no
+    text, is not in UTF-8, has NUL characters or is an HTML page.
 
     Example:
     ```python
@@ -67,21 +54,9 @@ def read_lines(path, member=None, keep_ends=False):
 
 
 def read_chunks(path, member=None, start=0, size=None, chunk_size=1 << 20):
-    """Reads the bytes of a file piece by piece, whatever they are.
+    """Yields the bytes of a file from `start` on, in pieces; all if `size` is `None`.
 
-    Args:
-        path: string or path of the file.
-        member: string, the name of a file inside of the zip file `path`. Defaults
-            to `None`, for `path` itself.
-        start: integer, how many bytes are left out. Defaults to 0.
-        size: integer, how many bytes are read. Defaults to `None`, all the rest.
-        chunk_size: integer, bytes in each piece but the last. Defaults to 1 MiB.
-
-    Yields:
-        `bytes`, in order.
-
-    Raises:
-        ValueError: if the file cannot be read, or ends before `start + size`.
+    Raises a `ValueError` if the file ends before `start + size`.
 
     Example:
     ```python
@@ -115,14 +90,7 @@ def file_size(path, member=None):
 
 
 def members(path):
-    """Returns the names of the files inside of a zip file, as a list.
-
-    Args:
-        path: string or path of the zip file.
-
-    Raises:
-        ValueError: if it cannot be read or is no zip file.
-    """
+    """Returns the names of the files inside of a zip file, as a list."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(readable(path))
         stream = stack.enter_context(tfds.core.Path(path).open("rb"))
@@ -134,17 +102,7 @@ def members(path):
 def open_file(path, member=None):
     """Opens a file, or a member of a zip file, for reading its bytes.
 
-    Args:
-        path: string or path of the file.
-        member: string, the name of a file inside of the zip file `path`. Defaults
-            to `None`, for `path` itself.
-
-    Yields:
-        A binary stream. Errors of reading it are turned into `ValueError` as long
-        as it is open.
-
-    Raises:
-        ValueError: if it cannot be read; the message names the file.
+    Errors of reading it are turned into `ValueError` as long as it is open.
     """
     if member is not None and member not in (there := members(path)):
         raise ValueError(
@@ -220,14 +178,7 @@ def listing(names):
 
 
 def given_folder(dl_manager):
-    """Returns the folder of raw files that a tfds builder was given.
-
-    Args:
-        dl_manager: `tfds.download.DownloadManager` of the builder.
-
-    Returns:
-        A path, or `None` if there is no such folder or nothing in it.
-    """
+    """Returns the folder of raw files of a tfds builder; `None` if nothing is in it."""
     try:
         return dl_manager.manual_dir
     except AssertionError:  # how tfds says so
@@ -235,13 +186,7 @@ def given_folder(dl_manager):
 
 
 def no_files_error(builder, folder, names):
-    """Returns the error for a folder of raw files that has none of those needed.
-
-    Args:
-        builder: the `tfds.core.DatasetBuilder` that needs them.
-        folder: path of the folder, or `None` if none was given.
-        names: list of strings, the names that were looked for.
-    """
+    """Returns the error for a folder of raw files (or `None`) without those needed."""
     found = "no folder, or an empty one"
     if folder is not None:
         found = (

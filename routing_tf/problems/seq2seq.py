@@ -29,15 +29,9 @@ PAIRS_AT_ONCE = 64
 class Pairs(Tokens):
     """The pairs of a split; `ids` are those of the targets, one behind the other.
 
-    Args:
-        ids: NumPy array `<int>[num_target_ids]`.
-        target_ends: NumPy array `<int64>[num_pairs]`: where in `ids` each
-            target ends, its end id included.
-        input_ids: NumPy array `<int>[num_input_ids]`, of the sources.
-        input_ends: NumPy array `<int64>[num_pairs]`.
-        kept: NumPy array `<int64>[num_kept]`, the pairs that are served.
-            Defaults to `None`, all.
-        num_too_long: integer, how many pairs are longer than a window.
+    `target_ends` and `input_ends` `<int64>[num_pairs]` are where in `ids` and
+    `input_ids` each text ends, its end id included. `kept` `<int64>[num_kept]` are the
+    pairs that are served, `None` for all; `num_too_long` are longer than a window.
     """
 
     target_ends: np.ndarray = None
@@ -50,14 +44,10 @@ class Pairs(Tokens):
         return len(self.target_ends if self.kept is None else self.kept)
 
     def places(self, numbers):
-        """Returns where served pairs are.
+        """Returns where served pairs are, as four arrays `<int64>[batch]`.
 
-        Args:
-            numbers: array `<int64>[batch]`, numbers of served pairs.
-
-        Returns:
-            Four arrays `<int64>[batch]`: starts and lengths of the sources,
-            starts and lengths of the targets.
+        They are starts and lengths of the sources, and starts and lengths of the
+        targets.
         """
         if self.kept is not None:
             numbers = self.kept[numbers]

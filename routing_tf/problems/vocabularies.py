@@ -19,13 +19,7 @@ def given_vocabulary(path, raw_dir):
 
 
 def make_vocabulary(path, raw_dir, texts):
-    """Copies the vocabulary among the raw files, or learns one.
-
-    Args:
-        path: `pathlib.Path` of the vocabulary.
-        raw_dir: string, the folder with the raw files; `None` if there is none.
-        texts: function that returns an iterable of texts to learn from.
-    """
+    """Copies the vocabulary among the raw files, or learns one from `texts()`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if given := given_vocabulary(path, raw_dir):
         with atomic.whole(path) as partial:

@@ -28,14 +28,11 @@ class Tokens:
 
 
 class Windows:
-    """The windows of a split: where they start and how long they are.
+    """The windows of a split: where they start and how long they are, in ids.
 
-    Args:
-        num_ids: integer, ids of the split.
-        length: integer, ids of a window.
-        given: NumPy array `<int64>[num_windows, 2]`, start and length of each window,
-            if the data itself has them. Defaults to `None`: they follow each other.
-        min_training_length: integer, see `Problem`. Defaults to `None`.
+    `given` `<int64>[num_windows, 2]` are starts and lengths that the data itself has;
+    `None` if windows of `length` ids follow each other. `min_training_length` is that
+    of `Problem`.
     """
 
     def __init__(self, num_ids, length, given=None, min_training_length=None):
@@ -56,14 +53,8 @@ class Windows:
 
         The ids are a ring: the windows follow each other from a random place on, and
         one of them may run over the end into the beginning. Windows that the data
-        itself has come as they are.
-
-        Args:
-            seed: int64 tensor of shape `()`.
-            epoch: int64 tensor of shape `()`, counted from 0.
-
-        Returns:
-            Starts and lengths in ids, two tensors `<int64>[number(training=True)]`.
+        itself has come as they are. Takes int64 scalars; returns starts and lengths,
+        two tensors `<int64>[number(training=True)]`.
         """
         seed = tf.stack([seed, epoch])
         order = tf.random.experimental.stateless_shuffle(
@@ -90,12 +81,7 @@ class Windows:
         return starts, lengths
 
     def in_order(self):
-        """The windows in their fixed order: every id exactly once.
-
-        Returns:
-            Starts and lengths in ids, two NumPy arrays
-            `<int64>[number(training=False)]`.
-        """
+        """Returns starts and lengths of all windows in order, two NumPy arrays."""
         if self.given is not None:
             return self.given[:, 0], self.given[:, 1]
         starts = np.arange(self.number(training=False), dtype="int64") * self.length
@@ -106,13 +92,8 @@ class Windows:
     ):
         """A dataset of pairs (start, length), without the first `num_done`.
 
-        Args:
-            training: boolean, whether windows are those of training.
-            batch_size: integer, so many windows are batched.
-            seed: as for `Problem.dataset`.
-            num_done: integer, so many windows are left out.
-            repeat: as for `Problem.dataset`. Defaults to `None`.
-            num_examples: as for `Problem.dataset`. Defaults to `None`.
+        In evaluation, windows of length 0 fill up the last batch. Other arguments are
+        as for `Problem.dataset`.
         """
         if not training:
             windows = self._evaluation(batch_size, num_examples)
@@ -169,17 +150,9 @@ class Windows:
 
 
 def read_windows(ids, starts, lengths, sequence_length):
-    """Cuts a batch of windows out of a sequence of ids.
+    """Returns a batch of windows of ids, a ring, as `Problem.dataset` describes it.
 
-    Args:
-        ids: NumPy array `<int>[num_tokens]`, read as a ring.
-        starts: tensor `<int64>[batch]`, the first id of each window.
-        lengths: tensor `<int64>[batch]`, at most `sequence_length`: how
-            many ids each window has; the rest of its row is padding.
-        sequence_length: integer, the length of a row.
-
-    Returns:
-        `(inputs, targets, weights)` as described in `Problem.dataset`.
+    `starts` and `lengths` are `<int64>[batch]`; the rest of each row is padding.
     """
     targets = read_rows(ids, starts, lengths, sequence_length)
     mask = tf.sequence_mask(lengths, sequence_length)
@@ -193,16 +166,10 @@ def shifted(targets):
 
 
 def read_rows(ids, starts, lengths, row_length):
-    """Cuts rows out of a sequence of ids, which may be too large for the memory.
+    """Cuts rows out of ids, a ring that may be too large for the memory.
 
-    Args:
-        ids: NumPy array `<int>[num_tokens]`, read as a ring.
-        starts: tensor `<int64>[batch]`, the first id of each row.
-        lengths: tensor `<int64>[batch]`, at most `row_length`.
-        row_length: integer, the length of a row.
-
-    Returns:
-        Tensor `<int32>[batch, row_length]`, 0 behind each row's ids.
+    `starts` and `lengths` are `<int64>[batch]`; the result `<int32>[batch, row_length]`
+    has 0 behind each row's ids.
     """
 
     def cut(starts, lengths):

@@ -19,21 +19,13 @@ ONLY_DIGITS = re.compile(r"[0-9\s]*", re.ASCII)
 class Enwik8(tfds.core.GeneratorBasedBuilder):
     """Enwik8: bytes of Wikipedia, or the ids that somebody made of them.
 
-    The config "bytes" reads the original file of 100,000,000 bytes and cuts it into
-    the usual splits: the first 90, the next 5 and the last 5 million bytes. An
-    example is `{"text": bytes}`, a piece of 1 MiB of the stream; the pieces of a
-    split, in order, are all of its bytes. The config "integers" reads the files of
-    the release, integers separated by spaces. An example is
-    `{"ids": int32 array of shape (count,)}`, one non-empty line; only the splits
-    whose files are there are made.
-
-    Args:
-        data_dir: string, the folder to write to.
-        config: string, "bytes" or "integers". Defaults to "bytes".
-
-    Raises:
-        ValueError: from `download_and_prepare`, if raw files are missing or damaged;
-            the message names the file, the line and the rule.
+    The config "bytes", the default, reads the original file of 100,000,000 bytes and
+    cuts it into the usual splits: the first 90, the next 5 and the last 5 million
+    bytes. An example is `{"text": bytes}`, a piece of 1 MiB of the stream; the pieces
+    of a split, in order, are all of its bytes. The config "integers" reads the files of
+    the release, integers separated by spaces. An example is `{"ids": int32 array of
+    shape (count,)}`, one non-empty line; only the splits whose files are there are
+    made.
     """
 
     VERSION = tfds.core.Version("1.0.0")
@@ -71,18 +63,7 @@ integers separated by spaces.
         )
 
     def find_files(self, folder):
-        """Finds the raw files of this config.
-
-        Args:
-            folder: path of the folder to look in.
-
-        Returns:
-            A dictionary from split to pairs `(path, member)`, `member` being the
-            name inside of a zip file or `None`; empty if there are no such files.
-
-        Raises:
-            ValueError: if there is a zip file without the member.
-        """
+        """Returns the raw files as `{split: (path, member of a zip file or None)}`."""
         folder = tfds.core.Path(folder)
         if self.builder_config.name == "integers":
             paths = {split: folder / name for split, name in INTEGER_FILES.items()}

@@ -22,18 +22,9 @@ def prepare(builder, raw_dir=None):
     r"""Writes a data set to the folder of its builder, unless it is there already.
 
     With `raw_dir` nothing is downloaded: raw files are taken from there. A data set
-    that is already written stays as it is, unless `raw_dir` has files for splits
-    that it lacks: then it is written again. If that fails, nothing has changed.
-
-    Args:
-        builder: `tfds.core.DatasetBuilder`, of this package or any other.
-        raw_dir: string or path, the folder with raw files. Defaults to `None`: they
-            are downloaded.
-
-    Raises:
-        ValueError: if `raw_dir` is no folder, raw files are missing or damaged, or
-            cannot be downloaded; or if the data set has been written from files of
-            other sizes. The message says what to put where.
+    that is already written stays as it is, unless `raw_dir` has files for splits that
+    it lacks: then it is written again. If that fails, nothing has changed. Raises a
+    `ValueError` if raw files are not of the sizes of those that it was written from.
 
     Example:
     ```python
@@ -65,18 +56,10 @@ def prepare(builder, raw_dir=None):
 
 
 def read_in_order(builder, split):
-    r"""Reads a split of a data set in the order in which it was written.
+    r"""Reads a split of a prepared data set in the order in which it was written.
 
-    Args:
-        builder: `tfds.core.DatasetBuilder`, prepared.
-        split: string, the name of a split, or a part of it in the notation of
-            tensorflow-datasets, such as "train[:100]".
-
-    Returns:
-        An iterator over examples, nested dictionaries of NumPy arrays and `bytes`.
-
-    Raises:
-        ValueError: if the data set is not prepared, or has no such split.
+    `split` may be a part of one, such as "train[:100]". Examples are nested
+    dictionaries of NumPy arrays and `bytes`.
 
     Example:
     ```python

@@ -18,20 +18,12 @@ HEADING = re.compile(r"\s*= [^=].* =\s*")
 class Wikitext103(tfds.core.GeneratorBasedBuilder):
     """WikiText-103: good and featured articles of the English Wikipedia.
 
-    The config "tokens" reads the version with words that are split and rare words
-    replaced by `<unk>`; "raw" the one with all words. An example is
-    `{"text": bytes}`, one article in UTF-8: it begins at its title, a line such as
-    " = Title = " between empty lines. What stands before the first title belongs to
-    the first article. The articles of a split, in order, are the text of its file,
+    The config "tokens", the default, reads the version with words that are split and
+    rare words replaced by `<unk>`; "raw" the one with all words. An example is
+    `{"text": bytes}`, one article in UTF-8. It begins at its title, a line such as " =
+    Title = " between empty lines; what stands before the first title belongs to the
+    first article. The articles of a split, in order, are the text of its file,
     character for character. Only the splits whose files are there are made.
-
-    Args:
-        data_dir: string, the folder to write to.
-        config: string, "tokens" or "raw". Defaults to "tokens".
-
-    Raises:
-        ValueError: from `download_and_prepare`, if raw files are missing or damaged;
-            the message names the file, the line and the rule.
     """
 
     VERSION = tfds.core.Version("1.0.0")
@@ -76,19 +68,9 @@ file is downloaded from {URL}.
         yield {split: f"{name}.txt" for split, name in SPLITS.items()}
 
     def find_files(self, folder):
-        """Finds the raw files of this config.
+        """Returns the raw files as `{split: (path, member of a zip file or None)}`.
 
         All come from one place: the first one that has any of them.
-
-        Args:
-            folder: path of the folder to look in.
-
-        Returns:
-            A dictionary from split to pairs `(path, member)`, `member` being the
-            name inside of a zip file or `None`; empty if there are no such files.
-
-        Raises:
-            ValueError: if there is a zip file without such files.
         """
         folder = tfds.core.Path(folder)
         for place in (folder, folder / FOLDERS[self.builder_config.name]):
@@ -130,19 +112,7 @@ file is downloaded from {URL}.
 
 
 def read_articles(path, member=None):
-    r"""Reads a file of WikiText article by article.
-
-    Args:
-        path: string or path of the file.
-        member: string, the name of a file inside of the zip file `path`. Defaults
-            to `None`, for `path` itself.
-
-    Yields:
-        Strings that add up to the text of the file.
-
-    Raises:
-        ValueError: as for `raw_files.read_lines`; or if the first line is one of
-            integers.
+    r"""Yields the articles of a file of WikiText; joined, they are its text.
 
     Example:
     ```python

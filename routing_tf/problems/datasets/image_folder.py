@@ -179,20 +179,9 @@ class ImageFolder(ImageProblem):
 class Images(OwnFiles):
     """The images in a folder.
 
-    Args:
-        folder: string, as for `ImageFolder`.
-        sizes: dictionary of "height", "width" and "channels", integers; `None` for that
-            of the first image.
-        resize: boolean, whether images of another size are cut and scaled.
-
-    Attributes:
-        paths: dictionary from split to a dictionary from path to the name of its class,
-            in the order of the paths. The name is empty if there are no classes.
-        classes: list of strings, the names of the classes in order.
-
-    Raises:
-        ValueError: if images are both beside and inside of class folders; from
-            `examples`, if one is damaged or of another size.
+    `sizes` maps "height", "width" and "channels" to integers, or to `None` for that of
+    the first image. `paths` maps each split to a dictionary from path, in order, to the
+    name of the image's class, which is empty if there are no classes.
     """
 
     def __init__(self, folder, sizes, resize):
@@ -292,18 +281,9 @@ def _class_of(path, base):
 
 
 def read_image(path, channels=None):
-    """Reads an image file.
+    """Reads a PNG or JPEG file as a NumPy array `<uint8>[height, width, channels]`.
 
-    Args:
-        path: string, path of a PNG or JPEG file.
-        channels: integer, 1 or 3. Defaults to `None`: those of the file, without
-            transparency.
-
-    Returns:
-        NumPy array `<uint8>[height, width, channels]`.
-
-    Raises:
-        ValueError: if it cannot be read, is damaged or has more than `MAX_PIXELS`.
+    `channels` are 1 or 3; `None` for those of the file, without transparency.
     """
     named_files.check_regular(path)
     try:
@@ -347,15 +327,7 @@ def _size(content):
 
 
 def resized(image, height, width):
-    """Cuts an image to a ratio of its sides, around its centre, and scales it.
-
-    Args:
-        image: NumPy uint8 array of shape `(any height, any width, channels)`.
-        height: integer, the new height.
-        width: integer, the new width.
-
-    Returns:
-        NumPy array `<uint8>[height, width, channels]`, of means of areas.
+    """Cuts an image around its centre to a new ratio, and scales it by means of areas.
 
     Example:
     ```python

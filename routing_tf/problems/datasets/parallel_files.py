@@ -99,16 +99,7 @@ class ParallelFiles(Seq2SeqProblem):
 
 
 class Lines(OwnFiles):
-    """Pairs of lines of source files and target files, without empty ones.
-
-    Args:
-        files: dictionary from split to source files and target files, as for
-            `ParallelFiles`.
-
-    Raises:
-        ValueError: from its methods, if a pattern matches no file, a file cannot be
-            read, or source and target have different numbers of lines.
-    """
+    """Pairs of lines of a source file and a target file, without empty ones."""
 
     def __init__(self, files):
         super().__init__()

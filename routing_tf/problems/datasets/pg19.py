@@ -166,13 +166,7 @@ class Pg19Length8k(TextProblem):
 class Books(Source):
     """The text files in the folders `train`, `validation` and `test`.
 
-    Args:
-        folder: string, the folder that holds them.
-        is_sorted: boolean, whether books come in the order of their names; else in
-            that of a plain directory listing.
-
-    Raises:
-        ValueError: from `prepare`, if there are none.
+    Unless they are sorted by name, they come in the order of a plain directory listing.
     """
 
     is_direct = False

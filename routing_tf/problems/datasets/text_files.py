@@ -173,18 +173,7 @@ class TextFiles(TextProblem):
 
 
 class Texts(OwnFiles):
-    """Pieces of the user's files, shared out between the splits.
-
-    Args:
-        files: as for `TextFiles`.
-        validation_files: as for `TextFiles`.
-        test_files: as for `TextFiles`.
-        data_dir: folder with the files if `files` is not given.
-
-    Raises:
-        ValueError: from its methods, if a pattern matches no file, a file cannot be
-            read or is named for both validation and test, or all files are empty.
-    """
+    """Pieces of the user's files, shared out between the splits; see `TextFiles`."""
 
     def __init__(self, files, validation_files, test_files, data_dir):
         super().__init__()

@@ -13,25 +13,14 @@ PARTIAL = ".partial"
 
 @contextlib.contextmanager
 def whole(path):
-    """Lets a file be written so that it is never seen half written.
-
-    Args:
-        path: path of the file.
-
-    Yields:
-        The path to write to instead, `PATH.partial`.
-    """
+    """Yields `PATH.partial` to write to, which then takes the place of the file."""
     partial = pathlib.Path(f"{path}{PARTIAL}")
     yield partial
     partial.replace(path)
 
 
 def write_whole(path, text):
-    """Writes a text as `whole` does, and says which file cannot be written.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Writes a text as `whole` does; an `OSError` names the file that failed."""
     with told_where(path), whole(path) as partial:
         partial.write_text(text)
 
@@ -54,14 +43,9 @@ def open_output(path):
 
     Until then it is beside it, as `PATH.partial`, and an earlier file stays. If an
     exception ends the block, what there is remains, and a line on stderr says where.
-    What a killed command has left there is kept, as `PATH.partial.1` and so on.
-
-    Args:
-        path: the path; None for no file. What is no regular file, such as a pipe, is
-            written at once.
-
-    Yields:
-        The file, or None.
+    What a killed command has left there is kept, as `PATH.partial.1` and so on. What is
+    no regular file, such as a pipe, is written at once. Without a path, `None` is
+    yielded.
     """
     if path is None:
         yield None
@@ -98,14 +82,8 @@ def _free_name(path):
 def fill_folder(path):
     """Makes a folder whose content takes its place when it is complete.
 
-    Until then it is in a folder inside, `PATH/.partial`. Files of the same names in
-    `PATH` are replaced, all others there stay.
-
-    Args:
-        path: the folder, which is made.
-
-    Yields:
-        The path of the folder inside, to be filled.
+    Until then it is in a folder inside, `PATH/.partial`, whose path is yielded. Files
+    of the same names in `PATH` are replaced, all others there stay.
     """
     folder = pathlib.Path(path)
     partial = folder / PARTIAL

@@ -7,17 +7,10 @@ import os
 
 @contextlib.contextmanager
 def hold(folder, wait=True):
-    """Lets one process at a time do something in a folder.
+    """Lets one process at a time do something in an existing folder.
 
+    If `wait` is False and another process holds the lock, raises `BlockingIOError`.
     Where the file system has no locks, as some that machines share, it lets all.
-
-    Args:
-        folder: path of the folder, which exists.
-        wait: whether to wait for a process that holds the lock. Defaults to True.
-
-    Raises:
-        BlockingIOError: if another process holds the lock, and `wait` is False.
-        OSError: if the folder cannot be opened.
     """
     lock = os.open(folder, os.O_RDONLY)
     try:

@@ -4,18 +4,7 @@ import pathlib
 
 
 def make_folder(option, path):
-    """Makes a folder, if it is missing.
-
-    Args:
-        option: name of the option that names it, for the message.
-        path: its path.
-
-    Returns:
-        Its path as a `pathlib.Path`.
-
-    Raises:
-        ValueError: if it cannot be written.
-    """
+    """Makes a folder, if it is missing, and returns its `pathlib.Path`."""
     folder = pathlib.Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -43,14 +43,7 @@ class Limits:
     max_remembered: int = 2**16
 
     def check(self, name, value, what, source):
-        """Raises a `ValueError` if a value is above the limit of this name.
-
-        Args:
-            name: string, the name of the limit.
-            value: the value.
-            what: string, what the value counts.
-            source: the file that needs it, for the message.
-        """
+        """Raises a `ValueError` if `value`, which counts `what`, is above a limit."""
         largest = getattr(self, name)
         if value > largest:
             raise ValueError(
@@ -64,37 +57,12 @@ LIMITS = Limits()
 
 
 def read_json(path):
-    """Reads a JSON file of limited size and depth.
-
-    Args:
-        path: path of the file.
-
-    Returns:
-        What it holds.
-
-    Raises:
-        ValueError: if it is no JSON, larger than `max_json_bytes` or nested deeper
-            than `max_json_depth`.
-        OSError: if it cannot be read.
-    """
+    """Reads a JSON file of at most `max_json_bytes` and `max_json_depth`."""
     return parse_json(_read(path, "max_json_bytes"), path)
 
 
 def read_lines(path):
-    r"""Reads the lines of a vocabulary file.
-
-    Args:
-        path: path of the file, in UTF-8.
-
-    Returns:
-        List of the lines, split at `"\n"` alone.
-
-    Raises:
-        ValueError: if the file is larger than `max_text_bytes`, has more lines than
-            `max_tokens` or one that is longer than `max_token_length`, or is not in
-            UTF-8.
-        OSError: if it cannot be read.
-    """
+    """Returns the lines of a vocabulary file, in UTF-8, that keeps to `LIMITS`."""
     # Tokens may hold characters at which str.splitlines would break a line.
     try:
         text = _read(path, "max_text_bytes").decode("utf-8").removesuffix("\n")

@@ -8,18 +8,10 @@ import pathlib
 
 
 def find_files(option, patterns):
-    """Finds the files that an option names.
+    """Returns the absolute paths, each once, of the files that an option names.
 
-    Args:
-        option: string, the option's name, for the message.
-        patterns: list of paths or glob patterns, a string of them as `split_paths`
-            takes it, or `None`.
-
-    Returns:
-        A list of absolute paths, each once.
-
-    Raises:
-        ValueError: if a pattern matches no file, or a pipe or a device.
+    `patterns` are paths or glob patterns, a string of them as `split_paths` takes it,
+    or `None`. Raises a `ValueError` if one matches no file, or a pipe or a device.
     """
     if isinstance(patterns, (str, os.PathLike)):
         patterns = split_paths(os.fspath(patterns))
@@ -50,17 +42,10 @@ def find_files(option, patterns):
 
 
 def split_paths(paths):
-    """Splits a string of paths at its commas.
+    """Splits a string of paths at its commas; empty ones are left out.
 
-    Args:
-        paths: string. Double quotes around a path keep its commas, and a double quote
-            inside of them is written twice, as in a file of comma-separated values.
-
-    Returns:
-        A list of strings, none of them empty.
-
-    Raises:
-        ValueError: if quotes do not end in front of a comma.
+    Double quotes around a path keep its commas, and a double quote inside of them is
+    written twice, as in a file of comma-separated values.
 
     Example:
     ```python

@@ -13,16 +13,8 @@ def progress(iterable, unit, total=None, verbose=True):
     """Goes through an iterable and tells on stderr how far it is.
 
     On a terminal that is a progress bar, else a line now and then. What is done in two
-    seconds tells nothing.
-
-    Args:
-        iterable: the iterable.
-        unit: name of what it holds.
-        total: number of items; None (the default) for its length.
-        verbose: whether anything is told. Defaults to True.
-
-    Returns:
-        An iterable of the same items.
+    seconds tells nothing. `unit` names an item; `total` is the number of items, by
+    default the length of the iterable.
     """
     if not verbose:
         return iterable

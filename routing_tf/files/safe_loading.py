@@ -109,15 +109,9 @@ def _check_finite(model, source):
 def check_preset(preset, has_weights=True):
     """Checks a preset directory of keras_hub, which may then be loaded.
 
-    Args:
-        preset: path of the directory. Anything else, such as the name of a preset that
-            keras_hub downloads, is left to keras_hub.
-        has_weights: whether the model is to be loaded with its weights (the default);
-            False for a directory of a preprocessor alone.
-
-    Raises:
-        ValueError: as `load_keras_file` does.
-        OSError: if a file cannot be read.
+    Anything else, such as the name of a preset that keras_hub downloads, is left to
+    keras_hub. Without `has_weights`, the directory is that of a preprocessor alone.
+    Errors are those of `load_keras_file`.
 
     Example:
 
@@ -150,17 +144,7 @@ def check_preset(preset, has_weights=True):
 
 
 def check_hyperparameters(hyperparameters, source):
-    """Checks that no hyperparameter is absurdly large.
-
-    Args:
-        hyperparameters: dict of the fields of `Hyperparameters`.
-        source: the file they come from, for the message.
-
-    Raises:
-        ValueError: if a whole number is larger than `max_size`, a number of layers
-            larger than `max_layers`, one of blocks larger than `max_flange_blocks`, or
-            a block of an image larger than `max_block_size`.
-    """
+    """Checks that no number in a dict of hyperparameters is absurdly large."""
     numbers = {k: v for k, v in hyperparameters.items() if isinstance(v, int)}
     limits = {"_layers": "max_layers", "_flange_blocks": "max_flange_blocks"}
     for name, value in numbers.items():
@@ -175,14 +159,7 @@ def check_memory(hyperparameters, max_length=None):
     """Checks that heads remember no more tokens than there are, or than is bearable.
 
     No weight shows how many they remember, and each takes memory from the start.
-
-    Args:
-        hyperparameters: `Hyperparameters`.
-        max_length: number of tokens that a text may have; None (the default) for no
-            end.
-
-    Raises:
-        ValueError: if they remember more than that and than `max_remembered`.
+    `max_length` is the number of tokens that a text may have; `None` means no end.
     """
     h = hyperparameters
     blocks = h.local_flange_blocks + 1
@@ -204,14 +181,8 @@ def check_memory(hyperparameters, max_length=None):
 def check_fits(build, num_bytes, source):
     """Checks that a model has no more values than its file has bytes.
 
-    Args:
-        build: function without arguments that returns the model. It is called where
-            variables have shapes alone and take no memory.
-        num_bytes: number of bytes of the weights in the file.
-        source: the file, for the message.
-
-    Raises:
-        ValueError: if the model has more values, or cannot be built.
+    `build`, without arguments, returns the model. It is called where variables have
+    shapes alone and take no memory. If it fails, that is a `ValueError` too.
 
     Example:
 

@@ -12,12 +12,9 @@ END_ID = 1
 
 
 class Vocabulary:
-    """Tokens and their ids.
+    """A list of tokens, and their ids.
 
     Keras and TensorFlow would wrap and track lists that are attributes of a layer.
-
-    Args:
-        tokens: list of strings.
     """
 
     def __init__(self, tokens):
@@ -30,15 +27,6 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
 
     A subclass says in `ids_of` what the ids of texts are and in `texts_of` what their
     texts are. Id 0 is padding and id 1 ends a text.
-
-    Args:
-        sequence_length: integer, or `None` (the default) for results as long as
-            the text. If given, every text is cut, or padded with id 0, to this
-            many ids.
-        **kwargs: arguments of `keras_hub.tokenizers.Tokenizer`, such as `name`.
-
-    Raises:
-        ValueError: if `sequence_length` is not a positive integer.
     """
 
     _vocabulary = None
@@ -59,26 +47,14 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
         self.end_token_id = END_ID
 
     def ids_of(self, texts):
-        """Returns the ids of texts; to be written by subclasses.
-
-        Args:
-            texts: string tensor `[batch]`.
-
-        Returns:
-            Ragged tensor `<int32>[batch, None]`.
-        """
+        """Returns the ids, ragged `<int32>[batch, None]`, of strings `[batch]`."""
         raise NotImplementedError
 
     def texts_of(self, ids, is_text):
-        """Returns the texts of ids; to be written by subclasses.
+        """Returns texts, `[...]`, of any integers as ids, `<int32>[..., length]`.
 
-        Args:
-            ids: tensor `<int32>[..., length]` of any integers.
-            is_text: tensor `<bool>[..., length]`: False for padding, and from the
-                first end id on.
-
-        Returns:
-            String tensor `[...]`.
+        `is_text` `<bool>[..., length]` is False for padding, and from the first end id
+        on.
         """
         raise NotImplementedError
 

@@ -13,20 +13,10 @@ _SPACES = (" ", r"\32;")
 
 
 def token_offsets(tokenizer, text, token_ids):
-    """Returns the characters that each token of a text stands for.
+    """Returns start and end of each token in characters, `<int64>[tokens, 2]`.
 
-    The rule is that of `routing_tf.models.scoring.score`.
-
-    Args:
-        tokenizer: a `ByteTokenizer`, `SubwordTokenizer` or `WordTokenizer`.
-        text: string.
-        token_ids: NumPy array `<int>[tokens]`, all tokens of the text.
-
-    Returns:
-        NumPy array `<int64>[tokens, 2]`, start and end in characters.
-
-    Raises:
-        ValueError: for any other tokenizer, or if the ids are not those of the text.
+    The rule is that of `routing_tf.models.scoring.score`. `token_ids` must be all those
+    of the text.
     """
     if isinstance(tokenizer, ByteTokenizer):
         lengths = [len(character.encode("utf-8")) for character in text]

@@ -16,18 +16,9 @@ def text_stream(tokenizer, context=()):
     """Makes a decoder of tokens that come one by one.
 
     Its `add(token_id)` returns the text that has become complete, often an empty one,
-    and `end()` what is left. Together they return what `tokenizer.detokenize` does,
-    and a line break for an end id, behind which a new text starts.
-
-    Args:
-        tokenizer: a `ByteTokenizer`, `SubwordTokenizer` or `WordTokenizer`.
-        context: ids of the text in front, such as a prompt; none of it is returned.
-
-    Returns:
-        A `ByteStream`, `SubwordStream` or `WordStream`.
-
-    Raises:
-        ValueError: for any other tokenizer.
+    and `end()` what is left. Together they return what `tokenizer.detokenize` does, and
+    a line break for an end id, behind which a new text starts. `context` are ids of the
+    text in front, such as a prompt; none of it is returned.
 
     Example:
 
@@ -75,12 +66,7 @@ class ByteStream:
 
 
 class SubwordStream:
-    """Holds the subwords of a word back until its end is there.
-
-    Args:
-        tokenizer: the `SubwordTokenizer`.
-        context: ids of the text in front.
-    """
+    """Holds the subwords of a word back until its end is there."""
 
     def __init__(self, tokenizer, context=()):
         self._tokenizer = tokenizer
@@ -115,12 +101,7 @@ class SubwordStream:
 
 
 class WordStream:
-    """Returns each word at once, with the space in front of it.
-
-    Args:
-        tokenizer: the `WordTokenizer`.
-        context: ids of the text in front.
-    """
+    """Returns each word at once, with the space in front of it."""
 
     def __init__(self, tokenizer, context=()):
         self._tokenizer = tokenizer

@@ -14,21 +14,9 @@ class VocabularyTokenizer(BaseTokenizer):
     """A tokenizer whose ids are places in a list of tokens, which is an asset.
 
     A subclass reads a file in `read_tokens`, says in `set_tokens` what it makes of a
-    list of tokens and in `line_of` how it writes one.
-
-    Args:
-        vocabulary: path of a file, or a list of tokens; `None` (the default) to set it
-            later.
-        **kwargs: arguments of `BaseTokenizer`.
-
-    Attributes:
-        vocabulary_file: string, the name of the asset.
-        first_tokens: the names that the token of padding may have, and those that the
-            token of the end of a text may have, two tuples of strings.
-
-    Raises:
-        ValueError: if `sequence_length` is not a positive integer, or the vocabulary
-            is not valid.
+    list of tokens and in `line_of` how it writes one. `vocabulary_file` is the name of
+    the asset. `first_tokens` are two tuples: the names that the token of padding may
+    have, and those that the token of the end of a text may have.
     """
 
     vocabulary_file = None
@@ -90,14 +78,7 @@ class VocabularyTokenizer(BaseTokenizer):
         raise NotImplementedError
 
     def set_tokens(self, tokens):
-        """Makes what tokenizing needs; to be written by subclasses.
-
-        Args:
-            tokens: list of strings.
-
-        Returns:
-            `Vocabulary`.
-        """
+        """Makes what tokenizing needs, and returns the `Vocabulary` of `tokens`."""
         raise NotImplementedError
 
     def line_of(self, token):

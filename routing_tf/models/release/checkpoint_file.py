@@ -28,19 +28,9 @@ class ReleaseCheckpoint:
     """The variables of a model in a TF1 checkpoint of the release.
 
     Optimizer slots, the global step and all else outside of the model are left aside.
-
-    Args:
-        prefix: path of the checkpoint without `.index`, such as
-            `DIR/model.ckpt-3530000`.
-
-    Attributes:
-        kind: `"text"`, `"seq2seq"` or `"image"`.
-        shapes: dict from the release's variable names to their shapes.
-        num_bytes: size of the data files.
-
-    Raises:
-        ValueError: if there is no such checkpoint, its index claims more than its data
-            files hold, or there is none of the release's models in it.
+    `prefix` is the path without `.index`, such as `DIR/model.ckpt-3530000`; `kind` is
+    "text", "seq2seq" or "image", `shapes` are those of the variables by the release's
+    names, and `num_bytes` is the size of the data files.
     """
 
     def __init__(self, prefix):
@@ -105,17 +95,7 @@ class ReleaseCheckpoint:
             self.shapes[name] = (rows, depth)
 
     def value(self, name):
-        """Reads one variable.
-
-        Args:
-            name: its name in `shapes`.
-
-        Returns:
-            NumPy array.
-
-        Raises:
-            ValueError: if its data is damaged.
-        """
+        """Returns the variable of a name in `shapes`, a NumPy array."""
         names = [name]
         if not name.startswith(f"{self.scope}/"):
             names = self._encoder_table

@@ -19,22 +19,12 @@ from routing_tf.tokenizers import SubwordTokenizer
 
 
 def complete_settings(checkpoint, preset=None, hparams=None):
-    """Joins what a checkpoint shows with settings for the rest.
+    """Joins what a `ReleaseCheckpoint` shows with settings for the rest.
 
-    Args:
-        checkpoint: `ReleaseCheckpoint`.
-        preset: name of a set of the release; None (the default) for none.
-        hparams: dict of the release's hyperparameters or the path of an `hparams.json`,
-            which go before the preset's; None (the default) for none.
-
-    Returns:
-        Dict of the release's hyperparameters, and a list of lines that say where
-        settings and checkpoint disagree (the checkpoint goes first) and which settings
-        that no variable shows are not given.
-
-    Raises:
-        ValueError: if the preset is none of the release's sets, or blocks or windows
-            are given by neither.
+    The checkpoint takes precedence over `hparams`, a dict by the release's names or the
+    path of an `hparams.json`, and these over the set of the release named `preset`.
+    Returns a dict by the release's names, and a list of lines that say where settings
+    and checkpoint disagree, and which settings that no variable shows are not given.
     """
     given = _given_settings(checkpoint, preset, hparams)
     shown = _with_heads(checkpoint.settings(), given)
@@ -125,22 +115,8 @@ def _agree(name, shown, given, settings):
 def load(cls, prefix, preset=None, hparams=None, vocabulary=None):
     """Builds a model with the weights of a checkpoint of the release.
 
-    Args:
-        cls: class of the model, whose `kind` is that of its hyperparameters.
-        prefix: path of the checkpoint without `.index`.
-        preset: name of the set of the release that was trained; None (the default) for
-            none.
-        hparams: dict of the release's hyperparameters or the path of an `hparams.json`,
-            which go before the preset's; None (the default) for none.
-        vocabulary: path of the release's subword vocabulary; None (the default) for a
-            model of ids.
-
-    Returns:
-        The model.
-
-    Raises:
-        ValueError: if there is no such checkpoint, it holds another kind of model, the
-            settings leave something open, or variables do not match.
+    `cls` is its class. `vocabulary` is the path of the release's subword vocabulary;
+    `None` makes a model of ids. `preset` and `hparams` are as for `complete_settings`.
     """
     checkpoint = ReleaseCheckpoint(prefix)
     if checkpoint.kind != cls.kind:
@@ -204,18 +180,11 @@ def _check_vocabulary(tokenizer, settings):
 
 
 def hyperparameters_of(checkpoint, hparams):
-    """Translates complete settings of a checkpoint.
+    """Translates complete settings of a checkpoint, by the release's names.
 
     The flaws that the weights rely on stay, and like the release the model cuts its
     inputs to the length it was trained on. An encoder that reads embeddings, which
     marks padding by zeros, keeps all flaws of the release.
-
-    Args:
-        checkpoint: `ReleaseCheckpoint`.
-        hparams: dict of hyperparameters by the release's names.
-
-    Returns:
-        `Hyperparameters`.
     """
     settings = hyperparameters_from_release(
         hparams, faithful=True, **checkpoint.outside_settings()
@@ -231,13 +200,7 @@ def hyperparameters_of(checkpoint, hparams):
 def load_into(model, checkpoint):
     """Writes the variables of a checkpoint into a model, one at a time.
 
-    Args:
-        model: a model that `variable_names.variables_by_name` knows.
-        checkpoint: `ReleaseCheckpoint`.
-
-    Raises:
-        ValueError: if a variable is missing, left over or of another shape; every one
-            is named, and nothing is written; or if a value is not finite.
+    If names and shapes do not match one to one, nothing is written.
     """
     variables = variable_names.variables_by_name(model)
     variable_names.check_shapes(variables, checkpoint.shapes)

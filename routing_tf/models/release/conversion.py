@@ -28,11 +28,7 @@ _NEUTRAL_IN_TRAINING = {
 
 
 def read_hparams(hparams):
-    """Returns hyperparameters as a dict; reads those that are the path of a file.
-
-    Raises:
-        ValueError: if there is no such file, or no JSON object in it.
-    """
+    """Returns hyperparameters as a dict; reads those that are the path of a file."""
     if isinstance(hparams, dict):
         return hparams
     try:
@@ -51,25 +47,15 @@ def read_hparams(hparams):
 
 
 def hyperparameters_from_release(hparams, faithful=False, **fields):
-    """Translates hyperparameters of the release.
+    """Translates a dict of the release's hyperparameters to `Hyperparameters`.
 
-    Args:
-        hparams: dict of hyperparameters by the release's names; those of an image
-            model have a `frame_height`. Missing ones have the values of
-            `sparse_transformer_local` or `sparse_imagetransformer_base`; those that do
-            not concern the model are ignored.
-        faithful: whether to turn on the flaws of the release, all of them.
-            The model is then for computing what the release computed, so settings of
-            its training that are not supported are ignored.
-        **fields: settings that the release takes from elsewhere, by our names:
-            `vocabulary_size` (hard-wired to 98302 for texts), `num_channels`,
-            `num_classes`.
-
-    Returns:
-        `Hyperparameters`.
-
-    Raises:
-        ValueError: for a setting that is not supported.
+    Those of an image model have a `frame_height`. Missing ones have the values of
+    `sparse_transformer_local` or `sparse_imagetransformer_base`; those that do not
+    concern the model are ignored. `faithful` turns on all flaws of the release: the
+    model is then for computing what the release computed, so settings of its training
+    that are not supported are ignored. `fields` are settings that the release takes
+    from elsewhere, by our names: `vocabulary_size` (hard-wired to 98302 for texts),
+    `num_channels` and `num_classes`.
     """
     is_image = "frame_height" in hparams
     hparams = {**(_IMAGE_BASE if is_image else _BASE), **hparams}

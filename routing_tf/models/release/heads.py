@@ -175,9 +175,7 @@ class ReleaseKMeans(layers.OnlineKMeans):
 class _Exact(_WithFlaws):
     """Heads with the release's padding: values that are zero.
 
-    Args:
-        cache_padding_bias: whether the padding of the first row is that of the whole
-            batch. Defaults to False.
+    With `cache_padding_bias`, the padding of the first row is that of the whole batch.
     """
 
     dot_product_class = ReleaseDotProduct
@@ -268,10 +266,8 @@ _EXACT = {
 def class_at(level, cls):
     """Returns the class with the flaws of a level, and further arguments of it.
 
-    Args:
-        level: one of `routing_tf.models.compatibility.LEVELS`.
-        cls: class of `routing_tf.layers`. Those that the release does not have, or that
-            have no flaws at the level, stand for themselves.
+    Classes of `routing_tf.layers` that the release does not have, or that have no flaws
+    at the level, stand for themselves.
     """
     if level is None:
         return cls, {}
@@ -284,12 +280,7 @@ def class_at(level, cls):
 
 @keras.saving.register_keras_serializable("routing_tf")
 def class_with_flaws(cls, switches):
-    """Returns what `class_at` does, for a config of an earlier version.
-
-    Args:
-        cls: class of `routing_tf.layers`.
-        switches: dict of switches that were saved.
-    """
+    """Returns what `class_at` does, for the switches of an earlier version's config."""
     if cls is layers.ScaledDotProduct:
         return ReleaseDotProduct, {}
     return class_at(level_of(switches), cls)

@@ -58,16 +58,7 @@ def assign_variables(layer, values):
 
 
 def check_shapes(variables, shapes):
-    """Raises a `ValueError` unless variables and shapes match one to one.
-
-    Args:
-        variables: dict of variables by the release's names.
-        shapes: dict of tuples by the release's names.
-
-    Raises:
-        ValueError: if a variable is missing, left over or of another shape; every one
-            is named.
-    """
+    """Raises a `ValueError` that names all variables and shapes that do not match."""
     problems = [f"missing: {name}" for name in variables if name not in shapes]
     problems += [f"left over: {name}" for name in shapes if name not in variables]
     for name in variables.keys() & shapes.keys():

@@ -63,12 +63,10 @@ def other_sequence(query, value, self_attention):
 
 
 def check_value(value, batch, depth):
-    """Refuses a memory that does not fit.
+    """Refuses a memory `<float>[batch, *lengths, dim]` that does not fit.
 
-    Args:
-        value: `<float>[batch, *lengths, dim]`.
-        batch: number of sequences of the query; None if it is not known.
-        depth: size of a token that the layer was built with.
+    `batch` is that of the query, None if it is not known; `depth` is the size of a
+    token that the layer was built with.
     """
     if None not in (batch, value.shape[0]) and batch != value.shape[0]:
         raise ValueError(

@@ -13,26 +13,13 @@ from routing_tf.layers.lengths import length_of
 
 
 def split_axis(x, sizes, axis):
-    """Returns the parts of an axis, as a list.
-
-    Args:
-        x: tensor.
-        sizes: list of the sizes of the parts, from the front to the end of the axis.
-        axis: the axis.
-    """
+    """Returns the parts of an axis, as a list; `sizes` go from its front to its end."""
     borders = list(itertools.accumulate(sizes))[:-1]
     return list(ops.split(x, borders, axis=axis)) if borders else [x]
 
 
 def cut_axis(x, start, stop, axis):
-    """Returns one part of an axis, from `start` up to `stop`.
-
-    Args:
-        x: tensor.
-        start: first place.
-        stop: place behind the last one.
-        axis: the axis.
-    """
+    """Returns one part of an axis, from place `start` up to `stop`, not included."""
     size = length_of(x, axis)
     if not is_known(start, stop, size):
         places = [slice(None)] * len(x.shape)

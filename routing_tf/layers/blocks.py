@@ -22,11 +22,7 @@ RUNNING_SUM_BLOCK = 16
 
 @dataclasses.dataclass(frozen=True)
 class BlockedOrder:
-    """The blocked order of positions on one or more axes.
-
-    Args:
-        lengths: tuple, number of positions along each axis.
-        block_shape: tuple, number of positions of a block along each axis.
+    """The blocked order of positions, given the lengths of their axes and of a block's.
 
     Example:
 
@@ -64,12 +60,8 @@ class BlockedOrder:
     def arrange(self, x, axis):
         """Puts positions from raster order into blocked order.
 
-        Args:
-            x: tensor `[..., positions, ...]`, in raster order.
-            axis: axis of the positions, counted from the front.
-
-        Returns:
-            Tensor `[..., length, ...]`, zero (False) where blocks are filled up.
+        From `[..., positions, ...]`, whose `axis` is counted from the front, to
+        `[..., length, ...]`, zero (False) where blocks are filled up.
         """
         before, after = _sides(x, axis)
         x = ops.reshape(x, (*before, *self.lengths, *after))
@@ -82,15 +74,7 @@ class BlockedOrder:
         return ops.reshape(x, (*before, self.length, *after))
 
     def restore(self, x, axis):
-        """Undoes `arrange`: from blocked order into raster order.
-
-        Args:
-            x: tensor `[..., length, ...]`, in blocked order.
-            axis: axis of the positions, counted from the front.
-
-        Returns:
-            Tensor `[..., positions, ...]`, without those that filled up blocks.
-        """
+        """Undoes `arrange`, and drops the positions that filled up blocks."""
         before, after = _sides(x, axis)
         x = ops.reshape(x, (*before, *self.grid, *self.block_shape, *after))
         if len(self.lengths) > 1:
@@ -127,16 +111,7 @@ def pad_to_multiple(x, multiple, axis):
 
 
 def break_into_blocks(x, block_length, axis):
-    """Splits `axis`, padded to a multiple, into `(blocks, block_length)`.
-
-    Args:
-        x: tensor `[..., length, ...]`.
-        block_length: length of a block, in tokens.
-        axis: the axis to split, counted from the front.
-
-    Returns:
-        Tensor `[..., blocks, block_length, ...]`.
-    """
+    """Splits `axis`, counted from the front, into padded `(blocks, block_length)`."""
     x = pad_to_multiple(x, block_length, axis)
     shape = ops.shape(x)
     blocks = shape[axis] // block_length
@@ -146,17 +121,9 @@ def break_into_blocks(x, block_length, axis):
 def memory_windows(blocks, before, after, axis):
     """Joins each block with its neighbours to the window its queries may see.
 
-    Blocks of a window follow each other in raster order of their places.
-
-    Args:
-        blocks: tensor `[..., G, ..., G, S, ...]` with one axis of blocks or more.
-        before: tuple, number of earlier blocks in a window along each axis.
-        after: tuple, number of later blocks in a window along each axis.
-        axis: the first axis of blocks, counted from the front.
-
-    Returns:
-        Tensor `[..., G, ..., G, window, ...]`, zero (False) outside the positions.
-        A window has the product of `before + 1 + after` blocks.
+    From `[..., G, ..., G, S, ...]`, whose first axis of blocks is `axis`, to
+    `[..., G, ..., G, window, ...]`, zero (False) outside the positions. A window has
+    `before + 1 + after` blocks along each axis, in raster order of their places.
 
     Reference: `break_into_memory_blocks_nd` of the release.
     """
@@ -183,15 +150,9 @@ def put_back_blocks(blocks, length, axis):
 
 
 def running_sum(x):
-    """Returns the cumulative sum over the last axis.
+    """Returns the cumulative sum over the last axis of `<float32>[..., length]`.
 
     In blocks, by matrix products: `ops.cumsum` takes three times as long on a CPU.
-
-    Args:
-        x: `<float32>[..., length]`.
-
-    Returns:
-        Tensor of the same shape.
     """
     length, size = length_of(x, -1), RUNNING_SUM_BLOCK
     x = break_into_blocks(x, size, axis=len(x.shape) - 1)
@@ -204,13 +165,7 @@ def running_sum(x):
 
 
 def shift_right(x):
-    """Moves a sequence one step to the right behind a leading zero.
-
-    Args:
-        x: tensor `[batch, length, ...]`, in blocked order.
-
-    Returns:
-        Tensor of the same shape: `0, x[0], ..., x[length - 2]`.
+    """Moves `[batch, length, ...]`, in blocked order, one step behind a leading zero.
 
     Reference: `right_shift_blockwise_nd` of the release, in blocked order.
     """

@@ -33,11 +33,7 @@ class ClusterOrder:
     In a cluster the tokens stand in order of position. So the place of a token inside
     its chunk, and all chunks of its cluster before it, depend on earlier tokens alone.
     Shapes follow from the length: there are chunks for any sizes of the clusters.
-
-    Args:
-        clusters: `<int32>[B, H, L]`, the cluster of each token, from 0 to K - 1.
-        num_clusters: number of clusters K.
-        chunk_size: number of slots C of a chunk.
+    `clusters` are `<int32>[B, H, L]`, from 0 to K - 1.
 
     Attributes:
         first_chunk: `<int32>[B, H, K]`, the chunk at which each cluster starts; for one
@@ -87,25 +83,11 @@ class ClusterOrder:
         self.slots = _inverse(token_at, slots)
 
     def arrange(self, x):
-        """Puts tokens into their slots.
-
-        Args:
-            x: tensor `[B, H, L, D]`.
-
-        Returns:
-            Tensor `[B, H, N, C, D]`; empty slots hold any token.
-        """
+        """Puts `[B, H, L, D]` into slots, `[B, H, N, C, D]`; empty ones hold any."""
         return membership.gather(x, self.tokens)
 
     def restore(self, x):
-        """Undoes `arrange`.
-
-        Args:
-            x: tensor `[B, H, N, C, D]`.
-
-        Returns:
-            Tensor `[B, H, L, D]`.
-        """
+        """Undoes `arrange`: from `[B, H, N, C, D]` to `[B, H, L, D]`."""
         batch, heads, chunks, slots, dim = ops.shape(x)
         x = ops.reshape(x, (batch, heads, chunks * slots, dim))
         return membership.gather(x, self.slots)
@@ -113,13 +95,9 @@ class ClusterOrder:
     def windows(self, x, attention_window):
         """Joins each chunk with those before it that its tokens may see.
 
-        Args:
-            x: tensor `[B, H, N, C, D]`.
-            attention_window: number of tokens a token sees, itself included.
-
-        Returns:
-            Tensor `[B, H, N, S, D]` of the S slots of the chunks before it and of its
-            own; any chunk's where there is none before it.
+        From `[B, H, N, C, D]` to `[B, H, N, S, D]`, the S slots of the chunks before it
+        and of its own; any chunk's where there is none before it. The attention window
+        counts the token itself.
         """
         batch, heads, chunks, slots, dim = ops.shape(x)
         before = self._num_chunks_before(attention_window)
@@ -135,13 +113,8 @@ class ClusterOrder:
     def window_mask(self, attention_window, nearest=0):
         """Tells which slots of its window a token sees: the last of its cluster.
 
-        Args:
-            attention_window: number of tokens a token sees, itself included.
-            nearest: 0 (the default), or 1 for a token that does not see itself after
-                all.
-
-        Returns:
-            `<bool>[B, H, N, C, S]`.
+        With `nearest=1` it does not see itself, though it counts in the attention
+        window. Returns `<bool>[B, H, N, C, S]`.
         """
         before = self._num_chunks_before(attention_window)
         offset = before * self.chunk_size
@@ -162,17 +135,10 @@ class ClusterOrder:
 
 
 def _join_with_earlier(rows, before):
-    """Joins each row with those before it.
+    """Joins rows `[B, H, N, R]` with those before them, to `[B, H, N, before + 1, R]`.
 
     The gradient is stated: TensorFlow's would scatter where it is known who reads a
     row. What is read in place of rows before the first one must have no influence.
-
-    Args:
-        rows: tensor `[B, H, N, R]`.
-        before: number of earlier rows.
-
-    Returns:
-        Tensor `[B, H, N, before + 1, R]`.
     """
     num_rows, size = length_of(rows, 2), before + 1
     row, lib = numbers(num_rows)[:, None], library(num_rows)
@@ -196,15 +162,7 @@ def _join_with_earlier(rows, before):
 
 
 def _count(numbers, size):
-    """Returns how often each number from 0 to `size` - 1 occurs.
-
-    Args:
-        numbers: `<int32>[B, H, L]`; larger ones count as the largest.
-        size: how many numbers there are.
-
-    Returns:
-        `<int32>[B, H, size]`.
-    """
+    """Counts 0 to `size` - 1 in `<int32>[B, H, L]`; larger ones as the largest."""
     batch, heads, _ = ops.shape(numbers)
     flat = membership.flat_positions(ops.minimum(numbers, size - 1), size)
     counts = ops.segment_sum(

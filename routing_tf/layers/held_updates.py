@@ -50,12 +50,7 @@ def hold_updates():
 
 
 def update_or_hold(layer, statistics):
-    """Moves a layer by what one call counted, or leaves it to `hold_updates`.
-
-    Args:
-        layer: an `OnlineKMeans`.
-        statistics: what a call on this replica counted.
-    """
+    """Moves an `OnlineKMeans` by one call's counts, or leaves it to `hold_updates`."""
     stack = _stack()
     if stack:
         stack[-1].append((layer, statistics))

@@ -15,14 +15,10 @@ _of_thread = threading.local()
 
 
 def declare_call_argument(layer, name):
-    """Lets a layer take a call argument that reaches all layers called inside.
+    """Lets a layer, not called yet, take an argument that reaches all layers inside.
 
     As `training` does: layers that declare it and have it in their `call` get it, in
     models of the functional API too.
-
-    Args:
-        layer: a layer that was not called yet.
-        name: name of the argument.
     """
     layer._register_call_context_args(name)
 

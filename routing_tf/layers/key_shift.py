@@ -22,12 +22,8 @@ from routing_tf.layers.masks import combine_masks
 def offer_previous_keys(inputs):
     """Moves keys one position later, to the values that are read with them.
 
-    Args:
-        inputs: `HeadInputs` of self-attention under a causal mask.
-
-    Returns:
-        `HeadInputs`. The value mask is False at the first position, at padding and
-        behind padding.
+    For self-attention under a causal mask. The value mask is then False at the first
+    position, at padding and behind padding.
     """
     has_previous = (numbers(length_of(inputs.value, 2)) > 0)[None, None]
     previous_is_real = None
@@ -43,12 +39,8 @@ def offer_previous_keys(inputs):
 def read_next_values(inputs):
     """Moves values, with their mask and bias, one position earlier, to their keys.
 
-    Args:
-        inputs: `HeadInputs` of self-attention under a causal mask.
-
-    Returns:
-        `HeadInputs`. The value mask is False at padding and before padding. Nothing
-        follows the last position: no query may read it.
+    For self-attention under a causal mask. The value mask is then False at padding and
+    before padding. Nothing follows the last position: no query may read it.
     """
     mask, bias = inputs.value_mask, inputs.token_bias
     if mask is not None:

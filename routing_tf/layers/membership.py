@@ -18,19 +18,11 @@ def expert_choice(scores, attention_window, mask=None, near_tie=0.0):
     """Lets each centroid take the tokens that score highest.
 
     This is expert choice: clusters choose tokens, tokens do not choose clusters. A
-    token may sit in several clusters or in none. Of equal tokens the earlier ones are
-    taken. With a mask, padding is taken only when a cluster finds too few tokens, and
-    stands behind them.
-
-    Args:
-        scores: `<float>[B, H, L, K]`.
-        attention_window: number of members W of each cluster, in tokens.
-        mask: `<bool>`, broadcastable to `[B, H, L]`, True for real tokens; None (the
-            default) for no padding.
-        near_tie: difference up to which tokens are equal. Defaults to 0.0.
-
-    Returns:
-        `<int>[B, H, K, W]`, positions of tokens in ascending order, then of padding.
+    token may sit in several clusters or in none. Of equal tokens, whose scores differ
+    by no more than `near_tie`, the earlier ones are taken. With a mask, broadcastable
+    to `[B, H, L]`, padding is taken only when a cluster finds too few tokens, and
+    stands behind them. From scores `<float>[B, H, L, K]` to `<int>[B, H, K, W]`,
+    positions in ascending order.
 
     Reference: paper, Algorithm 1, lines 13-16; `gather_cluster_attention_items`.
     """
@@ -44,18 +36,10 @@ def expert_choice(scores, attention_window, mask=None, near_tie=0.0):
 
 
 def settled(scores, count, near_tie):
-    """Makes those equal that nearly tie for the last place among the best.
+    """Makes those equal that nearly tie for the last place among the `count` best.
 
-    What takes the best of the results then takes the earlier ones of them, as it does
-    with equal scores, whatever rounding made of these.
-
-    Args:
-        scores: `<float>[..., L]`.
-        count: number of the best.
-        near_tie: difference up to which scores are equal.
-
-    Returns:
-        `<float>[..., L]`.
+    What takes the best of the results, `<float>[..., L]`, then takes the earlier ones
+    of them, as it does with equal scores, whatever rounding made of these.
     """
     best, _ = ops.top_k(scores, count, sorted=False)
     last = ops.min(best, axis=-1, keepdims=True)
@@ -67,16 +51,8 @@ def strided_choice(scores, attention_window, mask=None):
 
     With n tokens each centroid takes every `max(1, n // attention_window)`-th one,
     starting with the one that scores highest: near and far tokens alike. Padding is
-    no token, and is taken only where a cluster finds too few.
-
-    Args:
-        scores: `<float>[B, H, L, K]`.
-        attention_window: number of members W of each cluster, in tokens.
-        mask: `<bool>`, broadcastable to `[B, H, L]`, True for real tokens; None (the
-            default) for no padding.
-
-    Returns:
-        `<int>[B, H, K, W]`, positions of tokens in ascending order, then of padding.
+    no token, and is taken only where a cluster finds too few. Shapes are those of
+    `expert_choice`.
 
     Reference: `gather_cluster_attention_items(strided_attention=True)` of the release.
     """
@@ -110,15 +86,9 @@ def _in_order(members, mask, scores):
 
 
 def gather_entries(mask, members, length):
-    """Returns the entries of a mask (or bias) over positions for each member.
+    """Returns the entries of a mask or bias, broadcastable to `[B, H, L]`, of members.
 
-    Args:
-        mask: tensor, broadcastable to `[B, H, L]`.
-        members: `<int>[B, H, ...]`, positions such as the members of clusters.
-        length: number of positions L.
-
-    Returns:
-        Tensor of the shape of `members`.
+    `members` are any positions, `<int>[B, H, ...]`; the result has their shape.
     """
     everywhere = ops.broadcast_to(mask, (*ops.shape(members)[:2], length))
     return entries_at(everywhere, members)
@@ -130,15 +100,7 @@ def entries_at(table, index):
 
 
 def gather(x, members):
-    """Returns the rows of `x` at some positions, such as the members of clusters.
-
-    Args:
-        x: tensor `[B, H, L, D]`.
-        members: `<int>[B, H, ...]`.
-
-    Returns:
-        Tensor `[B, H, ..., D]`.
-    """
+    """Returns rows of `[B, H, L, D]` at places `<int>[B, H, ...]`: `[B, H, ..., D]`."""
     dim = length_of(x, -1)
     flat = ops.reshape(x, (-1, dim))
     # A flat index is many times faster on CPU than `take_along_axis`.
@@ -149,18 +111,10 @@ def gather(x, members):
 def scatter_mean(clustered, members, length, filled=None):
     """Averages a token's results over the clusters it sits in.
 
-    The sum is divided by the number of clusters plus 0.01, as in the release, so
-    that a token in no cluster gets zero.
-
-    Args:
-        clustered: tensor `[B, H, K, W, D]`.
-        members: `<int>[B, H, K, W]`.
-        length: number of tokens L.
-        filled: `<bool>[B, H, K, W]`, False where a slot of a cluster holds a token
-            that is none of its members; None (the default) if there are no such slots.
-
-    Returns:
-        Tensor `[B, H, L, D]`.
+    The sum is divided by the number of clusters plus 0.01, as in the release, so that
+    a token in no cluster gets zero. From `[B, H, K, W, D]` to `[B, H, L, D]`;
+    `filled`, `<bool>[B, H, K, W]`, is False where a slot holds a token that is no
+    member, None if there are no such slots.
 
     Reference: `scatter_cluster_items` of the release.
     """

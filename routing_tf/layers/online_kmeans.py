@@ -286,12 +286,8 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
     def _candidates(self, tokens, mask):
         """Picks a token of the global batch for each cluster, evenly spread.
 
-        Args:
-            tokens: `<float32>[batch, heads, length, dim]`.
-            mask: as in a call.
-
-        Returns:
-            `<float32>[heads, clusters, dim]`, 0 where the token is on another replica.
+        Returns `<float32>[heads, clusters, dim]`, 0 where the token is on another
+        replica.
         """
         batch, _, length, _ = ops.shape(tokens)
         real = ops.ones((1, 1, 1), "int32") if mask is None else ops.cast(mask, "int32")
@@ -340,11 +336,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
             revive(self.sums, candidates)
 
     def _balance(self, counts):
-        """Moves the biases in favour of clusters with few tokens.
-
-        Args:
-            counts: `<float32>[heads, clusters]`, tokens of the step.
-        """
+        """Moves the biases in favour of clusters with few tokens in this step."""
         mean = ops.mean(counts, axis=-1, keepdims=True)
         load = ops.minimum(counts / ops.maximum(mean, 1e-9), 2.0)
         moved = self.balance_rate * self.centroids.shape[-1] * (1.0 - load)

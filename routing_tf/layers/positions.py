@@ -11,13 +11,8 @@ from routing_tf.layers.lengths import is_known
 class Positions:
     """The positions of one input, and their way into a sequence and back.
 
-    Args:
-        lengths: tuple, number of positions along each axis.
-        block_shape: tuple, the blocks that order them; None for raster order.
-
-    Attributes:
-        order: their `BlockedOrder`; None for raster order.
-        grid: number of blocks along each axis; None for positions on one axis.
+    `order` is their `BlockedOrder`, None for raster order (no `block_shape`); `grid`
+    is the number of blocks along each axis, None for positions on one axis.
     """
 
     def __init__(self, lengths, block_shape):
@@ -57,19 +52,9 @@ class Positions:
     def sequence(self, name, x, batch=None, fill=False):
         """Puts a mask or bias `[batch, *lengths]` into the order of the sequence.
 
-        Args:
-            name: name of the argument, for the message.
-            x: tensor or None.
-            batch: size of the batch, which `x` must have, or 1; None (the default) if
-                it is not known.
-            fill: whether a mask must tell positions from those that fill up blocks.
-                Defaults to False.
-
-        Returns:
-            Tensor `[batch, length]`, or None.
-
-        Raises:
-            ValueError: if `x` does not have an entry for each position.
+        Returns `[batch, length]`, or None for None, unless `fill` asks for a mask that
+        tells positions from those that fill up blocks. `x` must have the batch size
+        `batch` (None if it is not known) or 1; `name` is what messages call it.
         """
         positions = math.prod(self.lengths)
         if x is None:

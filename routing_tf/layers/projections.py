@@ -27,12 +27,7 @@ class Projections(LowRankAdaptation):
         return self.value_dim or self.key_dim
 
     def build_projections(self, dim, memory_dim):
-        """Makes kernels and biases.
-
-        Args:
-            dim: size of a query token.
-            memory_dim: size of a token of the memory.
-        """
+        """Makes kernels and biases, for tokens of the sizes `dim` and `memory_dim`."""
         heads, value_dim = self.num_heads, self.size_of_value
         # Heads that share the query projection can do so only on inputs of its size.
         self._shares_queries = [
@@ -59,13 +54,10 @@ class Projections(LowRankAdaptation):
     def projected(self, query, value=None):
         """Projects a sequence, or what attends and what is attended to.
 
-        Args:
-            query: `<float>[B, L, dim]`; None for a memory alone.
-            value: `<float>[B, M, memory dim]`; None (the default) for `query`.
-
-        Returns:
-            List with queries, keys and values of each group, `<float>[B, H, L, D]`;
-            keys are None where the queries serve as keys.
+        `query` is `<float>[B, L, dim]`, None for a memory alone; `value`
+        `<float>[B, M, memory dim]`, None for `query`. Returns a list with queries, keys
+        and values of each group, `<float>[B, H, L, D]`; keys are None where the queries
+        serve as keys.
         """
         is_cross = value is not None
         names = ["value"]
@@ -98,14 +90,7 @@ class Projections(LowRankAdaptation):
         return self._scaled_groups(*self._products(query, ["query"]))
 
     def combined(self, x):
-        """Projects the outputs of all heads.
-
-        Args:
-            x: `<float>[B, H, L, value size]`.
-
-        Returns:
-            `<float>[B, L, output size]`.
-        """
+        """Projects the outputs of all heads, `<float>[B, H, L, value size]`."""
         if self.shared_head_projection:
             x = ops.matmul(x, ops.cast(self.adapted("head"), x.dtype))
         batch, heads, length, size = ops.shape(x)
@@ -138,15 +123,10 @@ class Projections(LowRankAdaptation):
         return self._in_groups(queries, scale=self.key_dim**-0.5)
 
     def _in_groups(self, x, has=None, scale=None):
-        """Returns the part of each group, in heads.
+        """Returns the part of each group in `<float>[B, L, H * D]`, as `[B, H, L, D]`.
 
-        Args:
-            x: `<float>[B, L, H * D]`; or None.
-            has: list that tells which groups have a part; None (the default) for all.
-            scale: what is multiplied; None (the default) for nothing.
-
-        Returns:
-            List of `<float>[B, H, L, D]`, None for groups without a part.
+        `has` tells which groups have a part (None for all); the others get None, and
+        so do all if `x` is None.
         """
         sizes = self._heads_of_groups(has or [True] * len(self.head_groups))
         if x is None:

@@ -196,13 +196,8 @@ def _num_columns(num_queries, num_keys, is_causal):
 def distances_to_keys(products, num_keys):
     """Shifts rows so that columns mean keys: `out[i, j] = in[i, j + queries - i]`.
 
-    Args:
-        products: `<float>[..., queries, columns]`, a column for each distance, more
-            than `num_keys`. Where it has no such column the result is any entry.
-        num_keys: number of keys.
-
-    Returns:
-        `<float>[..., queries, num_keys]`.
+    From `<float>[..., queries, columns]`, a column for each distance and more than
+    `num_keys`, to `[..., queries, num_keys]`; any entry where there is no such column.
     """
     *leading, rows, columns = ops.shape(products)
     # Read with rows one element shorter, each row starts one column earlier.
@@ -215,12 +210,8 @@ def distances_to_keys(products, num_keys):
 def keys_to_distances(weights, columns):
     """The transpose of `distances_to_keys`: `out[i, j + queries - i] = in[i, j]`.
 
-    Args:
-        weights: `<float>[..., queries, keys]`, zero where there is no such column.
-        columns: number of columns of the result, more than there are keys.
-
-    Returns:
-        `<float>[..., queries, columns]`, zero where no key stands.
+    From `<float>[..., queries, keys]`, zero where there is no such column, to
+    `[..., queries, columns]`, more columns than keys, zero where no key stands.
     """
     *leading, rows, num_keys = ops.shape(weights)
     weights = _pad_last(weights, 0, columns - 1 - num_keys)

@@ -20,14 +20,9 @@ def call_and_forget(layer, function, tensors):
     `hold_updates`), and its losses become those of `layer`. Both times it sees the
     values of before, so that dropout draws the same masks.
 
-    Args:
-        layer: the layer that is called, built. The function reads no other variables.
-        function: called with `tensors`; returns one tensor.
-        tensors: list of float tensors that gradients flow to. What else the function
-            needs it may close over, if no gradients flow there.
-
-    Returns:
-        What the function returned.
+    The layer is built, and `function` reads no other variables than its own. It returns
+    one tensor. Gradients flow to the float `tensors` that it is called with, and to
+    nothing else that it closes over.
     """
     # A layer that is frozen may have sublayers that are not, as with LoRA.
     trainable = [variable for variable in layer.variables if variable.trainable]
@@ -56,12 +51,7 @@ def call_and_forget(layer, function, tensors):
 
 
 def train_and_forget(group, inputs):
-    """Calls a head group for training; the gradients compute its activations again.
-
-    Args:
-        group: the `HeadGroup`.
-        inputs: its `HeadInputs`.
-    """
+    """Calls a head group for training; the gradients compute its activations again."""
     names = ("query", "key", "value", "token_bias")
     names = [name for name in names if getattr(inputs, name) is not None]
 

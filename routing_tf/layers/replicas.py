@@ -19,13 +19,7 @@ def sum_over_replicas(tensors):
 
     On TensorFlow under a `tf.distribute` strategy this is an all-reduce; without one,
     outside of its replicas and on JAX, where a layer sees the global batch, it returns
-    `tensors` unchanged.
-
-    Args:
-        tensors: list of tensors, the same on every replica in shape and type.
-
-    Returns:
-        List of tensors of the same shapes.
+    `tensors` unchanged. Shapes and types must be the same on every replica.
     """
     context = _replica_context()
     if context is None or not tensors:
@@ -38,11 +32,7 @@ def sum_over_replicas(tensors):
 def sum_of_earlier_replicas(tensor):
     """Returns the sums of a tensor over the replicas before this one and over all.
 
-    Args:
-        tensor: tensor, the same on every replica in shape and type.
-
-    Returns:
-        Two tensors of the same shape; without replicas zeros and `tensor` itself.
+    Without replicas these are zeros and `tensor` itself.
     """
     context = _replica_context()
     if context is None:

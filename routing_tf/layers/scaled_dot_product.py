@@ -155,16 +155,7 @@ class ScaledDotProduct(ConfiguredLayer):
         return ops.concatenate(outputs, axis=-2)
 
     def _attend(self, query, key, value, pairs, offset, training):
-        """Attends with some queries.
-
-        Args:
-            query: as in a call.
-            key: as in a call.
-            value: as in a call.
-            pairs: dict of what there is for pairs of a query and a key, or None.
-            offset: as in a call.
-            training: as in a call.
-        """
+        """Attends with some queries; `pairs` holds mask, bias and distances."""
         mask, distances = pairs["mask"], pairs.pop("distances")
         is_causal = "causal_mask" in pairs
         logits = ops.matmul(query, ops.swapaxes(key, -1, -2))
@@ -260,13 +251,9 @@ def causal_mask(num_queries, num_keys):
 
 
 def _cut(x, start, num_queries, num_keys):
-    """Returns a part of what is broadcastable to `[..., queries, keys]`, or None.
+    """Cuts what is broadcastable to `[..., queries, keys]`, or None.
 
-    Args:
-        x: tensor or array, or None.
-        start: first query.
-        num_queries: number of queries.
-        num_keys: number of keys, from the first one on.
+    Queries are taken from `start` on, keys from the first one.
     """
     if x is None:
         return None

@@ -64,13 +64,6 @@ def class_of_config(cls, config):
     Configs of earlier versions name flaws of the original release. Layers with flaws
     have classes of their own, known to a function that `routing_tf.models.release`
     registers.
-
-    Args:
-        cls: the class whose `from_config` got the config.
-        config: dict of its arguments.
-
-    Raises:
-        ValueError: if there are flaws, and nobody registered that function.
     """
     config = dict(config)
     flaws = config.pop("compatibility", None) or {}

@@ -48,17 +48,11 @@ def make_cache(attention, batch_size, max_length, value, value_mask, token_bias)
 def call_with_cache(attention, query, masks, cache):
     """Attends with tokens that follow those in a cache.
 
-    Args:
-        attention: the `MixedAttention`.
-        query: as in a call.
-        masks: dict of `query_mask`, `value_mask` and `token_bias`, as in a call.
-        cache: as `NotCast`, what `make_cache` returned, and the position of the
-            first token, an integer or a tensor; None for 0. A cache is a dict with a
-            list of the caches of the head groups, `"tokens"` in self-attention, else
-            `"memory"`.
-
-    Returns:
-        The output, and the cache with the tokens of `query`.
+    `masks` are `query_mask`, `value_mask` and `token_bias` by their names. `cache` is a
+    `NotCast` of what `make_cache` returned and the position of the first token, an
+    integer or a tensor, None for 0. A cache is a dict with a list of the caches of the
+    head groups, `"tokens"` in self-attention, else `"memory"`. Returns the output, and
+    the cache with the tokens of `query`.
     """
     cache, index = cache.cache, cache.cache_index
     index = 0 if index is None else index

@@ -78,20 +78,9 @@ def _keras_object(kind, module, name, value):
 
 
 def static_length(name, tensor, axis=1):
-    """Returns the length of `tensor` along `axis`, which must be known.
+    """Returns the length of `[batch, length, ...]` along `axis`, which must be known.
 
     For what `routing_tf.layers.lengths` cannot do: caches, random members, images.
-
-    Args:
-        name: name of the argument, for the message.
-        tensor: tensor `[batch, length, ...]`.
-        axis: the axis of the length. Defaults to 1.
-
-    Returns:
-        The length as an integer, in tokens.
-
-    Raises:
-        ValueError: if the length is None.
     """
     length = tensor.shape[axis]
     if length is None:

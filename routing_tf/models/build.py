@@ -25,14 +25,7 @@ def model_class(kind):
 def make_model(hyperparameters, preprocessor=None, precision="float32"):
     """Makes the model of hyperparameters.
 
-    Args:
-        hyperparameters: `Hyperparameters`.
-        preprocessor: what turns text into inputs; None (the default) for models of ids.
-        precision: see `RunConfig`.
-
-    Returns:
-        A `RoutingTransformerCausalLM`, `RoutingTransformerSeq2SeqLM` or
-        `RoutingImageTransformer`.
+    Without a `preprocessor` it takes ids. `precision` is that of `RunConfig`.
     """
     backbone = make_backbone(hyperparameters, POLICIES[precision])
     if hyperparameters.kind == "image":
@@ -47,21 +40,11 @@ def make_backbone(hyperparameters, dtype=None):
 
 
 def build_model(hyperparameters, problem, seed=0, precision="float32"):
-    """Builds a language model or an image model with random weights for a problem.
+    """Builds a model with random weights for a problem.
 
-    Args:
-        hyperparameters: `Hyperparameters`.
-        problem: the problem, whose tokenizer the model generates text with.
-        seed: seed of the weights; it becomes Keras's global seed.
-        precision: type of computations, `"float32"` (the default), `"bfloat16"` or
-            `"float16"`; weights and centroids are float32.
-
-    Returns:
-        A `RoutingTransformerCausalLM`, `RoutingTransformerSeq2SeqLM` or
-        `RoutingImageTransformer`.
-
-    Raises:
-        ValueError: if the encoder takes no ids, which is what problems have.
+    The model generates text with the problem's tokenizer. `seed` becomes Keras's global
+    seed. `precision` is the type of computations, one of `POLICIES`; weights and
+    centroids are float32.
     """
     if hyperparameters.encoder_inputs != "tokens":
         raise ValueError(

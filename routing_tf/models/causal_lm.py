@@ -113,18 +113,10 @@ class TextLanguageModel(Exportable):
     def continue_prompts(self, inputs, stop_token_ids, prefix="", memory=()):
         """Continues one batch of prompts with the sampler of the model.
 
-        Args:
-            inputs: dict that holds ids and mask of the prompts.
-            stop_token_ids: ids that end a sequence; None for no such ids.
-            prefix: what the names of ids and mask begin with. Defaults to "".
-            memory: the output of an encoder and its padding mask; empty (the default)
-                without one.
-
-        Returns:
-            Dict of the ids and the mask, now True on prompt and new tokens.
-
-        Raises:
-            ValueError: if the model cuts its inputs to less than the buffer.
+        `inputs` hold ids and mask of the prompts, under names that begin with `prefix`;
+        `memory` is the output of an encoder and its padding mask, or empty. Returns a
+        dict of the ids and the mask, now True on prompt and new tokens. Rows that the
+        model would cut are refused.
         """
         names = f"{prefix}token_ids", f"{prefix}padding_mask"
         token_ids, mask = (inputs[name] for name in names)

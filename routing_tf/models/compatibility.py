@@ -31,13 +31,9 @@ _LEVELS_OF_SWITCHES = (
 
 
 def level_of(value):
-    """Returns the level of flaws that a value names.
+    """Returns the level of flaws that a value names; refuses what names none.
 
-    Args:
-        value: one of `LEVELS`; or a dict of switches, as earlier versions saved it.
-
-    Raises:
-        ValueError: if it is neither, or a dict that no level stands for.
+    That is one of `LEVELS`, or a dict of switches, as earlier versions saved it.
     """
     if isinstance(value, dict):
         switched_on = {name for name, is_on in value.items() if is_on}

@@ -8,13 +8,8 @@ _MAX_KEPT = 32
 def compiled(model, function):
     """Compiles a function of tensors that calls a model but changes nothing in it.
 
-    Args:
-        model: a Keras model; its `jit_compile` decides whether XLA is used on
-            TensorFlow.
-        function: takes and returns structures of tensors.
-
-    Returns:
-        The compiled function. It sees the weights that the model has when it is called.
+    The compiled function sees the weights that the model has when it is called. On
+    TensorFlow the model's `jit_compile` decides whether XLA is used.
 
     Example:
 
@@ -42,12 +37,8 @@ def compiled(model, function):
 def compiled_once(model, function, key=()):
     """Returns what `compiled` does, the same each time; a model keeps the last ones.
 
-    Args:
-        model: a Keras model.
-        function: as for `compiled`, a method or function with a name of its own.
-        key: tuple of what tells uses of the function apart, such as shapes of its
-            arguments: TensorFlow would compile the second one for any shape.
-            Defaults to ().
+    The function must have a name of its own. `key` tells its uses apart, such as by
+    shapes of arguments: TensorFlow would compile the second one for any shape.
     """
     # Keras would look for layers in an attribute that it sees set.
     kept = vars(model).setdefault("_compiled_functions", {})

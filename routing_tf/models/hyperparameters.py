@@ -322,17 +322,7 @@ def field_names():
 
 
 def parse_overrides(text):
-    """Reads `"name=value,name=value"` into a dict of hyperparameters.
-
-    Args:
-        text: the overrides, as a command line passes them; empty for none.
-
-    Returns:
-        Dict of names and values of the fields' types.
-
-    Raises:
-        ValueError: for an unknown name or a value of another type.
-    """
+    """Reads `"name=value,name=value"`, as a command line has it, into typed fields."""
     fields = {field.name: field.type for field in dataclasses.fields(Hyperparameters)}
     del fields["compatibility"]
     overrides = {}

@@ -14,15 +14,11 @@ DEAD = 0.01
 def centroid_occupancy(lm):
     """Tells how evenly the tokens are spread over the clusters of each routed layer.
 
-    Args:
-        lm: the language model.
-
-    Returns:
-        Dict with four entries for each layer that counts its tokens: smallest and
-        largest share of a head's tokens in one cluster (`occupancy/LAYER/min` and
-        `max`), the entropy of the shares divided by its largest possible value
-        (`occupancy/LAYER/entropy`), the mean over heads, and the share of clusters
-        that hardly get tokens, less than a hundredth of an even share (`dead`).
+    Returns a dict with four entries for each layer that counts its tokens: smallest and
+    largest share of a head's tokens in one cluster (`occupancy/LAYER/min` and `max`),
+    the entropy of the shares divided by its largest possible value
+    (`occupancy/LAYER/entropy`), the mean over heads, and the share of clusters that
+    hardly get tokens, less than a hundredth of an even share (`dead`).
     """
     found = {}
     for layer in layers_inside(lm):
@@ -37,14 +33,9 @@ def centroid_occupancy(lm):
 
 
 def shares_of(kmeans):
-    """Returns the shares of tokens in clusters by moving averages of training.
+    """Returns the shares of tokens in clusters, moving averages, `[heads, clusters]`.
 
-    Args:
-        kmeans: a layer.
-
-    Returns:
-        NumPy array `<float64>[heads, clusters]`; None of a layer that counts no tokens,
-        or has not seen any, as the release starts.
+    None for a layer that counts no tokens, or has not seen any, as the release starts.
     """
     counts = getattr(kmeans, "counts", None)
     if not isinstance(kmeans, layers.OnlineKMeans) or counts is None:
@@ -55,14 +46,9 @@ def shares_of(kmeans):
 
 
 def spread(shares):
-    """Tells how evenly tokens are spread.
+    """Returns the smallest and the largest of `shares`, and their entropy.
 
-    Args:
-        shares: NumPy array `<float64>[heads, clusters]`, each row of the sum 1.
-
-    Returns:
-        The smallest share, the largest, and the entropy of the shares divided by its
-        largest possible value, the mean over heads.
+    The entropy is divided by its largest possible value, the mean over heads.
     """
     terms = -shares * np.log(np.maximum(shares, 1e-300))
     most = math.log(shares.shape[-1]) or 1.0

@@ -133,12 +133,7 @@ class TextBackbone(PresetBackbone):
         )
 
     def make_decoder(self, hyperparameters, policy):
-        """Makes the layers of the decoder.
-
-        Args:
-            hyperparameters: `Hyperparameters`.
-            policy: dtype policy of computations.
-        """
+        """Makes the layers of the decoder."""
         h = hyperparameters
         self.hyperparameters = h
         self.embedding_layers = _embedding_layers(h, policy)
@@ -299,15 +294,7 @@ class RoutingTransformer(TextBackbone):
 
 
 def hyperparameters_of_kind(kind, hyperparameters):
-    """Returns the `Hyperparameters` of a model that must be of one kind.
-
-    Args:
-        kind: see `Hyperparameters.kind`.
-        hyperparameters: `Hyperparameters`, or a dict of its fields.
-
-    Raises:
-        ValueError: if a hyperparameter is unknown or not valid, or the kind is another.
-    """
+    """Returns `Hyperparameters`, also from a dict; refuses those of another kind."""
     if isinstance(hyperparameters, dict):
         hyperparameters = Hyperparameters.from_dict(hyperparameters)
     if hyperparameters.kind != kind:
@@ -321,15 +308,7 @@ def hyperparameters_of_kind(kind, hyperparameters):
 
 
 def refuse_changes(preset, arguments):
-    """Raises a `ValueError` if hyperparameters of a saved model are to change.
-
-    Args:
-        preset: name or directory of the saved model.
-        arguments: dict of the keyword arguments of `from_preset`.
-
-    Raises:
-        ValueError: if `arguments` names a hyperparameter.
-    """
+    """Raises a `ValueError` if hyperparameters of a saved model are to change."""
     changes = sorted(set(arguments) & set(field_names()))
     if changes:
         raise ValueError(

@@ -10,19 +10,11 @@ from keras import ops
 def filtered_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
     """Returns the probabilities of the next token that a sampler draws from.
 
-    First the logits are divided by the temperature, then all but the `top_k` most
-    probable tokens are dropped, then those behind the first ones whose probabilities,
-    before tokens were dropped, sum to more than `top_p`. The rest sums to 1.
-
-    Args:
-        logits: `<float>[batch, vocabulary_size]`.
-        temperature: number or scalar; 0 for the most probable token alone. Defaults to
-            1.
-        top_k: integer or scalar, tokens to keep; 0 (the default) for all.
-        top_p: number or scalar; at least one token stays. 1 (the default) for all.
-
-    Returns:
-        `<float32>[batch, vocabulary_size]`.
+    First the logits `<float>[batch, vocabulary_size]` are divided by the temperature (0
+    for the most probable token alone), then all but the `top_k` most probable tokens
+    are dropped (0 for none), then those behind the first ones whose probabilities,
+    before tokens were dropped, sum to more than `top_p`. The rest, at least one token,
+    sums to 1. The settings are numbers or scalars.
 
     Example:
 
@@ -58,15 +50,10 @@ def filtered_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
 
 
 def draw(probabilities, uniform):
-    """Draws a token for each row, the same for the same numbers.
+    """Draws a token `<int32>[batch]` for each row, the same for the same numbers.
 
-    Args:
-        probabilities: `<float32>[batch, vocabulary_size]`.
-        uniform: `<float32>[batch, vocabulary_size]`, independent and uniform in
-            (0, 1).
-
-    Returns:
-        `<int32>[batch]`; tokens of probability 0 are never drawn.
+    `uniform` are independent and uniform in (0, 1), of the shape of `probabilities`.
+    Tokens of probability 0 are never drawn.
 
     Example:
 

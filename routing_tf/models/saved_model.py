@@ -147,15 +147,7 @@ def export(model, directory, routing_scope=None, max_length=None, verbose=None):
 
 
 def check_backend(model_dir="model.keras", export_dir="DIR"):
-    """Refuses other backends than TensorFlow, with a way out.
-
-    Args:
-        model_dir: what to export. Defaults to the name of a file to save.
-        export_dir: where to. Defaults to a name that stands for a folder.
-
-    Raises:
-        ValueError: if the backend is another one.
-    """
+    """Refuses other backends than TensorFlow, with a way out: a command to run."""
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
             "SavedModels are made on the TensorFlow backend, which has the same "

@@ -73,14 +73,9 @@ class Score:
 
 
 def join(scores):
-    """Returns the `Score` of several texts or spans together.
+    """Returns the `Score` of several texts or spans together, of one routing scope.
 
-    Args:
-        scores: list of `Score`, at least one, all of one routing scope. Offsets stay
-            those in their own texts.
-
-    Raises:
-        ValueError: for no scores, or for those of different routing scopes.
+    Offsets stay those in their own texts.
     """
     scopes = {score.routing_scope for score in scores}
     if len(scopes) != 1:

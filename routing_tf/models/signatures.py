@@ -72,11 +72,8 @@ class Settings(typing.NamedTuple):
 class SettingsSampler(keras_hub.samplers.Sampler):
     """A sampler whose settings are tensors, and so can be inputs of a saved function.
 
-    What it draws depends on the seed, the row and the position alone.
-
-    Args:
-        settings: `Settings`.
-        length: number of tokens to end at, the leading id included, a tensor.
+    What it draws depends on the seed, the row and the position alone. It ends at
+    `length` tokens, the leading id included.
     """
 
     def __init__(self, settings, length):

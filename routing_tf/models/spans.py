@@ -9,14 +9,10 @@ from routing_tf.tokenizers.offsets import token_offsets
 
 @dataclasses.dataclass(frozen=True)
 class Sequence:
-    """A text and its tokens, of which some may be cut off.
+    """A text and its tokens, of which the first `num_kept` are kept; None for all.
 
-    Args:
-        token_ids: NumPy array `<int32>[tokens]`, all of them.
-        offsets: NumPy array `<int64>[tokens, 2]`, see `Score`.
-        text: the text; None (the default) if the input was ids.
-        tokenizer: its tokenizer; None (the default) without a text.
-        num_kept: number of the first tokens that are kept; None (the default) for all.
+    `token_ids` are `<int32>[tokens]`, all of them; `offsets` are those of `Score`.
+    Text and tokenizer are None if the input was ids.
     """
 
     token_ids: np.ndarray
@@ -55,15 +51,7 @@ class Span:
 
 
 def read_sequences(lm, texts):
-    """Tells whether `texts` is a single one, and returns the list of sequences.
-
-    Args:
-        lm: the language model.
-        texts: as for `scoring.score`.
-
-    Raises:
-        ValueError: if they are nothing that can be scored.
-    """
+    """Tells whether `texts` is a single one, and returns the list of sequences."""
     if not isinstance(texts, (str, list, tuple, dict)) and not hasattr(texts, "shape"):
         raise ValueError(
             "`texts` must be a string, ids, or a list of them. Received: "
@@ -132,15 +120,7 @@ def _rows_of_ids(token_ids):
 
 
 def spans_of(sequence, target):
-    """Returns the span of a target, or a list of spans.
-
-    Args:
-        sequence: `Sequence`.
-        target: its entry of the `targets` of `scoring.score`.
-
-    Raises:
-        ValueError: if it is none of this text, or lies in what is cut off.
-    """
+    """Returns the span of one entry of `targets`, see `scoring.score`, or a list."""
     if isinstance(target, (list, tuple)) and not _is_pair(target):
         return [_span(sequence, each) for each in target]
     return _span(sequence, target)

@@ -9,16 +9,7 @@ from routing_tf import layers
 
 
 def decoder_block(hyperparameters, index, policy):
-    """Makes a block of a decoder: causal, with cross-attention if there is an encoder.
-
-    Args:
-        hyperparameters: `Hyperparameters`.
-        index: number of the block, counted from 0.
-        policy: dtype policy of computations.
-
-    Returns:
-        A `TransformerBlock`.
-    """
+    """Makes a block of a decoder: causal, with cross-attention after an encoder."""
     h = hyperparameters
     cross_attention = None
     if h.num_encoder_layers:
@@ -41,14 +32,6 @@ def encoder_block(hyperparameters, index, policy):
     """Makes a block of an encoder: every token sees tokens on both sides.
 
     Queries and keys are projected apart, as in the release.
-
-    Args:
-        hyperparameters: `Hyperparameters`.
-        index: number of the block, counted from 0.
-        policy: dtype policy of computations.
-
-    Returns:
-        A `TransformerBlock`.
     """
     h = hyperparameters
     groups = _self_groups(h, index, policy, is_causal=False)

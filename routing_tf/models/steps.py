@@ -30,9 +30,6 @@ class Steps:
     `<float>[batch, vocabulary_size]`, hidden states `<float>[batch, hidden_dim]` or
     None, and the state.
 
-    Args:
-        model: the model.
-
     Attributes:
         are_exact: whether a step computes one token; else it computes all anew.
         reads_at_once: whether a prefix is read in one parallel pass.
@@ -58,13 +55,9 @@ class TextSteps(Steps):
     """The steps of a language model, with an encoder or without."""
 
     def begin(self, batch_size, length, memory=()):
-        """Returns the state of no tokens.
+        """Returns the state of no tokens, for rows of which `length` tokens are read.
 
-        Args:
-            batch_size: number of rows.
-            length: number of tokens that the model reads of a row at most.
-            memory: the output of an encoder and its padding mask; empty (the default)
-                without one.
+        `memory` is the output of an encoder and its padding mask; empty without one.
         """
         if not self.are_exact:
             return tuple(memory)
@@ -117,12 +110,7 @@ class ImageSteps(Steps):
         self._order = np.argsort(self._places, axis=None).astype("int32")
 
     def begin(self, batch_size, labels=None):
-        """Returns the state of no tokens.
-
-        Args:
-            batch_size: number of images.
-            labels: `<int>[batch]`; None (the default) for a model without classes.
-        """
+        """Returns the state of no tokens; `labels` are `<int>[batch]`, or None."""
         cache = self.model.make_cache(batch_size) if self.are_exact else ()
         if labels is None:
             return cache, {}
@@ -174,20 +162,12 @@ def continue_rows(
 ):
     """Goes on from rows of tokens, with the loop of a sampler of keras_hub.
 
-    Args:
-        steps: `Steps` of the model.
-        sampler: the sampler.
-        tokens: `<int>[batch, length]`.
-        is_given: `<bool>[batch, length]`, True on what is given.
-        state: the state of no tokens.
-        stop_token_ids: ids that end a row; None (the default) for no such ids.
-        num_inputs: number of tokens of a row that the model sees at most; None (the
-            default) for all.
-        reads: whether what all rows have is read before the first step; else only the
-            first token of each may be given. Defaults to True.
-
-    Returns:
-        Token ids and their mask, now True on given and new tokens.
+    `is_given`, `<bool>[batch, length]`, is True on the given ones of `tokens`; `state`
+    is that of no tokens. The model sees at most `num_inputs` tokens of a row, None for
+    all. `reads` tells whether what all rows have is read before the first step; else
+    only the first token of each may be given. Returns token ids and their mask, now
+    True on given and new tokens, up to the first of `stop_token_ids` (None for no such
+    ids).
     """
     is_given = ops.cast(is_given, "bool")
     if stop_token_ids is not None:
@@ -217,16 +197,11 @@ def continue_rows(
 def stream(steps, draw, prompts, state, num_tokens):
     """Goes on from prompts, token by token, with one compiled step.
 
-    Args:
-        steps: `Steps` of the model.
-        draw: what `drawing` returns.
-        prompts: `<int>[batch, length]`, -1 where nothing is given.
-        state: the state of no tokens.
-        num_tokens: number of tokens of a row at which it ends.
+    `draw` is what `drawing` returns; `prompts` are `<int>[batch, length]`, -1 where
+    nothing is given; `state` is that of no tokens; rows end at `num_tokens` tokens.
 
-    Yields:
-        A position and the tokens there, a NumPy array `<int>[batch]`, drawn where none
-        are given. What all prompts have is left out if it is read at once.
+    Yields a position and the tokens there, a NumPy array `<int>[batch]`, drawn where
+    none are given. What all prompts have is left out if it is read at once.
     """
     prompts = np.asarray(prompts, "int32")
     batch_size, length = prompts.shape
@@ -265,12 +240,7 @@ def stream(steps, draw, prompts, state, num_tokens):
 def drawing(model, sampler):
     """Returns a compiled function of logits that draws tokens.
 
-    Args:
-        model: the model, which decides how it is compiled.
-        sampler: a keras_hub sampler, whose random state moves on with each call.
-
-    Raises:
-        ValueError: if it does not draw one token, or value, after the other.
+    It is compiled as `model` says. The sampler's random state moves on with each call.
     """
     # Others choose among whole sequences, in a loop of their own.
     if type(sampler).get_next_token is keras_hub.samplers.Sampler.get_next_token:
@@ -299,13 +269,7 @@ def drawing(model, sampler):
 
 
 def check_not_cut(hyperparameters, length, name="max_length"):
-    """Refuses rows longer than the length to which a model cuts its inputs.
-
-    Args:
-        hyperparameters: `Hyperparameters` of the model.
-        length: number of tokens of the rows.
-        name: name of the argument that says so. Defaults to `"max_length"`.
-    """
+    """Refuses rows longer than the length to which a model cuts its inputs."""
     limit = hyperparameters.truncate_length
     if limit is not None and length > limit:
         raise ValueError(

@@ -9,21 +9,12 @@ from routing_tf.models.compiled import compiled_once
 
 
 class TokenScorer:
-    """Negative log probabilities of targets, in nats, under a language model.
+    """Negative log probabilities of targets, in nats, under a model of any kind.
 
-    It shares the weights of the language model but is compiled on its own, once for
-    each shape, and leaves alone what the language model is compiled with.
-
-    Args:
-        lm: the language model, with an encoder or without, or an image model.
-        routing_scope: `"full"` or `"prefix"`, see `RoutedHeads`; None (the default)
-            for that of the hyperparameters.
-        engine: where the model lives, see `routing_tf.training.engines.make`; None
-            (the default) for one device.
-
-    Attributes:
-        hyperparameters: those of the model.
-        model: the model itself.
+    It shares the weights of the model but is compiled on its own, once for each shape,
+    and leaves alone what the model is compiled with. `routing_scope` is that of the
+    hyperparameters if it is None. `engine` tells where the model lives, see
+    `routing_tf.training.engines.make`; None for one device.
     """
 
     def __init__(self, lm, routing_scope=None, engine=None):
@@ -42,15 +33,9 @@ class TokenScorer:
         )
 
     def score(self, inputs, targets):
-        """Scores one batch.
+        """Scores one batch; returns a NumPy array `<float32>` of the targets' shape.
 
-        Args:
-            inputs: dict of `token_ids` and `padding_mask`, `[batch, length]`; or of
-                what a model with an encoder or an image model takes.
-            targets: `<int>[batch, length]`, or images.
-
-        Returns:
-            NumPy array `<float32>` of the shape of `targets`.
+        Inputs and targets are `[batch, length]`, or what an image model takes.
         """
         batch = {name: inputs[name] for name in self.model.input}
         key = (self.routing_scope, *targets.shape)
@@ -59,11 +44,7 @@ class TokenScorer:
 
 
 def scope_of(hyperparameters, routing_scope=None):
-    """Returns a routing scope; that of the hyperparameters if None is given.
-
-    Raises:
-        ValueError: if it is unknown.
-    """
+    """Returns a known routing scope; that of the hyperparameters if None is given."""
     if routing_scope is None:
         routing_scope = hyperparameters.routing_scope
     check_choice("routing_scope", routing_scope, ROUTING_SCOPES)
@@ -73,9 +54,7 @@ def scope_of(hyperparameters, routing_scope=None):
 def scope_to_score(hyperparameters, routing_scope=None):
     """Returns what `scope_of` does, if likelihoods of that scope are what they seem.
 
-    Raises:
-        ValueError: if it is unknown, or the scope `"prefix"` of a model that sees later
-            tokens by a flaw of the release.
+    Refuses `"prefix"` for a model that sees later tokens by a flaw of the release.
     """
     routing_scope = scope_of(hyperparameters, routing_scope)
     leak = hyperparameters.sees_later_tokens(routing_scope)

@@ -2,12 +2,7 @@
 
 
 class NotCast:
-    """Carries a cache past Keras, which would cast the floats among its tensors.
-
-    Args:
-        cache: the cache; None for none.
-        cache_index: position of the first token; None for the start.
-    """
+    """Carries a cache past Keras, which would cast the floats among its tensors."""
 
     def __init__(self, cache, cache_index):
         self.cache = cache

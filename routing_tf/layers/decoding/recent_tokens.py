@@ -9,13 +9,7 @@ from routing_tf.layers.key_shift import to_remember
 
 
 def make(group, batch_size, num_tokens):
-    """Returns an empty cache.
-
-    Args:
-        group: a `HeadGroup` with `sees`.
-        batch_size: number of sequences.
-        num_tokens: number of tokens R that are remembered.
-    """
+    """Returns an empty cache for `num_tokens` tokens of a group that has `sees`."""
     return {
         "rows": rows.empty_rows(group, batch_size, group.num_heads, num_tokens),
         "positions": ops.full((batch_size, num_tokens), -1, dtype="int32"),

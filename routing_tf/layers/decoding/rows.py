@@ -20,16 +20,9 @@ def empty_rows(group, *shape):
 
 
 def make_rows(key, value, mask, bias):
-    """Joins what is remembered of tokens.
+    """Joins keys and values `<float>[B, H, L, D]`, mask and bias to `[B, H, L, E]`.
 
-    Args:
-        key: `<float>[B, H, L, D]`.
-        value: `<float>[B, H, L, D]`.
-        mask: `<bool>`, broadcastable to `[B, H, L]`, False for padding; or None.
-        bias: `<float>`, broadcastable to `[B, H, L]`; or None.
-
-    Returns:
-        `<float>[B, H, L, E]`.
+    Mask (False for padding) and bias are broadcastable to `[B, H, L]`, or None.
     """
     dtype = value.dtype
     ones = ops.ones_like(value[..., :1])
@@ -55,12 +48,7 @@ def of_tokens(tokens):
 
 
 def split_rows(group, rows):
-    """Undoes `make_rows`.
-
-    Returns:
-        Keys and values `[..., D]`, biases `[...]`, and `<bool>[...]`, True where there
-        is a token.
-    """
+    """Undoes `make_rows`: keys, values, biases and `<bool>[...]`, True for tokens."""
     key_dim = group.key_dim
     return (
         rows[..., :key_dim],
@@ -71,14 +59,10 @@ def split_rows(group, rows):
 
 
 def make_offers(group, tokens):
-    """Returns the rows of a sequence, as they stand in a cache.
+    """Returns the rows of a sequence before any shift, as they stand in a cache.
 
     With shifted keys a row joins a key with the value that follows it. The row of the
     last token is open.
-
-    Args:
-        group: the `HeadGroup`.
-        tokens: `RoutedTokens` of the sequence, before any shift.
     """
     if group.key_shift:
         tokens = dataclasses.replace(tokens, inputs=to_remember(tokens.inputs))
@@ -96,14 +80,8 @@ def open_rows(group, rows):
 def complete_rows(group, rows, new, follows):
     """Puts the value of a token into open rows, with its bias and mask.
 
-    Args:
-        group: the `HeadGroup`.
-        rows: `<float>[..., E]`, open, or completed with a value that is replaced.
-        new: `<float>[..., E]`, rows of the token.
-        follows: `<bool>[...]`, True where the token follows that of the key.
-
-    Returns:
-        Tensor of the shape of `rows`.
+    `follows`, `<bool>[...]`, tells where the token of the rows `new` follows that of
+    the key. A row may be complete already; its value is replaced.
     """
     key_dim = group.key_dim
     value = ops.where(follows[..., None], new[..., key_dim:], rows[..., key_dim:])
@@ -111,18 +89,10 @@ def complete_rows(group, rows, new, follows):
 
 
 def attend_to_rows(group, query, rows, visible, distances):
-    """Attends with one query to what is remembered.
+    """Attends with one query `<float>[..., 1, D]` to rows `<float>[..., R, E]`.
 
-    Args:
-        group: the `HeadGroup`.
-        query: `<float>[..., 1, D]`.
-        rows: `<float>[..., R, E]`.
-        visible: `<bool>`, broadcastable to `[..., R]`, the tokens that the query sees;
-            None for all there are.
-        distances: `<int>`, broadcastable to `[..., R]`, their relative positions.
-
-    Returns:
-        `<float>[..., 1, D]`.
+    `visible` (None for all there are) and `distances`, the relative positions, are
+    broadcastable to `[..., R]`.
     """
     key, value, bias, real = split_rows(group, rows)
     real = group.padding_mask(real)
@@ -140,13 +110,6 @@ def attend_to_rows(group, query, rows, visible, distances):
 
 
 def last_token(mask):
-    """Returns the position of the last token of each row, -1 where there is none.
-
-    Args:
-        mask: `<bool>[B, ..., L]`, False for padding.
-
-    Returns:
-        `<int32>[B, ...]`.
-    """
+    """Returns the last True position on the last axis of a mask, -1 where none is."""
     positions = ops.arange(mask.shape[-1], dtype="int32")
     return ops.max(ops.where(mask, positions, -1), axis=-1)

@@ -99,28 +99,18 @@ class ClusteredHeads(HeadGroup):
     def causal_rule(self, routing_scope=None):
         """Returns how tokens attend under a causal mask, a `Rule`.
 
-        Args:
-            routing_scope: the tokens that compete with each other, `"full"` or
-                `"prefix"`, see `RoutedHeads`; None (the default) for the group's own.
+        `routing_scope` is that of `RoutedHeads`; None for the group's own.
         """
         return self.whole_sequence_rule()
 
     def scores(self, streams, masks, training=None):
-        """Scores tokens against the clusters.
+        """Scores tokens against the clusters; a subclass says how.
 
-        Args:
-            streams: list of one or two tensors, normalised queries and keys,
-                `<float32>[batch, heads, length, key_dim]`; with one, queries are keys.
-            masks: list of their masks, `<bool>[batch, 1 or heads, length]`, True for
-                real tokens, or None.
-            training: whether state moves; None (the default) for no.
-
-        Returns:
-            List with `<float32>[batch, heads, length, clusters]` for each stream. The
-            best cluster of a token is the one that it scores highest for.
-
-        Raises:
-            NotImplementedError: if the subclass has no rule of its own.
+        `streams` are normalised queries and keys, or keys alone that are the queries
+        too, `<float32>[batch, heads, length, key_dim]`. `masks`, one for each stream,
+        are `<bool>[batch, 1 or heads, length]`, True for real tokens, or None. Returns
+        a list of `<float32>[batch, heads, length, clusters]`. State moves only in
+        training.
         """
         raise NotImplementedError
 
@@ -134,18 +124,12 @@ class ClusteredHeads(HeadGroup):
     def choose(self, scores, mask, training=None):
         """Decides who is a member of which cluster, from the whole sequence.
 
-        Here each cluster takes the tokens that score highest.
-
-        Args:
-            scores: `<float32>[batch, heads, length, clusters]`.
-            mask: `<bool>[batch, 1 or heads, length]`, True for those that may be
-                members; or None.
-            training: whether rounding may decide among equal tokens, which is faster;
-                None (the default) for no.
-
-        Returns:
-            Members `<int>[batch, heads, clusters, window]`, sorted, and a mask of that
-            shape, False in slots that hold no member; None for a mask of all True.
+        Here each cluster takes the tokens that score highest. `scores` are
+        `<float32>[batch, heads, length, clusters]`; the mask, True for those that may
+        be members, is `<bool>[batch, 1 or heads, length]`, or None. Returns members
+        `<int>[batch, heads, clusters, window]`, sorted, and a mask of their shape,
+        False in slots that hold none; None for a mask of all True. While training,
+        rounding may decide among equal tokens, which is faster.
         """
         window = self.window(length_of(scores, 2))
         near_tie = 0.0 if training else self.near_tie
@@ -197,13 +181,7 @@ class ClusteredHeads(HeadGroup):
         return rule.step(cache, index, tokens)
 
     def routed_tokens(self, inputs, rule, training=False):
-        """Returns the `RoutedTokens` of a call.
-
-        Args:
-            inputs: `HeadInputs`.
-            rule: the `Rule` that they follow.
-            training: whether state moves. Defaults to False.
-        """
+        """Returns the `RoutedTokens` of a call for a `Rule`; training moves state."""
         shares_vectors = inputs.key is None
         query = normalize(inputs.query)
         key = query if shares_vectors else normalize(inputs.key)
@@ -229,14 +207,7 @@ class ClusteredHeads(HeadGroup):
         )
 
     def routed_token(self, inputs, rule, cache, index):
-        """Returns the `RoutedTokens` of one token.
-
-        Args:
-            inputs: `HeadInputs` of the token.
-            rule: the `Rule` that it follows.
-            cache: the cache with the tokens before.
-            index: `<int32>`, position of the token.
-        """
+        """Returns the `RoutedTokens` of the token at `index`, behind a cache."""
         return self.routed_tokens(inputs, rule)
 
     def window(self, length):
@@ -262,22 +233,10 @@ class CentroidHeads(ClusteredHeads):
     """Clustered heads whose clusters have learned centroids.
 
     State: that of `OnlineKMeans`, moved when `training=True`. Padding is no member as
-    long as there are enough tokens, is never seen, and moves no centroid.
-
-    Args:
-        num_heads: number of heads in the group.
-        num_clusters: number of centroids of each head.
-        attention_window: number of members of a cluster, in tokens.
-        prefix_block_size: number of queries that go at once where membership is judged
-            for each prefix, in tokens; None (the default) for `attention_window`.
-        **kwargs: those of `Clustering` and of `ClusteredHeads`.
-
-    Call arguments and Returns: as in `ClusteredHeads`. The clustering loss is added to
-    `losses`.
-
-    Raises:
-        ValueError: if `prefix_block_size` is not a positive integer, or an argument is
-            refused by `ClusteredHeads` or `Clustering`.
+    long as there are enough tokens, is never seen, and moves no centroid. The
+    clustering loss is added to `losses`. `prefix_block_size` is the number of queries
+    that go at once where membership is judged for each prefix; None for
+    `attention_window`. Other arguments are those of `Clustering` and `ClusteredHeads`.
     """
 
     kmeans_class = OnlineKMeans
@@ -326,15 +285,7 @@ class CentroidHeads(ClusteredHeads):
         raise NotImplementedError
 
     def is_member(self, ranks, num_tokens):
-        """Tells which tokens of a prefix are members.
-
-        Args:
-            ranks: `<int32>`, number of tokens of the prefix that score higher.
-            num_tokens: `<int32>`, number of tokens of the prefix.
-
-        Returns:
-            `<bool>` of the shape of `ranks`.
-        """
+        """Tells who is a member, by `ranks`: how many of a prefix score higher."""
         raise NotImplementedError
 
     def get_config(self):

@@ -62,14 +62,8 @@ class HeadInputs:
     ):
         """Returns the inputs for masks and a bias without an axis of heads.
 
-        Args:
-            query: as above.
-            key: as above.
-            value: as above.
-            query_mask: `<bool>[batch, length]`, True for real tokens; or None.
-            value_mask: `<bool>[batch, memory length]`, likewise, for keys and values.
-            token_bias: `<float>[batch, memory length]`; or None.
-            **options: all that is no tensor, as above.
+        Masks are `<bool>[batch, length]`, True for real tokens, the bias is
+        `<float>[batch, memory length]`. `value_mask` is that of keys too.
         """
         value_mask = _mask_of_all_heads(value_mask)
         if token_bias is not None:

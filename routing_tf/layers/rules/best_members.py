@@ -112,16 +112,11 @@ class BestMembers(Prefixes):
         return ops.pad(members, missing), best
 
     def _entry(self, scores, new):
-        """Tells where a new token would enter a list of members.
+        """Tells which place in a list of members a new token frees, and if it enters.
 
-        Args:
-            scores: `<float32>[B, H, K, W]`, of the members in order of position.
-            new: `<float32>[B, H, K]`, of the token behind them.
-
-        Returns:
-            The place that it frees, `<int32>[B, H, K, 1]`: that of the member who
-            scores lowest, of equal ones the last. And whether it enters,
-            `<bool>[B, H, K]`.
+        The list has scores `[B, H, K, W]` in order of position; `new`, `[B, H, K]`, are
+        those of the token behind them. The place, `[B, H, K, 1]`, is that of the member
+        who scores lowest, of equal ones the last.
         """
         lowest = ops.min(scores, axis=-1) + self.group.near_tie
         places = np.arange(scores.shape[-1], dtype="int32")

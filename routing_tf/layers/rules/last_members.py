@@ -156,16 +156,11 @@ class LastMembers(Rule):
         return output, {**cache, "newest": newest}
 
     def _last_members(self, cache, cluster, sees_itself):
-        """Returns what is remembered of a cluster.
+        """Returns what is remembered of a cluster `<int32>[B, H]`.
 
-        Args:
-            cache: with the token before.
-            cluster: `<int32>[B, H]`.
-            sees_itself: `<bool>[B, H, 1]`, whether the token is one of the members.
-
-        Returns:
-            Rows `[B, H, R, E]`, which of them the token sees `<bool>[B, H, R]`, and
-            their relative positions `<int32>[B, H, R]`.
+        `sees_itself`, `<bool>[B, H, 1]`, tells whether the token is a member. Returns
+        rows `[B, H, R, E]`, which of them it sees `<bool>[B, H, R]`, and their relative
+        positions `<int32>[B, H, R]`.
         """
         batch, heads, num_clusters, num_rows, size = ops.shape(cache["rows"])
         flat = ops.reshape(cache["rows"], (batch, heads, num_clusters, num_rows * size))

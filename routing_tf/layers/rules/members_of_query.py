@@ -26,14 +26,6 @@ def attend(group, tokens, training=None):
     are the rank of a member minus the number of members before the token, so that only
     the token itself has the position 0. The work is `(2 L + K * C) * (W + C)` pairs,
     linear in the length.
-
-    Args:
-        group: the `ClusteredHeads`.
-        tokens: `RoutedTokens` of one sequence, scored by queries and by keys.
-        training: whether dropout is on; None (the default) for no.
-
-    Returns:
-        `<float>[B, H, L, D]`.
     """
     inputs = tokens.inputs
     window = group.known_window(tokens.length)
@@ -55,12 +47,7 @@ def attend(group, tokens, training=None):
 
 
 class _Ranges:
-    """The range of keys that each query sees.
-
-    Args:
-        group: the `ClusteredHeads`.
-        tokens: `RoutedTokens` of one sequence.
-        window: number of members W that a query sees.
+    """The range of keys that each query sees, of a `window` of W members.
 
     Attributes:
         keys: `ClusterOrder` of the keys.
@@ -93,13 +80,9 @@ class _Ranges:
         self.chunks = last[..., None] - self._back
 
     def read(self, chunks):
-        """Returns what each chunk of queries reads.
+        """Returns what each chunk of queries reads; anything where no key is visible.
 
-        Args:
-            chunks: tensor `[B, H, chunks of keys, C, D]`.
-
-        Returns:
-            Tensor `[B, H, N, R * C, D]`; anything where no key is visible.
+        From `[B, H, chunks of keys, C, D]` to `[B, H, N, R * C, D]`.
         """
         batch, heads, num_chunks, slots, dim = ops.shape(chunks)
         rows = ops.reshape(chunks, (batch, heads, num_chunks, slots * dim))
@@ -143,16 +126,7 @@ class _Ranges:
 
 
 def _num_earlier(clusters, read, num_clusters):
-    """Returns how many earlier keys chose the cluster that each query reads.
-
-    Args:
-        clusters: `<int32>[B, H, L]`, of the keys.
-        read: `<int32>[B, H, L]`, of the queries.
-        num_clusters: number of clusters.
-
-    Returns:
-        `<int32>[B, H, L]`.
-    """
+    """Returns how many earlier keys chose the cluster that each query reads."""
     chosen = ops.one_hot(clusters, num_clusters, dtype="int32")
     earlier = ops.cumsum(chosen, axis=2) - chosen
     return ops.take_along_axis(earlier, read[..., None], axis=-1)[..., 0]

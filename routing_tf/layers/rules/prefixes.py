@@ -60,16 +60,10 @@ class Prefixes(Rule):
         return without_padding(output, tokens.inputs.query_mask)
 
     def attend_block(self, tokens, start, query, training):
-        """Lets the queries of one block attend.
+        """Lets the queries `<float>[B, H, C, D]` of one block attend.
 
-        Args:
-            tokens: as in `attend`; those behind the block are not looked at.
-            start: position of the first query.
-            query: `<float>[B, H, C, D]`.
-            training: as in `attend`.
-
-        Returns:
-            `<float>[B, H, C, D]`.
+        `start` is the position of the first one; tokens behind the block are not looked
+        at.
         """
         size = query.shape[2]
         keys = queries = self._find(tokens.key_scores, tokens.key_mask, start, size)
@@ -96,17 +90,7 @@ class Prefixes(Rule):
         return ops.sum(output * weights, axis=2) / count
 
     def _find(self, scores, mask, start, size):
-        """Finds who can be a member, and who is, at the queries of a block.
-
-        Args:
-            scores: `<float32>[B, H, L, K]`.
-            mask: `<bool>`, broadcastable to `[B, H, L]`; or None.
-            start: position of the first query.
-            size: number of queries.
-
-        Returns:
-            `_Candidates`.
-        """
+        """Finds who can be a member, and who is, at the queries of a block."""
         batch, heads, length, clusters = ops.shape(scores)
         scores = ops.swapaxes(scores, 2, 3)
         real = ops.ones((1, 1, length), "bool") if mask is None else mask
@@ -160,11 +144,7 @@ class _Candidates:
     is_member: Any
 
     def before(self, start):
-        """Tells which ones come before each query, `<bool>[B, H, K, C, J]`.
-
-        Args:
-            start: position of the first query.
-        """
+        """Tells which ones come before each query, `<bool>[B, H, K, C, J]`."""
         size = self.is_member.shape[-2]
         query = start + np.arange(size, dtype="int32")[:, None]
         return self.positions[..., None, :] < query
@@ -184,13 +164,7 @@ class _Candidates:
 class _Draws:
     """Random draws of dropout inside `ops.map`, where JAX lets no state change.
 
-    Args:
-        dot_product: the `ScaledDotProduct`.
-        number: number of blocks.
-        training: whether dropout is on.
-
-    Attributes:
-        seeds: `[number, ...]`, what the draws of each block start from.
+    `seeds`, `[number, ...]`, are what the draws of each block start from.
     """
 
     def __init__(self, dot_product, number, training):
@@ -231,19 +205,11 @@ def _best(scores, count, near_tie):
 
 
 def _ranks(scores, exists, ranks_before, size, near_tie):
-    """Counts who outranks the candidates at each query of a block.
+    """Counts who outranks the candidates at each query of a block: `[B, H, K, C, J]`.
 
-    Of equal scores the earlier one wins.
-
-    Args:
-        scores: `<float32>[B, H, K, J]`, those of the block last.
-        exists: `<bool>[B, H, K, J]`, False for what is no token.
-        ranks_before: `<int>[B, H, K, J - C]`, ranks before the block.
-        size: number of queries C.
-        near_tie: difference up to which scores are equal.
-
-    Returns:
-        `<int32>[B, H, K, C, J]`.
+    Of equal scores the earlier one wins. Scores are `<float32>[B, H, K, J]`, those of
+    the block's `size` queries C last; `exists` is False for what is no token;
+    `ranks_before`, `<int>[B, H, K, J - C]`, are the ranks before the block.
     """
     first, own = scores[..., :-size], scores[..., -size:]
     wins = first[..., None, :] >= own[..., None] - near_tie

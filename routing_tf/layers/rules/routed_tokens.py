@@ -54,12 +54,9 @@ class RoutedTokens:
 
 
 def own_clusters(scores, mask):
-    """Returns the cluster of each token, and the number of clusters.
+    """Returns the cluster of each token `[B, H, L]`, and the number of clusters.
 
-    Args:
-        scores: `<float32>[B, H, L, K]`.
-        mask: `<bool>`, broadcastable to `[B, H, L]`, False for padding, which gets a
-            cluster of its own behind the others; or None.
+    Padding, where the mask is False, gets a cluster of its own behind the others.
     """
     num_clusters = scores.shape[-1]
     clusters = ops.cast(ops.argmax(scores, axis=-1), "int32")

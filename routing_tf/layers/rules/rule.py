@@ -12,10 +12,8 @@ class Rule:
     tokens can go one by one. A cache is a dict of tensors of fixed sizes with the batch
     on axis 0. A token that is fed again at the same position replaces the one before.
     With `key_shift=1` the row of a token's key is opened without a value, and completed
-    with the next token's, which may replace it in the same way.
-
-    Args:
-        group: the `ClusteredHeads`, which say who is a member.
+    with the next token's, which may replace it in the same way. The group is one of
+    `ClusteredHeads`, which say who is a member.
     """
 
     #: Whether each token has one cluster, which it chooses on its own.
@@ -25,27 +23,11 @@ class Rule:
         self.group = group
 
     def attend(self, tokens, training=None):
-        """Lets all tokens attend.
-
-        Args:
-            tokens: `RoutedTokens`.
-            training: whether dropout is on; None (the default) for no.
-
-        Returns:
-            `<float>[B, H, L, D]`.
-        """
+        """Lets all `RoutedTokens` attend; returns `<float>[B, H, L, D]`."""
         raise NotImplementedError
 
     def make_cache(self, batch_size, max_length):
-        """Returns an empty cache.
-
-        Args:
-            batch_size: number of sequences.
-            max_length: number of tokens a sequence may have.
-
-        Raises:
-            ValueError: if later tokens decide who is a member.
-        """
+        """Returns an empty cache; refuses if later tokens decide who is a member."""
         raise ValueError(
             "A cache needs heads in which no later token decides who is a member. "
             f"Received: {type(self.group)}. Compute the whole sequence anew "
@@ -55,11 +37,7 @@ class Rule:
     def make_memory(self, tokens):
         """Returns the cache of another sequence that tokens attend to.
 
-        Args:
-            tokens: `RoutedTokens` of the other sequence.
-
-        Raises:
-            ValueError: if queries do not find their clusters on their own.
+        Refuses if queries do not find their clusters on their own.
         """
         raise ValueError(
             "A cache needs queries that find their clusters on their own. Received: "
@@ -67,24 +45,13 @@ class Rule:
         )
 
     def fill_cache(self, cache, tokens):
-        """Returns the cache behind a sequence that starts at position 0.
-
-        Args:
-            cache: as returned by `make_cache`.
-            tokens: `RoutedTokens` of the sequence.
-        """
+        """Returns the cache behind `RoutedTokens` that start at position 0."""
         raise NotImplementedError
 
     def step(self, cache, index, tokens):
-        """Attends with one token.
+        """Attends with one token, at position `index`.
 
-        Args:
-            cache: as returned by `make_cache`, `fill_cache` or this method.
-            index: `<int32>`, position of the token.
-            tokens: `RoutedTokens` of the token.
-
-        Returns:
-            `<float>[B, H, 1, D]`, and the cache with this token.
+        Returns `<float>[B, H, 1, D]`, and the cache with this token.
         """
         raise NotImplementedError
 
@@ -99,11 +66,7 @@ class Rule:
     def member_mask(self, inputs, members, filled=None):
         """Tells which slots of a cluster any query may see; None for all.
 
-        Args:
-            inputs: `HeadInputs`.
-            members: `<int>[B, H, K, W]`.
-            filled: `<bool>[B, H, K, W]`, False in slots that hold no member; None (the
-                default) for a mask of all True.
+        `filled`, as `members` `[B, H, K, W]`, is False in slots that hold no member.
         """
         real = None
         if inputs.value_mask is not None:

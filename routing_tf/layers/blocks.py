@@ -22,7 +22,7 @@ RUNNING_SUM_BLOCK = 16
 
 @dataclasses.dataclass(frozen=True)
 class BlockedOrder:
-    """The blocked order of positions, given the lengths of their axes and of a block's.
+    """The blocked order of positions on axes of `lengths`, in blocks of `block_shape`.
 
     Example:
 

@@ -113,8 +113,8 @@ class ClusterOrder:
     def window_mask(self, attention_window, nearest=0):
         """Tells which slots of its window a token sees: the last of its cluster.
 
-        With `nearest=1` it does not see itself, though it counts in the attention
-        window. Returns `<bool>[B, H, N, C, S]`.
+        Returns `<bool>[B, H, N, C, S]`. The attention window counts the token itself,
+        also with `nearest=1`, with which it does not see itself.
         """
         before = self._num_chunks_before(attention_window)
         offset = before * self.chunk_size
@@ -162,7 +162,7 @@ def _join_with_earlier(rows, before):
 
 
 def _count(numbers, size):
-    """Counts 0 to `size` - 1 in `<int32>[B, H, L]`; larger ones as the largest."""
+    """Returns how often each number below `size` occurs; larger ones count as last."""
     batch, heads, _ = ops.shape(numbers)
     flat = membership.flat_positions(ops.minimum(numbers, size - 1), size)
     counts = ops.segment_sum(

@@ -54,10 +54,7 @@ def read_next_values(inputs):
 
 
 def to_remember(inputs):
-    """Does what `read_next_values` does, and masks the last position.
-
-    The value that follows it comes later.
-    """
+    """Does `read_next_values`, and masks the last position: its value comes later."""
     length = length_of(inputs.value, 2)
     inputs = read_next_values(inputs)
     has_next = (numbers(length) < length - 1)[None, None]

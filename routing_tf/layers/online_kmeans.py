@@ -286,8 +286,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
     def _candidates(self, tokens, mask):
         """Picks a token of the global batch for each cluster, evenly spread.
 
-        Returns `<float32>[heads, clusters, dim]`, 0 where the token is on another
-        replica.
+        Returns `[heads, clusters, dim]`, 0 where the token is on another replica.
         """
         batch, _, length, _ = ops.shape(tokens)
         real = ops.ones((1, 1, 1), "int32") if mask is None else ops.cast(mask, "int32")

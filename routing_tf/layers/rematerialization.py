@@ -20,9 +20,9 @@ def call_and_forget(layer, function, tensors):
     `hold_updates`), and its losses become those of `layer`. Both times it sees the
     values of before, so that dropout draws the same masks.
 
-    The layer is built, and `function` reads no other variables than its own. It returns
-    one tensor. Gradients flow to the float `tensors` that it is called with, and to
-    nothing else that it closes over.
+    The layer must be built. `function` reads no variables but the layer's, and returns
+    one tensor. Gradients flow to the float `tensors` that it is called with; what else
+    it needs it may close over, if no gradients flow there.
     """
     # A layer that is frozen may have sublayers that are not, as with LoRA.
     trainable = [variable for variable in layer.variables if variable.trainable]

@@ -23,10 +23,7 @@ def model_class(kind):
 
 
 def make_model(hyperparameters, preprocessor=None, precision="float32"):
-    """Makes the model of hyperparameters.
-
-    Without a `preprocessor` it takes ids. `precision` is that of `RunConfig`.
-    """
+    """Makes the model of hyperparameters; without a `preprocessor` it takes ids."""
     backbone = make_backbone(hyperparameters, POLICIES[precision])
     if hyperparameters.kind == "image":
         return backbone

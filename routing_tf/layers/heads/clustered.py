@@ -285,7 +285,10 @@ class CentroidHeads(ClusteredHeads):
         raise NotImplementedError
 
     def is_member(self, ranks, num_tokens):
-        """Tells who is a member, by `ranks`: how many of a prefix score higher."""
+        """Tells which tokens of a prefix are members.
+
+        `ranks` are the numbers of its tokens that score higher.
+        """
         raise NotImplementedError
 
     def get_config(self):

@@ -10,10 +10,7 @@ from routing_tf.layers.rules.prefixes import Prefixes
 
 
 class AllScores(Prefixes):
-    """Prefixes in which any token may become a member later on.
-
-    So a cache holds all tokens and their scores.
-    """
+    """Prefixes in which any token may become a member later; a cache holds them all."""
 
     def make_cache(self, batch_size, max_length):
         heads = self.group.num_heads

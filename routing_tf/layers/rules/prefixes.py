@@ -62,8 +62,7 @@ class Prefixes(Rule):
     def attend_block(self, tokens, start, query, training):
         """Lets the queries `<float>[B, H, C, D]` of one block attend.
 
-        `start` is the position of the first one; tokens behind the block are not looked
-        at.
+        `start` is the position of the first; tokens behind the block are not looked at.
         """
         size = query.shape[2]
         keys = queries = self._find(tokens.key_scores, tokens.key_mask, start, size)

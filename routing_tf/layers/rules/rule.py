@@ -49,10 +49,7 @@ class Rule:
         raise NotImplementedError
 
     def step(self, cache, index, tokens):
-        """Attends with one token, at position `index`.
-
-        Returns `<float>[B, H, 1, D]`, and the cache with this token.
-        """
+        """Attends with one token at `index`; returns `[B, H, 1, D]` and the cache."""
         raise NotImplementedError
 
     def member_bias(self, inputs, members):

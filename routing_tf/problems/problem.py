@@ -408,9 +408,10 @@ class Problem:
         windows = self.windows(split).dataset(True, batch_size, seed, num_done)
         starts, lengths = next(windows.batch(batch_size).as_numpy_iterator())
         epoch, position = divmod(num_done, self.num_windows(split, True))
+        ends = (starts + lengths - 1) % self.windows(split).num_ids
         places = ", ".join(
-            str(start) if length == 1 else f"{start} to {start + length - 1}"
-            for start, length in zip(starts[:4], lengths)
+            str(start) if start == end else f"{start} to {end}"
+            for start, end in zip(starts[:4], ends)
         )
         more = f" and {batch_size - 4} more" if batch_size > 4 else ""
         return (

@@ -53,8 +53,8 @@ class Windows:
 
         The ids are a ring: the windows follow each other from a random place on, and
         one of them may run over the end into the beginning. Windows that the data
-        itself has come as they are. Takes int64 scalars; returns starts, which may lie
-        beyond the last id, and lengths, two tensors `<int64>[number(training=True)]`.
+        itself has come as they are. Takes int64 scalars; returns starts and lengths,
+        two tensors `<int64>[number(training=True)]`.
         """
         seed = tf.stack([seed, epoch])
         order = tf.random.experimental.stateless_shuffle(
@@ -70,7 +70,7 @@ class Windows:
                 (), seed, 0, self.num_ids, dtype=tf.int64, alg="philox"
             )
             lengths = tf.fill(tf.shape(order), np.int64(self.length))
-            starts = offset + order * self.length
+            starts = (offset + order * self.length) % self.num_ids
         if self.min_training_length is not None:
             share = tf.random.stateless_uniform(
                 tf.shape(order), seed + 1, dtype=tf.float64, alg="philox"

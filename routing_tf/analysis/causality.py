@@ -16,9 +16,8 @@ class Movement:
 
     Args:
         share: share of the earlier positions whose output changes at all.
-        mean: mean change at an earlier position, relative to the root mean square of
-            these outputs.
-        largest: largest change at an earlier position, likewise.
+        mean: mean change, relative to the root mean square of these outputs.
+        largest: largest change, likewise.
     """
 
     share: float
@@ -34,8 +33,7 @@ class Leak:
         part: name of the part, see `Probe.part_outputs`.
         itself: `Movement` by the part itself: the input of its layer is held fixed
             before the tokens that change.
-        stack: `Movement` through the stack: that input also moves with what the
-            layers below let through.
+        stack: `Movement` through the stack: that input moves too.
     """
 
     part: str
@@ -54,28 +52,11 @@ def find_leaks(
 ):
     """Changes the later tokens of windows and watches the outputs at earlier ones.
 
-    From a position on, all tokens of a window are replaced by others that occur in the
-    windows. A change at a position is the root mean square of the difference over the
-    features.
-
-    Args:
-        lm: a `RoutingTransformerCausalLM` or `RoutingImageTransformer`.
-        windows: dict of NumPy arrays, inputs of the model without padding.
-        num_perturbations: positions of each window from which its tokens are replaced,
-            spread over the window. Defaults to 4.
-        routing_scope: `"full"` (the default) or `"prefix"`, see `RoutedHeads`.
-        batch_size: largest number of windows that go at once. Defaults to 1.
-        seed: chooses positions and tokens. Defaults to 0.
-        verbose: whether progress is shown on stderr. Defaults to True.
-
-    Returns:
-        List of `Leak`, one for each head group and one for the output of each block,
-        from the first block to the last. All of a model that is strictly causal is 0
-        exactly.
-
-    Raises:
-        ValueError: if a number is not positive, or the windows are shorter than two
-            tokens or hold one token only, over and over.
+    From each of `num_perturbations` positions on, spread over the window, all tokens
+    are replaced by others that occur in the windows (a dict of NumPy arrays, without
+    padding). A change at a position is the root mean square of the difference over
+    the features. The result is a list of `Leak`, for each head group and for the
+    output of each block, in order; all of a strictly causal model is 0 exactly.
 
     Example:
 
@@ -133,15 +114,8 @@ def _watch(probe, replacer, rows, is_counted, tallies):
 class _Replacer:
     """Replaces the tokens of windows from some positions on.
 
-    Args:
-        probe: the `Probe` of the model.
-        windows: dict of NumPy arrays.
-        num_perturbations: number of positions.
-        seed: chooses positions and tokens.
-
-    Attributes:
-        starts: NumPy array `<int>[num_perturbations, windows]`, the first position
-            whose input is replaced.
+    `starts`, `<int>[num_perturbations, windows]`, has the first position whose input
+    is replaced.
     """
 
     def __init__(self, probe, windows, num_perturbations, seed):
@@ -167,12 +141,7 @@ class _Replacer:
         self.starts = 1 + (shares / num_perturbations * (length - 1)).astype("int64")
 
     def replace(self, rows, index):
-        """Returns windows with other tokens from a position on.
-
-        Args:
-            rows: numbers of the windows.
-            index: number of the perturbation.
-        """
+        """Returns the windows `rows` as the perturbation `index` changes them."""
         tokens = self.windows[self._name][rows]
         shifts = [
             np.random.default_rng([self._seed, index, row]).integers(
@@ -197,10 +166,8 @@ class _Tally:
     def add(self, before, after, is_earlier):
         """Adds a batch.
 
-        Args:
-            before: NumPy array `<float>[B, L, size]`.
-            after: the same, when later tokens have changed.
-            is_earlier: NumPy array `<bool>[B, L]`, the positions to look at.
+        `before` and `after` are `<float>[B, L, size]`; only positions in `is_earlier`,
+        `<bool>[B, L]`, are looked at.
         """
         before = before[is_earlier].astype("float64")
         difference = after[is_earlier].astype("float64") - before

@@ -7,14 +7,9 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cluster:
-    """A cluster in a text.
+    """A cluster of a head in a text; `is_member`, `<bool>[length]`: who sits in it.
 
-    Args:
-        block: name of the block.
-        group: name of the head group.
-        head: number of the head in the group.
-        number: number of the cluster.
-        is_member: NumPy array `<bool>[length]`, who sits in it.
+    `head` is the number of the head in its group, `number` that of the cluster.
     """
 
     block: str
@@ -32,19 +27,9 @@ class Cluster:
 def find_cluster(attention, layer=None, head=0, cluster=None):
     """Finds a cluster by its numbers, in the first text of a batch.
 
-    Args:
-        attention: list of `BlockAttention`, see `Probe.attention`.
-        layer: number of the block; None (the default) for the last one with clusters.
-        head: number of the head, counted over the block's head groups with clusters.
-            Defaults to 0.
-        cluster: number of the cluster; None (the default) for that with the most
-            tokens.
-
-    Returns:
-        `Cluster`; None if no block has clusters and no layer is given.
-
-    Raises:
-        ValueError: if there is no such cluster.
+    `head` counts over the block's head groups with clusters. Without `layer` it is in
+    the last block with clusters, or None if no block has any; without `cluster` it is
+    the one with the most tokens. `attention` is what `Probe.attention` returns.
 
     Example:
 
@@ -83,14 +68,7 @@ def find_cluster(attention, layer=None, head=0, cluster=None):
 
 
 def check_one_of(name, number, numbers, what):
-    """Raises a `ValueError` if a number is not one of those there are.
-
-    Args:
-        name: name of the argument.
-        number: its value.
-        numbers: sequence of the numbers there are.
-        what: what they number.
-    """
+    """Raises a `ValueError` if a number is not one of those there are."""
     if number not in numbers:
         raise ValueError(
             f"`{name}` must be one of the {what}, {list(numbers)}. "

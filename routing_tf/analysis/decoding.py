@@ -26,10 +26,8 @@ class DecodingComparison:
     Args:
         one_pass: mean bits per token, all tokens at once in the scope `"prefix"`.
         steps: the same token by token, with a cache.
-        exported: the same from a SavedModel in the scope `"prefix"`; None if there is
-            none.
-        largest_difference: the largest difference of two of them for one token, in
-            bits.
+        exported: the same from a SavedModel; None if there is none.
+        largest_difference: largest difference of two of them for one token, in bits.
         near_ties: decisions of routed heads between scores that differ by less than
             `NEAR`. Rounding may make them otherwise in another computation.
         decisions: number of all decisions: the cluster of a token in token choice; in
@@ -51,17 +49,9 @@ def compare_decoding(
 ):
     """Scores the same windows in one pass, token by token, and with a SavedModel.
 
-    Args:
-        lm: a `RoutingTransformerCausalLM`.
-        problem: the problem.
-        split: `"train"`, `"validation"` or `"test"`.
-        num_examples: number of windows, evenly spaced; None (the default) for all.
-        with_export: whether a SavedModel is made, in a folder for the time; None (the
-            default) for on the TensorFlow backend alone, which can make them.
-        verbose: whether progress is shown on stderr. Defaults to True.
-
-    Returns:
-        `DecodingComparison`.
+    `num_examples` windows are spread over the split; None takes all. `with_export`
+    decides on the SavedModel, made in a temporary folder; None makes one where the
+    backend can, on TensorFlow.
 
     Raises:
         ValueError: if the model is no language model without an encoder, or its
@@ -159,15 +149,7 @@ def _exported(lm, folder, length):
 
 
 def count_near_ties(lm, inputs):
-    """Counts the decisions of a model that rounding makes.
-
-    Args:
-        lm: the language model.
-        inputs: dict of NumPy arrays, as for a call.
-
-    Returns:
-        Number of near-ties, and of all decisions; see `DecodingComparison`.
-    """
+    """Counts near-ties and all decisions of a model, see `DecodingComparison`."""
     near = decisions = 0
     for group, scores in _scores(lm, inputs):
         if group.routing in (None, "token_choice"):

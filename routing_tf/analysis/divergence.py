@@ -8,12 +8,8 @@ EPSILON = 1e-5
 def jensen_shannon_divergence(a, b):
     """Returns the Jensen-Shannon divergence of two sets of distributions.
 
-    Args:
-        a: array `[batch, length]`, not negative; rows are divided by their sums.
-        b: the same.
-
-    Returns:
-        The mean over the batch, in nats, between 0 and about 0.6931.
+    It is the mean over the batch, in nats, between 0 and about 0.6931. The arrays
+    `[batch, length]` are not negative; rows are divided by their sums.
 
     Example:
 
@@ -35,14 +31,9 @@ def jensen_shannon_divergence(a, b):
 
 
 def kl_divergence(a, b):
-    """Returns the Kullback-Leibler divergence of `b` from `a`, smoothed.
+    """Returns the smoothed Kullback-Leibler divergence of `b` from `a`, in nats.
 
-    Args:
-        a: array `[batch, length]` of probabilities.
-        b: the same.
-
-    Returns:
-        Array `[batch]`, in nats.
+    From probabilities `[batch, length]` to `[batch]`.
 
     Reference: `kl_divergence` of the release, which adds 1e-5 to divisor and quotient.
     """

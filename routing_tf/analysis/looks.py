@@ -27,27 +27,9 @@ from routing_tf.training import evaluation
 class Look:
     """A look at a model with held-out data, as the flags of `analyse` ask for it.
 
-    Each method prints what it finds, and raises a `ValueError` if a setting does not
-    fit the model.
-
-    Args:
-        lm: the model.
-        problem: the problem.
-        output_dir: folder of the pictures, made if missing.
-        split: `"validation"` or `"test"` (the default).
-        routing_scope: `"full"` (the default) or `"prefix"`.
-        num_windows: windows whose tokens `causality` replaces. Defaults to 8.
-        num_perturbations: positions of each from which it does. Defaults to 4.
-        eval_examples: windows to score; 0 for all, None (the default) for
-            `DEFAULT_EXAMPLES`.
-        num_runs: runs of `jsd`. Defaults to 10.
-        length: tokens of a window; None (the default) for `DEFAULT_LENGTHS`.
-        text: the text to look at; None (the default) for a held-out window.
-        layer: layer of the cluster or the head; None (the default) to choose one.
-        head: the head; None (the default) as for `layer`.
-        cluster: the cluster; None (the default) as for `layer`.
-        token: token whose reads are shown; None (the default) as for `layer`.
-        seed: seed of what is drawn at random. Defaults to 0.
+    The fields from `output_dir` on are flags of these names, whose help describes them;
+    None stands for a default. Each method prints what it finds, and raises a
+    `ValueError` if a setting does not fit the model.
     """
 
     lm: object

@@ -29,12 +29,7 @@ START = "<start>"
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A piece of a text, to be shown as a whole.
-
-    Args:
-        text: string.
-        is_marked: whether it is to be marked.
-    """
+    """A piece of a text, to be shown as a whole."""
 
     text: str
     is_marked: bool
@@ -48,14 +43,6 @@ def make_pieces(tokenizer, token_ids, is_marked):
     that ends a word; words with a space behind them, but for newlines. What cannot be
     printed is shown as U+FFFD, tokens without a tokenizer as their ids, the id 0 that
     texts start behind as `START`.
-
-    Args:
-        tokenizer: the tokenizer; None for ids.
-        token_ids: sequence of integers.
-        is_marked: sequence of booleans, whether each token is to be marked.
-
-    Returns:
-        List of `Piece`.
 
     Example:
 
@@ -80,15 +67,9 @@ def make_pieces(tokenizer, token_ids, is_marked):
 
 
 def mark(pieces, marks):
-    """Joins pieces, with marks around those that are marked.
+    """Joins pieces, with a pair of marks such as `BRACKETS` around those marked.
 
-    Args:
-        pieces: list of `Piece`.
-        marks: what stands before and behind neighbouring pieces that are marked:
-            `BRACKETS`, `REVERSE_VIDEO` or another pair of strings.
-
-    Returns:
-        String. A marked end of a line is shown as an arrow before it.
+    Neighbours share a pair. A marked end of a line is shown as an arrow before it.
     """
     parts, inside = [], False
     for piece in pieces:
@@ -101,62 +82,33 @@ def mark(pieces, marks):
 
 
 def find_piece(tokenizer, token_ids, token):
-    """Returns the number of the piece that shows a token.
-
-    Args:
-        tokenizer: the tokenizer; None for ids.
-        token_ids: sequence of integers.
-        token: number of the token.
-    """
+    """Returns the number of the piece that shows a token."""
     is_token = [number == token for number in range(len(token_ids))]
     pieces = make_pieces(tokenizer, token_ids, is_token)
     return [piece.is_marked for piece in pieces].index(True)
 
 
 def mark_around(pieces, number, marks, own_marks):
-    """Joins pieces as `mark` does, with other marks around one of them.
-
-    Args:
-        pieces: list of `Piece`.
-        number: number of the piece with marks of its own.
-        marks: what stands before and behind others that are marked.
-        own_marks: what stands before and behind this one.
-    """
+    """Joins pieces as `mark` does, with other marks around one of them."""
     own = dataclasses.replace(pieces[number], is_marked=True)
     parts = (pieces[:number], marks), ([own], own_marks), (pieces[number + 1 :], marks)
     return "".join(mark(*part) for part in parts)
 
 
 def in_one_line(tokenizer, token_ids):
-    """Returns the text of some tokens in one line, ends of lines and tabs as arrows.
-
-    Args:
-        tokenizer: the tokenizer; None for ids.
-        token_ids: sequence of integers.
-    """
+    """Returns the text of some tokens in one line, ends of lines and tabs as arrows."""
     pieces = make_pieces(tokenizer, token_ids, [False] * len(token_ids))
     text = "".join(piece.text for piece in pieces)
     return text.replace("\n", LINE_END).replace("\t", TAB)
 
 
 def names(tokenizer, token_ids):
-    """Returns the text of each token, in one line.
-
-    Args:
-        tokenizer: the tokenizer; None for ids.
-        token_ids: sequence of integers.
-    """
+    """Returns the text of each token, in one line."""
     return [in_one_line(tokenizer, [id]) for id in token_ids]
 
 
 def context(tokenizer, token_ids, token):
-    """Returns the end of what stands before a token, in one line.
-
-    Args:
-        tokenizer: the tokenizer; None for ids.
-        token_ids: sequence of integers.
-        token: number of the token.
-    """
+    """Returns the end of what stands before a token, in one line."""
     # A character has up to four bytes.
     start = max(0, token - 4 * CONTEXT_CHARACTERS)
     return in_one_line(tokenizer, token_ids[start:token])[-CONTEXT_CHARACTERS:]

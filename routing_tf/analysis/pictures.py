@@ -29,21 +29,12 @@ def check_matplotlib():
 
 
 def draw_maps(maps, title, path, tokens=None):
-    """Draws the attention maps of a block, a panel for each head.
+    """Draws the attention maps of a block into a PNG file, a panel for each head.
 
-    Rows are queries, columns are the positions whose values are read. Grey follows the
-    square root of the weights, so that small ones show too; a scale tells them.
-
-    Args:
-        maps: dict from the name of each head group to its maps, NumPy arrays
-            `<float>[heads, length, length]`.
-        title: title of the picture.
-        path: the PNG file to write.
-        tokens: list of the texts of the tokens, for the axes; None (the default) for
-            numbers of positions alone.
-
-    Raises:
-        ValueError: if matplotlib is not installed.
+    Rows are queries, columns are the positions whose values are read. `maps` has the
+    NumPy arrays `<float>[heads, length, length]` of each head group; the axes show
+    `tokens`, or without them positions alone. Grey follows the square root of the
+    weights, so that small ones show too; a scale tells them.
 
     Example:
 
@@ -100,17 +91,9 @@ def _label_positions(panel, length, tokens):
 
 
 def draw_text(pieces, title, path, number=None):
-    """Draws a text with coloured marks.
+    """Draws pieces of a text into a PNG file, with coloured marks.
 
-    Args:
-        pieces: list of `marked_text.Piece`.
-        title: title of the picture.
-        path: the PNG file to write.
-        number: number of a piece with a colour of its own; None (the default) for
-            none.
-
-    Raises:
-        ValueError: if matplotlib is not installed.
+    The piece `number`, if there is one, has a colour of its own.
 
     Example:
 
@@ -152,15 +135,7 @@ def draw_text(pieces, title, path, number=None):
 
 
 def lay_out(pieces, num_columns=TEXT_COLUMNS):
-    """Puts the characters of a text into rows and columns.
-
-    Args:
-        pieces: list of `marked_text.Piece`.
-        num_columns: number of columns. Defaults to 80.
-
-    Returns:
-        List of (row, column, character, is_marked).
-    """
+    """Returns (row, column, character, is_marked) for each character of a text."""
     cells, row, column = [], 0, 0
     for piece in pieces:
         for character in piece.text.replace("\t", "    "):

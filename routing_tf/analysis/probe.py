@@ -227,16 +227,11 @@ class Probe:
 
 @contextlib.contextmanager
 def recorded(groups, method):
-    """Keeps what a method of head groups gets and returns.
+    """Keeps what a method of head groups gets and returns, such as `"attend"`.
 
-    Args:
-        groups: list of `HeadGroup` layers.
-        method: name of the method, such as `"attend"`.
-
-    Yields:
-        List to which each call adds its positional arguments and its result, in the
-        order of the calls. Where a function is compiled inside, they are symbolic and
-        good for this function alone.
+    Each call adds its positional arguments and its result to the list it yields.
+    Where a function is compiled inside, they are symbolic and good for this function
+    alone.
 
     Example:
 

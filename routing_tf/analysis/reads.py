@@ -43,23 +43,13 @@ class HeadReads:
         return self.weights.max(axis=-1)
 
     def beyond(self, reach):
-        """Returns the weights of places at a distance of at least `reach`, else 0.
-
-        Args:
-            reach: number of tokens.
-        """
+        """Returns the weights of places at a distance of at least `reach`, else 0."""
         return np.tril(self.weights, -reach)
 
     def strongest(self, token, count=5):
-        """Returns the places that a token reads most, the strongest first.
+        """Returns pairs of a place that a token reads and its weight, strongest first.
 
-        Args:
-            token: number of the token.
-            count: how many at most. Defaults to 5.
-
-        Returns:
-            List of pairs of a place and its weight, which is more than a hundredth of
-            the largest.
+        There are at most `count`, all above a hundredth of the largest weight.
         """
         weights = self.weights[token]
         least = LEAST_SHARE * weights.max()
@@ -149,13 +139,9 @@ def score_reads(reads, token_ids, reach):
 def chance_of_recall(token_ids):
     """Says how often the next token is there to be read.
 
-    Args:
-        token_ids: NumPy array `<int>[length]` with at least two ids.
-
-    Returns:
-        Share of the tokens, of those with a next one, at or before which that next one
-        stands somewhere: the largest recall there is. And the mean share of the places
-        at which it does: the recall of reading a place at random.
+    Returns the share of tokens whose next one stands somewhere at or before them,
+    which is the largest recall there is, and the mean share of places at which it
+    does: the recall of reading a place at random.
     """
     is_next = np.tril(token_ids[1:, None] == token_ids[None, :-1])
     numbers = is_next.sum(axis=-1)
@@ -164,22 +150,12 @@ def chance_of_recall(token_ids):
 
 
 def choose_head(heads, reach, layer=None, head=None):
-    """Chooses the head to look at.
+    """Returns the `HeadReads` to look at.
 
-    Args:
-        heads: list of `HeadReads`, see `list_reads`.
-        reach: distance from which on local heads see nothing.
-        layer: number of the block; None (the default) for the last one of which a head
-            reads at that distance, or of all if none does.
-        head: number of the head, counted over all heads of the block; None (the
-            default) for the one with the largest mean of the largest weight at that
-            distance.
-
-    Returns:
-        `HeadReads`.
-
-    Raises:
-        ValueError: if there is no such layer or head.
+    Without `layer` it is of the last block of which a head reads at the distance
+    `reach` or more, from which on local heads see nothing, or of the last block if
+    none does. Without `head`, which counts over all heads of the block, it is the one
+    with the largest mean of the largest weight at that distance.
     """
     far = [each.beyond(reach).max(axis=-1).mean() for each in heads]
     layers = sorted({each.layer for each in heads})
@@ -195,20 +171,10 @@ def choose_head(heads, reach, layer=None, head=None):
 
 
 def choose_token(reads, reach, token=None):
-    """Chooses the token whose reads are shown.
+    """Returns the number of the token whose reads are shown.
 
-    Args:
-        reads: `HeadReads`.
-        reach: distance from which on local heads see nothing.
-        token: number of the token; None (the default) for one that reads far away and
-            strongly: that with the largest product of weight and distance, beyond the
-            reach if anything is read there.
-
-    Returns:
-        Number of the token.
-
-    Raises:
-        ValueError: if there is no such token.
+    Without `token` it is the one with the largest product of weight and distance, at
+    the distance `reach` or more if anything is read there.
     """
     length = len(reads.weights)
     if token is None:

@@ -9,11 +9,7 @@ from routing_tf.analysis.reads import score_reads
 
 
 def leak_table(leaks):
-    """Returns a table for a reader: how each part moves.
-
-    Args:
-        leaks: list of `Leak`.
-    """
+    """Returns a table for a reader: how each part moves."""
     rows = [("", "by itself", "", "", "through the stack", "", "")]
     rows.append(("part", *["moved", "mean", "largest"] * 2))
     for leak in leaks:
@@ -31,13 +27,7 @@ def leak_table(leaks):
 
 
 def describe_scores(scores, problem, split):
-    """Yields lines for a reader: what a model scores in both scopes.
-
-    Args:
-        scores: `ScopeComparison`.
-        problem: the problem.
-        split: the split that was scored.
-    """
+    """Yields lines for a reader: what a model scores in both scopes."""
     full, prefix = (
         _metric(problem, split, bits) for bits in (scores.full, scores.prefix)
     )
@@ -62,13 +52,7 @@ def _metric(problem, split, bits):
 
 
 def describe_decoding(result, problem, split):
-    """Yields lines for a reader: what a model scores in ways that should be one.
-
-    Args:
-        result: `DecodingComparison`.
-        problem: the problem.
-        split: the split that was scored.
-    """
+    """Yields lines for a reader: what a model scores in ways that should be one."""
     yield f"held-out {problem.metric_name} of {result.num_windows} windows"
     yield f"one parallel pass: {_metric(problem, split, result.one_pass):.5f}"
     yield f"token by token: {_metric(problem, split, result.steps):.5f}"
@@ -84,11 +68,7 @@ def describe_decoding(result, problem, split):
 
 
 def verdict(leaks):
-    """Returns the last line: whether a model is strictly causal.
-
-    Args:
-        leaks: list of `Leak`.
-    """
+    """Returns the last line: whether a model is strictly causal."""
     sources = [leak.part for leak in leaks if leak.itself.share]
     sources = [part for part in sources if not part.endswith(" output")] or sources
     if not sources:
@@ -102,11 +82,7 @@ def verdict(leaks):
 
 
 def divergence_table(divergences):
-    """Returns a table for a reader: a row for each block, a column for each pair.
-
-    Args:
-        divergences: list of `HeadDivergence`.
-    """
+    """Returns a table for a reader: a row for each block, a column for each pair."""
     if not divergences:
         return "no layer has two heads"
     pairs = list(dict.fromkeys(each.kinds for each in divergences))
@@ -128,11 +104,7 @@ def divergence_table(divergences):
 
 
 def occupancy_table(occupancies):
-    """Returns a table for a reader: how the clusters of each head group are occupied.
-
-    Args:
-        occupancies: list of `Occupancy`.
-    """
+    """Returns a table for a reader: how the clusters of head groups are occupied."""
     names = ["smallest", "largest", "entropy"]
     rows = [("", "here", "", "", "", "in training", "", "")]
     rows.append(("part", *names, "in none", *names))
@@ -153,10 +125,7 @@ def _spread_cells(spread):
 def describe_reads(heads, token_ids, reach):
     """Yields lines for a reader: how each head of a model reads a text.
 
-    Args:
-        heads: list of `HeadReads`.
-        token_ids: NumPy array `<int>[length]`.
-        reach: distance from which on local heads see nothing.
+    `reach` is the distance from which on local heads see nothing.
     """
     yield (
         "distance: mean, of the place read most\n"
@@ -183,11 +152,7 @@ def describe_reads(heads, token_ids, reach):
 def describe_token(reads, token, token_ids, tokenizer):
     """Yields lines for a reader: what a token reads, with the text before it.
 
-    Args:
-        reads: `HeadReads`.
-        token: number of the token.
-        token_ids: NumPy array `<int>[length]`.
-        tokenizer: the tokenizer; None for ids.
+    Without a tokenizer ids are shown.
     """
 
     def name(number):
@@ -210,14 +175,8 @@ def describe_token(reads, token, token_ids, tokenizer):
 def reads_rows(reads, token_ids, tokenizer):
     """Yields the rows of a table of what each token reads most, a header first.
 
-    Args:
-        reads: `HeadReads`.
-        token_ids: NumPy array `<int>[length]`.
-        tokenizer: the tokenizer; None for ids.
-
-    Yields:
-        Tuples of strings: number and text of the token, number and text of the place
-        it reads most, and the weight. The last three are empty if it reads nothing.
+    Place, text of the place and weight are empty for a token that reads nothing.
+    Without a tokenizer ids are shown.
     """
     yield "token", "text", "place", "text of the place", "weight"
     texts = marked_text.names(tokenizer, token_ids)
@@ -230,11 +189,9 @@ def reads_rows(reads, token_ids, tokenizer):
 
 
 def table(rows):
-    """Returns rows of cells as text, in columns.
+    """Returns rows of strings as text, in columns.
 
-    Args:
-        rows: list of tuples of strings, all of one length. A cell may run into the
-            empty ones behind it.
+    A cell may run into the empty ones behind it.
     """
     columns = list(zip(*rows, strict=True))
     widths = [

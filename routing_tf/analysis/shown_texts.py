@@ -11,14 +11,7 @@ from routing_tf.analysis import report
 
 
 def show_cluster(lm, token_ids, cluster, folder):
-    """Prints a text with the tokens of a cluster marked, and draws it.
-
-    Args:
-        lm: the model.
-        token_ids: NumPy array `<int>[length]`, the inputs of the model.
-        cluster: the `Cluster`.
-        folder: folder of the picture.
-    """
+    """Prints a text with the tokens of a cluster marked, and draws it in a folder."""
     pieces = marked_text.make_pieces(tokenizer_of(lm), token_ids, cluster.is_member)
     path = folder / f"{cluster.block}_cluster.png"
     count = int(cluster.is_member.sum())
@@ -32,24 +25,12 @@ def show_cluster(lm, token_ids, cluster, folder):
 
 
 def tokenizer_of(lm):
-    """Returns the tokenizer of a language model; None if it takes ids.
-
-    Args:
-        lm: the model.
-    """
+    """Returns the tokenizer of a language model; None if it takes ids."""
     return lm.preprocessor.tokenizer if lm.preprocessor is not None else None
 
 
 def show_reads(head, token, token_ids, tokenizer, folder):
-    """Prints what a token reads and draws it; writes what each token reads.
-
-    Args:
-        head: the `HeadReads`.
-        token: number of the token.
-        token_ids: NumPy array `<int>[length]`, the inputs of the model.
-        tokenizer: the tokenizer; None for ids.
-        folder: folder of the picture and the table.
-    """
+    """Prints and draws what a token reads; writes a table of what each token reads."""
     path = folder / "reads.tsv"
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, dialect="excel-tab", lineterminator="\n")

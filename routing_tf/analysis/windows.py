@@ -11,15 +11,8 @@ from routing_tf.training import evaluation
 def complete_windows(problem, split, num_windows, length=None):
     """Reads windows of a split that are filled to the end, evenly spaced.
 
-    Args:
-        problem: the problem.
-        split: `"train"`, `"validation"` or `"test"`.
-        num_windows: number of windows; fewer if the split has fewer.
-        length: number of tokens to keep of each, for texts; None (the default) for
-            all.
-
-    Returns:
-        Dict of NumPy arrays, what a model of the problem takes.
+    There are `num_windows`, or fewer if the split has fewer, as a dict of NumPy
+    arrays. `length` is the number of tokens to keep of each, for texts alone.
 
     Raises:
         ValueError: if the split has no such window, or a number is not positive.
@@ -59,18 +52,10 @@ def complete_windows(problem, split, num_windows, length=None):
 
 
 def batches_to_score(lm, problem, split, num_examples=None, verbose=True):
-    """Reads windows of a split to score, evenly spaced.
+    """Reads `num_examples` windows of a split to score, evenly spaced; None: all.
 
-    Args:
-        lm: the model, whose `batch_tokens` make a batch.
-        problem: the problem.
-        split: `"train"`, `"validation"` or `"test"`.
-        num_examples: number of windows; None (the default) for all.
-        verbose: whether progress is shown on stderr. Defaults to True.
-
-    Returns:
-        The number of windows, and an iterable of batches of inputs, targets and
-        weights `<float64>`, NumPy arrays.
+    Returns their number, and an iterable of batches of inputs, targets and weights
+    `<float64>`, NumPy arrays.
     """
     problem.prepare(split)
     count = len(problem.evaluation_windows(split)[0])
@@ -89,29 +74,14 @@ def batches_to_score(lm, problem, split, num_examples=None, verbose=True):
 
 
 def rows_of(windows, rows):
-    """Returns some of the windows.
-
-    Args:
-        windows: dict of NumPy arrays.
-        rows: their numbers, or a slice.
-    """
+    """Returns some of the windows, a dict of NumPy arrays."""
     return {name: array[rows] for name, array in windows.items()}
 
 
 def text_window(lm, text, length=None):
-    """Returns the inputs of a model for a text, which starts behind an id 0.
+    """Returns the inputs of a model for a text, a batch of one, behind an id 0.
 
-    Args:
-        lm: the model.
-        text: string.
-        length: number of tokens to keep at most, the id 0 included; None (the default)
-            for all.
-
-    Returns:
-        Dict of NumPy arrays, a batch of one.
-
-    Raises:
-        ValueError: if the model takes no text, or the text has no token.
+    `length` is the number of tokens to keep at most, the id 0 included.
     """
     preprocessor = getattr(lm, "preprocessor", None)
     if preprocessor is None:

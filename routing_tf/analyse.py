@@ -137,15 +137,7 @@ def define_flags(values=flags.FLAGS):
 
 
 def run(options):
-    """Analyses as the flags say.
-
-    Args:
-        options: the parsed flags.
-
-    Raises:
-        ValueError: if there is no run to look at, the data or a flag does not fit it,
-            or matplotlib is missing where it is needed.
-    """
+    """Analyses as the flags say."""
     unread = [name for name in READERS if options.what not in READERS[name]]
     commands.refuse(options, unread, f"--what={options.what}")
     from routing_tf.analysis import looks
@@ -161,17 +153,7 @@ def run(options):
 
 
 def load(options):
-    """Loads the model and its problem; says what they are.
-
-    Args:
-        options: the parsed flags.
-
-    Returns:
-        The language model or image model, and the problem.
-
-    Raises:
-        ValueError: if there is no run, or the problem does not fit it.
-    """
+    """Loads the model and its problem, and says what they are."""
     from routing_tf.training import loading
 
     split = None if options.text else options.split

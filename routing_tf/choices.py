@@ -27,9 +27,7 @@ DEFAULT_EXAMPLES = {"causality": 64, "decoding": 4}
 def refuse_flags(given, reason):
     """Raises a `ValueError` if there are flags that are not read.
 
-    Args:
-        given: list of their names.
-        reason: with what they do not go together.
+    `reason` is what they do not go together with.
     """
     if given:
         names = ", ".join(f"--{name}" for name in given)

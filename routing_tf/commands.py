@@ -28,12 +28,7 @@ DEFAULT_PROBLEM = "python_source"
 
 
 def main(run, define_flags):
-    """Is the command of a process.
-
-    Args:
-        run: as for `command`.
-        define_flags: function that defines its flags.
-    """
+    """Defines the flags of a process's command, and runs it."""
     define_flags()
     sys.stdout.reconfigure(errors="replace")
     app.run(lambda argv: command(run, flags.FLAGS, argv))
@@ -43,14 +38,8 @@ def command(run, options, argv):
     """Runs a command and turns what users can mend into one line on stderr.
 
     Where nobody reads standard output any more, as behind `head`, it ends quietly.
-
-    Args:
-        run: function of `options` that returns the exit code, or None for 0.
-        options: the parsed flags.
-        argv: the command line without its flags, as `absl.app.run` passes it.
-
-    Returns:
-        The exit code.
+    Returns the exit code: what `run`, a function of `options`, returns, or None for 0.
+    `argv` is the command line without its flags, as `absl.app.run` passes it.
     """
     try:
         code = _run(run, options, argv)
@@ -94,10 +83,7 @@ def _errors_of_users():
 
 
 def use_backend(name):
-    """Imports Keras with a backend.
-
-    Args:
-        name: `"tensorflow"`, `"jax"`, or None for what the environment says.
+    """Imports Keras with the backend `name`; None for what the environment says.
 
     Raises:
         ValueError: if Keras has another one.
@@ -157,13 +143,7 @@ def without_notes_of_tensorflow():
 
 
 def refuse(options, names, reason):
-    """Raises a `ValueError` if any of some flags is given.
-
-    Args:
-        options: the parsed flags.
-        names: names of the flags.
-        reason: with what they do not go together.
-    """
+    """Raises a `ValueError` if a flag is given that does not go with `reason`."""
     choices.refuse_flags([name for name in names if options[name].present], reason)
 
 
@@ -192,12 +172,7 @@ class _PathsParser(_PathParser):
 
 
 def define(values, table):
-    """Defines flags.
-
-    Args:
-        values: the `absl.flags.FlagValues` to define them in.
-        table: dict from names to what the functions below return.
-    """
+    """Defines the flags of a table of names and what the functions below return."""
     for name, define_flag in table.items():
         define_flag(name=name, flag_values=values)
 
@@ -288,18 +263,10 @@ COMPLETION_FLAGS = ("num_images", "split", *DATA)
 
 
 def problem_fields(options, earlier=None):
-    """Reads the flags of `DATA`.
+    """Reads the flags of `DATA` into the fields of `RunConfig` that name a problem.
 
-    Args:
-        options: the parsed flags.
-        earlier: `RunConfig` of the run, whose settings hold where a flag is missing.
-
-    Returns:
-        Dict with the fields `problem`, `data_dir` and `problem_options` of
-        `RunConfig`.
-
-    Raises:
-        ValueError: if an option is not of the form name=value.
+    Where a flag is missing, the settings of the run `earlier` hold, if there is one.
+    Paths are absolute.
     """
     default = "text_files" if options.files else DEFAULT_PROBLEM
     if earlier is not None and not options.files:
@@ -327,16 +294,9 @@ def _absolute_path(path):
 
 
 def parse_problem_options(items):
-    """Reads the values of `--problem_option`.
+    """Reads the values of `--problem_option`, name=value, into a dict.
 
-    Args:
-        items: list of strings, each name=value.
-
-    Returns:
-        A dictionary from name to value, a string; paths are absolute.
-
-    Raises:
-        ValueError: if one is not of the form name=value.
+    Values are strings; paths among them are absolute.
     """
     options = {}
     for item in items:
@@ -361,12 +321,8 @@ def parse_problem_options(items):
 def open_run(options, split=None):
     """Finds the run in `--model_dir`, and its problem or the one that flags name.
 
-    Args:
-        options: the parsed flags, with `model_dir` and `DATA`.
-        split: the split to load, the only one; None (the default) for none.
-
-    Returns:
-        The path of its checkpoint, and the problem.
+    Returns the path of its checkpoint, and the problem with `split` alone loaded, if
+    there is one.
 
     Raises:
         ValueError: if there is no run with a checkpoint, or the data does not fit it.

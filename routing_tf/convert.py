@@ -43,15 +43,7 @@ def define_flags(values=flags.FLAGS):
 
 
 def run(options):
-    """Converts as the flags say.
-
-    Args:
-        options: the parsed flags.
-
-    Raises:
-        ValueError: if there is something in the output folder, or the checkpoint and
-            its settings are not complete.
-    """
+    """Converts as the flags say."""
     from routing_tf.models.build import model_class
     from routing_tf.models.release.checkpoints import ReleaseCheckpoint
 

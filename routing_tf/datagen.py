@@ -47,15 +47,7 @@ def define_flags(values=flags.FLAGS):
 
 
 def run(options):
-    """Prepares the data as the flags say.
-
-    Args:
-        options: the parsed flags.
-
-    Raises:
-        ValueError: if the problem does not exist, or its raw files are missing,
-            damaged or something else.
-    """
+    """Prepares the data as the flags say."""
     import tensorflow_datasets as tfds
 
     from routing_tf import problems

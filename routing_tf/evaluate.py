@@ -67,14 +67,7 @@ def define_flags(values=flags.FLAGS):
 
 
 def run(options):
-    """Evaluates as the flags say.
-
-    Args:
-        options: the parsed flags.
-
-    Raises:
-        ValueError: if there is no run to evaluate, or the data does not fit it.
-    """
+    """Evaluates as the flags say."""
     if options.texts:
         score_texts(options)
         return
@@ -109,14 +102,7 @@ def run(options):
 
 
 def score_texts(options):
-    """Scores the files of `--texts`.
-
-    Args:
-        options: the parsed flags.
-
-    Raises:
-        ValueError: if there is no language model, or a file cannot be scored.
-    """
+    """Scores the files of `--texts`."""
     names = (*commands.DATA, "eval_split", "eval_examples")
     given = [name for name in names if options[name].present]
     if given:

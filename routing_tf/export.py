@@ -69,15 +69,7 @@ def define_flags(values=flags.FLAGS):
 
 
 def run(options):
-    """Exports as the flags say.
-
-    Args:
-        options: the parsed flags.
-
-    Raises:
-        ValueError: on another backend than TensorFlow, if there is no model, it cannot
-            be exported, or there are other files in the folder.
-    """
+    """Exports as the flags say."""
     from routing_tf.models import saved_model
     from routing_tf.training import loading
 

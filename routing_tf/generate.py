@@ -177,14 +177,7 @@ def define_flags(values=flags.FLAGS):
 
 
 def run(options):
-    """Samples as the flags say.
-
-    Args:
-        options: the parsed flags.
-
-    Raises:
-        ValueError: if there is no model, or a flag does not fit it or another flag.
-    """
+    """Samples as the flags say."""
     import numpy as np
 
     from routing_tf import models
@@ -220,16 +213,7 @@ def run(options):
 
 
 def generate_texts(lm, sampler, options):
-    """Continues prompts, or generates the texts that belong to them.
-
-    Args:
-        lm: the language model, with an encoder or without.
-        sampler: the sampler.
-        options: the parsed flags.
-
-    Raises:
-        ValueError: if the model has no tokenizer, a prompt or a flag does not fit it.
-    """
+    """Continues prompts, or generates the texts that belong to them."""
     from routing_tf.generation import display
     from routing_tf.generation import texts
 
@@ -258,17 +242,7 @@ def generate_texts(lm, sampler, options):
 
 
 def stream_text(lm, sampler, samples, options):
-    """Continues a prompt until Ctrl-C, or for `--num_tokens`.
-
-    Args:
-        lm: a `RoutingTransformerCausalLM`.
-        sampler: the sampler.
-        samples: list of one `TextSample`.
-        options: the parsed flags.
-
-    Raises:
-        ValueError: if the model or the flags do not fit.
-    """
+    """Continues a prompt, the one of `samples`, until Ctrl-C, or for `--num_tokens`."""
     from routing_tf.generation import display
     from routing_tf.generation.token_stream import TokenStream
 
@@ -296,14 +270,7 @@ def stream_text(lm, sampler, samples, options):
 
 
 def read_prompts(options):
-    """Returns the list of prompts.
-
-    Args:
-        options: the parsed flags.
-
-    Raises:
-        ValueError: if there are two kinds, or none in the file, or it is not text.
-    """
+    """Returns the list of prompts: that of `--prompt`, or the lines of a file."""
     if options.prompt_file is None:
         return [options.prompt or ""]
     if options.prompt is not None:
@@ -330,16 +297,7 @@ def read_prompts(options):
 
 
 def generate_images(model, sampler, options):
-    """Samples or completes images.
-
-    Args:
-        model: a `RoutingImageTransformer`.
-        sampler: the sampler.
-        options: the parsed flags.
-
-    Raises:
-        ValueError: if the flags do not fit the model, or there is no data to complete.
-    """
+    """Samples or completes images."""
     from routing_tf.generation import pictures
 
     path = options.output_file

@@ -147,18 +147,9 @@ def define_flags(values=flags.FLAGS):
 
 
 def configure(options):
-    """Makes the run's configuration, and its problem, from the flags.
+    """Makes the `RunConfig`, and its prepared problem, from the flags.
 
     A flag that is not given has the value it has in the model directory's run.
-
-    Args:
-        options: the parsed flags.
-
-    Returns:
-        `RunConfig` and the prepared problem.
-
-    Raises:
-        ValueError: for settings that do not exist or data that is not there.
     """
     from routing_tf import models
     from routing_tf import problems
@@ -214,14 +205,7 @@ def make_engine(options):
 
 
 def run(options):
-    """Trains as the flags say.
-
-    Args:
-        options: the parsed flags.
-
-    Returns:
-        The exit code.
-    """
+    """Trains as the flags say; returns the exit code."""
     from routing_tf.training import run_folder
 
     engine = make_engine(options)  # before anything else uses the devices
@@ -233,17 +217,7 @@ def run(options):
 
 
 def train(config, problem, engine, options):
-    """Trains, reports and samples.
-
-    Args:
-        config: `RunConfig`.
-        problem: its problem.
-        engine: where the run computes.
-        options: the parsed flags.
-
-    Returns:
-        The exit code.
-    """
+    """Trains, reports and samples; returns the exit code."""
     from routing_tf.training.report import describe
     from routing_tf.training.trainer import Trainer
 
@@ -285,13 +259,7 @@ def train(config, problem, engine, options):
 
 
 def finish(trainer, result, options):
-    """Reports and samples; the last line is the score.
-
-    Args:
-        trainer: the `Trainer`.
-        result: its last `Evaluation`.
-        options: the parsed flags.
-    """
+    """Reports and samples; the last line is the score."""
     from routing_tf.generation import held_out
     from routing_tf.training import evaluation
     from routing_tf.training.report import report_scores

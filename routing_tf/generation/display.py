@@ -38,11 +38,9 @@ class Speed:
 
 
 class Output:
-    """Where texts are shown.
+    """Where texts are shown: a text file, or standard output.
 
-    Args:
-        file: a text file, such as `sys.stdout`, the default. On a terminal, characters
-            that it would take as commands are shown as U+FFFD.
+    On a terminal, characters that it would take as commands are shown as U+FFFD.
     """
 
     def __init__(self, file=None):
@@ -72,11 +70,7 @@ def printable(text):
 def show(parts, samples, output, num_prompts):
     """Shows texts: one while it grows; of several each when it is done.
 
-    Args:
-        parts: what `Continuation.run` yields.
-        samples: list of all `TextSample`.
-        output: `Output`.
-        num_prompts: number of different prompts.
+    `parts` is what `Continuation.run` yields.
     """
     if len(samples) == 1:
         output.write(samples[0].beginning)
@@ -101,9 +95,7 @@ def show(parts, samples, output, num_prompts):
 class Lines:
     """Writes texts as lines of JSON, in their order, as soon as they are done.
 
-    Args:
-        samples: list of `TextSample`.
-        file: the file; None for none.
+    Without a file it writes nothing.
     """
 
     def __init__(self, samples, file):
@@ -139,14 +131,7 @@ class Lines:
 
 
 def write_texts(continuation, samples, num_prompts, output_file=None):
-    """Makes texts, shows them and writes them to a file.
-
-    Args:
-        continuation: `Continuation`.
-        samples: list of `TextSample`.
-        num_prompts: number of prompts.
-        output_file: path of the file; None (the default) for none.
-    """
+    """Makes texts, shows them and writes them to a file if there is one."""
     output, speed = Output(), Speed()
     with stop_as_interrupt(), open_output(output_file) as file:
         lines = Lines(samples, file)
@@ -160,15 +145,7 @@ def write_texts(continuation, samples, num_prompts, output_file=None):
 
 
 def write_stream(stream, sample, stop_token_id=None, output_file=None):
-    """Continues a prompt until the stream ends or Ctrl-C, without keeping the text.
-
-    Args:
-        stream: `TokenStream`.
-        sample: `TextSample` of the prompt.
-        stop_token_id: the id that ends the text; None (the default) for none.
-        output_file: path of a file to write the text to as well; None (the default)
-            for none.
-    """
+    """Continues a prompt until the stream ends or Ctrl-C, without keeping the text."""
     speed = Speed()
     with contextlib.ExitStack() as stack:
         stack.enter_context(stop_as_interrupt())

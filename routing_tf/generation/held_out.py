@@ -12,11 +12,7 @@ PROMPT_TOKENS = 64
 
 
 def model_to_sample_from(trainer):
-    """Returns the trained model on one device.
-
-    Args:
-        trainer: the `Trainer`.
-    """
+    """Returns the trained model on one device."""
     if trainer.engine.num_devices == 1:
         return trainer.lm
     lm = loading.load_language_model(trainer.model_dir)
@@ -29,11 +25,7 @@ def model_to_sample_from(trainer):
 def show_samples(lm, trainer, num_tokens, num_images):
     """Samples from the trained model: a text on standard output, images as files.
 
-    Args:
-        lm: the model, see `model_to_sample_from`.
-        trainer: the `Trainer`.
-        num_tokens: number of tokens of a text; 0 for none.
-        num_images: number of images; 0 for none.
+    The model is that of `model_to_sample_from`.
     """
     problem = trainer.problem
     if problem.kind == "image":
@@ -80,18 +72,11 @@ def sample_target(lm, problem, num_tokens):
 
 
 def sample_images(model, problem, number, seed=0):
-    """Samples images, and completes held-out ones whose upper half is given.
+    """Samples images, and completes half as many held-out ones, given their upper half.
 
-    Args:
-        model: the image model.
-        problem: the `ImageProblem`.
-        number: number of images to sample; half as many are completed.
-        seed: seed of the sampler. Defaults to 0.
-
-    Returns:
-        PNG files as bytes by their names. In that of completions each row of completed
-        images stands below the row of the true ones; rows that are not full are left
-        out.
+    Returns PNG files as bytes by their names. In that of completions each row of
+    completed images stands below the row of the true ones; rows that are not full are
+    left out.
     """
     sampler = keras_hub.samplers.RandomSampler(seed=seed)
     labels = None

@@ -9,20 +9,10 @@ COLUMNS = 10
 
 
 def sample_grid(model, sampler, labels, num_samples):
-    """Samples images.
+    """Samples images: `num_samples` of each class in `labels`.
 
-    Args:
-        model: a `RoutingImageTransformer`.
-        sampler: a keras_hub sampler.
-        labels: list of classes; None for a model without classes.
-        num_samples: number of images, of each class if there are any.
-
-    Returns:
-        A PNG file as bytes: a column for each class; without classes up to ten
-        columns.
-
-    Raises:
-        ValueError: if the labels do not fit the model, or the sampler does not.
+    Without classes `labels` is None. Returns a PNG file as bytes: a column for each
+    class; without classes up to ten columns.
     """
     levels = model.hyperparameters.vocabulary_size
     if labels is None:
@@ -33,22 +23,10 @@ def sample_grid(model, sampler, labels, num_samples):
 
 
 def completion_grid(model, sampler, images, labels, num_given_rows, num_samples):
-    """Completes images whose first rows are given.
+    """Completes images `<int>[number, height, width, channels]` from their first rows.
 
-    Args:
-        model: a `RoutingImageTransformer`.
-        sampler: a keras_hub sampler.
-        images: `<int>[number, height, width, channels]`.
-        labels: `<int>[number]`, their classes.
-        num_given_rows: number of rows that are given.
-        num_samples: number of completions of each image.
-
-    Returns:
-        A PNG file as bytes: a column for each image, with what is given, on grey, the
-        completions, and the true image.
-
-    Raises:
-        ValueError: if the images do not fit the model, or the sampler does not.
+    Returns a PNG file as bytes: a column for each image, with what is given, on grey,
+    its `num_samples` completions, and the true image.
     """
     levels = model.hyperparameters.vocabulary_size
     completed = complete(model, sampler, images, labels, num_given_rows, num_samples)
@@ -71,14 +49,9 @@ def complete(model, sampler, images, labels, num_given_rows, num_samples=1):
 
 
 def labels_to_sample(labels, num_classes):
-    """Returns the classes to sample.
+    """Returns the classes to sample, as integers.
 
-    Args:
-        labels: list of strings; None for all classes, at most `DEFAULT_LABELS`.
-        num_classes: number of classes of the model.
-
-    Raises:
-        ValueError: if the model has none of these classes.
+    `labels` are strings; None for all classes, at most `DEFAULT_LABELS`.
     """
     if labels is None:
         return list(range(min(DEFAULT_LABELS, num_classes)))

@@ -20,17 +20,8 @@ SAMPLER_FLAGS = {
 def make_sampler(name, seed, hyperparameters, **given):
     """Makes a sampler of keras_hub.
 
-    Args:
-        name: one of `SAMPLERS`; None for `"top_p"`, or `"random"` for images.
-        seed: its seed.
-        hyperparameters: `Hyperparameters` of the model.
-        **given: values of `SAMPLER_FLAGS`; None where one is not given.
-
-    Returns:
-        A keras_hub sampler.
-
-    Raises:
-        ValueError: if a flag is not one of this sampler, or out of range.
+    Without a name it is `"top_p"`, or `"random"` for images. `given` has the values of
+    `SAMPLER_FLAGS`; None where one is not given.
     """
     if name is None:
         name = "random" if hyperparameters.kind == "image" else "top_p"

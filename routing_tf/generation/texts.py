@@ -16,12 +16,8 @@ from routing_tf.tokenizers.text_stream import text_stream
 class TextSample:
     """A prompt and the text that continues it, token by token.
 
-    Args:
-        tokenizer: a `ByteTokenizer`, `SubwordTokenizer` or `WordTokenizer`.
-        prompt: string.
-        number: number of this text among those of its prompt. Defaults to 0.
-        is_source: whether the prompt is a source text, for an encoder, and the text
-            that belongs to it starts from nothing. Defaults to False.
+    If the prompt is a source text (`is_source`), for an encoder, the text that belongs
+    to it starts from nothing. `number` counts the texts of a prompt.
 
     Attributes:
         beginning: what the text begins with: the prompt, unless it is a source text.
@@ -47,22 +43,13 @@ class TextSample:
         return text_stream(self._tokenizer, self.token_ids[1:])
 
     def another(self, number):
-        """Returns a further text of the same prompt, before this one has grown.
-
-        Args:
-            number: its number among those of the prompt.
-        """
+        """Returns a further text of the same prompt, before this one has grown."""
         other = copy.copy(self)
         other.number = number
         return other
 
     def add(self, token_id, stop_token_id=None):
-        """Adds a token, and returns the text that is complete with it.
-
-        Args:
-            token_id: the id.
-            stop_token_id: the id that ends a text; None (the default) for none.
-        """
+        """Adds a token, and returns the text that is complete with it."""
         self.num_tokens += 1
         self.has_ended = token_id == stop_token_id
         return "" if self.has_ended else self._take(self._stream.add(token_id))
@@ -98,9 +85,9 @@ class Continuation:
         sampler: a keras_hub sampler.
         max_length: number of tokens of a text at most, its beginning and the leading id
             included.
-        stop_token_id: the id that ends a text; None (the default) for none.
-        batch_size: number of texts that are made together. Defaults to 16.
-        by_steps: whether tokens come one by one (the default); else whole texts from
+        stop_token_id: the id that ends a text, or None.
+        batch_size: number of texts that are made together.
+        by_steps: whether tokens come one by one; else whole texts from
             `lm.generate_step`, the only way with an encoder.
     """
 
@@ -112,14 +99,9 @@ class Continuation:
     by_steps: bool = True
 
     def run(self, samples, speed):
-        """Continues texts in batches.
+        """Continues texts in batches; they grow, and `speed` counts the tokens.
 
-        Args:
-            samples: list of `TextSample`, which grow.
-            speed: `Speed`, which counts the tokens.
-
-        Yields:
-            Pairs of a sample and text that it has grown by, or None where it is done.
+        Yields pairs of a sample and text that it has grown by, None where it is done.
         """
         batch_size = min(self.batch_size, len(samples))
         if self.by_steps:
@@ -192,19 +174,9 @@ def _finish(sample):
 
 
 def make_samples(lm, prompts, num_samples):
-    """Makes the texts that are to grow.
+    """Makes the texts that are to grow, `num_samples` for each prompt.
 
-    Args:
-        lm: the language model; prompts are source texts if it has an encoder.
-        prompts: list of strings.
-        num_samples: number of texts of each prompt.
-
-    Returns:
-        List of `TextSample`.
-
-    Raises:
-        ValueError: if the model has no tokenizer, or a source text is empty or too
-            long for the encoder.
+    Prompts are source texts if the model has an encoder.
     """
     if lm.preprocessor is None:
         raise ValueError(
@@ -222,12 +194,7 @@ def make_samples(lm, prompts, num_samples):
 
 
 def check_sources(preprocessor, sources):
-    """Raises a `ValueError` if a source text is empty or too long for the encoder.
-
-    Args:
-        preprocessor: a `RoutingTransformerSeq2SeqLMPreprocessor`.
-        sources: list of strings.
-    """
+    """Raises a `ValueError` if a source text is empty or too long for the encoder."""
     if not all(sources):
         raise ValueError(
             "A model with an encoder needs a source text. Received: an empty prompt. "
@@ -244,14 +211,10 @@ def check_sources(preprocessor, sources):
 
 
 def length_of_texts(lm, samples, max_length=None):
-    """Returns how many tokens texts may have.
+    """Returns how many tokens texts may have, at most `MAX_DEFAULT_LENGTH` by default.
 
-    Args:
-        lm: the language model.
-        samples: list of `TextSample`.
-        max_length: what is asked for; None (the default) for the length of the model's
-            sequences, at most `MAX_DEFAULT_LENGTH`, or with an encoder that of its
-            preprocessor.
+    Where `max_length` is None that is the length of the model's sequences, or with an
+    encoder that of its preprocessor.
 
     Raises:
         ValueError: if a prompt is too long, or the model cuts what is so long.

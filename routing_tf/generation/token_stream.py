@@ -91,13 +91,9 @@ def check_steps(hyperparameters):
 
 
 def remembers_all_tokens(hyperparameters):
-    """Tells whether the memory of a text model's heads grows with the text.
+    """Returns the setting by which the memory of a text model grows with the text.
 
-    Args:
-        hyperparameters: `Hyperparameters`.
-
-    Returns:
-        The setting by which it does, as `"name=value"`; None if it does not.
+    It is `"name=value"`; None if the memory does not grow.
     """
     h = hyperparameters
     if h.num_strided_heads:
@@ -114,10 +110,7 @@ def remembers_all_tokens(hyperparameters):
 def cache_length(hyperparameters, num_tokens=None):
     """Returns the `max_length` that the cache of a stream needs.
 
-    Args:
-        hyperparameters: `Hyperparameters` of a text model.
-        num_tokens: number of tokens at which the stream ends; None (the default) for
-            no end.
+    The stream ends at `num_tokens` tokens; None for no end.
 
     Raises:
         ValueError: if there is no such length, or heads remember far more tokens than

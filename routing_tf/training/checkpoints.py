@@ -57,10 +57,8 @@ class RunCheckpoints:
     def save(self, step, best_loss=None):
         """Starts to write a checkpoint; all but the last three are removed then.
 
-        Args:
-            step: number of steps trained.
-            best_loss: the held-out loss of this state, for the checkpoint with the
-                best one, which is kept apart; None (the default) for one of the last.
+        If `best_loss`, the held-out loss of this state, is given, the checkpoint is the
+        best one, which is kept apart from the last ones.
 
         Raises:
             OSError: if this or an earlier checkpoint could not be written; those
@@ -84,11 +82,7 @@ class RunCheckpoints:
             raise self._failure(error) from error
 
     def wait(self):
-        """Waits until all checkpoints are written.
-
-        Raises:
-            OSError: as `save`.
-        """
+        """Waits until all checkpoints are written; raises as `save`."""
         if self._checkpoint is None:
             return
         try:
@@ -99,14 +93,9 @@ class RunCheckpoints:
     def restore(self, say=print, agree=None):
         """Loads the newest checkpoint that can be read; what cannot be is put aside.
 
-        Args:
-            say: function that tells which ones cannot be read.
-            agree: function of the step, called before the first variable changes, which
-                raises an error if other workers found another one; None (the default)
-                without others.
-
-        Returns:
-            The number of steps trained; 0 if there is no checkpoint.
+        `say` tells which ones cannot be read. `agree`, called with the step before the
+        first variable changes, raises an error if other workers found another one.
+        Returns the number of steps trained; 0 if there is no checkpoint.
 
         Raises:
             DamagedCheckpointError: if there are checkpoints, and none can be read.
@@ -188,10 +177,7 @@ def folder_of(model_dir):
 def paths(model_dir, which="last"):
     """Returns the paths of a run's checkpoints without .index, the oldest first.
 
-    Args:
-        model_dir: folder of the run.
-        which: `"last"` (the default) or `"best"`, the one with the lowest held-out
-            loss.
+    Those are the `"last"` ones, or the `"best"`, with the lowest held-out loss.
     """
     return _paths_in(folder_of(model_dir) / ("best" if which == "best" else ""))
 
@@ -200,11 +186,7 @@ def resumable(model_dir, which="last"):
     """Returns the paths of the checkpoints that can be gone on from, the oldest first.
 
     These are the last ones; or the best, of a run that was killed before the first of
-    the others.
-
-    Args:
-        model_dir: folder of the run.
-        which: `"last"` (the default), or `"best"` for that one alone.
+    the others. `which="best"` asks for that one alone.
     """
     return paths(model_dir, which) or paths(model_dir, "best")
 
@@ -242,9 +224,7 @@ def model_dir_of(path):
 def named_variables(lm, with_optimizer=True):
     """Returns the variables of a model that a checkpoint holds, by name.
 
-    Args:
-        lm: the model.
-        with_optimizer: whether to include those of its optimizer, if it has one.
+    Those of its optimizer, if it has one, are left out without `with_optimizer`.
     """
     named = {f"model|{_key(v.path)}": v for v in lm.weights}
     optimizer = getattr(lm, "optimizer", None)
@@ -259,28 +239,15 @@ def named_variables(lm, with_optimizer=True):
 
 
 def restore(path, variables):
-    """Loads variables from a checkpoint, all or none.
-
-    Args:
-        path: path of the checkpoint without .index.
-        variables: dict as `named_variables` returns it.
-
-    Raises:
-        DamagedCheckpointError: as `read`; nothing is changed then.
-    """
+    """Loads variables from a checkpoint, all or none; raises as `read`."""
     for name, value in read(path, variables)[2].items():
         variables[name].assign(value)
 
 
 def read(path, variables):
-    """Reads the values of variables from a checkpoint.
+    """Reads the step, the best held-out loss so far, and a dict of NumPy arrays.
 
-    Args:
-        path: path of the checkpoint without .index.
-        variables: dict as `named_variables` returns it.
-
-    Returns:
-        The step, the best held-out loss so far, and a dict of NumPy arrays.
+    `path` is without .index; `variables` is what `named_variables` returns.
 
     Raises:
         DamagedCheckpointError: if it is damaged or belongs to another model.

@@ -13,10 +13,6 @@ def batch_size_of(hyperparameters, problem):
     """Returns the number of windows that make `batch_tokens` tokens, at least 1.
 
     Of pairs of texts the longer of the two lengths counts.
-
-    Args:
-        hyperparameters: `Hyperparameters` of the model.
-        problem: the problem.
     """
     return max(1, hyperparameters.batch_tokens // window_length(problem))
 
@@ -54,21 +50,12 @@ class Evaluation:
 
 
 def evaluate(lm, problem, split, num_examples=None, batch_size=None, stops=None):
-    """Scores a split, each window in one pass.
+    """Scores a split, each window in one pass; None if it was given up.
 
-    Args:
-        lm: a `TokenScorer`, which is compiled once and has a routing scope; or the
-            language model, for that of its hyperparameters.
-        problem: the problem.
-        split: `"train"`, `"validation"` or `"test"`; each window counts once, also of
-            the split that is trained on.
-        num_examples: number of windows, evenly spaced; None for all.
-        batch_size: windows per batch; None for the model's `batch_tokens`.
-        stops: function without arguments that is asked before each batch whether to
-            give up; None (the default) to go on to the end.
-
-    Returns:
-        `Evaluation`; None if it was given up.
+    `lm` is a language model, for the routing scope of its hyperparameters, or a
+    `TokenScorer`, which has a scope and is compiled once. Each window counts once, also
+    of the split that is trained on; `num_examples` takes some, evenly spaced, None all.
+    Before each batch `stops()` says whether to give up.
     """
     scorer = lm if isinstance(lm, TokenScorer) else TokenScorer(lm)
     if batch_size is None:
@@ -87,17 +74,7 @@ def evaluate(lm, problem, split, num_examples=None, batch_size=None, stops=None)
 
 
 def report(problem, split, evaluation, hyperparameters):
-    """Says what the model scores, in lines for a reader.
-
-    Args:
-        problem: the problem.
-        split: the split that was scored.
-        evaluation: the `Evaluation` of the split or of a part of it.
-        hyperparameters: `Hyperparameters` of the model.
-
-    Yields:
-        Lines of text.
-    """
+    """Yields lines for a reader: what the model scores on a split or a part of it."""
     trained_on = ""
     if split == problem.train_split:
         trained_on = " (not held out: the split that is trained on)"
@@ -110,12 +87,7 @@ def report(problem, split, evaluation, hyperparameters):
 
 
 def describe_scope(hyperparameters, routing_scope):
-    """Returns a line for a reader: how tokens were scored.
-
-    Args:
-        hyperparameters: `Hyperparameters` of the model.
-        routing_scope: `"full"` or `"prefix"`.
-    """
+    """Returns a line for a reader: how tokens were scored."""
     line = f'routing scope "{routing_scope}": '
     if hyperparameters.sees_later_tokens(routing_scope):
         return (
@@ -128,31 +100,13 @@ def describe_scope(hyperparameters, routing_scope):
 
 
 def final_line(problem, split, evaluation):
-    """Returns the last line of `train` and `evaluate`.
-
-    Args:
-        problem: the problem.
-        split: the split that was scored.
-        evaluation: the `Evaluation` of it.
-    """
+    """Returns the last line of `train` and `evaluate`."""
     value = problem.metric(evaluation.nats_per_token, split)
     return f"held-out {problem.metric_name}: {value:.4f}"
 
 
 def score_file(lm, path, routing_scope):
-    """Scores one file; every token once.
-
-    Args:
-        lm: the language model.
-        path: path of the file.
-        routing_scope: `"full"`, `"prefix"` or None, see `score`.
-
-    Returns:
-        `scoring.Score`.
-
-    Raises:
-        ValueError: if it is no text in UTF-8, or cannot be scored.
-    """
+    """Scores a file of UTF-8 text, every token once, as `lm.score` does."""
     try:
         content = named_files.read_file(path).decode("utf-8")
         return lm.score(content, routing_scope=routing_scope, too_long="windows")
@@ -161,12 +115,7 @@ def score_file(lm, path, routing_scope):
 
 
 def describe_score(name, score):
-    """Returns a line for a reader: what a text scores.
-
-    Args:
-        name: what was scored.
-        score: its `scoring.Score`.
-    """
+    """Returns a line for a reader: what a text scores."""
     line = (
         f"{name}: {score.num_tokens:,} tokens, {score.bits_per_byte:.4f} bits per "
         f"byte, perplexity {score.perplexity:,.4f} per token"

@@ -21,18 +21,10 @@ from routing_tf.training.run_folder import load_preprocessor
 
 
 def find_run(source, which="last"):
-    """Finds a run and its checkpoint.
+    """Finds the checkpoint of a run, its path without .index, and its `RunConfig`.
 
-    Args:
-        source: a model directory, or the path of a checkpoint of one.
-        which: which checkpoint of a model directory: `"last"` (the default) or
-            `"best"`.
-
-    Returns:
-        The path of the checkpoint without .index, and the `RunConfig`.
-
-    Raises:
-        ValueError: if there is no run with a checkpoint.
+    `source` is a model directory, of which `which` names the `"last"` or the `"best"`
+    checkpoint, or the path of a checkpoint.
     """
     path = str(source).removesuffix(".index")
     if checkpoints.is_run_checkpoint(path):
@@ -53,15 +45,8 @@ def find_run(source, which="last"):
 def open_problem(checkpoint, config, fields, split=None, has_own_data=True):
     """Makes the problem that a run is to be looked at with.
 
-    Args:
-        checkpoint: path of the checkpoint.
-        config: `RunConfig` of the run.
-        fields: dict of the fields of `config` that name the problem.
-        split: the split to load, the only one; None (the default) for none.
-        has_own_data: whether the data is to be what the run has used.
-
-    Returns:
-        The problem.
+    `fields` are those of `config` that name it. Only `split` is loaded, if any; with
+    `has_own_data` it must be what the run has used.
 
     Raises:
         ValueError: if the data is missing or does not fit the run.
@@ -86,17 +71,7 @@ def open_problem(checkpoint, config, fields, split=None, has_own_data=True):
 
 
 def load_run(checkpoint):
-    """Loads the model of a run's checkpoint.
-
-    Args:
-        checkpoint: path of the checkpoint without .index.
-
-    Returns:
-        The model, not compiled for training.
-
-    Raises:
-        ValueError: if the checkpoint or the files of its run cannot be read.
-    """
+    """Loads the model of a run's checkpoint, not compiled for training."""
     model_dir = checkpoints.model_dir_of(checkpoint)
     config = RunConfig.load(model_dir)
     if config is None:
@@ -115,20 +90,11 @@ def load_run(checkpoint):
 
 
 def load_language_model(source, which="last"):
-    """Loads a trained language model.
+    """Loads a trained language model or image model, not compiled for training.
 
-    Args:
-        source: a model directory; the path of a checkpoint without .index; a `.keras`
-            file; or a keras_hub preset directory.
-        which: which checkpoint of a model directory: `"last"` (the default) or
-            `"best"`.
-
-    Returns:
-        A `RoutingTransformerCausalLM`, `RoutingTransformerSeq2SeqLM` or
-        `RoutingImageTransformer`, not compiled for training.
-
-    Raises:
-        ValueError: if there is no such thing.
+    `source` is a model directory, of which `which` names the `"last"` or the `"best"`
+    checkpoint; the path of a checkpoint without .index; a `.keras` file; or a keras_hub
+    preset directory.
     """
     path = pathlib.Path(str(source).removesuffix(".index"))
     if checkpoints.is_run_checkpoint(path):
@@ -177,16 +143,9 @@ def refuse_old_checkpoints(model_dir):
 
 
 def initialize(lm, source):
-    """Gives a model of its own settings the weights of another.
+    """Gives a model of its own settings the weights of another, all or none.
 
-    Args:
-        lm: the model to write into.
-        source: as for `load_language_model`, or the path of a checkpoint of the
-            original release.
-
-    Raises:
-        ValueError: if there is no such thing, or the models have different variables;
-            nothing is written then.
+    `source` is as for `load_language_model`, or a checkpoint of the original release.
     """
     if is_release_checkpoint(source):
         load_into(lm, ReleaseCheckpoint(source))
@@ -195,15 +154,7 @@ def initialize(lm, source):
 
 
 def copy_weights(source, target):
-    """Copies all weights and the k-means state from one model to another.
-
-    Args:
-        source: the language model to copy from.
-        target: the language model to copy to.
-
-    Raises:
-        ValueError: if the models have different variables; nothing is copied then.
-    """
+    """Copies all weights and the k-means state to another model, all or none."""
     there = {variable.path: tuple(variable.shape) for variable in source.weights}
     here = {variable.path: tuple(variable.shape) for variable in target.weights}
     differences = [

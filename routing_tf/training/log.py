@@ -85,14 +85,8 @@ class ProgressLog:
     """Where a run tells how it goes: the screen, metrics.jsonl and TensorBoard.
 
     The screen shows a progress bar if it is a terminal, else a line now and then.
-
-    Args:
-        model_dir: folder of the run.
-        step: the step that the run goes on from.
-        total: the step at which it ends.
-        problem: the problem, whose metric is told.
-        evaluates_again: whether the evaluation at `step` is to be repeated, and what
-            an earlier one wrote of it is to be forgotten.
+    `step` is the one that the run goes on from; with `evaluates_again` the evaluation
+    there is repeated, and what an earlier one wrote of it is forgotten.
 
     Attributes:
         is_read: whether somebody reads standard output still.

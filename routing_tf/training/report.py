@@ -7,14 +7,7 @@ from routing_tf.training import evaluation
 
 
 def describe(trainer):
-    """Says what a run trains on what.
-
-    Args:
-        trainer: the `Trainer`.
-
-    Yields:
-        Lines of text.
-    """
+    """Yields lines for a reader: what a run trains on what."""
     config, problem = trainer.config, trainer.problem
     h = config.hyperparameters
     batch_size = evaluation.batch_size_of(h, problem)
@@ -55,16 +48,9 @@ def describe(trainer):
 
 
 def report_scores(lm, problem, result, eval_examples):
-    """Says what the model scores; where that leaks, also what sampling can reach.
+    """Yields lines: what the model scores; where that leaks, what sampling can reach.
 
-    Args:
-        lm: the trained model.
-        problem: its problem.
-        result: its last `Evaluation`.
-        eval_examples: number of windows that it scored; 0 for all.
-
-    Yields:
-        Lines of text.
+    `eval_examples` is the number of windows that `result` scored; 0 for all.
     """
     h = lm.hyperparameters
     split = problem.eval_split

@@ -74,10 +74,9 @@ class RunConfig:
     def make_problem(self, model_dir=None):
         """Returns the problem, whose windows are as long as the model's sequences.
 
-        Args:
-            model_dir: folder of the run; None (the default) for none. Its own copy
-                takes the place of a vocabulary that is no longer what it was. Beside
-                the run lies what a problem without a `data_dir` makes of large data.
+        A run's own copy in `model_dir` takes the place of a vocabulary that is no
+        longer what it was. Beside the run lies what a problem without a `data_dir`
+        makes of large data.
         """
         options = problems.get_class(self.problem).options_for(self.hyperparameters)
         options = {**options, **self.problem_options}
@@ -90,11 +89,7 @@ class RunConfig:
 
     @classmethod
     def load(cls, model_dir):
-        """Reads the `run.json` of a model directory; None if there is none.
-
-        Raises:
-            ValueError: if it cannot be understood.
-        """
+        """Reads the `run.json` of a model directory; None if there is none."""
         path = pathlib.Path(model_dir, "run.json")
         try:
             fields = safe_loading.read_json(path)
@@ -151,10 +146,8 @@ class RunConfig:
     def check_data(self, problem, split):
         """Raises a `ValueError` if a split of the run is no longer what it was.
 
-        Args:
-            problem: its problem.
-            split: the split. One that the run has not used tells nothing, but of
-                files of one's own, where the last one that it has used is looked at.
+        A split that the run has not used tells nothing, but of files of one's own,
+        where the last one that it has used is looked at.
         """
         is_new = split not in self.num_tokens and self.num_tokens
         if is_new and problem.has_own_files:
@@ -184,17 +177,11 @@ def _flat(config):
 
 
 def configure(problem, hyperparameters, model_dir=None, **fields):
-    """Makes the configuration of a run, and its problem.
+    """Makes the `RunConfig` of a run, and its prepared problem.
 
-    Args:
-        problem: name of the problem.
-        hyperparameters: `Hyperparameters`; the vocabulary size is the problem's.
-        model_dir: folder of the run, if it may be there already; see
-            `RunConfig.make_problem`.
-        **fields: other fields of `RunConfig`.
-
-    Returns:
-        `RunConfig` and the prepared problem.
+    The vocabulary size of the hyperparameters becomes the problem's. If the run may be
+    there already, `model_dir` is its folder; see `RunConfig.make_problem`. `fields` are
+    the other ones of `RunConfig`.
 
     Raises:
         ValueError: if the problem or its data is not there, or a model of these
@@ -227,13 +214,8 @@ def configure(problem, hyperparameters, model_dir=None, **fields):
 def own_vocabulary(model_dir, vocabulary):
     """Returns the option that names a run's own copy of its vocabulary, if needed.
 
-    Args:
-        model_dir: folder of the run.
-        vocabulary: the option of the problem, or None.
-
-    Returns:
-        `{"vocabulary": path}` if the file of this name, with which the run began, is
-        not the same any more; else `{}`.
+    It is `{"vocabulary": path}` if the file of this name, with which the run began, is
+    not the same any more; else `{}`.
     """
     if vocabulary in (None, "bytes", "subwords"):
         return {}

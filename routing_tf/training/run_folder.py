@@ -30,11 +30,7 @@ PREPROCESSOR = "preprocessor"
 def hold(model_dir):
     """Keeps other processes from training in a model directory, made if missing.
 
-    Args:
-        model_dir: folder of the run.
-
-    Raises:
-        ValueError: if another process trains there, or it cannot be written.
+    If one trains there already, it raises a `ValueError`.
     """
     make_folder("model_dir", checkpoints.folder_of(model_dir))
     with contextlib.ExitStack() as stack:
@@ -52,12 +48,7 @@ def hold(model_dir):
 def save_preprocessor(lm, model_dir):
     """Writes the preprocessor of a model into its model directory, if it has one.
 
-    Args:
-        lm: the model.
-        model_dir: folder of the run, which loses what an earlier one left there.
-
-    Raises:
-        OSError: if it cannot be written.
+    What an earlier run left there is removed.
     """
     preprocessor = getattr(lm, "preprocessor", None)
     folder = pathlib.Path(model_dir, PREPROCESSOR)
@@ -77,15 +68,7 @@ def save_preprocessor(lm, model_dir):
 
 
 def load_preprocessor(model_dir, kind):
-    """Loads a run's own copy of its preprocessor.
-
-    Args:
-        model_dir: folder of the run.
-        kind: the kind of its model, see `Hyperparameters`.
-
-    Returns:
-        The preprocessor; None if the run has none.
-    """
+    """Loads a run's own copy of its preprocessor; None if it has none."""
     folder = pathlib.Path(model_dir, PREPROCESSOR)
     if not folder.is_dir():
         return None
@@ -96,10 +79,7 @@ def load_preprocessor(model_dir, kind):
 def check_tokenizer(problem, model_dir, kind):
     """Raises a `ValueError` if the tokenizer of a problem is not that of a run.
 
-    Args:
-        problem: the problem.
-        model_dir: folder of the run, whose own copy counts.
-        kind: the kind of its model, see `Hyperparameters`.
+    `kind` is that of its model, see `Hyperparameters`.
     """
     own = getattr(load_preprocessor(model_dir, kind), "tokenizer", None)
     if own is None or problem.tokenizer is None:
@@ -121,14 +101,7 @@ def _vocabulary_of(tokenizer):
 
 
 def save_run(config, lm, model_dir, step=0):
-    """Writes a model as a run that has come to a step.
-
-    Args:
-        config: `RunConfig`.
-        lm: its model.
-        model_dir: folder of the run, made if missing.
-        step: number of steps trained. Defaults to 0.
-    """
+    """Writes a model as a run that has come to a step, its folder made if missing."""
     checkpoints.folder_of(model_dir).mkdir(parents=True, exist_ok=True)
     config.save(model_dir)
     save_preprocessor(lm, model_dir)

@@ -249,15 +249,7 @@ class TrainingStep:
 
 
 def split_batch(batch, num_parts):
-    """Cuts a batch into parts of equal numbers of rows.
-
-    Args:
-        batch: structure of NumPy arrays with the batch on axis 0.
-        num_parts: number of parts, a divisor of the number of rows.
-
-    Returns:
-        List of structures.
-    """
+    """Cuts NumPy arrays with the batch on axis 0 into parts of equal size."""
 
     def part(array, index):
         size = len(array) // num_parts

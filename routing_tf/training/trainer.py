@@ -212,11 +212,7 @@ class Trainer:
         return result
 
     def _open_model_dir(self):
-        """Makes the model directory or checks the run in it.
-
-        Returns:
-            Whether the run is a new one.
-        """
+        """Makes or checks the model directory; returns whether the run is a new one."""
         loading.refuse_old_checkpoints(self.model_dir)
         is_new = not checkpoints.resumable(self.model_dir)
         if not is_new:

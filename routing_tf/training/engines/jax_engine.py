@@ -117,16 +117,10 @@ class JaxEngine(Engine):
         return call
 
     def lower(self, step, batch, platform=None):
-        """Returns what XLA compiles a training step from.
+        """Returns what XLA compiles a step from, in the text form of StableHLO.
 
-        Args:
-            step: a `TrainingStep` without parts, on one device.
-            batch: its batch.
-            platform: name of a platform of JAX, which need not be there, such as
-                `"tpu"`; None (the default) for that of this machine.
-
-        Returns:
-            A program in the text form of StableHLO.
+        The step has no parts and runs on one device. The platform, such as `"tpu"`,
+        need not be there; None for that of this machine.
         """
         compiled = self._jit(step, functools.partial(_train, step))
         export = jax.export.export(compiled, platforms=platform and [platform])

@@ -122,14 +122,9 @@ class TensorFlowEngine(Engine):
         return call
 
     def lower(self, step, batch):
-        """Returns what XLA compiles a training step from.
+        """Returns what XLA compiles a step from, in the text form of HLO.
 
-        Args:
-            step: a `TrainingStep` without parts, on one device.
-            batch: its batch.
-
-        Returns:
-            A program in the text form of HLO.
+        The step has no parts and runs on one device.
         """
         compiled = self._compile_one(step, self._options(jit_compile=True))
         batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
@@ -139,14 +134,9 @@ class TensorFlowEngine(Engine):
     def compile_scorer(self, lm, score):
         """Compiles a function that scores a batch, its rows spread over the replicas.
 
-        Args:
-            lm: the model that it calls.
-            score: function of a structure of tensors with the batch on axis 0, which
-                returns one such tensor.
-
-        Returns:
-            Function of a structure of NumPy arrays that returns a NumPy array. It
-            uses the replicas of this worker: each worker scores the whole batch.
+        `score` takes a structure of tensors with the batch on axis 0 and returns one
+        such tensor; what is compiled does so with NumPy arrays. It uses the replicas of
+        this worker: each worker scores the whole batch.
         """
         del lm
         compiled = tf.function(

@@ -227,11 +227,11 @@ class Probe:
 
 @contextlib.contextmanager
 def recorded(groups, method):
-    """Keeps what a method of head groups gets and returns, such as `"attend"`.
+    """Keeps what a method of head groups, such as `"attend"`, gets and returns.
 
-    Each call adds its positional arguments and its result to the list it yields.
-    Where a function is compiled inside, they are symbolic and good for this function
-    alone.
+    The list that it yields gets the positional arguments and the result of each call,
+    in the order of the calls. Where a function is compiled inside, they are symbolic
+    and good for this function alone.
 
     Example:
 

@@ -103,8 +103,8 @@ FLAGS = {
         None,
         1,
         "Parts that a batch goes through the model in, one after the other, for "
-        "less memory: the results are those of the whole batch (README says but for "
-        "what). Default: 1.",
+        "less memory. The results are those of the whole batch up to rounding, dropout "
+        "and tokens that revive centroids. Default: 1.",
     ),
     "steps_per_call": commands.integer(
         1, 1, "Steps that go to the device at once: less overhead with small steps."

@@ -52,11 +52,28 @@ def find_leaks(
 ):
     """Changes the later tokens of windows and watches the outputs at earlier ones.
 
-    From each of `num_perturbations` positions on, spread over the window, all tokens
-    are replaced by others that occur in the windows (a dict of NumPy arrays, without
-    padding). A change at a position is the root mean square of the difference over
-    the features. The result is a list of `Leak`, for each head group and for the
-    output of each block, in order; all of a strictly causal model is 0 exactly.
+    From a position on, all tokens of a window are replaced by others that occur in the
+    windows. A change at a position is the root mean square of the difference over the
+    features.
+
+    Args:
+        lm: a `RoutingTransformerCausalLM` or `RoutingImageTransformer`.
+        windows: dict of NumPy arrays, inputs of the model without padding.
+        num_perturbations: positions of each window from which its tokens are replaced,
+            spread over the window. Defaults to 4.
+        routing_scope: `"full"` (the default) or `"prefix"`, see `RoutedHeads`.
+        batch_size: largest number of windows that go at once. Defaults to 1.
+        seed: chooses positions and tokens. Defaults to 0.
+        verbose: whether progress is shown on stderr. Defaults to True.
+
+    Returns:
+        List of `Leak`, one for each head group and one for the output of each block,
+        from the first block to the last. All of a model that is strictly causal is 0
+        exactly.
+
+    Raises:
+        ValueError: if a number is not positive, or the windows are shorter than two
+            tokens or hold one token only, over and over.
 
     Example:
 

@@ -49,9 +49,17 @@ def compare_decoding(
 ):
     """Scores the same windows in one pass, token by token, and with a SavedModel.
 
-    `num_examples` windows are spread over the split; None takes all. `with_export`
-    decides on the SavedModel, made in a temporary folder; None makes one where the
-    backend can, on TensorFlow.
+    Args:
+        lm: a `RoutingTransformerCausalLM`.
+        problem: the problem.
+        split: `"train"`, `"validation"` or `"test"`.
+        num_examples: number of windows, evenly spaced; None (the default) for all.
+        with_export: whether a SavedModel is made, in a folder for the time; None (the
+            default) for on the TensorFlow backend alone, which can make them.
+        verbose: whether progress is shown on stderr. Defaults to True.
+
+    Returns:
+        `DecodingComparison`.
 
     Raises:
         ValueError: if the model is no language model without an encoder, or its

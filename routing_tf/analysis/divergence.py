@@ -8,8 +8,12 @@ EPSILON = 1e-5
 def jensen_shannon_divergence(a, b):
     """Returns the Jensen-Shannon divergence of two sets of distributions.
 
-    It is the mean over the batch, in nats, between 0 and about 0.6931. The arrays
-    `[batch, length]` are not negative; rows are divided by their sums.
+    Args:
+        a: array `[batch, length]`, not negative; rows are divided by their sums.
+        b: the same.
+
+    Returns:
+        The mean over the batch, in nats, between 0 and about 0.6931.
 
     Example:
 
@@ -31,9 +35,14 @@ def jensen_shannon_divergence(a, b):
 
 
 def kl_divergence(a, b):
-    """Returns the smoothed Kullback-Leibler divergence of `b` from `a`, in nats.
+    """Returns the Kullback-Leibler divergence of `b` from `a`, smoothed.
 
-    From probabilities `[batch, length]` to `[batch]`.
+    Args:
+        a: array `[batch, length]` of probabilities.
+        b: the same.
+
+    Returns:
+        Array `[batch]`, in nats.
 
     Reference: `kl_divergence` of the release, which adds 1e-5 to divisor and quotient.
     """

@@ -76,12 +76,23 @@ def compare_heads(lm, windows, num_runs=10, routing_scope="full", seed=0, verbos
     Each run takes the next window and, of each block, a random pair of different heads
     for each pair of kinds. The divergence of two heads is the mean over the queries of
     the window. A query for which one of them sees nothing (a token in no cluster) has
-    no distribution there and is left out. `windows` is a dict of NumPy arrays without
-    padding; the memory needed grows with the square of their length.
+    no distribution there and is left out.
+
+    Args:
+        lm: a `RoutingTransformerCausalLM` or `RoutingImageTransformer`.
+        windows: dict of NumPy arrays, inputs of the model without padding. The memory
+            needed grows with the square of their length.
+        num_runs: number of runs. Defaults to 10, as in the paper.
+        routing_scope: `"full"` (the default) or `"prefix"`, see `RoutedHeads`.
+        seed: chooses the heads. Defaults to 0.
+        verbose: whether progress is shown on stderr. Defaults to True.
 
     Returns:
         List of `HeadDivergence`, for each block and pair of kinds with two different
         heads; and list of `Occupancy`, for each head group with clusters.
+
+    Raises:
+        ValueError: if `num_runs` is not positive.
 
     Example:
 

@@ -36,7 +36,15 @@ class ScopeComparison:
 def compare_scopes(lm, problem, split, num_examples=None, verbose=True):
     """Scores the same windows in both routing scopes.
 
-    `num_examples` windows are spread over the split; None takes all.
+    Args:
+        lm: a `RoutingTransformerCausalLM` or `RoutingImageTransformer`.
+        problem: the problem.
+        split: `"train"`, `"validation"` or `"test"`.
+        num_examples: number of windows, evenly spaced; None (the default) for all.
+        verbose: whether progress is shown on stderr. Defaults to True.
+
+    Returns:
+        `ScopeComparison`.
 
     Example:
 

@@ -177,11 +177,17 @@ def _flat(config):
 
 
 def configure(problem, hyperparameters, model_dir=None, **fields):
-    """Makes the `RunConfig` of a run, and its prepared problem.
+    """Makes the configuration of a run, and its problem.
 
-    The vocabulary size of the hyperparameters becomes the problem's. If the run may be
-    there already, `model_dir` is its folder; see `RunConfig.make_problem`. `fields` are
-    the other ones of `RunConfig`.
+    Args:
+        problem: name of the problem.
+        hyperparameters: `Hyperparameters`; the vocabulary size is the problem's.
+        model_dir: folder of the run, if it may be there already; see
+            `RunConfig.make_problem`.
+        **fields: other fields of `RunConfig`.
+
+    Returns:
+        `RunConfig` and the prepared problem.
 
     Raises:
         ValueError: if the problem or its data is not there, or a model of these

@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from routing_tf.training import checkpoints
 
-STEPS = 800
+STEPS = 320
 CHECKPOINT_EVERY = 4
-KILLS = 8
+KILLS = 6
 
 
 def command(model_dir, text, *flags):

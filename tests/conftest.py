@@ -17,6 +17,20 @@ os.environ.setdefault(
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
+# A worker that gets one of these last keeps all others waiting.
+LONGEST = (
+    "crash_test.py",
+    "readme_commands_test.py",
+    "equality_test.py",
+    "workers_test.py",
+    "convert_test.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def memory_is_given_back():
     """A worker runs many files: what one of them has compiled must not stay."""

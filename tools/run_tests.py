@@ -39,15 +39,26 @@ ON_ONE_BACKEND = (
     "tests/untrusted_test.py",
     "tests/workers_test.py",
 )
-PARTS = ("tests/layers", "tests/models")
-IN_PARALLEL = ("-n", "auto", "--dist", "loadfile")
+LAYERS = ("tests/layers",)
+MODELS = (
+    "tests/models",
+    "tests/optimizers",
+    "tests/run_checkpoints_test.py",
+    "tests/saved_files_test.py",
+    "tests/streaming_test.py",
+    "tests/training_step_test.py",
+    "tests/training_test.py",
+)
+# In the order of `tests/conftest.py`: the longest files first.
+IN_PARALLEL = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 def rest():
     """Returns the paths of the tests of both backends that no other part has."""
     found = sorted((ROOT / "tests").iterdir())
     paths = [f"tests/{path.name}" for path in found if _has_tests(path)]
-    return [path for path in paths if path not in (*DATA, *ON_ONE_BACKEND, *PARTS)]
+    others = (*DATA, *ON_ONE_BACKEND, *LAYERS, *MODELS)
+    return [path for path in paths if path not in others]
 
 
 def _has_tests(path):
@@ -63,8 +74,8 @@ def parts(backends):
         backends: list of names; what one backend is enough for runs on TensorFlow.
     """
     for backend in backends:
-        for path in PARTS:
-            yield backend, [path]
+        yield backend, list(LAYERS)
+        yield backend, list(MODELS)
         if backend == "tensorflow":
             yield backend, [*DATA, *ON_ONE_BACKEND]
         yield backend, rest()

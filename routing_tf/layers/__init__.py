@@ -8,6 +8,7 @@ from routing_tf.layers.feed_forward import FeedForward as FeedForward
 from routing_tf.layers.heads.cluster_strided import (
     ClusterStridedHeads as ClusterStridedHeads,
 )
+from routing_tf.layers.heads.feature_map import FeatureMapHeads as FeatureMapHeads
 from routing_tf.layers.heads.fixed import FixedHeads as FixedHeads
 from routing_tf.layers.heads.full import FullHeads as FullHeads
 from routing_tf.layers.heads.hashed import HashedHeads as HashedHeads

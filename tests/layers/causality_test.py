@@ -40,6 +40,13 @@ OTHERS = {
     "fixed": functools.partial(layers.FixedHeads, HEADS, 8, 2),
     "fixed_separate": functools.partial(layers.FixedHeads, HEADS, 8, 3, "separate"),
     "full": functools.partial(layers.FullHeads, HEADS, **RELATIVE),
+    "linear": functools.partial(layers.FeatureMapHeads, HEADS, chunk_length=7),
+    "performer": functools.partial(
+        layers.FeatureMapHeads, HEADS, "positive", num_features=9, chunk_length=2
+    ),
+    "random_features": functools.partial(
+        layers.FeatureMapHeads, HEADS, "fourier", num_features=9
+    ),
 }
 # Where queries choose clusters apart from keys.
 APART = ("token_choice", "hashed")

@@ -37,6 +37,13 @@ OTHERS = {
     "strided": functools.partial(layers.StridedHeads, HEADS, (5,), **RELATIVE),
     "fixed": functools.partial(layers.FixedHeads, HEADS, 5, 2),
     "fixed_separate": functools.partial(layers.FixedHeads, HEADS, 5, 2, "separate"),
+    "linear": functools.partial(layers.FeatureMapHeads, HEADS, chunk_length=4),
+    "performer": functools.partial(
+        layers.FeatureMapHeads, HEADS, "positive", num_features=9, chunk_length=2
+    ),
+    "random_features": functools.partial(
+        layers.FeatureMapHeads, HEADS, "fourier", num_features=9
+    ),
 }
 CASES = {
     **{f"{kind}_5": functools.partial(make, 5) for kind, make in CLUSTERED.items()},
@@ -55,12 +62,14 @@ CASES |= {
     for case, make in CASES.items()
 }
 # What a query can see is bounded: so is what they remember.
-BOUNDED = ("token_choice_5", "expert_choice_5", "hashed_5", "local")
+LINEAR = ("linear", "performer", "random_features")
+BOUNDED = ("token_choice_5", "expert_choice_5", "hashed_5", "local", *LINEAR)
 BOUNDED_APART = ("token_choice_5_apart", "hashed_5_apart")
 BOUNDED_SHIFTED = (
     "token_choice_5_apart_shifted",
     "expert_choice_5_shifted",
     "local_shifted",
+    *(f"{case}_shifted" for case in LINEAR),
 )
 
 
@@ -132,6 +141,8 @@ FEW = (
     "strided_shifted",
     "fixed_separate",
     "full_shifted",
+    "linear_shifted",
+    "performer",
 )
 
 
@@ -263,10 +274,13 @@ def test_steps_on_two_axes_follow_the_blocked_order(groups):
 MEMORIES = {
     **{kind: functools.partial(make, 5) for kind, make in CLUSTERED.items()},
     "expert_choice_apart": functools.partial(routed, 5, share_query_key=False),
-    **{kind: OTHERS[kind] for kind in ("local", "local_one_block", "full", "strided")},
+    **{
+        kind: OTHERS[kind]
+        for kind in (*LINEAR, "local", "local_one_block", "full", "strided")
+    },
 }
 del MEMORIES["token_choice"]
-FEW_MEMORIES = ("expert_choice_apart", "hashed", "local", "strided")
+FEW_MEMORIES = ("expert_choice_apart", "hashed", "local", "strided", "performer")
 
 
 @pytest.mark.parametrize(

@@ -352,6 +352,14 @@ CENTROIDS = {
 }
 WRONG = {
     "FullHeads": {},
+    "FeatureMapHeads": {
+        "feature_map": ("relu", None, 1),
+        "num_features": SIZES,
+        "seed": (-1, 1.5, "a", None, True),
+        "chunk_length": SIZES,
+        "max_relative_position": (4,),
+        "dropout": (0.5, -0.1, "0.1"),
+    },
     "LocalHeads": {
         "block_shape": BLOCKS,
         "flange_blocks": (-1, 1.5, "1", None, (1, 1, 1), True, (-1,)),

@@ -27,6 +27,10 @@ CAUSAL = {
     "fixed, separate": lambda: layers.FixedHeads(
         2, (4,), num_summary_columns=2, arrangement="separate", key_shift=1
     ),
+    "linear": lambda: layers.FeatureMapHeads(2, chunk_length=3),
+    "performer": lambda: layers.FeatureMapHeads(
+        2, "positive", num_features=5, chunk_length=3, key_shift=1
+    ),
     "hashed": lambda: layers.HashedHeads(2, 4, 5, **SHIFTED),
     "token choice": lambda: layers.RoutedHeads(2, 3, 16, max_relative_position=3),
     "token choice, shifted": lambda: layers.RoutedHeads(
@@ -42,6 +46,7 @@ CAUSAL = {
 WITHOUT_A_MASK = {
     "local": lambda: layers.LocalHeads(2, (8,), max_relative_position=3),
     "strided": lambda: layers.StridedHeads(2, (3,)),
+    "performer": lambda: layers.FeatureMapHeads(2, "positive", num_features=5),
     "hashed": lambda: layers.HashedHeads(2, 4, 5),
     "routed": lambda: layers.RoutedHeads(2, 3, 8, **SEPARATE),
     "cluster-strided": lambda: layers.ClusterStridedHeads(2, 3, 5),
@@ -91,7 +96,14 @@ def some_thorough(kinds, few):
     "kind",
     some_thorough(
         CAUSAL,
-        ("full, shifted", "local", "strided", "fixed", "token choice, shifted"),
+        (
+            "full, shifted",
+            "local",
+            "strided",
+            "fixed",
+            "token choice, shifted",
+            "performer",
+        ),
     ),
 )
 def test_causal_self_attention(kind):

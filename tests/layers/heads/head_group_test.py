@@ -19,6 +19,13 @@ KINDS = {
     "strided": lambda **o: layers.StridedHeads(HEADS, (3,), **RANKS, **o),
     "fixed": lambda **o: layers.FixedHeads(HEADS, 4, 2, **o),
     "fixed_apart": lambda **o: layers.FixedHeads(HEADS, 4, 1, "separate", **o),
+    "linear": lambda **o: layers.FeatureMapHeads(HEADS, chunk_length=4, **o),
+    "performer": lambda **o: layers.FeatureMapHeads(
+        HEADS, "positive", num_features=9, chunk_length=4, **o
+    ),
+    "random_features": lambda **o: layers.FeatureMapHeads(
+        HEADS, "fourier", num_features=9, **o
+    ),
     "routed": lambda **o: layers.RoutedHeads(HEADS, **EXPERTS, **o),
     "routed_apart": lambda **o: layers.RoutedHeads(
         HEADS, share_query_key=False, **EXPERTS, **o
@@ -51,6 +58,7 @@ FEW = (
     "local",
     "strided",
     "fixed_apart",
+    "performer",
     "routed_apart",
     "token_choice_apart",
     "cluster_strided",
@@ -64,6 +72,8 @@ every_kind = pytest.mark.parametrize(
         for kind in KINDS
     ],
 )
+# They have no weights that could be dropped.
+LINEAR = ("linear", "performer", "random_features")
 # Each of them shifts keys or values in a way of its own.
 SHIFTED = ("local", "routed_apart", "token_choice", "hashed_apart", "prefix")
 
@@ -264,7 +274,7 @@ def test_no_gradient_flows_from_earlier_outputs_to_later_values(kind):
 
 @every_kind
 def test_settings_and_weights_survive_saving(kind, tmp_path):
-    group = KINDS[kind](dropout=0.1, name=kind)
+    group = KINDS[kind](dropout=0.0 if kind in LINEAR else 0.1, name=kind)
     helpers.assert_keeps_settings(group)
     attention = layers.MixedAttention(
         [group], key_dim=DIM, kernel_initializer="ones", name="attention"

@@ -273,6 +273,7 @@ def test_equals_plain_numpy(name):
 
 NUMBERS = {
     "FullHeads": {},
+    "FeatureMapHeads": {},
     "LocalHeads": {"block_shape": (4,)},
     "StridedHeads": {"block_shape": (4,)},
     "FixedHeads": {"block_shape": (4,), "num_summary_columns": 2},

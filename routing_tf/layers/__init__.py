@@ -13,7 +13,9 @@ from routing_tf.layers.heads.fixed import FixedHeads as FixedHeads
 from routing_tf.layers.heads.full import FullHeads as FullHeads
 from routing_tf.layers.heads.hashed import HashedHeads as HashedHeads
 from routing_tf.layers.heads.head_group import HeadGroup as HeadGroup
+from routing_tf.layers.heads.linformer import LinformerHeads as LinformerHeads
 from routing_tf.layers.heads.local import LocalHeads as LocalHeads
+from routing_tf.layers.heads.nystrom import NystromHeads as NystromHeads
 from routing_tf.layers.heads.random import RandomHeads as RandomHeads
 from routing_tf.layers.heads.routed import RoutedHeads as RoutedHeads
 from routing_tf.layers.heads.strided import StridedHeads as StridedHeads

@@ -360,10 +360,28 @@ WRONG = {
         "max_relative_position": (4,),
         "dropout": (0.5, -0.1, "0.1"),
     },
+    "LinformerHeads": {
+        "max_length": SIZES,
+        "num_projected": SIZES,
+        "sharing": ("keys", True, 1),
+        "projection_initializer": INITIALIZERS,
+        "max_relative_position": (4,),
+        "key_shift": (1,),
+        "token_bias_weight": ("fixed",),
+    },
     "LocalHeads": {
         "block_shape": BLOCKS,
         "flange_blocks": (-1, 1.5, "1", None, (1, 1, 1), True, (-1,)),
         "memory_block_shape": OPTIONAL_BLOCKS,
+    },
+    "NystromHeads": {
+        "num_landmarks": SIZES,
+        "num_iterations": SIZES,
+        "convolution_size": (*OPTIONAL_SIZES, 2),
+        "max_relative_position": (4,),
+        "key_shift": (1,),
+        "token_bias_weight": ("fixed",),
+        "dropout": (0.5, -0.1, "0.1"),
     },
     "StridedHeads": {"block_shape": BLOCKS},
     "FixedHeads": {

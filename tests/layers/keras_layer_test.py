@@ -39,6 +39,8 @@ CASES = {
     "strided": mixed(layers.StridedHeads(2, (4,))),
     "fixed": mixed(layers.FixedHeads(2, (4,), num_summary_columns=1)),
     "feature_map": mixed(layers.FeatureMapHeads(2, "positive", num_features=4)),
+    "linformer": mixed(layers.LinformerHeads(2, 8, 4)),
+    "nystrom": mixed(layers.NystromHeads(2, 3)),
     "hashed": mixed(layers.HashedHeads(2, 2, 4)),
     "random": mixed(layers.RandomHeads(2, 2, 4)),
     "cluster-strided": mixed(layers.ClusterStridedHeads(2, 2, 4)),

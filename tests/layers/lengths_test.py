@@ -125,6 +125,16 @@ def test_attention_without_a_causal_mask(kind, is_cross_attention):
     assert_one_graph_serves(attention, *batches)
 
 
+@pytest.mark.parametrize("has_padding", [False, True])
+def test_segments_of_landmarks(has_padding):
+    attention = built_attention(layers.NystromHeads(2, 4, convolution_size=3))
+    batches = [[sequence(n), helpers.tail_mask(n, n, n - 2)] for n in (10, 8, 3)]
+    assert_one_graph_serves(
+        lambda x, real: attention(x, query_mask=real if has_padding else None),
+        *batches,
+    )
+
+
 @pytest.mark.thorough
 def test_blocks_with_a_timing_signal_learn_from_several_lengths():
     attention = layers.RoutingAttention(

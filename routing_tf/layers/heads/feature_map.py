@@ -7,9 +7,8 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers.decoding import rows
+from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.heads.refusals import refuse_dropout
-from routing_tf.layers.heads.refusals import refuse_relative_positions
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
@@ -101,8 +100,8 @@ class FeatureMapHeads(HeadGroup):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        refuse_relative_positions(self, "weights of linear attention have no logits")
-        refuse_dropout(self, "linear attention never builds weights that could drop")
+        refusals.refuse_relative_positions(self, "features take the place of logits")
+        refusals.refuse_dropout(self, "weights that could be dropped are never built")
         check_choice("feature_map", feature_map, FEATURE_MAPS)
         self.feature_map = feature_map
         self.num_features = check_positive_integer("num_features", num_features)

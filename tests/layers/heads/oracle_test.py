@@ -274,6 +274,8 @@ def test_equals_plain_numpy(name):
 NUMBERS = {
     "FullHeads": {},
     "FeatureMapHeads": {},
+    "LinformerHeads": {"max_length": 8},
+    "NystromHeads": {},
     "LocalHeads": {"block_shape": (4,)},
     "StridedHeads": {"block_shape": (4,)},
     "FixedHeads": {"block_shape": (4,), "num_summary_columns": 2},

@@ -3,7 +3,8 @@
     pip install --no-deps --target PEERS performer-pytorch==1.1.4 einops==0.8.2
     pip download --no-deps --no-binary :all: --no-build-isolation \
         pytorch-fast-transformers==0.4.0  # unpack it; nothing needs to be compiled
-    PYTHONPATH=PEERS:pytorch-fast-transformers-0.4.0 python tools/peers/feature_map.py
+    PYTHONPATH=PEERS:pytorch-fast-transformers-0.4.0 \
+        python tools/peers/feature_map_heads.py
 
 Needs PyTorch. `performer-pytorch` imports `axial_positional_embedding` and
 `local_attention`, of which nothing is used.

@@ -45,6 +45,18 @@ OTHERS = {
         layers.FeatureMapHeads, HEADS, "fourier", num_features=9
     ),
 }
+SYNTHESIZED = {
+    "synthesizer": functools.partial(layers.SynthesizerHeads, HEADS, max_length=50),
+    "synthesizer_factors": functools.partial(
+        layers.SynthesizerHeads, HEADS, max_length=50, rank=7
+    ),
+    "random_logits": functools.partial(
+        layers.SynthesizerHeads, HEADS, "random", max_length=50
+    ),
+    "random_factors": functools.partial(
+        layers.SynthesizerHeads, HEADS, "random", max_length=50, rank=3
+    ),
+}
 CASES = {
     **{f"{kind}_5": functools.partial(make, 5) for kind, make in CLUSTERED.items()},
     **{
@@ -61,6 +73,8 @@ CASES |= {
     f"{case}_shifted": functools.partial(make, key_shift=1)
     for case, make in CASES.items()
 }
+# They have no keys to shift.
+CASES |= SYNTHESIZED
 # What a query can see is bounded: so is what they remember.
 LINEAR = ("linear", "performer", "random_features")
 BOUNDED = ("token_choice_5", "expert_choice_5", "hashed_5", "local", *LINEAR)
@@ -143,6 +157,8 @@ FEW = (
     "full_shifted",
     "linear_shifted",
     "performer",
+    "synthesizer_factors",
+    "random_logits",
 )
 
 
@@ -487,7 +503,7 @@ def test_refused():
     block = layers.TransformerBlock(layer, None)
     with pytest.raises(ValueError, match=r"`memory` must be given .*\(1, 7, 8\)"):
         block.make_cache(1, LENGTH, memory=normal(1, 7, DIM))
-    for kind in ("full", "random_5"):
+    for kind in ("full", "random_5", "random_logits"):
         bounded = attention(CASES[kind]())
         for index, length in ((4, 1), (np.int32(3), 2), (0, 5), (None, 5), (-1, 1)):
             with pytest.raises(ValueError, match="Received: cache_index=.* room for 4"):

@@ -384,6 +384,14 @@ WRONG = {
         "dropout": (0.5, -0.1, "0.1"),
     },
     "StridedHeads": {"block_shape": BLOCKS},
+    "SynthesizerHeads": {
+        "kind": ("fixed", None, 1),
+        "max_length": SIZES,
+        "rank": OPTIONAL_SIZES,
+        "logits_initializer": INITIALIZERS,
+        "max_relative_position": (4,),
+        "key_shift": (1,),
+    },
     "FixedHeads": {
         "block_shape": BLOCKS,
         "num_summary_columns": (*SIZES, 1000),

@@ -41,6 +41,7 @@ CASES = {
     "feature_map": mixed(layers.FeatureMapHeads(2, "positive", num_features=4)),
     "linformer": mixed(layers.LinformerHeads(2, 8, 4)),
     "nystrom": mixed(layers.NystromHeads(2, 3)),
+    "synthesizer": mixed(layers.SynthesizerHeads(2, max_length=8, rank=3)),
     "hashed": mixed(layers.HashedHeads(2, 2, 4)),
     "random": mixed(layers.RandomHeads(2, 2, 4)),
     "cluster-strided": mixed(layers.ClusterStridedHeads(2, 2, 4)),

@@ -31,6 +31,8 @@ CAUSAL = {
     "performer": lambda: layers.FeatureMapHeads(
         2, "positive", num_features=5, chunk_length=3, key_shift=1
     ),
+    "synthesizer": lambda: layers.SynthesizerHeads(2, max_length=12, rank=5),
+    "random logits": lambda: layers.SynthesizerHeads(2, "random", max_length=12),
     "hashed": lambda: layers.HashedHeads(2, 4, 5, **SHIFTED),
     "token choice": lambda: layers.RoutedHeads(2, 3, 16, max_relative_position=3),
     "token choice, shifted": lambda: layers.RoutedHeads(

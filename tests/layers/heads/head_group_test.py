@@ -26,6 +26,12 @@ KINDS = {
     "random_features": lambda **o: layers.FeatureMapHeads(
         HEADS, "fourier", num_features=9, **o
     ),
+    "synthesizer": lambda **o: layers.SynthesizerHeads(
+        HEADS, max_length=20, rank=6, **o
+    ),
+    "random_logits": lambda **o: layers.SynthesizerHeads(
+        HEADS, "random", max_length=20, **o
+    ),
     "routed": lambda **o: layers.RoutedHeads(HEADS, **EXPERTS, **o),
     "routed_apart": lambda **o: layers.RoutedHeads(
         HEADS, share_query_key=False, **EXPERTS, **o
@@ -59,19 +65,29 @@ FEW = (
     "strided",
     "fixed_apart",
     "performer",
+    "synthesizer",
     "routed_apart",
     "token_choice_apart",
     "cluster_strided",
     "random",
     "hashed",
 )
-every_kind = pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=() if kind in FEW else pytest.mark.thorough)
-        for kind in KINDS
-    ],
-)
+# They have no keys to shift.
+SYNTHESIZED = ("synthesizer", "random_logits")
+
+
+def some_thorough(kinds):
+    return pytest.mark.parametrize(
+        "kind",
+        [
+            pytest.param(kind, marks=() if kind in FEW else pytest.mark.thorough)
+            for kind in kinds
+        ],
+    )
+
+
+every_kind = some_thorough(KINDS)
+kinds_with_keys = some_thorough(kind for kind in KINDS if kind not in SYNTHESIZED)
 # They have no weights that could be dropped.
 LINEAR = ("linear", "performer", "random_features")
 # Each of them shifts keys or values in a way of its own.
@@ -184,7 +200,7 @@ def test_no_query_sees_a_later_value(kind):
         assert np.any(seen[later] > 0) == (not causal)
 
 
-@every_kind
+@kinds_with_keys
 def test_with_shifted_keys_the_first_query_sees_nothing(kind):
     """And no query the first value, which has no key before it, or a later one."""
     group = built_group(kind, key_shift=1)
@@ -223,12 +239,12 @@ def test_heads_with_shifted_keys_read_what_followed_their_like():
         golden_cases.assert_close(output[0, 0, 7:], place[1:8], 1e-2)
 
 
-@every_kind
+@kinds_with_keys
 def test_key_shift_survives_a_config(kind):
     helpers.assert_keeps_settings(KINDS[kind](key_shift=1))
 
 
-@every_kind
+@kinds_with_keys
 def test_shifted_keys_are_for_causal_self_attention(kind):
     group = built_group(kind, key_shift=1)
     for causal, cross in ((False, False), (False, True), (True, True)):

@@ -276,6 +276,7 @@ NUMBERS = {
     "FeatureMapHeads": {},
     "LinformerHeads": {"max_length": 8},
     "NystromHeads": {},
+    "SynthesizerHeads": {},
     "LocalHeads": {"block_shape": (4,)},
     "StridedHeads": {"block_shape": (4,)},
     "FixedHeads": {"block_shape": (4,), "num_summary_columns": 2},

@@ -105,5 +105,5 @@ def test_refuses_unknown_lengths():
 
     attention = layers.MixedAttention([layers.LinformerHeads(2, 8)], key_dim=4)
     attention.build((2, None, 8))
-    with pytest.raises(ValueError, match="length of `query` must be known.*max_length"):
+    with pytest.raises(ValueError, match="length of `query` must be known.*Linformer"):
         tf.function(attention).get_concrete_function(tf.TensorSpec([2, None, 8]))

@@ -11,6 +11,7 @@ from routing_tf.layers.heads.cluster_strided import (
 from routing_tf.layers.heads.feature_map import FeatureMapHeads as FeatureMapHeads
 from routing_tf.layers.heads.fixed import FixedHeads as FixedHeads
 from routing_tf.layers.heads.full import FullHeads as FullHeads
+from routing_tf.layers.heads.global_tokens import GlobalHeads as GlobalHeads
 from routing_tf.layers.heads.hashed import HashedHeads as HashedHeads
 from routing_tf.layers.heads.head_group import HeadGroup as HeadGroup
 from routing_tf.layers.heads.linformer import LinformerHeads as LinformerHeads

@@ -13,6 +13,8 @@ nan, inf = float("nan"), float("inf")
 CLUSTERED = ("RoutedHeads", "ClusterStridedHeads", "HashedHeads", "RandomHeads")
 BLOCKED = ("LocalHeads", "StridedHeads", "FixedHeads")
 KINDS = ("FullHeads", *BLOCKED, *CLUSTERED)
+# These attend inside one sequence only.
+OF_ONE_SEQUENCE = ("GlobalHeads",)
 LENGTHS = (1, 2, 3, 5, 7, 8, 12, 16, 19, 24, 33)
 SIDES = (1, 2, 3, 4, 6)
 MASKS = (
@@ -220,7 +222,8 @@ def _mixed(draw):
     elif axes == 1 and _chance(draw, 15):
         case.options["block_shape"] = draw(_pick((1,), (3,), (5,), (40,)))
     number = draw(_pick(1, 1, 1, 2, 2, 3))
-    kinds = [draw(st.sampled_from(KINDS)) for _ in range(number)]
+    every = KINDS if case.value is not None else (*KINDS, *OF_ONE_SEQUENCE)
+    kinds = [draw(st.sampled_from(every)) for _ in range(number)]
     places_pair = "FixedHeads" in kinds or (rectangle and "LocalHeads" in kinds)
     if case.value is not None and places_pair:
         case.value = (*case.query[:-1], case.value[-1])
@@ -252,6 +255,9 @@ def _group(draw, kind, case, rectangle):
         flanges = [st.integers(0, 3)]
         flanges.append(st.tuples(*[st.integers(0, 2)] * len(options["block_shape"])))
         options["flange_blocks"] = draw(st.one_of(flanges))
+    if kind == "GlobalHeads":
+        options["global_positions"] = draw(_pick((0,), (3, 0), (1, 7, 40)))
+        options["attention_window"] = draw(_pick(None, 1, 2, 5, 8, 100))
     if kind == "FixedHeads":
         block = 1
         for size in options["block_shape"]:
@@ -398,6 +404,11 @@ WRONG = {
         "arrangement": ("alternating", None, 1),
         "max_relative_position": (4,),
     },
+    "GlobalHeads": {
+        "global_positions": ((), (0, -1), (1.5,), (0, 0), "0", None, 5, (True,), nan),
+        "attention_window": OPTIONAL_SIZES,
+        "num_learned_tokens": (-1, 1.5, "1", None, True, nan),
+    },
     "RoutedHeads": {
         **CENTROIDS,
         "routing": ("experts", 3, True),
@@ -444,6 +455,7 @@ OF_ROUTED_HEADS = ("num_clusters", "routing", "routing_scope", "prefix_block_siz
 def _mistake(draw, case):
     """Makes one thing wrong with a case that works."""
     if _chance(draw, 40):
+        _leave_groups_of_one_sequence(case)
         draw(st.sampled_from(CALL_MISTAKES))(draw, case)
     elif case.groups is not None and _chance(draw, 70):
         kind, options = draw(st.sampled_from(case.groups))
@@ -462,6 +474,14 @@ def _set_wrong(draw, case, options, table):
     case.blames = (name,)
     if name == "update_rule":
         options.pop("ema", None)
+
+
+def _leave_groups_of_one_sequence(case):
+    """Many mistakes give another sequence, which these groups refuse themselves."""
+    if case.groups is not None:
+        case.groups = [
+            pair for pair in case.groups if pair[0] not in OF_ONE_SEQUENCE
+        ] or [("FullHeads", {"num_heads": 1})]
 
 
 def _rank(draw, case):

@@ -42,6 +42,7 @@ CASES = {
     "linformer": mixed(layers.LinformerHeads(2, 8, 4)),
     "nystrom": mixed(layers.NystromHeads(2, 3)),
     "synthesizer": mixed(layers.SynthesizerHeads(2, max_length=8, rank=3)),
+    "global": mixed(layers.GlobalHeads(2, (0, 3), 4, num_learned_tokens=1)),
     "hashed": mixed(layers.HashedHeads(2, 2, 4)),
     "random": mixed(layers.RandomHeads(2, 2, 4)),
     "cluster-strided": mixed(layers.ClusterStridedHeads(2, 2, 4)),

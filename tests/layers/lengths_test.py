@@ -33,6 +33,8 @@ CAUSAL = {
     ),
     "synthesizer": lambda: layers.SynthesizerHeads(2, max_length=12, rank=5),
     "random logits": lambda: layers.SynthesizerHeads(2, "random", max_length=12),
+    "global": lambda: layers.GlobalHeads(2, (0, 8), 4, max_relative_position=3),
+    "global, learned": lambda: layers.GlobalHeads(2, (1,), None, 2, key_shift=1),
     "hashed": lambda: layers.HashedHeads(2, 4, 5, **SHIFTED),
     "token choice": lambda: layers.RoutedHeads(2, 3, 16, max_relative_position=3),
     "token choice, shifted": lambda: layers.RoutedHeads(
@@ -49,10 +51,14 @@ WITHOUT_A_MASK = {
     "local": lambda: layers.LocalHeads(2, (8,), max_relative_position=3),
     "strided": lambda: layers.StridedHeads(2, (3,)),
     "performer": lambda: layers.FeatureMapHeads(2, "positive", num_features=5),
+    "global": lambda: layers.GlobalHeads(2, (0, 8), 4, max_relative_position=3),
     "hashed": lambda: layers.HashedHeads(2, 4, 5),
     "routed": lambda: layers.RoutedHeads(2, 3, 8, **SEPARATE),
     "cluster-strided": lambda: layers.ClusterStridedHeads(2, 3, 5),
 }
+
+
+OF_ONE_SEQUENCE = ("global",)
 
 
 def sequence(length, seed=0):
@@ -105,6 +111,8 @@ def some_thorough(kinds, few):
             "fixed",
             "token choice, shifted",
             "performer",
+            "global",
+            "token choice, shifted",
         ),
     ),
 )
@@ -119,6 +127,8 @@ def test_causal_self_attention(kind):
 @pytest.mark.parametrize("is_cross_attention", [False, True])
 @pytest.mark.parametrize("kind", some_thorough(WITHOUT_A_MASK, ("local", "routed")))
 def test_attention_without_a_causal_mask(kind, is_cross_attention):
+    if is_cross_attention and kind in OF_ONE_SEQUENCE:
+        pytest.skip("These heads attend inside one sequence only")
     shapes = [(None, None, DIM)] * is_cross_attention
     attention = built_attention(WITHOUT_A_MASK[kind](), *shapes)
     batches = [[sequence(n), sequence(m, seed=1)] for n, m in ((10, 10), (7, 9))]

@@ -257,6 +257,13 @@ class _Call:
                 group.num_heads,
             )
             distances = None
+        elif isinstance(group, layers.GlobalHeads):
+            sees, distances = patterns.global_tokens(
+                self.length,
+                group.global_positions,
+                group.attention_window,
+                self.causal,
+            )
         else:
             i, j = np.ogrid[: self.length, : self.memory_length]
             sees, distances = (j <= i) | (not self.causal), j - i

@@ -73,6 +73,25 @@ def fixed(length, block, columns, arrangement, causal, num_heads):
     return np.stack([seen & ((j <= i) | (not causal)) for seen in heads])
 
 
+def global_tokens(length, positions, window, causal):
+    """Some positions see all and are seen by all, the others see a sliding window.
+
+    Args:
+        length: number of tokens.
+        positions: of the global tokens.
+        window: number of tokens; None for none.
+        causal: whether nothing later is seen; the window is then before the query.
+
+    Returns:
+        As `local`.
+    """
+    i, j = np.ogrid[:length, :length]
+    sees = np.isin(i, positions) | np.isin(j, positions)
+    if window is not None:
+        sees = sees | ((i - j < window) if causal else (np.abs(i - j) <= window // 2))
+    return sees & ((j <= i) | (not causal)), j - i
+
+
 def ranked(scores, real):
     """Positions of the real tokens in order of score, best first, then of position."""
     return np.argsort(np.where(real, -scores, np.inf), kind="stable")[: real.sum()]

@@ -145,6 +145,31 @@ def fixed():
             )
 
 
+def global_tokens():
+    for length, window, positions in (
+        (12, 4, (0, 7)),
+        (11, 3, (5,)),
+        (10, None, (2, 0, 40)),
+        (9, 1, ()),
+        (5, 32, range(2)),
+    ):
+        for causal in (False, True):
+            yield (
+                f"global, {window} and {positions} in {length}, {causal=}",
+                case(
+                    "Global",
+                    length,
+                    causal=causal,
+                    global_positions=positions,
+                    attention_window=window,
+                    **relative(3),
+                ),
+            )
+    options = {"global_positions": (0, 4), "attention_window": 3}
+    yield "global, shifted", case("Global", 10, **options, **SHIFTED)
+    yield "global on two axes", case("Global", (3, 4), **options, **CAUSAL)
+
+
 def members(kind, **options):
     """Cases of clusters without a causal mask: of a sequence, and of another one."""
     for window, limit in ((3, 2), (5, 30), (32, 2)):
@@ -220,7 +245,7 @@ def clustered():
 
 CASES = dict(
     pair
-    for cases in (full, local, rectangles, strided, fixed, clustered)
+    for cases in (full, local, rectangles, strided, fixed, global_tokens, clustered)
     for pair in cases()
 )
 # Of each way one: the others differ in sizes or in a projection.
@@ -236,6 +261,10 @@ FEW = {
     "strided, memory of 14",
     "fixed, 3 of 3 in 11, merged",
     "fixed, 1 of 4 in 12, separate",
+    "global, 4 and (0, 7) in 12, causal=False",
+    "global, 4 and (0, 7) in 12, causal=True",
+    "global, None and (2, 0, 40) in 10, causal=True",
+    "global, shifted",
     "Routed, window of 3",
     "Routed, window of 30 in a memory of 7",
     "Routed, last 3 of 12, apart, shifted",
@@ -280,6 +309,7 @@ NUMBERS = {
     "LocalHeads": {"block_shape": (4,)},
     "StridedHeads": {"block_shape": (4,)},
     "FixedHeads": {"block_shape": (4,), "num_summary_columns": 2},
+    "GlobalHeads": {"global_positions": (1, 0)},
     "RoutedHeads": {"num_clusters": 2, "attention_window": 4},
     "ClusterStridedHeads": {"num_clusters": 2, "attention_window": 4},
     "HashedHeads": {"num_buckets": 4, "attention_window": 4},

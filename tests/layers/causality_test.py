@@ -36,6 +36,9 @@ OTHERS = {
     "local": functools.partial(
         layers.LocalHeads, HEADS, (7,), flange_blocks=2, **RELATIVE
     ),
+    "dilated": functools.partial(
+        layers.LocalHeads, HEADS, (4,), dilation=3, **RELATIVE
+    ),
     "strided": functools.partial(layers.StridedHeads, HEADS, (6,), **RELATIVE),
     "fixed": functools.partial(layers.FixedHeads, HEADS, 8, 2),
     "fixed_separate": functools.partial(layers.FixedHeads, HEADS, 8, 3, "separate"),

@@ -32,6 +32,9 @@ OTHERS = {
     "local": functools.partial(
         layers.LocalHeads, HEADS, (4,), flange_blocks=2, **RELATIVE
     ),
+    "dilated": functools.partial(
+        layers.LocalHeads, HEADS, (2,), dilation=3, **RELATIVE
+    ),
     "local_one_block": functools.partial(layers.LocalHeads, HEADS, (100,), **RELATIVE),
     "full": functools.partial(layers.FullHeads, HEADS, **RELATIVE),
     "strided": functools.partial(layers.StridedHeads, HEADS, (5,), **RELATIVE),
@@ -80,6 +83,7 @@ CASES |= SYNTHESIZED
 # What a query can see is bounded: so is what they remember.
 LINEAR = ("linear", "performer", "random_features")
 BOUNDED = ("token_choice_5", "expert_choice_5", "hashed_5", "local", *LINEAR)
+BOUNDED = ("token_choice_5", "expert_choice_5", "hashed_5", "local", "dilated")
 BOUNDED_APART = ("token_choice_5_apart", "hashed_5_apart")
 BOUNDED_SHIFTED = (
     "token_choice_5_apart_shifted",

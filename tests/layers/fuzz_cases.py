@@ -255,6 +255,9 @@ def _group(draw, kind, case, rectangle):
         flanges = [st.integers(0, 3)]
         flanges.append(st.tuples(*[st.integers(0, 2)] * len(options["block_shape"])))
         options["flange_blocks"] = draw(st.one_of(flanges))
+    is_line = len(options.get("block_shape", ())) == 1
+    if kind == "LocalHeads" and is_line and case.value is None and _chance(draw, 20):
+        options["dilation"] = draw(_pick(2, 3, 50))
     if kind == "GlobalHeads":
         options["global_positions"] = draw(_pick((0,), (3, 0), (1, 7, 40)))
         options["attention_window"] = draw(_pick(None, 1, 2, 5, 8, 100))
@@ -379,6 +382,7 @@ WRONG = {
         "block_shape": BLOCKS,
         "flange_blocks": (-1, 1.5, "1", None, (1, 1, 1), True, (-1,)),
         "memory_block_shape": OPTIONAL_BLOCKS,
+        "dilation": SIZES,
     },
     "NystromHeads": {
         "num_landmarks": SIZES,
@@ -479,6 +483,8 @@ def _set_wrong(draw, case, options, table):
 def _leave_groups_of_one_sequence(case):
     """Many mistakes give another sequence, which these groups refuse themselves."""
     if case.groups is not None:
+        for _, options in case.groups:
+            options.pop("dilation", None)
         case.groups = [
             pair for pair in case.groups if pair[0] not in OF_ONE_SEQUENCE
         ] or [("FullHeads", {"num_heads": 1})]

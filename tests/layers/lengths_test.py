@@ -22,6 +22,7 @@ CAUSAL = {
     "full, shifted": lambda: layers.FullHeads(2, **SHIFTED),
     "local": lambda: layers.LocalHeads(2, (4,), max_relative_position=3),
     "local, shifted": lambda: layers.LocalHeads(2, (16,), key_shift=1),
+    "dilated": lambda: layers.LocalHeads(2, (2,), dilation=3, **SHIFTED),
     "strided": lambda: layers.StridedHeads(2, (3,), **SHIFTED),
     "fixed": lambda: layers.FixedHeads(2, (4,), num_summary_columns=2),
     "fixed, separate": lambda: layers.FixedHeads(

@@ -287,6 +287,10 @@ class _Call:
                 self.grid, group.block_shape, flange, self.causal
             )
         flange = flange[0] if isinstance(flange, tuple) else flange
+        if group.dilation > 1:
+            return patterns.dilated(
+                self.length, group.block_shape[0], flange, group.dilation, self.causal
+            )
         block = min(group.block_shape[0], self.length)
         num_blocks = -(-self.length // block)
         memory_block = -(-self.memory_length // num_blocks)

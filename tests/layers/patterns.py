@@ -19,6 +19,20 @@ def local(length, memory_length, block, memory_block, flange, causal):
     return sees, apart * memory_block + j % memory_block - i % block
 
 
+def dilated(length, block, flange, dilation, causal):
+    """Local attention among every `dilation`-th token.
+
+    Returns:
+        As `local`.
+    """
+    i, j = np.indices((length, length))
+    part = -(-length // dilation)
+    block = min(block, part)
+    near, distances = local(part, part, block, block, flange, causal)
+    pairs = i // dilation, j // dilation
+    return near[pairs] & (i % dilation == j % dilation), distances[pairs]
+
+
 def rectangles(grid, block, flange, causal):
     """Blocks at most a flange away along each of two axes, in blocked order.
 

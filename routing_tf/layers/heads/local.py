@@ -1,5 +1,6 @@
 """Local attention in blocks."""
 
+import dataclasses
 import math
 
 import keras
@@ -15,6 +16,7 @@ from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import library
 from routing_tf.layers.lengths import smaller
 from routing_tf.layers.validation import check_non_negative_integer
+from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import is_integer
 
 
@@ -31,6 +33,10 @@ class LocalHeads(HeadGroup):
     frame of blocks round the own one; with a causal mask those of it that come
     earlier, row by row of blocks.
 
+    With a `dilation` of d the sequence is dealt out to d sequences, which have every
+    d-th token each, and a query sees its block and the blocks beside it in its own one:
+    a window d times as wide for the same work.
+
     Args:
         num_heads: number of heads in the group.
         block_shape: length of a block, in tokens, as a tuple of one integer, or of one
@@ -40,18 +46,22 @@ class LocalHeads(HeadGroup):
         memory_block_shape: length of a block of the memory, in tokens, for attention
             to another sequence with as many blocks; None (the default) for the
             length that gives as many.
-        **kwargs: arguments of `HeadGroup`; relative positions are in tokens, on two
-            axes in places of the window.
+        dilation: how many tokens further on the next one in a block is. Defaults to 1,
+            for blocks of neighbours.
+        **kwargs: arguments of `HeadGroup`; relative positions are in tokens (of those
+            that a dilation leaves), on two axes in places of the window.
 
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
         ValueError: if a number in a block shape is not a positive integer,
-            `flange_blocks` is not an integer of at least 0 or one for each axis, or an
+            `flange_blocks` is not an integer of at least 0 or one for each axis,
+            `dilation` is not a positive integer or not 1 for blocks on two axes, or an
             argument is refused by `HeadGroup`; when called, if the positions do not
             have the axes of the block, if query and value fall into different numbers
-            of blocks (with `memory_block_shape` or on two axes), or if
-            `use_causal_mask=True` and they differ in length or in their blocks.
+            of blocks (with `memory_block_shape` or on two axes), if there is a dilation
+            and `value` is another sequence, or if `use_causal_mask=True` and they
+            differ in length or in their blocks.
 
     Example:
 
@@ -70,6 +80,8 @@ class LocalHeads(HeadGroup):
     ```
 
     Reference: paper, section 3.2; the local branch of `attention_nd` in the release.
+    Dilation is that of Beltagy et al., "Longformer" (https://arxiv.org/abs/2004.05150),
+    section 3.1, whose windows slide where these are blocks.
     """
 
     def __init__(
@@ -78,6 +90,7 @@ class LocalHeads(HeadGroup):
         block_shape=(256,),
         flange_blocks=1,
         memory_block_shape=None,
+        dilation=1,
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
@@ -88,8 +101,55 @@ class LocalHeads(HeadGroup):
                 memory_block_shape, self.block_shape
             )
         self.flange_blocks = _check_flange(flange_blocks, self.block_shape)
+        self.dilation = check_positive_integer("dilation", dilation)
+        if dilation > 1 and len(self.block_shape) > 1:
+            raise ValueError(
+                "`dilation` must be 1 for blocks on two axes. Received: "
+                f"dilation={dilation} with block_shape={self.block_shape}. Take blocks "
+                "with one entry"
+            )
+
+    def prepared(self, inputs):
+        inputs = super().prepared(inputs)
+        if self.dilation > 1 and inputs.is_cross_attention:
+            raise ValueError(
+                "`dilation` must be 1 in attention to another sequence, whose places "
+                "are not those of the query. Received: "
+                f"dilation={self.dilation} with is_cross_attention=True"
+            )
+        return inputs
 
     def attend(self, inputs, training=None):
+        if self.dilation == 1:
+            return self._attend_in_blocks(inputs, training)
+        length, batch = length_of(inputs.query, 2), ops.shape(inputs.query)[0]
+        real = self._real(length_of(inputs.value, 2), inputs.value_mask)
+
+        def deal_out(x):
+            x = ops.broadcast_to(x, (batch, *ops.shape(x)[1:]))
+            cut = blocks.break_into_blocks(x, self.dilation, axis=2)
+            first = ops.moveaxis(cut, 3, 1)
+            return ops.reshape(first, (-1, *ops.shape(first)[2:]))
+
+        parts = dataclasses.replace(
+            inputs,
+            **{
+                name: None if x is None else deal_out(x)
+                for name, x in (
+                    ("query", inputs.query),
+                    ("key", inputs.key),
+                    ("value", inputs.value),
+                    ("value_mask", real),
+                    ("token_bias", inputs.token_bias),
+                )
+            },
+        )
+        output = self._attend_in_blocks(parts, training)
+        shape = (batch, self.dilation, *ops.shape(output)[1:])
+        output = ops.moveaxis(ops.reshape(output, shape), 1, 3)
+        return blocks.put_back_blocks(output, length, axis=2)
+
+    def _attend_in_blocks(self, inputs, training):
         length = length_of(inputs.query, 2)
         memory_length = length_of(inputs.value, 2)
         grid, block, memory_block = self._layout(inputs, length)
@@ -127,7 +187,8 @@ class LocalHeads(HeadGroup):
     def cache_length(self, max_length, grid=None):
         rows, across = (*self._flange(), 0)[:2]
         columns = grid[-1] if len(self.block_shape) > 1 else 1
-        return (rows * columns + across + 1) * math.prod(self.block_shape)
+        num_blocks = rows * columns + across + 1
+        return num_blocks * math.prod(self.block_shape) * self.dilation
 
     def make_cache(self, batch_size, max_length, grid=None):
         cache = super().make_cache(batch_size, max_length, grid)
@@ -141,6 +202,8 @@ class LocalHeads(HeadGroup):
     def sees(self, query, keys, cache):
         size, flange = math.prod(self.block_shape), (*self._flange(), 0)[:2]
         columns = cache["columns"][:, None, None] if "columns" in cache else 1
+        is_own_part = keys % self.dilation == query % self.dilation
+        keys, query = keys // self.dilation, query // self.dilation
         block, own_block = keys // size, query // size
         rows = block // columns - own_block // columns
         across = block % columns - own_block % columns
@@ -148,6 +211,7 @@ class LocalHeads(HeadGroup):
             rows >= -flange[0],
             ops.logical_and(across >= -flange[1], across <= flange[1]),
         )
+        visible = ops.logical_and(visible, is_own_part)
         # Places in a window of whole rows of blocks, the query's own row the last.
         width = 2 * flange[1] + 1
         place = ((rows + flange[0]) * width + across + flange[1]) * size

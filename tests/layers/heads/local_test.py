@@ -141,3 +141,27 @@ def test_causal_windows_equal_release(name):
 
     np.testing.assert_array_equal(output[:, 0] > 0, expected)
     np.testing.assert_array_equal(output[:, 0, 7] > 0, step)
+
+
+def test_dilation_needs_one_sequence_on_one_axis():
+    with pytest.raises(ValueError, match=r"`dilation` .*=3 with block_shape=\(2, 2\)"):
+        LocalHeads(HEADS, (2, 2), dilation=3)
+    with pytest.raises(ValueError, match="`dilation` .* is_cross_attention=True"):
+        built_group((2,), dilation=3)(*tokens(12, 6), is_cross_attention=True)
+
+
+def test_dilation_deals_out_one_mask_for_all():
+    """The mask and the bias of one row stand for all rows."""
+    group = built_group((2,), dilation=3)
+    options = {
+        "value_mask": helpers.mask_with_a_hole(12, 9),
+        "token_bias": helpers.normal(1, 12, seed=3),
+    }
+    output, _ = golden_cases.run(group, *tokens(12), **options)
+    options = {name: np.repeat(x, BATCH, axis=0) for name, x in options.items()}
+    expected, _ = golden_cases.run(group, *tokens(12), **options)
+    np.testing.assert_array_equal(output, expected)
+
+
+def test_keeps_its_dilation():
+    helpers.assert_keeps_settings(LocalHeads(HEADS, (2,), dilation=3))

@@ -76,6 +76,18 @@ def local():
         "local, shifted",
         case("Local", 10, block_shape=(4,), **relative(3), **SHIFTED),
     )
+    for length, block, dilation, way in (
+        (12, 2, 3, {}),
+        (11, 2, 3, CAUSAL),
+        (11, 1, 4, SHIFTED),
+        (7, 8, 2, CAUSAL),
+        (5, 2, 9, {}),
+    ):
+        sizes = {"block_shape": (block,), "dilation": dilation}
+        yield (
+            f"local, {block} in {length} with dilation {dilation}",
+            case("Local", length, **sizes, **relative(3), **way),
+        )
     for length, memory, block, memory_block in (
         (11, 6, 4, 2),
         (5, 9, 16, None),
@@ -254,6 +266,8 @@ FEW = {
     "full, memory",
     "local, 1 of 4 in 10, causal=True",
     "local, shifted",
+    "local, 2 in 12 with dilation 3",
+    "local, 2 in 11 with dilation 3",
     "local, 11 and 6 in blocks of 4",
     "local, 8 and 21 in blocks of 4",
     "local, (1, 0) of (1, 2) in (3, 8), causal=True",

@@ -18,6 +18,7 @@ from routing_tf.layers.heads.linformer import LinformerHeads as LinformerHeads
 from routing_tf.layers.heads.local import LocalHeads as LocalHeads
 from routing_tf.layers.heads.nystrom import NystromHeads as NystromHeads
 from routing_tf.layers.heads.random import RandomHeads as RandomHeads
+from routing_tf.layers.heads.random_blocks import RandomBlockHeads as RandomBlockHeads
 from routing_tf.layers.heads.routed import RoutedHeads as RoutedHeads
 from routing_tf.layers.heads.strided import StridedHeads as StridedHeads
 from routing_tf.layers.heads.synthesizer import SynthesizerHeads as SynthesizerHeads

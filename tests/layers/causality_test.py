@@ -61,6 +61,9 @@ OTHERS = {
         layers.SynthesizerHeads, HEADS, "random", max_length=50, rank=3
     ),
     "global": functools.partial(layers.GlobalHeads, HEADS, (0, 20, 30), 7, **RELATIVE),
+    "random_blocks": functools.partial(
+        layers.RandomBlockHeads, HEADS, 3, 2, **RELATIVE
+    ),
     "learned": functools.partial(layers.GlobalHeads, HEADS, (3,), 5, 2),
 }
 # Their logits are those of places: there are no keys to shift.

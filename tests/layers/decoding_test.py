@@ -60,6 +60,9 @@ SYNTHESIZED = {
         layers.SynthesizerHeads, HEADS, "random", max_length=50, rank=3
     ),
     "global": functools.partial(layers.GlobalHeads, HEADS, (0, 11), 4, **RELATIVE),
+    "random_blocks": functools.partial(
+        layers.RandomBlockHeads, HEADS, 3, 2, **RELATIVE
+    ),
     "learned": functools.partial(layers.GlobalHeads, HEADS, (2,), None, 3),
 }
 CASES = {
@@ -167,6 +170,7 @@ FEW = (
     "random_logits",
     "global",
     "learned_shifted",
+    "random_blocks",
 )
 
 

@@ -14,7 +14,7 @@ CLUSTERED = ("RoutedHeads", "ClusterStridedHeads", "HashedHeads", "RandomHeads")
 BLOCKED = ("LocalHeads", "StridedHeads", "FixedHeads")
 KINDS = ("FullHeads", *BLOCKED, *CLUSTERED)
 # These attend inside one sequence only.
-OF_ONE_SEQUENCE = ("GlobalHeads",)
+OF_ONE_SEQUENCE = ("GlobalHeads", "RandomBlockHeads")
 LENGTHS = (1, 2, 3, 5, 7, 8, 12, 16, 19, 24, 33)
 SIDES = (1, 2, 3, 4, 6)
 MASKS = (
@@ -261,6 +261,10 @@ def _group(draw, kind, case, rectangle):
     if kind == "GlobalHeads":
         options["global_positions"] = draw(_pick((0,), (3, 0), (1, 7, 40)))
         options["attention_window"] = draw(_pick(None, 1, 2, 5, 8, 100))
+    if kind == "RandomBlockHeads":
+        options["block_length"] = draw(_pick(1, 2, 3, 5, 64))
+        options["num_random_blocks"] = draw(_pick(1, 2, 3))
+        options["seed"] = draw(_pick(0, 1, 12345))
     if kind == "FixedHeads":
         block = 1
         for size in options["block_shape"]:
@@ -412,6 +416,11 @@ WRONG = {
         "global_positions": ((), (0, -1), (1.5,), (0, 0), "0", None, 5, (True,), nan),
         "attention_window": OPTIONAL_SIZES,
         "num_learned_tokens": (-1, 1.5, "1", None, True, nan),
+    },
+    "RandomBlockHeads": {
+        "block_length": SIZES,
+        "num_random_blocks": SIZES,
+        "seed": (-1, 1.5, "a", None, True),
     },
     "RoutedHeads": {
         **CENTROIDS,

@@ -45,6 +45,7 @@ CASES = {
     "global": mixed(layers.GlobalHeads(2, (0, 3), 4, num_learned_tokens=1)),
     "hashed": mixed(layers.HashedHeads(2, 2, 4)),
     "random": mixed(layers.RandomHeads(2, 2, 4)),
+    "random-blocks": mixed(layers.RandomBlockHeads(2, 1, 1)),
     "cluster-strided": mixed(layers.ClusterStridedHeads(2, 2, 4)),
     "kmeans": (layers.OnlineKMeans, {"num_clusters": 2}, {"input_shape": (2, 3, 6, 4)}),
     "dot_product": (

@@ -213,13 +213,15 @@ def test_exports_free_lengths(tmp_path):
         np.testing.assert_allclose(loaded.serve([x]), model([x]), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["random", "image"])
+@pytest.mark.parametrize("kind", ["random", "random blocks", "image"])
 def test_refuses_unknown_lengths_where_it_needs_them(kind):
     import tensorflow as tf
 
     group = layers.FullHeads(2)
     if kind == "random":
         group = layers.RandomHeads(2, 3, 4)
+    if kind == "random blocks":
+        group = layers.RandomBlockHeads(2)
     attention = layers.MixedAttention([group], key_dim=4)
     shape = (BATCH, 4, 4, DIM) if kind == "image" else (BATCH, 4, DIM)
     attention.build(shape)

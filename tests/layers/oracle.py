@@ -257,6 +257,13 @@ class _Call:
                 group.num_heads,
             )
             distances = None
+        elif isinstance(group, layers.RandomBlockHeads):
+            num_blocks = -(-self.length // group.block_length)
+            sees, distances = patterns.random_blocks(
+                self.length,
+                group.block_length,
+                group.random_blocks(num_blocks, self.causal),
+            )
         elif isinstance(group, layers.GlobalHeads):
             sees, distances = patterns.global_tokens(
                 self.length,

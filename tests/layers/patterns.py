@@ -106,6 +106,22 @@ def global_tokens(length, positions, window, causal):
     return sees & ((j <= i) | (not causal)), j - i
 
 
+def random_blocks(length, block, drawn):
+    """Some other blocks.
+
+    Args:
+        length: number of tokens.
+        block: number of tokens in a block.
+        drawn: `<int>[heads, blocks, number]`, blocks that each block sees, or -1.
+
+    Returns:
+        As `local`, the first with an axis of heads in front.
+    """
+    i, j = np.ogrid[:length, :length]
+    seen = drawn[:, np.arange(length) // block]
+    return np.any(seen[:, :, None] == (j // block)[..., None], axis=-1), j - i
+
+
 def ranked(scores, real):
     """Positions of the real tokens in order of score, best first, then of position."""
     return np.argsort(np.where(real, -scores, np.inf), kind="stable")[: real.sum()]

@@ -1,20 +1,17 @@
 """Global tokens: some tokens see all and are seen by all, the others look near by."""
 
-import dataclasses
-
 import keras
 import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
 from routing_tf.layers.axes import cut_axis
-from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.heads.one_sequence import OneSequenceHeads
 from routing_tf.layers.learned_tokens import LearnedTokens
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import library
 from routing_tf.layers.lengths import numbers
-from routing_tf.layers.lengths import of_length
 from routing_tf.layers.lengths import smaller
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.validation import check_non_negative_integer
@@ -23,7 +20,7 @@ from routing_tf.layers.validation import is_integer
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class GlobalHeads(HeadGroup):
+class GlobalHeads(OneSequenceHeads):
     """Heads with global tokens, which see all and are seen by all.
 
     Every other query sees the global tokens and a sliding window round itself, all of
@@ -109,27 +106,8 @@ class GlobalHeads(HeadGroup):
             )
         self.dot_product.num_learned_tokens = self.num_learned_tokens
 
-    def prepared(self, inputs):
-        inputs = super().prepared(inputs)
-        if inputs.is_cross_attention:
-            raise ValueError(
-                "Global heads attend inside one sequence, where global tokens both see "
-                "and are seen. Received: is_cross_attention=True. Call the layer "
-                "without `value`, or take full heads for another sequence"
-            )
-        return inputs
-
     def attend(self, inputs, training=None):
         length = length_of(inputs.query, 2)
-        memory_length = length_of(inputs.value, 2)
-        if is_known(length, memory_length) and length != memory_length:
-            raise ValueError(
-                "`query` and `value` must have the same length in global heads, which "
-                f"attend inside one sequence. Received: lengths {length} and "
-                f"{memory_length}. Take full heads for another sequence"
-            )
-        value = of_length(inputs.value, 2, length)
-        inputs = dataclasses.replace(inputs, value=value)
         output = self._attend_near(inputs, length, training)
         if not self.global_positions:
             return output

@@ -85,7 +85,7 @@ def test_scores_of_learned_tokens_are_missing():
 def test_attends_inside_one_sequence_only():
     group = built_group(8)
     query, key, value = tokens(8)
-    with pytest.raises(ValueError, match="Received: is_cross_attention=True"):
+    with pytest.raises(ValueError, match="`GlobalHeads` .* is_cross_attention=True"):
         group(query, key, value, is_cross_attention=True)
     with pytest.raises(ValueError, match="lengths 8 and 5"):
         group(query, key[:, :, :5], value[:, :, :5])

@@ -182,6 +182,16 @@ def global_tokens():
     yield "global on two axes", case("Global", (3, 4), **options, **CAUSAL)
 
 
+def random_blocks():
+    for length, block, number in ((19, 2, 2), (20, 3, 1), (12, 1, 30), (5, 2, 2)):
+        sizes = {"block_length": block, "num_random_blocks": number}
+        for name, way in (("", {}), (", causal", CAUSAL), (", shifted", SHIFTED)):
+            yield (
+                f"{number} random blocks of {block} in {length}{name}",
+                case("RandomBlock", length, **sizes, **relative(5), **way),
+            )
+
+
 def members(kind, **options):
     """Cases of clusters without a causal mask: of a sequence, and of another one."""
     for window, limit in ((3, 2), (5, 30), (32, 2)):
@@ -257,7 +267,16 @@ def clustered():
 
 CASES = dict(
     pair
-    for cases in (full, local, rectangles, strided, fixed, global_tokens, clustered)
+    for cases in (
+        full,
+        local,
+        rectangles,
+        strided,
+        fixed,
+        global_tokens,
+        random_blocks,
+        clustered,
+    )
     for pair in cases()
 )
 # Of each way one: the others differ in sizes or in a projection.
@@ -279,6 +298,8 @@ FEW = {
     "global, 4 and (0, 7) in 12, causal=True",
     "global, None and (2, 0, 40) in 10, causal=True",
     "global, shifted",
+    "2 random blocks of 2 in 19",
+    "1 random blocks of 3 in 20, causal",
     "Routed, window of 3",
     "Routed, window of 30 in a memory of 7",
     "Routed, last 3 of 12, apart, shifted",
@@ -324,6 +345,7 @@ NUMBERS = {
     "StridedHeads": {"block_shape": (4,)},
     "FixedHeads": {"block_shape": (4,), "num_summary_columns": 2},
     "GlobalHeads": {"global_positions": (1, 0)},
+    "RandomBlockHeads": {},
     "RoutedHeads": {"num_clusters": 2, "attention_window": 4},
     "ClusterStridedHeads": {"num_clusters": 2, "attention_window": 4},
     "HashedHeads": {"num_buckets": 4, "attention_window": 4},

@@ -365,6 +365,7 @@ class MixedAttention(Projections):
             is_cross_attention=value is not None,
             grid=positions.grid,
             memory_grid=memory_positions.grid,
+            positions=positions,
             **options,
         )
         return positions, [

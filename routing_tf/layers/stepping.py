@@ -21,9 +21,7 @@ def make_cache(attention, batch_size, max_length, value, value_mask, token_bias)
     )
     length, groups = positions.num_positions, attention.head_groups
     if value is None:
-        caches = [
-            group.make_cache(batch_size, length, positions.grid) for group in groups
-        ]
+        caches = [group.cache_for(batch_size, positions) for group in groups]
         return {"tokens": caches}
     if not attention.built:
         raise ValueError(

@@ -263,6 +263,13 @@ class HeadGroup(ConfiguredLayer):
         num_tokens = self.cache_length(max_length, grid) + self.key_shift
         return recent_tokens.make(self, batch_size, num_tokens)
 
+    def cache_for(self, batch_size, positions):
+        """Does what `make_cache` does, for `Positions`.
+
+        Groups that need more of them than their number and their blocks override this.
+        """
+        return self.make_cache(batch_size, positions.num_positions, positions.grid)
+
     def fill_cache(self, cache, inputs):
         """Returns the cache behind a sequence, given its `HeadInputs`."""
         return recent_tokens.fill(self, cache, inputs)

@@ -30,6 +30,8 @@ class HeadInputs:
         grid: number of blocks along each axis of the query, whose positions come in
             blocked order; None (the default) for positions on one axis.
         memory_grid: the same for the value.
+        positions: `Positions` of the query, which tell the axes and their order; None
+            (the default) for a sequence.
         adds_losses: whether clustering losses are added. Defaults to True.
         routing_scope: the tokens that compete in expert choice under a causal mask, see
             `RoutedHeads`; None (the default) for what the group has been made with.
@@ -46,6 +48,7 @@ class HeadInputs:
     is_cross_attention: bool = False
     grid: tuple | None = None
     memory_grid: tuple | None = None
+    positions: Any = None
     adds_losses: bool = True
     routing_scope: str | None = None
 

@@ -64,6 +64,9 @@ OTHERS = {
     "random_blocks": functools.partial(
         layers.RandomBlockHeads, HEADS, 3, 2, **RELATIVE
     ),
+    "row": functools.partial(layers.AxialHeads, HEADS, 1, 9, **RELATIVE),
+    "column": functools.partial(layers.AxialHeads, HEADS, 0, 9, **RELATIVE),
+    "criss_cross": functools.partial(layers.AxialHeads, HEADS, None, 9),
     "learned": functools.partial(layers.GlobalHeads, HEADS, (3,), 5, 2),
 }
 # Their logits are those of places: there are no keys to shift.

@@ -63,6 +63,9 @@ SYNTHESIZED = {
     "random_blocks": functools.partial(
         layers.RandomBlockHeads, HEADS, 3, 2, **RELATIVE
     ),
+    "row": functools.partial(layers.AxialHeads, HEADS, 1, 6, **RELATIVE),
+    "column": functools.partial(layers.AxialHeads, HEADS, 0, 6, **RELATIVE),
+    "criss_cross": functools.partial(layers.AxialHeads, HEADS, None, 6),
     "learned": functools.partial(layers.GlobalHeads, HEADS, (2,), None, 3),
 }
 CASES = {
@@ -87,6 +90,7 @@ CASES |= SYNTHESIZED
 LINEAR = ("linear", "performer", "random_features")
 BOUNDED = ("token_choice_5", "expert_choice_5", "hashed_5", "local", *LINEAR)
 BOUNDED = ("token_choice_5", "expert_choice_5", "hashed_5", "local", "dilated")
+BOUNDED = ("token_choice_5", "expert_choice_5", "hashed_5", "local", "dilated", "row")
 BOUNDED_APART = ("token_choice_5_apart", "hashed_5_apart")
 BOUNDED_SHIFTED = (
     "token_choice_5_apart_shifted",
@@ -171,6 +175,7 @@ FEW = (
     "global",
     "learned_shifted",
     "random_blocks",
+    "criss_cross",
 )
 
 
@@ -259,6 +264,12 @@ GROUPS = {
     "mixed": lambda: [
         layers.LocalHeads(HEADS, (2, 3), flange_blocks=(0, 1)),
         layers.StridedHeads(HEADS, (2, 3)),
+    ],
+    "axial": lambda: [
+        layers.LocalHeads(HEADS, (2, 3)),
+        layers.AxialHeads(HEADS, 0, **RELATIVE),
+        layers.AxialHeads(HEADS, 1, key_shift=1, **RELATIVE),
+        layers.AxialHeads(HEADS),
     ],
     "shifted": lambda: [
         layers.LocalHeads(HEADS, (2, 3), flange_blocks=(0, 1), key_shift=1),

@@ -14,7 +14,7 @@ CLUSTERED = ("RoutedHeads", "ClusterStridedHeads", "HashedHeads", "RandomHeads")
 BLOCKED = ("LocalHeads", "StridedHeads", "FixedHeads")
 KINDS = ("FullHeads", *BLOCKED, *CLUSTERED)
 # These attend inside one sequence only.
-OF_ONE_SEQUENCE = ("GlobalHeads", "RandomBlockHeads")
+OF_ONE_SEQUENCE = ("GlobalHeads", "RandomBlockHeads", "AxialHeads")
 LENGTHS = (1, 2, 3, 5, 7, 8, 12, 16, 19, 24, 33)
 SIDES = (1, 2, 3, 4, 6)
 MASKS = (
@@ -261,6 +261,12 @@ def _group(draw, kind, case, rectangle):
     if kind == "GlobalHeads":
         options["global_positions"] = draw(_pick((0,), (3, 0), (1, 7, 40)))
         options["attention_window"] = draw(_pick(None, 1, 2, 5, 8, 100))
+    if kind == "AxialHeads":
+        options["axis"] = draw(_pick(None, 0, 1))
+        if options["axis"] is None:
+            options.pop("max_relative_position", None)
+        if len(case.query) == 3:
+            options["width"] = draw(_pick(1, 2, 5, 64))
     if kind == "RandomBlockHeads":
         options["block_length"] = draw(_pick(1, 2, 3, 5, 64))
         options["num_random_blocks"] = draw(_pick(1, 2, 3))
@@ -416,6 +422,10 @@ WRONG = {
         "global_positions": ((), (0, -1), (1.5,), (0, 0), "0", None, 5, (True,), nan),
         "attention_window": OPTIONAL_SIZES,
         "num_learned_tokens": (-1, 1.5, "1", None, True, nan),
+    },
+    "AxialHeads": {
+        "axis": (2, -1, "0", True, 1.0, nan, (0, 1)),
+        "width": OPTIONAL_SIZES,
     },
     "RandomBlockHeads": {
         "block_length": SIZES,

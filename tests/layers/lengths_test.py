@@ -36,6 +36,8 @@ CAUSAL = {
     "random logits": lambda: layers.SynthesizerHeads(2, "random", max_length=12),
     "global": lambda: layers.GlobalHeads(2, (0, 8), 4, max_relative_position=3),
     "global, learned": lambda: layers.GlobalHeads(2, (1,), None, 2, key_shift=1),
+    "column": lambda: layers.AxialHeads(2, 0, 3, **SHIFTED),
+    "criss-cross": lambda: layers.AxialHeads(2, width=3),
     "hashed": lambda: layers.HashedHeads(2, 4, 5, **SHIFTED),
     "token choice": lambda: layers.RoutedHeads(2, 3, 16, max_relative_position=3),
     "token choice, shifted": lambda: layers.RoutedHeads(
@@ -52,6 +54,7 @@ WITHOUT_A_MASK = {
     "local": lambda: layers.LocalHeads(2, (8,), max_relative_position=3),
     "strided": lambda: layers.StridedHeads(2, (3,)),
     "performer": lambda: layers.FeatureMapHeads(2, "positive", num_features=5),
+    "criss-cross": lambda: layers.AxialHeads(2, width=3),
     "global": lambda: layers.GlobalHeads(2, (0, 8), 4, max_relative_position=3),
     "hashed": lambda: layers.HashedHeads(2, 4, 5),
     "routed": lambda: layers.RoutedHeads(2, 3, 8, **SEPARATE),
@@ -59,7 +62,7 @@ WITHOUT_A_MASK = {
 }
 
 
-OF_ONE_SEQUENCE = ("global",)
+OF_ONE_SEQUENCE = ("global", "criss-cross")
 
 
 def sequence(length, seed=0):

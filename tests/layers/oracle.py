@@ -165,7 +165,7 @@ def answer(
             _group_bias(group, bias),
             use_causal_mask,
             is_cross,
-            order.grid,
+            order,
         )
         outputs.append(call.attend())
         error, logit_error = call.rounding(precision)
@@ -204,12 +204,13 @@ class _Call:
         bias,
         causal,
         is_cross,
-        grid,
+        order,
     ):
         self.group = group
         self.query, self.key, self.value = query, key, value
         self.query_real, self.real, self.bias = query_real, real, bias
-        self.causal, self.is_cross, self.grid = causal, is_cross, grid
+        self.causal, self.is_cross = causal, is_cross
+        self.order, self.grid = order, order.grid
         self.in_doubt = np.zeros(len(real), "bool")
         self.length, self.memory_length = query.value.shape[2], value.value.shape[2]
         # Heads that share queries and keys have one stream, with the mask of the keys.
@@ -263,6 +264,13 @@ class _Call:
                 self.length,
                 group.block_length,
                 group.random_blocks(num_blocks, self.causal),
+            )
+        elif isinstance(group, layers.AxialHeads):
+            places, width = np.arange(self.length), group.width
+            if len(self.order.lengths) > 1:
+                places, width = self.order.position, self.order.lengths[1]
+            sees, distances = patterns.axial(
+                *np.divmod(places, width), group.axis, self.causal
             )
         elif isinstance(group, layers.GlobalHeads):
             sees, distances = patterns.global_tokens(

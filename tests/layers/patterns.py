@@ -122,6 +122,25 @@ def random_blocks(length, block, drawn):
     return np.any(seen[:, :, None] == (j // block)[..., None], axis=-1), j - i
 
 
+def axial(rows, columns, axis, causal):
+    """The same row, the same column, or either.
+
+    Args:
+        rows: `<int>[length]`, of positions in the order of the sequence.
+        columns: the same.
+        axis: 0 for columns, 1 for rows, None for both.
+        causal: whether nothing that comes later in the sequence is seen.
+
+    Returns:
+        As `local`; relative positions are those along the axis.
+    """
+    i, j = np.ogrid[: len(rows), : len(rows)]
+    in_row, in_column = rows[i] == rows[j], columns[i] == columns[j]
+    sees = [in_column, in_row, in_row | in_column][2 if axis is None else axis]
+    along = rows if axis == 0 else columns
+    return sees & ((j <= i) | (not causal)), along[j] - along[i]
+
+
 def ranked(scores, real):
     """Positions of the real tokens in order of score, best first, then of position."""
     return np.argsort(np.where(real, -scores, np.inf), kind="stable")[: real.sum()]

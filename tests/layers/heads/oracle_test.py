@@ -192,6 +192,23 @@ def random_blocks():
             )
 
 
+def axial():
+    for axis in (None, 0, 1):
+        options = {"axis": axis} | ({} if axis is None else relative(1))
+        for name, way in (("", {}), (", causal", CAUSAL), (", shifted", SHIFTED)):
+            own = {**options, **way}
+            if axis is None:
+                own.pop("max_relative_position", None)
+            yield (
+                f"axial, {axis} of (3, 5){name}",
+                case("Axial", (3, 5), **own),
+            )
+            yield (
+                f"axial, {axis} of 11{name}",
+                case("Axial", 11, width=4, **own),
+            )
+
+
 def members(kind, **options):
     """Cases of clusters without a causal mask: of a sequence, and of another one."""
     for window, limit in ((3, 2), (5, 30), (32, 2)):
@@ -275,6 +292,7 @@ CASES = dict(
         fixed,
         global_tokens,
         random_blocks,
+        axial,
         clustered,
     )
     for pair in cases()
@@ -300,6 +318,10 @@ FEW = {
     "global, shifted",
     "2 random blocks of 2 in 19",
     "1 random blocks of 3 in 20, causal",
+    "axial, None of (3, 5), causal",
+    "axial, None of 11",
+    "axial, 0 of 11, causal",
+    "axial, 1 of (3, 5)",
     "Routed, window of 3",
     "Routed, window of 30 in a memory of 7",
     "Routed, last 3 of 12, apart, shifted",
@@ -346,6 +368,7 @@ NUMBERS = {
     "FixedHeads": {"block_shape": (4,), "num_summary_columns": 2},
     "GlobalHeads": {"global_positions": (1, 0)},
     "RandomBlockHeads": {},
+    "AxialHeads": {"axis": 0},
     "RoutedHeads": {"num_clusters": 2, "attention_window": 4},
     "ClusterStridedHeads": {"num_clusters": 2, "attention_window": 4},
     "HashedHeads": {"num_buckets": 4, "attention_window": 4},

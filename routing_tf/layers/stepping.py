@@ -96,8 +96,8 @@ def _check_room(attention, query, cache, index):
                 "`cache_index` must be at least 0, and the cache have room for "
                 f"`query`. Received: cache_index={index} with "
                 f"query.shape={tuple(query.shape)} and room for {room} tokens. "
-                "Make a cache with a larger `max_length`: only local, routed, "
-                "hashed and feature map heads go on behind it"
+                "Make a cache with a larger `max_length`: only heads that remember "
+                "as many tokens as they can see go on behind it"
             )
 
 

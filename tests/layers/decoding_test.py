@@ -88,9 +88,10 @@ CASES |= {
 CASES |= SYNTHESIZED
 # What a query can see is bounded: so is what they remember.
 LINEAR = ("linear", "performer", "random_features")
-BOUNDED = ("token_choice_5", "expert_choice_5", "hashed_5", "local", *LINEAR)
-BOUNDED = ("token_choice_5", "expert_choice_5", "hashed_5", "local", "dilated")
-BOUNDED = ("token_choice_5", "expert_choice_5", "hashed_5", "local", "dilated", "row")
+BOUNDED = (
+    *("token_choice_5", "expert_choice_5", "hashed_5", "local", "dilated", "row"),
+    *LINEAR,
+)
 BOUNDED_APART = ("token_choice_5_apart", "hashed_5_apart")
 BOUNDED_SHIFTED = (
     "token_choice_5_apart_shifted",

@@ -116,7 +116,6 @@ def some_thorough(kinds, few):
             "token choice, shifted",
             "performer",
             "global",
-            "token choice, shifted",
         ),
     ),
 )

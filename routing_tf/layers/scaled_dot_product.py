@@ -59,9 +59,13 @@ class ScaledDotProduct(ConfiguredLayer):
             one key less. Then up to 3/8 of the products, all of masked pairs, are left
             out. Defaults to False.
         training: whether dropout is on.
+        return_logsumexp: whether to return the logarithm of the sum of all
+            exponentials of a query's logits too. With it results for some of the keys
+            are joined to those for all, see `joined_parts`. Defaults to False.
 
     Returns:
-        `<float>[..., queries, value_dim]`.
+        `<float>[..., queries, value_dim]`; with `return_logsumexp=True` also
+        `<float32>[..., queries]`, large and negative for a query that sees nothing.
 
     Raises:
         ValueError: if `dropout` is not in [0, 1) or `max_relative_position` is neither
@@ -126,15 +130,17 @@ class ScaledDotProduct(ConfiguredLayer):
         distances=None,
         use_causal_mask=False,
         training=None,
+        return_logsumexp=False,
     ):
         pairs = {"mask": attention_mask, "bias": bias, "distances": distances}
+        options = {"needs_sum": return_logsumexp, "training": training}
         if not use_causal_mask:
-            return self._attend(query, key, value, pairs, offset, training)
+            return self._attend(query, key, value, pairs, offset, **options)
         num_queries, num_keys = length_of(query, -2), length_of(key, -2)
         parts = _num_parts(num_queries)
         if parts == 1:
             pairs["causal_mask"] = causal_mask(num_queries, num_keys)
-            return self._attend(query, key, value, pairs, offset, training)
+            return self._attend(query, key, value, pairs, offset, **options)
         size = num_queries // parts
         queries = split_axis(query, [size] * parts, axis=-2)
         # The keys that a part of the queries sees, and the part before it does not.
@@ -150,11 +156,14 @@ class ScaledDotProduct(ConfiguredLayer):
             if end < num_keys:
                 seen = [ops.concatenate(x[: i + 1], axis=-2) for x in (keys, values)]
             outputs.append(
-                self._attend(queries[i], *seen, own, offset + start, training)
+                self._attend(queries[i], *seen, own, offset + start, **options)
             )
-        return ops.concatenate(outputs, axis=-2)
+        if not return_logsumexp:
+            return ops.concatenate(outputs, axis=-2)
+        outputs, sums = zip(*outputs, strict=True)
+        return ops.concatenate(outputs, axis=-2), ops.concatenate(sums, axis=-1)
 
-    def _attend(self, query, key, value, pairs, offset, training):
+    def _attend(self, query, key, value, pairs, offset, needs_sum, training):
         """Attends with some queries; `pairs` holds mask, bias and distances."""
         mask, distances = pairs["mask"], pairs.pop("distances")
         is_causal = "causal_mask" in pairs
@@ -164,14 +173,19 @@ class ScaledDotProduct(ConfiguredLayer):
                 query, length_of(key, -2), offset, distances, is_causal
             )
         logits = self.masked(logits, **pairs)
-        weights = self.dropout_layer(_softmax(logits), training=training)
+        if needs_sum:
+            weights, logsumexp = _softmax_and_sum(logits)
+        else:
+            weights = _softmax(logits)
+        weights = self.dropout_layer(weights, training=training)
         output = ops.matmul(weights, value)
         if self.relative_position is not None:
             sums = self._relative_sums(weights, offset, distances, is_causal)
             output += self._pad_to(sums, output.shape[-1])
-        if mask is None:
-            return output
-        return self.of_seeing(output, combine_masks(pairs.get("causal_mask"), mask))
+        if mask is not None:
+            seen = combine_masks(pairs.get("causal_mask"), mask)
+            output = self.of_seeing(output, seen)
+        return (output, logsumexp) if needs_sum else output
 
     def of_seeing(self, output, mask):
         """Returns the output with zeros for queries that may see nothing."""
@@ -228,6 +242,29 @@ class ScaledDotProduct(ConfiguredLayer):
 def _softmax(logits):
     # Of a single key Keras would warn; its weight is 1, and its gradient 0.
     return ops.exp(logits - logits) if logits.shape[-1] == 1 else ops.softmax(logits)
+
+
+def _softmax_and_sum(logits):
+    """Returns the softmax, and the logarithm of its denominator in float32."""
+    exact = ops.cast(logits, "float32")
+    logsumexp = ops.logsumexp(exact, axis=-1, keepdims=True)
+    weights = ops.cast(ops.exp(exact - logsumexp), logits.dtype)
+    return weights, logsumexp[..., 0]
+
+
+def joined_parts(outputs, logsumexps):
+    """Joins what queries got from parts of their keys to what all of them give.
+
+    Args:
+        outputs: `<float>[..., parts, value_dim]`, of calls with
+            `return_logsumexp=True`.
+        logsumexps: `<float32>[..., parts]`, of the same calls.
+
+    Returns:
+        `<float>[..., value_dim]`.
+    """
+    shares = ops.cast(ops.softmax(logsumexps), outputs.dtype)
+    return ops.sum(shares[..., None] * outputs, axis=-2)
 
 
 def _num_parts(num_queries):

@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 from routing_tf.layers import ScaledDotProduct
+from routing_tf.layers.scaled_dot_product import joined_parts
 from routing_tf.layers.scaled_dot_product import large_negative
 from routing_tf.models.release.heads import ReleaseDotProduct
 from tests import golden_cases
@@ -289,3 +290,40 @@ def test_a_single_key_has_all_the_weight():
     np.testing.assert_array_equal(layer(x, x, x, use_causal_mask=True), x)
     output = ops.convert_to_numpy(layer(x, x, x, attention_mask=mask))
     np.testing.assert_array_equal(output, np.where(mask, x, 0))
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float16", 3e-3)])
+def test_parts_of_the_keys_join_to_all_of_them(dtype, tolerance):
+    """Also where a query sees nothing of a part, or nothing at all."""
+    layer = built_layer(dtype=dtype)
+    query, key, value = inputs()
+    bias = helpers.normal(2, 3, QUERIES, KEYS, seed=4)
+
+    def part(keys):
+        return golden_cases.run(
+            layer,
+            query,
+            key[:, :, keys],
+            value[:, :, keys],
+            attention_mask=some_mask()[..., keys],
+            bias=bias[..., keys],
+            return_logsumexp=True,
+        )[0]
+
+    parts = [part(keys) for keys in (slice(0, 1), slice(1, 5), slice(5, KEYS))]
+    outputs, sums = (np.stack(x, axis=n) for x, n in zip(zip(*parts), (-2, -1)))
+    joined = golden_cases.to_numpy(
+        joined_parts(ops.convert_to_tensor(outputs), ops.convert_to_tensor(sums))
+    )
+    expected, _ = helpers.dense_attention(query, key, value, some_mask(), bias)
+    golden_cases.assert_close(joined, expected, tolerance)
+
+
+def test_sums_under_a_causal_mask():
+    """In which queries attend in parts."""
+    x = helpers.normal(1, 256, KEY_DIM)
+    _, sums = golden_cases.run(
+        built_layer(), x, x, x, use_causal_mask=True, return_logsumexp=True
+    )[0]
+    logits = np.where(np.tri(256, dtype="bool"), x[0] @ x[0].T, -np.inf)
+    golden_cases.assert_close(sums[0], np.log(np.exp(logits).sum(axis=-1)), 1e-5)

@@ -68,6 +68,7 @@ OTHERS = {
     "column": functools.partial(layers.AxialHeads, HEADS, 0, 9, **RELATIVE),
     "criss_cross": functools.partial(layers.AxialHeads, HEADS, None, 9),
     "learned": functools.partial(layers.GlobalHeads, HEADS, (3,), 5, 2),
+    "best_blocks": functools.partial(layers.BlockTopKHeads, HEADS, 4, 3, **RELATIVE),
 }
 # Their logits are those of places: there are no keys to shift.
 SYNTHESIZED = (

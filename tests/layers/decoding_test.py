@@ -39,6 +39,7 @@ OTHERS = {
     "full": functools.partial(layers.FullHeads, HEADS, **RELATIVE),
     "strided": functools.partial(layers.StridedHeads, HEADS, (5,), **RELATIVE),
     "fixed": functools.partial(layers.FixedHeads, HEADS, 5, 2),
+    "best_blocks": functools.partial(layers.BlockTopKHeads, HEADS, 4, 3, **RELATIVE),
     "fixed_separate": functools.partial(layers.FixedHeads, HEADS, 5, 2, "separate"),
     "linear": functools.partial(layers.FeatureMapHeads, HEADS, chunk_length=4),
     "performer": functools.partial(
@@ -177,6 +178,8 @@ FEW = (
     "learned_shifted",
     "random_blocks",
     "criss_cross",
+    "best_blocks",
+    "best_blocks_shifted",
 )
 
 
@@ -321,6 +324,11 @@ MEMORIES = {
 }
 del MEMORIES["token_choice"]
 FEW_MEMORIES = ("expert_choice_apart", "hashed", "local", "strided", "performer")
+        for kind in ("local", "local_one_block", "full", "strided", "best_blocks")
+    },
+}
+del MEMORIES["token_choice"]
+FEW_MEMORIES = ("expert_choice_apart", "hashed", "local", "strided", "best_blocks")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ BLOCKED = ("LocalHeads", "StridedHeads", "FixedHeads")
 KINDS = ("FullHeads", *BLOCKED, *CLUSTERED)
 # These attend inside one sequence only.
 OF_ONE_SEQUENCE = ("GlobalHeads", "RandomBlockHeads", "AxialHeads")
+KINDS = ("FullHeads", *BLOCKED, "BlockTopKHeads", *CLUSTERED)
 LENGTHS = (1, 2, 3, 5, 7, 8, 12, 16, 19, 24, 33)
 SIDES = (1, 2, 3, 4, 6)
 MASKS = (
@@ -279,6 +280,9 @@ def _group(draw, kind, case, rectangle):
         if _chance(draw, 40):
             options["arrangement"] = "separate"
             options["num_heads"] = 2
+    if kind == "BlockTopKHeads":
+        options["block_length"] = draw(_pick(1, 2, 3, 5, 64))
+        options["num_blocks"] = draw(_pick(1, 2, 3, 40))
     if kind in CLUSTERED:
         options["attention_window"] = draw(_pick(1, 2, 3, 5, 8, 17, 100))
         options["share_query_key"] = draw(st.booleans())
@@ -412,6 +416,7 @@ WRONG = {
         "max_relative_position": (4,),
         "key_shift": (1,),
     },
+    "BlockTopKHeads": {"block_length": SIZES, "num_blocks": SIZES},
     "FixedHeads": {
         "block_shape": BLOCKS,
         "num_summary_columns": (*SIZES, 1000),

@@ -44,6 +44,7 @@ CASES = {
     "synthesizer": mixed(layers.SynthesizerHeads(2, max_length=8, rank=3)),
     "global": mixed(layers.GlobalHeads(2, (0, 3), 4, num_learned_tokens=1)),
     "axial": mixed(layers.AxialHeads(2, width=3)),
+    "best_blocks": mixed(layers.BlockTopKHeads(2, 2, 2)),
     "hashed": mixed(layers.HashedHeads(2, 2, 4)),
     "random": mixed(layers.RandomHeads(2, 2, 4)),
     "random-blocks": mixed(layers.RandomBlockHeads(2, 1, 1)),

@@ -38,6 +38,7 @@ CAUSAL = {
     "global, learned": lambda: layers.GlobalHeads(2, (1,), None, 2, key_shift=1),
     "column": lambda: layers.AxialHeads(2, 0, 3, **SHIFTED),
     "criss-cross": lambda: layers.AxialHeads(2, width=3),
+    "best blocks": lambda: layers.BlockTopKHeads(2, 3, 3, **SHIFTED),
     "hashed": lambda: layers.HashedHeads(2, 4, 5, **SHIFTED),
     "token choice": lambda: layers.RoutedHeads(2, 3, 16, max_relative_position=3),
     "token choice, shifted": lambda: layers.RoutedHeads(
@@ -56,6 +57,7 @@ WITHOUT_A_MASK = {
     "performer": lambda: layers.FeatureMapHeads(2, "positive", num_features=5),
     "criss-cross": lambda: layers.AxialHeads(2, width=3),
     "global": lambda: layers.GlobalHeads(2, (0, 8), 4, max_relative_position=3),
+    "best blocks": lambda: layers.BlockTopKHeads(2, 4, 2),
     "hashed": lambda: layers.HashedHeads(2, 4, 5),
     "routed": lambda: layers.RoutedHeads(2, 3, 8, **SEPARATE),
     "cluster-strided": lambda: layers.ClusterStridedHeads(2, 3, 5),
@@ -116,6 +118,8 @@ def some_thorough(kinds, few):
             "token choice, shifted",
             "performer",
             "global",
+            "best blocks",
+            "token choice, shifted",
         ),
     ),
 )

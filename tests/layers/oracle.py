@@ -279,6 +279,8 @@ class _Call:
                 group.attention_window,
                 self.causal,
             )
+        elif isinstance(group, layers.BlockTopKHeads):
+            sees, distances = self._best_blocks()
         else:
             i, j = np.ogrid[: self.length, : self.memory_length]
             sees, distances = (j <= i) | (not self.causal), j - i
@@ -316,6 +318,35 @@ class _Call:
         return patterns.local(
             self.length, self.memory_length, block, memory_block, flange, self.causal
         )
+
+    def _best_blocks(self):
+        group, query, key = self.group, self.query, self.key
+        size = min(group.block_length, self.memory_length)
+        has_own = self.causal or not self.is_cross
+        products = np.einsum("bhid,bhjd->bhij", query.value, key.value)
+        sees = np.zeros(products.shape, "bool")
+        norms = [np.linalg.norm(x.value, axis=-1).max(-1) for x in (query, key)]
+        errors = [np.linalg.norm(x.error, axis=-1).max(-1) for x in (query, key)]
+        rounding = ROUNDINGS * EPSILON["float32"] * norms[0] * norms[1]
+        error = errors[0] * norms[1] + errors[1] * norms[0] + rounding
+        for b, h in np.ndindex(products.shape[:2]):
+            sees[b, h], margins = patterns.blocks_of_query(
+                products[b, h],
+                self.offered[b],
+                size,
+                group.num_blocks,
+                self.causal,
+                has_own,
+            )
+            self.in_doubt[b] |= np.any((margins <= 2 * error[b, h]) & self._asks(b))
+        i, j = np.ogrid[: self.length, : self.memory_length]
+        return sees, j - i
+
+    def _asks(self, b):
+        """Which queries of a row have an answer."""
+        if self.is_cross and not self.causal:
+            return self.query_real[b]
+        return self.query_real[b] & self.real[b]
 
     def _attend_in_clusters(self):
         group, window = self.group, self.group.attention_window

@@ -139,6 +139,41 @@ def axial(rows, columns, axis, causal):
     sees = [in_column, in_row, in_row | in_column][2 if axis is None else axis]
     along = rows if axis == 0 else columns
     return sees & ((j <= i) | (not causal)), along[j] - along[i]
+def blocks_of_query(products, real, block, number, causal, has_own):
+    """The own block, and those whose real keys are most like the query on average.
+
+    Args:
+        products: of a query with each key, `[length, memory length]`.
+        real: `<bool>[memory length]`, False for padding.
+        block: length of a block.
+        number: of blocks that a query sees, the own one included.
+        causal: whether no query sees a later key, nor a block behind its own.
+        has_own: whether the block at the place of the query is seen in any case.
+
+    Returns:
+        Who sees whom `<bool>[length, memory length]`, and by how much the last block
+        that was chosen scores higher than the first one that was not, `[length]`.
+    """
+    length, memory_length = products.shape
+    sees, margins = np.zeros(products.shape, "bool"), np.full(length, np.inf)
+    block_of_key = np.arange(memory_length) // block
+    means = {
+        b: products[:, real & (block_of_key == b)].mean(axis=1)
+        for b in np.unique(block_of_key[real])
+    }
+    for i in range(length):
+        own = i // block
+        others = [b for b in means if not (has_own and b == own)]
+        others = [b for b in others if b < own or not causal]
+        others = sorted(others, key=lambda b: (-means[b][i], b))
+        count = number - has_own
+        if 0 < count < len(others):
+            first, second = (means[b][i] for b in others[count - 1 : count + 1])
+            margins[i] = first - second
+        chosen = others[:count] + [own] * has_own
+        sees[i] = np.isin(block_of_key, chosen)
+    i, j = np.ogrid[:length, :memory_length]
+    return sees & ((j <= i) | (not causal)), margins
 
 
 def ranked(scores, real):

@@ -18,6 +18,7 @@ KINDS = {
     "local": lambda **o: layers.LocalHeads(HEADS, (4,), **RANKS, **o),
     "strided": lambda **o: layers.StridedHeads(HEADS, (3,), **RANKS, **o),
     "fixed": lambda **o: layers.FixedHeads(HEADS, 4, 2, **o),
+    "best_blocks": lambda **o: layers.BlockTopKHeads(HEADS, 3, 2, **RANKS, **o),
     "fixed_apart": lambda **o: layers.FixedHeads(HEADS, 4, 1, "separate", **o),
     "linear": lambda **o: layers.FeatureMapHeads(HEADS, chunk_length=4, **o),
     "performer": lambda **o: layers.FeatureMapHeads(
@@ -66,6 +67,7 @@ FEW = (
     "fixed_apart",
     "performer",
     "synthesizer",
+    "best_blocks",
     "routed_apart",
     "token_choice_apart",
     "cluster_strided",

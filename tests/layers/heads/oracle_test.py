@@ -207,6 +207,22 @@ def axial():
                 f"axial, {axis} of 11{name}",
                 case("Axial", 11, width=4, **own),
             )
+def block_top_k():
+    for length, block, number, memory in (
+        (12, 4, 2, None),
+        (23, 3, 4, None),
+        (10, 4, 1, None),
+        (5, 8, 3, None),
+        (11, 3, 2, 14),
+        (8, 2, 40, 5),
+    ):
+        sizes = {"block_length": block, "num_blocks": number, **relative(5)}
+        for name, way in (("", CAUSAL), (", shifted", SHIFTED), (", not causal", {})):
+            if memory is None or not way:
+                yield (
+                    f"best {number} blocks of {block} in {memory or length}{name}",
+                    case("BlockTopK", length, memory, **sizes, **way),
+                )
 
 
 def members(kind, **options):
@@ -295,6 +311,7 @@ CASES = dict(
         axial,
         clustered,
     )
+    for cases in (full, local, rectangles, strided, fixed, block_top_k, clustered)
     for pair in cases()
 )
 # Of each way one: the others differ in sizes or in a projection.
@@ -322,6 +339,11 @@ FEW = {
     "axial, None of 11",
     "axial, 0 of 11, causal",
     "axial, 1 of (3, 5)",
+    "best 2 blocks of 4 in 12",
+    "best 4 blocks of 3 in 23",
+    "best 4 blocks of 3 in 23, shifted",
+    "best 4 blocks of 3 in 23, not causal",
+    "best 2 blocks of 3 in 14, not causal",
     "Routed, window of 3",
     "Routed, window of 30 in a memory of 7",
     "Routed, last 3 of 12, apart, shifted",
@@ -369,6 +391,7 @@ NUMBERS = {
     "GlobalHeads": {"global_positions": (1, 0)},
     "RandomBlockHeads": {},
     "AxialHeads": {"axis": 0},
+    "BlockTopKHeads": {"block_length": 4, "num_blocks": 2},
     "RoutedHeads": {"num_clusters": 2, "attention_window": 4},
     "ClusterStridedHeads": {"num_clusters": 2, "attention_window": 4},
     "HashedHeads": {"num_buckets": 4, "attention_window": 4},

@@ -1,0 +1,180 @@
+"""Attention of each query to blocks of keys that it chooses by their content.
+
+No matrix of all pairs is built, and no key is copied for a single query: the pairs of
+query and block are sorted by block, and each chunk of them reads its block once.
+Letters: B batch, H heads, L length, G blocks, S slots of a block, K chosen blocks, N
+chunks of pairs, C pairs of a chunk, D dim.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from routing_tf.layers import membership
+from routing_tf.layers.blocks import break_into_blocks
+from routing_tf.layers.blocks import put_back_blocks
+from routing_tf.layers.cluster_order import ClusterOrder
+from routing_tf.layers.lengths import is_known
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.scaled_dot_product import joined_parts
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class KeyBlocks:
+    """Keys and values of a sequence in blocks.
+
+    Args:
+        key: `<float>[B, H, G, S, D]`.
+        value: `<float>[B, H, G, S, E]`.
+        mask: `<bool>[B, 1, G, S]`, True for real tokens.
+        bias: `<float>[B, 1, G, S]`, added to the logits; or None.
+    """
+
+    key: Any
+    value: Any
+    mask: Any
+    bias: Any
+
+    @classmethod
+    def of(cls, inputs, block_length):
+        """Returns the blocks of `HeadInputs` whose keys stand with their values."""
+
+        def cut(x):
+            return break_into_blocks(x, block_length, axis=2)
+
+        # The mask also tells the tokens from what fills up the last block.
+        real = ops.ones_like(inputs.value[:, :1, :, 0], dtype="bool")
+        mask = cut(combine_masks(real, inputs.value_mask))
+        bias = None if inputs.token_bias is None else cut(inputs.token_bias)
+        return cls(cut(inputs.key), cut(inputs.value), mask, bias)
+
+    @property
+    def num_blocks(self):
+        """Number of blocks, an integer if it is known."""
+        return length_of(self.key, 2)
+
+
+def key_sums(key, mask):
+    """Returns the sums of the real keys of blocks, and how many there are.
+
+    From `<float>[..., S, D]` and `<bool>[..., S]` to `<float32>[..., D]` and
+    `<float32>[...]`.
+    """
+    key = ops.cast(key, "float32")
+    sums = ops.sum(ops.where(mask[..., None], key, 0), axis=-2)
+    return sums, ops.sum(ops.cast(mask, "float32"), axis=-1)
+
+
+def key_means(sums, counts):
+    """Returns the means `<float32>[..., D]` that belong to `key_sums`."""
+    return sums / ops.maximum(counts, 1)[..., None]
+
+
+def best_blocks(scores, candidates, count):
+    """Returns the `count` blocks with the highest scores of each query.
+
+    From `<float32>[..., G]` and a mask of those that may be chosen, broadcastable to
+    it, to `<int32>[..., K]`: G where there is no block left. K is `count`, or G if that
+    is known and less. Of equal blocks the earlier ones are chosen.
+    """
+    num_blocks = length_of(scores, -1)
+    # What is large may be beyond any finite number that hides it.
+    scores = ops.where(candidates, ops.stop_gradient(scores), -np.inf)
+    if is_known(num_blocks):
+        count = min(count, num_blocks)
+    else:
+        padding = [(0, 0)] * (len(scores.shape) - 1) + [(0, count)]
+        scores = ops.pad(scores, padding, constant_values=-np.inf)
+    best, blocks = ops.top_k(scores, count)
+    return ops.where(best > -np.inf, ops.cast(blocks, "int32"), num_blocks)
+
+
+def attend(dot_product, query, blocks, chosen, own=None, training=None):
+    """Lets each query attend to its chosen blocks, and to its own, in one softmax.
+
+    Relative positions are in tokens, those of keys minus those of queries, which count
+    from 0. What a query gets, and where its pairs stand, depends on no later query.
+
+    Args:
+        dot_product: `ScaledDotProduct`.
+        query: `<float>[B, H, L, D]`.
+        blocks: `KeyBlocks`.
+        chosen: `<int32>[B, H, L, K]`, as of `best_blocks`; None for no block beside
+            the own one.
+        own: `"causal"` if a query also sees the block at its own place up to itself,
+            `"whole"` if it sees all of it; None (the default) for neither.
+        training: whether dropout is on.
+
+    Returns:
+        `<float>[B, H, L, E]`.
+    """
+    parts = []
+    if own is not None:
+        parts.append(_own_block(dot_product, query, blocks, own == "causal", training))
+    if chosen is not None:
+        parts.append(_chosen_blocks(dot_product, query, blocks, chosen, training))
+    outputs, sums = zip(*parts, strict=True)
+    return joined_parts(ops.concatenate(outputs, axis=3), ops.concatenate(sums, axis=3))
+
+
+def _own_block(dot_product, query, blocks, is_causal, training):
+    """Returns `<float>[B, H, L, 1, E]` and `<float32>[B, H, L, 1]`."""
+    length = length_of(query, 2)
+    results = dot_product(
+        break_into_blocks(query, blocks.key.shape[3], axis=2),
+        blocks.key,
+        blocks.value,
+        attention_mask=blocks.mask[..., None, :],
+        bias=None if blocks.bias is None else blocks.bias[..., None, :],
+        use_causal_mask=is_causal,
+        return_logsumexp=True,
+        training=training,
+    )
+    output, logsumexp = (put_back_blocks(x, length, axis=2) for x in results)
+    return output[..., None, :], logsumexp[..., None]
+
+
+def _chosen_blocks(dot_product, query, blocks, chosen, training):
+    """Returns `<float>[B, H, L, K, E]` and `<float32>[B, H, L, K]`."""
+    batch, heads, length, number = ops.shape(chosen)
+    num_blocks, size = blocks.num_blocks, blocks.key.shape[3]
+    pairs = ops.reshape(chosen, (batch, heads, length * number))
+    order = ClusterOrder(pairs, num_blocks + 1, size)
+    # Repeated first: the sum of the copies' gradients has a fixed order.
+    query = ops.repeat(query, number, axis=2)
+    own = order.cluster_of_chunk
+    block = ops.minimum(own, num_blocks - 1)
+
+    def read(x):
+        """From `[B, 1 or H, G, S, ...]` to `[B, H, N, S, ...]`."""
+        _, _, *rest = ops.shape(x)
+        x = ops.broadcast_to(x, (batch, heads, *rest))
+        rows = ops.reshape(x, (batch, heads, num_blocks, -1))
+        rows = membership.gather(rows, block)
+        return ops.reshape(rows, (*ops.shape(block), *rest[1:]))
+
+    distances = None
+    if dot_product.max_relative_position is not None:
+        slots = np.arange(size, dtype="int32")
+        keys = (block[..., None] * size + slots)[..., None, :]
+        distances = keys - order.tokens[..., None] // number
+    mask = ops.logical_and(read(blocks.mask), (own < num_blocks)[..., None])
+    output, logsumexp = dot_product(
+        order.arrange(query),
+        read(blocks.key),
+        read(blocks.value),
+        attention_mask=mask[..., None, :],
+        bias=None if blocks.bias is None else read(blocks.bias)[..., None, :],
+        distances=distances,
+        return_logsumexp=True,
+        training=training,
+    )
+    output = order.restore(output)
+    shape = (batch, heads, length, number)
+    return (
+        ops.reshape(output, (*shape, output.shape[-1])),
+        ops.reshape(order.restore(logsumexp[..., None]), shape),
+    )

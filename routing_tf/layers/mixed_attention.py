@@ -11,6 +11,7 @@ from routing_tf.layers import attention_arguments as arguments
 from routing_tf.layers import stepping
 from routing_tf.layers.decoding.not_cast import NotCast
 from routing_tf.layers.heads.head_inputs import HeadInputs
+from routing_tf.layers.heads.head_inputs import features_for
 from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.lengths import length_of
@@ -201,7 +202,8 @@ class MixedAttention(Projections):
             arguments.check_not_built(group)
             start = (None, group.num_heads, None)
             key_shape = (*start, self.key_dim)
-            group.build(key_shape, key_shape, (*start, self.size_of_value))
+            more = {"features_shape": (None, None, dim)} if group.needs_features else {}
+            group.build(key_shape, key_shape, (*start, self.size_of_value), **more)
 
     def make_cache(
         self, batch_size, max_length, value=None, value_mask=None, token_bias=None
@@ -375,6 +377,7 @@ class MixedAttention(Projections):
                     query=positions.arrange(own_query),
                     key=memory_positions.arrange(own_key),
                     value=memory_positions.arrange(own_value),
+                    features=features_for(group, positions, query),
                 )
             )
             for group, (own_query, own_key, own_value) in zip(

@@ -52,7 +52,7 @@ def call_and_forget(layer, function, tensors):
 
 def train_and_forget(group, inputs):
     """Calls a head group for training; the gradients compute its activations again."""
-    names = ("query", "key", "value", "token_bias")
+    names = ("query", "key", "value", "token_bias", "features")
     names = [name for name in names if getattr(inputs, name) is not None]
 
     def attend(*tensors):

@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers.heads.head_inputs import HeadInputs
+from routing_tf.layers.heads.head_inputs import features_for
 from routing_tf.layers.positions import Positions
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import static_length
@@ -186,6 +187,7 @@ def _queries_alone(attention, positions, query, masks):
         HeadInputs.of(
             ops.cast(own, group.compute_dtype),
             query_mask=mask,
+            features=features_for(group, positions, query),
             is_cross_attention=True,
             adds_losses=False,
         )

@@ -76,6 +76,9 @@ class HeadGroup(ConfiguredLayer):
 
     #: Whether the group wants keys of its own in self-attention.
     needs_keys = True
+    #: Whether the group reads what the queries are made of. `build` then gets its shape
+    #: too, as `features_shape`.
+    needs_features = False
     #: The layer that attends inside each window or cluster.
     dot_product_class = ScaledDotProduct
 
@@ -144,7 +147,9 @@ class HeadGroup(ConfiguredLayer):
         if inputs is None:
             if not self.built:
                 shapes = (None if x is None else x.shape for x in (query, key, value))
-                self.build(*shapes)
+                features = options.get("features")
+                more = {} if features is None else {"features_shape": features.shape}
+                self.build(*shapes, **more)
             inputs = self.prepared(HeadInputs.of(query, key, value, **options))
         # None would hide what an outer call says.
         known = {} if training is None else {"training": training}
@@ -167,15 +172,16 @@ class HeadGroup(ConfiguredLayer):
             value = self._of_length(inputs.query, value)
         if self.key_shift:
             _check_shifted_call(inputs)
-        query, key, value = (
+        query, key, value, features = (
             None if x is None else ops.cast(x, self.compute_dtype)
-            for x in (inputs.query, inputs.key, value)
+            for x in (inputs.query, inputs.key, value, inputs.features)
         )
         return dataclasses.replace(
             inputs,
             query=query,
             key=key,
             value=value,
+            features=features,
             token_bias=self._weighted(inputs.token_bias),
         )
 

@@ -23,6 +23,9 @@ class HeadInputs:
             `key_mask` where keys were moved, see `routing_tf.layers.key_shift`.
         token_bias: `<float>[batch, 1, memory length]`, of the values; None (the
             default) for no bias.
+        features: `<float>[batch, length, dim]`, what the queries are made of, in the
+            order of their positions; None (the default) for groups that do not ask for
+            it (`needs_features`).
         use_causal_mask: whether a query sees only keys up to its own position.
             Defaults to False.
         is_cross_attention: whether key and value come from another sequence than the
@@ -44,6 +47,7 @@ class HeadInputs:
     key_mask: Any = None
     value_mask: Any = None
     token_bias: Any = None
+    features: Any = None
     use_causal_mask: bool = False
     is_cross_attention: bool = False
     grid: tuple | None = None
@@ -85,3 +89,13 @@ class HeadInputs:
 
 def _mask_of_all_heads(mask):
     return None if mask is None else ops.cast(mask, "bool")[:, None]
+
+
+def features_for(group, positions, query):
+    """Returns the features of `HeadInputs` for a group; None unless it needs them.
+
+    `query` is `<float>[batch, length, dim]`, or None; `positions` are its `Positions`.
+    """
+    if query is None or not group.needs_features:
+        return None
+    return positions.arrange(query[:, None])[:, 0]

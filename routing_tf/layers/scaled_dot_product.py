@@ -263,7 +263,7 @@ def joined_parts(outputs, logsumexps):
     Returns:
         `<float>[..., value_dim]`.
     """
-    shares = ops.cast(ops.softmax(logsumexps), outputs.dtype)
+    shares = ops.cast(_softmax(logsumexps), outputs.dtype)
     return ops.sum(shares[..., None] * outputs, axis=-2)
 
 

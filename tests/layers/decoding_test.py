@@ -87,6 +87,14 @@ CASES |= {
 }
 # They have no keys to shift.
 CASES |= SYNTHESIZED
+native_sparse = functools.partial(
+    layers.NativeSparseHeads, HEADS, 4, 2, 4, 3, attention_window=6, **RELATIVE
+)
+# They refuse shifted keys and token biases.
+CASES |= {
+    "native_sparse": native_sparse,
+    "native_sparse_shared": functools.partial(native_sparse, share_branches=True),
+}
 # What a query can see is bounded: so is what they remember.
 LINEAR = ("linear", "performer", "random_features")
 BOUNDED = (
@@ -133,13 +141,17 @@ class Decoder:
     """
 
     def __init__(self, layer):
+        def about(real, bias):
+            kinds = [type(group) for group in layer.head_groups]
+            if layers.NativeSparseHeads in kinds:
+                bias = None
+            return {"query_mask": real, "token_bias": bias}
+
         def all_at_once(x, real, bias):
-            return whole(layer, x, query_mask=real, token_bias=bias)
+            return whole(layer, x, **about(real, bias))
 
         def with_cache(x, real, bias, cache, index):
-            return layer(
-                x, query_mask=real, token_bias=bias, cache=cache, cache_index=index
-            )
+            return layer(x, cache=cache, cache_index=index, **about(real, bias))
 
         self.whole = compiled(all_at_once)
         self.start = compiled(functools.partial(with_cache, index=0))
@@ -180,6 +192,7 @@ FEW = (
     "criss_cross",
     "best_blocks",
     "best_blocks_shifted",
+    "native_sparse",
 )
 
 
@@ -274,6 +287,10 @@ GROUPS = {
         layers.AxialHeads(HEADS, 0, **RELATIVE),
         layers.AxialHeads(HEADS, 1, key_shift=1, **RELATIVE),
         layers.AxialHeads(HEADS),
+    "chosen": lambda: [
+        layers.LocalHeads(HEADS, (2, 3)),
+        OTHERS["best_blocks"](),
+        native_sparse(),
     ],
     "shifted": lambda: [
         layers.LocalHeads(HEADS, (2, 3), flange_blocks=(0, 1), key_shift=1),
@@ -488,6 +505,23 @@ def test_steps_in_half_precision(key_shift):
             assert old.dtype == new.dtype and tuple(old.shape) == tuple(new.shape)
         cache = after
     assert keras.backend.standardize_dtype(output.dtype) == "bfloat16"
+
+
+@pytest.mark.thorough
+def test_chosen_blocks_in_half_precision():
+    dtype = "mixed_bfloat16"
+    groups = [OTHERS["best_blocks"](dtype=dtype), native_sparse(dtype=dtype)]
+    layer = attention(*groups, dtype=dtype)
+
+    def both(x):
+        first, cache = layer(x[:, :9], cache=layer.make_cache(2, 24), cache_index=0)
+        rest, _ = layer(x[:, 9:], cache=cache, cache_index=9)
+        return whole(layer, x), ops.concatenate([first, rest], axis=1)
+
+    # So small that little changes where rounding chooses another block.
+    expected, steps = called_once(both)(0.1 * normal(2, 24, DIM))
+    assert str(expected.dtype) == "bfloat16"
+    golden_cases.assert_close(steps, expected, 0.05)
 
 
 def test_no_losses_are_left():

@@ -436,6 +436,21 @@ WRONG = {
         "block_length": SIZES,
         "num_random_blocks": SIZES,
         "seed": (-1, 1.5, "a", None, True),
+    "NativeSparseHeads": {
+        **dict.fromkeys(
+            (
+                "compression_length",
+                "compression_stride",
+                "block_length",
+                "num_blocks",
+                "num_local_blocks",
+                "attention_window",
+            ),
+            SIZES,
+        ),
+        "num_initial_blocks": (-1, 1.5, "1", None, True),
+        "compression_dim": OPTIONAL_SIZES,
+        "kernel_initializer": INITIALIZERS,
     },
     "RoutedHeads": {
         **CENTROIDS,

@@ -45,6 +45,10 @@ CASES = {
     "global": mixed(layers.GlobalHeads(2, (0, 3), 4, num_learned_tokens=1)),
     "axial": mixed(layers.AxialHeads(2, width=3)),
     "best_blocks": mixed(layers.BlockTopKHeads(2, 2, 2)),
+    "native_sparse": (
+        *mixed(layers.NativeSparseHeads(2, 4, 2, 4, 3))[:2],
+        {"call_kwargs": {"use_causal_mask": True}},
+    ),
     "hashed": mixed(layers.HashedHeads(2, 2, 4)),
     "random": mixed(layers.RandomHeads(2, 2, 4)),
     "random-blocks": mixed(layers.RandomBlockHeads(2, 1, 1)),
@@ -89,7 +93,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+# On JAX their many small operations take long to compile.
+LONG = ("best_blocks", "native_sparse")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.thorough if case in LONG else ())
+        for case in CASES
+    ],
+)
 def test_passes_the_test_of_keras(case):
     layer_class, settings, options = CASES[case]
     options = {"input_shape": SHAPE, "run_training_check": False, **options}

@@ -39,6 +39,7 @@ CAUSAL = {
     "column": lambda: layers.AxialHeads(2, 0, 3, **SHIFTED),
     "criss-cross": lambda: layers.AxialHeads(2, width=3),
     "best blocks": lambda: layers.BlockTopKHeads(2, 3, 3, **SHIFTED),
+    "native sparse": lambda: layers.NativeSparseHeads(2, 4, 2, 4, 3),
     "hashed": lambda: layers.HashedHeads(2, 4, 5, **SHIFTED),
     "token choice": lambda: layers.RoutedHeads(2, 3, 16, max_relative_position=3),
     "token choice, shifted": lambda: layers.RoutedHeads(

@@ -392,6 +392,7 @@ NUMBERS = {
     "RandomBlockHeads": {},
     "AxialHeads": {"axis": 0},
     "BlockTopKHeads": {"block_length": 4, "num_blocks": 2},
+    "NativeSparseHeads": {},
     "RoutedHeads": {"num_clusters": 2, "attention_window": 4},
     "ClusterStridedHeads": {"num_clusters": 2, "attention_window": 4},
     "HashedHeads": {"num_buckets": 4, "attention_window": 4},

@@ -1,0 +1,94 @@
+"""One vector for each block of keys or values, from a small network."""
+
+from keras import ops
+
+from routing_tf.layers.blocks import break_into_blocks
+from routing_tf.layers.blocks import memory_windows
+from routing_tf.layers.initializers import cloned
+from routing_tf.layers.serialization import ConfiguredLayer
+
+
+class BlockCompression(ConfiguredLayer):
+    """Maps overlapping blocks of vectors to one vector each.
+
+    A vector for its place in the block, one for each head, is added to each vector;
+    those of a block, side by side, pass through a network with one hidden layer (ReLU),
+    the same for all heads. Padding counts as zeros.
+
+    Letters: B batch, H heads, C blocks, S vectors of a block, D dim.
+
+    Args:
+        block_length: length of a block, in tokens.
+        stride: from the start of a block to that of the next one, in tokens; the
+            length of a block is a multiple of it.
+        hidden_dim: size of the hidden layer; None (the default) for four times that of
+            a vector.
+        kernel_initializer: initializer of the network. Defaults to `"glorot_uniform"`.
+        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
+
+    Call arguments:
+        blocks: `<float>[B, H, C, S, D]`.
+        mask: `<bool>[B, 1, C, S]`, True for real tokens.
+
+    Returns:
+        `<float>[B, H, C, D]`.
+
+    Reference: Yuan et al. (2025), "Native Sparse Attention", equation 7.
+    """
+
+    def __init__(
+        self,
+        block_length,
+        stride,
+        hidden_dim=None,
+        kernel_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.block_length = block_length
+        self.stride = stride
+        self.hidden_dim = hidden_dim
+        self.kernel_initializer = kernel_initializer
+
+    def build(self, shape):
+        _, heads, _, dim = shape
+        joined, hidden = self.block_length * dim, self.hidden_dim or 4 * dim
+        shapes = {
+            "places": (heads, 1, self.block_length, dim),
+            "hidden_kernel": (joined, hidden),
+            "hidden_bias": (hidden,),
+            "output_kernel": (hidden, dim),
+            "output_bias": (dim,),
+        }
+        for name, shape in shapes.items():
+            initializer = cloned(self.kernel_initializer)
+            if not name.endswith("kernel"):
+                initializer = "zeros"
+            setattr(self, name, self.add_weight(shape, initializer, name=name))
+
+    def blocks_of(self, x):
+        """Cuts a sequence into overlapping blocks, one from each stride on.
+
+        From `[B, heads, length, ...]` to `[B, heads, C, S, ...]`; zero (False) behind
+        the end of the sequence.
+        """
+        parts = break_into_blocks(x, self.stride, axis=2)
+        after = self.block_length // self.stride - 1
+        return memory_windows(parts, before=(0,), after=(after,), axis=2)
+
+    def call(self, blocks, mask):
+        places, first, first_bias, last, last_bias = (
+            ops.cast(ops.convert_to_tensor(weight), blocks.dtype)
+            for weight in (
+                self.places,
+                self.hidden_kernel,
+                self.hidden_bias,
+                self.output_kernel,
+                self.output_bias,
+            )
+        )
+        blocks = ops.where(mask[..., None], blocks + places, 0)
+        *shape, slots, dim = ops.shape(blocks)
+        joined = ops.reshape(blocks, (*shape, slots * dim))
+        hidden = ops.relu(ops.matmul(joined, first) + first_bias)
+        return ops.matmul(hidden, last) + last_bias

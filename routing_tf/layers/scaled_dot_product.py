@@ -1,10 +1,14 @@
 """Softmax attention inside a block, a cluster or a whole sequence."""
 
+import numbers
+
 import keras
 from keras import ops
 
 from routing_tf.layers.axes import cut_axis
 from routing_tf.layers.axes import split_axis
+from routing_tf.layers.entmax import LEAST_EXCESS
+from routing_tf.layers.entmax import entmax
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
@@ -40,10 +44,14 @@ class ScaledDotProduct(ConfiguredLayer):
         relative_key_initializer: initializer of the table of the keys, see
             `RelativePosition`; None (the default) for `embeddings_initializer`.
         seed: integer seed of the dropout; None (the default) for a random one.
+        entmax_alpha: None (the default) for weights of a softmax; for those of
+            alpha-entmax, of which most are zero, a number of at least 1.001 and at
+            most 2 (1.5 is usual, 2 is the sparsemax), or `"learned"`: for each head 1
+            plus the sigmoid of a weight that starts at 0.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
-        query: `<float>[..., queries, key_dim]`.
+        query: `<float>[..., queries, key_dim]`, heads on axis 1 where they learn.
         key: `<float>[..., keys, key_dim]`.
         value: `<float>[..., keys, value_dim]`; columns beyond the value size the
             layer was built with are averaged without relative positions.
@@ -68,8 +76,9 @@ class ScaledDotProduct(ConfiguredLayer):
         `<float32>[..., queries]`, large and negative for a query that sees nothing.
 
     Raises:
-        ValueError: if `dropout` is not in [0, 1) or `max_relative_position` is neither
-            None nor a positive integer.
+        ValueError: if `dropout` is not in [0, 1), `max_relative_position` is neither
+            None nor a positive integer, or `entmax_alpha` is none of the above; when
+            called, if the sum of exponentials is asked of entmax.
 
     Example:
 
@@ -92,10 +101,12 @@ class ScaledDotProduct(ConfiguredLayer):
         embeddings_initializer="glorot_uniform",
         relative_key_initializer=None,
         seed=None,
+        entmax_alpha=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
         check_rate("dropout", dropout)
+        self.entmax_alpha = check_entmax_alpha("entmax_alpha", entmax_alpha)
         self.max_relative_position = max_relative_position
         self.dropout = dropout
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
@@ -118,6 +129,13 @@ class ScaledDotProduct(ConfiguredLayer):
         self.value_dim = value_shape[-1]
         if self.relative_position is not None:
             self.relative_position.build(query_shape, value_shape)
+        if self.entmax_alpha == "learned":
+            self.alpha_scores = self.add_weight(
+                name="alpha_scores",
+                shape=(query_shape[1],),
+                initializer="zeros",
+                autocast=False,
+            )
 
     def call(
         self,
@@ -133,6 +151,12 @@ class ScaledDotProduct(ConfiguredLayer):
         return_logsumexp=False,
     ):
         pairs = {"mask": attention_mask, "bias": bias, "distances": distances}
+        if return_logsumexp and self.entmax_alpha is not None:
+            raise ValueError(
+                "`return_logsumexp` must be False with `entmax_alpha`, whose weights "
+                "are no exponentials. Received: return_logsumexp=True with "
+                f"entmax_alpha={self.entmax_alpha!r}"
+            )
         options = {"needs_sum": return_logsumexp, "training": training}
         if not use_causal_mask:
             return self._attend(query, key, value, pairs, offset, **options)
@@ -176,7 +200,7 @@ class ScaledDotProduct(ConfiguredLayer):
         if needs_sum:
             weights, logsumexp = _softmax_and_sum(logits)
         else:
-            weights = _softmax(logits)
+            weights = self.normalized(logits)
         weights = self.dropout_layer(weights, training=training)
         output = ops.matmul(weights, value)
         if self.relative_position is not None:
@@ -186,6 +210,20 @@ class ScaledDotProduct(ConfiguredLayer):
             seen = combine_masks(pairs.get("causal_mask"), mask)
             output = self.of_seeing(output, seen)
         return (output, logsumexp) if needs_sum else output
+
+    def normalized(self, logits):
+        """Returns the weights of keys, `<float>[..., queries, keys]`.
+
+        Args:
+            logits: of the same shape.
+        """
+        if self.entmax_alpha is None:
+            return _softmax(logits)
+        if self.entmax_alpha != "learned":
+            return entmax(logits, self.entmax_alpha)
+        alpha = 1 + ops.sigmoid(ops.convert_to_tensor(self.alpha_scores))
+        ones = [1] * (len(logits.shape) - 2)
+        return entmax(logits, ops.reshape(alpha, (-1, *ones)))
 
     def of_seeing(self, output, mask):
         """Returns the output with zeros for queries that may see nothing."""
@@ -237,6 +275,19 @@ class ScaledDotProduct(ConfiguredLayer):
 
     def compute_output_shape(self, query_shape, key_shape, value_shape):
         return (*query_shape[:-1], value_shape[-1])
+
+
+def check_entmax_alpha(name, alpha):
+    """Returns a number for `entmax` as a float; None and `"learned"` stay."""
+    if alpha is None or isinstance(alpha, str) and alpha == "learned":
+        return alpha
+    is_number = isinstance(alpha, numbers.Real) and not isinstance(alpha, bool)
+    if not is_number or not 1 + LEAST_EXCESS <= alpha <= 2:
+        raise ValueError(
+            f'`{name}` must be None for the softmax, "learned", or a number from '
+            f"{1 + LEAST_EXCESS} to 2. Received: {name}={alpha!r}"
+        )
+    return float(alpha)
 
 
 def _softmax(logits):

@@ -356,6 +356,7 @@ GROUP = {
     "embeddings_initializer": INITIALIZERS,
     "relative_key_initializer": INITIALIZERS,
     "key_shift": KEY_SHIFTS,
+    "entmax_alpha": (1, 1.0, 0.5, 2.5, "free", True, nan, [1.5]),
 }
 BLOCKS = (0, -3, (), (2, 0), (1.5,), "ab", "4", None, (2, 2, 2), (True,), nan)
 OPTIONAL_BLOCKS = tuple(block for block in BLOCKS if block is not None)

@@ -55,6 +55,8 @@ class ClusteredHeads(HeadGroup):
     Reference: `clustered_local_attention_helper` of the release.
     """
 
+    supports_entmax = True
+
     def __init__(
         self,
         num_heads,

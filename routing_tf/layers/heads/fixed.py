@@ -64,6 +64,8 @@ class FixedHeads(HeadGroup):
     (https://arxiv.org/abs/1904.10509), sections 4.2 and 4.3.
     """
 
+    supports_entmax = True
+
     def __init__(
         self,
         num_heads,

@@ -34,6 +34,8 @@ class FullHeads(HeadGroup):
     Reference: Vaswani et al. (2017), section 3.2.
     """
 
+    supports_entmax = True
+
     def sees(self, query, keys, cache):
         return keys >= 0, keys - query
 

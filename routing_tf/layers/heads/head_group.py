@@ -13,6 +13,7 @@ from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import of_length
 from routing_tf.layers.scaled_dot_product import ScaledDotProduct
+from routing_tf.layers.scaled_dot_product import check_entmax_alpha
 from routing_tf.layers.scaled_dot_product import large_negative
 from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.serialization import class_of_config
@@ -55,6 +56,9 @@ class HeadGroup(ConfiguredLayer):
             own then, and a query that sees nothing returns zero. Needs self-attention
             under a causal mask.
         dropout_seed: integer seed of the dropout; None (the default) for a random one.
+        entmax_alpha: None (the default) for the softmax, or sparse weights in its
+            place, see `ScaledDotProduct`: a number of at least 1.001 and at most 2, or
+            `"learned"`.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -69,7 +73,8 @@ class HeadGroup(ConfiguredLayer):
     Raises:
         ValueError: if `num_heads` or `max_relative_position` is not a positive
             integer, `dropout` is not in [0, 1), an initializer or `token_bias_weight`
-            is unknown, or `key_shift` is neither 0 nor 1; when called, if
+            is unknown, `key_shift` is neither 0 nor 1, or `entmax_alpha` is out of
+            range or given to heads without one softmax for a query; when called, if
             `use_causal_mask=True` and query and value differ in length, or with
             `key_shift=1` without a causal mask or with another sequence as value.
     """
@@ -79,6 +84,8 @@ class HeadGroup(ConfiguredLayer):
     #: Whether the group reads what the queries are made of. `build` then gets its shape
     #: too, as `features_shape`.
     needs_features = False
+    #: Whether `entmax_alpha` may replace the softmax, which sees all keys of a query.
+    supports_entmax = False
     #: The layer that attends inside each window or cluster.
     dot_product_class = ScaledDotProduct
 
@@ -92,6 +99,7 @@ class HeadGroup(ConfiguredLayer):
         token_bias_weight=None,
         key_shift=0,
         dropout_seed=None,
+        entmax_alpha=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -114,12 +122,20 @@ class HeadGroup(ConfiguredLayer):
         check_key_shift("key_shift", key_shift)
         self.key_shift = int(key_shift)
         self.dropout_seed = dropout_seed
+        self.entmax_alpha = check_entmax_alpha("entmax_alpha", entmax_alpha)
+        if entmax_alpha is not None and not self.supports_entmax:
+            raise ValueError(
+                f"`entmax_alpha` must be None for {type(self).__name__}: there is no "
+                "one softmax over the keys of a query in whose place it could stand. "
+                f"Received: entmax_alpha={entmax_alpha!r}"
+            )
         self.dot_product = self.dot_product_class(
             max_relative_position=max_relative_position,
             dropout=dropout,
             embeddings_initializer=embeddings_initializer,
             relative_key_initializer=relative_key_initializer,
             seed=dropout_seed,
+            entmax_alpha=entmax_alpha,
             name="dot_product",
             dtype=self.dtype_policy,
         )

@@ -84,6 +84,8 @@ class LocalHeads(HeadGroup):
     section 3.1, whose windows slide where these are blocks.
     """
 
+    supports_entmax = True
+
     def __init__(
         self,
         num_heads,

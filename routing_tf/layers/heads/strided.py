@@ -52,6 +52,8 @@ class StridedHeads(HeadGroup):
     of the release.
     """
 
+    supports_entmax = True
+
     def __init__(self, num_heads, block_shape=(256,), **kwargs):
         super().__init__(num_heads, **kwargs)
         self.block_shape = check_block_shape("block_shape", block_shape)

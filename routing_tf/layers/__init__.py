@@ -21,8 +21,8 @@ from routing_tf.layers.heads.known_models import etc_heads as etc_heads
 from routing_tf.layers.heads.known_models import longformer_heads as longformer_heads
 from routing_tf.layers.heads.linformer import LinformerHeads as LinformerHeads
 from routing_tf.layers.heads.local import LocalHeads as LocalHeads
-from routing_tf.layers.heads.nystrom import NystromHeads as NystromHeads
 from routing_tf.layers.heads.native_sparse import NativeSparseHeads as NativeSparseHeads
+from routing_tf.layers.heads.nystrom import NystromHeads as NystromHeads
 from routing_tf.layers.heads.random import RandomHeads as RandomHeads
 from routing_tf.layers.heads.random_blocks import RandomBlockHeads as RandomBlockHeads
 from routing_tf.layers.heads.routed import RoutedHeads as RoutedHeads

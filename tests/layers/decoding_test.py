@@ -287,6 +287,7 @@ GROUPS = {
         layers.AxialHeads(HEADS, 0, **RELATIVE),
         layers.AxialHeads(HEADS, 1, key_shift=1, **RELATIVE),
         layers.AxialHeads(HEADS),
+    ],
     "chosen": lambda: [
         layers.LocalHeads(HEADS, (2, 3)),
         OTHERS["best_blocks"](),
@@ -331,21 +332,14 @@ def test_steps_on_two_axes_follow_the_blocked_order(groups):
     golden_cases.assert_close(rest, expected[:, 14:], 1e-5)
 
 
+SEEN_ELSEWHERE = ("local", "local_one_block", "full", "strided", "best_blocks")
 MEMORIES = {
     **{kind: functools.partial(make, 5) for kind, make in CLUSTERED.items()},
     "expert_choice_apart": functools.partial(routed, 5, share_query_key=False),
-    **{
-        kind: OTHERS[kind]
-        for kind in (*LINEAR, "local", "local_one_block", "full", "strided")
-    },
+    **{kind: OTHERS[kind] for kind in (*LINEAR, *SEEN_ELSEWHERE)},
 }
 del MEMORIES["token_choice"]
 FEW_MEMORIES = ("expert_choice_apart", "hashed", "local", "strided", "performer")
-        for kind in ("local", "local_one_block", "full", "strided", "best_blocks")
-    },
-}
-del MEMORIES["token_choice"]
-FEW_MEMORIES = ("expert_choice_apart", "hashed", "local", "strided", "best_blocks")
 
 
 @pytest.mark.parametrize(

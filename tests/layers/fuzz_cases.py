@@ -12,7 +12,6 @@ nan, inf = float("nan"), float("inf")
 
 CLUSTERED = ("RoutedHeads", "ClusterStridedHeads", "HashedHeads", "RandomHeads")
 BLOCKED = ("LocalHeads", "StridedHeads", "FixedHeads")
-KINDS = ("FullHeads", *BLOCKED, *CLUSTERED)
 # These attend inside one sequence only.
 OF_ONE_SEQUENCE = ("GlobalHeads", "RandomBlockHeads", "AxialHeads")
 KINDS = ("FullHeads", *BLOCKED, "BlockTopKHeads", *CLUSTERED)
@@ -437,6 +436,7 @@ WRONG = {
         "block_length": SIZES,
         "num_random_blocks": SIZES,
         "seed": (-1, 1.5, "a", None, True),
+    },
     "NativeSparseHeads": {
         **dict.fromkeys(
             (

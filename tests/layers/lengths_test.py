@@ -120,7 +120,6 @@ def some_thorough(kinds, few):
             "performer",
             "global",
             "best blocks",
-            "token choice, shifted",
         ),
     ),
 )

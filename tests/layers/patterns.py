@@ -139,6 +139,8 @@ def axial(rows, columns, axis, causal):
     sees = [in_column, in_row, in_row | in_column][2 if axis is None else axis]
     along = rows if axis == 0 else columns
     return sees & ((j <= i) | (not causal)), along[j] - along[i]
+
+
 def blocks_of_query(products, real, block, number, causal, has_own):
     """The own block, and those whose real keys are most like the query on average.
 

@@ -207,6 +207,8 @@ def axial():
                 f"axial, {axis} of 11{name}",
                 case("Axial", 11, width=4, **own),
             )
+
+
 def block_top_k():
     for length, block, number, memory in (
         (12, 4, 2, None),

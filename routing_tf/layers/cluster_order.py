@@ -7,12 +7,14 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
+from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import library
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import smaller
 from routing_tf.layers.membership import entries_at
 
+LARGEST_INTEGER = 2**31 - 1
 # Fewer rows than this make matrix products slow.
 MIN_CHUNK_SIZE = 16
 
@@ -61,6 +63,7 @@ class ClusterOrder:
 
     def __init__(self, clusters, num_clusters, chunk_size):
         length = length_of(clusters, 2)
+        _check_sizes(length, num_clusters)
         self.chunk_size = chunk_size
         num_chunks = (length + num_clusters * (chunk_size - 1)) // chunk_size
         self.num_chunks = smaller(length, num_chunks)
@@ -132,6 +135,17 @@ class ClusterOrder:
 
     def _num_chunks_before(self, attention_window):
         return -(-(attention_window - 1) // self.chunk_size)
+
+
+def _check_sizes(length, num_clusters):
+    """Refuses numbers whose product, a key to sort by, is no 32-bit integer."""
+    if is_known(length) and (num_clusters + 1) * length > LARGEST_INTEGER:
+        raise ValueError(
+            "The number of entries to sort times the number of clusters must be less "
+            f"than 2**31. Received: {length} entries (tokens, or tokens times the "
+            f"blocks that each one chooses) and {num_clusters} clusters or blocks. "
+            "Take fewer clusters, longer blocks or shorter sequences"
+        )
 
 
 def _join_with_earlier(rows, before):

@@ -171,3 +171,9 @@ def test_places_inside_a_cluster_do_not_depend_on_later_tokens():
 )
 def test_chunks_are_about_a_quarter_of_the_window(window, chunk_size):
     assert chunk_size_for(window) == chunk_size
+
+
+def test_keys_that_overflow_are_refused():
+    clusters = np.zeros((1, 1, 2**20), "int32")
+    with pytest.raises(ValueError, match="2048 clusters"):
+        ClusterOrder(clusters, num_clusters=2048, chunk_size=16)

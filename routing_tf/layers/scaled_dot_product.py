@@ -225,6 +225,18 @@ class ScaledDotProduct(ConfiguredLayer):
         ones = [1] * (len(logits.shape) - 2)
         return entmax(logits, ops.reshape(alpha, (-1, *ones)))
 
+    def attention_weights(self, logits, mask, bias=None, training=None):
+        """Returns the attention weights of logits that a head group computed itself.
+
+        Args:
+            logits: `<float>[..., queries, keys]`.
+            mask: as `attention_mask` in a call.
+            bias: as in a call.
+            training: whether dropout is on.
+        """
+        weights = _softmax(self.masked(logits, mask, bias))
+        return self.dropout_layer(weights, training=training)
+
     def of_seeing(self, output, mask):
         """Returns the output with zeros for queries that may see nothing."""
         return ops.where(ops.any(mask, axis=-1, keepdims=True), output, 0)

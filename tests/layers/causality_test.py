@@ -42,6 +42,8 @@ OTHERS = {
     "strided": functools.partial(layers.StridedHeads, HEADS, (6,), **RELATIVE),
     "fixed": functools.partial(layers.FixedHeads, HEADS, 8, 2),
     "fixed_separate": functools.partial(layers.FixedHeads, HEADS, 8, 3, "separate"),
+    "sliding": functools.partial(layers.SlidingHeads, HEADS, 6, **RELATIVE),
+    "sliding_strided": functools.partial(layers.SlidingHeads, HEADS, 6, True),
     "full": functools.partial(layers.FullHeads, HEADS, **RELATIVE),
     "linear": functools.partial(layers.FeatureMapHeads, HEADS, chunk_length=7),
     "performer": functools.partial(

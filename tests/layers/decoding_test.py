@@ -68,6 +68,9 @@ SYNTHESIZED = {
     "column": functools.partial(layers.AxialHeads, HEADS, 0, 6, **RELATIVE),
     "criss_cross": functools.partial(layers.AxialHeads, HEADS, None, 6),
     "learned": functools.partial(layers.GlobalHeads, HEADS, (2,), None, 3),
+    "fixed_summaries": functools.partial(layers.FixedHeads, HEADS, 5, 2, "summaries"),
+    "sliding": functools.partial(layers.SlidingHeads, HEADS, 4, **RELATIVE),
+    "sliding_strided": functools.partial(layers.SlidingHeads, HEADS, 4, True),
 }
 CASES = {
     **{f"{kind}_5": functools.partial(make, 5) for kind, make in CLUSTERED.items()},
@@ -101,6 +104,7 @@ BOUNDED = (
     *("token_choice_5", "expert_choice_5", "hashed_5", "local", "dilated", "row"),
     *LINEAR,
 )
+BOUNDED = ("token_choice_5", "expert_choice_5", "hashed_5", "local", "sliding")
 BOUNDED_APART = ("token_choice_5_apart", "hashed_5_apart")
 BOUNDED_SHIFTED = (
     "token_choice_5_apart_shifted",

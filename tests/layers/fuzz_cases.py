@@ -15,6 +15,7 @@ BLOCKED = ("LocalHeads", "StridedHeads", "FixedHeads")
 # These attend inside one sequence only.
 OF_ONE_SEQUENCE = ("GlobalHeads", "RandomBlockHeads", "AxialHeads")
 KINDS = ("FullHeads", *BLOCKED, "BlockTopKHeads", *CLUSTERED)
+KINDS = ("FullHeads", *BLOCKED, "SlidingHeads", *CLUSTERED)
 LENGTHS = (1, 2, 3, 5, 7, 8, 12, 16, 19, 24, 33)
 SIDES = (1, 2, 3, 4, 6)
 MASKS = (
@@ -225,6 +226,10 @@ def _mixed(draw):
     every = KINDS if case.value is not None else (*KINDS, *OF_ONE_SEQUENCE)
     kinds = [draw(st.sampled_from(every)) for _ in range(number)]
     places_pair = "FixedHeads" in kinds or (rectangle and "LocalHeads" in kinds)
+    kinds = [draw(st.sampled_from(KINDS)) for _ in range(number)]
+    places_pair = {"FixedHeads", "SlidingHeads"} & set(kinds) or (
+        rectangle and "LocalHeads" in kinds
+    )
     if case.value is not None and places_pair:
         case.value = (*case.query[:-1], case.value[-1])
     case.groups = [(kind, _group(draw, kind, case, rectangle)) for kind in kinds]
@@ -277,11 +282,15 @@ def _group(draw, kind, case, rectangle):
             block *= size
         options["num_summary_columns"] = draw(st.integers(1, min(block, 9)))
         if _chance(draw, 40):
-            options["arrangement"] = "separate"
+            options["arrangement"] = draw(_pick("separate", "summaries"))
             options["num_heads"] = 2
     if kind == "BlockTopKHeads":
         options["block_length"] = draw(_pick(1, 2, 3, 5, 64))
         options["num_blocks"] = draw(_pick(1, 2, 3, 40))
+    if kind == "SlidingHeads":
+        options["radius"] = draw(_pick(1, 2, 3, 5, 64))
+        if "max_relative_position" not in options:
+            options["is_strided"] = draw(st.booleans())
     if kind in CLUSTERED:
         options["attention_window"] = draw(_pick(1, 2, 3, 5, 8, 17, 100))
         options["share_query_key"] = draw(st.booleans())
@@ -453,6 +462,7 @@ WRONG = {
         "compression_dim": OPTIONAL_SIZES,
         "kernel_initializer": INITIALIZERS,
     },
+    "SlidingHeads": {"radius": SIZES, "is_strided": ("yes", None, 2)},
     "RoutedHeads": {
         **CENTROIDS,
         "routing": ("experts", 3, True),

@@ -49,6 +49,7 @@ CASES = {
         *mixed(layers.NativeSparseHeads(2, 4, 2, 4, 3))[:2],
         {"call_kwargs": {"use_causal_mask": True}},
     ),
+    "sliding": mixed(layers.SlidingHeads(2, 2, True)),
     "hashed": mixed(layers.HashedHeads(2, 2, 4)),
     "random": mixed(layers.RandomHeads(2, 2, 4)),
     "random-blocks": mixed(layers.RandomBlockHeads(2, 1, 1)),

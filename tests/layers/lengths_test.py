@@ -40,6 +40,8 @@ CAUSAL = {
     "criss-cross": lambda: layers.AxialHeads(2, width=3),
     "best blocks": lambda: layers.BlockTopKHeads(2, 3, 3, **SHIFTED),
     "native sparse": lambda: layers.NativeSparseHeads(2, 4, 2, 4, 3),
+    "sliding": lambda: layers.SlidingHeads(2, 3, **SHIFTED),
+    "sliding, strided": lambda: layers.SlidingHeads(2, 3, is_strided=True),
     "hashed": lambda: layers.HashedHeads(2, 4, 5, **SHIFTED),
     "token choice": lambda: layers.RoutedHeads(2, 3, 16, max_relative_position=3),
     "token choice, shifted": lambda: layers.RoutedHeads(

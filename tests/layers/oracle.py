@@ -281,6 +281,10 @@ class _Call:
             )
         elif isinstance(group, layers.BlockTopKHeads):
             sees, distances = self._best_blocks()
+        elif isinstance(group, layers.SlidingHeads):
+            sees, distances = patterns.sliding(
+                self.length, group.radius, group.is_strided, self.causal
+            )
         else:
             i, j = np.ogrid[: self.length, : self.memory_length]
             sees, distances = (j <= i) | (not self.causal), j - i

@@ -82,6 +82,8 @@ def fixed(length, block, columns, arrangement, causal, num_heads):
     own = i // block == j // block
     summary = np.broadcast_to(j % block >= block - columns, own.shape)
     heads = [own | summary] * num_heads
+    if arrangement == "summaries":
+        heads = [summary] * num_heads
     if arrangement == "separate":
         heads = [own] * (num_heads // 2) + [summary] * (num_heads // 2)
     return np.stack([seen & ((j <= i) | (not causal)) for seen in heads])
@@ -95,6 +97,8 @@ def global_tokens(length, positions, window, causal):
         positions: of the global tokens.
         window: number of tokens; None for none.
         causal: whether nothing later is seen; the window is then before the query.
+def sliding(length, radius, is_strided, causal):
+    """The tokens at most a radius away, and on request every multiple of it.
 
     Returns:
         As `local`.
@@ -176,6 +180,11 @@ def blocks_of_query(products, real, block, number, causal, has_own):
         sees[i] = np.isin(block_of_key, chosen)
     i, j = np.ogrid[:length, :memory_length]
     return sees & ((j <= i) | (not causal)), margins
+
+
+    apart = np.abs(i - j)
+    sees = (apart <= radius) | (is_strided & (apart % radius == 0))
+    return sees & ((j <= i) | (not causal)), j - i
 
 
 def ranked(scores, real):

@@ -18,7 +18,7 @@ from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 
-ARRANGEMENTS = ("merged", "separate")
+ARRANGEMENTS = ("merged", "separate", "summaries")
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -38,7 +38,9 @@ class FixedHeads(HeadGroup):
             Defaults to 8.
         arrangement: `"merged"` (the default): every head sees both. `"separate"`: the
             first half of the heads sees the own block, the others the summaries; a
-            query without an earlier summary gets zero from the latter.
+            query without an earlier summary gets zero from the latter. `"summaries"`:
+            every head sees the summaries alone, for layers that take turns with
+            `LocalHeads` of the same blocks and no flange.
         **kwargs: arguments of `HeadGroup` but those of relative positions.
 
     Call arguments and Returns: as in `HeadGroup`.
@@ -135,6 +137,8 @@ class FixedHeads(HeadGroup):
         summary = keys % size >= size - self.num_summary_columns
         if self.arrangement == "merged":
             return ops.logical_or(own, summary), keys
+        if self.arrangement == "summaries":
+            return summary, keys
         is_local = np.arange(self.num_heads)[:, None] < self.num_heads // 2
         return ops.where(is_local, own, summary), keys
 
@@ -142,7 +146,7 @@ class FixedHeads(HeadGroup):
         return blocks.break_into_blocks(x, self.block_length, axis=2)
 
     def _slots(self, x):
-        """The keys of each block: its own tokens, then all summaries.
+        """The keys of each block: its own tokens if heads see them, and all summaries.
 
         From `[batch, heads, length, ...]` to `[batch, heads, block, slots, ...]`.
         """
@@ -152,6 +156,8 @@ class FixedHeads(HeadGroup):
         flat = (batch, heads, 1, num_blocks * columns, *rest)
         everywhere = (batch, heads, num_blocks, num_blocks * columns, *rest)
         summaries = ops.broadcast_to(ops.reshape(summaries, flat), everywhere)
+        if self.arrangement == "summaries":
+            return summaries
         return ops.concatenate([own, summaries], axis=3)
 
     def _mask(self, inputs):
@@ -171,6 +177,8 @@ class FixedHeads(HeadGroup):
         block = numbers(num_blocks)[:, None, None]
         query = block * size + np.arange(size, dtype="int32")[:, None]
         slot = numbers(size + num_blocks * columns)
+        if self.arrangement == "summaries":
+            slot = slot[size:]
         is_own = slot < size
         of_block = (slot - size) // columns
         place = size - columns + (slot - size) % columns
@@ -180,5 +188,7 @@ class FixedHeads(HeadGroup):
         if self.arrangement == "merged":
             # The summary of the own block is there already.
             return seen & (is_own | (of_block != block))
+        if self.arrangement == "summaries":
+            return seen
         half = self.num_heads // 2
         return lib.stack([seen & is_own] * half + [seen & ~is_own] * half)

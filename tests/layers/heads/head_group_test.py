@@ -33,6 +33,7 @@ KINDS = {
     "random_logits": lambda **o: layers.SynthesizerHeads(
         HEADS, "random", max_length=20, **o
     ),
+    "sliding": lambda **o: layers.SlidingHeads(HEADS, 3, True, **o),
     "routed": lambda **o: layers.RoutedHeads(HEADS, **EXPERTS, **o),
     "routed_apart": lambda **o: layers.RoutedHeads(
         HEADS, share_query_key=False, **EXPERTS, **o

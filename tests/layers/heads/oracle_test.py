@@ -143,7 +143,7 @@ def strided():
 
 def fixed():
     for length, block, columns in ((12, 4, 1), (11, 3, 3), (5, 8, 4), (6, 1, 1)):
-        for arrangement in ("merged", "separate"):
+        for arrangement in ("merged", "separate", "summaries"):
             yield (
                 f"fixed, {columns} of {block} in {length}, {arrangement}",
                 case(
@@ -225,6 +225,16 @@ def block_top_k():
                     f"best {number} blocks of {block} in {memory or length}{name}",
                     case("BlockTopK", length, memory, **sizes, **way),
                 )
+def sliding():
+    for length, radius in ((12, 4), (11, 3), (5, 8), (6, 1)):
+        for causal in (False, True):
+            name = f"sliding, {radius} in {length}, {causal=}"
+            own = {"radius": radius, "causal": causal}
+            yield name, case("Sliding", length, **own, **relative(2))
+            yield f"{name}, strided", case("Sliding", length, is_strided=True, **own)
+    own = {"radius": 3, "is_strided": True}
+    yield "sliding, shifted", case("Sliding", 11, radius=3, **relative(2), **SHIFTED)
+    yield "sliding, strided, shifted", case("Sliding", 11, **own, **SHIFTED)
 
 
 def members(kind, **options):
@@ -314,6 +324,7 @@ CASES = dict(
         clustered,
     )
     for cases in (full, local, rectangles, strided, fixed, block_top_k, clustered)
+    for cases in (full, local, rectangles, strided, fixed, sliding, clustered)
     for pair in cases()
 )
 # Of each way one: the others differ in sizes or in a projection.
@@ -346,6 +357,10 @@ FEW = {
     "best 4 blocks of 3 in 23, shifted",
     "best 4 blocks of 3 in 23, not causal",
     "best 2 blocks of 3 in 14, not causal",
+    "fixed, 1 of 4 in 12, summaries",
+    "sliding, 3 in 11, causal=True",
+    "sliding, 3 in 11, causal=False, strided",
+    "sliding, strided, shifted",
     "Routed, window of 3",
     "Routed, window of 30 in a memory of 7",
     "Routed, last 3 of 12, apart, shifted",
@@ -395,6 +410,7 @@ NUMBERS = {
     "AxialHeads": {"axis": 0},
     "BlockTopKHeads": {"block_length": 4, "num_blocks": 2},
     "NativeSparseHeads": {},
+    "SlidingHeads": {"radius": 4},
     "RoutedHeads": {"num_clusters": 2, "attention_window": 4},
     "ClusterStridedHeads": {"num_clusters": 2, "attention_window": 4},
     "HashedHeads": {"num_buckets": 4, "attention_window": 4},

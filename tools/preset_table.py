@@ -26,6 +26,7 @@ _HEADS = {
     "num_routed_heads": "routed",
     "num_cluster_strided_heads": "cluster-strided",
     "num_strided_heads": "strided",
+    "num_factorized_heads": "factorized",
 }
 _LAYER = re.compile(r"(.*?(?:block|layer)_)(\d+)(/.*)")
 _RANGE = re.compile(r"(.*?_)\[(.*)\](/.*)")

@@ -98,6 +98,10 @@ def remembers_all_tokens(hyperparameters):
     h = hyperparameters
     if h.num_strided_heads:
         return f"num_strided_heads={h.num_strided_heads}"
+    if h.num_factorized_heads:
+        return f"num_factorized_heads={h.num_factorized_heads}"
+    if h.coordinate_embeddings:
+        return "coordinate_embeddings=True"
     if h.num_local_only_layers >= h.num_layers:
         return None
     if h.num_cluster_strided_heads:

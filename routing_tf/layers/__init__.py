@@ -1,6 +1,7 @@
 """Layers for content-based sparse attention. They need Keras and NumPy alone."""
 
 from routing_tf.layers.clustering import Clustering as Clustering
+from routing_tf.layers.embeddings import GridEmbedding as GridEmbedding
 from routing_tf.layers.embeddings import TimingSignal as TimingSignal
 from routing_tf.layers.embeddings import TokenDropout as TokenDropout
 from routing_tf.layers.embeddings import TokenEmbedding as TokenEmbedding

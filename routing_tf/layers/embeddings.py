@@ -1,4 +1,4 @@
-"""Token embeddings and sinusoidal positions."""
+"""Token embeddings, sinusoidal positions and those on a grid."""
 
 import math
 
@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers.initializers import cloned
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
@@ -158,6 +159,101 @@ class TimingSignal(ConfiguredLayer):
         waves = [library.sin(phases), library.cos(phases)]
         signal = library.concatenate(waves, axis=1)
         return library.pad(signal, [(0, 0), (0, channels % 2)])[None]
+
+    def compute_output_shape(self, inputs_shape):
+        return inputs_shape
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class GridEmbedding(ConfiguredLayer):
+    """Adds to each position the learned vectors of its coordinates on a grid.
+
+    The sequence lies on the grid row by row; there is one table of vectors for each
+    axis, and the vectors of all axes are added. What stands behind the grid, where the
+    length is not known in advance, counts to its last row.
+
+    Args:
+        grid_shape: tuple of the lengths of the axes, such as rows, columns and channels
+            of an image; the last axis is the one along which neighbours lie.
+        embeddings_initializer: initializer of the tables. Defaults to `"uniform"`.
+        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
+
+    Call arguments:
+        inputs: `<float>[batch, length, dim]`.
+        offset: number of positions before the first one of `inputs`, an integer or a
+            tensor. Defaults to 0.
+
+    Returns:
+        `<float>[batch, length, dim]`.
+
+    Raises:
+        ValueError: if `grid_shape` is no tuple of positive integers; when called, if
+            `inputs` are longer than the grid.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf.layers import GridEmbedding
+
+    x = np.zeros((1, 10, 16), "float32")
+    assert GridEmbedding(grid_shape=(3, 4))(x).shape == (1, 10, 16)
+    ```
+
+    Reference: Child et al., "Generating Long Sequences with Sparse Transformers"
+    (https://arxiv.org/abs/1904.10509), section 5.1.
+    """
+
+    def __init__(self, grid_shape, embeddings_initializer="uniform", **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        if not isinstance(grid_shape, (tuple, list)) or not grid_shape:
+            raise ValueError(
+                "`grid_shape` must be a tuple of the lengths of the axes. Received: "
+                f"grid_shape={grid_shape!r}"
+            )
+        self.grid_shape = tuple(
+            check_positive_integer("grid_shape", length) for length in grid_shape
+        )
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+
+    def build(self, inputs_shape):
+        self.tables = [
+            self.add_weight(
+                name=f"axis_{axis}_embeddings",
+                shape=(length, inputs_shape[-1]),
+                initializer=cloned(self.embeddings_initializer),
+            )
+            for axis, length in enumerate(self.grid_shape)
+        ]
+
+    def call(self, inputs, offset=0):
+        length, size = length_of(inputs, 1), math.prod(self.grid_shape)
+        if is_known(length, offset) and length + offset > size:
+            raise ValueError(
+                "`inputs` must not be longer than the grid of positions, which has an "
+                f"embedding for each. Received: {length + offset} positions on a grid "
+                f"of {self.grid_shape}, which has {size}. Cut the sequences, or make "
+                "the grid larger (in models: `max_sequence_length`)"
+            )
+        positions = numbers(length) + (
+            offset if is_known(offset) else ops.cast(offset, "int32")
+        )
+        for table, places in zip(self.tables, self._coordinates(positions)):
+            inputs += ops.cast(dense_take(table, places), inputs.dtype)
+        return inputs
+
+    def _coordinates(self, positions):
+        """The places of positions along each axis, from the first axis on."""
+        found, width = [], math.prod(self.grid_shape)
+        for axis, length in enumerate(self.grid_shape):
+            width //= length
+            places = positions // width
+            lib = np if isinstance(places, np.ndarray) else ops
+            found.append(
+                lib.minimum(places, length - 1) if axis == 0 else places % length
+            )
+        return found
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape

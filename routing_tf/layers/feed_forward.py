@@ -9,7 +9,9 @@ from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
 
-ACTIVATIONS = ("geglu", "relu")
+ACTIVATIONS = ("geglu", "relu", "sigmoid_gelu")
+# x * sigmoid(1.702 x) is close to the GELU.
+SIGMOID_GELU_SLOPE = 1.702
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -17,14 +19,17 @@ class FeedForward(ConfiguredLayer):
     """Two linear maps with a non-linearity between, applied to each token alone.
 
     `"geglu"` gates one projection with the GELU (tanh form) of another and has no
-    biases; `"relu"` is the original form, with biases.
+    biases; `"relu"` is the original form, with biases; `"sigmoid_gelu"` has biases too,
+    and x * sigmoid(1.702 x) between the maps, which is close to the GELU.
 
     Args:
         intermediate_dim: size between the two maps.
-        activation: `"geglu"` or `"relu"`. Defaults to `"geglu"`.
+        activation: `"geglu"`, `"relu"` or `"sigmoid_gelu"`. Defaults to `"geglu"`.
         dropout: rate of dropped intermediate values, in [0, 1). Defaults to 0.0.
         kernel_initializer: initializer of the kernels. Defaults to
             `"glorot_uniform"`.
+        output_initializer: initializer of the last kernel; None (the default) for
+            `kernel_initializer`.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -48,7 +53,9 @@ class FeedForward(ConfiguredLayer):
     ```
 
     Reference: Shazeer, "GLU Variants Improve Transformer"
-    (https://arxiv.org/abs/2002.05202); `geglu` and `dense_relu_dense` of the release.
+    (https://arxiv.org/abs/2002.05202); `geglu` and `dense_relu_dense` of the release;
+    for `"sigmoid_gelu"` Hendrycks and Gimpel, "Gaussian Error Linear Units"
+    (https://arxiv.org/abs/1606.08415), and Child et al. (2019), section 5.3.
     """
 
     def __init__(
@@ -57,6 +64,7 @@ class FeedForward(ConfiguredLayer):
         activation="geglu",
         dropout=0.0,
         kernel_initializer="glorot_uniform",
+        output_initializer=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -69,6 +77,7 @@ class FeedForward(ConfiguredLayer):
         self.activation = activation
         self.dropout = dropout
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.output_initializer = keras.initializers.get(output_initializer)
         self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
 
     def build(self, inputs_shape):
@@ -76,13 +85,15 @@ class FeedForward(ConfiguredLayer):
         self.input_dense = self._dense("input", self.intermediate_dim, dim)
         if self.activation == "geglu":
             self.gate_dense = self._dense("gate", self.intermediate_dim, dim)
-        self.output_dense = self._dense("output", dim, self.intermediate_dim)
+        self.output_dense = self._dense(
+            "output", dim, self.intermediate_dim, self.output_initializer
+        )
 
-    def _dense(self, name, units, input_dim):
+    def _dense(self, name, units, input_dim, initializer=None):
         dense = keras.layers.Dense(
             units,
-            use_bias=self.activation == "relu",
-            kernel_initializer=cloned(self.kernel_initializer),
+            use_bias=self.activation != "geglu",
+            kernel_initializer=cloned(initializer or self.kernel_initializer),
             name=name,
             dtype=self.dtype_policy,
         )
@@ -93,8 +104,10 @@ class FeedForward(ConfiguredLayer):
         hidden = self.input_dense(inputs)
         if self.activation == "geglu":
             hidden = ops.gelu(hidden, approximate=True) * self.gate_dense(inputs)
-        else:
+        elif self.activation == "relu":
             hidden = ops.relu(hidden)
+        else:
+            hidden = hidden * ops.sigmoid(SIGMOID_GELU_SLOPE * hidden)
         return self.output_dense(self.dropout_layer(hidden, training=training))
 
     def compute_output_shape(self, inputs_shape):

@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
+from routing_tf.layers.embeddings import GridEmbedding
 from routing_tf.layers.embeddings import TokenEmbedding
 from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.serialization import ConfiguredLayer
@@ -19,7 +20,9 @@ class SubpixelEmbedding(ConfiguredLayer):
 
     A sub-pixel is one channel of a pixel. Each place gets the value of the sub-pixel
     before it, 0 at the first, looked up in the table of the channel that is to be
-    predicted there, and learned vectors of its row and its column.
+    predicted there, and learned vectors of its row and its column. Or, with
+    `coordinate_embeddings`, the value is looked up in one table for all channels, and
+    gets learned vectors of row, column and channel.
 
     Args:
         vocabulary_size: rows of the table of each channel.
@@ -30,6 +33,11 @@ class SubpixelEmbedding(ConfiguredLayer):
             True.
         embeddings_initializer: initializer of the tables of the channels. Defaults to
             `"uniform"`.
+        coordinate_embeddings: whether all channels share one table of values, and
+            positions have a `GridEmbedding` of row, column and channel in place of a
+            `RowColumnEmbedding`. Vectors are then not scaled. Defaults to False.
+        position_initializer: initializer of the tables of such a grid; None (the
+            default) for `embeddings_initializer`.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -40,8 +48,9 @@ class SubpixelEmbedding(ConfiguredLayer):
         `<float>[batch, height, width * channels, embedding_dim]`.
 
     Raises:
-        ValueError: if a size is not a positive integer; when built, if blocks do not
-            divide the image.
+        ValueError: if a size is not a positive integer, or `coordinate_embeddings` come
+            without `position_embeddings`; when built, if blocks do not divide the
+            image.
 
     Example:
 
@@ -56,7 +65,8 @@ class SubpixelEmbedding(ConfiguredLayer):
     ```
 
     Reference: `prepare_decoder` of the release's image model,
-    `get_channel_embeddings`.
+    `get_channel_embeddings`; for `coordinate_embeddings` Child et al. (2019), section
+    5.1.
     """
 
     def __init__(
@@ -66,6 +76,8 @@ class SubpixelEmbedding(ConfiguredLayer):
         block_shape=None,
         position_embeddings=True,
         embeddings_initializer="uniform",
+        coordinate_embeddings=False,
+        position_initializer=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -83,6 +95,14 @@ class SubpixelEmbedding(ConfiguredLayer):
                 )
         self.position_embeddings = position_embeddings
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        if coordinate_embeddings and not position_embeddings:
+            raise ValueError(
+                "`coordinate_embeddings` are position embeddings. Received: "
+                f"coordinate_embeddings={coordinate_embeddings} with "
+                f"position_embeddings={position_embeddings}. Leave one of the two out"
+            )
+        self.coordinate_embeddings = coordinate_embeddings
+        self.position_initializer = keras.initializers.get(position_initializer)
 
     def build(self, images_shape):
         _check_rank("images", images_shape)
@@ -96,17 +116,26 @@ class SubpixelEmbedding(ConfiguredLayer):
                 "`block_shape` must divide the rows and the tokens of a row. Received: "
                 f"block_shape={self.block_shape} in {self.order.lengths}"
             )
+        shared = self.coordinate_embeddings
         self.channel_embedding = TokenEmbedding(
-            self.vocabulary_size * channels,
+            self.vocabulary_size * (1 if shared else channels),
             self.embedding_dim,
             embeddings_initializer=self.embeddings_initializer,
-            scale=True,
+            scale=not shared,
             name="channel_embedding",
             dtype=self.dtype_policy,
         )
         self.channel_embedding.build(images_shape)
         self.position_embedding = None
-        if self.position_embeddings:
+        if shared:
+            self.position_embedding = GridEmbedding(
+                (height, width, channels),
+                self.position_initializer or self.embeddings_initializer,
+                name="position_embedding",
+                dtype=self.dtype_policy,
+            )
+            self.position_embedding.build((None, None, self.embedding_dim))
+        elif self.position_embeddings:
             self.position_embedding = RowColumnEmbedding(
                 max_length=max(height, width, channels),
                 name="position_embedding",
@@ -117,9 +146,13 @@ class SubpixelEmbedding(ConfiguredLayer):
 
     def call(self, images):
         _, height, width, channels = images.shape
-        offsets = self.vocabulary_size * np.arange(channels, dtype="int32")
+        offsets = self._first_ids(np.arange(channels, dtype="int32"))
         x = self.channel_embedding(self._shift(ops.cast(images, "int32")) + offsets)
-        if self.position_embedding is not None:
+        if self.coordinate_embeddings:
+            size = height * width * channels
+            x = ops.reshape(x, (-1, size, self.embedding_dim))
+            x = self.position_embedding(x)
+        elif self.position_embedding is not None:
             x = ops.reshape(x, (-1, height, width, channels * self.embedding_dim))
             x = self.position_embedding(x)
         return ops.reshape(x, (-1, *self.order.lengths, self.embedding_dim))
@@ -137,15 +170,21 @@ class SubpixelEmbedding(ConfiguredLayer):
         """
         places = ops.take(self._raster_places(), index, axis=0)
         channel = places % self.num_channels
-        ids = ops.cast(values, "int32") + self.vocabulary_size * channel
+        ids = ops.cast(values, "int32") + self._first_ids(channel)
         x = self.channel_embedding(ids[:, None])
         if self.position_embedding is None:
             return x
+        if self.coordinate_embeddings:
+            return self.position_embedding(x, offset=places)
         pixels = places // self.num_channels
         row, column = pixels // self.width, pixels % self.width
         vectors = self.position_embedding.vectors_at(row, column, x.dtype)
         vectors = ops.reshape(vectors, (self.num_channels, self.embedding_dim))
         return x + ops.take(vectors, channel, axis=0)
+
+    def _first_ids(self, channels):
+        """The rows of the table from which on the values of channels stand."""
+        return (0 if self.coordinate_embeddings else self.vocabulary_size) * channels
 
     def _raster_places(self):
         """The place in raster order of each place of the sequence."""

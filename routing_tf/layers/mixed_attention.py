@@ -64,6 +64,8 @@ class MixedAttention(Projections):
         bias_regularizer: the same for each bias.
         kernel_constraint: constraint on each kernel; None (the default) for none.
         bias_constraint: the same on each bias.
+        output_initializer: initializer of the kernel of the last projection; None (the
+            default) for `kernel_initializer`.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -165,6 +167,7 @@ class MixedAttention(Projections):
         bias_regularizer=None,
         kernel_constraint=None,
         bias_constraint=None,
+        output_initializer=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -183,6 +186,7 @@ class MixedAttention(Projections):
         self.bias_initializer = initializer("bias_initializer", bias_initializer)
         self.bias_regularizer = regularizer("bias_regularizer", bias_regularizer)
         self.bias_constraint = constraint("bias_constraint", bias_constraint)
+        self.output_initializer = initializer("output_initializer", output_initializer)
         self.head_groups = arguments.check_head_groups(head_groups)
         self.block_shape = block_shape
         if block_shape is not None:

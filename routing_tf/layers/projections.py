@@ -102,10 +102,13 @@ class Projections(LowRankAdaptation):
         """Makes the kernel or the bias of a projection; None without a shape."""
         if shape is None:
             return None
+        initializer = getattr(self, f"{kind}_initializer")
+        if (name, kind) == ("output", "kernel"):
+            initializer = self.output_initializer or initializer
         return self.add_weight(
             name=f"{name}_{kind}",
             shape=shape,
-            initializer=cloned(getattr(self, f"{kind}_initializer")),
+            initializer=cloned(initializer),
             regularizer=getattr(self, f"{kind}_regularizer"),
             constraint=getattr(self, f"{kind}_constraint"),
         )

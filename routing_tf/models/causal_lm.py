@@ -82,8 +82,12 @@ class TextLanguageModel(Exportable):
         }
         self.output_projection = None
         if h.embedding_dim not in (None, h.hidden_dim):
-            self.output_projection = _dense(h, h.embedding_dim, "output", policies)
-        self.logits_dense = _dense(h, h.vocabulary_size, "logits", policies)
+            self.output_projection = _dense(
+                stack.initializer(h), h.embedding_dim, "output", policies
+            )
+        self.logits_dense = _dense(
+            stack.logits_initializer(h), h.vocabulary_size, "logits", policies
+        )
         # === Functional model ===
         logits = self.logits_of(backbone(backbone.input))
         super().__init__(inputs=backbone.input, outputs=logits, **kwargs)
@@ -382,10 +386,10 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
         return scoring.score_positions(self, routing_scope=routing_scope, **kwargs)
 
 
-def _dense(hyperparameters, units, name, policies):
+def _dense(initializer, units, name, policies):
     return keras.layers.Dense(
         units,
-        kernel_initializer=stack.initializer(hyperparameters),
+        kernel_initializer=initializer,
         name=name,
         dtype=policies[name],
     )

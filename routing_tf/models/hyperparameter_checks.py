@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from routing_tf.layers.clustering import CENTROID_INITIALIZATIONS
+from routing_tf.layers.feed_forward import ACTIVATIONS
 from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
 from routing_tf.layers.heads.head_group import check_key_shift
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
@@ -13,9 +14,12 @@ from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
 
 _CHOICES = {
-    "feed_forward": ("geglu", "relu", "none"),
+    "feed_forward": (*ACTIVATIONS, "none"),
     "norm_position": ("pre", "post"),
-    "optimizer": ("adafactor", "adam"),
+    "optimizer": ("adafactor", "adam", "adamw"),
+    "initializer": ("unit_scaling", "fan_in_normal"),
+    "factorized_pattern": ("strided", "fixed"),
+    "factorized_arrangement": ("interleaved", "merged", "separate"),
     "routing": (None, "expert_choice", "token_choice", "hashed", "random", "full"),
     "routing_scope": ROUTING_SCOPES,
     "centroid_initialization": CENTROID_INITIALIZATIONS,
@@ -31,6 +35,7 @@ _POSITIVE = (
     "hidden_dim",
     "intermediate_dim",
     "local_block_length",
+    "num_summary_columns",
     "num_clusters",
     "attention_window",
     "max_relative_position",
@@ -43,6 +48,7 @@ HEADS = (
     "num_routed_heads",
     "num_cluster_strided_heads",
     "num_strided_heads",
+    "num_factorized_heads",
 )
 _COUNTS = (
     *HEADS,
@@ -88,8 +94,10 @@ def check(h):
                 f"`{name}` must be finite and not negative. Received: {name}={value}"
             )
     _check_heads(h)
+    _check_factorized(h)
     _check_centroids(h)
     _check_image(h)
+    _check_coordinates(h)
 
 
 def _check_type(h, field):
@@ -126,6 +134,42 @@ def _check_heads(h):
             "`hidden_dim` must be a multiple of the number of heads unless "
             f"`key_dim` is given. Received: hidden_dim={h.hidden_dim}, "
             f"{received}"
+        )
+
+
+def _check_factorized(h):
+    if not h.num_factorized_heads:
+        return
+    if h.local_block_width is not None:
+        raise ValueError(
+            "`local_block_width` must be None with factorized heads, whose stride is "
+            f"along the sequence. Received: local_block_width={h.local_block_width}, "
+            f"num_factorized_heads={h.num_factorized_heads}"
+        )
+    if h.factorized_arrangement == "separate" and h.num_factorized_heads % 2:
+        raise ValueError(
+            "`num_factorized_heads` must be even where each half of the heads has a "
+            "half of the pattern. Received: num_factorized_heads="
+            f"{h.num_factorized_heads}, factorized_arrangement='separate'"
+        )
+    is_fixed = h.factorized_pattern == "fixed"
+    if is_fixed and h.num_summary_columns > h.local_block_length:
+        raise ValueError(
+            "`num_summary_columns` must not exceed the block. Received: "
+            f"num_summary_columns={h.num_summary_columns}, "
+            f"local_block_length={h.local_block_length}"
+        )
+
+
+def _check_coordinates(h):
+    if not h.coordinate_embeddings:
+        return
+    if h.kind == "seq2seq" or not h.position_embeddings:
+        raise ValueError(
+            "`coordinate_embeddings` are position embeddings of decoders without an "
+            "encoder. Received: coordinate_embeddings=True, "
+            f"position_embeddings={h.position_embeddings}, "
+            f"num_encoder_layers={h.num_encoder_layers}"
         )
 
 

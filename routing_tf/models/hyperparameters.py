@@ -32,6 +32,10 @@ class Hyperparameters:
             image; None for `vocabulary_size` (the release: 256 in any case).
         position_embeddings: whether embeddings of row and column are added to those of
             an image.
+        coordinate_embeddings: whether positions have embeddings of their coordinates,
+            see `GridEmbedding`: in an image, in place of the others, of row, column and
+            channel, with one table of values for all channels; in a text of the local
+            block and the place in it, up to `max_sequence_length`.
         num_encoder_layers: number of blocks of the encoder; 0 for no encoder.
         encoder_inputs: what an encoder reads: `"tokens"`, or `"embeddings"` of the
             size `hidden_dim` (the release).
@@ -39,7 +43,8 @@ class Hyperparameters:
         hidden_dim: size of a token's vector between the blocks.
         embedding_dim: size of the token embeddings; None for `hidden_dim`.
         intermediate_dim: size inside the feed-forward parts.
-        feed_forward: `"geglu"`, `"relu"` or `"none"`.
+        feed_forward: `"geglu"`, `"relu"`, `"sigmoid_gelu"` or `"none"`, see
+            `FeedForward`.
         norm_position: `"pre"` or `"post"`, where each block normalizes.
         key_dim: size of a query or key of one head; None for `hidden_dim` divided by
             the number of heads.
@@ -61,6 +66,15 @@ class Hyperparameters:
             in the order of distance to a centroid.
         num_strided_heads: heads of each block that attend to their place in the
             other local blocks.
+        num_factorized_heads: heads of each block with the factorized attention of the
+            Sparse Transformer, whose stride is `local_block_length`.
+        factorized_pattern: `"strided"`, the nearest tokens and those that a multiple of
+            the stride away, or `"fixed"`, the own block and the summaries of all.
+        factorized_arrangement: how the two halves of a pattern are put together:
+            `"interleaved"`, in turns from block to block, the first half in the first
+            block; `"merged"`, both in every head; or `"separate"`, each in half of the
+            heads.
+        num_summary_columns: length of the summary of a block, see `FixedHeads`.
         num_local_only_layers: number of first blocks in which the routed heads are
             local ones too.
         num_clusters: number of clusters of each routed or cluster-strided head.
@@ -75,7 +89,7 @@ class Hyperparameters:
             heads (whatever their `routing`) and the cluster-strided and strided ones of
             a decoder's self-attention: its own (0), or that of the token before it (1),
             with which they find what followed their like, see `HeadGroup`.
-        local_key_shift: the same for local heads.
+        local_key_shift: the same for local and factorized heads.
         routing_scope: the tokens that compete in expert choice under a causal mask:
             `"full"` or `"prefix"`, see `RoutedHeads`. Sampling is always in the
             second.
@@ -103,6 +117,7 @@ class Hyperparameters:
         scale_embeddings: whether token embeddings are multiplied by the square root of
             their size.
         timing_signal: whether sinusoidal positions are added to the embeddings.
+        attention_bias: whether the projections of attention have biases.
         shared_head_projection: whether each head's output passes through one more
             matrix, the same for all heads (the release).
         project_shared_keys: whether keys are projected also for heads that share the
@@ -115,13 +130,21 @@ class Hyperparameters:
         embedding_dropout: rate of dropout on the token embeddings.
         residual_dropout: rate of dropout on the output of each part of a block.
         attention_dropout: rate of dropped attention weights.
+        drops_inputs: whether the input of the first block has `residual_dropout` too.
         feed_forward_dropout: rate of dropout inside the feed-forward parts.
         remat: whether training computes the activations inside a block once more for
             the gradients, in place of keeping them: less memory, more time.
         remat_attention: whether it does so with what lies between the projections of
             attention alone: nearly as little memory, and less time.
-        initializer_gain: scale of the uniform unit scaling initializer of all weights.
-        optimizer: `"adafactor"` (the tensor2tensor rule) or `"adam"`.
+        initializer: `"unit_scaling"`, the uniform one of tensor2tensor; or
+            `"fan_in_normal"`, that of the Sparse Transformer: weights are normal with a
+            deviation of `initializer_gain / sqrt(inputs)`, embeddings of
+            `initializer_gain / sqrt(size)`, those of coordinates together of as much,
+            and logits start at 0.
+        initializer_gain: scale of the initializer of all weights.
+        scale_residual_initializer: whether the initial weights of the last projection
+            of each part of a block are divided by `sqrt(2 * layers)` of its stack.
+        optimizer: `"adafactor"` (the tensor2tensor rule), `"adam"` or `"adamw"`.
         learning_rate: the factor `constant` of the schedule.
         learning_rate_schedule: factors joined by `*`, see `FactorSchedule`, or
             `"noam"`.
@@ -129,7 +152,9 @@ class Hyperparameters:
         adam_beta_1: decay of Adam's first moment.
         adam_beta_2: decay of Adam's second moment.
         adam_epsilon: Adam's smallest divisor.
-        weight_decay: factor of the sum of squared weights / 2 in the training loss.
+        weight_decay: factor of the sum of squared weights / 2 in the training loss;
+            with `"adamw"` the share of all matrices that a step takes away, times the
+            learning rate.
         gradient_clip_norm: largest global norm of the gradients; 0 for no limit.
         batch_tokens: tokens in one training batch.
         train_steps: number of training steps of a run that names no other.
@@ -160,6 +185,7 @@ class Hyperparameters:
     num_classes: int | None = None
     channel_vocabulary_size: int | None = None
     position_embeddings: bool = True
+    coordinate_embeddings: bool = False
     num_encoder_layers: int = 0
     encoder_inputs: str = "tokens"
     num_layers: int = 12
@@ -180,6 +206,10 @@ class Hyperparameters:
     num_routed_heads: int = 4
     num_cluster_strided_heads: int = 0
     num_strided_heads: int = 0
+    num_factorized_heads: int = 0
+    factorized_pattern: str = "strided"
+    factorized_arrangement: str = "interleaved"
+    num_summary_columns: int = 8
     num_local_only_layers: int = 0
     num_clusters: int = 16
     attention_window: int = 256
@@ -203,6 +233,7 @@ class Hyperparameters:
     relative_key_stddev: float = 0.0
     scale_embeddings: bool = False
     timing_signal: bool = False
+    attention_bias: bool = False
     shared_head_projection: bool = False
     project_shared_keys: bool = False
     truncate_length: int | None = None
@@ -211,10 +242,13 @@ class Hyperparameters:
     embedding_dropout: float = 0.0
     residual_dropout: float = 0.0
     attention_dropout: float = 0.0
+    drops_inputs: bool = True
     feed_forward_dropout: float = 0.0
     remat: bool = False
     remat_attention: bool = False
+    initializer: str = "unit_scaling"
     initializer_gain: float = 1.0
+    scale_residual_initializer: bool = False
     optimizer: str = "adam"
     learning_rate: float = 1e-3
     learning_rate_schedule: str = "constant*linear_warmup*cosine_decay"
@@ -266,6 +300,11 @@ class Hyperparameters:
     def num_heads(self):
         """Number of heads of each block."""
         return sum(getattr(self, name) for name in HEADS)
+
+    @property
+    def size_of_key(self):
+        """Size of a query or key of one head."""
+        return self.key_dim or self.hidden_dim // self.num_heads
 
     def sees_later_tokens(self, routing_scope):
         """Tells whether outputs depend on later tokens, in spite of the causal mask.

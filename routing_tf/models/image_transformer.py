@@ -84,7 +84,11 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
             h.hidden_dim,
             block_shape=block_shape,
             position_embeddings=h.position_embeddings,
-            embeddings_initializer=stack.initializer(h),
+            embeddings_initializer=stack.embeddings_initializer(h, h.hidden_dim),
+            coordinate_embeddings=h.coordinate_embeddings,
+            position_initializer=stack.embeddings_initializer(
+                h, h.hidden_dim, num_summed=len(self.image_shape)
+            ),
             name="embedding",
             dtype=policy,
         )
@@ -93,18 +97,20 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
             self.class_embedding = layers.TokenEmbedding(
                 h.num_classes,
                 h.hidden_dim,
-                embeddings_initializer=stack.initializer(h),
+                embeddings_initializer=stack.embeddings_initializer(h, h.hidden_dim),
                 name="class_embedding",
                 dtype=policy,
             )
-        self.input_dropout = stack.dropout(h.residual_dropout, "input_dropout", policy)
+        self.input_dropout = stack.dropout(
+            h.residual_dropout if h.drops_inputs else 0.0, "input_dropout", policy
+        )
         self.blocks = [
             stack.decoder_block(h, index, policy) for index in range(h.num_layers)
         ]
         self.final_norm = final_norm(h, "final_norm", policy)
         self.logits_dense = keras.layers.Dense(
             h.vocabulary_size,
-            kernel_initializer=stack.initializer(h),
+            kernel_initializer=stack.logits_initializer(h),
             name="logits",
             dtype=policy,
         )

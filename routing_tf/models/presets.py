@@ -1,8 +1,9 @@
-"""Presets as data: the release's sets by their names, and ours."""
+"""Presets as data: ours, those of other papers, and the sets of the release."""
 
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.models.release.conversion import hyperparameters_from_release
 from routing_tf.models.release.hparams_sets import RELEASE_SETS
+from routing_tf.models.sparse_transformer_sets import SPARSE_TRANSFORMER_SETS
 
 # name -> (description, hyperparameters)
 OWN_SETS = {
@@ -108,6 +109,9 @@ OWN_SETS = {
     ),
 }
 
+# Those that are `Hyperparameters`; the release's have names of its own.
+SETS = {**OWN_SETS, **SPARSE_TRANSFORMER_SETS}
+
 
 def preset_names(kind=None):
     """Returns the names of presets.
@@ -116,7 +120,7 @@ def preset_names(kind=None):
         kind: `"text"`, `"seq2seq"` or `"image"`, see `Hyperparameters.kind`; None (the
             default) for all.
     """
-    names = [*OWN_SETS, *RELEASE_SETS]
+    names = [*SETS, *RELEASE_SETS]
     if kind is None:
         return names
     return [name for name in names if preset_hyperparameters(name).kind == kind]
@@ -124,7 +128,7 @@ def preset_names(kind=None):
 
 def preset_description(name):
     """Returns one sentence about a preset."""
-    return {**OWN_SETS, **RELEASE_SETS}[_known(name)][0]
+    return {**SETS, **RELEASE_SETS}[_known(name)][0]
 
 
 def preset_hyperparameters(name):
@@ -139,13 +143,13 @@ def preset_hyperparameters(name):
     Raises:
         ValueError: for an unknown name, with the list of valid ones.
     """
-    if _known(name) in OWN_SETS:
-        return OWN_SETS[name][1]
+    if _known(name) in SETS:
+        return SETS[name][1]
     return hyperparameters_from_release(RELEASE_SETS[name][1])
 
 
 def _known(name):
-    if name not in OWN_SETS and name not in RELEASE_SETS:
+    if name not in SETS and name not in RELEASE_SETS:
         raise ValueError(
             f"Unknown preset. Received: {name!r}. Valid names are: "
             f"{', '.join(preset_names())}"

@@ -182,7 +182,7 @@ class TextBackbone(PresetBackbone):
         cache_index = 0 if cache_index is None else cache_index
         x = token_ids
         for layer in self.embedding_layers:
-            moves = isinstance(layer, layers.TimingSignal)
+            moves = isinstance(layer, (layers.TimingSignal, layers.GridEmbedding))
             x = layer(x, offset=cache_index) if moves else layer(x)
         caches = []
         for block, block_cache in zip(self.blocks, cache, strict=True):
@@ -337,7 +337,9 @@ def _embedding_layers(hyperparameters, policy):
         layers.TokenEmbedding(
             h.vocabulary_size,
             h.embedding_dim or h.hidden_dim,
-            embeddings_initializer=stack.initializer(h),
+            embeddings_initializer=stack.embeddings_initializer(
+                h, h.embedding_dim or h.hidden_dim
+            ),
             scale=h.scale_embeddings,
             name="token_embedding",
             dtype=policy,
@@ -356,6 +358,17 @@ def _embedding_layers(hyperparameters, policy):
         )
     if h.timing_signal:
         made.append(layers.TimingSignal(name="timing_signal", dtype=policy))
-    if h.residual_dropout:
+    if h.coordinate_embeddings:
+        length = h.local_block_length
+        grid_shape = (-(-h.max_sequence_length // length), length)
+        made.append(
+            layers.GridEmbedding(
+                grid_shape,
+                stack.embeddings_initializer(h, h.hidden_dim, len(grid_shape)),
+                name="grid_embedding",
+                dtype=policy,
+            )
+        )
+    if h.residual_dropout and h.drops_inputs:
         made.append(stack.dropout(h.residual_dropout, "input_dropout", policy))
     return made

@@ -1,6 +1,7 @@
 """The blocks that all models are stacks of, from hyperparameters."""
 
 import functools
+import math
 import re
 
 import keras
@@ -11,14 +12,21 @@ from routing_tf import layers
 def decoder_block(hyperparameters, index, policy):
     """Makes a block of a decoder: causal, with cross-attention after an encoder."""
     h = hyperparameters
+    output_initializer = _output_initializer(h, h.num_layers)
     cross_attention = None
     if h.num_encoder_layers:
         cross_attention = _attention(
-            h, _cross_groups(h, index, policy), "cross_attention", policy
+            h,
+            _cross_groups(h, index, policy),
+            "cross_attention",
+            policy,
+            output_initializer,
         )
     return layers.TransformerBlock(
-        _attention(h, _self_groups(h, index, policy), "attention", policy),
-        _feed_forward(h, policy),
+        _attention(
+            h, _self_groups(h, index, policy), "attention", policy, output_initializer
+        ),
+        _feed_forward(h, policy, output_initializer),
         cross_attention,
         norm_position=h.norm_position,
         dropout=h.residual_dropout,
@@ -35,9 +43,10 @@ def encoder_block(hyperparameters, index, policy):
     """
     h = hyperparameters
     groups = _self_groups(h, index, policy, is_causal=False)
+    output_initializer = _output_initializer(h, h.num_encoder_layers)
     return layers.TransformerBlock(
-        _attention(h, groups, "attention", policy),
-        _feed_forward(h, policy),
+        _attention(h, groups, "attention", policy, output_initializer),
+        _feed_forward(h, policy, output_initializer),
         norm_position=h.norm_position,
         dropout=h.residual_dropout,
         remat=h.remat,
@@ -47,11 +56,48 @@ def encoder_block(hyperparameters, index, policy):
     )
 
 
-def initializer(hyperparameters):
-    """Returns the uniform unit scaling initializer of tensor2tensor."""
+def initializer(hyperparameters, num_summed=1):
+    """Returns the initializer of kernels.
+
+    For the last of `num_summed` kernels that write into one sum, weights are smaller by
+    the square root of their number.
+    """
+    h = hyperparameters
+    if h.initializer == "fan_in_normal":
+        return keras.initializers.VarianceScaling(
+            scale=h.initializer_gain**2 / num_summed,
+            mode="fan_in",
+            distribution="untruncated_normal",
+        )
     return keras.initializers.VarianceScaling(
-        scale=hyperparameters.initializer_gain, mode="fan_avg", distribution="uniform"
+        scale=h.initializer_gain / num_summed, mode="fan_avg", distribution="uniform"
     )
+
+
+def embeddings_initializer(hyperparameters, size, num_summed=1):
+    """Returns the initializer of tables of vectors of a size.
+
+    The vectors of `num_summed` tables are added up.
+    """
+    h = hyperparameters
+    if h.initializer == "fan_in_normal":
+        stddev = h.initializer_gain / math.sqrt(size * num_summed)
+        return keras.initializers.RandomNormal(stddev=stddev)
+    return initializer(h)
+
+
+def logits_initializer(hyperparameters):
+    """Returns the initializer of the kernel of the logits."""
+    if hyperparameters.initializer == "fan_in_normal":
+        return keras.initializers.Zeros()
+    return initializer(hyperparameters)
+
+
+def _output_initializer(hyperparameters, num_layers):
+    """The initializer of the last kernel of each part of a block; None for no other."""
+    if not hyperparameters.scale_residual_initializer:
+        return None
+    return initializer(hyperparameters, num_summed=2 * num_layers)
 
 
 def dropout(rate, name, policy):
@@ -59,23 +105,25 @@ def dropout(rate, name, policy):
     return keras.layers.Dropout(rate, name=name, dtype=policy)
 
 
-def _attention(hyperparameters, groups, name, policy):
+def _attention(hyperparameters, groups, name, policy, output_initializer):
     h = hyperparameters
     return layers.MixedAttention(
         groups,
-        key_dim=h.key_dim or h.hidden_dim // h.num_heads,
+        key_dim=h.size_of_key,
         value_dim=h.value_dim,
         shared_head_projection=h.shared_head_projection,
         project_shared_keys=h.project_shared_keys,
         block_shape=None if h.local_block_width is None else h.local_block_shape,
         kernel_initializer=initializer(h),
+        output_initializer=output_initializer,
+        use_bias=h.attention_bias,
         remat=h.remat_attention,
         name=name,
         dtype=policy,
     )
 
 
-def _feed_forward(hyperparameters, policy):
+def _feed_forward(hyperparameters, policy, output_initializer):
     h = hyperparameters
     if h.feed_forward == "none":
         return None
@@ -84,6 +132,7 @@ def _feed_forward(hyperparameters, policy):
         activation=h.feed_forward,
         dropout=h.feed_forward_dropout,
         kernel_initializer=initializer(h),
+        output_initializer=output_initializer,
         name="feed_forward",
         dtype=policy,
     )
@@ -143,7 +192,43 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
                 flange_blocks=h.local_flange_blocks,
             )
         )
+    for cls, number, settings in _factorized_kinds(h, index):
+        groups.append(make(cls, number, key_shift=local_shift, **settings))
     return groups
+
+
+def _factorized_kinds(hyperparameters, index):
+    """The classes of the factorized heads of a block, with numbers and arguments.
+
+    Reference: Child et al. (2019), sections 4.3 and 5.2.
+    """
+    h = hyperparameters
+    number, length = h.num_factorized_heads, h.local_block_length
+    if not number:
+        return []
+    merges = h.factorized_arrangement == "merged"
+    if h.factorized_pattern == "strided":
+        near = layers.SlidingHeads, {"radius": length}
+        far = layers.StridedHeads, {"block_shape": (length,)}
+        merged = layers.SlidingHeads, {"radius": length, "is_strided": True}
+    else:
+        fixed = {
+            "block_shape": (length,),
+            "num_summary_columns": h.num_summary_columns,
+        }
+        near = layers.LocalHeads, {"block_shape": (length,), "flange_blocks": 0}
+        far = layers.FixedHeads, {**fixed, "arrangement": "summaries"}
+        merged = layers.FixedHeads, fixed
+    if merges:
+        return [(merged[0], number, merged[1])]
+    if h.factorized_arrangement == "interleaved":
+        cls, settings = (near, far)[index % 2]
+        return [(cls, number, settings)]
+    halves = {"near": near, "far": far}
+    return [
+        (cls, number // 2, {**settings, "name": f"{name}_heads"})
+        for name, (cls, settings) in halves.items()
+    ]
 
 
 def _cross_groups(hyperparameters, index, policy):
@@ -221,19 +306,18 @@ def _clustering(hyperparameters):
 def _heads(hyperparameters, policy, cls, num_heads, relative=False, **settings):
     """Makes heads of a class, with the flaws that the hyperparameters ask for."""
     h = hyperparameters
-    name = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+    own_name = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
     if h.compatibility is not None:
         cls, flaws = _release_heads().class_at(h.compatibility, cls)
         settings |= flaws
     return cls(
         num_heads,
         dropout=h.attention_dropout,
-        embeddings_initializer=initializer(h),
+        embeddings_initializer=embeddings_initializer(h, h.size_of_key),
         relative_key_initializer=_relative_key_initializer(h),
         max_relative_position=h.max_relative_position if relative else None,
-        name=name,
         dtype=policy,
-        **settings,
+        **{"name": own_name, **settings},
     )
 
 

@@ -20,7 +20,7 @@ def make_schedule(hyperparameters, train_steps=None):
     """
     h = hyperparameters
     if h.learning_rate_schedule == "noam":
-        factor = 0.002 if h.optimizer == "adam" else 1.0
+        factor = 1.0 if h.optimizer == "adafactor" else 0.002
         return optimizers.NoamSchedule(
             h.learning_rate, h.warmup_steps, h.hidden_dim, optimizer_factor=factor
         )
@@ -37,7 +37,7 @@ def make_schedule(hyperparameters, train_steps=None):
 def make_optimizer(hyperparameters, train_steps=None):
     """Makes the optimizer that the hyperparameters describe.
 
-    Weight decay is no part of it: see `add_weight_decay`.
+    Weight decay is a part of AdamW alone: for all others see `add_weight_decay`.
 
     Args:
         hyperparameters: `Hyperparameters`.
@@ -51,13 +51,15 @@ def make_optimizer(hyperparameters, train_steps=None):
     clip = h.gradient_clip_norm if h.gradient_clip_norm > 0 else None
     if h.optimizer == "adafactor":
         return optimizers.Adafactor(schedule, global_clipnorm=clip)
-    return keras.optimizers.Adam(
-        schedule,
-        beta_1=h.adam_beta_1,
-        beta_2=h.adam_beta_2,
-        epsilon=h.adam_epsilon,
-        global_clipnorm=clip,
-    )
+    settings = {
+        "beta_1": h.adam_beta_1,
+        "beta_2": h.adam_beta_2,
+        "epsilon": h.adam_epsilon,
+        "global_clipnorm": clip,
+    }
+    if h.optimizer == "adam":
+        return keras.optimizers.Adam(schedule, **settings)
+    return optimizers.AdamW(schedule, weight_decay=h.weight_decay, **settings)
 
 
 def add_weight_decay(lm, rate):
@@ -88,7 +90,8 @@ def compile_for_training(lm, hyperparameters=None, jit_compile=True, seed=None):
     """
     if hyperparameters is None:
         hyperparameters = lm.hyperparameters
-    add_weight_decay(lm, hyperparameters.weight_decay)
+    in_loss = hyperparameters.optimizer != "adamw"
+    add_weight_decay(lm, hyperparameters.weight_decay if in_loss else 0.0)
     # Images are sampled with a sampler of their own.
     sampler = {"sampler": keras_hub.samplers.TopPSampler(p=0.9, seed=seed)}
     optimizer = make_optimizer(hyperparameters)

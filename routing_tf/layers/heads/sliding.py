@@ -41,9 +41,9 @@ class SlidingHeads(HeadGroup):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if `radius` is not a positive integer, `is_strided` no truth value, `max_relative_position` is
-            given with `is_strided=True`, or an argument is refused by `HeadGroup`; when
-            called, if query and value differ in length.
+        ValueError: if `radius` is not a positive integer, `is_strided` no truth value,
+            `max_relative_position` is given with `is_strided=True`, or an argument is
+            refused by `HeadGroup`; when called, if query and value differ in length.
 
     Example:
 
@@ -179,7 +179,7 @@ def _at_places(size, x):
 
 
 def _of_blocks(of_places, other):
-    """Multiplies matrices of each place; returns `[batch, heads, block, place, ...]`."""
+    """Multiplies matrices of places; returns `[batch, heads, block, place, ...]`."""
     return ops.swapaxes(ops.matmul(of_places, other), 2, 3)
 
 

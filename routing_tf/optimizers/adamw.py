@@ -1,0 +1,32 @@
+"""Adam whose weight decay leaves out what is no matrix."""
+
+import keras
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class AdamW(keras.optimizers.AdamW):
+    """Adam with decoupled weight decay, of all but biases and normalization.
+
+    Each step also takes the share `learning_rate * weight_decay` away from every
+    weight whose name has none of `bias`, `gamma` and `beta` in it.
+
+    Args:
+        *args: arguments of `keras.optimizers.AdamW`.
+        **kwargs: likewise, by name.
+
+    Example:
+
+    ```python
+    from routing_tf.optimizers import AdamW
+
+    optimizer = AdamW(1e-3, weight_decay=0.01)
+    ```
+
+    Reference: Loshchilov and Hutter, "Decoupled Weight Decay Regularization"
+    (https://arxiv.org/abs/1711.05101).
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        # Here, since the config of an optimizer does not tell it.
+        self.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])

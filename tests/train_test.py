@@ -74,6 +74,26 @@ def run(capsys):
     return run_command
 
 
+SPARSE_TRANSFORMER = (
+    "num_layers=2,hidden_dim=16,intermediate_dim=64,num_local_heads=0,"
+    "num_routed_heads=0,num_factorized_heads=2,local_block_length=8,"
+    "factorized_pattern=fixed,factorized_arrangement=merged,num_summary_columns=2,"
+    "coordinate_embeddings=true,feed_forward=sigmoid_gelu,attention_bias=true,"
+    "initializer=fan_in_normal,initializer_gain=0.125,drops_inputs=false,"
+    "scale_residual_initializer=true,optimizer=adamw,weight_decay=0.01,remat=true,"
+    "residual_dropout=0.1,max_sequence_length=32,batch_tokens=128,warmup_steps=2"
+)
+
+
+def test_a_sparse_transformer_is_trained(run, text_file, tmp_path):
+    """As the paper's sets are, but small, with a sample at its end."""
+    arguments = [f"--files={text_file}", f"--model_dir={tmp_path}", "--seed=3"]
+    arguments += ["--hparams_set=byte_tiny", f"--hparams={SPARSE_TRANSFORMER}"]
+    arguments += ["--train_steps=4", "--eval_examples=4", "--sample_bytes=6"]
+    assert run(*arguments)[0] == 0
+    assert "sigmoid_gelu" in (tmp_path / "config.json").read_text()
+
+
 def configure(*arguments):
     return train.configure(parse(*arguments))[0]
 

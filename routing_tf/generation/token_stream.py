@@ -133,6 +133,8 @@ def cache_length(hyperparameters, num_tokens=None):
             f"truncate_length={h.truncate_length}. Received: {received}, the prompt "
             "included. Set a smaller number of tokens"
         )
+    if num_tokens is not None:
+        steps.check_not_cut(h, num_tokens, "num_tokens")
     setting = remembers_all_tokens(h)
     if setting is None:
         safe_loading.check_memory(h, num_tokens)

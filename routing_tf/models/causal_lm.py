@@ -126,10 +126,20 @@ class TextLanguageModel(Exportable):
         token_ids, mask = (inputs[name] for name in names)
         batch, length = ops.shape(token_ids)
         steps.check_not_cut(self.hyperparameters, length)
+        # Models with embeddings of coordinates have none for the last token, which is
+        # read by nobody.
+        has_end = self.hyperparameters.coordinate_embeddings
+        num_inputs = max(length - 1, 1) if has_end else None
         decoder = steps.TextSteps(self)
         state = decoder.begin(batch, length, memory)
         found = steps.continue_rows(
-            decoder, self.sampler, token_ids, mask, state, stop_token_ids
+            decoder,
+            self.sampler,
+            token_ids,
+            mask,
+            state,
+            stop_token_ids,
+            num_inputs,
         )
         return dict(zip(names, found))
 

@@ -213,7 +213,8 @@ def stream(steps, draw, prompts, state, num_tokens):
     if not steps.reads_at_once:
         first = 0
     if first and steps.are_exact:
-        width = min(2 ** (first - 1).bit_length(), num_tokens)
+        # The last token is read by nobody.
+        width = min(2 ** (first - 1).bit_length(), num_tokens - 1)
         read = compiled_once(steps.model, steps.read, (*key, width))
         tokens = np.pad(prompts[:, :first], [(0, 0), (0, width - first)])
         _, state = read(*map(ops.convert_to_tensor, (tokens, np.int32(first))), state)
@@ -269,13 +270,21 @@ def drawing(model, sampler):
 
 
 def check_not_cut(hyperparameters, length, name="max_length"):
-    """Refuses rows longer than the length to which a model cuts its inputs."""
+    """Refuses rows longer than a model cuts its inputs to, or has positions for."""
     limit = hyperparameters.truncate_length
     if limit is not None and length > limit:
         raise ValueError(
             f"`{name}` must not exceed the length to which this model cuts its inputs, "
             f"{limit}. Received: {name}={length}"
         )
+    if hyperparameters.coordinate_embeddings:
+        # The last token is read by nobody.
+        limit = hyperparameters.max_sequence_length + 1
+        if length > limit:
+            raise ValueError(
+                f"`{name}` must be at most {limit} for a model with embeddings of "
+                f"coordinates, which has no more. Received: {name}={length}"
+            )
 
 
 def longest_input(hyperparameters):

@@ -76,6 +76,29 @@ def test_timing_signal_keeps_mask_and_dtype():
     np.testing.assert_array_equal(mask, [[True, False]])
 
 
+def test_grid_embedding_adds_a_vector_for_each_axis():
+    layer = layers.GridEmbedding((2, 3, 2))
+    layer.build((None, None, 4))
+    helpers.randomize(layer)
+    x = helpers.normal(2, 7, 4)
+    tables = [golden_cases.to_numpy(table) for table in layer.tables]
+    places = np.unravel_index(np.arange(16) % 12, (2, 3, 2))
+    vectors = sum(table[index] for table, index in zip(tables, places))
+    golden_cases.assert_close(golden_cases.to_numpy(layer(x)), x + vectors[:7], 1e-6)
+    for offset in (5, ops.convert_to_tensor(5)):
+        found = golden_cases.to_numpy(layer(x, offset=offset))
+        golden_cases.assert_close(found, x + vectors[5:12], 1e-6)
+    # Behind the grid, where the place is not known in advance: its last row.
+    found = golden_cases.to_numpy(layer(x, offset=ops.convert_to_tensor(9)))
+    expected = np.concatenate([vectors[9:12], vectors[6:10]])
+    golden_cases.assert_close(found, x + expected, 1e-6)
+    with pytest.raises(ValueError, match="(?s)longer than the grid.*13 positions"):
+        layer(x, offset=6)
+    for grid_shape in ((), 4, (0, 2), (2, 1.5), None):
+        with pytest.raises(ValueError, match="`grid_shape` must be"):
+            layers.GridEmbedding(grid_shape)
+
+
 def test_token_dropout_replaces_some_tokens_in_training():
     layer = layers.TokenDropout(0.25, seed=1)
     ids = np.arange(1, 4001, dtype="int32").reshape(4, 1000)

@@ -132,3 +132,16 @@ def test_refuses_wrong_arguments(name, received):
         FeedForward(**{"intermediate_dim": 8, name: received})
     assert f"`{name}`" in str(error.value)
     assert f"Received: {name}={received!r}" in str(error.value)
+
+
+def test_sigmoid_gelu_has_biases_and_a_last_kernel_of_its_own():
+    layer = built_layer("sigmoid_gelu", output_initializer="ones")
+    assert [tuple(w.shape) for w in layer.weights] == [(6, 8), (8,), (8, 6), (6,)]
+    first, bias, second, last_bias = (golden_cases.to_numpy(w) for w in layer.weights)
+    x = helpers.normal(2, 5, 6)
+    hidden = x @ first + bias
+    expected = (hidden / (1 + np.exp(-1.702 * hidden))) @ second + last_bias
+    golden_cases.assert_close(golden_cases.to_numpy(layer(x)), expected, TOLERANCE)
+    fresh = FeedForward(8, "sigmoid_gelu", output_initializer="ones")
+    fresh.build((2, 5, 6))
+    assert np.all(golden_cases.to_numpy(fresh.output_dense.kernel) == 1.0)

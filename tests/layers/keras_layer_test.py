@@ -70,6 +70,15 @@ CASES = {
     ),
     "steps": (layers.SublayerSteps, {"steps": "nd", "dropout": 0.1}, MASKS),
     "feed_forward": (layers.FeedForward, {"intermediate_dim": 8}, MASKS),
+    "sigmoid_gelu": (
+        layers.FeedForward,
+        {
+            "intermediate_dim": 8,
+            "activation": "sigmoid_gelu",
+            "output_initializer": "zeros",
+        },
+        MASKS,
+    ),
     "embedding": (
         layers.TokenEmbedding,
         {"vocabulary_size": 9, "embedding_dim": 4},
@@ -80,6 +89,7 @@ CASES = {
         {},
         {**MASKS, "assert_built_after_instantiation": True},
     ),
+    "grid": (layers.GridEmbedding, {"grid_shape": (2, 4)}, MASKS),
     "token_dropout": (layers.TokenDropout, {"rate": 0.5}, {**MASKS, **EXACT}),
     "rows_and_columns": (
         layers.RowColumnEmbedding,
@@ -89,6 +99,11 @@ CASES = {
     "subpixels": (
         layers.SubpixelEmbedding,
         {"vocabulary_size": 9, "embedding_dim": 4},
+        {"input_data": np.ones((2, 2, 2, 3), "int32"), "input_dtype": "int32"},
+    ),
+    "coordinates": (
+        layers.SubpixelEmbedding,
+        {"vocabulary_size": 9, "embedding_dim": 4, "coordinate_embeddings": True},
         {"input_data": np.ones((2, 2, 2, 3), "int32"), "input_dtype": "int32"},
     ),
 }

@@ -64,6 +64,7 @@ def count_by_hand(h):
     feed_forward = {
         "geglu": 3 * dim * h.intermediate_dim,
         "relu": 2 * dim * h.intermediate_dim + h.intermediate_dim + dim,
+        "sigmoid_gelu": 2 * dim * h.intermediate_dim + h.intermediate_dim + dim,
     }[h.feed_forward]
     total = count_ends_by_hand(h)
     for layer in range(h.num_layers):
@@ -83,11 +84,17 @@ def count_ends_by_hand(h):
     logits = embedding_dim * h.vocabulary_size + h.vocabulary_size
     if h.kind == "image":
         channels = h.num_channels
+        if h.coordinate_embeddings:
+            rows = h.vocabulary_size + h.image_height + h.image_width + channels
+            return rows * dim + logits + final_norm
         rows = max(h.image_height, h.image_width, channels)
         positions = 2 * rows * channels * dim
         embeddings = h.vocabulary_size * channels * dim + (h.num_classes or 0) * dim
         return embeddings + positions + logits + final_norm
     embeddings = h.vocabulary_size * embedding_dim
+    if h.coordinate_embeddings:
+        rows = -(-h.max_sequence_length // h.local_block_length)
+        embeddings += (rows + h.local_block_length) * dim
     if h.kind == "seq2seq":
         embeddings += h.vocabulary_size * dim + final_norm
     if h.embedding_dim:
@@ -106,10 +113,14 @@ def count_attention_by_hand(h, layer, cross=False, causal=True):
     # Routed heads share queries and keys in causal self-attention alone.
     shared = 0 if h.project_shared_keys or cross or not causal else routed + strided
     key_heads = h.num_heads - shared
-    total = (3 * h.num_heads + key_heads) * key_dim * h.hidden_dim
+    keys = (h.num_heads + key_heads) * key_dim
+    values = h.num_heads * (h.value_dim or key_dim)
+    total = (keys + 2 * values) * h.hidden_dim
+    total += (keys + values + h.hidden_dim) * h.attention_bias
     total += key_dim**2 if h.shared_head_projection else 0
     if not cross:
         tables = 2 * (2 * h.max_relative_position + 1) * key_dim
+        local -= h.num_factorized_heads
         total += tables * (bool(local) and h.local_relative_positions)
         total += tables * (bool(routed) and h.routed_relative_positions)
         total += tables * (bool(strided) and h.cluster_strided_relative_positions)

@@ -18,6 +18,7 @@ from tools import preset_table
 
 REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
 OWN = ["python_small", "digits_small", "pairs_small", "byte_tiny"]
+PAPER = [f"sparse_transformer_{data}" for data in ("cifar10", "enwik8", "imagenet64")]
 CLASSES = {
     "text": [models.RoutingTransformer, models.RoutingTransformerCausalLM],
     "seq2seq": [
@@ -51,7 +52,7 @@ def of_start(table, name):
 
 
 def test_names():
-    assert models.preset_names() == [*OWN, *hparams_sets.RELEASE_SETS]
+    assert models.preset_names() == [*OWN, *PAPER, *hparams_sets.RELEASE_SETS]
     for name in models.preset_names():
         assert models.preset_description(name).endswith(".")
 

@@ -1,0 +1,388 @@
+"""The Sparse Transformer of Child et al. (2019), against NumPy by its text."""
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+
+from routing_tf import models
+from routing_tf import optimizers
+from routing_tf import training
+from routing_tf.generation.token_stream import TokenStream
+from tests import golden_cases
+from tests import tracing
+from tests.layers import patterns
+from tests.models import image_transformer_test
+from tests.models import small_models
+
+STRIDE, HEADS, COLUMNS, GAIN = 4, 2, 2, 0.125
+SETTINGS = {
+    "num_local_heads": 0,
+    "num_routed_heads": 0,
+    "num_factorized_heads": HEADS,
+    "local_block_length": STRIDE,
+    "num_summary_columns": COLUMNS,
+    "num_layers": 3,
+    "intermediate_dim": 64,
+    "coordinate_embeddings": True,
+    "feed_forward": "sigmoid_gelu",
+    "attention_bias": True,
+    "initializer": "fan_in_normal",
+    "initializer_gain": GAIN,
+    "scale_residual_initializer": True,
+    "drops_inputs": False,
+}
+ARRANGEMENTS = ("interleaved", "merged", "separate")
+EVERY = [(p, a) for p in ("strided", "fixed") for a in ARRANGEMENTS]
+FEW = [("strided", "interleaved"), ("strided", "merged"), ("fixed", "merged")]
+every_way = pytest.mark.parametrize(
+    "pattern, arrangement",
+    [
+        pytest.param(*way, marks=() if way in FEW else pytest.mark.thorough)
+        for way in EVERY
+    ],
+)
+PRESETS = {
+    # Millions of weights in Table 1 and section 7 of the paper.
+    "sparse_transformer_cifar10": 59,
+    "sparse_transformer_enwik8": 95,
+    "sparse_transformer_imagenet64": 152,
+}
+
+
+def language_model(pattern="strided", arrangement="interleaved", **changes):
+    factors = {"factorized_pattern": pattern, "factorized_arrangement": arrangement}
+    return small_models.language_model(**{**SETTINGS, **factors, **changes})
+
+
+def sees(pattern, arrangement, layer, length):
+    """What each head of a block sees, `<bool>[heads, length, length]`: A(1) and A(2).
+
+    Sections 4.3 and 5.2 of the paper; r in its equation is counted from 0.
+    """
+    i, j = np.ogrid[:length, :length]
+    if pattern == "strided":
+        halves = [i - j <= STRIDE, (i - j) % STRIDE == 0]
+    else:
+        halves = [i // STRIDE == j // STRIDE, j % STRIDE >= STRIDE - COLUMNS]
+    halves = [np.broadcast_to(half, (length, length)) & (j <= i) for half in halves]
+    if arrangement == "merged":
+        return np.stack([halves[0] | halves[1]] * HEADS)
+    if arrangement == "separate":
+        return np.stack(halves)
+    return np.stack([halves[layer % 2]] * HEADS)
+
+
+def norm(x, gamma, beta):
+    x = x - x.mean(axis=-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * gamma + beta
+
+
+def attention(x, weights, visible):
+    def heads(name):
+        y = x @ weights[f"attention/{name}_kernel"] + weights[f"attention/{name}_bias"]
+        return y.reshape(*y.shape[:2], HEADS, -1).swapaxes(1, 2)
+
+    query, key, value = heads("query"), heads("key"), heads("value")
+    logits = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
+    attended = np.zeros(value.shape)
+    # A query without a key gets zero.
+    for head, row in zip(*np.nonzero(visible.any(axis=-1))):
+        keys = np.flatnonzero(visible[head, row])
+        shares = np.exp(logits[:, head, row, keys])
+        shares /= shares.sum(axis=-1, keepdims=True)
+        mean = np.einsum("bk,bkd->bd", shares, value[:, head, keys])
+        attended[:, head, row] = mean
+    joined = attended.swapaxes(1, 2).reshape(*x.shape[:2], -1)
+    return (
+        joined @ weights["attention/output_kernel"] + weights["attention/output_bias"]
+    )
+
+
+def feed_forward(x, weights):
+    first, second = "feed_forward/input/", "feed_forward/output/"
+    y = x @ weights[f"{first}kernel"] + weights[f"{first}bias"]
+    y = y / (1 + np.exp(-1.702 * y))
+    return y @ weights[f"{second}kernel"] + weights[f"{second}bias"]
+
+
+def block(h, weights, visible):
+    """`H + a(H) + b(H)`, section 5.2."""
+
+    def normed(x, part):
+        name = f"{part}_input/norm_0"
+        return norm(x, weights[f"{name}/gamma"], weights[f"{name}/beta"])
+
+    a = attention(normed(h, "attention"), weights, visible)
+    b = feed_forward(normed(h + a, "feed_forward"), weights)
+    return h + a + b
+
+
+def all_weights(lm):
+    return {v.path: np.float64(small_models.array(v)) for v in lm.trainable_variables}
+
+
+def of(weights, start):
+    start += "/"
+    return {k.removeprefix(start): v for k, v in weights.items() if k.startswith(start)}
+
+
+@every_way
+def test_logits_are_those_of_the_paper(pattern, arrangement):
+    lm = language_model(pattern, arrangement)
+    x = small_models.inputs((23, 23), buffer=23)
+    weights, position = all_weights(lm), np.arange(23)
+
+    h = weights["token_embedding/embeddings"][x["token_ids"]]
+    h = h + weights["grid_embedding/axis_0_embeddings"][position // STRIDE]
+    h = h + weights["grid_embedding/axis_1_embeddings"][position % STRIDE]
+    for layer in range(3):
+        visible = sees(pattern, arrangement, layer, 23)
+        h = block(h, of(weights, f"block_{layer}"), visible)
+    h = norm(h, *of(weights, "final_norm").values())
+    expected = h @ weights["logits/kernel"] + weights["logits/bias"]
+
+    logits = small_models.array(lm(x))
+    golden_cases.assert_close(logits, expected, 2e-5)
+
+
+def test_sees_what_the_test_of_heads_says():
+    found = sees("strided", "merged", 0, 11)[0]
+    np.testing.assert_array_equal(found, patterns.sliding(11, STRIDE, True, True)[0])
+
+
+@every_way
+def test_tokens_one_by_one(pattern, arrangement):
+    lm = language_model(pattern, arrangement)
+    x = small_models.inputs((13, 13), buffer=13)
+    expected = small_models.array(lm(x))
+    cache = lm.make_cache(2, 13)
+    logits, _, cache = lm.call_with_cache(x["token_ids"][:, :6], cache, 0)
+    found = [small_models.array(logits)]
+    logits, _, _ = lm.call_with_cache(x["token_ids"][:, 6:], cache, 6)
+    found.append(small_models.array(logits))
+    golden_cases.assert_close(np.concatenate(found, axis=1), expected, 2e-5)
+
+
+def test_initial_values():
+    h = small_models.hyperparameters(**SETTINGS, vocabulary_size=300).replace(
+        hidden_dim=64, intermediate_dim=256
+    )
+    lm = models.RoutingTransformerCausalLM(models.RoutingTransformer(h))
+    weights = {v.path: small_models.array(v) for v in lm.trainable_variables}
+    wanted = {
+        "token_embedding/embeddings": GAIN / 64**0.5,
+        "grid_embedding/axis_0_embeddings": GAIN / (2 * 64) ** 0.5,
+        "block_0/attention/query_kernel": GAIN / 64**0.5,
+        "block_0/attention/output_kernel": GAIN / 64**0.5 / 6**0.5,
+        "block_2/feed_forward/input/kernel": GAIN / 64**0.5,
+        "block_2/feed_forward/output/kernel": GAIN / 256**0.5 / 6**0.5,
+    }
+    for path, stddev in wanted.items():
+        assert np.isclose(np.std(weights[path]), stddev, rtol=0.15), path
+    assert not np.any(weights["logits/kernel"])
+    assert not np.any(weights["block_0/attention/output_bias"])
+
+
+def test_residual_scale_of_the_other_initializer():
+    one, scaled = (
+        models.RoutingTransformer(
+            small_models.hyperparameters(
+                num_layers=8, hidden_dim=64, scale_residual_initializer=scale
+            )
+        )
+        for scale in (False, True)
+    )
+    for path in ("attention/output_kernel", "feed_forward/output/kernel"):
+        values = [
+            next(
+                small_models.array(v)
+                for v in backbone.trainable_variables
+                if v.path.endswith(f"block_0/{path}")
+            )
+            for backbone in (one, scaled)
+        ]
+        ratio = np.std(values[0]) / np.std(values[1])
+        assert np.isclose(ratio, 4.0, rtol=0.15)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_numbers_of_weights_are_those_of_the_paper(name):
+    h = models.preset_hyperparameters(name)
+    dim, key = h.hidden_dim, h.num_heads * h.size_of_key
+    value = h.num_heads * (h.value_dim or h.size_of_key)
+    per_layer = 2 * dim * key + 2 * dim * value + 2 * dim * h.intermediate_dim
+    assert value == dim
+    assert h.intermediate_dim == (2 if h.num_layers == 128 else 4) * dim
+    # Biases, norms and embeddings are less than a hundredth.
+    assert PRESETS[name] - 1.1 < h.num_layers * per_layer / 1e6 < PRESETS[name] + 0.5
+
+
+def small_image_model(**changes):
+    shape = {"image_height": 3, "image_width": 4, "max_sequence_length": 36}
+    return image_transformer_test.image_model(**{**SETTINGS, **shape, **changes})
+
+
+def test_embeddings_of_images():
+    """One table of values, and vectors of row, column and channel."""
+    model = small_image_model()
+    images = np.random.default_rng(0).integers(0, 11, (2, 3, 4, 3)).astype("int32")
+    weights = of(all_weights(model), "embedding")
+    values = np.pad(images.reshape(2, -1), [(0, 0), (1, 0)])[:, :-1]
+    expected = weights["channel_embedding/embeddings"][values]
+    for axis, places in enumerate(np.indices((3, 4, 3))):
+        table = weights[f"position_embedding/axis_{axis}_embeddings"]
+        expected = expected + table[places.reshape(-1)]
+    found = small_models.array(model.embedding(images))
+    golden_cases.assert_close(found, expected, 1e-6)
+    for place in (0, 1, 17, 35):
+        one = model.embedding.at(values[:, place], place)
+        golden_cases.assert_close(
+            small_models.array(one)[:, 0], expected[:, place], 1e-6
+        )
+
+
+@pytest.mark.parametrize("pattern, arrangement", FEW)
+def test_images_sub_pixel_by_sub_pixel(pattern, arrangement):
+    model = small_image_model(
+        factorized_pattern=pattern, factorized_arrangement=arrangement
+    )
+    images = np.random.default_rng(0).integers(0, 11, (2, 3, 4, 3)).astype("int32")
+    expected = small_models.array(model(images)).reshape(2, 36, -1)
+    values = np.pad(images.reshape(2, -1), [(0, 0), (1, 0)])
+    logits, cache = model.start_cache(images, model.make_cache(2), num_given=20)
+    logits = small_models.array(logits).reshape(2, 36, -1)
+    golden_cases.assert_close(logits[:, :20], expected[:, :20], 2e-5)
+    for place in (20, 21, 22):
+        logits, cache = model.call_with_cache(values[:, place], cache, place)
+        logits = small_models.array(logits)
+        golden_cases.assert_close(logits, expected[:, place], 2e-5)
+
+
+def test_training_with_recomputed_blocks_lowers_the_loss():
+    lm = language_model(
+        remat=True,
+        residual_dropout=0.1,
+        optimizer="adamw",
+        weight_decay=0.01,
+        learning_rate=0.01,
+        learning_rate_schedule="constant",
+    )
+    training.compile_for_training(lm, jit_compile=False)
+    assert isinstance(lm.optimizer, optimizers.AdamW)
+    x = small_models.inputs()
+    y = np.roll(x["token_ids"], -1, axis=1)
+    losses = [float(lm.train_on_batch(x, y)[0]) for _ in range(5)]
+    assert losses[0] > losses[-1] + 0.2
+
+
+def test_decay_takes_a_share_of_matrices_alone():
+    optimizer = optimizers.AdamW(0.1, weight_decay=0.5)
+    optimizer = optimizers.AdamW.from_config(optimizer.get_config())
+    variables = [
+        keras.Variable(np.ones((2, 2), "float32"), name=name)
+        for name in ("kernel", "gamma", "beta", "bias")
+    ]
+    optimizer.build(variables)
+    optimizer.apply([np.zeros((2, 2), "float32")] * 4, variables)
+    found = [small_models.array(v)[0, 0] for v in variables]
+    golden_cases.assert_close(np.array(found), [0.95, 1.0, 1.0, 1.0], 1e-6)
+
+
+def test_inputs_longer_than_the_grid_are_refused():
+    lm = language_model(max_sequence_length=8)
+    assert lm(small_models.inputs((8, 8), buffer=8)).shape == (2, 8, 31)
+    with pytest.raises(ValueError, match="longer than the grid.*9 positions"):
+        lm(small_models.inputs((9, 9), buffer=9))
+
+
+def test_a_text_may_end_where_the_grid_does():
+    lm = language_model("fixed", "merged", num_layers=1, max_sequence_length=12)
+    lm.compile(sampler="greedy")
+    found = []
+    for length in (13, 14):
+        x = {
+            "token_ids": np.zeros((1, length), "int32"),
+            "padding_mask": np.arange(length)[None] < 1,
+        }
+        if length == 14:
+            with pytest.raises(ValueError, match="at most 13.*length=14"):
+                lm.generate(x, stop_token_ids=None)
+            with pytest.raises(ValueError, match="at most 13.*num_tokens=14"):
+                TokenStream(lm, "greedy", 14)
+            continue
+        found.append(np.asarray(lm.generate(x, stop_token_ids=None)["token_ids"][0]))
+        stream = TokenStream(lm, keras_hub.samplers.get("greedy"), length)
+        for given in (1, 11):
+            start = found[0][:given]
+            places = [int(row[0]) for _, row in stream([start.tolist()])]
+            np.testing.assert_array_equal([*start, *places], found[0])
+    with pytest.raises(ValueError, match="without end.*num_factorized_heads=2"):
+        TokenStream(lm, keras_hub.samplers.get("greedy"))
+
+
+def test_drops_inputs():
+    for drops in (True, False):
+        lm = language_model(residual_dropout=0.1, drops_inputs=drops)
+        names = [layer.name for layer in lm.backbone.embedding_layers]
+        assert ("input_dropout" in names) == drops
+
+
+@pytest.mark.parametrize(
+    "message, changes",
+    [
+        (
+            "`local_block_width` must be None with factorized heads",
+            {**image_transformer_test.SETTINGS, "local_block_width": 6},
+        ),
+        (
+            "`num_factorized_heads` must be even",
+            {"num_factorized_heads": 1, "factorized_arrangement": "separate"},
+        ),
+        (
+            "`num_summary_columns` must not exceed.*local_block_length=4",
+            {"factorized_pattern": "fixed", "num_summary_columns": 5},
+        ),
+        ("without an encoder.*num_encoder_layers=2", {"num_encoder_layers": 2}),
+        ("position_embeddings=False", {"position_embeddings": False}),
+        ("`factorized_pattern` must be one of", {"factorized_pattern": "all"}),
+        ("`factorized_arrangement` must be one", {"factorized_arrangement": "x"}),
+        ("`initializer` must be one of", {"initializer": "normal"}),
+    ],
+)
+def test_refused(message, changes):
+    fields = {**small_models.SETTINGS, **SETTINGS, **changes}
+    with pytest.raises(ValueError, match=message):
+        models.Hyperparameters(**{**fields, "num_factorized_heads": 2, **changes})
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow",
+    reason="SavedModels are made on the TensorFlow backend",
+)
+def test_a_saved_model_scores_and_continues(tmp_path):
+    import tensorflow as tf
+
+    lm = language_model("fixed", "merged", num_layers=2, max_sequence_length=12)
+    rows = small_models.inputs((5, 5), buffer=12)
+    with tracing.traced():
+        lm.export(str(tmp_path / "served"))
+        served = tf.saved_model.load(str(tmp_path / "served"))
+    ids = rows["token_ids"][:, :5]
+    given = {"token_ids": ids, "padding_mask": np.ones(ids.shape, "bool")}
+    scores = served.score(**given)["log_likelihoods"].numpy()
+    before = np.pad(ids, [(0, 0), (1, 0)])[:, :-1]
+    logits = lm({"token_ids": before, "padding_mask": given["padding_mask"]})
+    shares = small_models.array(keras.ops.log_softmax(logits))
+    expected = np.take_along_axis(shares, ids[..., None], axis=-1)[..., 0]
+    golden_cases.assert_close(scores, expected, 1e-4)
+    lm.compile(sampler="greedy")
+    inputs = {
+        "token_ids": np.pad(ids, [(0, 0), (1, 7)]),
+        "padding_mask": np.pad(given["padding_mask"], [(0, 0), (1, 7)]),
+    }
+    inputs["padding_mask"][:, 0] = True
+    expected = lm.generate(inputs, stop_token_ids=None)["token_ids"]
+    found = served.generate(**given, temperature=0.0)["token_ids"].numpy()
+    np.testing.assert_array_equal(found[:, :12], np.asarray(expected)[:, 1:13])

@@ -67,6 +67,8 @@ class RoutingAttention(MixedAttention):
         seed: integer seed of the dropout; None (the default) for a random one.
         kernel_initializer: initializer of all projections and of the relative
             position tables. Defaults to `"glorot_uniform"`.
+        rotary_positions: whether all heads turn queries and keys by the position of
+            their token, see `HeadGroup`. Defaults to False.
         **kwargs: arguments of `MixedAttention`, such as `use_bias` (defaults to False,
             unlike in `keras.layers.MultiHeadAttention`) and `remat`; and those of
             `keras.layers.Layer`, such as `name`.
@@ -123,6 +125,7 @@ class RoutingAttention(MixedAttention):
         kernel_initializer="glorot_uniform",
         key_shift=0,
         seed=None,
+        rotary_positions=False,
         **kwargs,
     ):
         num_heads = check_positive_integer("num_heads", num_heads)
@@ -145,6 +148,7 @@ class RoutingAttention(MixedAttention):
             "max_relative_position": max_relative_position,
             "dropout": dropout,
             "key_shift": key_shift,
+            "rotary_positions": rotary_positions,
             "embeddings_initializer": kernel_initializer,
             "dtype": kwargs.get("dtype"),
         }
@@ -199,6 +203,7 @@ class RoutingAttention(MixedAttention):
         self.dropout = dropout
         self.key_shift = groups[0].key_shift
         self.seed = seed
+        self.rotary_positions = rotary_positions
 
     def get_config(self):
         config = super().get_config()

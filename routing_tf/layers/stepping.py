@@ -164,6 +164,7 @@ def _step(attention, query, masks, cache, index):
             query,
             **masks,
             positions=positions,
+            first_position=index,
             use_causal_mask=True,
             adds_losses=False,
         )

@@ -1,5 +1,6 @@
 """Checks of arguments, with messages that state the rule and the value received."""
 
+import math
 import numbers
 
 import keras
@@ -31,6 +32,16 @@ def check_non_negative_integer(name, value):
             f"`{name}` must be an integer of at least 0. Received: {name}={value!r}"
         )
     return int(value)
+
+
+def check_positive_number(name, value):
+    """Returns a finite number above 0; else raises a `ValueError`."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
+        raise ValueError(
+            f"`{name}` must be a positive number. Received: {name}={value!r}"
+        )
+    return int(value) if is_integer(value) else float(value)
 
 
 def check_rate(name, value):

@@ -94,6 +94,7 @@ def check(h):
                 f"`{name}` must be finite and not negative. Received: {name}={value}"
             )
     _check_heads(h)
+    _check_rotary(h)
     _check_factorized(h)
     _check_centroids(h)
     _check_image(h)
@@ -134,6 +135,15 @@ def _check_heads(h):
             "`hidden_dim` must be a multiple of the number of heads unless "
             f"`key_dim` is given. Received: hidden_dim={h.hidden_dim}, "
             f"{received}"
+        )
+
+
+def _check_rotary(h):
+    if h.rotary_positions and (h.compatibility is not None or h.size_of_key % 2):
+        raise ValueError(
+            "`rotary_positions=True` must come with an even `key_dim`, and without "
+            f"flaws of the release. Received: key_dim={h.size_of_key}, "
+            f"compatibility={h.compatibility!r}"
         )
 
 

@@ -111,6 +111,8 @@ class Hyperparameters:
         revive_centroids_after: number of training steps without a token after which a
             centroid is set to one, see `OnlineKMeans`; None for never.
         commitment_weight: factor of the clustering loss.
+        rotary_positions: whether heads of self-attention have rotary positions in place
+            of relative ones, see `HeadGroup`; an even `key_dim` then.
         max_relative_position: largest relative position with an embedding of its own.
         relative_key_stddev: standard deviation of the initial relative positions of
             keys; 0 for the initializer of all other weights.
@@ -229,6 +231,7 @@ class Hyperparameters:
     balance_rate: float = 0.0
     revive_centroids_after: int | None = None
     commitment_weight: float = 1e-4
+    rotary_positions: bool = False
     max_relative_position: int = 513
     relative_key_stddev: float = 0.0
     scale_embeddings: bool = False

@@ -141,7 +141,7 @@ def _feed_forward(hyperparameters, policy, output_initializer):
 def _self_groups(hyperparameters, index, policy, is_causal=True):
     """The head groups of self-attention, in the order of the release."""
     h = hyperparameters
-    make = functools.partial(_heads, h, policy)
+    make = functools.partial(_heads, h, policy, rotary_positions=h.rotary_positions)
     # Keys can be shifted only where nothing later is seen.
     routed_shift, local_shift = h.routed_key_shift, h.local_key_shift
     if not is_causal:
@@ -303,9 +303,18 @@ def _clustering(hyperparameters):
     }
 
 
-def _heads(hyperparameters, policy, cls, num_heads, relative=False, **settings):
+def _heads(
+    hyperparameters,
+    policy,
+    cls,
+    num_heads,
+    relative=False,
+    rotary_positions=False,
+    **settings,
+):
     """Makes heads of a class, with the flaws that the hyperparameters ask for."""
     h = hyperparameters
+    relative = relative and not rotary_positions
     own_name = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
     if h.compatibility is not None:
         cls, flaws = _release_heads().class_at(h.compatibility, cls)
@@ -316,6 +325,7 @@ def _heads(hyperparameters, policy, cls, num_heads, relative=False, **settings):
         embeddings_initializer=embeddings_initializer(h, h.size_of_key),
         relative_key_initializer=_relative_key_initializer(h),
         max_relative_position=h.max_relative_position if relative else None,
+        rotary_positions=rotary_positions,
         dtype=policy,
         **{"name": own_name, **settings},
     )

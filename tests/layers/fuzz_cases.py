@@ -365,6 +365,8 @@ GROUP = {
     "relative_key_initializer": INITIALIZERS,
     "key_shift": KEY_SHIFTS,
     "entmax_alpha": (1, 1.0, 0.5, 2.5, "free", True, nan, [1.5]),
+    "rotary_positions": ("yes", None, 2),
+    "rotary_wavelength": (0, -1.5, "a", None, True, nan, float("inf")),
 }
 BLOCKS = (0, -3, (), (2, 0), (1.5,), "ab", "4", None, (2, 2, 2), (True,), nan)
 OPTIONAL_BLOCKS = tuple(block for block in BLOCKS if block is not None)
@@ -501,6 +503,7 @@ WRONG_ROUTING = {
     "max_relative_position": OPTIONAL_SIZES,
     "dropout": GROUP["dropout"],
     "key_shift": KEY_SHIFTS,
+    "rotary_positions": GROUP["rotary_positions"],
 }
 OF_ROUTED_HEADS = ("num_clusters", "routing", "routing_scope", "prefix_block_size")
 

@@ -29,7 +29,8 @@ class ClusteredHeads(HeadGroup):
     `causal_rule`; in attention to another sequence each query sees the members of its
     best cluster; else attention is dense inside each cluster, and a token's results
     are averaged over the clusters it sits in. Queries and keys are normalised and
-    scored in float32, with `dtype="float64"` too.
+    scored in float32, with `dtype="float64"` too. Rotary positions turn them after
+    that: clusters are chosen by content alone, and positions show inside a cluster.
 
     Args:
         num_heads: number of heads in the group.
@@ -72,6 +73,9 @@ class ClusteredHeads(HeadGroup):
             "attention_window", attention_window
         )
         self.share_query_key = share_query_key
+
+    # Clusters are found by content alone, what is in them is compared by position too.
+    compares_inputs = False
 
     @property
     def needs_keys(self):
@@ -196,9 +200,10 @@ class ClusteredHeads(HeadGroup):
             scores = self.scores(streams, masks, training=training)
         else:
             scores = self.bare_scores(streams)
+        query = self.rotated(query, inputs)
         return RoutedTokens(
             query,
-            key,
+            query if shares_vectors else self.rotated(key, inputs),
             scores[0],
             scores[-1],
             masks[0],

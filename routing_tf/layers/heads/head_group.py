@@ -12,6 +12,7 @@ from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import of_length
+from routing_tf.layers.rotary_position import rotate
 from routing_tf.layers.scaled_dot_product import ScaledDotProduct
 from routing_tf.layers.scaled_dot_product import check_entmax_alpha
 from routing_tf.layers.scaled_dot_product import large_negative
@@ -21,6 +22,7 @@ from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import check_positive_number
 from routing_tf.layers.validation import initializer
 from routing_tf.layers.validation import is_integer
 
@@ -59,6 +61,12 @@ class HeadGroup(ConfiguredLayer):
         entmax_alpha: None (the default) for the softmax, or sparse weights in its
             place, see `ScaledDotProduct`: a number of at least 1.001 and at most 2, or
             `"learned"`.
+        rotary_positions: whether queries and keys are turned by the position of their
+            token before they are compared (RoFormer), so that what they compare depends
+            on its distance too. A shifted key keeps the position of its own token.
+            Positions are counted in the order of the sequence. For self-attention and
+            an even size of keys. Defaults to False.
+        rotary_wavelength: base of the wavelengths of these turns. Defaults to 10000.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -73,10 +81,13 @@ class HeadGroup(ConfiguredLayer):
     Raises:
         ValueError: if `num_heads` or `max_relative_position` is not a positive
             integer, `dropout` is not in [0, 1), an initializer or `token_bias_weight`
-            is unknown, `key_shift` is neither 0 nor 1, or `entmax_alpha` is out of
-            range or given to heads without one softmax for a query; when called, if
-            `use_causal_mask=True` and query and value differ in length, or with
-            `key_shift=1` without a causal mask or with another sequence as value.
+            is unknown, `key_shift` is neither 0 nor 1, `entmax_alpha` is out of range
+            or given to heads without one softmax for a query, `rotary_positions` no
+            truth value or `rotary_wavelength` no positive number; when built, if keys
+            have an odd size for rotary positions; when called, if
+            `use_causal_mask=True` and query and value differ in length, with
+            `key_shift=1` without a causal mask or with another sequence as value, or
+            with rotary positions and such a value.
     """
 
     #: Whether the group wants keys of its own in self-attention.
@@ -86,6 +97,9 @@ class HeadGroup(ConfiguredLayer):
     needs_features = False
     #: Whether `entmax_alpha` may replace the softmax, which sees all keys of a query.
     supports_entmax = False
+    #: Whether queries and keys are compared as `prepared` returns them. Else the group
+    #: calls `rotated` for what it compares.
+    compares_inputs = True
     #: The layer that attends inside each window or cluster.
     dot_product_class = ScaledDotProduct
 
@@ -100,6 +114,8 @@ class HeadGroup(ConfiguredLayer):
         key_shift=0,
         dropout_seed=None,
         entmax_alpha=None,
+        rotary_positions=False,
+        rotary_wavelength=10000,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -129,6 +145,11 @@ class HeadGroup(ConfiguredLayer):
                 "one softmax over the keys of a query in whose place it could stand. "
                 f"Received: entmax_alpha={entmax_alpha!r}"
             )
+        check_choice("rotary_positions", rotary_positions, (False, True))
+        self.rotary_positions = rotary_positions
+        self.rotary_wavelength = check_positive_number(
+            "rotary_wavelength", rotary_wavelength
+        )
         self.dot_product = self.dot_product_class(
             max_relative_position=max_relative_position,
             dropout=dropout,
@@ -142,6 +163,11 @@ class HeadGroup(ConfiguredLayer):
 
     def build(self, query_shape, key_shape, value_shape):
         self.set_sizes(query_shape[-1], value_shape[-1])
+        if self.rotary_positions and query_shape[-1] % 2:
+            raise ValueError(
+                "`key_dim` must be even with `rotary_positions=True`, which turn pairs "
+                f"of entries. Received: key_dim={query_shape[-1]}"
+            )
         self.dot_product.build(query_shape, key_shape, value_shape)
         if self.token_bias_weight is not None:
             self.bias_weight = self.add_weight(
@@ -188,10 +214,18 @@ class HeadGroup(ConfiguredLayer):
             value = self._of_length(inputs.query, value)
         if self.key_shift:
             _check_shifted_call(inputs)
+        if self.rotary_positions and inputs.is_cross_attention:
+            raise ValueError(
+                "`rotary_positions=True` needs self-attention: the distance of tokens "
+                "of two sequences has no meaning. Received: is_cross_attention=True. "
+                "Take a group without them for attention to another sequence"
+            )
         query, key, value, features = (
             None if x is None else ops.cast(x, self.compute_dtype)
             for x in (inputs.query, inputs.key, value, inputs.features)
         )
+        if self.compares_inputs:
+            query, key = (self.rotated(x, inputs) for x in (query, key))
         return dataclasses.replace(
             inputs,
             query=query,
@@ -200,6 +234,17 @@ class HeadGroup(ConfiguredLayer):
             features=features,
             token_bias=self._weighted(inputs.token_bias),
         )
+
+    def rotated(self, x, inputs):
+        """Returns queries or keys as they are compared, turned by their positions.
+
+        Args:
+            x: `<float>[batch, heads, length, key_dim]`, or None.
+            inputs: the `HeadInputs` that they come from.
+        """
+        if x is None or not self.rotary_positions:
+            return x
+        return rotate(x, inputs.first_position, self.rotary_wavelength)
 
     def _of_length(self, query, value):
         """Returns `value`; refuses one of another length than `query`."""

@@ -36,6 +36,8 @@ class HeadInputs:
         positions: `Positions` of the query, which tell the axes and their order; None
             (the default) for a sequence.
         adds_losses: whether clustering losses are added. Defaults to True.
+        first_position: position of the first token, an integer or a tensor. Defaults
+            to 0.
         routing_scope: the tokens that compete in expert choice under a causal mask, see
             `RoutedHeads`; None (the default) for what the group has been made with.
     """
@@ -54,6 +56,7 @@ class HeadInputs:
     memory_grid: tuple | None = None
     positions: Any = None
     adds_losses: bool = True
+    first_position: Any = 0
     routing_scope: str | None = None
 
     @classmethod

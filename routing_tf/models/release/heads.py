@@ -51,9 +51,14 @@ class RankedClusters(InsideClusters):
 
 
 class _WithFlaws:
-    """Heads of the release: they know no shifted keys."""
+    """Heads of the release: they know no shifted keys and no rotary positions."""
 
-    def __init__(self, *args, key_shift=0, **kwargs):
+    def __init__(self, *args, key_shift=0, rotary_positions=False, **kwargs):
+        if rotary_positions:
+            raise ValueError(
+                "`rotary_positions` must be False in heads with flaws of the release. "
+                f"Received: rotary_positions={rotary_positions}"
+            )
         if key_shift:
             raise ValueError(
                 "`key_shift` must be 0 in heads with flaws of the release: a query that"

@@ -75,6 +75,7 @@ class Hyperparameters:
             block; `"merged"`, both in every head; or `"separate"`, each in half of the
             heads.
         num_summary_columns: length of the summary of a block, see `FixedHeads`.
+        distinct_summaries: whether heads have different summaries, see `FixedHeads`.
         num_local_only_layers: number of first blocks in which the routed heads are
             local ones too.
         num_clusters: number of clusters of each routed or cluster-strided head.
@@ -212,6 +213,7 @@ class Hyperparameters:
     factorized_pattern: str = "strided"
     factorized_arrangement: str = "interleaved"
     num_summary_columns: int = 8
+    distinct_summaries: bool = False
     num_local_only_layers: int = 0
     num_clusters: int = 16
     attention_window: int = 256

@@ -69,6 +69,8 @@ SPARSE_TRANSFORMER_SETS = {
             factorized_arrangement="merged",
             local_block_length=128,
             num_summary_columns=32,
+            # Preferable with several heads (section 4.3).
+            distinct_summaries=True,
             residual_dropout=0.4,
             batch_tokens=8 * 12288,
             # 80 epochs of 90 million bytes.

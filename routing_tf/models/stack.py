@@ -215,6 +215,7 @@ def _factorized_kinds(hyperparameters, index):
         fixed = {
             "block_shape": (length,),
             "num_summary_columns": h.num_summary_columns,
+            "distinct_summaries": h.distinct_summaries,
         }
         near = layers.LocalHeads, {"block_shape": (length,), "flange_blocks": 0}
         far = layers.FixedHeads, {**fixed, "arrangement": "summaries"}

@@ -69,6 +69,9 @@ SYNTHESIZED = {
     "criss_cross": functools.partial(layers.AxialHeads, HEADS, None, 6),
     "learned": functools.partial(layers.GlobalHeads, HEADS, (2,), None, 3),
     "fixed_summaries": functools.partial(layers.FixedHeads, HEADS, 5, 2, "summaries"),
+    "fixed_distinct": functools.partial(
+        layers.FixedHeads, HEADS, 5, 2, distinct_summaries=True
+    ),
     "sliding": functools.partial(layers.SlidingHeads, HEADS, 4, **RELATIVE),
     "sliding_strided": functools.partial(layers.SlidingHeads, HEADS, 4, True),
 }

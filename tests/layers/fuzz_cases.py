@@ -287,6 +287,8 @@ def _group(draw, kind, case, rectangle):
     if kind == "BlockTopKHeads":
         options["block_length"] = draw(_pick(1, 2, 3, 5, 64))
         options["num_blocks"] = draw(_pick(1, 2, 3, 40))
+        if _chance(draw, 30):
+            options["distinct_summaries"] = True
     if kind == "SlidingHeads":
         options["radius"] = draw(_pick(1, 2, 3, 5, 64))
         if "max_relative_position" not in options:
@@ -432,6 +434,7 @@ WRONG = {
         "block_shape": BLOCKS,
         "num_summary_columns": (*SIZES, 1000),
         "arrangement": ("alternating", None, 1),
+        "distinct_summaries": ("yes", None, 2),
         "max_relative_position": (4,),
     },
     "GlobalHeads": {

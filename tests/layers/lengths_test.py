@@ -40,6 +40,7 @@ CAUSAL = {
     "criss-cross": lambda: layers.AxialHeads(2, width=3),
     "best blocks": lambda: layers.BlockTopKHeads(2, 3, 3, **SHIFTED),
     "native sparse": lambda: layers.NativeSparseHeads(2, 4, 2, 4, 3),
+    "fixed, distinct": lambda: layers.FixedHeads(2, (4,), 2, distinct_summaries=True),
     "sliding": lambda: layers.SlidingHeads(2, 3, **SHIFTED),
     "sliding, strided": lambda: layers.SlidingHeads(2, 3, is_strided=True),
     "hashed": lambda: layers.HashedHeads(2, 4, 5, **SHIFTED),

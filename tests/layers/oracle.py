@@ -256,6 +256,7 @@ class _Call:
                 group.arrangement,
                 self.causal,
                 group.num_heads,
+                group.distinct_summaries,
             )
             distances = None
         elif isinstance(group, layers.RandomBlockHeads):

@@ -72,20 +72,24 @@ def strided(length, memory_length, block, causal):
     return sees, j // block - i // block
 
 
-def fixed(length, block, columns, arrangement, causal, num_heads):
+def fixed(length, block, columns, arrangement, causal, num_heads, distinct=False):
     """The own block and the last columns of every block.
+
+    With `distinct` summaries head h has the columns before those of head h - 1.
 
     Returns:
         What each head's queries see, `<bool>[heads, length, length]`.
     """
     i, j = np.ogrid[:length, :length]
     own = i // block == j // block
-    summary = np.broadcast_to(j % block >= block - columns, own.shape)
-    heads = [own | summary] * num_heads
-    if arrangement == "summaries":
-        heads = [summary] * num_heads
-    if arrangement == "separate":
-        heads = [own] * (num_heads // 2) + [summary] * (num_heads // 2)
+    heads = []
+    for head in range(num_heads):
+        end = block - columns * (head % (block // columns) if distinct else 0)
+        summary = (j % block < end) & (j % block >= end - columns)
+        summary = np.broadcast_to(summary, own.shape)
+        seen = {"merged": own | summary, "summaries": summary}
+        seen["separate"] = own if head < num_heads // 2 else summary
+        heads.append(seen[arrangement])
     return np.stack([seen & ((j <= i) | (not causal)) for seen in heads])
 
 

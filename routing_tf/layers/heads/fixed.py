@@ -41,6 +41,9 @@ class FixedHeads(HeadGroup):
             query without an earlier summary gets zero from the latter. `"summaries"`:
             every head sees the summaries alone, for layers that take turns with
             `LocalHeads` of the same blocks and no flange.
+        distinct_summaries: whether heads take turns with their summaries: the first one
+            has the last columns of a block, the next one those before them, and so on
+            as far as a block goes, then again from the end. Defaults to False.
         **kwargs: arguments of `HeadGroup` but those of relative positions.
 
     Call arguments and Returns: as in `HeadGroup`.
@@ -48,8 +51,9 @@ class FixedHeads(HeadGroup):
     Raises:
         ValueError: if a size is not a positive integer, a summary is longer than a
             block, `arrangement` is unknown or is `"separate"` with an odd number of
-            heads, `max_relative_position` is given, or an argument is refused by
-            `HeadGroup`; when called, if query and value differ in length.
+            heads, `distinct_summaries` is no truth value, `max_relative_position` is
+            given, or an argument is refused by `HeadGroup`; when called, if query and
+            value differ in length.
 
     Example:
 
@@ -74,6 +78,7 @@ class FixedHeads(HeadGroup):
         block_shape=(128,),
         num_summary_columns=8,
         arrangement="merged",
+        distinct_summaries=False,
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
@@ -81,6 +86,7 @@ class FixedHeads(HeadGroup):
             "num_summary_columns", num_summary_columns
         )
         check_choice("arrangement", arrangement, ARRANGEMENTS)
+        check_choice("distinct_summaries", distinct_summaries, (False, True))
         self.block_shape = check_block_shape("block_shape", block_shape)
         if num_summary_columns > self.block_length:
             raise ValueError(
@@ -101,6 +107,7 @@ class FixedHeads(HeadGroup):
             )
         self.num_summary_columns = num_summary_columns
         self.arrangement = arrangement
+        self.distinct_summaries = distinct_summaries
 
     @property
     def block_length(self):
@@ -134,13 +141,23 @@ class FixedHeads(HeadGroup):
     def sees(self, query, keys, cache):
         size = self.block_length
         own = keys // size == query // size
-        summary = keys % size >= size - self.num_summary_columns
+        place = keys % size - self._first_columns()[:, None]
+        summary = ops.logical_and(place >= 0, place < self.num_summary_columns)
         if self.arrangement == "merged":
             return ops.logical_or(own, summary), keys
         if self.arrangement == "summaries":
             return summary, keys
         is_local = np.arange(self.num_heads)[:, None] < self.num_heads // 2
         return ops.where(is_local, own, summary), keys
+
+    def _first_columns(self):
+        """Where the summary of a block starts, for each head or for all of them."""
+        columns = self.num_summary_columns
+        last = self.block_length - columns
+        if not self.distinct_summaries:
+            return np.array([last], "int32")
+        turn = np.arange(self.num_heads) % (self.block_length // columns)
+        return (last - turn * columns).astype("int32")
 
     def _blocks(self, x):
         return blocks.break_into_blocks(x, self.block_length, axis=2)
@@ -150,8 +167,18 @@ class FixedHeads(HeadGroup):
 
         From `[batch, heads, length, ...]` to `[batch, heads, block, slots, ...]`.
         """
-        own = self._blocks(x)
-        summaries = own[:, :, :, -self.num_summary_columns :]
+        own, columns = self._blocks(x), self.num_summary_columns
+        if self.distinct_summaries:
+            own = ops.broadcast_to(
+                own, (ops.shape(own)[0], self.num_heads, *ops.shape(own)[2:])
+            )
+            parts = [
+                own[:, head : head + 1, :, first : first + columns]
+                for head, first in enumerate(self._first_columns())
+            ]
+            summaries = ops.concatenate(parts, axis=1)
+        else:
+            summaries = own[:, :, :, -columns:]
         batch, heads, num_blocks, columns, *rest = ops.shape(summaries)
         flat = (batch, heads, 1, num_blocks * columns, *rest)
         everywhere = (batch, heads, num_blocks, num_blocks * columns, *rest)
@@ -171,7 +198,7 @@ class FixedHeads(HeadGroup):
     def _pattern(self, num_blocks, causal):
         """Which slots each block and query sees, `<bool>[blocks, queries, slots]`.
 
-        Where heads do not see the same, with an axis of heads in front.
+        With an axis of heads in front, of length 1 where all see the same.
         """
         size, columns = self.block_length, self.num_summary_columns
         block = numbers(num_blocks)[:, None, None]
@@ -181,7 +208,8 @@ class FixedHeads(HeadGroup):
             slot = slot[size:]
         is_own = slot < size
         of_block = (slot - size) // columns
-        place = size - columns + (slot - size) % columns
+        first = self._first_columns()[:, None, None, None]
+        place = first + (slot - size) % columns
         lib = library(num_blocks)
         key = lib.where(is_own, block * size + slot, of_block * size + place)
         seen = key <= query if causal else key >= 0
@@ -190,5 +218,5 @@ class FixedHeads(HeadGroup):
             return seen & (is_own | (of_block != block))
         if self.arrangement == "summaries":
             return seen
-        half = self.num_heads // 2
-        return lib.stack([seen & is_own] * half + [seen & ~is_own] * half)
+        is_local = np.arange(self.num_heads) < self.num_heads // 2
+        return seen & (is_own == is_local[:, None, None, None])

@@ -155,6 +155,21 @@ def fixed():
                     causal=block != 3,
                 ),
             )
+    for arrangement in ("merged", "separate", "summaries"):
+        for length, block, columns in ((13, 5, 2), (11, 4, 1)):
+            yield (
+                f"fixed, distinct {columns} of {block} in {length}, {arrangement}",
+                case(
+                    "Fixed",
+                    length,
+                    block_shape=(block,),
+                    num_summary_columns=columns,
+                    arrangement=arrangement,
+                    distinct_summaries=True,
+                    causal=block != 4,
+                    num_heads=4,
+                ),
+            )
 
 
 def global_tokens():
@@ -358,6 +373,8 @@ FEW = {
     "best 4 blocks of 3 in 23, not causal",
     "best 2 blocks of 3 in 14, not causal",
     "fixed, 1 of 4 in 12, summaries",
+    "fixed, distinct 2 of 5 in 13, merged",
+    "fixed, distinct 1 of 4 in 11, separate",
     "sliding, 3 in 11, causal=True",
     "sliding, 3 in 11, causal=False, strided",
     "sliding, strided, shifted",

@@ -105,9 +105,8 @@ CASES |= {
 LINEAR = ("linear", "performer", "random_features")
 BOUNDED = (
     *("token_choice_5", "expert_choice_5", "hashed_5", "local", "dilated", "row"),
-    *LINEAR,
+    *("sliding", *LINEAR),
 )
-BOUNDED = ("token_choice_5", "expert_choice_5", "hashed_5", "local", "sliding")
 BOUNDED_APART = ("token_choice_5_apart", "hashed_5_apart")
 BOUNDED_SHIFTED = (
     "token_choice_5_apart_shifted",

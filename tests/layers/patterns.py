@@ -61,6 +61,18 @@ def rectangles(grid, block, flange, causal):
     return sees, blocks_apart * size + places[None] - places[:, None]
 
 
+def sliding(length, radius, is_strided, causal):
+    """The tokens at most a radius away, and on request every multiple of it.
+
+    Returns:
+        As `local`.
+    """
+    i, j = np.ogrid[:length, :length]
+    apart = np.abs(i - j)
+    sees = (apart <= radius) | (is_strided & (apart % radius == 0))
+    return sees & ((j <= i) | (not causal)), j - i
+
+
 def strided(length, memory_length, block, causal):
     """The same place in every block; causal: in every earlier one.
 
@@ -101,8 +113,6 @@ def global_tokens(length, positions, window, causal):
         positions: of the global tokens.
         window: number of tokens; None for none.
         causal: whether nothing later is seen; the window is then before the query.
-def sliding(length, radius, is_strided, causal):
-    """The tokens at most a radius away, and on request every multiple of it.
 
     Returns:
         As `local`.
@@ -184,11 +194,6 @@ def blocks_of_query(products, real, block, number, causal, has_own):
         sees[i] = np.isin(block_of_key, chosen)
     i, j = np.ogrid[:length, :memory_length]
     return sees & ((j <= i) | (not causal)), margins
-
-
-    apart = np.abs(i - j)
-    sees = (apart <= radius) | (is_strided & (apart % radius == 0))
-    return sees & ((j <= i) | (not causal)), j - i
 
 
 def ranked(scores, real):

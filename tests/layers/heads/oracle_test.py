@@ -240,6 +240,8 @@ def block_top_k():
                     f"best {number} blocks of {block} in {memory or length}{name}",
                     case("BlockTopK", length, memory, **sizes, **way),
                 )
+
+
 def sliding():
     for length, radius in ((12, 4), (11, 3), (5, 8), (6, 1)):
         for causal in (False, True):
@@ -336,10 +338,10 @@ CASES = dict(
         global_tokens,
         random_blocks,
         axial,
+        block_top_k,
+        sliding,
         clustered,
     )
-    for cases in (full, local, rectangles, strided, fixed, block_top_k, clustered)
-    for cases in (full, local, rectangles, strided, fixed, sliding, clustered)
     for pair in cases()
 )
 # Of each way one: the others differ in sizes or in a projection.

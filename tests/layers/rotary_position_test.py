@@ -23,6 +23,10 @@ POSITIONAL = {
     "strided": functools.partial(layers.StridedHeads, HEADS, (3,)),
     "fixed": functools.partial(layers.FixedHeads, HEADS, 4, 2),
     "sliding": functools.partial(layers.SlidingHeads, HEADS, 3, True),
+    "global": functools.partial(layers.GlobalHeads, HEADS, (0, 9), 4),
+    "axial": functools.partial(layers.AxialHeads, HEADS, width=4),
+    "block_top_k": functools.partial(layers.BlockTopKHeads, HEADS, 3, 2),
+    "linear": functools.partial(layers.FeatureMapHeads, HEADS),
 }
 # With one cluster, and a window for all, every token sees all up to itself.
 ONE = {"num_clusters": 1, "attention_window": 100}
@@ -97,7 +101,7 @@ def test_half_precision_is_turned_in_full():
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("kind", POSITIONAL)
+@pytest.mark.parametrize("kind", some(POSITIONAL, ("full", "local", "block_top_k")))
 def test_heads_compare_turned_vectors(kind, causal):
     query, key, value = tokens()
     plain, rotary = built(POSITIONAL[kind]), built(POSITIONAL[kind], **ROTARY)
@@ -109,7 +113,7 @@ def test_heads_compare_turned_vectors(kind, causal):
     assert np.abs(found - output_of(plain, query, key, value)).max() > 0.1
 
 
-@pytest.mark.parametrize("kind", POSITIONAL)
+@pytest.mark.parametrize("kind", some(POSITIONAL, ("fixed", "linear")))
 def test_a_shifted_key_keeps_its_position(kind):
     query, key, value = tokens()
     plain, rotary = (
@@ -214,6 +218,12 @@ def test_refused(kind):
     attention.build(x.shape)
     with pytest.raises(ValueError, match="(?s)needs self-attention.*two sequences"):
         attention.make_cache(BATCH, 5, value=x)
+
+
+def test_refused_where_keys_have_no_position():
+    for make in (layers.SynthesizerHeads, layers.NativeSparseHeads):
+        with pytest.raises(ValueError, match="`rotary_positions` must be False"):
+            make(HEADS, rotary_positions=True)
 
 
 def test_on_two_axes_positions_are_those_of_the_sequence():

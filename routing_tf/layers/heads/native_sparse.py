@@ -11,6 +11,7 @@ from routing_tf.layers import chosen_blocks
 from routing_tf.layers.block_compression import BlockCompression
 from routing_tf.layers.cluster_order import chunk_size_for
 from routing_tf.layers.decoding import sparse_branches
+from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.initializers import cloned
 from routing_tf.layers.lengths import is_known
@@ -80,9 +81,10 @@ class NativeSparseHeads(HeadGroup):
         ValueError: if a number is not a positive integer (`num_initial_blocks`: at
             least 0), the lengths are no multiples of the stride, `compression_length`
             exceeds `block_length`, `num_blocks` is less than the blocks seen in any
-            case, `token_bias_weight` or `key_shift=1` is given, or an argument is
-            refused by `HeadGroup`; when called, without a causal mask, features, or
-            with another sequence as value, a `token_bias` or attention scores.
+            case, `token_bias_weight`, `key_shift=1` or `rotary_positions` is given, or
+            an argument is refused by `HeadGroup`; when called, without a causal mask,
+            features, or with another sequence as value, a `token_bias` or attention
+            scores.
 
     Example:
 
@@ -191,6 +193,10 @@ class NativeSparseHeads(HeadGroup):
                 f"compressed together. Received: key_shift={self.key_shift}. Use "
                 "`BlockTopKHeads` for shifted keys in blocks"
             )
+
+        refusals.refuse_rotary_positions(
+            self, "a compressed block stands for the positions of many tokens"
+        )
 
     def build(self, query_shape, key_shape, value_shape, features_shape):
         super().build(query_shape, key_shape, value_shape)

@@ -28,6 +28,15 @@ def refuse_key_shift(group, reason):
         )
 
 
+def refuse_rotary_positions(group, reason):
+    """Raises a `ValueError` if a head group was given rotary positions."""
+    if group.rotary_positions:
+        raise ValueError(
+            f"`rotary_positions` must be False: {reason}. Received: "
+            "rotary_positions=True. Leave it out"
+        )
+
+
 def refuse_weight_of_bias(group, reason):
     """Raises a `ValueError` if a head group was given a weight of the token bias."""
     if group.token_bias_weight is not None:

@@ -88,6 +88,7 @@ class SynthesizerHeads(HeadGroup):
         super().__init__(num_heads, **kwargs)
         refusals.refuse_relative_positions(self, "each place has a logit already")
         refusals.refuse_key_shift(self, NO_KEYS)
+        refusals.refuse_rotary_positions(self, NO_KEYS)
         check_choice("kind", kind, KINDS)
         self.kind = kind
         self.max_length = check_positive_integer("max_length", max_length)

@@ -11,6 +11,7 @@ from routing_tf.layers.heads.block_top_k import BlockTopKHeads as BlockTopKHeads
 from routing_tf.layers.heads.cluster_strided import (
     ClusterStridedHeads as ClusterStridedHeads,
 )
+from routing_tf.layers.heads.compressed import CompressedHeads as CompressedHeads
 from routing_tf.layers.heads.feature_map import FeatureMapHeads as FeatureMapHeads
 from routing_tf.layers.heads.fixed import FixedHeads as FixedHeads
 from routing_tf.layers.heads.full import FullHeads as FullHeads
@@ -23,6 +24,7 @@ from routing_tf.layers.heads.known_models import longformer_heads as longformer_
 from routing_tf.layers.heads.linformer import LinformerHeads as LinformerHeads
 from routing_tf.layers.heads.local import LocalHeads as LocalHeads
 from routing_tf.layers.heads.native_sparse import NativeSparseHeads as NativeSparseHeads
+from routing_tf.layers.heads.long_short import LongShortHeads as LongShortHeads
 from routing_tf.layers.heads.nystrom import NystromHeads as NystromHeads
 from routing_tf.layers.heads.random import RandomHeads as RandomHeads
 from routing_tf.layers.heads.random_blocks import RandomBlockHeads as RandomBlockHeads

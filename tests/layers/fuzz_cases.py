@@ -393,6 +393,21 @@ WRONG = {
         "max_relative_position": (4,),
         "dropout": (0.5, -0.1, "0.1"),
     },
+    "CompressedHeads": {
+        "compression": ("sum", None, 1),
+        "ratio": SIZES,
+        "attention_window": OPTIONAL_SIZES,
+        "kernel_initializer": INITIALIZERS,
+        "key_shift": (1,),
+        "token_bias_weight": ("fixed",),
+    },
+    "LongShortHeads": {
+        "attention_window": SIZES,
+        "segment_length": OPTIONAL_SIZES,
+        "num_landmarks": SIZES,
+        "projection_initializer": INITIALIZERS,
+        "key_shift": (1,),
+    },
     "LinformerHeads": {
         "max_length": SIZES,
         "num_projected": SIZES,

@@ -39,6 +39,8 @@ CASES = {
     "strided": mixed(layers.StridedHeads(2, (4,))),
     "fixed": mixed(layers.FixedHeads(2, (4,), num_summary_columns=1)),
     "feature_map": mixed(layers.FeatureMapHeads(2, "positive", num_features=4)),
+    "compressed": mixed(layers.CompressedHeads(2, ratio=2, attention_window=2)),
+    "long_short": mixed(layers.LongShortHeads(2, 3, 2)),
     "linformer": mixed(layers.LinformerHeads(2, 8, 4)),
     "nystrom": mixed(layers.NystromHeads(2, 3)),
     "synthesizer": mixed(layers.SynthesizerHeads(2, max_length=8, rank=3)),

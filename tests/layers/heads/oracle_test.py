@@ -418,7 +418,9 @@ def test_equals_plain_numpy(name):
 NUMBERS = {
     "FullHeads": {},
     "FeatureMapHeads": {},
+    "CompressedHeads": {"attention_window": 4},
     "LinformerHeads": {"max_length": 8},
+    "LongShortHeads": {},
     "NystromHeads": {},
     "SynthesizerHeads": {},
     "LocalHeads": {"block_shape": (4,)},

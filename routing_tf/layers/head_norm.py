@@ -1,0 +1,44 @@
+"""Layer normalization of all heads of a group together."""
+
+from keras import ops
+
+from routing_tf.layers.serialization import ConfiguredLayer
+
+EPSILON = 1e-5
+
+
+class HeadNorm(ConfiguredLayer):
+    """Normalizes the numbers of a token in all heads of a group, in float32.
+
+    As layer normalization of vectors does before they are split over heads; with a
+    scale and an offset for each number.
+
+    Args:
+        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
+
+    Call arguments:
+        x: `<float>[batch, heads, ..., dim]`.
+
+    Returns:
+        A tensor of the same shape.
+    """
+
+    def build(self, shape):
+        # Heads and numbers, with axes between them.
+        shape = (shape[1], shape[-1])
+        self.scale = self.add_weight(name="scale", shape=shape, initializer="ones")
+        self.offset = self.add_weight(name="offset", shape=shape, initializer="zeros")
+
+    def call(self, x):
+        exact = ops.cast(x, "float32")
+        mean = ops.mean(exact, axis=(1, -1), keepdims=True)
+        exact -= mean
+        variance = ops.mean(ops.square(exact), axis=(1, -1), keepdims=True)
+        exact *= ops.rsqrt(variance + EPSILON)
+        heads, dim = self.scale.shape
+        shape = (heads, *[1] * (len(x.shape) - 3), dim)
+        scale, offset = (
+            ops.reshape(ops.cast(ops.convert_to_tensor(weight), "float32"), shape)
+            for weight in (self.scale, self.offset)
+        )
+        return ops.cast(exact * scale + offset, x.dtype)

@@ -408,6 +408,19 @@ WRONG = {
         "projection_initializer": INITIALIZERS,
         "key_shift": (1,),
     },
+    "InducedHeads": {
+        "num_points": SIZES,
+        "kernel_initializer": INITIALIZERS,
+        "max_relative_position": (4,),
+        "key_shift": (1,),
+    },
+    "LunaHeads": {
+        "num_packed": SIZES,
+        "packing_initializer": INITIALIZERS,
+        "chunk_length": SIZES,
+        "max_relative_position": (4,),
+        "key_shift": (1,),
+    },
     "LinformerHeads": {
         "max_length": SIZES,
         "num_projected": SIZES,

@@ -41,6 +41,8 @@ CASES = {
     "feature_map": mixed(layers.FeatureMapHeads(2, "positive", num_features=4)),
     "compressed": mixed(layers.CompressedHeads(2, ratio=2, attention_window=2)),
     "long_short": mixed(layers.LongShortHeads(2, 3, 2)),
+    "induced": mixed(layers.InducedHeads(2, 3)),
+    "luna": mixed(layers.LunaHeads(2, 3)),
     "linformer": mixed(layers.LinformerHeads(2, 8, 4)),
     "nystrom": mixed(layers.NystromHeads(2, 3)),
     "synthesizer": mixed(layers.SynthesizerHeads(2, max_length=8, rank=3)),

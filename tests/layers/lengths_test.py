@@ -33,6 +33,7 @@ CAUSAL = {
         2, "positive", num_features=5, chunk_length=3, key_shift=1
     ),
     "compressed": lambda: layers.CompressedHeads(2),
+    "luna": lambda: layers.LunaHeads(2, 3, chunk_length=3),
     "long and short": lambda: layers.LongShortHeads(2, 5, 3, 2),
     "synthesizer": lambda: layers.SynthesizerHeads(2, max_length=12, rank=5),
     "random logits": lambda: layers.SynthesizerHeads(2, "random", max_length=12),
@@ -65,6 +66,7 @@ WITHOUT_A_MASK = {
     "global": lambda: layers.GlobalHeads(2, (0, 8), 4, max_relative_position=3),
     "best blocks": lambda: layers.BlockTopKHeads(2, 4, 2),
     "compressed": lambda: layers.CompressedHeads(2, "mean", ratio=2),
+    "induced": lambda: layers.InducedHeads(2, 3),
     "hashed": lambda: layers.HashedHeads(2, 4, 5),
     "routed": lambda: layers.RoutedHeads(2, 3, 8, **SEPARATE),
     "cluster-strided": lambda: layers.ClusterStridedHeads(2, 3, 5),

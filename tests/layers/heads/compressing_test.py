@@ -23,16 +23,16 @@ CAUSAL = {
     "mean": functools.partial(compressed, "mean", 5, attention_window=3),
     "max": functools.partial(compressed, "max", 2),
     "long_short": functools.partial(layers.LongShortHeads, HEADS, 5, 4, 2, **RELATIVE),
+    "luna": functools.partial(layers.LunaHeads, HEADS, 4, chunk_length=3),
 }
 ALL = {
     **CAUSAL,
     "long_short_of_the_whole": functools.partial(
         layers.LongShortHeads, HEADS, 4, None, 3
     ),
+    "induced": functools.partial(layers.InducedHeads, HEADS, 4),
 }
-# They have a logit for each token.
-BIASED = ("long_short", "long_short_of_the_whole")
-MEMORIES = ("convolution", "max")
+MEMORIES = ("convolution", "max", "luna", "induced")
 ON_JAX = keras.backend.backend() == "jax"
 
 
@@ -57,7 +57,8 @@ def call_of(attention, **options):
 
     def call(x, real, bias, **more):
         (group,) = attention.head_groups
-        bias = bias if type(group).__name__ == "LongShortHeads" else None
+        # One logit for many tokens has no place for it.
+        bias = None if isinstance(group, layers.CompressedHeads) else bias
         return attention(x, query_mask=real, token_bias=bias, **options, **more)
 
     return call
@@ -72,7 +73,7 @@ def test_later_tokens_change_no_bit_of_earlier_outputs(kind):
 
 
 @pytest.mark.parametrize(
-    "kind", thorough(CAUSAL, ("convolution_and_window", "long_short"))
+    "kind", thorough(CAUSAL, ("convolution_and_window", "long_short", "luna"))
 )
 def test_no_gradient_flows_to_later_tokens(kind):
     layer = causality.built_attention(CAUSAL[kind])
@@ -87,7 +88,7 @@ def test_no_gradient_flows_to_later_tokens(kind):
 
 
 @pytest.mark.parametrize(
-    "kind", thorough(CAUSAL, ("convolution_and_window", "long_short"))
+    "kind", thorough(CAUSAL, ("convolution_and_window", "long_short", "luna"))
 )
 def test_steps_equal_the_whole(kind):
     attention = built_attention(kind)
@@ -180,7 +181,7 @@ def test_settings_and_weights_survive_saving(kind, tmp_path):
     helpers.assert_survives_saving(attention, tmp_path, x, use_causal_mask=causal)
 
 
-@pytest.mark.parametrize("kind", thorough(ALL, ("convolution", "long_short")))
+@pytest.mark.parametrize("kind", thorough(ALL, ("convolution", "long_short", "luna")))
 def test_maps_show_who_is_seen(kind):
     attention, x = built_attention(kind), helpers.normal(BATCH, 13, DIM)
     for causal in (False, True) if kind in CAUSAL else (False,):
@@ -191,14 +192,16 @@ def test_maps_show_who_is_seen(kind):
         later = np.broadcast_to(~np.tri(13, dtype="bool"), scores.shape)
         assert np.any(scores[later] > 0) == (not causal)
         sums = scores.sum(axis=-1)
-        if attention.head_groups[0].attention_window:
+        # The learned key has the rest; causal sums of Luna are not normalized.
+        if kind not in ("convolution", "max") and not (causal and kind == "luna"):
             np.testing.assert_allclose(sums, 1.0, atol=1e-5)
-        else:
-            # The learned key has the rest.
+        elif kind != "luna":
             assert np.all(sums < 1.0 + 1e-5) and np.all(sums[:, :, 3:] > 0.0)
 
 
-@pytest.mark.parametrize("kind", thorough(ALL, ("convolution_and_window",)))
+@pytest.mark.parametrize(
+    "kind", thorough(ALL, ("convolution_and_window", "luna", "induced"))
+)
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
 def test_half_precision(kind, dtype):
     half, exact = built_attention(kind, dtype=dtype), built_attention(kind)
@@ -210,7 +213,9 @@ def test_half_precision(kind, dtype):
     golden_cases.assert_close(output, expected, 0.05)
 
 
-@pytest.mark.parametrize("kind", thorough(ALL, ("convolution_and_window",)))
+@pytest.mark.parametrize(
+    "kind", thorough(ALL, ("convolution_and_window", "luna", "induced"))
+)
 def test_learns_all_weights(kind):
     attention = built_attention(kind)
     result = golden_cases.gradients(

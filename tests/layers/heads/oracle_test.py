@@ -421,6 +421,8 @@ NUMBERS = {
     "CompressedHeads": {"attention_window": 4},
     "LinformerHeads": {"max_length": 8},
     "LongShortHeads": {},
+    "InducedHeads": {},
+    "LunaHeads": {},
     "NystromHeads": {},
     "SynthesizerHeads": {},
     "LocalHeads": {"block_shape": (4,)},

@@ -218,8 +218,8 @@ class MixedAttention(Projections):
             batch_size: number of sequences.
             max_length: number of tokens a sequence may have; for positions on two axes
                 a tuple of their lengths. Local, routed and hashed heads remember as
-                many tokens as they can see, feature map heads sums of all, and may go
-                on behind it. All others have room for `max_length` tokens; a
+                many tokens as they can see, feature map and Luna heads sums of all,
+                and may go on behind it. All others have room for `max_length` tokens; a
                 `cache_index` behind it is refused if it is an integer, and if it is a
                 tensor outputs are wrong.
             value: `<float>[batch, memory length, memory dim]`, the sequence that is

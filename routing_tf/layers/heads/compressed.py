@@ -187,8 +187,9 @@ class CompressedHeads(SummaryHeads):
 
 def _mean(x, real):
     """Returns the mean over the real ones of axis -2, and zero of none."""
-    number = ops.sum(ops.cast(real, x.dtype), axis=-2)
-    return ops.sum(ops.where(real, x, 0), axis=-2) / ops.maximum(number, 1)
+    exact = ops.where(real, ops.cast(x, "float32"), 0.0)
+    number = ops.sum(ops.cast(real, "float32"), axis=-2)
+    return ops.cast(ops.sum(exact, axis=-2) / ops.maximum(number, 1.0), x.dtype)
 
 
 def _after(null, x):

@@ -18,15 +18,15 @@ from routing_tf.layers.heads.full import FullHeads as FullHeads
 from routing_tf.layers.heads.global_tokens import GlobalHeads as GlobalHeads
 from routing_tf.layers.heads.hashed import HashedHeads as HashedHeads
 from routing_tf.layers.heads.head_group import HeadGroup as HeadGroup
+from routing_tf.layers.heads.induced import InducedHeads as InducedHeads
 from routing_tf.layers.heads.known_models import bigbird_heads as bigbird_heads
 from routing_tf.layers.heads.known_models import etc_heads as etc_heads
 from routing_tf.layers.heads.known_models import longformer_heads as longformer_heads
-from routing_tf.layers.heads.induced import InducedHeads as InducedHeads
 from routing_tf.layers.heads.linformer import LinformerHeads as LinformerHeads
 from routing_tf.layers.heads.local import LocalHeads as LocalHeads
-from routing_tf.layers.heads.native_sparse import NativeSparseHeads as NativeSparseHeads
 from routing_tf.layers.heads.long_short import LongShortHeads as LongShortHeads
 from routing_tf.layers.heads.luna import LunaHeads as LunaHeads
+from routing_tf.layers.heads.native_sparse import NativeSparseHeads as NativeSparseHeads
 from routing_tf.layers.heads.nystrom import NystromHeads as NystromHeads
 from routing_tf.layers.heads.random import RandomHeads as RandomHeads
 from routing_tf.layers.heads.random_blocks import RandomBlockHeads as RandomBlockHeads

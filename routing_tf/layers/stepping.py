@@ -99,8 +99,6 @@ def _check_room(attention, query, cache, index):
                 f"query.shape={tuple(query.shape)} and room for {room} tokens. "
                 "Make a cache with a larger `max_length`: only heads that remember "
                 "as many tokens as they can see go on behind it"
-                "Make a cache with a larger `max_length`: only local, routed, "
-                "hashed, feature map and Luna heads go on behind it"
             )
 
 

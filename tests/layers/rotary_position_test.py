@@ -221,7 +221,14 @@ def test_refused(kind):
 
 
 def test_refused_where_keys_have_no_position():
-    for make in (layers.SynthesizerHeads, layers.NativeSparseHeads):
+    for make in (
+        layers.CompressedHeads,
+        layers.InducedHeads,
+        layers.LongShortHeads,
+        layers.LunaHeads,
+        layers.NativeSparseHeads,
+        layers.SynthesizerHeads,
+    ):
         with pytest.raises(ValueError, match="`rotary_positions` must be False"):
             make(HEADS, rotary_positions=True)
 

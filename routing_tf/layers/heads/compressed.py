@@ -90,6 +90,7 @@ class CompressedHeads(SummaryHeads):
     ):
         super().__init__(num_heads, **kwargs)
         refusals.refuse_key_shift(self, MANY_TOKENS)
+        refusals.refuse_rotary_positions(self, MANY_TOKENS)
         refusals.refuse_weight_of_bias(self, MANY_TOKENS)
         check_choice("compression", compression, COMPRESSIONS)
         self.compression = compression

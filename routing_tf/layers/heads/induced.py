@@ -70,6 +70,7 @@ class InducedHeads(HeadGroup):
         super().__init__(num_heads, **kwargs)
         refusals.refuse_relative_positions(self, ALL_TOKENS)
         refusals.refuse_key_shift(self, ALL_TOKENS)
+        refusals.refuse_rotary_positions(self, ALL_TOKENS)
         self.num_points = check_positive_integer("num_points", num_points)
         self.use_layer_norm = use_layer_norm
         self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)

@@ -79,6 +79,7 @@ class LongShortHeads(SummaryHeads):
     ):
         super().__init__(num_heads, **kwargs)
         refusals.refuse_key_shift(self, NO_PLACE)
+        refusals.refuse_rotary_positions(self, NO_PLACE)
         self.attention_window = check_positive_integer(
             "attention_window", attention_window
         )

@@ -85,6 +85,7 @@ class LunaHeads(HeadGroup):
         super().__init__(num_heads, **kwargs)
         refusals.refuse_relative_positions(self, PACKED)
         refusals.refuse_key_shift(self, PACKED)
+        refusals.refuse_rotary_positions(self, PACKED)
         self.num_packed = check_positive_integer("num_packed", num_packed)
         self.packing_initializer = initializer(
             "packing_initializer", packing_initializer

@@ -11,6 +11,9 @@ from routing_tf.layers.heads.block_top_k import BlockTopKHeads as BlockTopKHeads
 from routing_tf.layers.heads.cluster_strided import (
     ClusterStridedHeads as ClusterStridedHeads,
 )
+from routing_tf.layers.heads.clustered_queries import (
+    ClusteredQueryHeads as ClusteredQueryHeads,
+)
 from routing_tf.layers.heads.compressed import CompressedHeads as CompressedHeads
 from routing_tf.layers.heads.feature_map import FeatureMapHeads as FeatureMapHeads
 from routing_tf.layers.heads.fixed import FixedHeads as FixedHeads

@@ -393,6 +393,15 @@ WRONG = {
         "max_relative_position": (4,),
         "dropout": (0.5, -0.1, "0.1"),
     },
+    "ClusteredQueryHeads": {
+        "num_clusters": SIZES,
+        "num_keys": OPTIONAL_SIZES,
+        "num_bits": SIZES,
+        "num_iterations": SIZES,
+        "seed": (-1, 1.5, "a", None, True),
+        "max_relative_position": (4,),
+        "key_shift": (1,),
+    },
     "CompressedHeads": {
         "compression": ("sum", None, 1),
         "ratio": SIZES,

@@ -39,6 +39,7 @@ CASES = {
     "strided": mixed(layers.StridedHeads(2, (4,))),
     "fixed": mixed(layers.FixedHeads(2, (4,), num_summary_columns=1)),
     "feature_map": mixed(layers.FeatureMapHeads(2, "positive", num_features=4)),
+    "clustered_queries": mixed(layers.ClusteredQueryHeads(2, 2, 2, num_iterations=1)),
     "compressed": mixed(layers.CompressedHeads(2, ratio=2, attention_window=2)),
     "long_short": mixed(layers.LongShortHeads(2, 3, 2)),
     "induced": mixed(layers.InducedHeads(2, 3)),
@@ -115,6 +116,7 @@ CASES = {
 
 # On JAX their many small operations take long to compile.
 LONG = ("best_blocks", "native_sparse")
+LONG = ("clustered_queries", "compressed", "induced")
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ WITHOUT_A_MASK = {
     "global": lambda: layers.GlobalHeads(2, (0, 8), 4, max_relative_position=3),
     "best blocks": lambda: layers.BlockTopKHeads(2, 4, 2),
     "compressed": lambda: layers.CompressedHeads(2, "mean", ratio=2),
+    "clustered queries": lambda: layers.ClusteredQueryHeads(2, 3, 4),
     "induced": lambda: layers.InducedHeads(2, 3),
     "hashed": lambda: layers.HashedHeads(2, 4, 5),
     "routed": lambda: layers.RoutedHeads(2, 3, 8, **SEPARATE),

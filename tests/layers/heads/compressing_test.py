@@ -31,6 +31,7 @@ ALL = {
         layers.LongShortHeads, HEADS, 4, None, 3
     ),
     "induced": functools.partial(layers.InducedHeads, HEADS, 4),
+    "clustered_queries": functools.partial(layers.ClusteredQueryHeads, HEADS, 3, 4),
 }
 MEMORIES = ("convolution", "max", "luna", "induced")
 ON_JAX = keras.backend.backend() == "jax"

@@ -418,6 +418,7 @@ def test_equals_plain_numpy(name):
 NUMBERS = {
     "FullHeads": {},
     "FeatureMapHeads": {},
+    "ClusteredQueryHeads": {},
     "CompressedHeads": {"attention_window": 4},
     "LinformerHeads": {"max_length": 8},
     "LongShortHeads": {},

@@ -13,6 +13,7 @@ from tests.models import small_seq2seq
 ROTARY = {"rotary_positions": True, "routing": "token_choice"}
 
 
+@small_models.FURTHER
 def test_tokens_one_by_one():
     lm = small_models.language_model(**ROTARY)
     paths = [weight.path for weight in lm.weights]

@@ -146,6 +146,16 @@ def _check_sizes(length, num_clusters):
             f"blocks that each one chooses) and {num_clusters} clusters or blocks. "
             "Take fewer clusters, longer blocks or shorter sequences"
         )
+def ranks_in_clusters(clusters, num_clusters):
+    """Returns how many earlier tokens have the cluster of each one.
+
+    From `<int32>[B, H, L]` to `<int32>[B, H, L]`.
+    """
+    counts = _count(clusters, num_clusters)
+    first_token = ops.cumsum(counts, axis=-1) - counts
+    by_cluster, token_at = _sorted(clusters)
+    rank = numbers(length_of(clusters, 2)) - entries_at(first_token, by_cluster)
+    return _inverse(token_at, rank)
 
 
 def _join_with_earlier(rows, before):

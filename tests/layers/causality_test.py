@@ -30,6 +30,9 @@ CLUSTERED = {
     "prefix": functools.partial(routed, routing_scope="prefix", prefix_block_size=29),
     "cluster_strided": functools.partial(strided, prefix_block_size=29),
     "hashed": functools.partial(layers.HashedHeads, HEADS, **RELATIVE),
+    "hashed_in_rounds": functools.partial(
+        layers.HashedHeads, HEADS, hash="rotation", num_rounds=2, **RELATIVE
+    ),
     "random": functools.partial(layers.RandomHeads, HEADS, **RELATIVE),
 }
 OTHERS = {
@@ -87,7 +90,7 @@ UNSHIFTED = {
 }
 OTHERS |= UNSHIFTED
 # Where queries choose clusters apart from keys.
-APART = ("token_choice", "hashed")
+APART = ("token_choice", "hashed", "hashed_in_rounds")
 ON_JAX = keras.backend.backend() == "jax"
 
 
@@ -210,13 +213,14 @@ def most_clusters_empty(layer):
             weight.assign(values)
         elif weight.name == "projections":
             # Equal bits: the buckets whose bits differ are empty.
-            weight.assign(values + helpers.normal(HEADS, 1, KEY_DIM))
+            weight.assign(values + helpers.normal(len(values), 1, KEY_DIM))
 
 
 @pytest.mark.parametrize(
     "kind, shared",
     [
-        *((kind, False) for kind in APART),
+        *((kind, False) for kind in APART[:2]),
+        pytest.param(APART[2], False, marks=pytest.mark.thorough),
         *(pytest.param(kind, True, marks=pytest.mark.thorough) for kind in CLUSTERED),
     ],
 )
@@ -246,6 +250,7 @@ def ways_to_route():
         ("prefix", True, 0),
         ("cluster_strided", True, 1),
         ("hashed", False, 0),
+        ("hashed_in_rounds", True, 0),
         ("random", True, 0),
     ]
     ways = [

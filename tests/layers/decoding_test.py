@@ -28,6 +28,7 @@ CLUSTERED = {
     "hashed": functools.partial(layers.HashedHeads, HEADS, 4, **RELATIVE),
     "random": functools.partial(layers.RandomHeads, HEADS, 3, **RELATIVE),
 }
+in_rounds = functools.partial(layers.HashedHeads, HEADS, 4, 5, num_rounds=3, **RELATIVE)
 OTHERS = {
     "local": functools.partial(
         layers.LocalHeads, HEADS, (4,), flange_blocks=2, **RELATIVE
@@ -81,6 +82,8 @@ CASES = {
         f"{kind}_5_apart": functools.partial(CLUSTERED[kind], 5, share_query_key=False)
         for kind in ("token_choice", "expert_choice", "cluster_strided", "hashed")
     },
+    "hashed_in_rounds": in_rounds,
+    "hashed_in_rounds_apart": functools.partial(in_rounds, share_query_key=False),
     "token_choice_1": functools.partial(CLUSTERED["token_choice"], 1),
     "token_choice_100": functools.partial(CLUSTERED["token_choice"], 100),
     "expert_choice_1": functools.partial(routed, 1),
@@ -108,6 +111,24 @@ BOUNDED = (
     *("sliding", *LINEAR),
 )
 BOUNDED_APART = ("token_choice_5_apart", "hashed_5_apart")
+CASES["reformer"] = functools.partial(
+    layers.HashedHeads,
+    HEADS,
+    4,
+    5,
+    hash="rotation",
+    num_rounds=2,
+    normalization="unit_keys",
+    attends_to_self=False,
+    **RELATIVE,
+)
+# What a query can see is bounded: so is what they remember.
+BOUNDED = ("token_choice_5", "expert_choice_5", "hashed_5", "reformer", "local")
+BOUNDED_APART = (
+    "token_choice_5_apart",
+    "hashed_5_apart",
+    "hashed_in_rounds_apart",
+)
 BOUNDED_SHIFTED = (
     "token_choice_5_apart_shifted",
     "expert_choice_5_shifted",
@@ -184,6 +205,7 @@ FEW = (
     "expert_choice_5_shifted",
     "cluster_strided_5",
     "hashed_5_apart",
+    "reformer",
     "local",
     "strided_shifted",
     "fixed_separate",

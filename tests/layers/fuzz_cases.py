@@ -508,7 +508,14 @@ WRONG = {
         "routing_scope": ("half", None, 3),
     },
     "ClusterStridedHeads": CENTROIDS,
-    "HashedHeads": {**CLUSTERS, "num_buckets": (*SIZES, 1)},
+    "HashedHeads": {
+        **CLUSTERS,
+        "num_buckets": (*SIZES, 1),
+        "hash": ("minhash", None, 1),
+        "num_rounds": SIZES,
+        "normalization": ("batch", None, 1),
+        "attends_to_self": ("yes", None, 2),
+    },
     "RandomHeads": {
         **CLUSTERS,
         "num_clusters": SIZES,

@@ -56,6 +56,7 @@ CASES = {
     ),
     "sliding": mixed(layers.SlidingHeads(2, 2, True)),
     "hashed": mixed(layers.HashedHeads(2, 2, 4)),
+    "hashed-in-rounds": mixed(layers.HashedHeads(2, 2, 4, num_rounds=2)),
     "random": mixed(layers.RandomHeads(2, 2, 4)),
     "random-blocks": mixed(layers.RandomBlockHeads(2, 1, 1)),
     "cluster-strided": mixed(layers.ClusterStridedHeads(2, 2, 4)),

@@ -47,6 +47,7 @@ CAUSAL = {
     "sliding": lambda: layers.SlidingHeads(2, 3, **SHIFTED),
     "sliding, strided": lambda: layers.SlidingHeads(2, 3, is_strided=True),
     "hashed": lambda: layers.HashedHeads(2, 4, 5, **SHIFTED),
+    "hashed in rounds": lambda: layers.HashedHeads(2, 4, 5, num_rounds=2),
     "token choice": lambda: layers.RoutedHeads(2, 3, 16, max_relative_position=3),
     "token choice, shifted": lambda: layers.RoutedHeads(
         2, 3, 5, key_shift=1, **SEPARATE
@@ -69,6 +70,9 @@ WITHOUT_A_MASK = {
     "clustered queries": lambda: layers.ClusteredQueryHeads(2, 3, 4),
     "induced": lambda: layers.InducedHeads(2, 3),
     "hashed": lambda: layers.HashedHeads(2, 4, 5),
+    "reformer": lambda: layers.HashedHeads(
+        2, 4, 5, hash="rotation", attends_to_self=False
+    ),
     "routed": lambda: layers.RoutedHeads(2, 3, 8, **SEPARATE),
     "cluster-strided": lambda: layers.ClusterStridedHeads(2, 3, 5),
 }

@@ -88,13 +88,16 @@ def complete_rows(group, rows, new, follows):
     return ops.concatenate([rows[..., :key_dim], value], axis=-1)
 
 
-def attend_to_rows(group, query, rows, visible, distances):
+def attend_to_rows(group, query, rows, visible, distances, bias=None, **options):
     """Attends with one query `<float>[..., 1, D]` to rows `<float>[..., R, E]`.
 
     `visible` (None for all there are) and `distances`, the relative positions, are
-    broadcastable to `[..., R]`.
+    broadcastable to `[..., R]`; `bias`, `<float>[..., 1, R]` or None, is added to that
+    of the rows. Other options are those of the dot product.
     """
-    key, value, bias, real = split_rows(group, rows)
+    key, value, own_bias, real = split_rows(group, rows)
+    own_bias = own_bias[..., None, :]
+    bias = own_bias if bias is None else bias + ops.cast(own_bias, bias.dtype)
     real = group.padding_mask(real)
     if visible is not None:
         real = ops.logical_and(real, visible)
@@ -103,9 +106,10 @@ def attend_to_rows(group, query, rows, visible, distances):
         key,
         value,
         attention_mask=real[..., None, :],
-        bias=bias[..., None, :],
+        bias=bias,
         distances=distances[..., None, :],
         training=False,
+        **options,
     )
 
 

@@ -81,6 +81,16 @@ class ClusteredHeads(HeadGroup):
     def needs_keys(self):
         return not self.share_query_key
 
+    #: Number of choices of clusters, whose results are joined, see `rules.rounds`.
+    num_rounds = 1
+    #: Whether a token sees itself where it sees others.
+    attends_to_self = True
+
+    @property
+    def joins_rounds(self):
+        """Whether what tokens see is joined by the rules of `rules.rounds`."""
+        return self.num_rounds > 1 or not self.attends_to_self
+
     def build(self, query_shape, key_shape, value_shape):
         if query_shape[-1] < 2:
             raise ValueError(
@@ -188,11 +198,9 @@ class ClusteredHeads(HeadGroup):
 
     def routed_tokens(self, inputs, rule, training=False):
         """Returns the `RoutedTokens` of a call for a `Rule`; training moves state."""
-        shares_vectors = inputs.key is None
-        query = normalize(inputs.query)
-        key = query if shares_vectors else normalize(inputs.key)
+        query, key = self.vectors(inputs)
         reads_own = rule.tokens_choose and not self.routes_queries
-        shares_scores = shares_vectors or reads_own
+        shares_scores = inputs.key is None or reads_own
         streams, masks = [query, key], [inputs.query_mask, inputs.key_mask]
         if shares_scores:
             streams, masks = streams[1:], masks[1:]
@@ -209,9 +217,14 @@ class ClusteredHeads(HeadGroup):
             masks[0],
             masks[-1],
             inputs,
-            shares_vectors,
+            query is key,
             shares_scores,
         )
+
+    def vectors(self, inputs):
+        """Returns queries and keys, `<float32>`, normalised; the same if they are."""
+        query = normalize(inputs.query)
+        return query, query if inputs.key is None else normalize(inputs.key)
 
     def routed_token(self, inputs, rule, cache, index):
         """Returns the `RoutedTokens` of the token at `index`, behind a cache."""

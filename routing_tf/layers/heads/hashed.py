@@ -8,45 +8,77 @@ from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.rules.last_members import LastMembers
+from routing_tf.layers.rules.rounds import fold_inputs
+from routing_tf.layers.rules.sorted_chunks import SortedChunks
+from routing_tf.layers.validation import check_choice
+from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import is_integer
+
+# Of a key's entries: shorter ones keep less than the length 1.
+LEAST_SQUARE = 1e-12
+
+
+HASHES = ("signs", "rotation")
+NORMALIZATIONS = ("layer", "unit_keys")
 
 
 @keras.saving.register_keras_serializable("routing_tf")
 class HashedHeads(ClusteredHeads):
     """Heads that attend inside buckets of a random hash of the content.
 
-    The bits of a bucket's number are the signs of the layer-normalised token's
-    products with fixed random projections, so tokens that point in like directions
-    meet.
+    The bits of a bucket's number are the signs of the token's products with fixed
+    random projections, so tokens that point in like directions meet; or the bucket is
+    the largest entry of `[xR, -xR]` with a random matrix R (`hash="rotation"`, the
+    Reformer). With several rounds, each with hashes of its own, a token attends to all
+    keys that it sees in any round, in one softmax: as in the Reformer a round counts by
+    its sum of exponentials, in which a key is divided by the number of rounds that show
+    it.
 
     Under a causal mask a token attends to the last `attention_window` tokens of the
     bucket of its query, itself included where its key lies there: strictly causal,
-    linear in the length. Without one a bucket holds its first `attention_window`
-    tokens, which attend to each other, and later ones get zero. In attention to another
-    sequence each query sees the first `attention_window` tokens of its own bucket
-    there.
+    linear in the length. (Chunks of the Reformer would move with later tokens.)
 
-    State: `projections` `(heads, bits, key_dim)`, float32, never trained. Padding
-    lies in no bucket.
+    Without a causal mask a bucket holds its first `attention_window` tokens, which
+    attend to each other, and later ones get zero. In the manner of the Reformer, with
+    another `hash`, several rounds or `attends_to_self=False`, the tokens in the order
+    of their buckets are cut into chunks of `attention_window`, and see their own chunk
+    and the one before it.
+
+    In attention to another sequence each query sees the first `attention_window` tokens
+    of its own bucket there.
+
+    State: `projections` `(rounds * heads, bits, key_dim)`, float32, never trained; with
+    `hash="rotation"` half the buckets in place of bits. Padding lies in no bucket.
 
     Args:
         num_heads: number of heads in the group.
         num_buckets: number of buckets of each head, at least 2; rounded down to a power
-            of two.
+            of two, or even with `hash="rotation"`.
         attention_window: number of members of a bucket, in tokens.
+        hash: `"signs"` (the default) or `"rotation"`.
+        num_rounds: number of hashes of each token. Defaults to 1. Work grows with it.
+        normalization: `"layer"` (the default), so that queries and keys are
+            layer-normalised; or `"unit_keys"`, so that keys have the length 1, and
+            queries stay as they are (the Reformer).
+        attends_to_self: whether a token sees itself (the default), which takes most of
+            the weight where it is its own key; False for itself only where it sees
+            nothing else in any round (the Reformer). Then it gets its own value.
         share_query_key: whether keys are made by the projection of the queries. In
             self-attention queries and keys are then the same and lie in one bucket.
             Defaults to True.
         **kwargs: arguments of `HeadGroup`; relative positions are in ranks.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
-    of rank in the sorted list of members.
+    of rank in the sorted list of members, in chunks of place in the order of buckets.
 
     Raises:
-        ValueError: if `num_buckets` is not an integer of at least 2,
-            `attention_window` is not a positive integer, or an argument is refused by
-            `HeadGroup`; when built, if `key_dim` is less than 2; when called, if
-            `use_causal_mask=True` and query and value differ in length.
+        ValueError: if `num_buckets` is not an integer of at least 2 or odd with
+            `hash="rotation"`, `attention_window` or `num_rounds` is not a positive
+            integer, `hash` or `normalization` is unknown, `attends_to_self=False` comes
+            with shifted or separate keys, or an argument is refused by `HeadGroup`;
+            when built, if `key_dim` is less than 2; when called, if
+            `use_causal_mask=True` and query and value differ in length, with several
+            rounds if the value is another sequence, and in chunks with separate keys.
 
     Example:
 
@@ -57,38 +89,79 @@ class HashedHeads(ClusteredHeads):
     heads = layers.HashedHeads(2, num_buckets=4, attention_window=16)
     attention = layers.MixedAttention([heads], key_dim=8)
     assert attention(np.ones((1, 32, 16)), use_causal_mask=True).shape == (1, 32, 16)
+
+    reformer = {"hash": "rotation", "num_rounds": 2, "normalization": "unit_keys"}
+    heads = layers.HashedHeads(2, 4, 16, attends_to_self=False, **reformer)
+    attention = layers.MixedAttention([heads], key_dim=8)
+    assert attention(np.ones((1, 32, 16))).shape == (1, 32, 16)
     ```
 
     Reference: Kitaev, Kaiser, Levskaya, "Reformer: The Efficient Transformer"
-    (https://arxiv.org/abs/2001.04451), section 2; `hash_items_fn` and
-    `gather_hashed_attention_items` of the release.
+    (https://arxiv.org/abs/2001.04451), section 2 and appendix A, where chunks have no
+    neighbour before the first one, as here, and hashes are drawn anew in each step,
+    unlike here; `hash_items_fn` and `gather_hashed_attention_items` of the release.
     """
 
-    def __init__(self, num_heads, num_buckets, attention_window, **kwargs):
+    def __init__(
+        self,
+        num_heads,
+        num_buckets,
+        attention_window,
+        *,
+        hash="signs",
+        num_rounds=1,
+        normalization="layer",
+        attends_to_self=True,
+        **kwargs,
+    ):
         super().__init__(num_heads, attention_window, **kwargs)
         if not is_integer(num_buckets) or num_buckets < 2:
             raise ValueError(
                 "`num_buckets` must be an integer of at least 2. "
                 f"Received: num_buckets={num_buckets!r}"
             )
+        check_choice("hash", hash, HASHES)
+        check_choice("normalization", normalization, NORMALIZATIONS)
+        if hash == "rotation" and num_buckets % 2:
+            raise ValueError(
+                '`num_buckets` must be even with `hash="rotation"`, which has a bucket '
+                "on either side of each direction. Received: "
+                f"num_buckets={num_buckets}. Add 1"
+            )
         self.num_buckets = int(num_buckets)
+        self.hash = hash
+        self.num_rounds = check_positive_integer("num_rounds", num_rounds)
+        self.normalization = normalization
+        check_choice("attends_to_self", attends_to_self, (True, False))
+        self.attends_to_self = bool(attends_to_self)
+        if not attends_to_self and (self.key_shift or not self.share_query_key):
+            raise ValueError(
+                "`attends_to_self=False` is for tokens whose query is their own key. "
+                f"Received: share_query_key={self.share_query_key}, "
+                f"key_shift={self.key_shift}. Leave it out"
+            )
 
     @property
     def num_bits(self):
-        """Number of projections of each head."""
+        """Number of projections of each head in a round."""
+        if self.hash == "rotation":
+            return self.num_buckets // 2
         return self.num_buckets.bit_length() - 1
 
     @property
     def num_clusters(self):
         """Number of buckets that tokens lie in."""
-        return 2**self.num_bits
+        return self.num_buckets if self.hash == "rotation" else 2**self.num_bits
 
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)
+        initializer = _orthogonal_for_each_head
+        if self.hash == "rotation":
+            initializer = keras.initializers.RandomNormal(stddev=1.0)
         self.projections = self.add_weight(
             name="projections",
-            shape=(self.num_heads, self.num_bits, query_shape[-1]),
-            initializer=_orthogonal_for_each_head,
+            shape=(self.num_rounds * self.num_heads, self.num_bits, query_shape[-1]),
+            initializer=initializer,
             dtype="float32",
             trainable=False,
             autocast=False,
@@ -98,16 +171,46 @@ class HashedHeads(ClusteredHeads):
         """Returns the number of each token's bucket.
 
         Args:
-            tokens: `<float32>[batch, heads, length, key_dim]`, normalised.
+            tokens: `<float32>[batch, rounds * heads, length, key_dim]`, normalised,
+                the heads of a round side by side.
 
         Returns:
-            `<int32>[batch, heads, length]`.
+            `<int32>[batch, rounds * heads, length]`.
         """
         products = ops.einsum(
             "bhld,hnd->bhln", tokens, ops.convert_to_tensor(self.projections)
         )
+        if self.hash == "rotation":
+            products = ops.concatenate([products, -products], axis=-1)
+            return ops.cast(ops.argmax(products, axis=-1), "int32")
         bits = ops.cast(products > 0, "int32")
         return ops.sum(bits * (2 ** np.arange(self.num_bits, dtype="int32")), axis=-1)
+
+    def vectors(self, inputs):
+        if self.normalization == "layer":
+            return super().vectors(inputs)
+        query = ops.cast(inputs.query, "float32")
+        key = query if inputs.key is None else ops.cast(inputs.key, "float32")
+        squares = ops.sum(ops.square(key), axis=-1, keepdims=True)
+        return query, key * ops.rsqrt(ops.maximum(squares, LEAST_SQUARE))
+
+    def routed_tokens(self, inputs, rule, training=False):
+        inputs = fold_inputs(inputs, self.num_heads, self.num_rounds)
+        return super().routed_tokens(inputs, rule, training)
+
+    def whole_sequence_rule(self):
+        if self.hash == "rotation" or self.joins_rounds:
+            return SortedChunks(self)
+        return super().whole_sequence_rule()
+
+    def memory_rule(self):
+        if self.num_rounds > 1:
+            raise ValueError(
+                "`num_rounds` must be 1 in attention to another sequence. Received: "
+                f"num_rounds={self.num_rounds}. Take more heads with one round each, "
+                "or `FullHeads`"
+            )
+        return super().memory_rule()
 
     def causal_rule(self, routing_scope=None):
         return LastMembers(self)

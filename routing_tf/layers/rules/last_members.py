@@ -6,6 +6,7 @@ from keras import ops
 from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
+from routing_tf.layers.cluster_order import ranks_in_clusters
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
@@ -13,6 +14,7 @@ from routing_tf.layers.masks import without_padding
 from routing_tf.layers.membership import entries_at
 from routing_tf.layers.membership import gather_entries
 from routing_tf.layers.rules import members_of_query
+from routing_tf.layers.rules import rounds
 from routing_tf.layers.rules.routed_tokens import own_clusters
 from routing_tf.layers.rules.routed_tokens import real_tokens
 from routing_tf.layers.rules.rule import Rule
@@ -42,29 +44,46 @@ class LastMembers(Rule):
         query = key
         if not tokens.shares_vectors:
             query = order.arrange(ops.cast(tokens.query, self.group.compute_dtype))
+        joins = self._rounds(clusters, num_clusters, window)
         # The token itself stands in its window, seen or not.
         window += self.group.key_shift
-        mask = order.window_mask(window, nearest=self.group.key_shift)
+        sees_itself = not self.group.key_shift and self.group.attends_to_self
+        mask = order.window_mask(window, nearest=int(not sees_itself))
         if self.group.key_shift:
             mask = combine_masks(
                 mask, _entries(inputs.value_mask, inputs, order, window)
             )
-        output = self.group.dot_product(
-            query,
-            order.windows(key, window),
-            order.windows(order.arrange(tokens.value), window),
-            attention_mask=mask,
-            bias=_entries(inputs.token_bias, inputs, order, window),
+        output = rounds.attend(
+            self.group,
+            joins,
+            order,
+            lambda x: order.windows(order.arrange(x), window),
+            tokens.value,
+            (query, order.windows(key, window)),
+            mask,
+            _entries(inputs.token_bias, inputs, order, window),
+            training,
             offset=order.window_offset(window),
-            training=training,
         )
-        return without_padding(order.restore(output), real_tokens(inputs))
+        return without_padding(output, real_tokens(inputs))
+
+    def _rounds(self, clusters, num_clusters, window):
+        if not self.group.joins_rounds:
+            return None
+        ranks = ranks_in_clusters(clusters, num_clusters)
+        places = clusters * rounds.stride(self.group.num_clusters) + ranks
+        ends = ranks + 1 - self.group.key_shift
+        first, end = rounds.range_of_bucket(
+            clusters, ends, window, self.group.num_clusters
+        )
+        return rounds.of_group(self.group, places, first, end)
 
     def make_cache(self, batch_size, max_length):
         # Where a token always sees itself, it is the window's last one.
         sees_itself = not self.group.key_shift and not self.group.routes_queries
         num_rows = max(self.group.attention_window - sees_itself, 1)
-        shape = (batch_size, self.group.num_heads)
+        num_rounds = self.group.num_rounds
+        shape = (batch_size, self.group.num_heads * num_rounds)
         cache = {}
         if self.group.key_shift:
             # The row that was completed last, and the position of its key.
@@ -72,16 +91,20 @@ class LastMembers(Rule):
                 "place": ops.zeros(shape, "int32"),
                 "position": ops.full(shape, -1, dtype="int32"),
             }
+        places, newest = (*shape, self.group.num_clusters, num_rows), {}
+        if num_rounds > 1:
+            # Where the keys of the rows stand in every round.
+            cache["places"] = ops.zeros((*places, num_rounds), "int32")
+            newest["places"] = ops.zeros((*shape, num_rounds), "int32")
         return {
             **cache,
-            "rows": rows.empty_rows(
-                self.group, *shape, self.group.num_clusters, num_rows
-            ),
+            "rows": rows.empty_rows(self.group, *places),
             "counts": ops.zeros((*shape, self.group.num_clusters), "int32"),
             "newest": {
                 "row": rows.empty_rows(self.group, *shape),
                 "cluster": ops.zeros(shape, "int32"),
                 "position": ops.full(shape, -1, dtype="int32"),
+                **newest,
             },
         }
 
@@ -92,6 +115,7 @@ class LastMembers(Rule):
         clusters = ops.cast(ops.argmax(tokens.key_scores, axis=-1), "int32")
         real = _real(tokens, (batch, heads, length))
         last = rows.last_token(real)
+        places = self._places(clusters, real)
         positions = np.arange(length, dtype="int32")
         older = ops.logical_and(real, positions != last[..., None])
         # Sorted by cluster and position; what is not older comes last.
@@ -115,16 +139,31 @@ class LastMembers(Rule):
                     "position": ops.where(is_open, before, -1)[..., 0],
                 },
             }
+        members = entries_at(by_cluster, index)
+        own = {
+            "row": membership.gather(new_rows, newest)[..., 0, :],
+            "cluster": entries_at(clusters, newest)[..., 0],
+            "position": last,
+        }
+        if "places" in cache:
+            cache = {**cache, "places": membership.gather(places, members)}
+            own["places"] = membership.gather(places, newest)[..., 0, :]
         return {
             **cache,
-            "rows": membership.gather(new_rows, entries_at(by_cluster, index)),
+            "rows": membership.gather(new_rows, members),
             "counts": counts,
-            "newest": {
-                "row": membership.gather(new_rows, newest)[..., 0, :],
-                "cluster": entries_at(clusters, newest)[..., 0],
-                "position": last,
-            },
+            "newest": own,
         }
+
+    def _places(self, clusters, real):
+        """Returns where keys stand in all rounds, `<int32>[B, H, L, R]`; or None."""
+        group = self.group
+        if group.num_rounds == 1:
+            return None
+        clusters = ops.where(real, clusters, group.num_clusters)
+        places = clusters * rounds.stride(group.num_clusters)
+        places += ranks_in_clusters(clusters, group.num_clusters + 1)
+        return rounds.of_each_round(places, group.num_rounds)
 
     def step(self, cache, index, tokens):
         inputs = tokens.inputs
@@ -136,42 +175,75 @@ class LastMembers(Rule):
             for scores in (tokens.query_scores, tokens.key_scores)
         )
         # Whether the token is the last member of the cluster that it reads.
-        sees_itself = ops.logical_and(read == cluster, not self.group.key_shift)
-        sees_itself = sees_itself[..., None]
-        members, near, distances = self._last_members(cache, read, sees_itself)
+        is_member = ops.logical_and(read == cluster, not self.group.key_shift)
+        is_member = is_member[..., None]
+        members, near, distances, places = self._last_members(cache, read, is_member)
         if not self.group.key_shift:
             members = ops.concatenate([members, row], axis=2)
+            sees_itself = ops.logical_and(is_member, self.group.attends_to_self)
             near = ops.concatenate([near, sees_itself], axis=-1)
             own = ops.zeros_like(distances[..., :1])
             distances = ops.concatenate([distances, own], axis=-1)
         query = ops.cast(tokens.query, self.group.compute_dtype)
-        output = rows.attend_to_rows(self.group, query, members, near, distances)
         real = _real(tokens, (*shape, 1))[..., 0]
         newest = {
             "row": row[:, :, 0],
             "cluster": cluster,
             "position": ops.where(real, index, -1),
         }
+        if not self.group.joins_rounds:
+            output = rows.attend_to_rows(self.group, query, members, near, distances)
+        else:
+            joins = self._rounds_of_token(cache["counts"], cluster, read, is_member)
+            bias = None
+            if places is not None:
+                newest["places"] = joins.places[:, :, 0]
+                if not self.group.key_shift:
+                    places = ops.concatenate([places, joins.places], axis=2)
+                bias = joins.bias(places, joins.ranges)
+            output = rows.attend_to_rows(
+                self.group,
+                query,
+                members,
+                near,
+                distances,
+                bias=bias,
+                return_logsumexp=True,
+            )
+            output = joins.joined(*output, inputs.value)
         output = without_padding(output, real_tokens(inputs))
         return output, {**cache, "newest": newest}
 
-    def _last_members(self, cache, cluster, sees_itself):
+    def _rounds_of_token(self, counts, cluster, read, is_member):
+        """Returns the `Rounds` of the newest token."""
+        num_clusters = self.group.num_clusters
+        rank, end = (entries_at(counts, each[..., None]) for each in (cluster, read))
+        end += ops.cast(is_member, "int32")
+        first, end = rounds.range_of_bucket(
+            read[..., None], end, self.group.attention_window, num_clusters
+        )
+        place = cluster[..., None] * rounds.stride(num_clusters) + rank
+        return rounds.of_group(self.group, place, first, end)
+
+    def _last_members(self, cache, cluster, is_member):
         """Returns what is remembered of a cluster `<int32>[B, H]`.
 
-        `sees_itself`, `<bool>[B, H, 1]`, tells whether the token is a member. Returns
-        rows `[B, H, R, E]`, which of them it sees `<bool>[B, H, R]`, and their relative
-        positions `<int32>[B, H, R]`.
+        `is_member`, `<bool>[B, H, 1]`, tells whether the token is a member. Returns
+        rows `[B, H, R, E]`, which of them it sees `<bool>[B, H, R]`, their relative
+        positions `<int32>[B, H, R]`, and the places of their keys in all rounds, or
+        None.
         """
-        batch, heads, num_clusters, num_rows, size = ops.shape(cache["rows"])
-        flat = ops.reshape(cache["rows"], (batch, heads, num_clusters, num_rows * size))
-        members = membership.gather(flat, cluster[..., None])
-        members = ops.reshape(members, (batch, heads, num_rows, size))
+        num_rows = cache["rows"].shape[3]
+        members, places = (
+            None if x is None else _of_cluster(x, cluster)
+            for x in (cache["rows"], cache.get("places"))
+        )
         count = entries_at(cache["counts"], cluster[..., None])
         ranks = _ranks(count[..., 0], num_rows)
         distances = ranks - count
-        furthest = self.group.attention_window - ops.cast(sees_itself, "int32")
+        furthest = self.group.attention_window - ops.cast(is_member, "int32")
         near = ops.logical_and(ranks >= 0, distances >= -furthest)
-        return members, near, distances
+        return members, near, distances, places
 
     def _remember_newest(self, cache, index, row):
         """Puts the newest token among the others, unless it is to be replaced.
@@ -179,7 +251,7 @@ class LastMembers(Rule):
         With shifted keys its value is that of the token `row` at `index`.
         """
         newest, counts = cache["newest"], cache["counts"]
-        batch, heads, num_clusters, num_rows, size = ops.shape(cache["rows"])
+        num_clusters, num_rows = cache["rows"].shape[2:4]
         is_older = ops.logical_and(newest["position"] >= 0, newest["position"] < index)
         place = entries_at(counts, newest["cluster"][..., None])[..., 0] % num_rows
         place = newest["cluster"] * num_rows + place
@@ -191,22 +263,49 @@ class LastMembers(Rule):
                 is_older, newest["position"], cache["open"]["position"]
             )
             cache = {**cache, "open": {"place": place, "position": position}}
-        flat = ops.reshape(cache["rows"], (batch, heads, num_clusters * num_rows, size))
-        old = membership.gather(flat, place[..., None])[..., 0, :]
-        new = ops.where(is_older[..., None], new, old)
+        new = ops.where(is_older[..., None], new, _at(cache["rows"], place))
         if self.group.key_shift:
             follows = ops.logical_and(position >= 0, position == index - 1)
             new = rows.complete_rows(self.group, new, row, follows)
-        place = membership.flat_positions(place[..., None], num_clusters * num_rows)
-        flat = ops.scatter_update(
-            ops.reshape(flat, (-1, size)), place[:, None], ops.reshape(new, (-1, size))
-        )
+        if "places" in cache:
+            old = cache["places"]
+            own = ops.where(is_older[..., None], newest["places"], _at(old, place))
+            cache = {**cache, "places": _updated(old, place, own)}
         added = ops.one_hot(newest["cluster"], num_clusters, dtype="int32")
         return {
             **cache,
-            "rows": ops.reshape(flat, ops.shape(cache["rows"])),
+            "rows": _updated(cache["rows"], place, new),
             "counts": counts + added * ops.cast(is_older, "int32")[..., None],
         }
+
+
+def _of_cluster(x, cluster):
+    """Returns the places of one cluster: from `[B, H, K, R, E]` to `[B, H, R, E]`."""
+    batch, heads, num_clusters, num_rows, size = ops.shape(x)
+    flat = ops.reshape(x, (batch, heads, num_clusters, num_rows * size))
+    found = membership.gather(flat, cluster[..., None])
+    return ops.reshape(found, (batch, heads, num_rows, size))
+
+
+def _flat(x):
+    """From `[B, H, K, R, E]` to `[B, H, K * R, E]`."""
+    batch, heads, num_clusters, num_rows, size = ops.shape(x)
+    return ops.reshape(x, (batch, heads, num_clusters * num_rows, size))
+
+
+def _at(x, place):
+    """Returns what stands in `[B, H, K, R, E]` at a place: `[B, H, E]`."""
+    return membership.gather(_flat(x), place[..., None])[..., 0, :]
+
+
+def _updated(x, place, new):
+    """Returns `[B, H, K, R, E]` with `new` `[B, H, E]` at a place."""
+    flat, size = _flat(x), x.shape[-1]
+    index = membership.flat_positions(place[..., None], flat.shape[2])
+    rows = ops.scatter_update(
+        ops.reshape(flat, (-1, size)), index[:, None], ops.reshape(new, (-1, size))
+    )
+    return ops.reshape(rows, ops.shape(x))
 
 
 def _entries(x, inputs, order, window):

@@ -11,10 +11,12 @@ from keras import ops
 from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
+from routing_tf.layers.cluster_order import ranks_in_clusters
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.membership import entries_at
+from routing_tf.layers.rules import rounds
 from routing_tf.layers.rules.routed_tokens import own_clusters
 from routing_tf.layers.rules.routed_tokens import real_tokens
 
@@ -32,18 +34,19 @@ def attend(group, tokens, training=None):
     ranges = _Ranges(group, tokens, window)
     key = ranges.keys.arrange(ops.cast(tokens.key, group.compute_dtype))
     query = ops.cast(tokens.query, group.compute_dtype)
-    output = group.dot_product(
-        ranges.queries.arrange(query),
-        ranges.read(key),
-        ranges.read(ranges.keys.arrange(tokens.value)),
-        attention_mask=combine_masks(
-            ranges.visible(), ranges.entries(inputs.value_mask)
-        ),
-        bias=ranges.entries(inputs.token_bias),
+    output = rounds.attend(
+        group,
+        ranges.rounds(group),
+        ranges.queries,
+        lambda x: ranges.read(ranges.keys.arrange(x)),
+        tokens.value,
+        (ranges.queries.arrange(query), ranges.read(key)),
+        combine_masks(ranges.visible(), ranges.entries(inputs.value_mask)),
+        ranges.entries(inputs.token_bias),
+        training,
         distances=ranges.distances(),
-        training=training,
     )
-    return without_padding(ranges.queries.restore(output), real_tokens(inputs))
+    return without_padding(output, real_tokens(inputs))
 
 
 class _Ranges:
@@ -62,6 +65,8 @@ class _Ranges:
         size = chunk_size_for(window)
         clusters, num_clusters = own_clusters(tokens.key_scores, inputs.key_mask)
         read, _ = own_clusters(tokens.query_scores, None)
+        self._clusters, self._read = clusters, read
+        self._num_clusters = num_clusters
         self.keys = ClusterOrder(clusters, num_clusters, size)
         self.num_earlier = _num_earlier(clusters, read, num_clusters)
         self.ends = self.num_earlier
@@ -97,6 +102,17 @@ class _Ranges:
             return None
         entries = membership.gather_entries(x, self.keys.tokens, self.length)
         return ops.swapaxes(self.read(entries[..., None]), -1, -2)
+
+    def rounds(self, group):
+        """Returns the `Rounds` of a group; None where nothing is to be joined."""
+        if not group.joins_rounds:
+            return None
+        places = self._clusters * rounds.stride(group.num_clusters)
+        places += ranks_in_clusters(self._clusters, self._num_clusters)
+        first, end = rounds.range_of_bucket(
+            self._read, self.ends, self.window, group.num_clusters
+        )
+        return rounds.of_group(group, places, first, end)
 
     def visible(self):
         """Tells which keys each query sees, `<bool>[B, H, N, C, R * C]`."""

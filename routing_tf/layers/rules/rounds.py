@@ -1,0 +1,160 @@
+"""Several rounds of hashing, each with hashes of its own, joined to one attention.
+
+The rounds of a head stand side by side as heads of their own until they are joined:
+heads times rounds, those of a round together. Letters: R rounds, H heads, F the product
+of both, L length, N chunks, C queries of a chunk, S keys that a chunk reads.
+"""
+
+import dataclasses
+
+import numpy as np
+from keras import ops
+
+from routing_tf.layers.scaled_dot_product import joined_parts
+
+
+class Rounds:
+    """Which keys the queries of each head see in each round.
+
+    Keys have places, of which a query sees a range. A key seen in several rounds counts
+    once: its weight is divided by their number.
+
+    Args:
+        num_rounds: number of rounds.
+        places: `<int32>[B, F, L]`, those of the keys.
+        first: `<int32>[B, F, L]`, the first place that each query sees.
+        end: `<int32>[B, F, L]`, the one behind the last.
+        sees_itself: whether a query that sees others sees itself, too.
+
+    Reference: Kitaev et al., "Reformer: The Efficient Transformer", section 2
+    ("Multi-round LSH attention") and appendix A, where N is the number of rounds.
+    """
+
+    def __init__(self, num_rounds, places, first, end, sees_itself):
+        self.num_rounds = num_rounds
+        self.places = of_each_round(places, num_rounds)
+        self.ranges = ops.concatenate(
+            [of_each_round(x, num_rounds) for x in (first, end)], axis=-1
+        )
+        self.sees_itself = sees_itself
+        self._is_alone = None
+        if not sees_itself:
+            alone = ops.cast(end - first <= 1, "int32")
+            self._is_alone = ops.min(unfolded(alone, num_rounds), axis=-1) > 0
+
+    def bias(self, places, ranges):
+        """Returns minus the logarithm of the number of rounds that show a key.
+
+        `places` are those of keys `<int32>[..., S, R]`, `ranges` those of queries
+        `<int32>[..., C, 2 * R]`. Returns `<float32>[..., C, S]`.
+        """
+        count = 0
+        for n in range(self.num_rounds):
+            place = places[..., None, :, n]
+            first, end = (ranges[..., :, None, i] for i in (n, n + self.num_rounds))
+            seen = ops.logical_and(place >= first, place < end)
+            count += ops.cast(seen, "float32")
+        return -ops.log(ops.maximum(count, 1.0))
+
+    def joined(self, output, logsumexp, value):
+        """Joins `[B, F, L, D]` and `[B, F, L]` to `[B, H, L, D]`.
+
+        Queries that see no other token get their own one of the values `[B, F, L, D]`.
+        """
+        if self.num_rounds > 1:
+            output = joined_parts(
+                unfolded(output, self.num_rounds, axis=-2),
+                unfolded(logsumexp, self.num_rounds),
+            )
+            value = value[:, : output.shape[1]]
+        if self._is_alone is None:
+            return output
+        return ops.where(self._is_alone[..., None], value, output)
+
+
+def of_each_round(x, num_rounds):
+    """From `[B, F, L]` to `[B, F, L, R]`: what a head has in all of its rounds."""
+    return ops.concatenate([unfolded(x, num_rounds)] * num_rounds, axis=1)
+
+
+def of_group(group, places, first, end):
+    """Returns the `Rounds` of a group; None where nothing is to be joined."""
+    if not group.joins_rounds:
+        return None
+    return Rounds(group.num_rounds, places, first, end, group.attends_to_self)
+
+
+def folded(x, num_heads, num_rounds):
+    """Puts what all rounds share, `[B, H, ...]`, side by side; None stays None."""
+    if x is None or num_rounds == 1 or x.shape[1] != num_heads:
+        return x
+    return ops.concatenate([x] * num_rounds, axis=1)
+
+
+def fold_inputs(inputs, num_heads, num_rounds):
+    """Returns `HeadInputs` with a head for each round."""
+    if num_rounds == 1:
+        return inputs
+    names = ("query", "key", "value")
+    parts = {
+        name: folded(getattr(inputs, name), num_heads, num_rounds) for name in names
+    }
+    if num_heads > 1:
+        # What has one head is for all of them, and for all rounds.
+        for name in ("key_mask", "value_mask"):
+            parts[name] = folded(getattr(inputs, name), num_heads, num_rounds)
+    return dataclasses.replace(inputs, **parts)
+
+
+def unfolded(x, num_rounds, axis=-1):
+    """Moves the rounds of `[B, F, ...]` to an axis of their own, counted in the end."""
+    batch, folded_heads, *rest = ops.shape(x)
+    x = ops.reshape(x, (batch, num_rounds, folded_heads // num_rounds, *rest))
+    return ops.moveaxis(x, 1, axis)
+
+
+def range_of_bucket(bucket, end, window, num_clusters):
+    """Returns the first place and the one behind the last members of a bucket.
+
+    Places are counted on from bucket to bucket, however many members come.
+    """
+    start = bucket * stride(num_clusters)
+    return start + ops.maximum(end - window, 0), start + end
+
+
+def stride(num_clusters):
+    """Returns how many places a bucket has, that of padding included."""
+    return np.int32(np.iinfo("int32").max // (num_clusters + 1))
+
+
+def attend(group, rounds, queries, read, value, vectors, mask, bias, training, **kind):
+    """Attends in chunks, and joins the rounds.
+
+    Args:
+        group: the head group.
+        rounds: `Rounds`; None for one round in which nothing is to be joined.
+        queries: `ClusterOrder` of the queries.
+        read: function that takes what stands at keys, `[B, F, L, D]`, to what each
+            chunk of queries reads, `[B, F, N, S, D]`.
+        value: values `<float>[B, F, L, D]`.
+        vectors: queries `<float>[B, F, N, C, D]` and keys `<float>[B, F, N, S, D]`.
+        mask: `<bool>`, broadcastable to `[B, F, N, C, S]`.
+        bias: the same of numbers; or None.
+        training: whether dropout is on.
+        **kind: further arguments of the dot product.
+
+    Returns:
+        `<float>[B, H, L, D]`.
+    """
+    kind = {"attention_mask": mask, "training": training, **kind}
+    if rounds is None:
+        output = group.dot_product(*vectors, read(value), bias=bias, **kind)
+        return queries.restore(output)
+    if rounds.num_rounds > 1:
+        own = rounds.bias(read(rounds.places), queries.arrange(rounds.ranges))
+        bias = own if bias is None else own + ops.cast(bias, own.dtype)
+    output, logsumexp = group.dot_product(
+        *vectors, read(value), bias=bias, return_logsumexp=True, **kind
+    )
+    logsumexp = queries.restore(logsumexp[..., None])[..., 0]
+    return rounds.joined(queries.restore(output), logsumexp, value)

@@ -1,0 +1,294 @@
+"""Tests of hashed heads in the manner of the Reformer."""
+
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, LENGTH, DIM = 2, 2, 23, 6
+REFORMER = {
+    "hash": "rotation",
+    "normalization": "unit_keys",
+    "attends_to_self": False,
+    "num_rounds": 2,
+}
+
+
+def built_group(num_buckets=4, window=5, length=LENGTH, **options):
+    options = {"embeddings_initializer": "zeros", **options}
+    group = layers.HashedHeads(HEADS, num_buckets, window, **options)
+    group.build(*[(BATCH, HEADS, length, DIM)] * 3)
+    helpers.randomize(group)
+    return group
+
+
+def tokens(length=LENGTH):
+    return [helpers.normal(BATCH, HEADS, length, DIM, seed=seed) for seed in range(3)]
+
+
+def vectors(group, query, key):
+    """Queries and keys as they are compared."""
+    if group.normalization == "layer":
+        return helpers.normalize(query), helpers.normalize(key)
+    query, key = (np.asarray(x, "float64") for x in (query, key))
+    return query, key / np.linalg.norm(key, axis=-1, keepdims=True)
+
+
+def buckets(group, x):
+    """Numbers of buckets, `[rounds, batch, heads, length]`."""
+    projections = golden_cases.to_numpy(group.projections)
+    projections = projections.reshape(-1, HEADS, *projections.shape[1:])
+    products = np.einsum("bhld,rhnd->rbhln", x, projections)
+    if group.hash == "rotation":
+        return np.concatenate([products, -products], axis=-1).argmax(axis=-1)
+    bits = products > 0
+    return sum(bits[..., n] * 2**n for n in range(bits.shape[-1]))
+
+
+def seen_in_a_round(read, offered, real, window, causal, shift):
+    """What the queries of one head see in one round, and the distances.
+
+    `read` and `offered` are the buckets of queries and of keys.
+    """
+    length = len(read)
+    sees = np.zeros((length, length), "bool")
+    distances = np.zeros((length, length), "int64")
+    if causal:
+        for i in range(length):
+            earlier = np.arange(length) < i
+            bucket = real & (offered == read[i])
+            ranks = np.cumsum(bucket) - bucket
+            last = bucket & (earlier | (np.arange(length) == i) & (not shift))
+            sees[i, np.flatnonzero(last)[-window:]] = True
+            own = (bucket & earlier).sum()
+            distances[i] = ranks - own
+        return sees, distances
+    order = np.lexsort((np.arange(length), read, ~real))[: real.sum()]
+    place = np.full(length, -10 * length)
+    place[order] = np.arange(len(order))
+    chunks = place // window
+    back = chunks[:, None] - chunks[None]
+    sees = real & real[:, None] & (back >= 0) & (back <= 1)
+    return sees, place[None] - place[:, None]
+
+
+def expected_output(group, query, key, value, real, bias, causal):
+    """The formula: sums of exponentials over all rounds, each divided by N."""
+    query, key = vectors(group, query, key)
+    shift = group.key_shift
+    tables = helpers.relative_tables(group)
+    read, offered = buckets(group, query), buckets(group, key)
+    output = np.zeros(value.shape)
+    readable = real
+    if shift:
+        value, bias, readable = helpers.read_with_keys(value, bias, real)
+    for b, h in np.ndindex(query.shape[:2]):
+        rounds = [
+            seen_in_a_round(
+                read[r, b, h],
+                offered[r, b, h],
+                real[b],
+                group.attention_window,
+                causal,
+                shift,
+            )
+            for r in range(len(read))
+        ]
+        number = sum(sees for sees, _ in rounds)
+        itself = np.eye(len(real[b]), dtype="bool")
+        total, weighted = 0.0, 0.0
+        for sees, distances in rounds:
+            sees = sees & readable[b]
+            if not group.attends_to_self:
+                sees = sees & ~itself
+            logits = query[b, h] @ key[b, h].T + bias[b]
+            values = np.broadcast_to(value[b, h], (*sees.shape, DIM))
+            if tables is not None:
+                limit = len(tables[0]) // 2
+                at = np.clip(distances, -limit, limit) + limit
+                logits = logits + np.einsum("id,ijd->ij", query[b, h], tables[0][at])
+                values = values + tables[1][at]
+            sums = np.where(sees, np.exp(logits) / np.maximum(number, 1), 0.0)
+            total = total + sums.sum(axis=-1, keepdims=True)
+            weighted = weighted + np.einsum("ij,ijd->id", sums, values)
+        output[b, h] = weighted / np.maximum(total, 1e-30)
+        if not group.attends_to_self:
+            alone = np.where(itself, 0, number).sum(axis=-1) == 0
+            output[b, h] = np.where(alone[:, None], value[b, h], output[b, h])
+    return np.where(real[:, None, :, None], output, 0.0)
+
+
+CASES = {
+    "signs, one round": {"attends_to_self": False},
+    "signs": {"num_rounds": 3},
+    "rotation, one round": {"hash": "rotation"},
+    "rotation": {"hash": "rotation", "num_rounds": 2, "num_buckets": 6},
+    "unit keys": {"normalization": "unit_keys", "num_rounds": 2},
+    "reformer": REFORMER,
+    "many buckets": {**REFORMER, "num_buckets": 16},
+    "window of 1": {**REFORMER, "window": 1},
+    "long window": {**REFORMER, "window": 40},
+}
+APART = {"share_query_key": False, "num_rounds": 3}
+CAUSAL_CASES = {
+    **CASES,
+    "apart": APART,
+    "apart, rotation": {**APART, "hash": "rotation", "normalization": "unit_keys"},
+    "apart, shifted": {**APART, "key_shift": 1},
+    "shifted": {"num_rounds": 2, "hash": "rotation", "key_shift": 1},
+}
+
+
+def assert_follows_the_formula(causal, options, length=LENGTH):
+    group = built_group(length=length, max_relative_position=3, **options)
+    query, key, value = tokens(length)
+    key = query if group.share_query_key else key
+    real = helpers.mask_with_a_hole(length, length, length - 4)
+    real[1, 0] = False
+    bias = helpers.normal(BATCH, length, seed=4)
+    output, _ = golden_cases.run(
+        group,
+        query,
+        None if group.share_query_key else key,
+        value,
+        query_mask=real,
+        value_mask=real,
+        token_bias=bias,
+        use_causal_mask=causal,
+    )
+    expected = expected_output(group, query, key, value, real, bias, causal)
+    golden_cases.assert_close(output, expected, 1e-5)
+
+
+def some_thorough(cases, few):
+    return [
+        pytest.param(case, marks=() if case in few else pytest.mark.thorough)
+        for case in cases
+    ]
+
+
+@pytest.mark.parametrize(
+    "case", some_thorough(CAUSAL_CASES, ("signs", "reformer", "apart, shifted"))
+)
+def test_last_members_of_all_rounds(case):
+    assert_follows_the_formula(True, CAUSAL_CASES[case])
+
+
+@pytest.mark.parametrize("case", some_thorough(CASES, ("rotation", "reformer")))
+def test_chunks_of_all_rounds(case):
+    assert_follows_the_formula(False, CASES[case])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 20])
+def test_other_lengths(length, causal):
+    assert_follows_the_formula(causal, REFORMER, length)
+
+
+@pytest.mark.parametrize("name", ["causal", "chunks"])
+def test_equals_reformer_pytorch(name):
+    arrays = golden_cases.load("peers/hashed_heads.npz").arrays
+    case = {
+        key.removeprefix(f"{name}/"): array
+        for key, array in arrays.items()
+        if key.startswith((name, "attention_window"))
+    }
+    heads, size, num_rounds, half = case["rotations"].shape
+    length = case["query"].shape[1]
+    causal = name == "causal"
+    # Longer than any bucket.
+    window = length if causal else int(case["attention_window"])
+    group = layers.HashedHeads(heads, 2 * half, window, **REFORMER)
+    query, value = case["query"][None], case["value"][None]
+    group.build(query.shape, query.shape, value.shape)
+    rotations = case["rotations"].transpose(2, 0, 3, 1)
+    group.projections.assign(rotations.reshape(-1, half, size))
+
+    output, _ = golden_cases.run(
+        group, query * size**-0.5, None, value, use_causal_mask=causal
+    )
+
+    alike = np.ones((heads, length), "bool") if causal else case["alike"]
+    assert alike.mean() > 0.5
+    golden_cases.assert_close(output[0][alike], case["output"][alike], 1e-5)
+
+
+def test_defaults_need_no_new_arguments():
+    """Files of earlier versions lack them."""
+    config = layers.HashedHeads(2, 4, 5).get_config()
+    new = ("hash", "num_rounds", "normalization", "attends_to_self")
+    old = {name: value for name, value in config.items() if name not in new}
+    again = layers.HashedHeads.from_config(old)
+    assert [getattr(again, name) for name in new] == ["signs", 1, "layer", True]
+
+
+def test_survives_saving(tmp_path):
+    options = {**REFORMER, "embeddings_initializer": "zeros"}
+    group = layers.HashedHeads(2, 4, 3, **options)
+    helpers.assert_keeps_settings(group)
+    layer = layers.MixedAttention([group], key_dim=4, kernel_initializer="ones")
+    helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, 9, 6))
+
+
+def test_hidden_and_shared_tokens():
+    """In half precision, too, logarithms of sums weigh no hidden key."""
+    group = built_group(dtype="float16", **REFORMER)
+    query, _, value = tokens()
+    bias = np.zeros((BATCH, LENGTH), "float32")
+    bias[:, 3::4] = -np.inf
+    results = []
+    for noise in (0.0, 50.0):
+        noisy = value + noise * (bias < 0)[:, None, :, None]
+        output, _ = golden_cases.run(
+            group, query, None, noisy, token_bias=bias, use_causal_mask=True
+        )
+        results.append(output)
+    assert np.all(np.isfinite(results[0]))
+    # Some tokens see nothing but hidden ones, or themselves.
+    shown = np.abs(results[0] - results[1]).max(axis=-1) < 1e-3
+    assert shown.mean() > 0.6
+
+
+def test_refuses_what_has_no_meaning():
+    with pytest.raises(ValueError, match="`num_buckets` must be even.*=5. Add 1"):
+        layers.HashedHeads(2, 5, 4, hash="rotation")
+    for options in ({"share_query_key": False}, {"key_shift": 1}):
+        with pytest.raises(ValueError, match="`attends_to_self=False` is for"):
+            layers.HashedHeads(2, 4, 4, attends_to_self=False, **options)
+    query, key, value = tokens()
+    with pytest.raises(ValueError, match="`num_rounds` must be 1 .*num_rounds=2"):
+        built_group(num_rounds=2)(query, key, value, is_cross_attention=True)
+    with pytest.raises(ValueError, match="`share_query_key` must be True without"):
+        built_group(num_rounds=2, share_query_key=False)(query, key, value)
+    layer = layers.MixedAttention([layers.HashedHeads(2, 4, 4, num_rounds=2)], 4)
+    layer.build((None, None, 6))
+    with pytest.raises(ValueError, match="`num_rounds` must be 1"):
+        layer.make_cache(1, 4, value=helpers.normal(1, 5, 6))
+
+
+def test_a_token_that_sees_others_first_stays_causal():
+    """To the bit: whether it is alone depends on earlier tokens, as all else does."""
+    group = built_group(**REFORMER)
+    query, other, value = tokens()
+    results = []
+    for last in (other, query):
+        changed = np.where(np.arange(LENGTH)[:, None] < 14, query, last)
+        output, _ = golden_cases.run(group, changed, None, value, use_causal_mask=True)
+        results.append(output)
+    np.testing.assert_array_equal(results[0][:, :, :14], results[1][:, :, :14])
+    assert np.any(results[0][:, :, 14:] != results[1][:, :, 14:])
+
+
+def test_attention_scores_are_those_of_all_rounds():
+    """Values are an identity matrix, so that outputs are weights."""
+    group = built_group(length=13, **REFORMER)
+    identity = np.broadcast_to(np.eye(13, dtype="float32"), (BATCH, HEADS, 13, 13))
+    query, *_ = tokens(13)
+    scores, _ = golden_cases.run(group, query, None, identity, use_causal_mask=True)
+    np.testing.assert_allclose(scores.sum(axis=-1), 1.0, rtol=1e-5)
+    # A token that sees itself sees nothing else.
+    own = np.diagonal(scores, axis1=-2, axis2=-1)
+    assert set(np.unique(own.round(5))) == {0.0, 1.0}

@@ -55,6 +55,7 @@ CASES = {
         {"call_kwargs": {"use_causal_mask": True}},
     ),
     "sliding": mixed(layers.SlidingHeads(2, 2, True)),
+    "block-pair": mixed(layers.BlockPairHeads(2)),
     "hashed": mixed(layers.HashedHeads(2, 2, 4)),
     "hashed-in-rounds": mixed(layers.HashedHeads(2, 2, 4, num_rounds=2)),
     "random": mixed(layers.RandomHeads(2, 2, 4)),

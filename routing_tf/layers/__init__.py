@@ -7,8 +7,8 @@ from routing_tf.layers.embeddings import TokenDropout as TokenDropout
 from routing_tf.layers.embeddings import TokenEmbedding as TokenEmbedding
 from routing_tf.layers.feed_forward import FeedForward as FeedForward
 from routing_tf.layers.heads.axial import AxialHeads as AxialHeads
-from routing_tf.layers.heads.block_top_k import BlockTopKHeads as BlockTopKHeads
 from routing_tf.layers.heads.block_pair import BlockPairHeads as BlockPairHeads
+from routing_tf.layers.heads.block_top_k import BlockTopKHeads as BlockTopKHeads
 from routing_tf.layers.heads.cluster_strided import (
     ClusterStridedHeads as ClusterStridedHeads,
 )

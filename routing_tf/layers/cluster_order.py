@@ -146,6 +146,8 @@ def _check_sizes(length, num_clusters):
             f"blocks that each one chooses) and {num_clusters} clusters or blocks. "
             "Take fewer clusters, longer blocks or shorter sequences"
         )
+
+
 def ranks_in_clusters(clusters, num_clusters):
     """Returns how many earlier tokens have the cluster of each one.
 

@@ -108,9 +108,8 @@ CASES |= {
 LINEAR = ("linear", "performer", "random_features")
 BOUNDED = (
     *("token_choice_5", "expert_choice_5", "hashed_5", "local", "dilated", "row"),
-    *("sliding", *LINEAR),
+    *("sliding", "reformer", *LINEAR),
 )
-BOUNDED_APART = ("token_choice_5_apart", "hashed_5_apart")
 CASES["reformer"] = functools.partial(
     layers.HashedHeads,
     HEADS,
@@ -122,8 +121,6 @@ CASES["reformer"] = functools.partial(
     attends_to_self=False,
     **RELATIVE,
 )
-# What a query can see is bounded: so is what they remember.
-BOUNDED = ("token_choice_5", "expert_choice_5", "hashed_5", "reformer", "local")
 BOUNDED_APART = (
     "token_choice_5_apart",
     "hashed_5_apart",

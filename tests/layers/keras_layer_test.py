@@ -117,8 +117,10 @@ CASES = {
 
 
 # On JAX their many small operations take long to compile.
-LONG = ("best_blocks", "native_sparse")
-LONG = ("clustered_queries", "compressed", "induced")
+LONG = (
+    *("best_blocks", "native_sparse"),
+    *("clustered_queries", "compressed", "induced"),
+)
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,7 @@ class ClusteredHeads(HeadGroup):
             scores = self.scores(streams, masks, training=training)
         else:
             scores = self.bare_scores(streams)
+        shares_vectors = query is key
         query = self.rotated(query, inputs)
         return RoutedTokens(
             query,
@@ -217,7 +218,7 @@ class ClusteredHeads(HeadGroup):
             masks[0],
             masks[-1],
             inputs,
-            query is key,
+            shares_vectors,
             shares_scores,
         )
 

@@ -12,6 +12,8 @@ from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
+from routing_tf.models.patterns import PATTERNS
+from routing_tf.models.patterns import check_pattern
 
 _CHOICES = {
     "feed_forward": (*ACTIVATIONS, "none"),
@@ -20,7 +22,10 @@ _CHOICES = {
     "initializer": ("unit_scaling", "fan_in_normal"),
     "factorized_pattern": ("strided", "fixed"),
     "factorized_arrangement": ("interleaved", "merged", "separate"),
-    "routing": (None, "expert_choice", "token_choice", "hashed", "random", "full"),
+    "routing": (
+        *(None, "expert_choice", "token_choice", "hashed", "random", "full"),
+        *PATTERNS,
+    ),
     "routing_scope": ROUTING_SCOPES,
     "centroid_initialization": CENTROID_INITIALIZATIONS,
     "query_cluster": QUERY_CLUSTERS,
@@ -98,6 +103,7 @@ def check(h):
     _check_factorized(h)
     _check_centroids(h)
     _check_image(h)
+    check_pattern(h)
     _check_coordinates(h)
 
 

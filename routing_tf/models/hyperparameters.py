@@ -85,7 +85,12 @@ class Hyperparameters:
             strictly causal; encoders and attention to their output use expert choice),
             `"hashed"` (the clusters are buckets of a hash), `"random"`, or `"full"`: no
             clusters, the heads see all tokens, as a baseline. None for what is sound:
-            token choice in decoders, expert choice elsewhere.
+            token choice in decoders, expert choice elsewhere. In decoders without an
+            encoder also a pattern of another system, with sizes after
+            `attention_window`: `"axial"` (of images), `"block_top_k"`, `"compressed"`,
+            `"global_tokens"`, `"linear"`, `"long_short"`, `"luna"`, `"native_sparse"`,
+            `"performer"`, `"random_blocks"`, `"random_features"`,
+            `"random_synthesizer"`, `"reformer"` or `"synthesizer"`.
         routed_key_shift: whose key a position offers with its own value in the routed
             heads (whatever their `routing`) and the cluster-strided and strided ones of
             a decoder's self-attention: its own (0), or that of the token before it (1),

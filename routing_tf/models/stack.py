@@ -7,6 +7,7 @@ import re
 import keras
 
 from routing_tf import layers
+from routing_tf.models.patterns import PATTERNS
 
 
 def decoder_block(hyperparameters, index, policy):
@@ -153,10 +154,15 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
     routed, cluster_strided, local = _counts(h, index)
     groups = []
     if routed:
-        cls, settings = _routed_kind(h, index, is_causal)
-        if h.routing != "full":
-            settings |= shared
         relative = h.routed_relative_positions
+        pattern = PATTERNS.get(h.routing)
+        if pattern is not None:
+            cls, settings = pattern.heads, pattern.settings(h, index)
+            relative = relative and pattern.has_relative_positions
+        else:
+            cls, settings = _routed_kind(h, index, is_causal)
+            if h.routing != "full":
+                settings |= shared
         groups.append(make(cls, routed, relative, key_shift=routed_shift, **settings))
     if cluster_strided:
         settings = _clustering(h) | shared

@@ -36,6 +36,7 @@ CASES = {
     ),
     "full": mixed(layers.FullHeads(2, max_relative_position=2)),
     "local": mixed(layers.LocalHeads(2, (4,))),
+    "sinkhorn": mixed(layers.SinkhornHeads(2, 4)),
     "strided": mixed(layers.StridedHeads(2, (4,))),
     "fixed": mixed(layers.FixedHeads(2, (4,), num_summary_columns=1)),
     "feature_map": mixed(layers.FeatureMapHeads(2, "positive", num_features=4)),

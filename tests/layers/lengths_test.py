@@ -46,6 +46,7 @@ CAUSAL = {
     "fixed, distinct": lambda: layers.FixedHeads(2, (4,), 2, distinct_summaries=True),
     "sliding": lambda: layers.SlidingHeads(2, 3, **SHIFTED),
     "sliding, strided": lambda: layers.SlidingHeads(2, 3, is_strided=True),
+    "sinkhorn": lambda: layers.SinkhornHeads(2, 4),
     "hashed": lambda: layers.HashedHeads(2, 4, 5, **SHIFTED),
     "hashed in rounds": lambda: layers.HashedHeads(2, 4, 5, num_rounds=2),
     "token choice": lambda: layers.RoutedHeads(2, 3, 16, max_relative_position=3),
@@ -60,6 +61,7 @@ CAUSAL = {
     "cluster-strided": lambda: layers.ClusterStridedHeads(2, 3, 5, key_shift=1),
 }
 WITHOUT_A_MASK = {
+    "sinkhorn": lambda: layers.SinkhornHeads(2, 4),
     "block pair": lambda: layers.BlockPairHeads(2, 3, max_relative_position=3),
     "local": lambda: layers.LocalHeads(2, (8,), max_relative_position=3),
     "strided": lambda: layers.StridedHeads(2, (3,)),
@@ -149,6 +151,7 @@ def test_causal_self_attention(kind):
 @pytest.mark.parametrize("kind", some_thorough(WITHOUT_A_MASK, ("local", "routed")))
 def test_attention_without_a_causal_mask(kind, is_cross_attention):
     if is_cross_attention and kind in OF_ONE_SEQUENCE:
+    if is_cross_attention and kind in ("block pair", "sinkhorn"):
         pytest.skip("These heads attend inside one sequence only")
     shapes = [(None, None, DIM)] * is_cross_attention
     attention = built_attention(WITHOUT_A_MASK[kind](), *shapes)

@@ -35,8 +35,8 @@ from routing_tf.layers.heads.nystrom import NystromHeads as NystromHeads
 from routing_tf.layers.heads.random import RandomHeads as RandomHeads
 from routing_tf.layers.heads.random_blocks import RandomBlockHeads as RandomBlockHeads
 from routing_tf.layers.heads.routed import RoutedHeads as RoutedHeads
-from routing_tf.layers.heads.sliding import SlidingHeads as SlidingHeads
 from routing_tf.layers.heads.sinkhorn import SinkhornHeads as SinkhornHeads
+from routing_tf.layers.heads.sliding import SlidingHeads as SlidingHeads
 from routing_tf.layers.heads.strided import StridedHeads as StridedHeads
 from routing_tf.layers.heads.synthesizer import SynthesizerHeads as SynthesizerHeads
 from routing_tf.layers.held_updates import hold_updates as hold_updates

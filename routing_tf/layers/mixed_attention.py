@@ -33,8 +33,8 @@ class MixedAttention(Projections):
     Queries, keys and values are split over the head groups in the order given; the
     outputs of the groups are concatenated in that order.
 
-    Positions lie on one axis (text) or two (images). On two axes they are put into one
-    sequence, block after block, and "earlier" means earlier in this blocked order.
+    Positions lie on one axis (text) or two (images), which are put into one sequence,
+    block after block; "earlier" means earlier in this order.
 
     Args:
         head_groups: list of `HeadGroup` layers such as `RoutedHeads` or `LocalHeads`,
@@ -76,9 +76,8 @@ class MixedAttention(Projections):
         key: None (the default), or `value` once more, as calls of
             `keras.layers.MultiHeadAttention` have it: keys are made from `value`.
         query_mask: `<bool>[batch, length]`, True for real tokens; None for no padding.
-            What stands at padding must be finite.
-            Filled from the Keras mask of `query`. This and all that follows goes by
-            name.
+            What stands at padding must be finite. Filled from the Keras mask of
+            `query`. This and all that follows goes by name.
         value_mask: `<bool>[batch, memory length]`, likewise for `value`; in
             self-attention `query_mask` serves.
         token_bias: `<float>[batch, memory length]`, added to the logits of each key.
@@ -217,11 +216,9 @@ class MixedAttention(Projections):
         Args:
             batch_size: number of sequences.
             max_length: number of tokens a sequence may have; for positions on two axes
-                a tuple of their lengths. Local, routed and hashed heads remember as
-                many tokens as they can see, feature map and Luna heads sums of all,
-                and may go on behind it. All others have room for `max_length` tokens; a
-                `cache_index` behind it is refused if it is an integer, and if it is a
-                tensor outputs are wrong.
+                a tuple of their lengths. Heads whose cache does not grow with it may go
+                on behind it. For all others a `cache_index` behind it is refused if it
+                is an integer, and if it is a tensor outputs are wrong.
             value: `<float>[batch, memory length, memory dim]`, the sequence that is
                 attended to by at most `max_length` queries, whose keys and values are
                 then computed only once; None (the default) for self-attention.

@@ -90,7 +90,7 @@ class Hyperparameters:
             `attention_window`: `"axial"` (of images), `"block_top_k"`, `"compressed"`,
             `"global_tokens"`, `"linear"`, `"long_short"`, `"luna"`, `"native_sparse"`,
             `"performer"`, `"random_blocks"`, `"random_features"`,
-            `"random_synthesizer"`, `"reformer"` or `"synthesizer"`.
+            `"random_synthesizer"`, `"reformer"`, `"sinkhorn"` or `"synthesizer"`.
         routed_key_shift: whose key a position offers with its own value in the routed
             heads (whatever their `routing`) and the cluster-strided and strided ones of
             a decoder's self-attention: its own (0), or that of the token before it (1),

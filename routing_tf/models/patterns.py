@@ -93,6 +93,10 @@ def _long_short(h, index):
     return {"attention_window": window, "segment_length": segment}
 
 
+def _sinkhorn(h, index):
+    return {"block_length": _share(h, 2), "dropout_seed": index}
+
+
 def _luna(h, index):
     return {"num_packed": h.attention_window}
 
@@ -126,6 +130,7 @@ PATTERNS = {
         layers.SynthesizerHeads, _synthesizer("random"), False
     ),
     "reformer": Pattern(layers.HashedHeads, _reformer),
+    "sinkhorn": Pattern(layers.SinkhornHeads, _sinkhorn, False),
     "synthesizer": Pattern(layers.SynthesizerHeads, _synthesizer("dense"), False),
 }
 

@@ -81,7 +81,7 @@ WITHOUT_A_MASK = {
 }
 
 
-OF_ONE_SEQUENCE = ("global", "criss-cross", "block pair")
+OF_ONE_SEQUENCE = ("global", "criss-cross", "block pair", "sinkhorn")
 
 
 def sequence(length, seed=0):
@@ -151,7 +151,6 @@ def test_causal_self_attention(kind):
 @pytest.mark.parametrize("kind", some_thorough(WITHOUT_A_MASK, ("local", "routed")))
 def test_attention_without_a_causal_mask(kind, is_cross_attention):
     if is_cross_attention and kind in OF_ONE_SEQUENCE:
-    if is_cross_attention and kind in ("block pair", "sinkhorn"):
         pytest.skip("These heads attend inside one sequence only")
     shapes = [(None, None, DIM)] * is_cross_attention
     attention = built_attention(WITHOUT_A_MASK[kind](), *shapes)

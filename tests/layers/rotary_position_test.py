@@ -224,11 +224,13 @@ def test_refused(kind):
 
 def test_refused_where_keys_have_no_position():
     for make in (
+        layers.ClusteredQueryHeads,
         layers.CompressedHeads,
         layers.InducedHeads,
         layers.LongShortHeads,
         layers.LunaHeads,
         layers.NativeSparseHeads,
+        layers.SinkhornHeads,
         layers.SynthesizerHeads,
     ):
         with pytest.raises(ValueError, match="`rotary_positions` must be False"):

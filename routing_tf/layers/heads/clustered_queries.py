@@ -92,6 +92,7 @@ class ClusteredQueryHeads(HeadGroup):
             self, "the queries of a cluster attend as one"
         )
         refusals.refuse_key_shift(self, OF_ALL_QUERIES)
+        refusals.refuse_rotary_positions(self, OF_ALL_QUERIES)
         self.num_clusters = check_positive_integer("num_clusters", num_clusters)
         self.num_keys = check_optional_integer("num_keys", num_keys)
         self.num_bits = check_positive_integer("num_bits", num_bits)

@@ -94,6 +94,7 @@ class SinkhornHeads(OneSequenceHeads):
         super().__init__(num_heads, **kwargs)
         refusals.refuse_relative_positions(self, MIXTURE)
         refusals.refuse_key_shift(self, MIXTURE)
+        refusals.refuse_rotary_positions(self, MIXTURE)
         refusals.refuse_weight_of_bias(self, MIXTURE)
         self.block_length = check_positive_integer("block_length", block_length)
         self.num_iterations = check_positive_integer("num_iterations", num_iterations)

@@ -29,6 +29,7 @@ from absl import app
 from absl import flags
 
 from benchmarks import contest
+from benchmarks import pattern_heads
 from routing_tf import training
 from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.models.token_scorer import TokenScorer
@@ -47,6 +48,7 @@ PATTERNS = {
     "hashed": {"routing": "hashed"},
     "expert choice": {"routing": "expert_choice"},
     "token choice": {"routing": "token_choice"},
+    **{name: {"routing": name} for name in pattern_heads.OF_TEXT},
 }
 DEFAULT_PATTERNS = ["full", "local", "expert choice", "token choice"]
 WARM_UP_STEPS = 3

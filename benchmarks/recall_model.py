@@ -8,6 +8,7 @@ import numpy as np
 import tqdm
 from keras import ops
 
+from benchmarks import pattern_heads
 from benchmarks import recall_data
 from benchmarks.report import say
 from routing_tf import layers
@@ -46,18 +47,9 @@ def scopes(pattern):
 def head_group(settings):
     """Returns the head group of the pattern."""
     s = settings
+    budget = pattern_heads.Budget(s.num_heads, s.length, s.window, s.num_clusters)
     options = {"key_shift": s.key_shift, **s.options}
-    if s.pattern == "full":
-        return layers.FullHeads(s.num_heads, **options)
-    if s.pattern == "local":
-        # The own block and the one before it are the window.
-        return layers.LocalHeads(s.num_heads, (s.window // 2,), **options)
-    sizes = (s.num_heads, s.num_clusters, s.window)
-    if s.pattern == "hashed":
-        return layers.HashedHeads(*sizes, **options)
-    if s.pattern == "random":
-        return layers.RandomHeads(*sizes, **options)
-    return layers.RoutedHeads(*sizes, routing=s.pattern.replace(" ", "_"), **options)
+    return pattern_heads.head_group(s.pattern, budget, **options)
 
 
 def parts(settings):

@@ -19,6 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # A worker that gets one of these last keeps all others waiting.
 LONGEST = (
+    "docstring_test.py",
     "crash_test.py",
     "readme_commands_test.py",
     "equality_test.py",

@@ -14,7 +14,7 @@ from tests.models import small_models
 
 pytestmark = pytest.mark.usefixtures("eager")
 LENGTH, START = 12, 9
-FEW = ("block_top_k", "reformer")
+FEW = ("reformer",)
 TEXT = [
     pytest.param(name, marks=() if name in FEW else pytest.mark.thorough)
     for name, pattern in PATTERNS.items()

@@ -73,9 +73,7 @@ def test_later_tokens_change_no_bit_of_earlier_outputs(kind):
     causality.assert_causal(call, query, real, (0, 13, 39))
 
 
-@pytest.mark.parametrize(
-    "kind", thorough(CAUSAL, ("convolution_and_window", "long_short", "luna"))
-)
+@pytest.mark.parametrize("kind", thorough(CAUSAL, ("convolution_and_window",)))
 def test_no_gradient_flows_to_later_tokens(kind):
     layer = causality.built_attention(CAUSAL[kind])
     call = causality.gradient(layer, ON_JAX or None)
@@ -88,9 +86,7 @@ def test_no_gradient_flows_to_later_tokens(kind):
         assert np.all(np.any(by_query[:, ~later] != 0.0, axis=(1, 2)))
 
 
-@pytest.mark.parametrize(
-    "kind", thorough(CAUSAL, ("convolution_and_window", "long_short", "luna"))
-)
+@pytest.mark.parametrize("kind", thorough(CAUSAL, ("convolution_and_window",)))
 def test_steps_equal_the_whole(kind):
     attention = built_attention(kind)
     real = helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH - 4)
@@ -182,7 +178,7 @@ def test_settings_and_weights_survive_saving(kind, tmp_path):
     helpers.assert_survives_saving(attention, tmp_path, x, use_causal_mask=causal)
 
 
-@pytest.mark.parametrize("kind", thorough(ALL, ("convolution", "long_short", "luna")))
+@pytest.mark.parametrize("kind", thorough(ALL, ("long_short",)))
 def test_maps_show_who_is_seen(kind):
     attention, x = built_attention(kind), helpers.normal(BATCH, 13, DIM)
     for causal in (False, True) if kind in CAUSAL else (False,):
@@ -200,9 +196,7 @@ def test_maps_show_who_is_seen(kind):
             assert np.all(sums < 1.0 + 1e-5) and np.all(sums[:, :, 3:] > 0.0)
 
 
-@pytest.mark.parametrize(
-    "kind", thorough(ALL, ("convolution_and_window", "luna", "induced"))
-)
+@pytest.mark.parametrize("kind", thorough(ALL, ("luna", "induced")))
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
 def test_half_precision(kind, dtype):
     half, exact = built_attention(kind, dtype=dtype), built_attention(kind)
@@ -214,9 +208,7 @@ def test_half_precision(kind, dtype):
     golden_cases.assert_close(output, expected, 0.05)
 
 
-@pytest.mark.parametrize(
-    "kind", thorough(ALL, ("convolution_and_window", "luna", "induced"))
-)
+@pytest.mark.parametrize("kind", thorough(ALL, ("luna", "induced")))
 def test_learns_all_weights(kind):
     attention = built_attention(kind)
     result = golden_cases.gradients(

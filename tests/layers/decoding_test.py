@@ -396,6 +396,7 @@ def test_fixed_heads_attend_to_a_memory_of_their_length():
     )
 
 
+@helpers.further_on_jax
 def test_scores_keep_their_precision():
     """In half precision too: Keras would cast what is given to a layer."""
     layer = attention(routed(5, dtype="mixed_bfloat16"), dtype="mixed_bfloat16")
@@ -500,6 +501,7 @@ def test_the_mask_of_the_keys_counts_with_a_cache(case):
     golden_cases.assert_close(steps[shown], expected[shown], 1e-5)
 
 
+@helpers.further_on_jax
 @pytest.mark.parametrize("key_shift", [0, 1])
 def test_steps_in_half_precision(key_shift):
     """Of groups whose own precision is another one."""

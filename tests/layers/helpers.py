@@ -9,9 +9,15 @@ import json
 
 import keras
 import numpy as np
+import pytest
 
 from routing_tf.layers import HeadGroup
 from tests import golden_cases
+
+# A further case on JAX, where it takes long to compile.
+further_on_jax = (
+    pytest.mark.thorough if keras.backend.backend() == "jax" else lambda test: test
+)
 
 
 def normal(*shape, seed=0):

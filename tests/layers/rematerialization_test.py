@@ -93,6 +93,7 @@ def assert_same(blocks, tolerance=1e-5, **arguments):
         golden_cases.assert_close(a, b, tolerance, label=variable.path)
 
 
+@helpers.further_on_jax
 @pytest.mark.parametrize(
     "remat, norm_position, cross_attention",
     [

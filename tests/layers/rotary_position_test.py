@@ -188,6 +188,7 @@ def test_token_by_token(kind, shift):
     golden_cases.assert_close(found, expected, 2e-5)
 
 
+@helpers.further_on_jax
 def test_only_distances_count():
     """Padding in front moves all tokens by a block, and no output changes."""
     attention = layers.RoutingAttention(

@@ -12,6 +12,7 @@ from routing_tf import models
 from routing_tf.models import release
 from routing_tf.training.run_config import RunConfig
 from tests import golden_cases
+from tests.layers import helpers
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 RELEASE_KINDS = ["Routed", "ClusterStrided", "Strided", "Local"]
@@ -51,6 +52,7 @@ def numbers(folder):
     return np.load(folder / "numbers.npz")
 
 
+@helpers.further_on_jax
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention(name, folder, numbers):
     model = keras.models.load_model(folder / f"{name}.keras")

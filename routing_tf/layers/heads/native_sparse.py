@@ -42,8 +42,8 @@ class NativeSparseHeads(HeadGroup):
     three results up, each times a sigmoid of a linear function of its features, for
     each head apart.
 
-    Work of a query: `length / compression_stride` compressed keys, `num_blocks *
-    block_length` and `attention_window` tokens. Each head chooses for itself, as every
+    Work of a query: `length / compression_stride` compressed keys, and
+    `num_blocks * block_length` and `attention_window` tokens. Each head chooses for itself, as every
     head has keys of its own. The choice itself has no gradient.
 
     Only for self-attention under a causal mask. Padding is seen by no query, and is

@@ -43,8 +43,8 @@ class NativeSparseHeads(HeadGroup):
     each head apart.
 
     Work of a query: `length / compression_stride` compressed keys, and
-    `num_blocks * block_length` and `attention_window` tokens. Each head chooses for itself, as every
-    head has keys of its own. The choice itself has no gradient.
+    `num_blocks * block_length` and `attention_window` tokens. Each head chooses for
+    itself, as every head has keys of its own. The choice itself has no gradient.
 
     Only for self-attention under a causal mask. Padding is seen by no query, and is
     zero to the network.

@@ -37,14 +37,14 @@ class Budget:
     Args:
         num_heads: number of heads.
         length: number of tokens.
-        window: number of keys that a query sees.
-        num_clusters: number of clusters of each head.
+        window: number of keys that a query sees; None for `"full"`.
+        num_clusters: number of clusters of each head; None where there are none.
     """
 
     num_heads: int
     length: int
-    window: int
-    num_clusters: int
+    window: int | None
+    num_clusters: int | None
 
 
 def head_group(row, budget, **options):
@@ -74,8 +74,9 @@ def head_group(row, budget, **options):
     if row in ROUTED:
         rule = row.replace(" ", "_")
         return layers.RoutedHeads(*sizes, routing=rule, **options)
+    if row == "full":
+        return layers.FullHeads(b.num_heads, **options)
     cls, settings = {
-        "full": (layers.FullHeads, {}),
         # The own block and the one before it are the window.
         "local": (layers.LocalHeads, {"block_shape": (max(1, b.window // 2),)}),
         "block pair": (

@@ -295,7 +295,11 @@ def test_one_and_many_random_clusters_are_causal(clusters):
             for kind in OTHERS
             if kind not in SYNTHESIZED
         ),
-        *(thorough(kind, kind != "strided") for kind in OTHERS.keys() - UNSHIFTED),
+        *(
+            thorough(kind, kind != "strided")
+            for kind in OTHERS
+            if kind not in UNSHIFTED
+        ),
     ],
 )
 def test_heads_without_clusters_are_causal(kind, key_shift):

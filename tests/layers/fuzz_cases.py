@@ -281,11 +281,11 @@ def _group(draw, kind, case, rectangle):
         if _chance(draw, 40):
             options["arrangement"] = draw(_pick("separate", "summaries"))
             options["num_heads"] = 2
+        if _chance(draw, 30):
+            options["distinct_summaries"] = True
     if kind == "BlockTopKHeads":
         options["block_length"] = draw(_pick(1, 2, 3, 5, 64))
         options["num_blocks"] = draw(_pick(1, 2, 3, 40))
-        if _chance(draw, 30):
-            options["distinct_summaries"] = True
     if kind == "SlidingHeads":
         options["radius"] = draw(_pick(1, 2, 3, 5, 64))
         if "max_relative_position" not in options:

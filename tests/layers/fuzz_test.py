@@ -9,15 +9,14 @@ from tests.layers import fuzzing
 
 # A call takes longest to compile, which JAX does for each.
 FEW, MORE = (10, 30) if keras.backend.backend() == "jax" else (20, 60)
-KNOWN = pytest.mark.skip(reason="one of 60 cases fails since the newest heads")
 
 
 @pytest.mark.parametrize(
     "examples",
     [
         FEW,
-        pytest.param(MORE, marks=[pytest.mark.thorough, KNOWN]),
-        pytest.param(300, marks=[pytest.mark.slow, KNOWN]),
+        pytest.param(MORE, marks=pytest.mark.thorough),
+        pytest.param(300, marks=pytest.mark.slow),
     ],
 )
 def test_gives_the_right_answer_or_names_the_argument(examples):

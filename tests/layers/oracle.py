@@ -521,7 +521,8 @@ class _Call:
                     continue  # all are members
                 ordered = np.sort(scores[b][:, real[b]], axis=1)
                 gaps = np.diff(ordered, axis=1).min(axis=(1, 2))
-                self.in_doubt[b] |= np.any(gaps <= error[b])
+                # Of near ties the layer takes the earlier token, whatever the order.
+                self.in_doubt[b] |= np.any(gaps <= error[b] + self.group.near_tie)
 
     def _doubt(self, margins, error, real):
         close = (margins <= error[..., None]) & real[:, None]

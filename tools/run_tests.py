@@ -30,6 +30,7 @@ DATA = (
 ON_ONE_BACKEND = (
     "tests/analyse_test.py",
     "tests/analysis",
+    "tests/attention_patterns_test.py",
     "tests/convert_test.py",
     "tests/crash_test.py",
     "tests/evaluate_test.py",

@@ -14,8 +14,10 @@ from routing_tf.layers.masks import without_padding
 from routing_tf.layers.membership import entries_at
 from routing_tf.layers.membership import gather_entries
 from routing_tf.layers.rules import members_of_query
+from routing_tf.layers.rules import rings
 from routing_tf.layers.rules import rounds
 from routing_tf.layers.rules.routed_tokens import own_clusters
+from routing_tf.layers.rules.routed_tokens import real_keys
 from routing_tf.layers.rules.routed_tokens import real_tokens
 from routing_tf.layers.rules.rule import Rule
 
@@ -38,7 +40,7 @@ class LastMembers(Rule):
             return members_of_query.attend(self.group, tokens, training)
         inputs = tokens.inputs
         clusters, num_clusters = own_clusters(tokens.key_scores, inputs.key_mask)
-        window = self.group.known_window(tokens.length)
+        window = self.group.known_window(tokens.length // tokens.num_copies)
         order = ClusterOrder(clusters, num_clusters, chunk_size_for(window))
         key = order.arrange(ops.cast(tokens.key, self.group.compute_dtype))
         query = key
@@ -113,19 +115,13 @@ class LastMembers(Rule):
         batch, heads, length, _ = ops.shape(tokens.value)
         new_rows = rows.make_offers(self.group, tokens)
         clusters = ops.cast(ops.argmax(tokens.key_scores, axis=-1), "int32")
-        real = _real(tokens, (batch, heads, length))
+        real = real_keys(tokens, (batch, heads, length))
         last = rows.last_token(real)
         places = self._places(clusters, real)
         positions = np.arange(length, dtype="int32")
         older = ops.logical_and(real, positions != last[..., None])
-        # Sorted by cluster and position; what is not older comes last.
-        sorted_clusters = ops.where(older, clusters, num_clusters)
-        by_cluster = ops.sort(sorted_clusters * length + positions, axis=-1) % length
-        one_hot = ops.one_hot(sorted_clusters, num_clusters, dtype="int32")
-        counts = ops.sum(one_hot, axis=2)
-        first = ops.cumsum(counts, axis=-1) - counts
-        ranks = _ranks(counts, num_rows)
-        index = ops.clip(first[..., None] + ranks, 0, length - 1)
+        member_of = ops.where(older, clusters, num_clusters)
+        members, counts = rings.last_entries(member_of, num_clusters, num_rows)
         newest = ops.maximum(last, 0)[..., None]
         if "open" in cache:
             before = ops.maximum(newest - 1, 0)
@@ -139,7 +135,6 @@ class LastMembers(Rule):
                     "position": ops.where(is_open, before, -1)[..., 0],
                 },
             }
-        members = entries_at(by_cluster, index)
         own = {
             "row": membership.gather(new_rows, newest)[..., 0, :],
             "cluster": entries_at(clusters, newest)[..., 0],
@@ -185,7 +180,7 @@ class LastMembers(Rule):
             own = ops.zeros_like(distances[..., :1])
             distances = ops.concatenate([distances, own], axis=-1)
         query = ops.cast(tokens.query, self.group.compute_dtype)
-        real = _real(tokens, (*shape, 1))[..., 0]
+        real = real_keys(tokens, (*shape, 1))[..., 0]
         newest = {
             "row": row[:, :, 0],
             "cluster": cluster,
@@ -235,11 +230,11 @@ class LastMembers(Rule):
         """
         num_rows = cache["rows"].shape[3]
         members, places = (
-            None if x is None else _of_cluster(x, cluster)
+            None if x is None else rings.of_cluster(x, cluster)
             for x in (cache["rows"], cache.get("places"))
         )
         count = entries_at(cache["counts"], cluster[..., None])
-        ranks = _ranks(count[..., 0], num_rows)
+        ranks = rings.ranks(count[..., 0], num_rows)
         distances = ranks - count
         furthest = self.group.attention_window - ops.cast(is_member, "int32")
         near = ops.logical_and(ranks >= 0, distances >= -furthest)
@@ -263,49 +258,20 @@ class LastMembers(Rule):
                 is_older, newest["position"], cache["open"]["position"]
             )
             cache = {**cache, "open": {"place": place, "position": position}}
-        new = ops.where(is_older[..., None], new, _at(cache["rows"], place))
+        new = ops.where(is_older[..., None], new, rings.at(cache["rows"], place))
         if self.group.key_shift:
             follows = ops.logical_and(position >= 0, position == index - 1)
             new = rows.complete_rows(self.group, new, row, follows)
         if "places" in cache:
             old = cache["places"]
-            own = ops.where(is_older[..., None], newest["places"], _at(old, place))
-            cache = {**cache, "places": _updated(old, place, own)}
+            own = ops.where(is_older[..., None], newest["places"], rings.at(old, place))
+            cache = {**cache, "places": rings.updated(old, place, own)}
         added = ops.one_hot(newest["cluster"], num_clusters, dtype="int32")
         return {
             **cache,
-            "rows": _updated(cache["rows"], place, new),
+            "rows": rings.updated(cache["rows"], place, new),
             "counts": counts + added * ops.cast(is_older, "int32")[..., None],
         }
-
-
-def _of_cluster(x, cluster):
-    """Returns the places of one cluster: from `[B, H, K, R, E]` to `[B, H, R, E]`."""
-    batch, heads, num_clusters, num_rows, size = ops.shape(x)
-    flat = ops.reshape(x, (batch, heads, num_clusters, num_rows * size))
-    found = membership.gather(flat, cluster[..., None])
-    return ops.reshape(found, (batch, heads, num_rows, size))
-
-
-def _flat(x):
-    """From `[B, H, K, R, E]` to `[B, H, K * R, E]`."""
-    batch, heads, num_clusters, num_rows, size = ops.shape(x)
-    return ops.reshape(x, (batch, heads, num_clusters * num_rows, size))
-
-
-def _at(x, place):
-    """Returns what stands in `[B, H, K, R, E]` at a place: `[B, H, E]`."""
-    return membership.gather(_flat(x), place[..., None])[..., 0, :]
-
-
-def _updated(x, place, new):
-    """Returns `[B, H, K, R, E]` with `new` `[B, H, E]` at a place."""
-    flat, size = _flat(x), x.shape[-1]
-    index = membership.flat_positions(place[..., None], flat.shape[2])
-    rows = ops.scatter_update(
-        ops.reshape(flat, (-1, size)), index[:, None], ops.reshape(new, (-1, size))
-    )
-    return ops.reshape(rows, ops.shape(x))
 
 
 def _entries(x, inputs, order, window):
@@ -314,19 +280,3 @@ def _entries(x, inputs, order, window):
         return None
     entries = gather_entries(x, order.tokens, length_of(inputs.value, 2))
     return ops.swapaxes(order.windows(entries[..., None], window), -1, -2)
-
-
-def _ranks(counts, num_rows):
-    """Ranks of the members in the places of a cluster; negative in empty ones.
-
-    From `[...]` to `[..., num_rows]`: the member of rank r is at r modulo `num_rows`.
-    """
-    newest = counts[..., None] - 1
-    places = np.arange(num_rows, dtype="int32")
-    return newest - (newest - places) % num_rows
-
-
-def _real(tokens, shape):
-    """Tells which keys are no padding; their queries may be all the same."""
-    mask = combine_masks(tokens.key_mask, tokens.inputs.key_mask)
-    return ops.ones(shape, "bool") if mask is None else ops.broadcast_to(mask, shape)

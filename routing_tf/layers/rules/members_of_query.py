@@ -30,7 +30,7 @@ def attend(group, tokens, training=None):
     linear in the length.
     """
     inputs = tokens.inputs
-    window = group.known_window(tokens.length)
+    window = group.known_window(tokens.length // tokens.num_copies)
     ranges = _Ranges(group, tokens, window)
     key = ranges.keys.arrange(ops.cast(tokens.key, group.compute_dtype))
     query = ops.cast(tokens.query, group.compute_dtype)
@@ -68,10 +68,10 @@ class _Ranges:
         self._clusters, self._read = clusters, read
         self._num_clusters = num_clusters
         self.keys = ClusterOrder(clusters, num_clusters, size)
-        self.num_earlier = _num_earlier(clusters, read, num_clusters)
-        self.ends = self.num_earlier
-        if not group.key_shift:
-            self.ends = self.ends + ops.cast(clusters == read, "int32")
+        self.num_earlier, own = _num_keys(
+            clusters, read, num_clusters, tokens.num_copies
+        )
+        self.ends = self.num_earlier if group.key_shift else self.num_earlier + own
         last = ops.maximum(self.ends - 1, 0) // size
         last = entries_at(self.keys.first_chunk, read) + last
         num_chunks = self.keys.num_chunks
@@ -141,8 +141,18 @@ class _Ranges:
         return self.queries.arrange(x[..., None])
 
 
-def _num_earlier(clusters, read, num_clusters):
-    """Returns how many earlier keys chose the cluster that each query reads."""
+def _num_keys(clusters, read, num_clusters, num_copies):
+    """Returns how many keys of earlier tokens chose the cluster that each query reads.
+
+    And how many of its own token, at most one: `<int32>[B, H, L]` twice.
+    """
+    batch, heads, length = ops.shape(clusters)
+    shape = (batch, heads, length // num_copies, num_copies)
     chosen = ops.one_hot(clusters, num_clusters, dtype="int32")
+    chosen = ops.sum(ops.reshape(chosen, (*shape, num_clusters)), axis=3)
     earlier = ops.cumsum(chosen, axis=2) - chosen
-    return ops.take_along_axis(earlier, read[..., None], axis=-1)[..., 0]
+    read = ops.reshape(read, shape)
+    return (
+        ops.reshape(ops.take_along_axis(x, read, axis=-1), (batch, heads, length))
+        for x in (earlier, chosen)
+    )

@@ -25,6 +25,8 @@ class RoutedTokens:
         inputs: the `HeadInputs` they come from.
         shares_vectors: whether queries are keys.
         shares_scores: whether queries have the scores of keys.
+        num_copies: number of entries that stand for each token, one behind the other.
+            Defaults to 1.
     """
 
     query: Any
@@ -36,6 +38,7 @@ class RoutedTokens:
     inputs: HeadInputs
     shares_vectors: bool
     shares_scores: bool
+    num_copies: int = 1
 
     @property
     def value(self):
@@ -68,3 +71,9 @@ def own_clusters(scores, mask):
 def real_tokens(inputs):
     """Returns where both query and key are no padding; None for everywhere."""
     return combine_masks(inputs.query_mask, inputs.key_mask)
+
+
+def real_keys(tokens, shape):
+    """Tells which keys are no padding; their queries may be all the same."""
+    mask = combine_masks(tokens.key_mask, tokens.inputs.key_mask)
+    return ops.ones(shape, "bool") if mask is None else ops.broadcast_to(mask, shape)

@@ -49,6 +49,7 @@ PATTERNS = {
     "expert choice": {"routing": "expert_choice"},
     "token choice": {"routing": "token_choice"},
     **{name: {"routing": name} for name in pattern_heads.OF_TEXT},
+    "expert threshold": {"routing": "expert_threshold"},
 }
 DEFAULT_PATTERNS = ["full", "local", "expert choice", "token choice"]
 WARM_UP_STEPS = 3

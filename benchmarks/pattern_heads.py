@@ -13,7 +13,7 @@ from routing_tf.models.patterns import PATTERNS
 
 NUM_HEADS, KEY_DIM, WIDTH = 8, 64, 512
 # Patterns of the package itself, by the names of the other benchmarks.
-ROUTED = ("expert choice", "token choice")
+ROUTED = ("expert choice", "token choice", "expert threshold")
 OWN = ("full", "local", "random", "hashed", *ROUTED)
 BALANCE_RATE = 0.01
 NOT_CAUSAL = (

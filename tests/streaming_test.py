@@ -56,6 +56,7 @@ def generate(lm, sampler, prompts, length):
     "changes",
     [
         {"routing": "token_choice"},
+        pytest.param({"routing": "expert_threshold"}, marks=pytest.mark.thorough),
         {"routing": "expert_choice"},
         pytest.param(
             {"routing": "full", "num_local_only_layers": 0, "num_layers": 1},
@@ -63,7 +64,10 @@ def generate(lm, sampler, prompts, length):
         ),
         pytest.param({"compatibility": "exact"}, marks=pytest.mark.thorough),
     ],
-    ids=["token_choice", "expert_choice", "all_remembered", "padding_has_influence"],
+    ids=[
+        *("token_choice", "expert_threshold", "expert_choice"),
+        *("all_remembered", "padding_has_influence"),
+    ],
 )
 def test_greedy_tokens_are_those_of_generate(changes):
     lm = small_model(**changes)

@@ -31,7 +31,8 @@ class DecodingComparison:
         near_ties: decisions of routed heads between scores that differ by less than
             `NEAR`. Rounding may make them otherwise in another computation.
         decisions: number of all decisions: the cluster of a token in token choice; in
-            expert choice the members of a cluster at a token.
+            expert choice the members of a cluster at a token; with thresholds whether
+            a token is a member.
         num_windows: number of windows.
     """
 
@@ -163,6 +164,8 @@ def count_near_ties(lm, inputs):
         if group.routing in (None, "token_choice"):
             best = np.sort(scores, axis=-1)[..., -2:]
             gaps = best[..., 1:] - best[..., :-1]  # none with a single cluster
+        elif group.routing == "expert_threshold":
+            gaps = np.abs(scores)
         else:
             gaps = gaps_of_members(scores, group.attention_window)
         near += int(np.sum(gaps < NEAR))

@@ -291,8 +291,9 @@ def _side_by_side(heads):
 def _clusters(group, scores):
     """Returns best clusters and membership from the scores `[B, H, L, K]` of keys."""
     nearest = ops.cast(ops.argmax(scores, axis=-1), "int32")
-    if group.causal_rule().tokens_choose:
-        return nearest, ops.one_hot(nearest, scores.shape[-1], dtype="bool")
+    rule = group.causal_rule()
+    if rule.tokens_choose:
+        return nearest, rule.members(scores)
     members, belongs = group.choose(scores, None)
     length = scores.shape[2]
     inside = ops.any(

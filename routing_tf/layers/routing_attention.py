@@ -12,7 +12,10 @@ from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
 from routing_tf.layers.validation import is_integer
 
-CLUSTERING = (*Clustering.names(), "query_cluster")
+CLUSTERING = (
+    *Clustering.names(),
+    *("query_cluster", "max_clusters_per_token", "threshold_decay"),
+)
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -43,8 +46,9 @@ class RoutingAttention(MixedAttention):
             `attention_window`. A local query sees its own and the neighbouring blocks.
         routing: who chooses, see `RoutedHeads`: each cluster the tokens that score
             highest for it, `"expert_choice"`, or each token its best cluster,
-            `"token_choice"`, in self-attention under a causal mask. None (the default)
-            for the sound one: token choice there, expert choice elsewhere.
+            `"token_choice"`, in self-attention under a causal mask, or there each
+            cluster the tokens above its threshold, `"expert_threshold"`. None (the
+            default) for the sound one: token choice there, expert choice elsewhere.
         routing_scope: the tokens that compete in expert choice under a causal mask:
             `"full"` (the default), those of the whole sequence, or `"prefix"`, those
             up to the query.
@@ -58,8 +62,8 @@ class RoutingAttention(MixedAttention):
         share_query_key: whether routed heads use one projection for queries and keys,
             where query and value have the same depth. Defaults to True.
         clustering: dict of further arguments of `RoutedHeads` on its clusters: those
-            of `Clustering` and `query_cluster`. A `Clustering` will do. None (the
-            default) for none.
+            of `Clustering`, `query_cluster`, `max_clusters_per_token` and
+            `threshold_decay`. A `Clustering` will do. None (the default) for none.
         key_shift: whose key a position offers with its own value, in all heads: its
             own (0, the default), or that of the token before it (1), so that a query
             finds what followed its like. 1 is for self-attention under a causal mask.

@@ -8,6 +8,7 @@ from routing_tf.layers.feed_forward import ACTIVATIONS
 from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
 from routing_tf.layers.heads.head_group import check_key_shift
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
+from routing_tf.layers.heads.routed import ROUTINGS
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
@@ -23,7 +24,8 @@ _CHOICES = {
     "factorized_pattern": ("strided", "fixed"),
     "factorized_arrangement": ("interleaved", "merged", "separate"),
     "routing": (
-        *(None, "expert_choice", "token_choice", "hashed", "random", "full"),
+        *ROUTINGS,
+        *("hashed", "random", "full"),
         *PATTERNS,
     ),
     "routing_scope": ROUTING_SCOPES,

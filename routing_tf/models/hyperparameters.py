@@ -81,15 +81,16 @@ class Hyperparameters:
         num_clusters: number of clusters of each routed or cluster-strided head.
         attention_window: number of tokens in a cluster.
         routing: how tokens find their cluster: `"expert_choice"` (each centroid takes
-            its best tokens), `"token_choice"` (each token goes to its best centroid;
-            strictly causal; encoders and attention to their output use expert choice),
-            `"hashed"` (the clusters are buckets of a hash), `"random"`, or `"full"`: no
-            clusters, the heads see all tokens, as a baseline. None for what is sound:
-            token choice in decoders, expert choice elsewhere. In decoders without an
-            encoder also a pattern of another system, with sizes after
-            `attention_window`: `"axial"` (of images), `"block_top_k"`, `"compressed"`,
-            `"global_tokens"`, `"linear"`, `"long_short"`, `"luna"`, `"native_sparse"`,
-            `"performer"`, `"random_blocks"`, `"random_features"`,
+            its best tokens), `"token_choice"` (each token goes to its best centroid) or
+            `"expert_threshold"` (each centroid takes the tokens above its threshold),
+            both strictly causal (encoders and attention to their output then use expert
+            choice), `"hashed"` (the clusters are buckets of a hash), `"random"`, or
+            `"full"`: no clusters, the heads see all tokens, as a baseline. None for
+            what is sound: token choice in decoders, expert choice elsewhere. In
+            decoders without an encoder also a pattern of another system, with sizes
+            after `attention_window`: `"axial"` (of images), `"block_top_k"`,
+            `"compressed"`, `"global_tokens"`, `"linear"`, `"long_short"`, `"luna"`,
+            `"native_sparse"`, `"performer"`, `"random_blocks"`, `"random_features"`,
             `"random_synthesizer"`, `"reformer"`, `"sinkhorn"` or `"synthesizer"`.
         routed_key_shift: whose key a position offers with its own value in the routed
             heads (whatever their `routing`) and the cluster-strided and strided ones of

@@ -288,7 +288,7 @@ def _routed_kind(hyperparameters, index, is_causal):
     if h.routing == "full":
         return layers.FullHeads, {}
     return layers.RoutedHeads, {
-        # Token choice needs a causal mask.
+        # Token choice and thresholds need a causal mask.
         "routing": h.routing if is_causal else "expert_choice",
         "routing_scope": h.routing_scope,
         "prefix_block_size": h.prefix_block_size,

@@ -113,6 +113,21 @@ def test_clusters_of_token_choice():
         np.testing.assert_array_equal(clusters.members, best[..., None] == range(3))
 
 
+def test_clusters_with_thresholds():
+    lm = small_cases.language_model(routing="expert_threshold", num_layers=1)
+    probe, inputs = small_cases.probe(lm), small_cases.windows()
+    (state, *_), (block, *_) = probe.hidden_states(inputs), probe.blocks
+    (found, *_) = probe.attention(inputs)
+    scores = scores_of(block, state)
+    (thresholds,) = array(block.attention.head_groups[0].thresholds.thresholds)
+    margins = scores - thresholds[:, None]
+    second = np.sort(margins, axis=-1)[..., -2:-1]
+    expected = margins >= np.maximum(second, 0.0)
+    members = found.clusters["routed_heads"].members
+    np.testing.assert_array_equal(members, expected)
+    assert members.any() and not members.all()
+
+
 @pytest.mark.parametrize("scope", ["full", "prefix"])
 def test_clusters_of_expert_choice(scope):
     lm = small_cases.language_model()

@@ -27,6 +27,7 @@ routed = functools.partial(
 strided = functools.partial(layers.ClusterStridedHeads, HEADS, **RELATIVE)
 CLUSTERED = {
     "token_choice": functools.partial(routed, routing="token_choice"),
+    "threshold": functools.partial(routed, routing="expert_threshold"),
     "prefix": functools.partial(routed, routing_scope="prefix", prefix_block_size=29),
     "cluster_strided": functools.partial(strided, prefix_block_size=29),
     "hashed": functools.partial(layers.HashedHeads, HEADS, **RELATIVE),
@@ -90,7 +91,7 @@ UNSHIFTED = {
 }
 OTHERS |= UNSHIFTED
 # Where queries choose clusters apart from keys.
-APART = ("token_choice", "hashed", "hashed_in_rounds")
+APART = ("token_choice", "hashed", "hashed_in_rounds", "threshold")
 ON_JAX = keras.backend.backend() == "jax"
 
 
@@ -220,7 +221,7 @@ def most_clusters_empty(layer):
     "kind, shared",
     [
         *((kind, False) for kind in APART[:2]),
-        pytest.param(APART[2], False, marks=pytest.mark.thorough),
+        *(pytest.param(x, False, marks=pytest.mark.thorough) for x in APART[2:]),
         *(pytest.param(kind, True, marks=pytest.mark.thorough) for kind in CLUSTERED),
     ],
 )
@@ -247,6 +248,7 @@ def ways_to_route():
     """Yields kinds with options, and whether TensorFlow has XLA, as JAX always has."""
     few = [
         ("token_choice", False, 1),
+        ("threshold", False, 0),
         ("prefix", True, 0),
         ("cluster_strided", True, 1),
         ("hashed", False, 0),
@@ -334,6 +336,7 @@ def ways_to_learn():
     few = [
         ("token_choice", False, 1),
         ("token_choice", True, 0),
+        ("threshold", True, 1),
         ("prefix", True, 0),
         ("hashed", False, 0),
         ("local", True, 1),

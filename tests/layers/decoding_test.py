@@ -23,6 +23,7 @@ strided = functools.partial(layers.ClusterStridedHeads, HEADS, 3, **RELATIVE)
 # With whom a query is a member decides its output: no two scores are near a tie here.
 CLUSTERED = {
     "token_choice": functools.partial(routed, routing="token_choice"),
+    "threshold": functools.partial(routed, routing="expert_threshold"),
     "expert_choice": routed,
     "cluster_strided": strided,
     "hashed": functools.partial(layers.HashedHeads, HEADS, 4, **RELATIVE),
@@ -80,12 +81,15 @@ CASES = {
     **{f"{kind}_5": functools.partial(make, 5) for kind, make in CLUSTERED.items()},
     **{
         f"{kind}_5_apart": functools.partial(CLUSTERED[kind], 5, share_query_key=False)
-        for kind in ("token_choice", "expert_choice", "cluster_strided", "hashed")
+        for kind in CLUSTERED
+        if kind != "random"
     },
     "hashed_in_rounds": in_rounds,
     "hashed_in_rounds_apart": functools.partial(in_rounds, share_query_key=False),
     "token_choice_1": functools.partial(CLUSTERED["token_choice"], 1),
     "token_choice_100": functools.partial(CLUSTERED["token_choice"], 100),
+    "threshold_1": functools.partial(CLUSTERED["threshold"], 1),
+    "threshold_100": functools.partial(CLUSTERED["threshold"], 100),
     "expert_choice_1": functools.partial(routed, 1),
     "expert_choice_100": functools.partial(routed, 100),
     **OTHERS,
@@ -108,6 +112,7 @@ CASES |= {
 LINEAR = ("linear", "performer", "random_features")
 BOUNDED = (
     *("token_choice_5", "expert_choice_5", "hashed_5", "local", "dilated", "row"),
+    "threshold_5",
     *("sliding", "reformer", *LINEAR),
 )
 CASES["reformer"] = functools.partial(
@@ -123,11 +128,13 @@ CASES["reformer"] = functools.partial(
 )
 BOUNDED_APART = (
     "token_choice_5_apart",
+    "threshold_5_apart",
     "hashed_5_apart",
     "hashed_in_rounds_apart",
 )
 BOUNDED_SHIFTED = (
     "token_choice_5_apart_shifted",
+    "threshold_5_apart_shifted",
     "expert_choice_5_shifted",
     "local_shifted",
     *(f"{case}_shifted" for case in LINEAR),
@@ -199,6 +206,7 @@ def at(tokens, index):
 # They take long to trace, and these differ from others little.
 FEW = (
     "token_choice_5_apart_shifted",
+    "threshold_5_apart_shifted",
     "expert_choice_5_shifted",
     "hashed_5_apart",
     "local",
@@ -250,7 +258,8 @@ def test_steps_equal_the_whole(case):
     again, _ = decoder.steps([x[:, :16] for x in tokens], cache, first=13)
     assert_right(again, first=13, last=16)
     # A token that sees itself alone, or nothing, does not mind.
-    sees_others = case not in ("token_choice_1", "expert_choice_1_shifted")
+    alone = ("token_choice_1", "threshold_1", "expert_choice_1_shifted")
+    sees_others = case not in alone
     unmasked = decoder.whole(x, np.ones_like(real), np.zeros_like(tokens[2]))
     assert np.any(unmasked != expected) or not sees_others
     if case.endswith("_shifted") and not case.startswith("learned"):
@@ -353,7 +362,7 @@ MEMORIES = {
     "expert_choice_apart": functools.partial(routed, 5, share_query_key=False),
     **{kind: OTHERS[kind] for kind in (*LINEAR, *SEEN_ELSEWHERE)},
 }
-del MEMORIES["token_choice"]
+del MEMORIES["token_choice"], MEMORIES["threshold"]
 FEW_MEMORIES = ("expert_choice_apart", "hashed", "local", "strided", "performer")
 
 

@@ -195,7 +195,7 @@ def _choose_routing(draw, case, options):
     """Draws who chooses; under a causal mask over another sequence that is named."""
     routings = [None, "expert_choice"]
     if _is_causal_self_attention(case):
-        routings.append("token_choice")
+        routings += ["token_choice", "expert_threshold"]
     elif case.call["use_causal_mask"]:
         routings.remove(None)
     routing = draw(st.sampled_from(routings))
@@ -503,6 +503,8 @@ WRONG = {
     },
     "SlidingHeads": {"radius": SIZES, "is_strided": ("yes", None, 2)},
     "RoutedHeads": {
+        "max_clusters_per_token": SIZES,
+        "threshold_decay": (1, -0.1, 1.5, "0.1", None, nan),
         **CENTROIDS,
         "routing": ("experts", 3, True),
         "routing_scope": ("half", None, 3),
@@ -694,10 +696,10 @@ def _causal_lengths(draw, case):
 
 def _token_choice(draw, case):
     """Needs causal self-attention; so does None under a causal mask."""
-    routing = draw(_pick("token_choice", None))
+    routing = draw(_pick("token_choice", "expert_threshold", None))
     if case.value is None:
         case.call["use_causal_mask"] = False
-        routing = "token_choice"
+        routing = routing or "token_choice"
     elif routing is None:
         case.call["use_causal_mask"] = True
         case.value = (*case.query[:-1], case.value[-1])

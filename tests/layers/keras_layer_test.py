@@ -56,6 +56,10 @@ CASES = {
         {"call_kwargs": {"use_causal_mask": True}},
     ),
     "sliding": mixed(layers.SlidingHeads(2, 2, True)),
+    "threshold": (
+        *mixed(layers.RoutedHeads(2, 2, 4, "expert_threshold"))[:2],
+        {"call_kwargs": {"use_causal_mask": True}},
+    ),
     "block-pair": mixed(layers.BlockPairHeads(2)),
     "hashed": mixed(layers.HashedHeads(2, 2, 4)),
     "hashed-in-rounds": mixed(layers.HashedHeads(2, 2, 4, num_rounds=2)),
@@ -120,7 +124,7 @@ CASES = {
 # On JAX their many small operations take long to compile.
 LONG = (
     *("best_blocks", "native_sparse"),
-    *("clustered_queries", "compressed", "induced"),
+    *("clustered_queries", "compressed", "induced", "threshold"),
 )
 
 

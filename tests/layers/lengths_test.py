@@ -53,6 +53,9 @@ CAUSAL = {
     "token choice, shifted": lambda: layers.RoutedHeads(
         2, 3, 5, key_shift=1, **SEPARATE
     ),
+    "threshold": lambda: layers.RoutedHeads(
+        2, 3, 5, routing="expert_threshold", **SEPARATE
+    ),
     "expert choice": lambda: layers.RoutedHeads(2, 3, 8, **EXPERT, **SHIFTED),
     "expert choice, separate": lambda: layers.RoutedHeads(
         2, 3, 5, **EXPERT, **SEPARATE

@@ -376,6 +376,8 @@ class _Call:
                 **shift,
             )
             return output
+        if self.causal and getattr(group, "routing", None) == "expert_threshold":
+            return self._above_thresholds(arrays)
         if self.causal and self._tokens_choose():
             read = self._own_clusters(0) if self._queries_choose() else None
             sees, distances = helpers.last_members(
@@ -403,6 +405,39 @@ class _Call:
             self.offered,
             **shift,
         )
+
+    def _above_thresholds(self, arrays):
+        """The mean over the clusters that a query is in of their last members."""
+        group = self.group
+        thresholds = golden_cases.to_numpy(group.thresholds.thresholds)
+        thresholds = thresholds.astype("float64")[:, :, None]
+        number = len(thresholds) - 1
+        chosen = []
+        for each in (0, 1) if number else (1,):
+            scores, error = self._scores(each)
+            is_member, certain = patterns.above_thresholds(
+                scores - thresholds[each and number], group.max_clusters_per_token
+            )
+            # The difference is rounded, too.
+            self._doubt(certain, 2 * error, self._stream(each)[1])
+            chosen.append(np.moveaxis(is_member, -1, 0))
+        output, count = 0.0, 0.0
+        for asks, seen in zip(chosen[0], chosen[-1]):
+            # Members have the cluster 1, the others -1; all read that of members.
+            sees, distances = helpers.last_members(
+                np.where(seen, 1, -1),
+                self.real,
+                group.attention_window,
+                np.ones_like(seen, "int64"),
+                group.key_shift,
+            )
+            sees &= self.offered[:, None, None]
+            asks = asks[..., None]
+            attended = helpers.rule_attention(
+                group, *arrays, sees, distances, self.bias
+            )
+            output, count = output + asks * attended, count + asks
+        return output / (count + COUNT_EPSILON)
 
     def _chooses_for_prefixes(self):
         group = self.group

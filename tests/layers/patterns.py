@@ -220,3 +220,24 @@ def bucket_numbers(products):
     """The signs of products `[..., bits]`, read as binary digits."""
     bits = products > 0
     return sum(bits[..., n] * 2**n for n in range(bits.shape[-1]))
+
+
+def above_thresholds(margins, limit):
+    """The clusters whose thresholds a token reaches, at most a number of them.
+
+    Args:
+        margins: scores minus thresholds, `[..., clusters]`.
+        limit: number of clusters.
+
+    Returns:
+        Who sits in which cluster, `<bool>[..., clusters]`, and by how much the least
+        certain of these decisions is certain, `[...]`.
+    """
+    ordered = -np.sort(-margins, axis=-1)
+    certain = np.abs(margins).min(axis=-1)
+    last = 0.0
+    if limit < margins.shape[-1]:
+        last = np.maximum(ordered[..., limit - 1 : limit], 0.0)
+        gap = ordered[..., limit - 1] - ordered[..., limit]
+        certain = np.where(ordered[..., limit] >= 0, np.minimum(certain, gap), certain)
+    return margins >= last, certain

@@ -29,13 +29,14 @@ def built_block(remat, cross_attention=False, dtype=None, key_shift=0, **options
     routing = {"routing": "expert_choice", **of_heads}
     if key_shift:
         routing |= {"routing": "token_choice", "share_query_key": False}
+    trained = {**routing, "routing": "expert_threshold"} if key_shift else routing
     clustering = {"commitment_weight": 0.5, "decay": 0.5, "revive_after": 2}
 
     def attention(name):
         groups = [
             layers.LocalHeads(1, (4,), **of_heads),
             layers.RoutedHeads(2, 3, 5, name="routed", **clustering, **routing),
-            layers.RoutedHeads(1, 3, 5, name="trained", ema=False, **routing),
+            layers.RoutedHeads(1, 3, 5, name="trained", ema=False, **trained),
         ]
         forgets = remat == "attention"
         return layers.MixedAttention(

@@ -23,6 +23,7 @@ from routing_tf import layers
 
 backend, num_devices = keras.backend.backend(), int(sys.argv[1])
 options = {"rate": 0.0, "rows": 4, "masked": True, "remat": False, "groups": {}}
+options["causal"] = False
 options |= json.loads(sys.argv[2])
 scope = contextlib.nullcontext()
 if backend == "tensorflow":
@@ -57,7 +58,7 @@ with scope:
     block = layers.TransformerBlock(
         layers.MixedAttention(groups, key_dim=6),
         None,
-        use_causal_mask=False,
+        use_causal_mask=options["causal"],
         remat=options["remat"],
     )
     padding = {"padding_mask": inputs[1]} if options["masked"] else {}
@@ -157,3 +158,11 @@ def test_two_devices_revive_the_same_centroids_as_one():
     weights = assert_two_devices_train_as_one(groups=groups)
     assert sum("empty_steps" in name for name in weights) == 3
     assert sum("biases" in name for name in weights) == 3
+
+
+@pytest.mark.slow
+def test_two_devices_have_the_thresholds_of_one():
+    weights = assert_two_devices_train_as_one(
+        groups={"routing": "expert_threshold"}, causal=True
+    )
+    assert sum("/thresholds/" in name for name in weights) == 2 * 3

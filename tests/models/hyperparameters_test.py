@@ -294,6 +294,7 @@ def test_parse_overrides_lists_only_names_that_it_takes():
         ({}, None, None),
         ({"routing": "expert_choice"}, "routing", None),
         ({"routing": "token_choice"}, None, None),
+        ({"routing": "expert_threshold"}, None, None),
         ({"routing": "full"}, None, None),
         ({"num_routed_heads": 0}, None, None),
         ({"num_local_only_layers": 12}, None, None),

@@ -3,11 +3,17 @@
 import keras
 
 from routing_tf.layers.heads.clustered import CentroidHeads
+from routing_tf.layers.moving_thresholds import MovingThresholds
+from routing_tf.layers.rules.above_threshold import AboveThreshold
 from routing_tf.layers.rules.best_members import BestMembers
 from routing_tf.layers.rules.last_members import LastMembers
 from routing_tf.layers.validation import check_choice
+from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import check_rate
 
-ROUTINGS = (None, "expert_choice", "token_choice")
+ROUTINGS = (None, "expert_choice", "token_choice", "expert_threshold")
+# Those in which each token attends to the last members of clusters up to itself.
+CAUSAL_ROUTINGS = ("token_choice", "expert_threshold")
 ROUTING_SCOPES = ("full", "prefix")
 
 
@@ -32,6 +38,16 @@ class RoutedHeads(CentroidHeads):
       same one with shared queries and keys), itself included. Strictly causal, at a
       cost that is linear in the length. It needs a causal mask and works in
       self-attention only.
+    - `"expert_threshold"`: expert choice without competition. Each centroid takes the
+      tokens that score at least as high as its threshold, a moving average of the score
+      that one of `num_clusters` even shares of the tokens reaches in training, see
+      `MovingThresholds`. So a token sits in about one cluster on average: in none, or
+      in as many as `max_clusters_per_token`, those whose thresholds it is furthest
+      above. In each it attends to the last `attention_window` members, itself included,
+      and its results are averaged; in none it gets zero. Strictly causal, at
+      `max_clusters_per_token` times the cost of token choice, and for causal
+      self-attention like it. Queries that are projected apart have thresholds of their
+      own. Before the first training step all thresholds are 0.
 
     In attention to another sequence each centroid takes the `attention_window` best
     tokens of that sequence, and each query sees those of its own best centroid.
@@ -45,23 +61,31 @@ class RoutedHeads(CentroidHeads):
     Ranks are those of the members, so relative positions count from 1. In token choice
     those are the last `attention_window` members before it.
 
-    State: that of `OnlineKMeans`, moved when `training=True`. Padding is no member as
-    long as there are enough tokens, is never seen, and moves no centroid.
+    State: that of `OnlineKMeans`, and with `"expert_threshold"` of `MovingThresholds`,
+    moved when `training=True`. Padding is no member as long as there are enough tokens,
+    is never seen, and moves no centroid and no threshold.
 
     Args:
         num_heads: number of heads in the group.
         num_clusters: number of centroids of each head.
         attention_window: number of members of a cluster that a token sees, in tokens.
             A window longer than the input is cut to it.
-        routing: who chooses, `"expert_choice"` or `"token_choice"`; None (the default)
-            for the one that is sound, see above.
+        routing: who chooses, `"expert_choice"`, `"token_choice"` or
+            `"expert_threshold"`; None (the default) for the one of the first two that
+            is sound, see above.
         routing_scope: in expert choice under a causal mask, the tokens that compete
             with each other: `"full"` (the default), those of the whole sequence, or
-            `"prefix"`, those up to the query. Token choice is the same in both. Calls
-            of layers and models may name another one, as the argument `routing_scope`.
+            `"prefix"`, those up to the query. The other routings are the same in both.
+            Calls of layers and models may name another one, as the argument
+            `routing_scope`.
         prefix_block_size: number of queries that go at once with the scope
             `"prefix"`, in tokens. It does not change results: more take more memory,
             fewer more turns. None (the default) for `attention_window`.
+        max_clusters_per_token: number of clusters that a token may sit in with
+            `"expert_threshold"`. If scores were independent, about 8 of 100 tokens
+            would be in more than 2, the default.
+        threshold_decay: share of the thresholds' old average kept at each training
+            step, in [0, 1). Defaults to 0.99.
         share_query_key: whether keys are made by the projection of the queries. In
             self-attention queries and keys are then the same and have one routing.
             Defaults to True.
@@ -74,13 +98,14 @@ class RoutedHeads(CentroidHeads):
     to `losses`.
 
     Raises:
-        ValueError: if `attention_window` or `prefix_block_size` is not a positive
-            integer, `routing` or `routing_scope` is unknown, or an argument is refused
-            by `HeadGroup` or `Clustering`; when built, if `key_dim` is less than 2;
-            when called, if `use_causal_mask=True` and query and value differ in
-            length, with token choice if there is no causal mask or the value is
-            another sequence, or with `routing=None` if there is a causal mask and the
-            value is another sequence.
+        ValueError: if `attention_window`, `prefix_block_size` or
+            `max_clusters_per_token` is not a positive integer, `routing` or
+            `routing_scope` is unknown, `threshold_decay` is not in [0, 1), or an
+            argument is refused by `HeadGroup` or `Clustering`; when built, if `key_dim`
+            is less than 2; when called, if `use_causal_mask=True` and query and value
+            differ in length, with token choice or thresholds if there is no causal mask
+            or the value is another sequence, or with `routing=None` if there is a
+            causal mask and the value is another sequence.
 
     Example:
 
@@ -94,8 +119,11 @@ class RoutedHeads(CentroidHeads):
     ```
 
     Reference: paper, section 4.1 and Algorithm 1, and
-    `clustered_local_attention_helper` of the release for expert choice. Token choice
-    and the prefix scope are this package's own.
+    `clustered_local_attention_helper` of the release for expert choice. Thresholds are
+    those of `MovingThresholds`, whose paper lets tokens above them pass an expert's
+    feed-forward network. What members attend to, and a limit of clusters per token in
+    place of one of tokens per cluster, are this package's own; so are token choice and
+    the prefix scope.
     """
 
     def __init__(
@@ -105,12 +133,42 @@ class RoutedHeads(CentroidHeads):
         attention_window,
         routing=None,
         routing_scope="full",
+        max_clusters_per_token=2,
+        threshold_decay=0.99,
         **kwargs,
     ):
         super().__init__(num_heads, num_clusters, attention_window, **kwargs)
         check_choice("routing", routing, ROUTINGS)
+        check_rate("threshold_decay", threshold_decay)
         self.routing = routing
         self.routing_scope = routing_scope
+        self.max_clusters_per_token = check_positive_integer(
+            "max_clusters_per_token", max_clusters_per_token
+        )
+        self.threshold_decay = threshold_decay
+        self.thresholds = None
+        if routing == "expert_threshold":
+            self.thresholds = MovingThresholds(
+                num_streams=1 + self.routes_queries,
+                decay=threshold_decay,
+                name="thresholds",
+                dtype="float32",
+            )
+
+    def build(self, query_shape, key_shape, value_shape):
+        super().build(query_shape, key_shape, value_shape)
+        if self.thresholds is not None:
+            self.thresholds.build((None, self.num_heads, None, self.num_clusters))
+
+    def scores(self, streams, masks, training=None):
+        scores = super().scores(streams, masks, training=training)
+        if self.thresholds is None:
+            return scores
+        return self.thresholds(list(scores), token_masks=masks, training=training)
+
+    def bare_scores(self, streams):
+        scores = super().bare_scores(streams)
+        return scores if self.thresholds is None else self.thresholds.margins(scores)
 
     @property
     def routing_scope(self):
@@ -125,16 +183,27 @@ class RoutedHeads(CentroidHeads):
     def causal_rule(self, routing_scope=None):
         if self.routing in (None, "token_choice"):
             return LastMembers(self)
+        if self.routing == "expert_threshold":
+            return AboveThreshold(self)
         if (routing_scope or self.routing_scope) == "prefix":
             return BestMembers(self)
         return super().causal_rule()
 
     def attend(self, inputs, training=None):
+        self._check_call(inputs)
+        return super().attend(inputs, training=training)
+
+    def make_memory(self, inputs, max_length):
+        self._check_call(inputs)
+        return super().make_memory(inputs, max_length)
+
+    def _check_call(self, inputs):
+        """Refuses calls for which the routing has no rule."""
         is_causal = inputs.use_causal_mask and not inputs.is_cross_attention
-        if self.routing == "token_choice" and not is_causal:
+        if self.routing in CAUSAL_ROUTINGS and not is_causal:
             raise ValueError(
-                '`routing="token_choice"` works in self-attention under a causal mask '
-                f"only. Received: use_causal_mask={inputs.use_causal_mask}, "
+                f'`routing="{self.routing}"` works in self-attention under a causal '
+                f"mask only. Received: use_causal_mask={inputs.use_causal_mask}, "
                 f"is_cross_attention={inputs.is_cross_attention}. Pass "
                 "`use_causal_mask=True` and no `value`, or take "
                 '`routing="expert_choice"`'
@@ -146,7 +215,6 @@ class RoutedHeads(CentroidHeads):
                 "is_cross_attention=True. Leave the mask or the `value` out, or name "
                 'what is meant, `routing="expert_choice"`'
             )
-        return super().attend(inputs, training=training)
 
     def num_candidates(self, length):
         return self.window(length)

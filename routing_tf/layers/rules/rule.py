@@ -1,5 +1,7 @@
 """The interface of all rules."""
 
+from keras import ops
+
 from routing_tf.layers import membership
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
@@ -16,11 +18,19 @@ class Rule:
     `ClusteredHeads`, which say who is a member.
     """
 
-    #: Whether each token has one cluster, which it chooses on its own.
+    #: Whether no other token has a part in which clusters a token is in.
     tokens_choose = False
 
     def __init__(self, group):
         self.group = group
+
+    def members(self, scores):
+        """Tells who sits in which cluster, where `tokens_choose`.
+
+        From scores `<float32>[..., K]` to `<bool>[..., K]`.
+        """
+        best = ops.argmax(scores, axis=-1)
+        return ops.one_hot(best, scores.shape[-1], dtype="bool")
 
     def attend(self, tokens, training=None):
         """Lets all `RoutedTokens` attend; returns `<float>[B, H, L, D]`."""

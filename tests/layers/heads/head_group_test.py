@@ -44,6 +44,12 @@ KINDS = {
     "token_choice_apart": lambda **o: layers.RoutedHeads(
         HEADS, routing="token_choice", share_query_key=False, **CENTROIDS, **o
     ),
+    "threshold": lambda **o: layers.RoutedHeads(
+        HEADS, routing="expert_threshold", **CENTROIDS, **o
+    ),
+    "threshold_apart": lambda **o: layers.RoutedHeads(
+        HEADS, routing="expert_threshold", share_query_key=False, **CENTROIDS, **o
+    ),
     "prefix": lambda **o: layers.RoutedHeads(
         HEADS, routing_scope="prefix", prefix_block_size=7, **EXPERTS, **o
     ),
@@ -71,6 +77,7 @@ FEW = (
     "best_blocks",
     "routed_apart",
     "token_choice_apart",
+    "threshold_apart",
     "cluster_strided",
     "random",
     "hashed",
@@ -99,7 +106,8 @@ SHIFTED = ("local", "routed_apart", "token_choice", "hashed_apart", "prefix")
 
 def directions(kind):
     """With which values of `use_causal_mask` heads can be called."""
-    return (True,) if kind.startswith("token_choice") else (False, True)
+    is_causal = kind.startswith(("token_choice", "threshold"))
+    return (True,) if is_causal else (False, True)
 
 
 def built_group(kind, **options):
@@ -168,7 +176,9 @@ def test_padding_has_no_influence(kind, causal, key_shift):
 
 
 @pytest.mark.parametrize("key_shift", [0, 1])
-@pytest.mark.parametrize("kind", ["token_choice", "token_choice_apart", "prefix"])
+@pytest.mark.parametrize(
+    "kind", ["token_choice", "token_choice_apart", "threshold_apart", "prefix"]
+)
 def test_a_query_without_a_place_gets_zero(kind, key_shift):
     """Its key is seen all the same, if only the mask of the queries hides it."""
     group = built_group(kind, key_shift=key_shift)

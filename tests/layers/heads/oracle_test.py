@@ -269,8 +269,9 @@ def members(kind, **options):
         yield name, case(kind, memory=memory, **own, **relative(2))
 
 
-def last_members(kind, **options):
-    """Cases of tokens that see the last members of the cluster that they read."""
+def last_members(kind, name_of_rule=None, **options):
+    """Cases of tokens that see the last members of the clusters that they read."""
+    rule = name_of_rule or kind
     for length, window, limit in ((LENGTH, 1, 2), (LENGTH, 3, 30), (LONG, 17, 4)):
         for name, way in (
             ("", CAUSAL),
@@ -281,7 +282,7 @@ def last_members(kind, **options):
         ):
             own = {**options, **way, "attention_window": window}
             yield (
-                f"{kind}, last {window} of {length}{name}",
+                f"{rule}, last {window} of {length}{name}",
                 case(kind, length, **own, **relative(limit)),
             )
 
@@ -305,6 +306,15 @@ def clustered():
     experts = {"num_clusters": 3, "routing": "expert_choice"}
     yield from members("Routed", **experts)
     yield from last_members("Routed", num_clusters=3, routing="token_choice")
+    thresholds = {"num_clusters": 3, "routing": "expert_threshold"}
+    yield from last_members("Routed", "Thresholds", seed=3, **thresholds)
+    for limit in (1, 3):
+        for name, way in ((", shifted", SHIFTED), (", apart", {**SEPARATE, **CAUSAL})):
+            own = {**thresholds, **way, "max_clusters_per_token": limit}
+            yield (
+                f"Thresholds, in at most {limit}{name}",
+                case("Routed", attention_window=5, **own, **relative(3)),
+            )
     yield from prefixes("Routed", routing_scope="prefix", **experts)
     for name, way in (
         ("", CAUSAL),
@@ -385,6 +395,11 @@ FEW = {
     "Routed, last 3 of 12, apart, shifted",
     "Routed, last 17 of 100, apart",
     "Routed, last 3 of 12, by the key",
+    "Thresholds, last 3 of 12",
+    "Thresholds, last 17 of 100, apart",
+    "Thresholds, last 3 of 12, by the key",
+    "Thresholds, in at most 1, apart",
+    "Thresholds, in at most 3, shifted",
     "Routed, 5 of a prefix of 12, apart",
     "Routed, 5 of a prefix of 12, shifted",
     "Routed, 5 of the whole",

@@ -181,6 +181,7 @@ def test_refuses_an_unknown_scope_of_a_call():
         scoped()(helpers.normal(2, 9, 5), routing_scope="last")
 
 
+@pytest.mark.parametrize("routing", ["token_choice", "expert_threshold"])
 @pytest.mark.parametrize(
     "options, received",
     [
@@ -195,11 +196,13 @@ def test_refuses_an_unknown_scope_of_a_call():
         ),
     ],
 )
-def test_token_choice_refuses_other_than_causal_self_attention(options, received):
-    group = built_group(routing="token_choice")
+def test_tokens_that_choose_refuse_other_than_causal_self_attention(
+    options, received, routing
+):
+    group = built_group(routing=routing)
     with pytest.raises(ValueError) as error:
         group(*tokens(), **options)
-    assert '`routing="token_choice"`' in str(error.value)
+    assert f'`routing="{routing}"`' in str(error.value)
     assert f"Received: {received}" in str(error.value)
     assert "`use_causal_mask=True`" in str(error.value)
     assert '`routing="expert_choice"`' in str(error.value)

@@ -8,9 +8,9 @@ than its own value, with the value that is read with it.
 import numpy as np
 from keras import ops
 
-from routing_tf.layers import chosen_blocks
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import rows
+from routing_tf.layers.heads.parts import chosen_blocks
 
 
 def make(group, batch_size, num_tokens, block_length):

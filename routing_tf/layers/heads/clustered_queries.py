@@ -5,10 +5,10 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
-from routing_tf.layers.bit_clusters import cluster_bits
-from routing_tf.layers.bit_clusters import members_of
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.heads.parts.bit_clusters import cluster_bits
+from routing_tf.layers.heads.parts.bit_clusters import members_of
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import smaller
 from routing_tf.layers.masks import combine_masks

@@ -9,14 +9,14 @@ from keras import ops
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.heads.parts.weighted_sums import NOTHING
+from routing_tf.layers.heads.parts.weighted_sums import joined_sums
+from routing_tf.layers.heads.parts.weighted_sums import running_sums
+from routing_tf.layers.heads.parts.weighted_sums import sums_of_keys
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.weighted_sums import NOTHING
-from routing_tf.layers.weighted_sums import joined_sums
-from routing_tf.layers.weighted_sums import running_sums
-from routing_tf.layers.weighted_sums import sums_of_keys
 
 FEATURE_MAPS = ("elu", "positive", "fourier")
 # The exact kernel of unit vectors is no smaller while `sigma` is 1; what sums of random

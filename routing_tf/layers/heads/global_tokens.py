@@ -7,7 +7,7 @@ from keras import ops
 from routing_tf.layers import blocks
 from routing_tf.layers.axes import cut_axis
 from routing_tf.layers.heads.one_sequence import OneSequenceHeads
-from routing_tf.layers.learned_tokens import LearnedTokens
+from routing_tf.layers.heads.parts.learned_tokens import LearnedTokens
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import library

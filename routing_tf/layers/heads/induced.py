@@ -3,10 +3,10 @@
 import keras
 from keras import ops
 
-from routing_tf.layers.head_norm import HeadNorm
-from routing_tf.layers.heads import learned_queries
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.heads.parts import learned_queries
+from routing_tf.layers.heads.parts.head_norm import HeadNorm
 from routing_tf.layers.initializers import cloned
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer

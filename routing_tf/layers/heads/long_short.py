@@ -3,8 +3,8 @@
 import keras
 from keras import ops
 
-from routing_tf.layers.head_norm import HeadNorm
 from routing_tf.layers.heads import refusals
+from routing_tf.layers.heads.parts.head_norm import HeadNorm
 from routing_tf.layers.heads.summaries import SummaryHeads
 from routing_tf.layers.initializers import cloned
 from routing_tf.layers.scaled_dot_product import large_negative

@@ -9,16 +9,16 @@ from keras import ops
 
 from routing_tf.layers.blocks import running_sum
 from routing_tf.layers.decoding import rows
-from routing_tf.layers.heads import learned_queries
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.heads.head_inputs import HeadInputs
+from routing_tf.layers.heads.parts import learned_queries
+from routing_tf.layers.heads.parts.weighted_sums import running_sums
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
-from routing_tf.layers.weighted_sums import running_sums
 
 PACKED = "tokens are read through packed ones, at no place"
 

@@ -7,12 +7,12 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
-from routing_tf.layers import chosen_blocks
-from routing_tf.layers.block_compression import BlockCompression
 from routing_tf.layers.cluster_order import chunk_size_for
 from routing_tf.layers.decoding import sparse_branches
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.heads.parts import chosen_blocks
+from routing_tf.layers.heads.parts.block_compression import BlockCompression
 from routing_tf.layers.initializers import cloned
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of

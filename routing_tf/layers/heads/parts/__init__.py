@@ -1,0 +1,1 @@
+"""What some kinds of heads are made of, beside the layers that all share."""

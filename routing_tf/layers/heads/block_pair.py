@@ -68,7 +68,7 @@ class BlockPairHeads(OneSequenceHeads):
 
     def __init__(self, num_heads, num_blocks=2, permutations=None, seed=0, **kwargs):
         super().__init__(num_heads, **kwargs)
-        refusals.refuse_key_shift(self, NO_CAUSAL_FORM)
+        refusals.refuse_arguments(self, NO_CAUSAL_FORM, "key_shift")
         self.num_blocks = check_positive_integer("num_blocks", num_blocks)
         self.seed = check_non_negative_integer("seed", seed)
         self.permutations = permutations

@@ -50,8 +50,8 @@ class ClusteredQueryHeads(HeadGroup):
         hash_bias: whether projections have random offsets, so that Hamming distances
             are those of vectors and not of directions alone. Defaults to True.
         seed: integer seed of the projections. Defaults to 0.
-        **kwargs: arguments of `HeadGroup`, without `max_relative_position` and
-            `key_shift`.
+        **kwargs: arguments of `HeadGroup`, without `max_relative_position`,
+            `key_shift` and `rotary_positions`.
 
     Call arguments and Returns: as in `HeadGroup`.
 
@@ -88,11 +88,10 @@ class ClusteredQueryHeads(HeadGroup):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        refusals.refuse_relative_positions(
-            self, "the queries of a cluster attend as one"
+        refusals.refuse_arguments(
+            self, "the queries of a cluster attend as one", "max_relative_position"
         )
-        refusals.refuse_key_shift(self, OF_ALL_QUERIES)
-        refusals.refuse_rotary_positions(self, OF_ALL_QUERIES)
+        refusals.refuse_arguments(self, OF_ALL_QUERIES, "key_shift", "rotary_positions")
         self.num_clusters = check_positive_integer("num_clusters", num_clusters)
         self.num_keys = check_optional_integer("num_keys", num_keys)
         self.num_bits = check_positive_integer("num_bits", num_bits)

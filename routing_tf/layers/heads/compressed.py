@@ -46,7 +46,7 @@ class CompressedHeads(SummaryHeads):
             either side; None (the default) for none.
         kernel_initializer: initializer of the kernels of the convolutions. Defaults to
             `"glorot_uniform"`.
-        **kwargs: arguments of `HeadGroup`, without `key_shift` and
+        **kwargs: arguments of `HeadGroup`, without `key_shift`, `rotary_positions` and
             `token_bias_weight`; relative positions are in tokens, and need a window.
 
     Call arguments and Returns: as in `HeadGroup`. In a map of attention weights each
@@ -89,9 +89,9 @@ class CompressedHeads(SummaryHeads):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        refusals.refuse_key_shift(self, MANY_TOKENS)
-        refusals.refuse_rotary_positions(self, MANY_TOKENS)
-        refusals.refuse_weight_of_bias(self, MANY_TOKENS)
+        refusals.refuse_arguments(
+            self, MANY_TOKENS, "key_shift", "rotary_positions", "token_bias_weight"
+        )
         check_choice("compression", compression, COMPRESSIONS)
         self.compression = compression
         self.ratio = check_positive_integer("ratio", ratio)
@@ -99,8 +99,8 @@ class CompressedHeads(SummaryHeads):
             "attention_window", attention_window
         )
         if attention_window is None:
-            refusals.refuse_relative_positions(
-                self, f"{MANY_TOKENS}, and there is no window"
+            refusals.refuse_arguments(
+                self, f"{MANY_TOKENS}, and there is no window", "max_relative_position"
             )
         self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
 

@@ -100,8 +100,10 @@ class FeatureMapHeads(HeadGroup):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        refusals.refuse_relative_positions(self, "features take the place of logits")
-        refusals.refuse_dropout(self, "weights that could be dropped are never built")
+        refusals.refuse_arguments(
+            self, "features take the place of logits", "max_relative_position"
+        )
+        refusals.refuse_arguments(self, refusals.NO_WEIGHTS, "dropout")
         check_choice("feature_map", feature_map, FEATURE_MAPS)
         self.feature_map = feature_map
         self.num_features = check_positive_integer("num_features", num_features)

@@ -35,8 +35,8 @@ class InducedHeads(HeadGroup):
             code leaves them out unless asked. Defaults to True.
         kernel_initializer: initializer of points, queries and kernels. Defaults to
             `"glorot_uniform"`.
-        **kwargs: arguments of `HeadGroup`, without `max_relative_position` and
-            `key_shift`.
+        **kwargs: arguments of `HeadGroup`, without `max_relative_position`,
+            `key_shift` and `rotary_positions`.
 
     Call arguments and Returns: as in `HeadGroup`. A token bias is added to the logits
     by which points read tokens. Maps show the weights of tokens through the points.
@@ -68,9 +68,9 @@ class InducedHeads(HeadGroup):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        refusals.refuse_relative_positions(self, ALL_TOKENS)
-        refusals.refuse_key_shift(self, ALL_TOKENS)
-        refusals.refuse_rotary_positions(self, ALL_TOKENS)
+        refusals.refuse_arguments(
+            self, ALL_TOKENS, "max_relative_position", "key_shift", "rotary_positions"
+        )
         self.num_points = check_positive_integer("num_points", num_points)
         self.use_layer_norm = use_layer_norm
         self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)

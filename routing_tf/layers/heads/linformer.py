@@ -73,9 +73,9 @@ class LinformerHeads(HeadGroup):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        refusals.refuse_relative_positions(self, NO_PLACES)
-        refusals.refuse_key_shift(self, NO_PLACES)
-        refusals.refuse_weight_of_bias(self, NO_PLACES)
+        refusals.refuse_arguments(
+            self, NO_PLACES, "max_relative_position", "key_shift", "token_bias_weight"
+        )
         self.max_length = check_positive_integer("max_length", max_length)
         self.num_projected = check_positive_integer("num_projected", num_projected)
         check_choice("sharing", sharing, SHARING)

@@ -41,8 +41,8 @@ class LongShortHeads(SummaryHeads):
             Defaults to 16.
         num_landmarks: number of landmarks of a segment. Defaults to 1.
         projection_initializer: initializer of W. Defaults to `"glorot_uniform"`.
-        **kwargs: arguments of `HeadGroup`, without `key_shift`; relative positions are
-            in tokens, in the window.
+        **kwargs: arguments of `HeadGroup`, without `key_shift` and `rotary_positions`;
+            relative positions are in tokens, in the window.
 
     Call arguments and Returns: as in `HeadGroup`. A token bias is added to the logits
     of its key in windows, and to the scores `K W` of its token. Maps show weights of
@@ -78,8 +78,7 @@ class LongShortHeads(SummaryHeads):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        refusals.refuse_key_shift(self, NO_PLACE)
-        refusals.refuse_rotary_positions(self, NO_PLACE)
+        refusals.refuse_arguments(self, NO_PLACE, "key_shift", "rotary_positions")
         self.attention_window = check_positive_integer(
             "attention_window", attention_window
         )

@@ -48,8 +48,9 @@ class LunaHeads(HeadGroup):
         chunk_length: number of tokens in a chunk under a causal mask, inside which
             weights of pairs are computed. Decides about time and memory, not about
             results. Defaults to 128.
-        **kwargs: arguments of `HeadGroup`, without `max_relative_position` and
-            `key_shift`. Dropout is on the weights of packing and of unpacking.
+        **kwargs: arguments of `HeadGroup`, without `max_relative_position`,
+            `key_shift` and `rotary_positions`. Dropout is on the weights of packing and
+            of unpacking.
 
     Call arguments and Returns: as in `HeadGroup`. A token bias is added to the logits
     `P K^T`. In a map of a causal layer the weights of a query do not add up to 1.
@@ -83,9 +84,9 @@ class LunaHeads(HeadGroup):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        refusals.refuse_relative_positions(self, PACKED)
-        refusals.refuse_key_shift(self, PACKED)
-        refusals.refuse_rotary_positions(self, PACKED)
+        refusals.refuse_arguments(
+            self, PACKED, "max_relative_position", "key_shift", "rotary_positions"
+        )
         self.num_packed = check_positive_integer("num_packed", num_packed)
         self.packing_initializer = initializer(
             "packing_initializer", packing_initializer

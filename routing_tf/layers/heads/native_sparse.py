@@ -25,6 +25,7 @@ from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
 
 BRANCHES = ("compressed", "selected", "window")
+MANY_TOKENS = "a compressed block has one key and one logit for many tokens"
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -71,8 +72,9 @@ class NativeSparseHeads(HeadGroup):
             branch, as in the paper. Defaults to False.
         kernel_initializer: initializer of gates, networks and projections. Defaults to
             `"glorot_uniform"`.
-        **kwargs: arguments of `HeadGroup` but `token_bias_weight` and `key_shift`;
-            relative positions are in tokens, in the selected and the window branch.
+        **kwargs: arguments of `HeadGroup`, without `key_shift`, `rotary_positions` and
+            `token_bias_weight`; relative positions are in tokens, in the selected and
+            the window branch. `BlockTopKHeads` have all of them.
 
     Call arguments and Returns: as in `HeadGroup`; `features` must be given, as
     `MixedAttention` does.
@@ -81,10 +83,9 @@ class NativeSparseHeads(HeadGroup):
         ValueError: if a number is not a positive integer (`num_initial_blocks`: at
             least 0), the lengths are no multiples of the stride, `compression_length`
             exceeds `block_length`, `num_blocks` is less than the blocks seen in any
-            case, `token_bias_weight`, `key_shift=1` or `rotary_positions` is given, or
-            an argument is refused by `HeadGroup`; when called, without a causal mask,
-            features, or with another sequence as value, a `token_bias` or attention
-            scores.
+            case, or an argument is refused by `HeadGroup` or has no meaning; when
+            called, without a causal mask or features, or with another sequence as
+            value, a `token_bias` or attention scores.
 
     Example:
 
@@ -145,7 +146,9 @@ class NativeSparseHeads(HeadGroup):
         self.share_branches = share_branches
         self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
         self._check_sizes()
-        self._check_options()
+        refusals.refuse_arguments(
+            self, MANY_TOKENS, "key_shift", "rotary_positions", "token_bias_weight"
+        )
         self.key_compression, self.value_compression = (
             BlockCompression(
                 self.compression_length,
@@ -180,24 +183,6 @@ class NativeSparseHeads(HeadGroup):
                 f"num_local_blocks={self.num_local_blocks}"
             )
 
-    def _check_options(self):
-        if self.token_bias_weight is not None:
-            raise ValueError(
-                "`token_bias_weight` must be None: a compressed block has one logit "
-                "for many tokens. Received: "
-                f"token_bias_weight={self.token_bias_weight!r}"
-            )
-        if self.key_shift:
-            raise ValueError(
-                "`key_shift` must be 0: the keys and the values of a block are "
-                f"compressed together. Received: key_shift={self.key_shift}. Use "
-                "`BlockTopKHeads` for shifted keys in blocks"
-            )
-
-        refusals.refuse_rotary_positions(
-            self, "a compressed block stands for the positions of many tokens"
-        )
-
     def build(self, query_shape, key_shape, value_shape, features_shape):
         super().build(query_shape, key_shape, value_shape)
         dim, heads = features_shape[-1], self.num_heads
@@ -228,11 +213,7 @@ class NativeSparseHeads(HeadGroup):
                 f"is_cross_attention={inputs.is_cross_attention}. Use "
                 "`BlockTopKHeads` elsewhere"
             )
-        if inputs.token_bias is not None:
-            raise ValueError(
-                "`token_bias` must be None: a compressed block has one logit for many "
-                f"tokens. Received: token_bias of shape {inputs.token_bias.shape}"
-            )
+        refusals.refuse_bias(inputs, MANY_TOKENS)
         if inputs.features is None:
             raise ValueError(
                 "`features` must be given: the gates are made of them. Received: "

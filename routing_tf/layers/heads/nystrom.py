@@ -74,10 +74,10 @@ class NystromHeads(HeadGroup):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        refusals.refuse_relative_positions(self, LANDMARKS)
-        refusals.refuse_key_shift(self, LANDMARKS)
-        refusals.refuse_weight_of_bias(self, LANDMARKS)
-        refusals.refuse_dropout(self, "weights that could be dropped are never built")
+        refusals.refuse_arguments(
+            self, LANDMARKS, "max_relative_position", "key_shift", "token_bias_weight"
+        )
+        refusals.refuse_arguments(self, refusals.NO_WEIGHTS, "dropout")
         self.num_landmarks = check_positive_integer("num_landmarks", num_landmarks)
         self.num_iterations = check_positive_integer("num_iterations", num_iterations)
         size = check_optional_integer("convolution_size", convolution_size)

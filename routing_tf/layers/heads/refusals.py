@@ -1,49 +1,31 @@
 """What some patterns have no meaning for, refused by one wording each."""
 
-
-def refuse_relative_positions(group, reason):
-    """Raises a `ValueError` if a head group was given relative positions."""
-    if group.max_relative_position is not None:
-        raise ValueError(
-            f"`max_relative_position` must be None: {reason}. Received: "
-            f"max_relative_position={group.max_relative_position}. Leave it out"
-        )
-
-
-def refuse_dropout(group, reason):
-    """Raises a `ValueError` if a head group was given a rate of dropped weights."""
-    if group.dropout:
-        raise ValueError(
-            f"`dropout` must be 0: {reason}. Received: dropout={group.dropout}. Leave "
-            "it out, and drop outputs of the layer"
-        )
+# Arguments of `HeadGroup`, with the values that leave them out.
+NEUTRAL = {
+    "max_relative_position": None,
+    "dropout": 0,
+    "key_shift": 0,
+    "rotary_positions": False,
+    "token_bias_weight": None,
+}
+NO_WEIGHTS = "weights that could be dropped are never built"
 
 
-def refuse_key_shift(group, reason):
-    """Raises a `ValueError` if a head group was given a shift of keys."""
-    if group.key_shift:
-        raise ValueError(
-            f"`key_shift` must be 0: {reason}. Received: key_shift={group.key_shift}. "
-            "Leave it out"
-        )
+def refuse_arguments(group, reason, *names):
+    """Raises a `ValueError` if a head group was given one of some arguments.
 
-
-def refuse_rotary_positions(group, reason):
-    """Raises a `ValueError` if a head group was given rotary positions."""
-    if group.rotary_positions:
-        raise ValueError(
-            f"`rotary_positions` must be False: {reason}. Received: "
-            "rotary_positions=True. Leave it out"
-        )
-
-
-def refuse_weight_of_bias(group, reason):
-    """Raises a `ValueError` if a head group was given a weight of the token bias."""
-    if group.token_bias_weight is not None:
-        raise ValueError(
-            f"`token_bias_weight` must be None: {reason}. Received: "
-            f"token_bias_weight={group.token_bias_weight!r}. Leave it out"
-        )
+    Args:
+        group: the head group.
+        reason: why they have no meaning, within a sentence.
+        *names: keys of `NEUTRAL`.
+    """
+    for name in names:
+        value, neutral = getattr(group, name), NEUTRAL[name]
+        if value != neutral:
+            raise ValueError(
+                f"`{name}` must be {neutral}: {reason}. Received: {name}={value!r}. "
+                "Leave it out, or take other heads"
+            )
 
 
 def refuse_bias(inputs, reason):

@@ -1,7 +1,5 @@
 """Sinkhorn attention: queries see their own block and one that is sorted to it."""
 
-import numbers as number_types
-
 import keras
 from keras import ops
 
@@ -15,6 +13,7 @@ from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import check_positive_number
 
 MIXTURE = "a place of a sorted block is a mixture of keys of several places"
 # Logarithms of what is zero, and the smallest sum that counts.
@@ -52,7 +51,8 @@ class SinkhornHeads(OneSequenceHeads):
         gumbel_noise: whether there is noise in training, drawn with `dropout_seed`.
             Defaults to True.
         **kwargs: arguments of `HeadGroup`, without `max_relative_position`,
-            `key_shift` and `token_bias_weight`: places of a sorted block are mixtures.
+            `key_shift`, `rotary_positions` and `token_bias_weight`: places of a sorted
+            block are mixtures.
 
     Call arguments and Returns: as in `HeadGroup`. A cache remembers all tokens, and a
     step sorts anew.
@@ -92,20 +92,17 @@ class SinkhornHeads(OneSequenceHeads):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        refusals.refuse_relative_positions(self, MIXTURE)
-        refusals.refuse_key_shift(self, MIXTURE)
-        refusals.refuse_rotary_positions(self, MIXTURE)
-        refusals.refuse_weight_of_bias(self, MIXTURE)
+        refusals.refuse_arguments(
+            self,
+            MIXTURE,
+            "max_relative_position",
+            "key_shift",
+            "rotary_positions",
+            "token_bias_weight",
+        )
         self.block_length = check_positive_integer("block_length", block_length)
         self.num_iterations = check_positive_integer("num_iterations", num_iterations)
-        is_number = isinstance(temperature, number_types.Real)
-        is_number = is_number and not isinstance(temperature, bool)
-        if not is_number or not 0 < temperature < float("inf"):
-            raise ValueError(
-                "`temperature` must be a positive number. Received: "
-                f"temperature={temperature!r}"
-            )
-        self.temperature = temperature
+        self.temperature = check_positive_number("temperature", temperature)
         check_choice("gumbel_noise", gumbel_noise, (True, False))
         self.gumbel_noise = bool(gumbel_noise)
         self.noise_seed = keras.random.SeedGenerator(self.dropout_seed)

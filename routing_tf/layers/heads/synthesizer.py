@@ -47,8 +47,8 @@ class SynthesizerHeads(HeadGroup):
         logits_initializer: initializer of W2, R and their factors; None (the default)
             for normal numbers, so that logits are about as large as those of dot
             products.
-        **kwargs: arguments of `HeadGroup`, without `max_relative_position` and
-            `key_shift`.
+        **kwargs: arguments of `HeadGroup`, without `max_relative_position`,
+            `key_shift` and `rotary_positions`.
 
     Call arguments and Returns: as in `HeadGroup`; `key` is not read.
 
@@ -86,9 +86,10 @@ class SynthesizerHeads(HeadGroup):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        refusals.refuse_relative_positions(self, "each place has a logit already")
-        refusals.refuse_key_shift(self, NO_KEYS)
-        refusals.refuse_rotary_positions(self, NO_KEYS)
+        refusals.refuse_arguments(
+            self, "each place has a logit already", "max_relative_position"
+        )
+        refusals.refuse_arguments(self, NO_KEYS, "key_shift", "rotary_positions")
         check_choice("kind", kind, KINDS)
         self.kind = kind
         self.max_length = check_positive_integer("max_length", max_length)

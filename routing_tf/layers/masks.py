@@ -12,6 +12,15 @@ def combine_masks(*masks):
     return combined
 
 
+def known_mask(x, mask):
+    """Returns which tokens of `[B, H, L, D]` are real, broadcastable to `[B, H, L]`.
+
+    `mask`, likewise, is False for padding; None for none. The result is a tensor in any
+    case, and tells tokens from what blocks are filled up with.
+    """
+    return combine_masks(ops.ones_like(x[:, :1, :, 0], dtype="bool"), mask)
+
+
 def without_padding(output, mask):
     """Returns `output` `[B, H, L, D]`, zero where `mask` `[B, H, L]` is False."""
     return output if mask is None else ops.where(mask[..., None], output, 0)

@@ -9,6 +9,7 @@ from routing_tf.layers.heads.one_sequence import OneSequenceHeads
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import known_mask
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import is_integer
 
@@ -94,8 +95,7 @@ class AxialHeads(OneSequenceHeads):
             x = positions.restore(x) if is_grid else x
             return blocks.break_into_blocks(x, width, axis=2)
 
-        real = ops.ones_like(inputs.value[:, :1, :, 0], dtype="bool")
-        real = to_grid(combine_masks(real, inputs.value_mask))
+        real = to_grid(known_mask(inputs.value, inputs.value_mask))
         bias = None if inputs.token_bias is None else to_grid(inputs.token_bias)
         vectors = [to_grid(x) for x in (inputs.query, inputs.key, inputs.value)]
         is_cross = self.axis is None

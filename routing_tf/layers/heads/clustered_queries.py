@@ -11,7 +11,7 @@ from routing_tf.layers.heads.parts.bit_clusters import cluster_bits
 from routing_tf.layers.heads.parts.bit_clusters import members_of
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import smaller
-from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import known_mask
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer
@@ -115,8 +115,7 @@ class ClusteredQueryHeads(HeadGroup):
         return super().prepared(inputs)
 
     def attend(self, inputs, training=None):
-        real = ops.ones_like(inputs.query[:, :1, :, 0], dtype="bool")
-        real = combine_masks(real, inputs.query_mask)
+        real = known_mask(inputs.query, inputs.query_mask)
         cluster = self.clusters(inputs.query, real)
         members = members_of(cluster, real, self.num_clusters)
         weights = self._weights_of_clusters(inputs, members)

@@ -15,6 +15,7 @@ from routing_tf.layers.lengths import library
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import of_length
 from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import known_mask
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 
@@ -188,9 +189,8 @@ class FixedHeads(HeadGroup):
         return ops.concatenate([own, summaries], axis=3)
 
     def _mask(self, inputs):
-        # Also tells the tokens from what fills up the last block.
-        real = ops.ones_like(inputs.value[:, :1, :, 0], dtype="bool")
-        real = self._slots(combine_masks(real, inputs.value_mask))[..., None, :]
+        real = known_mask(inputs.value, inputs.value_mask)
+        real = self._slots(real)[..., None, :]
         num_blocks = length_of(real, 2)
         pattern = self._pattern(num_blocks, inputs.use_causal_mask)
         return combine_masks(real, pattern)

@@ -8,6 +8,7 @@ from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.heads.parts import learned_queries
 from routing_tf.layers.heads.parts.head_norm import HeadNorm
 from routing_tf.layers.initializers import cloned
+from routing_tf.layers.masks import known_mask
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
 
@@ -143,10 +144,8 @@ class InducedHeads(HeadGroup):
         key, value = (self._projected(name, points) for name in ("key", "value"))
         if found.shape[-1] is None or found.shape[-1] > dim:
             value = ops.concatenate([value, found[..., dim:]], axis=-1)
-        has_tokens = ops.ones_like(inputs.value[:, :1, :, 0], dtype="bool")
-        if inputs.value_mask is not None:
-            has_tokens = ops.logical_and(has_tokens, inputs.value_mask)
-        return key, value, ops.any(has_tokens, axis=-1)[..., None, None]
+        real = known_mask(inputs.value, inputs.value_mask)
+        return key, value, ops.any(real, axis=-1)[..., None, None]
 
     def _read(self, query, points, training=None):
         key, value, has_tokens = points

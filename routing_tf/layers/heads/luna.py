@@ -17,6 +17,7 @@ from routing_tf.layers.heads.parts.weighted_sums import running_sums
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import known_mask
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
 
@@ -136,8 +137,7 @@ class LunaHeads(HeadGroup):
     def fill_cache(self, cache, inputs):
         length = inputs.value.shape[2]
         is_older = (np.arange(length) < length - 1)[None, None]
-        real = ops.ones_like(inputs.value[:, :1, :, 0], dtype="bool")
-        mask = combine_masks(real, is_older, inputs.value_mask)
+        mask = combine_masks(known_mask(inputs.value, inputs.value_mask), is_older)
         older = dataclasses.replace(inputs, value_mask=mask)
         return {
             **self._sums(older),

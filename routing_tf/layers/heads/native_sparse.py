@@ -7,17 +7,16 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
-from routing_tf.layers.cluster_order import chunk_size_for
 from routing_tf.layers.decoding import sparse_branches
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.heads.parts import chosen_blocks
+from routing_tf.layers.heads.parts import near_tokens
 from routing_tf.layers.heads.parts.block_compression import BlockCompression
 from routing_tf.layers.initializers import cloned
-from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import known_mask
 from routing_tf.layers.scaled_dot_product import large_negative
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_optional_integer
@@ -242,7 +241,9 @@ class NativeSparseHeads(HeadGroup):
             "causal",
             training,
         )
-        window = self._window(branches["window"], training)
+        window, _ = near_tokens.attend(
+            self.dot_product, branches["window"], self.attention_window, training
+        )
         return self.gated(inputs, (compressed, selected, window))
 
     def branches(self, inputs):
@@ -272,8 +273,7 @@ class NativeSparseHeads(HeadGroup):
         Returns a key and a value for each, `<float>[batch, heads, blocks, dim]`, and
         which of them have real tokens, `<bool>[batch, 1, blocks]`.
         """
-        real = ops.ones_like(inputs.value[:, :1, :, 0], dtype="bool")
-        mask = combine_masks(real, inputs.value_mask)
+        mask = known_mask(inputs.value, inputs.value_mask)
         # As many strides as there are in whole blocks to choose from.
         key, value, mask = (
             blocks.pad_to_multiple(x, self.block_length, axis=2)
@@ -332,33 +332,6 @@ class NativeSparseHeads(HeadGroup):
         forced = ops.logical_or(initial, block > own - self.num_local_blocks)
         scores = ops.where(forced, np.inf, importance)
         return chosen_blocks.best_blocks(scores, block < own, self.num_blocks - 1)
-
-    def _window(self, inputs, training):
-        """Attends to the last tokens, in chunks of queries."""
-        length, window = length_of(inputs.query, 2), self.attention_window
-        if is_known(length):
-            window = min(window, length)
-        size = chunk_size_for(window)
-        before = -(-(window - 1) // size)
-
-        def windows(x):
-            cut = blocks.break_into_blocks(x, size, axis=2)
-            return blocks.memory_windows(cut, (before,), (0,), axis=2)
-
-        real = ops.ones_like(inputs.value[:, :1, :, 0], dtype="bool")
-        real = windows(combine_masks(real, inputs.value_mask))
-        back = np.arange(size)[:, None] + before * size
-        back = back - np.arange((before + 1) * size)
-        near = (back >= 0) & (back < window)
-        output = self.dot_product(
-            blocks.break_into_blocks(inputs.query, size, axis=2),
-            windows(inputs.key),
-            windows(inputs.value),
-            attention_mask=ops.logical_and(real[..., None, :], near),
-            offset=before * size,
-            training=training,
-        )
-        return blocks.put_back_blocks(output, length, axis=2)
 
     def gated(self, inputs, outputs):
         """Adds the outputs of the branches up, each times its gate."""

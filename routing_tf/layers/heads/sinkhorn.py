@@ -10,7 +10,7 @@ from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.one_sequence import OneSequenceHeads
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import known_mask
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_positive_number
@@ -113,8 +113,7 @@ class SinkhornHeads(OneSequenceHeads):
 
     def attend(self, inputs, training=None):
         length = length_of(inputs.query, 2)
-        real = ops.ones_like(inputs.value[:, :1, :, 0], dtype="bool")
-        real = self._in_blocks(combine_masks(real, inputs.value_mask))
+        real = self._in_blocks(known_mask(inputs.value, inputs.value_mask))
         query, key, value = (
             self._in_blocks(x) for x in (inputs.query, inputs.key, inputs.value)
         )

@@ -13,7 +13,7 @@ from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import of_length
-from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import known_mask
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 
@@ -84,10 +84,8 @@ class SlidingHeads(HeadGroup):
                 "to another sequence."
             )
         value = of_length(inputs.value, 2, length)
-        real = ops.ones_like(value[:, :1, :, 0], dtype="bool")
-        inputs = dataclasses.replace(
-            inputs, value=value, value_mask=combine_masks(real, inputs.value_mask)
-        )
+        real = known_mask(value, inputs.value_mask)
+        inputs = dataclasses.replace(inputs, value=value, value_mask=real)
         size = min(self.radius, length) if is_known(length) else self.radius
         attend = self._attend_merged if self.is_strided else self._attend_near
         return blocks.put_back_blocks(attend(inputs, size, training), length, axis=2)

@@ -11,6 +11,7 @@ from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import known_mask
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -82,9 +83,8 @@ class StridedHeads(HeadGroup):
 
     def mask_and_bias(self, inputs):
         """Returns which keys are real, and their bias or None, place by place."""
-        # The mask also tells the tokens from what fills up the last block.
-        real = ops.ones_like(inputs.value[:, :1, :, 0], dtype="bool")
-        mask = self.at_places(combine_masks(real, inputs.value_mask))[..., None, :]
+        real = known_mask(inputs.value, inputs.value_mask)
+        mask = self.at_places(real)[..., None, :]
         if inputs.token_bias is None:
             return mask, None
         return mask, self.at_places(inputs.token_bias)[..., None, :]

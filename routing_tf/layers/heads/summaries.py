@@ -1,17 +1,17 @@
 """What heads have in common that see blocks as a few keys each, and a window."""
 
-import numpy as np
+import dataclasses
+
 from keras import ops
 
 from routing_tf.layers import blocks
-from routing_tf.layers.cluster_order import chunk_size_for
 from routing_tf.layers.decoding import block_summaries
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.lengths import is_known
+from routing_tf.layers.heads.parts import near_tokens
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import known_mask
 from routing_tf.layers.scaled_dot_product import ScaledDotProduct
 from routing_tf.layers.scaled_dot_product import joined_parts
 
@@ -83,7 +83,10 @@ class SummaryHeads(HeadGroup):
         summaries = self.summaries(inputs)
         parts = [self.read_summaries(inputs.query, summaries, positions, training)]
         if self.attention_window is not None:
-            parts.append(self._read_window(inputs, training))
+            key, value = self.near(inputs.key, inputs.value)
+            near = dataclasses.replace(inputs, key=key, value=value)
+            window = self.attention_window
+            parts.append(near_tokens.attend(self.dot_product, near, window, training))
         return self.joined(parts)
 
     def summaries(self, inputs):
@@ -92,8 +95,7 @@ class SummaryHeads(HeadGroup):
         `<float>[batch, heads, summaries, dim]` and `<bool>[batch, 1, summaries]`.
         """
         block = self.block_length or length_of(inputs.value, 2)
-        real = ops.ones_like(inputs.value[:, :1, :, 0], dtype="bool")
-        real = combine_masks(real, inputs.value_mask)
+        real = known_mask(inputs.value, inputs.value_mask)
         key, value, real, bias = (
             None if x is None else blocks.break_into_blocks(x, block, axis=2)
             for x in (inputs.key, inputs.value, real, inputs.token_bias)
@@ -130,38 +132,6 @@ class SummaryHeads(HeadGroup):
             return_logsumexp=True,
             training=training,
         )
-
-    def _read_window(self, inputs, training):
-        """Attends to the tokens near each query, in chunks of queries."""
-        length, window = length_of(inputs.query, 2), self.attention_window
-        if is_known(length):
-            window = min(window, length)
-        size = chunk_size_for(window)
-        before = -(-(window - 1) // size)
-        after = 0 if inputs.use_causal_mask else before
-
-        def windows(x):
-            cut = blocks.break_into_blocks(x, size, axis=2)
-            return blocks.memory_windows(cut, (before,), (after,), axis=2)
-
-        key, value = self.near(inputs.key, inputs.value)
-        real = ops.ones_like(inputs.value[:, :1, :, 0], dtype="bool")
-        real = windows(combine_masks(real, inputs.value_mask))
-        back = np.arange(size)[:, None] + before * size
-        back = back - np.arange((before + 1 + after) * size)
-        is_near = (back >= (1 - window if after else 0)) & (back < window)
-        bias = inputs.token_bias
-        output, sums = self.dot_product(
-            blocks.break_into_blocks(inputs.query, size, axis=2),
-            windows(key),
-            windows(value),
-            attention_mask=ops.logical_and(real[..., None, :], is_near),
-            bias=None if bias is None else windows(bias)[..., None, :],
-            offset=before * size,
-            return_logsumexp=True,
-            training=training,
-        )
-        return [blocks.put_back_blocks(x, length, axis=2) for x in (output, sums)]
 
     def joined(self, parts):
         """Joins outputs for parts of the keys, which come with their sums."""

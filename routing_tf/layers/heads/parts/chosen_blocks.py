@@ -18,7 +18,7 @@ from routing_tf.layers.blocks import put_back_blocks
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
-from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import known_mask
 from routing_tf.layers.scaled_dot_product import joined_parts
 
 
@@ -45,9 +45,7 @@ class KeyBlocks:
         def cut(x):
             return break_into_blocks(x, block_length, axis=2)
 
-        # The mask also tells the tokens from what fills up the last block.
-        real = ops.ones_like(inputs.value[:, :1, :, 0], dtype="bool")
-        mask = cut(combine_masks(real, inputs.value_mask))
+        mask = cut(known_mask(inputs.value, inputs.value_mask))
         bias = None if inputs.token_bias is None else cut(inputs.token_bias)
         return cls(cut(inputs.key), cut(inputs.value), mask, bias)
 

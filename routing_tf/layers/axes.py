@@ -18,6 +18,12 @@ def split_axis(x, sizes, axis):
     return list(ops.split(x, borders, axis=axis)) if borders else [x]
 
 
+def side_by_side(parts, leading):
+    """Joins what is broadcastable to `[*leading, slots]` along the last axis."""
+    parts = [ops.broadcast_to(x, (*leading, length_of(x, -1))) for x in parts]
+    return ops.concatenate(parts, axis=-1)
+
+
 def cut_axis(x, start, stop, axis):
     """Returns one part of an axis, from place `start` up to `stop`, not included."""
     size = length_of(x, axis)

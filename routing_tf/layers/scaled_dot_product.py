@@ -218,7 +218,7 @@ class ScaledDotProduct(ConfiguredLayer):
             logits: of the same shape.
         """
         if self.entmax_alpha is None:
-            return _softmax(logits)
+            return softmax(logits)
         if self.entmax_alpha != "learned":
             return entmax(logits, self.entmax_alpha)
         alpha = 1 + ops.sigmoid(ops.convert_to_tensor(self.alpha_scores))
@@ -234,7 +234,7 @@ class ScaledDotProduct(ConfiguredLayer):
             bias: as in a call.
             training: whether dropout is on.
         """
-        weights = _softmax(self.masked(logits, mask, bias))
+        weights = softmax(self.masked(logits, mask, bias))
         return self.dropout_layer(weights, training=training)
 
     def of_seeing(self, output, mask):
@@ -302,8 +302,9 @@ def check_entmax_alpha(name, alpha):
     return float(alpha)
 
 
-def _softmax(logits):
-    # Of a single key Keras would warn; its weight is 1, and its gradient 0.
+def softmax(logits):
+    """Returns the softmax over the last axis, also where its length is 1."""
+    # Keras would warn of that one; its weight is 1, and its gradient 0.
     return ops.exp(logits - logits) if logits.shape[-1] == 1 else ops.softmax(logits)
 
 
@@ -326,7 +327,7 @@ def joined_parts(outputs, logsumexps):
     Returns:
         `<float>[..., value_dim]`.
     """
-    shares = ops.cast(_softmax(logsumexps), outputs.dtype)
+    shares = ops.cast(softmax(logsumexps), outputs.dtype)
     return ops.sum(shares[..., None] * outputs, axis=-2)
 
 

@@ -5,6 +5,8 @@ from keras import ops
 
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import rows
+from routing_tf.layers.decoding.block_summaries import of_rows
+from routing_tf.layers.decoding.block_summaries import to_rows
 
 
 def make(group, batch_size, num_tokens):
@@ -35,7 +37,7 @@ def num_places(cache):
 def fill(group, cache, inputs):
     """Returns the cache behind a sequence that starts at position 0."""
     branches = group.branches(inputs)
-    summaries = _joined(*group.summaries(branches["compressed"]))
+    summaries = to_rows(group.summaries(branches["compressed"]))
     new = {"tokens": _tokens(group, branches), "summaries": summaries}
     return {name: _padded(x, cache[name].shape[2]) for name, x in new.items()}
 
@@ -49,12 +51,8 @@ def step(group, cache, index, inputs):
     summaries = _summarized(group, cache["summaries"], of_branch["compressed"], index)
     cache = {"tokens": tokens, "summaries": summaries}
     query, positions = inputs.query, ops.reshape(index, (1,))
-    key, value = (
-        summaries[..., : group.key_dim],
-        summaries[..., group.key_dim : -1],
-    )
     compressed, importance = group.read_summaries(
-        query, (key, value, summaries[..., -1] > 0), positions, training=False
+        query, of_rows(group, summaries), positions, training=False
     )
     chosen = group.choose(importance, positions)
     selected = _selected(group, of_branch["selected"], query, chosen, index)
@@ -77,11 +75,6 @@ def _split(group, tokens):
     return ops.split(tokens, 3, axis=-1)
 
 
-def _joined(key, value, real):
-    real = ops.broadcast_to(real, ops.shape(key)[:-1])
-    return ops.concatenate([key, value, ops.cast(real, key.dtype)[..., None]], axis=-1)
-
-
 def _padded(x, length):
     """Pads axis 2 with zeros up to a length."""
     return ops.pad(x, [(0, 0), (0, 0), (0, length - x.shape[2]), (0, 0)])
@@ -96,10 +89,12 @@ def _summarized(group, summaries, tokens, index):
     places = ops.clip(places, 0, tokens.shape[2] - 1)
     key, value, _, real = rows.split_rows(group, ops.take(tokens, places, axis=2))
     mask = real[:, :1, None]
-    new = _joined(
-        group.key_compression(key[:, :, None], mask),
-        group.value_compression(value[:, :, None], mask),
-        ops.any(mask, axis=-1),
+    new = to_rows(
+        (
+            group.key_compression(key[:, :, None], mask),
+            group.value_compression(value[:, :, None], mask),
+            ops.any(mask, axis=-1),
+        )
     )
     number = ops.minimum(number, summaries.shape[2] - 1)
     old = ops.take(summaries, ops.reshape(number, (1,)), axis=2)

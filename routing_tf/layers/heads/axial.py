@@ -5,6 +5,7 @@ from keras import ops
 
 from routing_tf.layers import blocks
 from routing_tf.layers.axes import cut_axis
+from routing_tf.layers.axes import side_by_side
 from routing_tf.layers.heads.one_sequence import OneSequenceHeads
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
@@ -144,12 +145,11 @@ class AxialHeads(OneSequenceHeads):
             _turned(ops.matmul(_turned(query), ops.swapaxes(_turned(key), -1, -2))),
         ]
         logits = ops.concatenate(logits, axis=-1)
-        mask = _side_by_side(masks, (*ops.shape(real)[:2], *ops.shape(query)[2:4]))
+        mask = side_by_side(masks, (*ops.shape(real)[:2], *ops.shape(query)[2:4]))
         if bias is not None:
             shape = (*ops.shape(bias)[:2], *ops.shape(query)[2:4])
-            bias = _side_by_side(_both(bias), shape)
-        weights = ops.softmax(dot_product.masked(logits, mask, bias))
-        weights = dot_product.dropout_layer(weights, training=training)
+            bias = side_by_side(_both(bias), shape)
+        weights = dot_product.attention_weights(logits, mask, bias, training)
         width, end = length_of(query, 3), length_of(weights, -1)
         in_row = cut_axis(weights, 0, width, axis=4)
         in_column = cut_axis(weights, width, end, axis=4)
@@ -231,8 +231,3 @@ def _both(x):
     column, slots]`.
     """
     return [x[:, :, :, None, :], _turned(x)[:, :, None]]
-
-
-def _side_by_side(parts, leading):
-    parts = [ops.broadcast_to(x, (*leading, ops.shape(x)[-1])) for x in parts]
-    return ops.concatenate(parts, axis=-1)

@@ -12,6 +12,7 @@ from routing_tf.layers.heads.parts.bit_clusters import members_of
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import smaller
 from routing_tf.layers.masks import known_mask
+from routing_tf.layers.scaled_dot_product import softmax
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer
@@ -172,8 +173,7 @@ class ClusteredQueryHeads(HeadGroup):
 
     def _softmax(self, logits, mask, bias):
         """Weighs keys; `mask` and `bias` are broadcastable to them, or None."""
-        logits = self.dot_product.masked(logits, mask, bias)
-        weights = ops.exp(logits - ops.logsumexp(logits, axis=-1, keepdims=True))
+        weights = softmax(self.dot_product.masked(logits, mask, bias))
         return weights if mask is None else ops.where(mask, weights, 0.0)
 
     def _sums(self, weights, inputs, training):

@@ -6,6 +6,7 @@ from keras import ops
 
 from routing_tf.layers import blocks
 from routing_tf.layers.axes import cut_axis
+from routing_tf.layers.axes import side_by_side
 from routing_tf.layers.heads.one_sequence import OneSequenceHeads
 from routing_tf.layers.heads.parts.learned_tokens import LearnedTokens
 from routing_tf.layers.lengths import is_known
@@ -158,9 +159,9 @@ class GlobalHeads(OneSequenceHeads):
             query,
             slots(inputs.key),
             slots(inputs.value),
-            attention_mask=_beside(masks, ops.shape(masks[0])[:-1]),
+            attention_mask=side_by_side(masks, ops.shape(masks[0])[:-1]),
             bias=None if bias is None else slots(bias)[..., None, :],
-            distances=_beside(distances, ops.shape(places)) if relative else None,
+            distances=side_by_side(distances, ops.shape(places)) if relative else None,
             training=training,
         )
         return blocks.put_back_blocks(output, length, axis=2)
@@ -238,12 +239,6 @@ class GlobalHeads(OneSequenceHeads):
         if mask is not None:
             real = combine_masks(real, ops.take(mask, at, axis=2))
         return positions, at, real
-
-
-def _beside(parts, leading):
-    """Puts tensors that are broadcastable to `[*leading, slots]` side by side."""
-    parts = [ops.broadcast_to(x, (*leading, x.shape[-1])) for x in parts]
-    return ops.concatenate(parts, axis=-1)
 
 
 def _check_positions(positions):

@@ -8,6 +8,7 @@ from routing_tf.layers.heads.parts.head_norm import HeadNorm
 from routing_tf.layers.heads.summaries import SummaryHeads
 from routing_tf.layers.initializers import cloned
 from routing_tf.layers.scaled_dot_product import large_negative
+from routing_tf.layers.scaled_dot_product import softmax
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
@@ -146,7 +147,7 @@ class LongShortHeads(SummaryHeads):
             # What a bias hides is no padding: it counts if there is nothing else.
             bias = ops.maximum(ops.cast(bias, "float32"), hidden / 2)
             scores += bias[:, :, :, None]
-        weights = ops.softmax(ops.where(real, scores, hidden))
+        weights = softmax(ops.where(real, scores, hidden))
         weights = ops.cast(ops.where(real, weights, 0.0), key.dtype)
         return self._normalized(
             "landmark", *(ops.matmul(weights, x) for x in (key, value))

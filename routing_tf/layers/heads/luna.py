@@ -18,6 +18,7 @@ from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import known_mask
+from routing_tf.layers.scaled_dot_product import softmax
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
 
@@ -199,9 +200,7 @@ class LunaHeads(HeadGroup):
         return self.dot_product.dropout_layer(weights, training=training)
 
     def _unpacking_weights(self, logits, training=None):
-        # A softmax of one number, Keras would warn of.
-        weights = ops.exp(logits - ops.logsumexp(logits, axis=-1, keepdims=True))
-        return self.dot_product.dropout_layer(weights, training=training)
+        return self.dot_product.dropout_layer(softmax(logits), training=training)
 
     def _sums(self, inputs):
         """Returns the sums over all tokens, and the number of real ones."""

@@ -18,6 +18,7 @@ from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import known_mask
 from routing_tf.layers.scaled_dot_product import large_negative
+from routing_tf.layers.scaled_dot_product import softmax
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer
@@ -300,8 +301,7 @@ class NativeSparseHeads(HeadGroup):
         ends = ends + self.compression_length - 1
         visible = ops.logical_and(real[:, :, None], ends <= positions[:, None])
         logits = ops.cast(ops.matmul(query, ops.swapaxes(key, 2, 3)), "float32")
-        logits = ops.where(visible, logits, large_negative("float32"))
-        weights = ops.exp(logits - ops.logsumexp(logits, axis=-1, keepdims=True))
+        weights = softmax(ops.where(visible, logits, large_negative("float32")))
         weights = ops.where(visible, weights, 0)
         dropped = ops.cast(weights, value.dtype)
         dropped = self.dot_product.dropout_layer(dropped, training=training)

@@ -9,6 +9,7 @@ from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
+from routing_tf.layers.scaled_dot_product import softmax
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer
 
@@ -181,10 +182,7 @@ def _weights(query, key, mask):
     logits = ops.matmul(query, ops.swapaxes(key, -1, -2))
     if mask is not None:
         logits = ops.where(mask[..., None, :], logits, HIDDEN)
-    # Without `softmax`, of which Keras warns if there is one key.
-    largest = ops.stop_gradient(ops.max(logits, axis=-1, keepdims=True))
-    weights = ops.exp(logits - largest)
-    return weights / ops.sum(weights, axis=-1, keepdims=True)
+    return softmax(logits)
 
 
 def _pseudo_inverse(x, num_iterations):

@@ -138,6 +138,8 @@ def test_ends_at_the_number_of_tokens(lm):
         ({"routing": "hashed"}, None),
         ({"routing": "full"}, "routing='full'"),
         ({"routing": "random"}, "routing='random'"),
+        ({"routing": "linear"}, None),
+        ({"routing": "block_top_k"}, "routing='block_top_k'"),
         ({"routing": "full", "num_local_only_layers": 2}, None),
         ({"num_cluster_strided_heads": 4}, "num_cluster_strided_heads=4"),
         ({"num_strided_heads": 4, "num_local_only_layers": 2}, "num_strided_heads=4"),

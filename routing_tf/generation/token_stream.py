@@ -2,6 +2,7 @@
 
 from routing_tf.files import safe_loading
 from routing_tf.models import steps
+from routing_tf.models.patterns import PATTERNS
 
 # Positions are int32.
 MAX_TOKENS = 2**31 - 1
@@ -12,8 +13,9 @@ class TokenStream:
 
     The step is compiled once for each number of prompts, and not again however long
     they become. Memory is that of a cache, whose size does not depend on the number of
-    tokens where heads remember a bounded number of them: local, routed and hashed
-    heads. A second call goes on with the random state of the sampler.
+    tokens where heads remember a bounded number of them, as local, routed and hashed
+    heads do, or sums alone, as linear ones do. A second call goes on with the random
+    state of the sampler.
 
     Args:
         lm: a `RoutingTransformerCausalLM`.
@@ -106,9 +108,9 @@ def remembers_all_tokens(hyperparameters):
         return None
     if h.num_cluster_strided_heads:
         return f"num_cluster_strided_heads={h.num_cluster_strided_heads}"
-    if h.num_routed_heads and h.routing in ("full", "random"):
-        return f"routing={h.routing!r}"
-    return None
+    pattern = PATTERNS.get(h.routing)
+    grows = h.routing in ("full", "random") or pattern and not pattern.is_bounded
+    return f"routing={h.routing!r}" if h.num_routed_heads and grows else None
 
 
 def cache_length(hyperparameters, num_tokens=None):
@@ -145,7 +147,7 @@ def cache_length(hyperparameters, num_tokens=None):
     if num_tokens is None:
         raise ValueError(
             "A stream without end needs heads that remember a bounded number of "
-            "tokens: local, token choice, expert choice or hashed ones. Received: a "
-            f"model with {setting}. Set a number of tokens"
+            "tokens, or sums of them: local, token choice, expert choice, hashed or "
+            f"linear ones. Received: a model with {setting}. Set a number of tokens"
         )
     return num_tokens

@@ -21,12 +21,15 @@ class Pattern:
         has_relative_positions: whether the heads may have relative positions. Defaults
             to True.
         of_images: whether it is a pattern of images alone. Defaults to False.
+        is_bounded: whether the heads remember as much for a text of any length.
+            Defaults to False.
     """
 
     heads: type
     settings: Callable
     has_relative_positions: bool = True
     of_images: bool = False
+    is_bounded: bool = False
 
 
 def _share(h, number):
@@ -119,17 +122,21 @@ PATTERNS = {
     "block_top_k": Pattern(layers.BlockTopKHeads, _block_top_k),
     "compressed": Pattern(layers.CompressedHeads, _compressed),
     "global_tokens": Pattern(layers.GlobalHeads, _global_tokens),
-    "linear": Pattern(layers.FeatureMapHeads, _features("elu"), False),
+    "linear": Pattern(layers.FeatureMapHeads, _features("elu"), False, is_bounded=True),
     "long_short": Pattern(layers.LongShortHeads, _long_short),
-    "luna": Pattern(layers.LunaHeads, _luna, False),
+    "luna": Pattern(layers.LunaHeads, _luna, False, is_bounded=True),
     "native_sparse": Pattern(layers.NativeSparseHeads, _native_sparse),
-    "performer": Pattern(layers.FeatureMapHeads, _features("positive"), False),
+    "performer": Pattern(
+        layers.FeatureMapHeads, _features("positive"), False, is_bounded=True
+    ),
     "random_blocks": Pattern(layers.RandomBlockHeads, _random_blocks),
-    "random_features": Pattern(layers.FeatureMapHeads, _features("fourier"), False),
+    "random_features": Pattern(
+        layers.FeatureMapHeads, _features("fourier"), False, is_bounded=True
+    ),
     "random_synthesizer": Pattern(
         layers.SynthesizerHeads, _synthesizer("random"), False
     ),
-    "reformer": Pattern(layers.HashedHeads, _reformer),
+    "reformer": Pattern(layers.HashedHeads, _reformer, is_bounded=True),
     "sinkhorn": Pattern(layers.SinkhornHeads, _sinkhorn, False),
     "synthesizer": Pattern(layers.SynthesizerHeads, _synthesizer("dense"), False),
 }

@@ -54,6 +54,20 @@ def test_of_text(name):
     )
 
 
+@pytest.mark.parametrize("name", [n for n, p in PATTERNS.items() if not p.of_images])
+def test_caches_grow_unless_a_pattern_says_that_they_are_bounded(name):
+    h = small_models.hyperparameters(
+        routing=name, attention_window=8, max_sequence_length=64
+    )
+    group = PATTERNS[name].heads(1, **PATTERNS[name].settings(h, 0))
+    group.set_sizes(4, 4)
+    sizes = [
+        [tuple(x.shape) for x in keras.tree.flatten(group.make_cache(1, length))]
+        for length in (32, 64)
+    ]
+    assert (sizes[0] == sizes[1]) == PATTERNS[name].is_bounded
+
+
 @pytest.mark.parametrize(
     "blocks",
     [{}, {"local_block_length": 2, "local_block_width": 6}],

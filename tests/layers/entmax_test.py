@@ -171,6 +171,9 @@ def test_refused():
     for kind in (layers.BlockTopKHeads, layers.NativeSparseHeads):
         with pytest.raises(ValueError, match="`entmax_alpha` must be None for .*=1.5"):
             kind(2, entmax_alpha=1.5)
+    for options in ({"num_rounds": 2}, {"attends_to_self": False}):
+        with pytest.raises(ValueError, match="`entmax_alpha` must be None with .*=1.5"):
+            layers.HashedHeads(2, 4, 5, entmax_alpha=1.5, **options)
     with pytest.raises(ValueError, match="from 1.001 to 2. Received: entmax_alpha=3"):
         layers.ScaledDotProduct(entmax_alpha=3)
     x = helpers.normal(1, 5, 4)

@@ -16,8 +16,6 @@ from routing_tf.layers.validation import is_integer
 
 # Of a key's entries: shorter ones keep less than the length 1.
 LEAST_SQUARE = 1e-12
-
-
 HASHES = ("signs", "rotation")
 NORMALIZATIONS = ("layer", "unit_keys")
 
@@ -75,10 +73,11 @@ class HashedHeads(ClusteredHeads):
         ValueError: if `num_buckets` is not an integer of at least 2 or odd with
             `hash="rotation"`, `attention_window` or `num_rounds` is not a positive
             integer, `hash` or `normalization` is unknown, `attends_to_self=False` comes
-            with shifted or separate keys, or an argument is refused by `HeadGroup`;
-            when built, if `key_dim` is less than 2; when called, if
-            `use_causal_mask=True` and query and value differ in length, with several
-            rounds if the value is another sequence, and in chunks with separate keys.
+            with shifted or separate keys, `entmax_alpha` with it or with several
+            rounds, or an argument is refused by `HeadGroup`; when built, if `key_dim`
+            is less than 2; when called, if `use_causal_mask=True` and query and value
+            differ in length, with several rounds if the value is another sequence, and
+            in chunks with separate keys.
 
     Example:
 
@@ -139,6 +138,14 @@ class HashedHeads(ClusteredHeads):
                 "`attends_to_self=False` is for tokens whose query is their own key. "
                 f"Received: share_query_key={self.share_query_key}, "
                 f"key_shift={self.key_shift}. Leave it out"
+            )
+        if self.joins_rounds and self.entmax_alpha is not None:
+            raise ValueError(
+                "`entmax_alpha` must be None with several rounds and with "
+                "`attends_to_self=False`, where sums of exponentials are joined. "
+                f"Received: entmax_alpha={self.entmax_alpha!r}, "
+                f"num_rounds={self.num_rounds}, attends_to_self={self.attends_to_self}"
+                ". Leave it out"
             )
 
     @property

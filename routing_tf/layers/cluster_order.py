@@ -63,7 +63,7 @@ class ClusterOrder:
 
     def __init__(self, clusters, num_clusters, chunk_size):
         length = length_of(clusters, 2)
-        _check_sizes(length, num_clusters)
+        by_cluster, token_at = sort_by_cluster(clusters, num_clusters)
         self.chunk_size = chunk_size
         num_chunks = (length + num_clusters * (chunk_size - 1)) // chunk_size
         self.num_chunks = smaller(length, num_chunks)
@@ -71,7 +71,6 @@ class ClusterOrder:
         chunks = (counts + chunk_size - 1) // chunk_size
         self.first_chunk = first_chunk = ops.cumsum(chunks, axis=-1) - chunks
         first_token = ops.cumsum(counts, axis=-1) - counts
-        by_cluster, token_at = _sorted(clusters)
         places = numbers(self.num_chunks)
         # Of clusters with the same first chunk only the last one has tokens.
         starts = _count(first_chunk, self.num_chunks + 1)[..., : self.num_chunks]
@@ -137,6 +136,19 @@ class ClusterOrder:
         return -(-(attention_window - 1) // self.chunk_size)
 
 
+def sort_by_cluster(clusters, num_clusters):
+    """Returns the clusters in order, and the token at each place of this order.
+
+    Tokens of a cluster stand in order of position. All are `<int32>[B, H, L]`.
+    """
+    length = length_of(clusters, 2)
+    _check_sizes(length, num_clusters)
+    # All keys differ, so any sort is a stable one.
+    keys = clusters * length + numbers(length)
+    keys = ops.sort(keys, axis=-1)
+    return keys // length, keys % length
+
+
 def _check_sizes(length, num_clusters):
     """Refuses numbers whose product, a key to sort by, is no 32-bit integer."""
     if is_known(length) and (num_clusters + 1) * length > LARGEST_INTEGER:
@@ -155,7 +167,7 @@ def ranks_in_clusters(clusters, num_clusters):
     """
     counts = _count(clusters, num_clusters)
     first_token = ops.cumsum(counts, axis=-1) - counts
-    by_cluster, token_at = _sorted(clusters)
+    by_cluster, token_at = sort_by_cluster(clusters, num_clusters)
     rank = numbers(length_of(clusters, 2)) - entries_at(first_token, by_cluster)
     return _inverse(token_at, rank)
 
@@ -195,15 +207,6 @@ def _count(numbers, size):
         ops.ones_like(flat), flat, num_segments=batch * heads * size
     )
     return ops.reshape(counts, (batch, heads, size))
-
-
-def _sorted(clusters):
-    """Returns the clusters in order, and the token at each place of this order."""
-    length = length_of(clusters, 2)
-    # All keys differ, so any sort is a stable one.
-    keys = clusters * length + numbers(length)
-    keys = ops.sort(keys, axis=-1)
-    return keys // length, keys % length
 
 
 def _inverse(order, values):

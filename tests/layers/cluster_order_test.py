@@ -1,11 +1,14 @@
 """Tests of the order of tokens by cluster, in chunks, against loops in NumPy."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
+from routing_tf.layers.cluster_order import sort_by_cluster
 from tests.layers import helpers
 
 BATCH, HEADS = 3, 2
@@ -175,5 +178,6 @@ def test_chunks_are_about_a_quarter_of_the_window(window, chunk_size):
 
 def test_keys_that_overflow_are_refused():
     clusters = np.zeros((1, 1, 2**20), "int32")
-    with pytest.raises(ValueError, match="2048 clusters"):
-        ClusterOrder(clusters, num_clusters=2048, chunk_size=16)
+    for sort in (functools.partial(ClusterOrder, chunk_size=16), sort_by_cluster):
+        with pytest.raises(ValueError, match="2048 clusters"):
+            sort(clusters, num_clusters=2048)

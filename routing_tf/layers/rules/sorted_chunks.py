@@ -4,6 +4,7 @@ from keras import ops
 
 from routing_tf.layers import blocks
 from routing_tf.layers import membership
+from routing_tf.layers.cluster_order import sort_by_cluster
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
@@ -107,8 +108,7 @@ class _Order:
         length = length_of(clusters, 2)
         self.size = size
         self.num_chunks = -(-length // size)
-        keys = clusters * length + numbers(length)
-        self.tokens = ops.sort(keys, axis=-1) % length
+        _, self.tokens = sort_by_cluster(clusters, num_clusters)
         self.places = ops.cast(ops.argsort(self.tokens, axis=-1), "int32")
 
     def arrange(self, x):

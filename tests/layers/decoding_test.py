@@ -30,6 +30,9 @@ CLUSTERED = {
     "random": functools.partial(layers.RandomHeads, HEADS, 3, **RELATIVE),
 }
 in_rounds = functools.partial(layers.HashedHeads, HEADS, 4, 5, num_rounds=3, **RELATIVE)
+native_sparse = functools.partial(
+    layers.NativeSparseHeads, HEADS, 4, 2, 4, 3, attention_window=6, **RELATIVE
+)
 OTHERS = {
     "local": functools.partial(
         layers.LocalHeads, HEADS, (4,), flange_blocks=2, **RELATIVE
@@ -50,18 +53,6 @@ OTHERS = {
     "random_features": functools.partial(
         layers.FeatureMapHeads, HEADS, "fourier", num_features=9
     ),
-}
-SYNTHESIZED = {
-    "synthesizer": functools.partial(layers.SynthesizerHeads, HEADS, max_length=50),
-    "synthesizer_factors": functools.partial(
-        layers.SynthesizerHeads, HEADS, max_length=50, rank=7
-    ),
-    "random_logits": functools.partial(
-        layers.SynthesizerHeads, HEADS, "random", max_length=50
-    ),
-    "random_factors": functools.partial(
-        layers.SynthesizerHeads, HEADS, "random", max_length=50, rank=3
-    ),
     "global": functools.partial(layers.GlobalHeads, HEADS, (0, 11), 4, **RELATIVE),
     "random_blocks": functools.partial(
         layers.RandomBlockHeads, HEADS, 3, 2, **RELATIVE
@@ -76,6 +67,32 @@ SYNTHESIZED = {
     ),
     "sliding": functools.partial(layers.SlidingHeads, HEADS, 4, **RELATIVE),
     "sliding_strided": functools.partial(layers.SlidingHeads, HEADS, 4, True),
+}
+# They have no keys to shift, or refuse that.
+UNSHIFTED = {
+    "synthesizer": functools.partial(layers.SynthesizerHeads, HEADS, max_length=50),
+    "synthesizer_factors": functools.partial(
+        layers.SynthesizerHeads, HEADS, max_length=50, rank=7
+    ),
+    "random_logits": functools.partial(
+        layers.SynthesizerHeads, HEADS, "random", max_length=50
+    ),
+    "random_factors": functools.partial(
+        layers.SynthesizerHeads, HEADS, "random", max_length=50, rank=3
+    ),
+    "reformer": functools.partial(
+        layers.HashedHeads,
+        HEADS,
+        4,
+        5,
+        hash="rotation",
+        num_rounds=2,
+        normalization="unit_keys",
+        attends_to_self=False,
+        **RELATIVE,
+    ),
+    "native_sparse": native_sparse,
+    "native_sparse_shared": functools.partial(native_sparse, share_branches=True),
 }
 CASES = {
     **{f"{kind}_5": functools.partial(make, 5) for kind, make in CLUSTERED.items()},
@@ -98,33 +115,13 @@ CASES |= {
     f"{case}_shifted": functools.partial(make, key_shift=1)
     for case, make in CASES.items()
 }
-# They have no keys to shift.
-CASES |= SYNTHESIZED
-native_sparse = functools.partial(
-    layers.NativeSparseHeads, HEADS, 4, 2, 4, 3, attention_window=6, **RELATIVE
-)
-# They refuse shifted keys and token biases.
-CASES |= {
-    "native_sparse": native_sparse,
-    "native_sparse_shared": functools.partial(native_sparse, share_branches=True),
-}
+CASES |= UNSHIFTED
 # What a query can see is bounded: so is what they remember.
 LINEAR = ("linear", "performer", "random_features")
 BOUNDED = (
     *("token_choice_5", "expert_choice_5", "hashed_5", "local", "dilated", "row"),
     "threshold_5",
     *("sliding", "reformer", *LINEAR),
-)
-CASES["reformer"] = functools.partial(
-    layers.HashedHeads,
-    HEADS,
-    4,
-    5,
-    hash="rotation",
-    num_rounds=2,
-    normalization="unit_keys",
-    attends_to_self=False,
-    **RELATIVE,
 )
 BOUNDED_APART = (
     "token_choice_5_apart",
@@ -136,7 +133,7 @@ BOUNDED_SHIFTED = (
     "token_choice_5_apart_shifted",
     "threshold_5_apart_shifted",
     "expert_choice_5_shifted",
-    "local_shifted",
+    *("local_shifted", "dilated_shifted", "row_shifted", "sliding_shifted"),
     *(f"{case}_shifted" for case in LINEAR),
 )
 
@@ -174,6 +171,7 @@ class Decoder:
     def __init__(self, layer):
         def about(real, bias):
             kinds = [type(group) for group in layer.head_groups]
+            # They refuse a bias.
             if layers.NativeSparseHeads in kinds:
                 bias = None
             return {"query_mask": real, "token_bias": bias}

@@ -1,8 +1,8 @@
 """What the release's training needs and `keras.optimizers` lacks."""
 
 from routing_tf.optimizers.adafactor import Adafactor
-from routing_tf.optimizers.adamw import AdamW as AdamW
+from routing_tf.optimizers.adamw import AdamW
 from routing_tf.optimizers.schedules import FactorSchedule
 from routing_tf.optimizers.schedules import NoamSchedule
 
-__all__ = ["AdamW", "Adafactor", "FactorSchedule", "NoamSchedule"]
+__all__ = ["Adafactor", "AdamW", "FactorSchedule", "NoamSchedule"]

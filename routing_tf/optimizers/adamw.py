@@ -1,4 +1,4 @@
-"""Adam whose weight decay leaves out what is no matrix."""
+"""Adam whose weight decay leaves out biases and normalization."""
 
 import keras
 

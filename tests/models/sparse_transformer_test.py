@@ -286,19 +286,6 @@ def test_training_with_recomputed_blocks_lowers_the_loss():
     assert losses[0] > losses[-1] + 0.2
 
 
-def test_decay_takes_a_share_of_matrices_alone():
-    optimizer = optimizers.AdamW(0.1, weight_decay=0.5)
-    optimizer = optimizers.AdamW.from_config(optimizer.get_config())
-    variables = [
-        keras.Variable(np.ones((2, 2), "float32"), name=name)
-        for name in ("kernel", "gamma", "beta", "bias")
-    ]
-    optimizer.build(variables)
-    optimizer.apply([np.zeros((2, 2), "float32")] * 4, variables)
-    found = [small_models.array(v)[0, 0] for v in variables]
-    golden_cases.assert_close(np.array(found), [0.95, 1.0, 1.0, 1.0], 1e-6)
-
-
 def test_inputs_longer_than_the_grid_are_refused():
     lm = language_model(max_sequence_length=8)
     assert lm(small_models.inputs((8, 8), buffer=8)).shape == (2, 8, 31)

@@ -125,8 +125,8 @@ def test_equals_the_code_of_the_paper(name):
         getattr(group, f"{ours}_kernel").assign(weights[f"{theirs}.weight"].T)
         getattr(group, f"{ours}_bias").assign(weights[f"{theirs}.bias"])
     for number, norm in enumerate(group.norms):
-        norm.scale.assign(weights[f"mab0.ln{number}.weight"].reshape(heads, -1))
-        norm.offset.assign(weights[f"mab0.ln{number}.bias"].reshape(heads, -1))
+        norm.gamma.assign(weights[f"mab0.ln{number}.weight"].reshape(heads, -1))
+        norm.beta.assign(weights[f"mab0.ln{number}.bias"].reshape(heads, -1))
 
     output, _ = golden_cases.run(attention, golden["input"])
 

@@ -32,7 +32,7 @@ def normalized(group, name, x):
     """Normalizes `[heads, dim]`."""
     scale, offset = (
         golden_cases.to_numpy(getattr(group.norms[name], part)).astype("float64")
-        for part in ("scale", "offset")
+        for part in ("gamma", "beta")
     )
     return (x - x.mean()) / np.sqrt(x.var() + 1e-5) * scale + offset
 
@@ -124,7 +124,7 @@ def attention_of_peer(heads, dim, window, segment, landmarks, kernels, norms):
         getattr(attention, f"{name}_kernel").assign(weight.T)
     (group,) = attention.head_groups
     for name in NORMS:
-        for part, values in zip(("scale", "offset"), norms[name.split("_")[0]]):
+        for part, values in zip(("gamma", "beta"), norms[name.split("_")[0]]):
             getattr(group.norms[name], part).assign(values.reshape(heads, -1))
     return attention
 

@@ -26,8 +26,9 @@ class HeadNorm(ConfiguredLayer):
     def build(self, shape):
         # Heads and numbers, with axes between them.
         shape = (shape[1], shape[-1])
-        self.scale = self.add_weight(name="scale", shape=shape, initializer="ones")
-        self.offset = self.add_weight(name="offset", shape=shape, initializer="zeros")
+        # The names of Keras, by which weight decay leaves normalization out.
+        self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones")
+        self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros")
 
     def call(self, x):
         exact = ops.cast(x, "float32")
@@ -35,10 +36,10 @@ class HeadNorm(ConfiguredLayer):
         exact -= mean
         variance = ops.mean(ops.square(exact), axis=(1, -1), keepdims=True)
         exact *= ops.rsqrt(variance + EPSILON)
-        heads, dim = self.scale.shape
+        heads, dim = self.gamma.shape
         shape = (heads, *[1] * (len(x.shape) - 3), dim)
-        scale, offset = (
+        gamma, beta = (
             ops.reshape(ops.cast(ops.convert_to_tensor(weight), "float32"), shape)
-            for weight in (self.scale, self.offset)
+            for weight in (self.gamma, self.beta)
         )
-        return ops.cast(exact * scale + offset, x.dtype)
+        return ops.cast(exact * gamma + beta, x.dtype)

@@ -108,6 +108,17 @@ def gather(x, members):
     return ops.reshape(rows, (*ops.shape(members), dim))
 
 
+def gather_blocks(x, blocks):
+    """Returns blocks of `[B, H, G, ...]` at `<int>[B, H, ...]`, whole ones.
+
+    The result has the axes of `blocks` in place of B, H and G.
+    """
+    _, _, num_blocks, *rest = ops.shape(x)
+    # A block is one row, so that few long rows are copied.
+    rows = ops.reshape(x, (*ops.shape(x)[:2], num_blocks, -1))
+    return ops.reshape(gather(rows, blocks), (*ops.shape(blocks), *rest))
+
+
 def scatter_mean(clustered, members, length, filled=None):
     """Averages a token's results over the clusters it sits in.
 

@@ -109,8 +109,8 @@ def _selected(group, tokens, query, chosen, index):
     block = ops.zeros((batch, heads, 1), "int32") + index // size
     if chosen is not None:
         block = ops.concatenate([block, chosen[:, :, 0]], axis=-1)
-    flat = ops.reshape(tokens, (batch, heads, num_blocks, size * row))
-    read = membership.gather(flat, ops.minimum(block, num_blocks - 1))
+    blocks = ops.reshape(tokens, (batch, heads, num_blocks, size, row))
+    read = membership.gather_blocks(blocks, ops.minimum(block, num_blocks - 1))
     places = block[..., None] * size + np.arange(size, dtype="int32")
     shape = (batch, heads, block.shape[2] * size)
     places = ops.reshape(places, shape)

@@ -135,7 +135,6 @@ def _sums(group, keys, values, is_there=None):
 
 def _read(x, blocks):
     """From `[B, H, G, S, D]` to `[B, H, K * S, D]`, given the blocks `[B, H, K]`."""
-    batch, heads, num_blocks, size, dim = ops.shape(x)
-    flat = ops.reshape(x, (batch, heads, num_blocks, size * dim))
-    read = membership.gather(flat, blocks)
-    return ops.reshape(read, (batch, heads, ops.shape(blocks)[2] * size, dim))
+    read = membership.gather_blocks(x, blocks)
+    batch, heads, count, size, dim = ops.shape(read)
+    return ops.reshape(read, (batch, heads, count * size, dim))

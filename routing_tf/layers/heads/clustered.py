@@ -57,6 +57,12 @@ class ClusteredHeads(HeadGroup):
     """
 
     supports_entmax = True
+    # Clusters are found by content alone, what is in them is compared by position too.
+    compares_inputs = False
+    #: Number of choices of clusters, whose results are joined, see `rules.rounds`.
+    num_rounds = 1
+    #: Whether a token sees itself where it sees others.
+    attends_to_self = True
 
     def __init__(
         self,
@@ -74,17 +80,9 @@ class ClusteredHeads(HeadGroup):
         )
         self.share_query_key = share_query_key
 
-    # Clusters are found by content alone, what is in them is compared by position too.
-    compares_inputs = False
-
     @property
     def needs_keys(self):
         return not self.share_query_key
-
-    #: Number of choices of clusters, whose results are joined, see `rules.rounds`.
-    num_rounds = 1
-    #: Whether a token sees itself where it sees others.
-    attends_to_self = True
 
     @property
     def joins_rounds(self):

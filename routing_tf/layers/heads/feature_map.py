@@ -9,6 +9,7 @@ from keras import ops
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.heads.parts.weighted_sums import NOTHING
 from routing_tf.layers.heads.parts.weighted_sums import joined_sums
 from routing_tf.layers.heads.parts.weighted_sums import running_sums
@@ -262,15 +263,13 @@ class FeatureMapHeads(HeadGroup):
         key it offers.
         """
         key, value, bias, real = rows.split_rows(self, newest)
-        real = ops.all(real, axis=2, keepdims=True)
-        key, value, bias = key[:, :, :1], value[:, :, -1:], bias[:, :, -1:]
-        key, scale = self.key_features(key)
-        bias = ops.cast(bias, "float32")
-        scale = bias if scale is None else scale + bias
-        scale = ops.where(real, ops.maximum(scale, NOTHING / 2), NOTHING)
-        value = ops.cast(value, "float32")
-        value = ops.concatenate([value, ops.ones_like(value[..., :1])], axis=-1)
-        return sums_of_keys(key, ops.where(real[..., None], value, 0.0), scale)
+        token = HeadInputs(
+            key=key[:, :, :1],
+            value=value[:, :, -1:],
+            token_bias=bias[:, :, -1:],
+            value_mask=ops.all(real, axis=2, keepdims=True),
+        )
+        return sums_of_keys(*self._weighted_keys(token))
 
     def _features(self, x):
         """Returns features, and the logarithm of a factor of each token's or None."""

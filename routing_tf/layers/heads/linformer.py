@@ -1,13 +1,12 @@
 """Linformer attention: queries see learned mixtures of all keys."""
 
-import dataclasses
-
 import keras
 from keras import ops
 
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.initializers import cloned
+from routing_tf.layers.masks import without_padding
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
@@ -137,14 +136,12 @@ class LinformerHeads(HeadGroup):
                 f"of {length} tokens. Cut the sequence, or make heads with a larger "
                 "`max_length`"
             )
-        if inputs.value_mask is not None:
-            mask = inputs.value_mask[..., None]
-            key, value = (ops.where(mask, x, 0) for x in (inputs.key, inputs.value))
-            inputs = dataclasses.replace(inputs, key=key, value=value)
-        return [
-            ops.matmul(ops.swapaxes(projection[..., :length, :], -1, -2), x)
-            for projection, x in (
-                (self.key_projection, inputs.key),
-                (self.value_projection, inputs.value),
-            )
-        ]
+        mixtures = []
+        for projection, x in (
+            (self.key_projection, inputs.key),
+            (self.value_projection, inputs.value),
+        ):
+            x = without_padding(x, inputs.value_mask)
+            weights = ops.swapaxes(projection[..., :length, :], -1, -2)
+            mixtures.append(ops.matmul(weights, x))
+        return mixtures

@@ -165,9 +165,6 @@ class SynthesizerHeads(HeadGroup):
         )
         return output, {"rows": rows}
 
-    def max_positions(self, cache):
-        return cache["rows"].shape[2]
-
     def _check_length(self, length, name):
         if length > self.max_length:
             raise ValueError(

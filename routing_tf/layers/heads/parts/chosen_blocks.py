@@ -148,11 +148,8 @@ def _chosen_blocks(dot_product, query, blocks, chosen, training):
 
     def read(x):
         """From `[B, 1 or H, G, S, ...]` to `[B, H, N, S, ...]`."""
-        _, _, *rest = ops.shape(x)
-        x = ops.broadcast_to(x, (batch, heads, *rest))
-        rows = ops.reshape(x, (batch, heads, num_blocks, -1))
-        rows = membership.gather(rows, block)
-        return ops.reshape(rows, (*ops.shape(block), *rest[1:]))
+        x = ops.broadcast_to(x, (batch, heads, *ops.shape(x)[2:]))
+        return membership.gather_blocks(x, block)
 
     distances = None
     if dot_product.max_relative_position is not None:

@@ -401,5 +401,19 @@ def assert_survives_saving(layer, folder, *arrays, **options):
     np.testing.assert_array_equal(*outputs)
 
 
+def assert_steps_read_a_memory(attention, dim):
+    """Fails unless steps of attention to another sequence equal that in one pass."""
+    x, memory = normal(2, 4, dim), normal(2, 11, dim, seed=1)
+    real = mask_with_a_hole(11, 11, 7)
+
+    def both(x, memory, real):
+        cache = attention.make_cache(2, 4, value=memory, value_mask=real)
+        steps, _ = attention(x, cache=cache)
+        return steps, attention(x, value=memory, value_mask=real)
+
+    call = compiled(both, keras.backend.backend() == "jax" or None)
+    golden_cases.assert_close(*call(x, memory, real), 1e-5)
+
+
 def as_json(config):
     return json.loads(json.dumps(config))

@@ -131,17 +131,7 @@ def test_steps_equal_the_whole(kind):
 
 @pytest.mark.parametrize("kind", MEMORIES)
 def test_steps_of_attention_to_a_memory(kind):
-    attention = built_attention(kind)
-    x, memory = helpers.normal(2, 4, DIM), helpers.normal(2, 11, DIM, seed=1)
-    real = helpers.mask_with_a_hole(11, 11, 7)
-
-    def both(x, memory, real):
-        cache = attention.make_cache(2, 4, value=memory, value_mask=real)
-        steps, _ = attention(x, cache=cache)
-        return steps, attention(x, value=memory, value_mask=real)
-
-    call = helpers.compiled(both, ON_JAX or None)
-    golden_cases.assert_close(*call(x, memory, real), 1e-5)
+    helpers.assert_steps_read_a_memory(built_attention(kind), DIM)
 
 
 @pytest.mark.parametrize(

@@ -125,14 +125,4 @@ def test_refuses_what_needs_logits_of_keys(kind):
 
 @pytest.mark.parametrize("kind", ["linformer", "linformer_of_each_head"])
 def test_steps_of_attention_to_a_memory(kind):
-    attention = built_attention(kind)
-    x, memory = helpers.normal(2, 4, DIM), helpers.normal(2, 9, DIM, seed=1)
-    real = helpers.mask_with_a_hole(9, 9, 7)
-
-    def both(x, memory, real):
-        cache = attention.make_cache(2, 4, value=memory, value_mask=real)
-        steps, _ = attention(x, cache=cache)
-        return steps, attention(x, value=memory, value_mask=real)
-
-    call = helpers.compiled(both, keras.backend.backend() == "jax" or None)
-    golden_cases.assert_close(*call(x, memory, real), 1e-5)
+    helpers.assert_steps_read_a_memory(built_attention(kind), DIM)

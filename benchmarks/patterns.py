@@ -30,6 +30,7 @@ from benchmarks import recall_model
 from benchmarks.report import say
 from routing_tf.models.presets import preset_hyperparameters
 
+WHAT = ("leak", "state", "cost", "recall", "language")
 WINDOW, STATE_LENGTH, DEVICE = 256, 8192, "cpu"
 LARGEST_BYTES = 16 * 2**30
 RECALL = {
@@ -137,9 +138,6 @@ def measure(options, figures):
         say(f"{row}, {name}: {value}")
 
 
-WHAT = ("leak", "state", "cost", "recall", "language")
-
-
 def table(figures, options):
     """Returns the lines of the table of all rows that have figures."""
     lengths = contest.lengths_of(options)
@@ -192,7 +190,8 @@ def draw(path, figures, length):
         if bits and isinstance(seconds, dict):
             # What sampling can reach.
             point = seconds["seconds"], list(bits.values())[-1]
-            axes.plot(*point, "o", color="tab:red" if row in OURS else "tab:blue")
+            is_routed = row in pattern_heads.ROUTED
+            axes.plot(*point, "o", color="tab:red" if is_routed else "tab:blue")
             axes.annotate(row, point, xytext=(4, 4), textcoords="offset points")
     axes.set_xscale("log")
     axes.set(
@@ -201,9 +200,6 @@ def draw(path, figures, length):
     )
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=150)
-
-
-OURS = pattern_heads.ROUTED
 
 
 def benchmark(options):

@@ -454,6 +454,15 @@ WRONG = {
         "token_bias_weight": ("fixed",),
         "dropout": (0.5, -0.1, "0.1"),
     },
+    "SinkhornHeads": {
+        "block_length": SIZES,
+        "num_iterations": SIZES,
+        "temperature": (0, -1.0, "1", None, True, nan, inf),
+        "gumbel_noise": ("yes", None, 2),
+        "max_relative_position": (4,),
+        "key_shift": (1,),
+        "token_bias_weight": ("fixed",),
+    },
     "StridedHeads": {"block_shape": BLOCKS},
     "SynthesizerHeads": {
         "kind": ("fixed", None, 1),
@@ -461,6 +470,12 @@ WRONG = {
         "rank": OPTIONAL_SIZES,
         "logits_initializer": INITIALIZERS,
         "max_relative_position": (4,),
+        "key_shift": (1,),
+    },
+    "BlockPairHeads": {
+        "num_blocks": SIZES,
+        "permutations": ([(0, 1)], [(0, 1), (1, 1)], [(0, 1), (0, 2)], "ab", 3, [0, 1]),
+        "seed": (-1, 1.5, "a", None, True),
         "key_shift": (1,),
     },
     "BlockTopKHeads": {"block_length": SIZES, "num_blocks": SIZES},

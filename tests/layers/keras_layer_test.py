@@ -121,7 +121,7 @@ CASES = {
 }
 
 
-# On JAX their many small operations take long to compile.
+# Their many small operations take long, above all to compile on JAX.
 LONG = (
     *("best_blocks", "native_sparse"),
     *("clustered_queries", "compressed", "induced", "threshold"),

@@ -74,21 +74,11 @@ def test_refuses_what_is_causal_and_another_sequence():
     group, (query, key, value) = built_group(8), tokens(8)
     with pytest.raises(ValueError, match="`use_causal_mask` must be False: of all"):
         group(query, key, value, use_causal_mask=True)
-    with pytest.raises(ValueError, match="`key_shift` must be 0"):
-        layers.BlockPairHeads(2, key_shift=1)
     with pytest.raises(ValueError, match="`BlockPairHeads` .* is_cross_attention=True"):
         group(query, key, value, is_cross_attention=True)
     layer = layers.MixedAttention([layers.BlockPairHeads(2)], 4)
     with pytest.raises(ValueError, match="Received: BlockPairHeads"):
         layer.make_cache(1, 4)
-
-
-@pytest.mark.parametrize(
-    "permutations", [[(0, 1)], [(0, 1), (1, 1)], [(0, 1), (0, 2)], "ab", 3, [0, 1]]
-)
-def test_refuses_what_is_no_permutation(permutations):
-    with pytest.raises(ValueError, match="one for each of 2 heads, .* 0 to 1 once"):
-        layers.BlockPairHeads(2, 2, permutations)
 
 
 def test_survives_saving(tmp_path):

@@ -450,6 +450,8 @@ NUMBERS = {
     "BlockTopKHeads": {"block_length": 4, "num_blocks": 2},
     "NativeSparseHeads": {},
     "SlidingHeads": {"radius": 4},
+    "BlockPairHeads": {},
+    "SinkhornHeads": {},
     "RoutedHeads": {"num_clusters": 2, "attention_window": 4},
     "ClusterStridedHeads": {"num_clusters": 2, "attention_window": 4},
     "HashedHeads": {"num_buckets": 4, "attention_window": 4},

@@ -86,8 +86,8 @@ class HeadGroup(ConfiguredLayer):
             truth value or `rotary_wavelength` no positive number; when built, if keys
             have an odd size for rotary positions; when called, if
             `use_causal_mask=True` and query and value differ in length, with
-            `key_shift=1` without a causal mask or with another sequence as value, or
-            with rotary positions and such a value.
+            `key_shift=1` without a causal mask or with another sequence as value, with
+            rotary positions and such a value, or without features that it reads.
     """
 
     #: Whether the group wants keys of its own in self-attention.
@@ -187,10 +187,16 @@ class HeadGroup(ConfiguredLayer):
         self, query=None, key=None, value=None, *, inputs=None, training=None, **options
     ):
         if inputs is None:
+            features = options.get("features")
+            if self.needs_features and features is None:
+                raise ValueError(
+                    "`features` must be given: the heads read what queries are made "
+                    "of. Received: features=None. Call the `MixedAttention` that holds "
+                    "the group"
+                )
             if not self.built:
                 shapes = (None if x is None else x.shape for x in (query, key, value))
-                features = options.get("features")
-                more = {} if features is None else {"features_shape": features.shape}
+                more = {"features_shape": features.shape} if self.needs_features else {}
                 self.build(*shapes, **more)
             inputs = self.prepared(HeadInputs.of(query, key, value, **options))
         # None would hide what an outer call says.

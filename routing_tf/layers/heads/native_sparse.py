@@ -214,11 +214,6 @@ class NativeSparseHeads(HeadGroup):
                 "`BlockTopKHeads` elsewhere"
             )
         refusals.refuse_bias(inputs, MANY_TOKENS)
-        if inputs.features is None:
-            raise ValueError(
-                "`features` must be given: the gates are made of them. Received: "
-                "features=None. Call the `MixedAttention` that holds the group"
-            )
         if inputs.value.shape[-1] != self.value_dim:
             raise ValueError(
                 "`return_attention_scores` must be False: compressed values are no "

@@ -99,6 +99,14 @@ def test_gradients_flow_to_features_that_are_forgotten():
     golden_cases.assert_close(gradients[1], gradients[0], 1e-5)
 
 
+def test_a_group_called_on_its_own_needs_them_where_it_reads_them():
+    arrays = [helpers.normal(BATCH, 2, 9, KEY_DIM, seed=i) for i in range(3)]
+    with pytest.raises(ValueError, match="`features` must be given.*features=None"):
+        GatedHeads(2)(*arrays)
+    features = helpers.normal(BATCH, 9, DIM)
+    assert layers.FullHeads(2)(*arrays, features=features).shape == arrays[2].shape
+
+
 def test_a_group_called_on_its_own_takes_them_too():
     group = GatedHeads(2)
     arrays = [helpers.normal(BATCH, 2, 9, KEY_DIM, seed=i) for i in range(3)]

@@ -97,8 +97,7 @@ def static_length(name, tensor, axis=1):
     if length is None:
         raise ValueError(
             f"The sequence length of `{name}` must be known while TensorFlow traces "
-            "random and Linformer heads, images and calls with a cache. "
-            "Received: "
+            "random and Linformer heads, images and calls with a cache. Received: "
             f"{name}.shape={tuple(tensor.shape)}. Keras leaves it open from the second "
             "length on: pad or cut the sequences to one length, make the function anew "
             "for another one, `model.make_predict_function(force=True)`, or compile "

@@ -6,6 +6,8 @@ from keras import ops
 NUM_BISECTIONS = 20
 # Of `alpha - 1`: less is the softmax, as far as float32 can tell.
 LEAST_EXCESS = 1e-3
+# Below the largest logit no key has a weight from half of this distance on.
+FURTHEST = -2 / LEAST_EXCESS
 
 
 def entmax(logits, alpha):
@@ -33,7 +35,8 @@ def entmax(logits, alpha):
     exact = ops.cast(logits, "float32")
     # Weights do not change with a constant, which needs no gradient then.
     largest = ops.stop_gradient(ops.max(exact, axis=-1, keepdims=True))
-    scores = excess * (exact - largest)
+    # Hidden keys may be infinitely far below, and alpha would have no gradient.
+    scores = excess * ops.maximum(exact - largest, FURTHEST)
     power = 1 / excess
     fixed_scores, fixed_power = ops.stop_gradient(scores), ops.stop_gradient(power)
     threshold = _bisected(fixed_scores, fixed_power)

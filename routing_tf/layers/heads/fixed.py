@@ -7,13 +7,12 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
+from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.heads.local import check_block_shape
-from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import library
 from routing_tf.layers.lengths import numbers
-from routing_tf.layers.lengths import of_length
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import known_mask
 from routing_tf.layers.validation import check_choice
@@ -117,22 +116,14 @@ class FixedHeads(HeadGroup):
 
     def attend(self, inputs, training=None):
         length = length_of(inputs.query, 2)
-        memory_length = length_of(inputs.value, 2)
-        if is_known(length, memory_length) and length != memory_length:
-            raise ValueError(
-                "Fixed heads pair each block of `query` with the same block of "
-                "`value`, so both must have the same length. Received: lengths "
-                f"{length} and {memory_length}. Use routed or full heads for attention "
-                "to another sequence."
-            )
-        value = of_length(inputs.value, 2, length)
+        inputs = refusals.of_one_length(inputs, "fixed heads pair blocks of the two")
         bias = None
         if inputs.token_bias is not None:
             bias = self._slots(inputs.token_bias)[..., None, :]
         output = self.dot_product(
             self._blocks(inputs.query),
             self._slots(inputs.key),
-            self._slots(value),
+            self._slots(inputs.value),
             attention_mask=self._mask(inputs),
             bias=bias,
             training=training,

@@ -1,5 +1,11 @@
 """What some patterns have no meaning for, refused by one wording each."""
 
+import dataclasses
+
+from routing_tf.layers.lengths import is_known
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import of_length
+
 # Arguments of `HeadGroup`, with the values that leave them out.
 NEUTRAL = {
     "max_relative_position": None,
@@ -55,6 +61,21 @@ def refuse_another_sequence(inputs, reason):
             f"value.shape={tuple(inputs.value.shape)}, is_cross_attention=True. Leave "
             "`value` out, or take other heads"
         )
+
+
+def of_one_length(inputs, reason):
+    """Returns `HeadInputs` whose value is as long as the query, as far as is known.
+
+    Raises a `ValueError` if it is not.
+    """
+    length, memory_length = length_of(inputs.query, 2), length_of(inputs.value, 2)
+    if is_known(length, memory_length) and length != memory_length:
+        raise ValueError(
+            f"`query` and `value` must have the same length: {reason}. Received: "
+            f"lengths {length} and {memory_length}. Take `FullHeads` or `RoutedHeads` "
+            "for another sequence"
+        )
+    return dataclasses.replace(inputs, value=of_length(inputs.value, 2, length))
 
 
 def refuse_cache(group, reason):

@@ -8,11 +8,11 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
+from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
-from routing_tf.layers.lengths import of_length
 from routing_tf.layers.masks import known_mask
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
@@ -75,17 +75,10 @@ class SlidingHeads(HeadGroup):
             )
 
     def attend(self, inputs, training=None):
-        length, memory_length = length_of(inputs.query, 2), length_of(inputs.value, 2)
-        if is_known(length, memory_length) and length != memory_length:
-            raise ValueError(
-                "Sliding heads pair each token of `query` with the one of `value` at "
-                "the same place, so both must have the same length. Received: lengths "
-                f"{length} and {memory_length}. Use routed or full heads for attention "
-                "to another sequence."
-            )
-        value = of_length(inputs.value, 2, length)
-        real = known_mask(value, inputs.value_mask)
-        inputs = dataclasses.replace(inputs, value=value, value_mask=real)
+        length = length_of(inputs.query, 2)
+        inputs = refusals.of_one_length(inputs, "sliding heads pair places of the two")
+        real = known_mask(inputs.value, inputs.value_mask)
+        inputs = dataclasses.replace(inputs, value_mask=real)
         size = min(self.radius, length) if is_known(length) else self.radius
         attend = self._attend_merged if self.is_strided else self._attend_near
         return blocks.put_back_blocks(attend(inputs, size, training), length, axis=2)

@@ -208,9 +208,11 @@ class ClusteredQueryHeads(HeadGroup):
 def _is_among(places, weights):
     """Tells which entries of the last axis of `weights` stand at some `places`."""
     batch, heads, clusters, length = ops.shape(weights)
-    row = ops.arange(batch * heads * clusters, dtype="int32") * length
-    flat = ops.reshape(row, (batch, heads, clusters, 1)) + ops.cast(places, "int32")
-    flat = ops.reshape(flat, (-1, 1))
-    ones = ops.ones_like(flat[:, 0], dtype="float32")
-    found = ops.scatter(flat, ones, (batch * heads * clusters * length,))
+    num_rows = batch * heads * clusters
+    places = ops.reshape(ops.cast(places, "int32"), (num_rows, -1))
+    row = ops.arange(num_rows, dtype="int32")[:, None] + ops.zeros_like(places)
+    # Two numbers for each place: one for all of them may be no 32-bit integer.
+    index = ops.reshape(ops.stack([row, places], axis=-1), (-1, 2))
+    ones = ops.ones_like(index[:, 0], dtype="float32")
+    found = ops.scatter(index, ones, (num_rows, length))
     return ops.reshape(found, (batch, heads, clusters, length)) > 0

@@ -58,16 +58,17 @@ def generate(lm, sampler, prompts, length):
         {"routing": "token_choice"},
         pytest.param({"routing": "expert_threshold"}, marks=pytest.mark.thorough),
         {"routing": "expert_choice"},
+        *(
+            pytest.param({"routing": name}, marks=pytest.mark.thorough)
+            for name in ("linear", "luna")
+        ),
         pytest.param(
             {"routing": "full", "num_local_only_layers": 0, "num_layers": 1},
             marks=pytest.mark.thorough,
         ),
         pytest.param({"compatibility": "exact"}, marks=pytest.mark.thorough),
     ],
-    ids=[
-        *("token_choice", "expert_threshold", "expert_choice"),
-        *("all_remembered", "padding_has_influence"),
-    ],
+    ids=lambda changes: changes.get("compatibility") or changes["routing"],
 )
 def test_greedy_tokens_are_those_of_generate(changes):
     lm = small_model(**changes)

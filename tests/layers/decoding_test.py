@@ -266,6 +266,18 @@ def test_steps_equal_the_whole(case):
 
 @pytest.mark.parametrize(
     "case",
+    [
+        pytest.param(case, marks=() if case in FEW else pytest.mark.thorough)
+        for case in CASES
+    ],
+)
+def test_a_start_may_have_room_behind_it(case):
+    has_bias = not case.startswith("native_sparse")
+    helpers.assert_starts_with_room(attention(CASES[case]()), DIM, has_bias)
+
+
+@pytest.mark.parametrize(
+    "case",
     ["expert_choice_5", pytest.param("cluster_strided_5", marks=pytest.mark.thorough)],
 )
 def test_rounding_does_not_choose_among_equal_tokens(case):

@@ -415,5 +415,46 @@ def assert_steps_read_a_memory(attention, dim):
     golden_cases.assert_close(*call(x, memory, real), 1e-5)
 
 
+def assert_starts_with_room(attention, dim, has_bias=True):
+    """Fails unless steps continue a start with masked room behind its tokens.
+
+    As `generate` reads what all prompts of a batch have: its next step takes the last
+    of these tokens once more. In the first row this token is padding.
+    """
+    length, room, start = 15, 12, 8
+    real = mask_with_a_hole(length, length, length)
+    real[0, start - 1] = False
+    x, bias = normal(2, length, dim), normal(2, length, seed=1) * has_bias
+
+    def ways(x, real, bias):
+        def call(first, last, mask=True, **options):
+            seen = keras.ops.logical_and(real[:, first:last], mask)
+            about = {"query_mask": seen}
+            if has_bias:
+                about["token_bias"] = bias[:, first:last]
+            return attention(x[:, first:last], **about, **options)
+
+        whole = call(0, length, use_causal_mask=True, routing_scope="prefix")
+        _, started = call(
+            0,
+            room,
+            np.arange(room) < start,
+            cache=attention.make_cache(2, length),
+            cache_index=0,
+        )
+        continued = [
+            call(first, length, cache=started, cache_index=first)[0]
+            for first in (start - 1, start)
+        ]
+        return whole, *continued
+
+    call = compiled(ways, keras.backend.backend() == "jax" or None)
+    expected, *continued = call(x, real, bias)
+    for outputs in continued:
+        shown = real[:, -outputs.shape[1] :]
+        wanted = expected[:, -outputs.shape[1] :]
+        golden_cases.assert_close(outputs[shown], wanted[shown], 1e-5)
+
+
 def as_json(config):
     return json.loads(json.dumps(config))

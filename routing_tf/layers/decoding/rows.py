@@ -3,9 +3,12 @@
 import dataclasses
 
 import keras
+import numpy as np
 from keras import ops
 
+from routing_tf.layers import membership
 from routing_tf.layers.key_shift import to_remember
+from routing_tf.layers.masks import known_mask
 from routing_tf.layers.scaled_dot_product import large_negative
 
 
@@ -39,6 +42,29 @@ def of_inputs(group, inputs):
     """Returns the rows of `HeadInputs`, with the mask and bias that the group reads."""
     mask, bias = group.cached_mask_and_bias(inputs)
     return make_rows(inputs.key, inputs.value, mask, bias)
+
+
+def newest(group, inputs, number=1):
+    """Returns the rows up to the last token that is no padding, and its position.
+
+    For what has to tell the newest token from those before it: behind it there may be
+    room, masked, as where `generate` reads what all prompts of a batch have.
+
+    Args:
+        group: a head group.
+        inputs: `HeadInputs`.
+        number: number of rows. Those before the first token are empty.
+
+    Returns:
+        `<float>[batch, heads, number, E]`, and `<int32>[batch]`: -1 if all is padding.
+    """
+    mask = known_mask(inputs.value, inputs.value_mask)[:, 0]
+    position = last_token(mask)
+    found = of_inputs(group, inputs)
+    found = ops.pad(found, [(0, 0), (0, 0), (number, 0), (0, 0)])
+    places = position[:, None, None] + np.arange(1, number + 1, dtype="int32")
+    places = ops.broadcast_to(places, (*ops.shape(found)[:2], number))
+    return membership.gather(found, places), position
 
 
 def of_tokens(tokens):

@@ -184,22 +184,17 @@ class FeatureMapHeads(HeadGroup):
         }
 
     def fill_cache(self, cache, inputs):
-        length, num_rows = inputs.value.shape[2], cache["rows"].shape[2]
-        all_rows = rows.of_inputs(self, inputs)
-        before = ops.zeros_like(cache["rows"])
-        all_rows = ops.concatenate([before, all_rows], axis=2)
-        shifted = self.shifted(inputs)
-        is_older = (np.arange(length) < length - 1)[None, None]
+        length, shifted = inputs.value.shape[2], self.shifted(inputs)
+        newest, position = rows.newest(self, inputs, cache["rows"].shape[2])
+        is_older = np.arange(length) < position[:, None, None]
         mask = combine_masks(is_older, shifted.value_mask)
         older = dataclasses.replace(shifted, value_mask=mask)
-        return {
-            **self.make_memory(older, length),
-            "rows": all_rows[:, :, -num_rows:],
-            "position": ops.full_like(cache["position"], length - 1),
-        }
+        memory = self.make_memory(older, length)
+        return {**memory, "rows": newest, "position": position}
 
     def step(self, cache, index, inputs):
-        comes_again = (cache["position"] == index)[:, None]
+        position = cache["position"]
+        comes_again = (position == index)[:, None]
         sums, largest = joined_sums(
             cache["sums"], cache["largest"], *self._newest(cache["rows"])
         )
@@ -208,9 +203,11 @@ class FeatureMapHeads(HeadGroup):
         sums = ops.where(comes_again, cache["sums"], sums)
         newest = rows.of_inputs(self, inputs)
         if self.key_shift:
-            before = ops.where(
-                comes_again, cache["rows"][:, :, :1], cache["rows"][:, :, 1:]
-            )
+            before, last = cache["rows"][:, :, :1], cache["rows"][:, :, 1:]
+            # What does not follow the last token follows padding.
+            follows = (position + 1 == index)[:, None, None, None]
+            last = ops.where(follows, last, ops.zeros_like(last))
+            before = ops.where(comes_again, before, last)
             newest = ops.concatenate([before, newest], axis=2)
         both, _ = joined_sums(sums, largest, *self._newest(newest))
         output = ops.matmul(self.query_features(inputs.query), both)
@@ -218,7 +215,7 @@ class FeatureMapHeads(HeadGroup):
             "sums": sums,
             "largest": largest,
             "rows": newest,
-            "position": ops.zeros_like(cache["position"]) + index,
+            "position": ops.zeros_like(position) + index,
         }
 
     def max_positions(self, cache):

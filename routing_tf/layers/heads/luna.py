@@ -17,7 +17,6 @@ from routing_tf.layers.heads.parts.weighted_sums import running_sums
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.masks import known_mask
 from routing_tf.layers.scaled_dot_product import softmax
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
@@ -136,15 +135,11 @@ class LunaHeads(HeadGroup):
         }
 
     def fill_cache(self, cache, inputs):
-        length = inputs.value.shape[2]
-        is_older = (np.arange(length) < length - 1)[None, None]
-        mask = combine_masks(known_mask(inputs.value, inputs.value_mask), is_older)
+        newest, position = rows.newest(self, inputs)
+        is_older = np.arange(inputs.value.shape[2]) < position[:, None, None]
+        mask = combine_masks(is_older, inputs.value_mask)
         older = dataclasses.replace(inputs, value_mask=mask)
-        return {
-            **self._sums(older),
-            "rows": rows.of_inputs(self, inputs)[:, :, -1:],
-            "position": ops.full_like(cache["position"], length - 1),
-        }
+        return {**self._sums(older), "rows": newest, "position": position}
 
     def step(self, cache, index, inputs):
         is_new = ops.cast(cache["position"] != index, "float32")

@@ -129,6 +129,12 @@ def test_steps_equal_the_whole(kind):
     assert_right(steps(tokens, cache, 16)[0], 16, LENGTH)
 
 
+@pytest.mark.parametrize("kind", thorough(CAUSAL, ("convolution_and_window", "luna")))
+def test_a_start_may_have_room_behind_it(kind):
+    has_bias = kind not in ("convolution", "convolution_and_window", "mean", "max")
+    helpers.assert_starts_with_room(built_attention(kind), DIM, has_bias)
+
+
 @pytest.mark.parametrize("kind", MEMORIES)
 def test_steps_of_attention_to_a_memory(kind):
     helpers.assert_steps_read_a_memory(built_attention(kind), DIM)

@@ -246,3 +246,12 @@ def test_survives_saving(tmp_path):
     helpers.assert_keeps_settings(group)
     layer = layers.MixedAttention([group], key_dim=4, kernel_initializer="ones")
     helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, 9, 6))
+
+
+@pytest.mark.thorough
+def test_a_start_may_have_room_behind_it():
+    group = layers.SinkhornHeads(HEADS, 4, **OPTIONS)
+    layer = layers.MixedAttention([group], 6, kernel_initializer="zeros")
+    layer.build((None, None, 8))
+    helpers.randomize(layer)
+    helpers.assert_starts_with_room(layer, 8, has_bias=False)

@@ -8,6 +8,7 @@ from keras import ops
 from routing_tf.layers.clustering import Clustering
 from routing_tf.layers.held_updates import update_or_hold
 from routing_tf.layers.keras_internals import OwnLosses
+from routing_tf.layers.products import product
 from routing_tf.layers.replicas import num_replicas
 from routing_tf.layers.replicas import sum_of_earlier_replicas
 from routing_tf.layers.replicas import sum_over_replicas
@@ -56,15 +57,6 @@ def _num_tokens(tokens, mask):
     for size in shape:
         total *= ops.cast(size, "float32")
     return total
-
-
-def _for_each(tokens, centroids):
-    """Returns the centroids for each sequence, `<float32>[batch, heads, K, dim]`.
-
-    TensorFlow 2.21 with oneDNN writes beyond its memory where `matmul` broadcasts a
-    batch of matrices; `einsum` is right and slow.
-    """
-    return ops.broadcast_to(centroids, (ops.shape(tokens)[0], *centroids.shape))
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -199,8 +191,8 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         return self._biased(self._scores(ops.cast(tokens, "float32"), centroids))
 
     def _scores(self, tokens, centroids):
-        centroids = _for_each(tokens, ops.stop_gradient(centroids))
-        return ops.matmul(tokens, ops.swapaxes(centroids, 2, 3))
+        centroids = ops.swapaxes(ops.stop_gradient(centroids), 1, 2)
+        return product(tokens, centroids)
 
     def _biased(self, scores):
         if not self.balance_rate:
@@ -239,7 +231,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         squares += ops.sum(nearest * (norms - 2 * scores), axis=-1)
         loss = self.commitment_weight * mean(squares)
         if not self.ema:
-            own = ops.matmul(nearest, _for_each(tokens, centroids))
+            own = product(nearest, centroids)
             squares = ops.square(ops.stop_gradient(tokens) - own)
             loss += mean(ops.sum(squares, axis=-1))
         return loss

@@ -12,6 +12,7 @@ from routing_tf.layers.entmax import entmax
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.products import product
 from routing_tf.layers.relative_position import RelativePosition
 from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.serialization import class_of_config
@@ -191,7 +192,7 @@ class ScaledDotProduct(ConfiguredLayer):
         """Attends with some queries; `pairs` holds mask, bias and distances."""
         mask, distances = pairs["mask"], pairs.pop("distances")
         is_causal = "causal_mask" in pairs
-        logits = ops.matmul(query, ops.swapaxes(key, -1, -2))
+        logits = product(query, ops.swapaxes(key, -1, -2))
         if self.relative_position is not None:
             logits += self._relative_logits(
                 query, length_of(key, -2), offset, distances, is_causal

@@ -12,6 +12,7 @@ from routing_tf.layers.heads.parts.bit_clusters import members_of
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import smaller
 from routing_tf.layers.masks import known_mask
+from routing_tf.layers.products import product
 from routing_tf.layers.scaled_dot_product import softmax
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_optional_integer
@@ -143,7 +144,7 @@ class ClusteredQueryHeads(HeadGroup):
         projections = ops.convert_to_tensor(self.projections)
         # Offsets are those of queries that are not scaled.
         query = ops.cast(query, "float32") * self.key_dim**0.5
-        products = ops.matmul(query, projections[:, : self.key_dim])
+        products = product(query, projections[:, : self.key_dim])
         if self.hash_bias:
             products += projections[:, self.key_dim :]
         bits = ops.where(products > 0, 1.0, -1.0)

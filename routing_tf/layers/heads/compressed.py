@@ -6,6 +6,7 @@ from keras import ops
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.summaries import SummaryHeads
 from routing_tf.layers.initializers import cloned
+from routing_tf.layers.products import product
 from routing_tf.layers.scaled_dot_product import large_negative
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_optional_integer
@@ -182,7 +183,7 @@ class CompressedHeads(SummaryHeads):
         )
         kernel = ops.reshape(kernel, (ratio * dim, heads, dim))
         x = ops.reshape(ops.where(real, x, 0), (batch, heads, num_blocks, ratio * dim))
-        x = ops.matmul(x, ops.transpose(kernel, (1, 0, 2)))
+        x = product(x, ops.transpose(kernel, (1, 0, 2)))
         return x + ops.reshape(bias, (heads, 1, dim))
 
 

@@ -15,6 +15,7 @@ from routing_tf.layers.heads.parts.weighted_sums import joined_sums
 from routing_tf.layers.heads.parts.weighted_sums import running_sums
 from routing_tf.layers.heads.parts.weighted_sums import sums_of_keys
 from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.products import product
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
@@ -277,10 +278,10 @@ class FeatureMapHeads(HeadGroup):
             squares = ops.sum(ops.square(x), axis=-1, keepdims=True)
             x *= ops.rsqrt(ops.maximum(squares, 1e-12))
             vectors *= ops.convert_to_tensor(self.sigma)[:, None]
-            angles = ops.matmul(x, ops.swapaxes(vectors, -1, -2))
+            angles = product(x, ops.swapaxes(vectors, -1, -2))
             both = ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)
             return both * self.num_features**-0.5, None
-        products = ops.matmul(x, ops.swapaxes(vectors, -1, -2))
+        products = product(x, ops.swapaxes(vectors, -1, -2))
         largest = ops.stop_gradient(ops.max(products, axis=-1))
         features = ops.exp(products - largest[..., None])
         return features, largest - ops.sum(ops.square(x), axis=-1) / 2.0

@@ -7,6 +7,7 @@ from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.initializers import cloned
 from routing_tf.layers.masks import without_padding
+from routing_tf.layers.products import product
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
@@ -143,5 +144,5 @@ class LinformerHeads(HeadGroup):
         ):
             x = without_padding(x, inputs.value_mask)
             weights = ops.swapaxes(projection[..., :length, :], -1, -2)
-            mixtures.append(ops.matmul(weights, x))
+            mixtures.append(product(weights, x))
         return mixtures

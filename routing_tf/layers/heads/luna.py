@@ -17,6 +17,7 @@ from routing_tf.layers.heads.parts.weighted_sums import running_sums
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.products import product
 from routing_tf.layers.scaled_dot_product import softmax
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
@@ -185,7 +186,7 @@ class LunaHeads(HeadGroup):
         """Returns the causal weights `<float32>[batch, heads, length, num_packed]`."""
         queries = learned_queries.of_heads(self, self.packing_queries, "float32")
         queries = ops.swapaxes(queries, -1, -2) * self.key_dim**-0.5
-        logits = ops.matmul(ops.cast(inputs.key, "float32"), queries)
+        logits = product(ops.cast(inputs.key, "float32"), queries)
         if inputs.token_bias is not None:
             logits += ops.cast(inputs.token_bias, "float32")[..., None]
         scale = math.log(2.0)

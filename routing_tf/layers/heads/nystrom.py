@@ -9,6 +9,7 @@ from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
+from routing_tf.layers.products import product
 from routing_tf.layers.scaled_dot_product import softmax
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer
@@ -158,7 +159,7 @@ class NystromHeads(HeadGroup):
             belongs = ops.logical_and(belongs, mask[..., None, :])
         belongs = ops.cast(belongs, "float32")
         sizes = ops.sum(belongs, axis=-1)
-        means = ops.matmul(belongs, tokens) / ops.maximum(sizes, 1.0)[..., None]
+        means = product(belongs, tokens) / ops.maximum(sizes, 1.0)[..., None]
         return means, sizes > 0
 
     def _convolved(self, value):

@@ -11,6 +11,7 @@ from routing_tf.layers.heads.one_sequence import OneSequenceHeads
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import known_mask
+from routing_tf.layers.products import product
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_positive_number
@@ -265,7 +266,7 @@ def _mixtures(sorting, tokens, real):
         Tensors `<float>[B, H, rows, S, D]`, and `<bool>[B, H, rows, S]`.
     """
     weights = ops.cast(real, "float32")
-    found = ops.matmul(sorting, weights)
+    found = product(sorting, weights)
     total = ops.sum(sorting, axis=-1, keepdims=True)
     filled = found > SMALLEST
     # One where all are real: then the sums are the same.

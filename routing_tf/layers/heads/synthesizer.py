@@ -11,6 +11,7 @@ from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.products import product
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer
@@ -187,7 +188,7 @@ class SynthesizerHeads(HeadGroup):
             hidden = ops.relu(query) * ops.cast(self.key_dim**0.5, query.dtype)
             if self.rank is None:
                 return hidden, ops.swapaxes(factors[0], -1, -2)[:, :, :length], None
-            first, second = (ops.matmul(hidden, x) for x in factors)
+            first, second = (product(hidden, x) for x in factors)
             pairs = first[..., :, None] * second[..., None, :]
             size = pairs.shape[-1] * pairs.shape[-2]
             logits = ops.reshape(pairs, (*ops.shape(query)[:3], size))

@@ -7,6 +7,7 @@ from keras import ops
 
 from routing_tf.layers.blocks import running_sum
 from routing_tf.layers.lengths import numbers
+from routing_tf.layers.products import product
 
 
 def cluster_bits(bits, real, num_clusters, num_iterations):
@@ -54,4 +55,4 @@ def _first_centroids(bits, real, num_clusters):
     total = ops.sum(ops.cast(real, "int32"), axis=-1, keepdims=True)
     chosen = numbers(num_clusters) * total // num_clusters
     picks = ops.cast(chosen[..., None] == rank[..., None, :], "float32")
-    return ops.matmul(picks, bits)
+    return product(picks, bits)

@@ -16,6 +16,7 @@ from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import smaller
+from routing_tf.layers.products import product
 
 # The scale of a key that nobody sees, and of no key at all. What a bias hides has half
 # of it, and counts as long as nothing else is visible.
@@ -141,4 +142,4 @@ def _before_in_group(sums, largest):
     pairs = ops.where(is_before, largest[..., None, :], NOTHING)
     largest = ops.max(pairs, axis=-1)
     pairs = ops.where(is_before, pairs - largest[..., None], NOTHING)
-    return ops.matmul(ops.exp(pairs), sums), largest
+    return product(ops.exp(pairs), sums), largest

@@ -356,7 +356,7 @@ class TestTrainer:
     def test_what_is_due_comes_after_the_steps_of_a_call(self, configure, tmp_path):
         config, problem = configure()
         trainer = stand_in(config, problem, tmp_path, steps_per_call=4)
-        trainer.train(eval_every=5, eval_examples=1, log_every=2)
+        trainer.train(eval_every=5, eval_examples=1, log_every=3)
         assert trainer.step == 6
         assert steps_with("loss", tmp_path) == [4, 6]
         assert steps_with("held_out_bits_per_byte", tmp_path) == [0, 5, 6]

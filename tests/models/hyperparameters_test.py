@@ -293,6 +293,7 @@ def test_parse_overrides_lists_only_names_that_it_takes():
     [
         ({}, None, None),
         ({"routing": "expert_choice"}, "routing", None),
+        ({"routing": "expert_choice", "num_local_only_layers": 1}, "routing", None),
         ({"routing": "token_choice"}, None, None),
         ({"routing": "expert_threshold"}, None, None),
         ({"routing": "full"}, None, None),

@@ -283,6 +283,7 @@ def test_what_lora_learns_is_saved(remat, tmp_path):
         assert_same([attention.query_kernel, attention.value_kernel], kernels)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_what_is_compiled_follows_adapters():
     lm = language_model()
     generate = lm.make_generate_function()

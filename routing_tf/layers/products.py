@@ -28,6 +28,7 @@ def _repeated(x, like):
     axes = range(len(x.shape) - 2)
     if all(x.shape[axis] != 1 or like.shape[axis] == 1 for axis in axes):
         return x
-    own, others = ops.shape(x), ops.shape(like)
-    sizes = [(others if x.shape[axis] == 1 else own)[axis] for axis in axes]
-    return ops.broadcast_to(x, (*sizes, *own[-2:]))
+    others = ops.shape(like)
+    sizes = [others[axis] if x.shape[axis] == 1 else 1 for axis in axes]
+    # In a loop over a batch of unknown size, XLA has no gradient of `broadcast_to`.
+    return x * ops.ones((*sizes, 1, 1), x.dtype)

@@ -40,7 +40,8 @@ ON_ONE_BACKEND = (
     "tests/untrusted_test.py",
     "tests/workers_test.py",
 )
-LAYERS = ("tests/layers",)
+HEADS = ("tests/layers/heads",)
+LAYERS = ("tests/layers", "--ignore=tests/layers/heads")
 MODELS = (
     "tests/models",
     "tests/optimizers",
@@ -75,6 +76,7 @@ def parts(backends):
         backends: list of names; what one backend is enough for runs on TensorFlow.
     """
     for backend in backends:
+        yield backend, list(HEADS)
         yield backend, list(LAYERS)
         yield backend, list(MODELS)
         if backend == "tensorflow":

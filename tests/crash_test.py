@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from routing_tf.training import checkpoints
 
-STEPS = 320
+STEPS = 160
 CHECKPOINT_EVERY = 4
-KILLS = 6
+KILLS = 4
 
 
 def command(model_dir, text, *flags):
@@ -30,9 +30,10 @@ def command(model_dir, text, *flags):
         f"--model_dir={model_dir}",
         f"--files={text}",
         "--hparams_set=byte_tiny",
-        "--hparams=max_sequence_length=32,attention_window=8,batch_tokens=64,"
-        "residual_dropout=0.1",
-        "--eval_every=80",
+        "--hparams=num_layers=1,max_sequence_length=32,attention_window=8,"
+        "batch_tokens=64,residual_dropout=0.1",
+        "--nojit_compile",
+        "--eval_every=40",
         "--eval_examples=2",
         "--sample_bytes=0",
         f"--checkpoint_every={CHECKPOINT_EVERY}",
@@ -80,7 +81,7 @@ def metrics(model_dir):
 def assert_same_end(one, two):
     ends = [values(checkpoints.paths(model_dir)[-1]) for model_dir in (one, two)]
     assert ends[0].keys() == ends[1].keys()
-    assert len(ends[0]) > 50
+    assert len(ends[0]) > 30
     for name, value in ends[0].items():
         np.testing.assert_array_equal(value, ends[1][name], err_msg=name)
     assert metrics(one) == metrics(two)

@@ -17,7 +17,7 @@ TOLERANCE = 1e-5
 ADAFACTOR = {"optimizer": "adafactor", "learning_rate": 0.02}
 FROM_TOKENS = {"centroid_initialization": "tokens", "revive_centroids_after": 2}
 RUNS = {
-    "decoder": {"changes": {"num_layers": 2}, "scored_rows": [8, 5]},
+    "decoder": {"scored_rows": [8, 5]},
     "adafactor_in_four_parts": {"changes": ADAFACTOR, "num_parts": 4},
     # Bad rows of one replica or of both, in one part or in both.
     "bad_gradients_in_two_parts": {

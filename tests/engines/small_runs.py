@@ -278,11 +278,13 @@ class Run:
                 value = value.values[replica]
             if variable.name != "seed_generator_state":
                 variables[f"{index} {variable.name}"] = to_array(value)
-        scores = {
-            f"scores of {number}": self.score(number)
-            for number in self.options["scored_rows"]
-        }
-        return {**variables, **reports, "gradient_norm": norms, **scores}
+        return {**variables, **reports, "gradient_norm": norms, **self.scores}
+
+    @functools.cached_property
+    def scores(self):
+        """Scores of first rows of a batch, by their number; those of all replicas."""
+        numbers = self.options["scored_rows"]
+        return {f"scores of {number}": self.score(number) for number in numbers}
 
 
 @functools.cache
@@ -293,9 +295,10 @@ def _on_one_device(options):
 
 
 def on_one_device(**options):
-    """The state after training on whole batches, step by step, without remat."""
+    """The state after training on whole batches, step by step, without remat or XLA."""
     changes = {**options.get("changes", {}), "remat": False}
     whole = {"num_parts": 1, "steps_per_call": 1, "changes": changes}
+    whole["jit_compile"] = False
     return _on_one_device(json.dumps({**DEFAULTS, **options, **whole}))
 
 

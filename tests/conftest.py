@@ -19,6 +19,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # A worker that gets one of these last keeps all others waiting.
 LONGEST = (
+    "causality_test.py",
+    "decoding_test.py",
     "docstring_test.py",
     "crash_test.py",
     "readme_commands_test.py",

@@ -16,9 +16,11 @@ BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<code>.*?)^```", re.M | re.S)
 # The runs that the commands take, quickly made.
 TRAINING = """
 python -m routing_tf.train --model_dir=runs/python --hparams_set=byte_tiny \
-    --hparams=max_sequence_length=512 --train_steps=1 --eval_examples=1 --sample_bytes=0
+    --hparams=max_sequence_length=512 --nojit_compile --sample_bytes=0 \
+    --train_steps=1 --eval_examples=1
 python -m routing_tf.train --model_dir=runs/digits --problem=digits \
-    --hparams_set=digits_small --hparams=num_layers=1 --train_steps=1 --eval_examples=2
+    --hparams_set=digits_small --hparams=num_layers=1 --nojit_compile \
+    --train_steps=1 --eval_examples=2
 """
 
 
@@ -44,7 +46,6 @@ def run(folder, command):
     folders = [os.path.dirname(sys.executable), os.environ["PATH"]]
     environment["PATH"] = os.pathsep.join(folders)
     environment["PYTHONPATH"] = str(ROOT)
-    environment.pop("XLA_FLAGS", None)
     finished = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True
     )

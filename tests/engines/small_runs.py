@@ -295,10 +295,9 @@ def _on_one_device(options):
 
 
 def on_one_device(**options):
-    """The state after training on whole batches, step by step, without remat or XLA."""
+    """The state after training on whole batches, step by step, without remat."""
     changes = {**options.get("changes", {}), "remat": False}
     whole = {"num_parts": 1, "steps_per_call": 1, "changes": changes}
-    whole["jit_compile"] = False
     return _on_one_device(json.dumps({**DEFAULTS, **options, **whole}))
 
 

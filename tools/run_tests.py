@@ -40,9 +40,10 @@ ON_ONE_BACKEND = (
     "tests/untrusted_test.py",
     "tests/workers_test.py",
 )
-# Of all layers' tests it compiles most: with the others a worker would hold too much.
-CAUSALITY = "tests/layers/causality_test.py"
-LAYERS = ("tests/layers", f"--ignore={CAUSALITY}")
+# Of all layers' tests the first compiles most: with the others a worker would hold too
+# much.
+HEADS = ("tests/layers/causality_test.py", "tests/layers/heads")
+LAYERS = ("tests/layers", *(f"--ignore={path}" for path in HEADS))
 MODELS = (
     "tests/models",
     "tests/optimizers",
@@ -61,7 +62,7 @@ def rest():
     found = sorted((ROOT / "tests").iterdir())
     paths = [f"tests/{path.name}" for path in found if _has_tests(path)]
     others = (*DATA, *ON_ONE_BACKEND, *LAYERS, *MODELS)
-    return [CAUSALITY, *(path for path in paths if path not in others)]
+    return [path for path in paths if path not in others]
 
 
 def _has_tests(path):
@@ -77,6 +78,7 @@ def parts(backends):
         backends: list of names; what one backend is enough for runs on TensorFlow.
     """
     for backend in backends:
+        yield backend, list(HEADS)
         yield backend, list(LAYERS)
         yield backend, list(MODELS)
         if backend == "tensorflow":

@@ -111,6 +111,8 @@ def cost(row, options, length):
             seconds = sorted(worker.run(options.rounds))[options.rounds // 2]
             peak = worker.peak_bytes() - worker.bytes_before
     except processes.WorkerError as error:
+        if "out of memory" in str(error):
+            return TOO_LARGE
         return TOO_LONG if "no answer" in str(error) else f"failed: {error}"
     if peak > LARGEST_BYTES:
         return TOO_LARGE
@@ -205,8 +207,12 @@ def draw(path, figures, length):
             point = seconds["seconds"], list(bits.values())[-1]
             is_routed = row in pattern_heads.ROUTED
             axes.plot(*point, "o", color="tab:red" if is_routed else "tab:blue")
-            axes.annotate(row, point, xytext=(4, 4), textcoords="offset points")
+            place = {"xytext": (3, 4), "textcoords": "offset points"}
+            axes.annotate(row, point, **place, rotation=30, fontsize=8)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
+    axes.margins(0.1)
     axes.set(
         xlabel=f"seconds of forward+backward of a layer, {length:,} tokens",
         ylabel="bits per byte of the main job",

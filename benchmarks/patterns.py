@@ -111,7 +111,7 @@ def cost(row, options, length):
             seconds = sorted(worker.run(options.rounds))[options.rounds // 2]
             peak = worker.peak_bytes() - worker.bytes_before
     except processes.WorkerError as error:
-        if "out of memory" in str(error):
+        if any(name in str(error) for name in ("out of memory", "ResourceExhausted")):
             return TOO_LARGE
         return TOO_LONG if "no answer" in str(error) else f"failed: {error}"
     if peak > LARGEST_BYTES:

@@ -6,6 +6,7 @@ from absl import flags
 from benchmarks import compare_patterns
 from benchmarks import pattern_heads
 from benchmarks import patterns
+from benchmarks import processes
 
 
 @pytest.mark.parametrize("row", pattern_heads.ROWS)
@@ -16,10 +17,44 @@ def test_rows_have_heads(row):
     assert (group.num_heads, group.key_shift) == (2, shift)
 
 
-def test_cells(tmp_path):
+def parsed(*arguments):
     options = flags.FlagValues()
     patterns.define_flags(options)
-    options(["patterns", "--lengths=2048,32768"])
+    options(["patterns", *arguments])
+    return options
+
+
+def test_bits_per_byte_of_compare_patterns_are_taken_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare_patterns, "train", None)  # not called
+    path = tmp_path / "patterns.json"
+    run = {"kind": "bits", "pattern": "hashed", "steps": 900, "windows": 128}
+    figures = compare_patterns.Figures(path)
+    figures.add(**run, key_shift=1, seed=0, bits_per_byte={"full": 1.5})
+    for other in ({"key_shift": 0, "seed": 0}, {"key_shift": 1, "seed": 1}):
+        figures.add(**run, **other, bits_per_byte={"full": 3.0})
+    figures.add(**run, key_shift=1, seed=0, files="a.txt", bits_per_byte={"full": 2.0})
+    assert patterns.language("hashed", parsed(f"--compared={path}")) == {"full": 1.5}
+
+
+@pytest.mark.parametrize(
+    "error, cell",
+    [
+        ("ended by signal 9 (out of memory?)", patterns.TOO_LARGE),
+        ("failed: ResourceExhaustedError: Graph execution error", patterns.TOO_LARGE),
+        ("no answer within 600 s", patterns.TOO_LONG),
+        ("ended by signal 11", "failed: ended by signal 11"),
+    ],
+)
+def test_a_layer_that_cannot_be_timed(error, cell, monkeypatch):
+    def started(*arguments):
+        raise processes.WorkerError(error)
+
+    monkeypatch.setattr(processes, "started", started)
+    assert patterns.cost("hashed", parsed(), 64) == cell
+
+
+def test_cells(tmp_path):
+    options = parsed("--lengths=2048,32768")
     figures = compare_patterns.Figures(tmp_path / "figures.json")
     for row, kind, value in (
         ("token choice", "leak", 0.0),

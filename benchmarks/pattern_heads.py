@@ -8,23 +8,19 @@ import numpy as np
 from keras import ops
 
 from routing_tf import layers
-from routing_tf import models
 from routing_tf.models.patterns import PATTERNS
+from routing_tf.models.patterns import Sizes
 
 NUM_HEADS, KEY_DIM, WIDTH = 8, 64, 512
 # Patterns of the package itself, by the names of the other benchmarks.
 ROUTED = ("expert choice", "token choice", "expert threshold")
 OWN = ("full", "local", "random", "hashed", *ROUTED)
 BALANCE_RATE = 0.01
-NOT_CAUSAL = (
-    "block pair",
-    "clustered queries",
-    "induced",
-    "linformer",
-    "nystrom",
-)
+NOT_CAUSAL = tuple(name for name, p in PATTERNS.items() if not p.of_decoders)
 # Those of images have no place in a text.
-OF_TEXT = tuple(name for name, pattern in PATTERNS.items() if not pattern.of_images)
+OF_TEXT = tuple(
+    name for name, p in PATTERNS.items() if p.of_decoders and not p.of_images
+)
 ROWS = (*OWN, *OF_TEXT, *NOT_CAUSAL)
 # Their matrices of logits have the size of length squared.
 QUADRATIC = ("full", "synthesizer", "random_synthesizer")
@@ -60,12 +56,7 @@ def head_group(row, budget, **options):
     """
     b = budget
     if row in PATTERNS:
-        h = models.Hyperparameters(
-            attention_window=b.window,
-            num_clusters=b.num_clusters,
-            max_sequence_length=b.length,
-        )
-        settings = PATTERNS[row].settings(h, 0)
+        settings = PATTERNS[row].settings(Sizes(b.window, b.length, b.num_clusters))
         return PATTERNS[row].heads(b.num_heads, **settings, **options)
     sizes = (b.num_heads, b.num_clusters, b.window)
     clustered = {"hashed": layers.HashedHeads, "random": layers.RandomHeads}
@@ -76,25 +67,9 @@ def head_group(row, budget, **options):
         return layers.RoutedHeads(*sizes, routing=rule, **options)
     if row == "full":
         return layers.FullHeads(b.num_heads, **options)
-    cls, settings = {
-        # The own block and the one before it are the window.
-        "local": (layers.LocalHeads, {"block_shape": (max(1, b.window // 2),)}),
-        "block pair": (
-            layers.BlockPairHeads,
-            {"num_blocks": max(1, b.length // b.window)},
-        ),
-        "clustered queries": (
-            layers.ClusteredQueryHeads,
-            {"num_clusters": b.num_clusters, "num_keys": b.window // 2},
-        ),
-        "induced": (layers.InducedHeads, {"num_points": b.window}),
-        "linformer": (
-            layers.LinformerHeads,
-            {"max_length": b.length, "num_projected": b.window},
-        ),
-        "nystrom": (layers.NystromHeads, {"num_landmarks": b.window}),
-    }[row]
-    return cls(b.num_heads, **settings, **options)
+    # The own block and the one before it are the window.
+    block = max(1, b.window // 2)
+    return layers.LocalHeads(b.num_heads, block_shape=(block,), **options)
 
 
 def key_shift_of(row):

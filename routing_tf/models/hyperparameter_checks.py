@@ -16,6 +16,7 @@ from routing_tf.layers.validation import check_rate
 from routing_tf.models.patterns import PATTERNS
 from routing_tf.models.patterns import check_pattern
 
+_ROUTINGS = (*ROUTINGS, "hashed", "random", "full", *PATTERNS)
 _CHOICES = {
     "feed_forward": (*ACTIVATIONS, "none"),
     "norm_position": ("pre", "post"),
@@ -23,11 +24,8 @@ _CHOICES = {
     "initializer": ("unit_scaling", "fan_in_normal"),
     "factorized_pattern": ("strided", "fixed"),
     "factorized_arrangement": ("interleaved", "merged", "separate"),
-    "routing": (
-        *ROUTINGS,
-        *("hashed", "random", "full"),
-        *PATTERNS,
-    ),
+    "routing": _ROUTINGS,
+    "encoder_routing": _ROUTINGS,
     "routing_scope": ROUTING_SCOPES,
     "centroid_initialization": CENTROID_INITIALIZATIONS,
     "query_cluster": QUERY_CLUSTERS,

@@ -83,15 +83,20 @@ class Hyperparameters:
         routing: how tokens find their cluster: `"expert_choice"` (each centroid takes
             its best tokens), `"token_choice"` (each token goes to its best centroid) or
             `"expert_threshold"` (each centroid takes the tokens above its threshold),
-            both strictly causal (encoders and attention to their output then use expert
-            choice), `"hashed"` (the clusters are buckets of a hash), `"random"`, or
-            `"full"`: no clusters, the heads see all tokens, as a baseline. None for
-            what is sound: token choice in decoders, expert choice elsewhere. In
-            decoders without an encoder also a pattern of another system, with sizes
-            after `attention_window`: `"axial"` (of images), `"block_top_k"`,
-            `"compressed"`, `"global_tokens"`, `"linear"`, `"long_short"`, `"luna"`,
-            `"native_sparse"`, `"performer"`, `"random_blocks"`, `"random_features"`,
+            both strictly causal, `"hashed"` (the clusters are buckets of a hash),
+            `"random"`, or `"full"`: no clusters, the heads see all tokens, as a
+            baseline. None for what is sound: token choice in decoders, expert choice
+            elsewhere. Also a pattern of another system, with sizes after
+            `attention_window`: `"axial"` (of images), `"block_top_k"`, `"compressed"`,
+            `"global_tokens"`, `"linear"`, `"long_short"`, `"luna"`, `"native_sparse"`,
+            `"performer"`, `"random_blocks"`, `"random_features"`,
             `"random_synthesizer"`, `"reformer"`, `"sinkhorn"` or `"synthesizer"`.
+            Attention to an encoder's output is hashed, random or full if this says so,
+            and else by expert choice.
+        encoder_routing: what the routed heads of an encoder do, of what `routing`
+            names, or one of `"block_pair"`, `"clustered_queries"`, `"induced"`,
+            `"linformer"` and `"nystrom"`, which have no causal form. None for what
+            `routing` names, or for expert choice where that needs a causal mask.
         routed_key_shift: whose key a position offers with its own value in the routed
             heads (whatever their `routing`) and the cluster-strided and strided ones of
             a decoder's self-attention: its own (0), or that of the token before it (1),
@@ -224,6 +229,7 @@ class Hyperparameters:
     num_clusters: int = 16
     attention_window: int = 256
     routing: str | None = None
+    encoder_routing: str | None = None
     routed_key_shift: int = 0
     local_key_shift: int = 0
     routing_scope: str = "full"

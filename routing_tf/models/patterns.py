@@ -1,4 +1,4 @@
-"""Attention patterns of other systems as heads of a decoder, by name.
+"""Attention patterns of other systems as heads of a model, by name.
 
 Their sizes follow from `Hyperparameters.attention_window`, so that a query sees about
 as many keys as in a cluster of that window.
@@ -8,21 +8,44 @@ import dataclasses
 from collections.abc import Callable
 
 from routing_tf import layers
+from routing_tf.layers.heads.routed import CAUSAL_ROUTINGS
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What the arguments of a pattern's heads follow from.
+
+    Args:
+        attention_window: number of keys that a query sees, about.
+        max_length: length of the longest sequence.
+        num_clusters: number of clusters of a head.
+        index: number of the block, for seeds. Defaults to 0.
+        row_length: tokens in a row of an image that is a sequence; None (the default)
+            where the grid is known.
+    """
+
+    attention_window: int
+    max_length: int
+    num_clusters: int
+    index: int = 0
+    row_length: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """A pattern that `Hyperparameters.routing` names.
+    """A pattern that `Hyperparameters.routing` or `encoder_routing` names.
 
     Args:
         heads: the class of its heads.
-        settings: function of the hyperparameters and the index of the block that
-            returns arguments of the class, beside those that all heads have.
+        settings: function of `Sizes` that returns arguments of the class, beside those
+            that all heads have.
         has_relative_positions: whether the heads may have relative positions. Defaults
             to True.
         of_images: whether it is a pattern of images alone. Defaults to False.
         is_bounded: whether the heads remember as much for a text of any length.
             Defaults to False.
+        of_decoders: whether it has a causal form. Defaults to True.
+        of_encoders: whether it has a form without a causal mask. Defaults to True.
     """
 
     heads: type
@@ -30,91 +53,118 @@ class Pattern:
     has_relative_positions: bool = True
     of_images: bool = False
     is_bounded: bool = False
+    of_decoders: bool = True
+    of_encoders: bool = True
 
 
-def _share(h, number):
+def _share(sizes, number):
     """The length of one of some blocks that make up a window."""
-    return max(1, h.attention_window // number)
+    return max(1, sizes.attention_window // number)
 
 
-def _global_tokens(h, index):
-    chosen = _share(h, 4)
-    window = max(1, h.attention_window - chosen)
+def _global_tokens(sizes):
+    chosen = _share(sizes, 4)
+    window = max(1, sizes.attention_window - chosen)
     return {"global_positions": tuple(range(chosen)), "attention_window": window}
 
 
-def _random_blocks(h, index):
-    return {"block_length": _share(h, 4), "num_random_blocks": 4, "seed": index}
+def _random_blocks(sizes):
+    return {
+        "block_length": _share(sizes, 4),
+        "num_random_blocks": 4,
+        "seed": sizes.index,
+    }
 
 
-def _axial(h, index):
-    # Rectangles of an image tell where a row ends, a sequence does not.
-    is_sequence = h.local_block_width is None
-    return {"width": h.image_width * h.num_channels if is_sequence else None}
+def _axial(sizes):
+    return {"width": sizes.row_length}
 
 
-def _block_top_k(h, index):
-    return {"block_length": _share(h, 4), "num_blocks": 4}
+def _block_top_k(sizes):
+    return {"block_length": _share(sizes, 4), "num_blocks": 4}
 
 
-def _native_sparse(h, index):
-    stride = _share(h, 16)
+def _native_sparse(sizes):
+    stride = _share(sizes, 16)
     return {
         "compression_length": 2 * stride,
         "compression_stride": stride,
         "block_length": 2 * stride,
         "num_blocks": 4,
-        "attention_window": _share(h, 2),
+        "attention_window": _share(sizes, 2),
     }
 
 
 def _features(feature_map):
-    def settings(h, index):
+    def settings(sizes):
         return {
             "feature_map": feature_map,
-            "num_features": h.attention_window,
-            "seed": index,
+            "num_features": sizes.attention_window,
+            "seed": sizes.index,
         }
 
     return settings
 
 
 def _synthesizer(kind):
-    return lambda h, index: {"kind": kind, "max_length": h.max_sequence_length}
+    return lambda sizes: {"kind": kind, "max_length": sizes.max_length}
 
 
-def _compressed(h, index):
-    window = _share(h, 2)
+def _compressed(sizes):
+    window = _share(sizes, 2)
     # As many blocks as the other half of the window has tokens.
-    ratio = -(-h.max_sequence_length // window)
+    ratio = -(-sizes.max_length // window)
     return {"ratio": ratio, "attention_window": window}
 
 
-def _long_short(h, index):
-    window = _share(h, 2)
-    segment = -(-h.max_sequence_length // window)
+def _long_short(sizes):
+    window = _share(sizes, 2)
+    segment = -(-sizes.max_length // window)
     return {"attention_window": window, "segment_length": segment}
 
 
-def _sinkhorn(h, index):
-    return {"block_length": _share(h, 2), "dropout_seed": index}
+def _sinkhorn(sizes):
+    return {"block_length": _share(sizes, 2), "dropout_seed": sizes.index}
 
 
-def _luna(h, index):
-    return {"num_packed": h.attention_window}
+def _luna(sizes):
+    return {"num_packed": sizes.attention_window}
 
 
-def _reformer(h, index):
+def _reformer(sizes):
     return {
         # Half of the buckets are directions, the others their opposites.
-        "num_buckets": h.num_clusters + h.num_clusters % 2,
-        "attention_window": _share(h, 2),
+        "num_buckets": sizes.num_clusters + sizes.num_clusters % 2,
+        "attention_window": _share(sizes, 2),
         "hash": "rotation",
         "num_rounds": 2,
         "normalization": "unit_keys",
         "attends_to_self": False,
-        "share_query_key": h.share_query_key,
     }
+
+
+def _block_pair(sizes):
+    return {
+        "num_blocks": max(1, sizes.max_length // sizes.attention_window),
+        "seed": sizes.index,
+    }
+
+
+def _clustered_queries(sizes):
+    # A query sees the best keys of its cluster, and all keys as its cluster does.
+    return {"num_clusters": sizes.num_clusters, "num_keys": _share(sizes, 2)}
+
+
+def _induced(sizes):
+    return {"num_points": sizes.attention_window}
+
+
+def _linformer(sizes):
+    return {"max_length": sizes.max_length, "num_projected": sizes.attention_window}
+
+
+def _nystrom(sizes):
+    return {"num_landmarks": sizes.attention_window}
 
 
 PATTERNS = {
@@ -125,7 +175,9 @@ PATTERNS = {
     "linear": Pattern(layers.FeatureMapHeads, _features("elu"), False, is_bounded=True),
     "long_short": Pattern(layers.LongShortHeads, _long_short),
     "luna": Pattern(layers.LunaHeads, _luna, False, is_bounded=True),
-    "native_sparse": Pattern(layers.NativeSparseHeads, _native_sparse),
+    "native_sparse": Pattern(
+        layers.NativeSparseHeads, _native_sparse, of_encoders=False
+    ),
     "performer": Pattern(
         layers.FeatureMapHeads, _features("positive"), False, is_bounded=True
     ),
@@ -139,21 +191,81 @@ PATTERNS = {
     "reformer": Pattern(layers.HashedHeads, _reformer, is_bounded=True),
     "sinkhorn": Pattern(layers.SinkhornHeads, _sinkhorn, False),
     "synthesizer": Pattern(layers.SynthesizerHeads, _synthesizer("dense"), False),
+    "block_pair": Pattern(layers.BlockPairHeads, _block_pair, of_decoders=False),
+    "clustered_queries": Pattern(
+        layers.ClusteredQueryHeads, _clustered_queries, False, of_decoders=False
+    ),
+    "induced": Pattern(layers.InducedHeads, _induced, False, of_decoders=False),
+    "linformer": Pattern(layers.LinformerHeads, _linformer, False, of_decoders=False),
+    "nystrom": Pattern(layers.NystromHeads, _nystrom, False, of_decoders=False),
 }
 
 
+def sizes_of(h, index, is_causal):
+    """Returns the `Sizes` of a block of a decoder, or of one of an encoder."""
+    is_grid = h.kind != "image" or h.local_block_width is not None
+    return Sizes(
+        attention_window=h.attention_window,
+        max_length=h.max_sequence_length if is_causal else h.max_input_length,
+        num_clusters=h.num_clusters,
+        index=index,
+        row_length=None if is_grid else h.image_width * h.num_channels,
+    )
+
+
+def routing_of(h, is_causal):
+    """Returns what the routed heads of a decoder do, or those of an encoder."""
+    if is_causal:
+        return h.routing
+    name = h.encoder_routing or h.routing
+    return name if _is_of_encoders(name) else "expert_choice"
+
+
+def _is_of_encoders(name):
+    pattern = PATTERNS.get(name)
+    if pattern is None:
+        return name is not None and name not in CAUSAL_ROUTINGS
+    return pattern.of_encoders and not pattern.of_images
+
+
 def check_pattern(h):
-    """Raises a `ValueError` if `routing` names a pattern that makes no sense here."""
+    """Raises a `ValueError` if a pattern that is named makes no sense here."""
+    for field in ("routing", "encoder_routing"):
+        name = getattr(h, field)
+        is_new = name in PATTERNS or field == "encoder_routing" and name is not None
+        if is_new and h.compatibility is not None:
+            raise ValueError(
+                f"`{field}={name!r}` must come without flaws of the release, which "
+                f"does not have it. Received: {field}={name!r} with compatibility="
+                f"{h.compatibility!r}. Leave one of the two out"
+            )
+    _check_decoder_pattern(h)
+    if h.encoder_routing is None:
+        return
+    received = f"Received: encoder_routing={h.encoder_routing!r}"
+    if not h.num_encoder_layers:
+        raise ValueError(
+            f"`encoder_routing` is for models with an encoder. {received} with "
+            "num_encoder_layers=0. Give `num_encoder_layers`, or leave it out"
+        )
+    if not _is_of_encoders(h.encoder_routing):
+        raise ValueError(
+            "`encoder_routing` must name heads that need neither a causal mask nor an "
+            f"image: an encoder has none. {received}. Choose another, such as "
+            "'expert_choice', 'full' or 'linformer'"
+        )
+
+
+def _check_decoder_pattern(h):
     pattern = PATTERNS.get(h.routing)
     if pattern is None:
         return
     received = f"Received: routing={h.routing!r}"
-    if h.num_encoder_layers or h.compatibility is not None:
+    if not pattern.of_decoders:
         raise ValueError(
-            f"`routing={h.routing!r}` is for decoders without an encoder and without "
-            f"flaws of the release. {received} with num_encoder_layers="
-            f"{h.num_encoder_layers}, compatibility={h.compatibility!r}. Choose "
-            "another `routing`, or leave these out"
+            f"`routing={h.routing!r}` has no causal form, which decoders need. "
+            f"{received}. Choose another `routing`, or name it in `encoder_routing` "
+            "of a model with `num_encoder_layers`"
         )
     if pattern.of_images and h.kind != "image":
         raise ValueError(

@@ -7,7 +7,7 @@ import re
 import keras
 
 from routing_tf import layers
-from routing_tf.models.patterns import PATTERNS
+from routing_tf.models import patterns
 
 
 def decoder_block(hyperparameters, index, policy):
@@ -155,13 +155,15 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
     groups = []
     if routed:
         relative = h.routed_relative_positions
-        pattern = PATTERNS.get(h.routing)
+        routing = patterns.routing_of(h, is_causal)
+        pattern = patterns.PATTERNS.get(routing)
         if pattern is not None:
-            cls, settings = pattern.heads, pattern.settings(h, index)
+            sizes = patterns.sizes_of(h, index, is_causal)
+            cls, settings = pattern.heads, pattern.settings(sizes)
             relative = relative and pattern.has_relative_positions
         else:
-            cls, settings = _routed_kind(h, index, is_causal)
-            if h.routing != "full":
+            cls, settings = _routed_kind(h, index, routing)
+            if cls is not layers.FullHeads:
                 settings |= shared
         groups.append(make(cls, routed, relative, key_shift=routed_shift, **settings))
     if cluster_strided:
@@ -245,8 +247,8 @@ def _cross_groups(hyperparameters, index, policy):
     local = h.num_heads - routed
     groups = []
     if routed:
-        cls, settings = _routed_kind(h, index, is_causal=False)
-        if h.routing != "full":
+        cls, settings = _routed_kind(h, index, _cross_routing(h))
+        if cls is not layers.FullHeads:
             settings["share_query_key"] = False
         groups.append(_heads(h, policy, cls, routed, **settings))
     if local:
@@ -276,20 +278,25 @@ def _counts(hyperparameters, index):
     return h.num_routed_heads, h.num_cluster_strided_heads, h.num_local_heads
 
 
-def _routed_kind(hyperparameters, index, is_causal):
-    """The class that `routing` names, and what it takes beside the common arguments."""
+def _cross_routing(hyperparameters):
+    """What the routed heads do that attend to the encoder's output."""
+    routing = hyperparameters.routing
+    return routing if routing in ("hashed", "random", "full") else "expert_choice"
+
+
+def _routed_kind(hyperparameters, index, routing):
+    """The class that a name stands for, and its arguments beside the common ones."""
     h = hyperparameters
     window = {"attention_window": h.attention_window}
-    if h.routing == "hashed":
+    if routing == "hashed":
         return layers.HashedHeads, {"num_buckets": h.num_clusters, **window}
-    if h.routing == "random":
+    if routing == "random":
         settings = {"num_clusters": h.num_clusters, "seed": index, **window}
         return layers.RandomHeads, settings
-    if h.routing == "full":
+    if routing == "full":
         return layers.FullHeads, {}
     return layers.RoutedHeads, {
-        # Token choice and thresholds need a causal mask.
-        "routing": h.routing if is_causal else "expert_choice",
+        "routing": routing,
         "routing_scope": h.routing_scope,
         "prefix_block_size": h.prefix_block_size,
         **_clustering(h),

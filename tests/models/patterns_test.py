@@ -9,35 +9,41 @@ import numpy as np
 import pytest
 
 from routing_tf import models
+from routing_tf.models import patterns
 from routing_tf.models.patterns import PATTERNS
 from tests import golden_cases
 from tests.models import small_models
+from tests.models import small_seq2seq
 
 pytestmark = pytest.mark.usefixtures("eager")
 LENGTH, START = 12, 9
 # On JAX they take long to compile.
-FEW = () if keras.backend.backend() == "jax" else ("reformer",)
-TEXT = [
-    pytest.param(name, marks=() if name in FEW else pytest.mark.thorough)
-    for name, pattern in PATTERNS.items()
-    if not pattern.of_images
-]
+FEW = () if keras.backend.backend() == "jax" else ("reformer", "linformer")
+ON_TEXT = [name for name, pattern in PATTERNS.items() if not pattern.of_images]
+OF_DECODERS = [name for name in ON_TEXT if PATTERNS[name].of_decoders]
+OF_ENCODERS = [name for name in ON_TEXT if PATTERNS[name].of_encoders]
+SMALL = {"num_layers": 1, "attention_window": 8, "max_sequence_length": LENGTH}
+
+
+def cases(names):
+    return [
+        pytest.param(name, marks=() if name in FEW else pytest.mark.thorough)
+        for name in names
+    ]
 
 
 def logits(lm, x):
     return golden_cases.to_numpy(lm(x))
 
 
-def heads_of(lm):
-    return [type(group) for group in lm.backbone.blocks[-1].attention.head_groups]
+def heads_of(block):
+    return [type(group) for group in block.attention.head_groups]
 
 
-@pytest.mark.parametrize("name", TEXT)
+@pytest.mark.parametrize("name", cases(OF_DECODERS))
 def test_of_text(name):
-    lm = small_models.language_model(
-        routing=name, num_layers=1, attention_window=8, max_sequence_length=LENGTH
-    )
-    assert PATTERNS[name].heads in heads_of(lm)
+    lm = small_models.language_model(routing=name, **SMALL)
+    assert PATTERNS[name].heads in heads_of(lm.backbone.blocks[-1])
     x = small_models.inputs((LENGTH, LENGTH), LENGTH)
     expected = logits(lm, x)
     changed = x["token_ids"].copy()
@@ -54,12 +60,60 @@ def test_of_text(name):
     )
 
 
-@pytest.mark.parametrize("name", [n for n, p in PATTERNS.items() if not p.of_images])
-def test_caches_grow_unless_a_pattern_says_that_they_are_bounded(name):
-    h = small_models.hyperparameters(
-        routing=name, attention_window=8, max_sequence_length=64
+@pytest.mark.parametrize("name", cases(OF_ENCODERS))
+def test_of_encoders(name):
+    lm = small_seq2seq.language_model(
+        encoder_routing=name, max_input_length=LENGTH, **SMALL
     )
-    group = PATTERNS[name].heads(1, **PATTERNS[name].settings(h, 0))
+    assert PATTERNS[name].heads in heads_of(lm.backbone.encoder_blocks[-1])
+    assert PATTERNS[name].heads not in heads_of(lm.backbone.blocks[-1])
+    buffers = {"buffers": (LENGTH, LENGTH)}
+    x = small_seq2seq.inputs((LENGTH, START), (LENGTH, LENGTH), **buffers)
+    expected = logits(lm, x)
+    mask = x["encoder_padding_mask"]
+    other = small_seq2seq.change(x, "encoder_token_ids", ~mask)
+    np.testing.assert_array_equal(logits(lm, other), expected)
+    other = small_seq2seq.change(x, "encoder_token_ids", mask)
+    assert np.abs(logits(lm, other) - expected).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", cases(OF_DECODERS))
+def test_of_decoders_behind_an_encoder(name):
+    lm = small_seq2seq.language_model(routing=name, **SMALL)
+    of_encoder = heads_of(lm.backbone.encoder_blocks[-1])
+    assert (PATTERNS[name].heads in of_encoder) == PATTERNS[name].of_encoders
+    x = small_seq2seq.inputs(lengths=(LENGTH, LENGTH), buffers=(40, LENGTH))
+    expected = logits(lm, x)
+    lm.compile(sampler=keras_hub.samplers.GreedySampler())
+    prompts = {**x, "decoder_padding_mask": np.arange(LENGTH)[None] <= [[START]] * 2}
+    found = lm.generate(prompts, stop_token_ids=None)["decoder_token_ids"]
+    np.testing.assert_array_equal(
+        found[:, START + 1], expected[:, START].argmax(axis=-1)
+    )
+
+
+@pytest.mark.parametrize(
+    "routing, encoder_routing, expected",
+    [
+        ("token_choice", None, "expert_choice"),
+        (None, None, "expert_choice"),
+        ("hashed", None, "hashed"),
+        ("linear", None, "linear"),
+        ("native_sparse", None, "expert_choice"),
+        (None, "linformer", "linformer"),
+        ("hashed", "full", "full"),
+    ],
+)
+def test_routing_of_an_encoder(routing, encoder_routing, expected):
+    h = small_seq2seq.hyperparameters(routing=routing, encoder_routing=encoder_routing)
+    assert patterns.routing_of(h, is_causal=False) == expected
+    assert patterns.routing_of(h, is_causal=True) == routing
+
+
+@pytest.mark.parametrize("name", OF_DECODERS)
+def test_caches_grow_unless_a_pattern_says_that_they_are_bounded(name):
+    sizes = patterns.Sizes(attention_window=8, max_length=64, num_clusters=4)
+    group = PATTERNS[name].heads(1, **PATTERNS[name].settings(sizes))
     group.set_sizes(4, 4)
     sizes = [
         [tuple(x.shape) for x in keras.tree.flatten(group.make_cache(1, length))]
@@ -99,9 +153,29 @@ def test_of_images(blocks):
 @pytest.mark.parametrize(
     "message, changes",
     [
-        ("for decoders without an encoder", {"num_encoder_layers": 1}),
         ("without flaws of the release", {"compatibility": "exact"}),
         ("needs rows and columns", {"routing": "axial"}),
+        ("no causal form.*name it in `encoder_routing`", {"routing": "linformer"}),
+        ("for models with an encoder", {"encoder_routing": "linformer"}),
+        (
+            "`encoder_routing` must name.*encoder_routing='native_sparse'",
+            {"encoder_routing": "native_sparse", "num_encoder_layers": 1},
+        ),
+        (
+            "need neither a causal mask",
+            {"encoder_routing": "token_choice", "num_encoder_layers": 1},
+        ),
+        (
+            "nor an image",
+            {"encoder_routing": "axial", "num_encoder_layers": 1},
+        ),
+        (
+            "`encoder_routing='full'` must come without flaws",
+            {
+                **{"routing": "hashed", "encoder_routing": "full"},
+                **{"num_encoder_layers": 1, "compatibility": "exact"},
+            },
+        ),
     ],
 )
 def test_refused(message, changes):

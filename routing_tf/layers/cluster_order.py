@@ -83,16 +83,40 @@ class ClusterOrder:
         rank = numbers(length) - entries_at(first_token, by_cluster)
         slots = entries_at(first_chunk, by_cluster) * chunk_size + rank
         self.slots = _inverse(token_at, slots)
+        size = entries_at(counts, self.cluster_of_chunk)
+        self.is_filled = self.ranks() < size[..., None]
 
     def arrange(self, x):
-        """Puts `[B, H, L, D]` into slots, `[B, H, N, C, D]`; empty ones hold any."""
-        return membership.gather(x, self.tokens)
+        """Puts `[B, H, L, D]` into slots, `[B, H, N, C, D]`; empty ones hold any.
+
+        What is made of empty slots must have no influence: its gradient is not asked.
+        """
+
+        # Each token has one slot, so that the gradient need not add up.
+        @ops.custom_gradient
+        def arrange(x, tokens, slots):
+            def gradient(*args, upstream=None):
+                (upstream,) = args or (upstream,)
+                return _take_slots(upstream, slots), None, None
+
+            return membership.gather(x, tokens), gradient
+
+        return arrange(x, self.tokens, self.slots)
 
     def restore(self, x):
         """Undoes `arrange`: from `[B, H, N, C, D]` to `[B, H, L, D]`."""
-        batch, heads, chunks, slots, dim = ops.shape(x)
-        x = ops.reshape(x, (batch, heads, chunks * slots, dim))
-        return membership.gather(x, self.slots)
+
+        @ops.custom_gradient
+        def restore(x, tokens, slots, is_filled):
+            def gradient(*args, upstream=None):
+                (upstream,) = args or (upstream,)
+                found = membership.gather(upstream, tokens)
+                found = ops.where(is_filled[..., None], found, 0)
+                return found, None, None, None
+
+            return _take_slots(x, slots), gradient
+
+        return restore(x, self.tokens, self.slots, self.is_filled)
 
     def windows(self, x, attention_window):
         """Joins each chunk with those before it that its tokens may see.
@@ -134,6 +158,12 @@ class ClusterOrder:
 
     def _num_chunks_before(self, attention_window):
         return -(-(attention_window - 1) // self.chunk_size)
+
+
+def _take_slots(x, slots):
+    """From `[B, H, N, C, D]` to what stands in the slots, `[B, H, L, D]`."""
+    batch, heads, _, _, dim = ops.shape(x)
+    return membership.gather(ops.reshape(x, (batch, heads, -1, dim)), slots)
 
 
 def sort_by_cluster(clusters, num_clusters):

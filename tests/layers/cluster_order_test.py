@@ -9,6 +9,7 @@ import pytest
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
 from routing_tf.layers.cluster_order import sort_by_cluster
+from tests import golden_cases
 from tests.layers import helpers
 
 BATCH, HEADS = 3, 2
@@ -113,6 +114,37 @@ def test_restore_undoes_arrange(length, num_clusters, chunk_size):
     flat = arranged.reshape(BATCH, HEADS, -1, 3)
     np.testing.assert_array_equal(np.take_along_axis(flat, slots[..., None], 2), x)
     np.testing.assert_array_equal(restored, x)
+
+
+@CASES
+def test_gradients_go_where_tokens_stand(length, num_clusters, chunk_size):
+    clusters = some_clusters(length, num_clusters)
+    order = ClusterOrder(
+        keras.ops.convert_to_tensor(clusters), num_clusters, chunk_size
+    )
+    slots = keras.ops.convert_to_numpy(order.slots)[..., None]
+    shape = (*order.tokens.shape, 3)
+    of_slots, of_tokens = helpers.normal(*shape), helpers.normal(*clusters.shape, 3)
+
+    class Both(keras.layers.Layer):
+        def call(self, x, y):
+            return order.arrange(x), order.restore(y)
+
+    found = golden_cases.gradients(
+        Both(),
+        lambda outputs, losses: (
+            keras.ops.sum(outputs[0] * of_slots) + keras.ops.sum(outputs[1] * of_tokens)
+        ),
+        {"x": helpers.normal(*clusters.shape, 3), "y": helpers.normal(*shape)},
+        wrt=("x", "y"),
+    ).inputs
+    flat = of_slots.reshape(BATCH, HEADS, -1, 3)
+    expected = np.take_along_axis(flat, slots, axis=2)
+    np.testing.assert_array_equal(found["x"], expected)
+    # What stands in empty slots has none.
+    expected = np.zeros_like(flat)
+    np.put_along_axis(expected, slots, of_tokens, axis=2)
+    np.testing.assert_array_equal(found["y"], expected.reshape(shape))
 
 
 @CASES

@@ -43,33 +43,36 @@ class Budget:
     num_clusters: int | None
 
 
-def head_group(row, budget, **options):
-    """Returns the head group of a row.
+def head_groups(row, budget, **options):
+    """Returns the list of head groups of a row.
 
     Args:
         row: one of `ROWS`.
         budget: `Budget`.
-        **options: further arguments of the group.
+        **options: further arguments of the groups.
 
     Raises:
-        ValueError: if the group refuses an option.
+        ValueError: if a group refuses an option.
     """
     b = budget
     if row in PATTERNS:
-        settings = PATTERNS[row].settings(Sizes(b.window, b.length, b.num_clusters))
-        return PATTERNS[row].heads(b.num_heads, **settings, **options)
-    sizes = (b.num_heads, b.num_clusters, b.window)
-    clustered = {"hashed": layers.HashedHeads, "random": layers.RandomHeads}
-    if row in clustered:
-        return clustered[row](*sizes, **options)
-    if row in ROUTED:
-        rule = row.replace(" ", "_")
-        return layers.RoutedHeads(*sizes, routing=rule, **options)
-    if row == "full":
-        return layers.FullHeads(b.num_heads, **options)
+        sizes = Sizes(b.window, b.length, b.num_clusters)
+        return PATTERNS[row].groups(sizes, b.num_heads, **options)
     # The own block and the one before it are the window.
-    block = max(1, b.window // 2)
-    return layers.LocalHeads(b.num_heads, block_shape=(block,), **options)
+    local = {"block_shape": (max(1, (b.window or 2) // 2),)}
+    clustered = {"num_clusters": b.num_clusters, "attention_window": b.window}
+    hashed = {"num_buckets": b.num_clusters, "attention_window": b.window}
+    cls, settings = {
+        "full": (layers.FullHeads, {}),
+        "local": (layers.LocalHeads, local),
+        "random": (layers.RandomHeads, clustered),
+        "hashed": (layers.HashedHeads, hashed),
+        **{
+            name: (layers.RoutedHeads, {**clustered, "routing": name.replace(" ", "_")})
+            for name in ROUTED
+        },
+    }[row]
+    return [cls(b.num_heads, **settings, **options)]
 
 
 def key_shift_of(row):
@@ -77,7 +80,7 @@ def key_shift_of(row):
     if row in NOT_CAUSAL:
         return 0
     try:
-        head_group(row, Budget(1, 64, 32, 2), key_shift=1)
+        head_groups(row, Budget(2, 64, 32, 2), key_shift=1)
     except ValueError:
         return 0
     return 1
@@ -88,8 +91,8 @@ def attention(row, length, window):
     clusters = max(2, length // window)
     budget = Budget(NUM_HEADS, length, min(window, length), clusters)
     options = {"balance_rate": BALANCE_RATE} if row in ROUTED else {}
-    group = head_group(row, budget, key_shift=key_shift_of(row), **options)
-    return layers.MixedAttention([group], key_dim=KEY_DIM)
+    groups = head_groups(row, budget, key_shift=key_shift_of(row), **options)
+    return layers.MixedAttention(groups, key_dim=KEY_DIM)
 
 
 def leak(row, length=96, window=16):

@@ -44,12 +44,12 @@ def scopes(pattern):
     return ("full", "prefix") if pattern == "expert choice" else ("full",)
 
 
-def head_group(settings):
-    """Returns the head group of the pattern."""
+def head_groups(settings):
+    """Returns the head groups of the pattern."""
     s = settings
     budget = pattern_heads.Budget(s.num_heads, s.length, s.window, s.num_clusters)
     options = {"key_shift": s.key_shift, **s.options}
-    return pattern_heads.head_group(s.pattern, budget, **options)
+    return pattern_heads.head_groups(s.pattern, budget, **options)
 
 
 def parts(settings):
@@ -75,9 +75,9 @@ def parts(settings):
     )
     blocks = [
         layers.TransformerBlock(
-            layers.MixedAttention([group], key_dim=s.key_dim), None, norm_position="pre"
+            layers.MixedAttention(groups, key_dim=s.key_dim), None, norm_position="pre"
         )
-        for group in (local, head_group(s))
+        for groups in ([local], head_groups(s))
     ]
     return (
         [embedding],

@@ -9,14 +9,15 @@ from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
 from routing_tf.layers.heads.head_group import check_key_shift
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.heads.routed import ROUTINGS
+from routing_tf.layers.scaled_dot_product import check_entmax_alpha
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
+from routing_tf.models.pattern_checks import check_patterns
 from routing_tf.models.patterns import PATTERNS
-from routing_tf.models.patterns import check_pattern
 
-_ROUTINGS = (*ROUTINGS, "hashed", "random", "full", *PATTERNS)
+_ROUTINGS = (*ROUTINGS, "hashed", "random", "full")
 _CHOICES = {
     "feed_forward": (*ACTIVATIONS, "none"),
     "norm_position": ("pre", "post"),
@@ -24,8 +25,8 @@ _CHOICES = {
     "initializer": ("unit_scaling", "fan_in_normal"),
     "factorized_pattern": ("strided", "fixed"),
     "factorized_arrangement": ("interleaved", "merged", "separate"),
-    "routing": _ROUTINGS,
-    "encoder_routing": _ROUTINGS,
+    "routing": (*_ROUTINGS, *PATTERNS),
+    "encoder_routing": (*_ROUTINGS, *PATTERNS),
     "routing_scope": ROUTING_SCOPES,
     "centroid_initialization": CENTROID_INITIALIZATIONS,
     "query_cluster": QUERY_CLUSTERS,
@@ -40,6 +41,7 @@ _POSITIVE = (
     "hidden_dim",
     "intermediate_dim",
     "local_block_length",
+    "local_dilation",
     "num_summary_columns",
     "num_clusters",
     "attention_window",
@@ -100,10 +102,12 @@ def check(h):
             )
     _check_heads(h)
     _check_rotary(h)
+    _check_entmax(h)
+    _check_dilation(h)
     _check_factorized(h)
     _check_centroids(h)
     _check_image(h)
-    check_pattern(h)
+    check_patterns(h)
     _check_coordinates(h)
 
 
@@ -115,6 +119,8 @@ def _check_type(h, field):
             if field.name == "memory_flange_blocks":
                 check = check_non_negative_integer
             check(field.name, value)
+    elif field.name == "entmax_alpha":
+        check_entmax_alpha(field.name, value)
     elif field.type == (str | None):
         if value is not None and type(value) is not str:
             raise ValueError(
@@ -149,6 +155,27 @@ def _check_rotary(h):
         raise ValueError(
             "`rotary_positions=True` must come with an even `key_dim`, and without "
             f"flaws of the release. Received: key_dim={h.size_of_key}, "
+            f"compatibility={h.compatibility!r}"
+        )
+
+
+def _check_entmax(h):
+    if h.entmax_alpha is not None and h.compatibility is not None:
+        raise ValueError(
+            "`entmax_alpha` must come without flaws of the release, which has a "
+            f"softmax. Received: entmax_alpha={h.entmax_alpha!r} with compatibility="
+            f"{h.compatibility!r}. Leave one of the two out"
+        )
+
+
+def _check_dilation(h):
+    if h.local_dilation == 1:
+        return
+    if h.local_block_width is not None or h.compatibility is not None:
+        raise ValueError(
+            "`local_dilation` must be 1 for blocks that are rectangles, and with flaws "
+            f"of the release. Received: local_dilation={h.local_dilation}, "
+            f"local_block_width={h.local_block_width}, "
             f"compatibility={h.compatibility!r}"
         )
 

@@ -55,6 +55,8 @@ class Hyperparameters:
         local_block_width: None for blocks of the sequence; else blocks of an image
             are rectangles of so many tokens in a row.
         local_flange_blocks: neighbouring local blocks a query sees on a side.
+        local_dilation: how many tokens further on the next one in a local block of
+            self-attention is, see `LocalHeads`; 1 for blocks of neighbours.
         memory_block_length: length of the blocks of an encoder's output that local
             heads pair with those of the decoder; None for the length that gives as
             many blocks.
@@ -76,8 +78,8 @@ class Hyperparameters:
             heads.
         num_summary_columns: length of the summary of a block, see `FixedHeads`.
         distinct_summaries: whether heads have different summaries, see `FixedHeads`.
-        num_local_only_layers: number of first blocks in which the routed heads are
-            local ones too.
+        num_local_only_layers: number of first blocks, of the decoder and of an encoder,
+            in which the routed heads are local ones too.
         num_clusters: number of clusters of each routed or cluster-strided head.
         attention_window: number of tokens in a cluster.
         routing: how tokens find their cluster: `"expert_choice"` (each centroid takes
@@ -87,16 +89,19 @@ class Hyperparameters:
             `"random"`, or `"full"`: no clusters, the heads see all tokens, as a
             baseline. None for what is sound: token choice in decoders, expert choice
             elsewhere. Also a pattern of another system, with sizes after
-            `attention_window`: `"axial"` (of images), `"block_top_k"`, `"compressed"`,
-            `"global_tokens"`, `"linear"`, `"long_short"`, `"luna"`, `"native_sparse"`,
-            `"performer"`, `"random_blocks"`, `"random_features"`,
-            `"random_synthesizer"`, `"reformer"`, `"sinkhorn"` or `"synthesizer"`.
-            Attention to an encoder's output is hashed, random or full if this says so,
-            and else by expert choice.
-        encoder_routing: what the routed heads of an encoder do, of what `routing`
-            names, or one of `"block_pair"`, `"clustered_queries"`, `"induced"`,
-            `"linformer"` and `"nystrom"`, which have no causal form. None for what
-            `routing` names, or for expert choice where that needs a causal mask.
+            `attention_window`: `"axial"` (of images), `"bigbird"`, `"block_top_k"`,
+            `"compressed"`, `"etc"`, `"global_tokens"`, `"linear"`, `"long_short"`,
+            `"longformer"`, `"luna"`, `"native_sparse"`, `"performer"`,
+            `"random_blocks"`, `"random_features"`, `"random_synthesizer"`,
+            `"reformer"`, `"sinkhorn"` or `"synthesizer"`. Attention to an encoder's
+            output is hashed, random or full if `routing` is, and expert choice with all
+            other names.
+        encoder_routing: the routed heads of an encoder: any name of `routing` but
+            `"token_choice"`, `"expert_threshold"`, `"native_sparse"` (they need a
+            causal mask) and `"axial"`; or `"block_pair"`, `"clustered_queries"`,
+            `"induced"`, `"linformer"` or `"nystrom"`, which have no causal form. None
+            for the name that `routing` has, or `"expert_choice"` where an encoder
+            cannot have that.
         routed_key_shift: whose key a position offers with its own value in the routed
             heads (whatever their `routing`) and the cluster-strided and strided ones of
             a decoder's self-attention: its own (0), or that of the token before it (1),
@@ -108,7 +113,8 @@ class Hyperparameters:
         prefix_block_size: number of queries that go at once with the scope
             `"prefix"`; None for `attention_window`.
         routed_relative_positions: whether routed heads use relative positions, which
-            are differences of rank inside the cluster.
+            are differences of rank inside the cluster. Patterns of other systems have
+            those in tokens, or none where they compare no single keys.
         cluster_strided_relative_positions: the same for cluster-strided heads.
         strided_relative_positions: whether strided heads use relative positions,
             which are differences of block.
@@ -123,6 +129,8 @@ class Hyperparameters:
         revive_centroids_after: number of training steps without a token after which a
             centroid is set to one, see `OnlineKMeans`; None for never.
         commitment_weight: factor of the clustering loss.
+        entmax_alpha: None for the softmax, or sparse weights of all heads in its place,
+            see `ScaledDotProduct`: a number from 1.001 to 2, or `"learned"`.
         rotary_positions: whether heads of self-attention have rotary positions in place
             of relative ones, see `HeadGroup`; an even `key_dim` then.
         max_relative_position: largest relative position with an embedding of its own.
@@ -214,6 +222,7 @@ class Hyperparameters:
     local_block_length: int = 256
     local_block_width: int | None = None
     local_flange_blocks: int = 1
+    local_dilation: int = 1
     memory_block_length: int | None = None
     memory_flange_blocks: int | None = None
     local_relative_positions: bool = True
@@ -245,6 +254,7 @@ class Hyperparameters:
     balance_rate: float = 0.0
     revive_centroids_after: int | None = None
     commitment_weight: float = 1e-4
+    entmax_alpha: float | str | None = None
     rotary_positions: bool = False
     max_relative_position: int = 513
     relative_key_stddev: float = 0.0
@@ -398,13 +408,17 @@ def _parse_value(name, value, kind):
     try:
         if kind is bool:
             return booleans[value.lower()]
+        if name == "entmax_alpha":
+            words = {"none": None, "learned": "learned"}
+            return words[value] if value in words else float(value)
         if kind in (int | None, str | None):
             if value.lower() == "none":
                 return None
             return int(value) if kind == (int | None) else value
         return kind(value)
     except (KeyError, ValueError):
-        expected = "int or none" if kind == (int | None) else kind.__name__
+        words = str(kind).replace(" | ", " or ").replace("None", "none")
+        expected = kind.__name__ if isinstance(kind, type) else words
         raise ValueError(
             f"`{name}` must be of type {expected}. Received: {name}={value!r}"
         ) from None

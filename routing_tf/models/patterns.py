@@ -36,9 +36,9 @@ class Pattern:
     """A pattern that `Hyperparameters.routing` or `encoder_routing` names.
 
     Args:
-        heads: the class of its heads.
-        settings: function of `Sizes` that returns arguments of the class, beside those
-            that all heads have.
+        heads: the class of its heads, or a function that returns a list of groups.
+        settings: function of `Sizes` that returns arguments of these, beside those that
+            all heads have.
         has_relative_positions: whether the heads may have relative positions. Defaults
             to True.
         of_images: whether it is a pattern of images alone. Defaults to False.
@@ -46,15 +46,28 @@ class Pattern:
             Defaults to False.
         of_decoders: whether it has a causal form. Defaults to True.
         of_encoders: whether it has a form without a causal mask. Defaults to True.
+        shares_query_key: whether its queries are its keys. Defaults to False.
     """
 
-    heads: type
+    heads: Callable
     settings: Callable
     has_relative_positions: bool = True
     of_images: bool = False
     is_bounded: bool = False
     of_decoders: bool = True
     of_encoders: bool = True
+    shares_query_key: bool = False
+
+    def groups(self, sizes, num_heads, **options):
+        """Returns the list of head groups.
+
+        Args:
+            sizes: `Sizes`.
+            num_heads: number of heads in all.
+            **options: arguments that all heads have.
+        """
+        made = self.heads(num_heads, **options, **self.settings(sizes))
+        return made if isinstance(made, list) else [made]
 
 
 def _share(sizes, number):
@@ -66,6 +79,25 @@ def _global_tokens(sizes):
     chosen = _share(sizes, 4)
     window = max(1, sizes.attention_window - chosen)
     return {"global_positions": tuple(range(chosen)), "attention_window": window}
+
+
+def _longformer(sizes):
+    return {"attention_window": sizes.attention_window}
+
+
+def _etc(sizes):
+    chosen = _share(sizes, 4)
+    radius = max(1, (sizes.attention_window - chosen) // 2)
+    return {"num_global_tokens": chosen, "local_radius": radius}
+
+
+def _bigbird(sizes):
+    # The near heads see three blocks and the first one.
+    return {
+        "block_length": _share(sizes, 4),
+        "num_random_blocks": 4,
+        "seed": sizes.index,
+    }
 
 
 def _random_blocks(sizes):
@@ -144,15 +176,17 @@ def _reformer(sizes):
 
 
 def _block_pair(sizes):
-    return {
-        "num_blocks": max(1, sizes.max_length // sizes.attention_window),
-        "seed": sizes.index,
-    }
+    num_blocks = -(-sizes.max_length // sizes.attention_window)
+    return {"num_blocks": num_blocks, "seed": sizes.index}
 
 
 def _clustered_queries(sizes):
     # A query sees the best keys of its cluster, and all keys as its cluster does.
-    return {"num_clusters": sizes.num_clusters, "num_keys": _share(sizes, 2)}
+    return {
+        "num_clusters": sizes.num_clusters,
+        "num_keys": _share(sizes, 2),
+        "seed": sizes.index,
+    }
 
 
 def _induced(sizes):
@@ -169,11 +203,14 @@ def _nystrom(sizes):
 
 PATTERNS = {
     "axial": Pattern(layers.AxialHeads, _axial, False, of_images=True),
+    "bigbird": Pattern(layers.bigbird_heads, _bigbird),
     "block_top_k": Pattern(layers.BlockTopKHeads, _block_top_k),
     "compressed": Pattern(layers.CompressedHeads, _compressed),
+    "etc": Pattern(layers.etc_heads, _etc),
     "global_tokens": Pattern(layers.GlobalHeads, _global_tokens),
     "linear": Pattern(layers.FeatureMapHeads, _features("elu"), False, is_bounded=True),
     "long_short": Pattern(layers.LongShortHeads, _long_short),
+    "longformer": Pattern(layers.longformer_heads, _longformer),
     "luna": Pattern(layers.LunaHeads, _luna, False, is_bounded=True),
     "native_sparse": Pattern(
         layers.NativeSparseHeads, _native_sparse, of_encoders=False
@@ -188,7 +225,9 @@ PATTERNS = {
     "random_synthesizer": Pattern(
         layers.SynthesizerHeads, _synthesizer("random"), False
     ),
-    "reformer": Pattern(layers.HashedHeads, _reformer, is_bounded=True),
+    "reformer": Pattern(
+        layers.HashedHeads, _reformer, is_bounded=True, shares_query_key=True
+    ),
     "sinkhorn": Pattern(layers.SinkhornHeads, _sinkhorn, False),
     "synthesizer": Pattern(layers.SynthesizerHeads, _synthesizer("dense"), False),
     "block_pair": Pattern(layers.BlockPairHeads, _block_pair, of_decoders=False),
@@ -201,75 +240,29 @@ PATTERNS = {
 }
 
 
-def sizes_of(h, index, is_causal):
-    """Returns the `Sizes` of a block of a decoder, or of one of an encoder."""
+def sizes_of(h, index, is_decoder):
+    """Returns the `Sizes` of a block of the decoder, or of one of the encoder."""
     is_grid = h.kind != "image" or h.local_block_width is not None
     return Sizes(
         attention_window=h.attention_window,
-        max_length=h.max_sequence_length if is_causal else h.max_input_length,
+        max_length=h.max_sequence_length if is_decoder else h.max_input_length,
         num_clusters=h.num_clusters,
         index=index,
         row_length=None if is_grid else h.image_width * h.num_channels,
     )
 
 
-def routing_of(h, is_causal):
-    """Returns what the routed heads of a decoder do, or those of an encoder."""
-    if is_causal:
+def routing_of(h, is_decoder):
+    """Returns the name of the routed heads of the decoder, or of the encoder."""
+    if is_decoder:
         return h.routing
     name = h.encoder_routing or h.routing
-    return name if _is_of_encoders(name) else "expert_choice"
+    return name if is_of_encoders(name) else "expert_choice"
 
 
-def _is_of_encoders(name):
+def is_of_encoders(name):
+    """Tells whether the heads of a name need neither a causal mask nor an image."""
     pattern = PATTERNS.get(name)
     if pattern is None:
         return name is not None and name not in CAUSAL_ROUTINGS
     return pattern.of_encoders and not pattern.of_images
-
-
-def check_pattern(h):
-    """Raises a `ValueError` if a pattern that is named makes no sense here."""
-    for field in ("routing", "encoder_routing"):
-        name = getattr(h, field)
-        is_new = name in PATTERNS or field == "encoder_routing" and name is not None
-        if is_new and h.compatibility is not None:
-            raise ValueError(
-                f"`{field}={name!r}` must come without flaws of the release, which "
-                f"does not have it. Received: {field}={name!r} with compatibility="
-                f"{h.compatibility!r}. Leave one of the two out"
-            )
-    _check_decoder_pattern(h)
-    if h.encoder_routing is None:
-        return
-    received = f"Received: encoder_routing={h.encoder_routing!r}"
-    if not h.num_encoder_layers:
-        raise ValueError(
-            f"`encoder_routing` is for models with an encoder. {received} with "
-            "num_encoder_layers=0. Give `num_encoder_layers`, or leave it out"
-        )
-    if not _is_of_encoders(h.encoder_routing):
-        raise ValueError(
-            "`encoder_routing` must name heads that need neither a causal mask nor an "
-            f"image: an encoder has none. {received}. Choose another, such as "
-            "'expert_choice', 'full' or 'linformer'"
-        )
-
-
-def _check_decoder_pattern(h):
-    pattern = PATTERNS.get(h.routing)
-    if pattern is None:
-        return
-    received = f"Received: routing={h.routing!r}"
-    if not pattern.of_decoders:
-        raise ValueError(
-            f"`routing={h.routing!r}` has no causal form, which decoders need. "
-            f"{received}. Choose another `routing`, or name it in `encoder_routing` "
-            "of a model with `num_encoder_layers`"
-        )
-    if pattern.of_images and h.kind != "image":
-        raise ValueError(
-            f"`routing={h.routing!r}` needs rows and columns. {received} for a "
-            "model of text. Give `image_height` and `image_width`, or choose another "
-            "`routing`"
-        )

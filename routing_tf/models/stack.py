@@ -40,7 +40,8 @@ def decoder_block(hyperparameters, index, policy):
 def encoder_block(hyperparameters, index, policy):
     """Makes a block of an encoder: every token sees tokens on both sides.
 
-    Queries and keys are projected apart, as in the release.
+    Queries and keys are projected apart, as in the release; but for patterns whose
+    queries are their keys.
     """
     h = hyperparameters
     groups = _self_groups(h, index, policy, is_causal=False)
@@ -155,17 +156,19 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
     groups = []
     if routed:
         relative = h.routed_relative_positions
-        routing = patterns.routing_of(h, is_causal)
+        routing = patterns.routing_of(h, is_decoder=is_causal)
         pattern = patterns.PATTERNS.get(routing)
         if pattern is not None:
-            sizes = patterns.sizes_of(h, index, is_causal)
-            cls, settings = pattern.heads, pattern.settings(sizes)
+            sizes = patterns.sizes_of(h, index, is_decoder=is_causal)
+            cls = functools.partial(pattern.groups, sizes)
+            settings = {"name": _name_of(pattern.heads)}
             relative = relative and pattern.has_relative_positions
         else:
             cls, settings = _routed_kind(h, index, routing)
             if cls is not layers.FullHeads:
                 settings |= shared
-        groups.append(make(cls, routed, relative, key_shift=routed_shift, **settings))
+        made = make(cls, routed, relative, key_shift=routed_shift, **settings)
+        groups.extend(made if isinstance(made, list) else [made])
     if cluster_strided:
         settings = _clustering(h) | shared
         if h.compatibility is not None:
@@ -198,6 +201,7 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
                 key_shift=local_shift,
                 block_shape=h.local_block_shape,
                 flange_blocks=h.local_flange_blocks,
+                dilation=h.local_dilation,
             )
         )
     for cls, number, settings in _factorized_kinds(h, index):
@@ -329,7 +333,8 @@ def _heads(
     """Makes heads of a class, with the flaws that the hyperparameters ask for."""
     h = hyperparameters
     relative = relative and not rotary_positions
-    own_name = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+    if "name" not in settings:
+        settings["name"] = _name_of(cls)
     if h.compatibility is not None:
         cls, flaws = _release_heads().class_at(h.compatibility, cls)
         settings |= flaws
@@ -340,9 +345,14 @@ def _heads(
         relative_key_initializer=_relative_key_initializer(h),
         max_relative_position=h.max_relative_position if relative else None,
         rotary_positions=rotary_positions,
+        entmax_alpha=h.entmax_alpha,
         dtype=policy,
-        **{"name": own_name, **settings},
+        **settings,
     )
+
+
+def _name_of(cls):
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
 
 def _relative_key_initializer(hyperparameters):

@@ -304,7 +304,8 @@ def test_a_short_run(pattern, monkeypatch, eager):
 def test_heads_of_a_pattern(pattern):
     options = parse("--num_heads=3", "--windows=10", "--options=share_query_key=False")
     settings = recall.settings_of(options, pattern, 1, (64, 4, 10, 1))
-    config = recall_model.head_group(settings).get_config()
+    (group,) = recall_model.head_groups(settings)
+    config = group.get_config()
     assert config["num_heads"] == 3 and config["key_shift"] == 1
     if pattern == "local":
         assert config["block_shape"] == (5,) and config["flange_blocks"] == 1

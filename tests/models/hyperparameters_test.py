@@ -219,6 +219,9 @@ def test_round_trip_through_json(h):
 @pytest.mark.parametrize(
     "text, expected",
     [
+        ("entmax_alpha=1.5", {"entmax_alpha": 1.5}),
+        ("entmax_alpha=learned", {"entmax_alpha": "learned"}),
+        ("entmax_alpha=none", {"entmax_alpha": None}),
         ("", {}),
         (" , ,", {}),
         ("num_layers=3", {"num_layers": 3}),
@@ -272,6 +275,7 @@ def test_parse_overrides(text, expected):
             "`key_dim` must be of type int or none. Received: key_dim='many'",
         ),
         ("learning_rate=fast", "`learning_rate` must be of type float. "),
+        ("entmax_alpha=soft", "`entmax_alpha` must be of type float or str or none. "),
         ("ema=yes", "`ema` must be of type bool. Received: ema='yes'"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 
 from routing_tf import models
 from routing_tf.models import patterns
+from routing_tf.models import stack
 from routing_tf.models.patterns import PATTERNS
 from tests import golden_cases
 from tests.models import small_models
@@ -36,14 +37,18 @@ def logits(lm, x):
     return golden_cases.to_numpy(lm(x))
 
 
-def heads_of(block):
-    return [type(group) for group in block.attention.head_groups]
+def assert_has(block, name, expected=True):
+    """Asserts that the routed heads of a block are a pattern, or are not."""
+    made = {type(group).__name__ for group in block.attention.head_groups}
+    sizes = patterns.Sizes(attention_window=8, max_length=16, num_clusters=4)
+    groups = PATTERNS[name].groups(sizes, 2)
+    assert ({type(group).__name__ for group in groups} <= made) == expected
 
 
 @pytest.mark.parametrize("name", cases(OF_DECODERS))
 def test_of_text(name):
     lm = small_models.language_model(routing=name, **SMALL)
-    assert PATTERNS[name].heads in heads_of(lm.backbone.blocks[-1])
+    assert_has(lm.backbone.blocks[-1], name)
     x = small_models.inputs((LENGTH, LENGTH), LENGTH)
     expected = logits(lm, x)
     changed = x["token_ids"].copy()
@@ -65,8 +70,8 @@ def test_of_encoders(name):
     lm = small_seq2seq.language_model(
         encoder_routing=name, max_input_length=LENGTH, **SMALL
     )
-    assert PATTERNS[name].heads in heads_of(lm.backbone.encoder_blocks[-1])
-    assert PATTERNS[name].heads not in heads_of(lm.backbone.blocks[-1])
+    assert_has(lm.backbone.encoder_blocks[-1], name)
+    assert_has(lm.backbone.blocks[-1], name, expected=False)
     buffers = {"buffers": (LENGTH, LENGTH)}
     x = small_seq2seq.inputs((LENGTH, START), (LENGTH, LENGTH), **buffers)
     expected = logits(lm, x)
@@ -80,8 +85,7 @@ def test_of_encoders(name):
 @pytest.mark.parametrize("name", cases(OF_DECODERS))
 def test_of_decoders_behind_an_encoder(name):
     lm = small_seq2seq.language_model(routing=name, **SMALL)
-    of_encoder = heads_of(lm.backbone.encoder_blocks[-1])
-    assert (PATTERNS[name].heads in of_encoder) == PATTERNS[name].of_encoders
+    assert_has(lm.backbone.encoder_blocks[-1], name, PATTERNS[name].of_encoders)
     x = small_seq2seq.inputs(lengths=(LENGTH, LENGTH), buffers=(40, LENGTH))
     expected = logits(lm, x)
     lm.compile(sampler=keras_hub.samplers.GreedySampler())
@@ -106,20 +110,25 @@ def test_of_decoders_behind_an_encoder(name):
 )
 def test_routing_of_an_encoder(routing, encoder_routing, expected):
     h = small_seq2seq.hyperparameters(routing=routing, encoder_routing=encoder_routing)
-    assert patterns.routing_of(h, is_causal=False) == expected
-    assert patterns.routing_of(h, is_causal=True) == routing
+    assert patterns.routing_of(h, is_decoder=False) == expected
+    assert patterns.routing_of(h, is_decoder=True) == routing
 
 
 @pytest.mark.parametrize("name", OF_DECODERS)
 def test_caches_grow_unless_a_pattern_says_that_they_are_bounded(name):
     sizes = patterns.Sizes(attention_window=8, max_length=64, num_clusters=4)
-    group = PATTERNS[name].heads(1, **PATTERNS[name].settings(sizes))
-    group.set_sizes(4, 4)
-    sizes = [
-        [tuple(x.shape) for x in keras.tree.flatten(group.make_cache(1, length))]
+    groups = PATTERNS[name].groups(sizes, 2)
+    for group in groups:
+        group.set_sizes(4, 4)
+    shapes = [
+        [
+            tuple(x.shape)
+            for group in groups
+            for x in keras.tree.flatten(group.make_cache(1, length))
+        ]
         for length in (32, 64)
     ]
-    assert (sizes[0] == sizes[1]) == PATTERNS[name].is_bounded
+    assert (shapes[0] == shapes[1]) == PATTERNS[name].is_bounded
 
 
 @pytest.mark.parametrize(
@@ -150,34 +159,85 @@ def test_of_images(blocks):
     assert np.abs(found - other).max() > 0
 
 
+ENCODER = {"num_encoder_layers": 1, "max_input_length": 16}
+
+
 @pytest.mark.parametrize(
     "message, changes",
     [
-        ("without flaws of the release", {"compatibility": "exact"}),
+        ("must come without `compatibility`", {"compatibility": "exact"}),
         ("needs rows and columns", {"routing": "axial"}),
         ("no causal form.*name it in `encoder_routing`", {"routing": "linformer"}),
-        ("for models with an encoder", {"encoder_routing": "linformer"}),
+        ("there are none.*num_routed_heads=0", {"num_routed_heads": 0}),
+        ("num_local_only_layers=2 of 2 layers", {"num_local_only_layers": 2}),
         (
-            "`encoder_routing` must name.*encoder_routing='native_sparse'",
-            {"encoder_routing": "native_sparse", "num_encoder_layers": 1},
+            "`attention_dropout` must be 0 with `routing='linear'`",
+            {"routing": "linear", "attention_dropout": 0.5},
         ),
         (
-            "need neither a causal mask",
-            {"encoder_routing": "token_choice", "num_encoder_layers": 1},
+            "`rotary_positions` must be False with `routing='luna'`",
+            {"routing": "luna", "rotary_positions": True},
         ),
         (
-            "nor an image",
-            {"encoder_routing": "axial", "num_encoder_layers": 1},
+            "`routed_key_shift` must be 0 with `routing='reformer'`",
+            {"routing": "reformer", "routed_key_shift": 1},
         ),
         (
-            "`encoder_routing='full'` must come without flaws",
-            {
-                **{"routing": "hashed", "encoder_routing": "full"},
-                **{"num_encoder_layers": 1, "compatibility": "exact"},
-            },
+            "`share_query_key` must be True with `routing='reformer'`",
+            {"routing": "reformer", "share_query_key": False},
+        ),
+        ("`entmax_alpha` must be None", {"entmax_alpha": 1.5}),
+        (
+            "num_random_heads",
+            {"routing": "bigbird", "num_routed_heads": 1, "key_dim": 4},
         ),
     ],
 )
 def test_refused(message, changes):
     with pytest.raises(ValueError, match=message):
         small_models.hyperparameters(**{"routing": "block_top_k", **changes})
+
+
+@pytest.mark.parametrize(
+    "message, name, changes",
+    [
+        ("for models with an encoder", "linformer", {"num_encoder_layers": 0}),
+        (
+            "`encoder_routing` must name.*Received: .*'native_sparse'",
+            "native_sparse",
+            {},
+        ),
+        ("need neither a causal mask", "token_choice", {}),
+        ("nor an image", "axial", {}),
+        ("must come without `compatibility`", "full", {"compatibility": "exact"}),
+        ("there are none", "full", {"num_local_only_layers": 1}),
+        (
+            "`attention_dropout` must be 0 with `encoder_routing='nystrom'`",
+            "nystrom",
+            {"attention_dropout": 0.5},
+        ),
+    ],
+)
+def test_refused_in_an_encoder(message, name, changes):
+    changes = {**ENCODER, "encoder_routing": name, **changes}
+    with pytest.raises(ValueError, match=message):
+        small_models.hyperparameters(**changes)
+
+
+def test_other_settings_of_heads():
+    changes = {"entmax_alpha": 1.5, "local_dilation": 2}
+    lm = small_models.language_model(routing="full", **changes, **SMALL)
+    groups = lm.backbone.blocks[0].attention.head_groups
+    assert {group.entmax_alpha for group in groups} == {1.5}
+    assert [group.dilation for group in groups if hasattr(group, "dilation")] == [2]
+    for name, value in changes.items():
+        with pytest.raises(ValueError, match=f"`{name}` must.*compatibility='exact'"):
+            small_models.hyperparameters(compatibility="exact", **{name: value})
+
+
+def test_keys_of_an_encoder_are_never_shifted():
+    h = small_models.hyperparameters(
+        **ENCODER, encoder_routing="linformer", routed_key_shift=1
+    )
+    block = stack.encoder_block(h, 0, keras.dtype_policies.get(None))
+    assert {group.key_shift for group in block.attention.head_groups} == {0}

@@ -32,6 +32,8 @@ class BlockPairHeads(OneSequenceHeads):
 
     Blocks differ by one token at most where the length is no multiple of their number.
     With fewer tokens than blocks some are empty, and who sees one of these gets zero.
+    Padding counts: who sees a block of padding alone gets zero too, so pad no further
+    than you must.
 
     Args:
         num_heads: number of heads in the group.

@@ -22,7 +22,8 @@ class RandomBlockHeads(OneSequenceHeads):
     heads, see `bigbird_heads`. With a causal mask it draws among the blocks from the
     second one up to the last but one before itself, and what it draws does not depend
     on the length. Where there are fewer blocks to draw from, all of them are seen;
-    where there are none, queries get zero.
+    where there are none, queries get zero. Padding counts: a query whose blocks hold
+    padding alone gets zero too, so pad no further than you must.
 
     `RandomHeads` are something else: there chance takes the place of content in
     clusters of single tokens, whose members see each other.

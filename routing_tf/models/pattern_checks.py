@@ -1,0 +1,92 @@
+"""Which patterns go together with the other hyperparameters."""
+
+from routing_tf.models.patterns import PATTERNS
+from routing_tf.models.patterns import is_of_encoders
+from routing_tf.models.patterns import sizes_of
+
+# Hyperparameters that heads may refuse, what these call them, and the neutral values.
+OPTIONS = {
+    "attention_dropout": ("dropout", 0),
+    "rotary_positions": ("rotary_positions", False),
+    "entmax_alpha": ("entmax_alpha", None),
+    "routed_key_shift": ("key_shift", 0),
+}
+
+
+def check_patterns(h):
+    """Raises a `ValueError` if a pattern that is named makes no sense here."""
+    if h.routing in PATTERNS:
+        _check_decoder_pattern(h)
+        _check_pattern(h, "routing", h.num_layers)
+    if h.encoder_routing is None:
+        return
+    received = f"Received: encoder_routing={h.encoder_routing!r}"
+    if not h.num_encoder_layers:
+        raise ValueError(
+            f"`encoder_routing` is for models with an encoder, of text. {received} "
+            "with num_encoder_layers=0. Leave it out"
+        )
+    if not is_of_encoders(h.encoder_routing):
+        raise ValueError(
+            "`encoder_routing` must name heads that need neither a causal mask nor an "
+            f"image: an encoder has neither. {received}. Choose another, such as "
+            "'expert_choice', 'full' or 'linformer'"
+        )
+    _check_pattern(h, "encoder_routing", h.num_encoder_layers)
+
+
+def _check_decoder_pattern(h):
+    pattern, received = PATTERNS[h.routing], f"Received: routing={h.routing!r}"
+    if not pattern.of_decoders:
+        raise ValueError(
+            f"`routing={h.routing!r}` has no causal form, which decoders need. "
+            f"{received}. Choose another `routing`, or name it in `encoder_routing` "
+            "of a model with `num_encoder_layers`"
+        )
+    if pattern.of_images and h.kind != "image":
+        raise ValueError(
+            f"`routing={h.routing!r}` needs rows and columns. {received} for a "
+            "model of text. Choose another `routing`, or make a model of images, "
+            "which has an `image_height` and no encoder"
+        )
+    if pattern.shares_query_key and not h.share_query_key:
+        raise ValueError(
+            f"`share_query_key` must be True with `routing={h.routing!r}`, whose "
+            f"queries are its keys. {received} with share_query_key=False. Leave one "
+            "of the two out"
+        )
+
+
+def _check_pattern(h, field, num_layers):
+    """Refuses heads that are not there, or with which other settings do not go."""
+    name = getattr(h, field)
+    received = f"Received: {field}={name!r}"
+    if h.compatibility is not None:
+        raise ValueError(
+            f"`{field}={name!r}` must come without `compatibility`: the release has no "
+            f"such models. {received} with compatibility={h.compatibility!r}. Leave "
+            "one of the two out"
+        )
+    if not h.num_routed_heads or h.num_local_only_layers >= num_layers:
+        raise ValueError(
+            f"`{field}` is about routed heads, and there are none. {received} with "
+            f"num_routed_heads={h.num_routed_heads}, num_local_only_layers="
+            f"{h.num_local_only_layers} of {num_layers} layers. Give some, or leave "
+            f"`{field}` out"
+        )
+    if name not in PATTERNS:
+        return
+    is_decoder = field == "routing"
+    sizes = sizes_of(h, 0, is_decoder)
+    PATTERNS[name].groups(sizes, h.num_routed_heads)
+    for own, (argument, neutral) in OPTIONS.items():
+        value = getattr(h, own)
+        if value == neutral or argument == "key_shift" and not is_decoder:
+            continue
+        try:
+            PATTERNS[name].groups(sizes, h.num_routed_heads, **{argument: value})
+        except ValueError as error:
+            raise ValueError(
+                f"`{own}` must be {neutral} with `{field}={name!r}`. {received} with "
+                f"{own}={value!r}. The heads call it `{argument}`, and say: {error}"
+            ) from error

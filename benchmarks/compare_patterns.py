@@ -3,6 +3,7 @@
     python -m benchmarks.compare_patterns
     python -m benchmarks.compare_patterns --train_steps=10000 --seeds=1
     python -m benchmarks.compare_patterns --files='books/*.txt' --output_dir=runs/books
+    python -m benchmarks.compare_patterns --hparams=key_dim=16 --output_dir=runs/narrow
     python -m benchmarks.compare_patterns --print_only
 
 All models have the same width, data and steps, and each pattern reads its own keys
@@ -10,8 +11,8 @@ All models have the same width, data and steps, and each pattern reads its own k
 seeds, and scored on the test split in both routing scopes where they differ. Then all
 take turns in training steps, which tells their speed. The runs stay in the output
 folder; the figures are kept in a file, and what it has is not computed again, so a
-second call goes on where the first was stopped. A table is printed for each number of
-steps that is there.
+second call goes on where the first was stopped. A table is printed for all data,
+hyperparameters and numbers of steps that are there.
 """
 
 import itertools
@@ -31,6 +32,7 @@ from absl import flags
 from benchmarks import contest
 from benchmarks import pattern_heads
 from routing_tf import training
+from routing_tf.models.hyperparameters import parse_overrides
 from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.training import checkpoints
@@ -92,6 +94,13 @@ def define_flags(values=flags.FLAGS):
         "need an --output_dir of their own. Default: Python's source.",
         **define,
     )
+    flags.DEFINE_string(
+        "hparams",
+        None,
+        "Hyperparameters of all models that are not the main job's, as `--hparams` of "
+        "`routing_tf.train`. They need an --output_dir of their own.",
+        **define,
+    )
     flags.DEFINE_bool("print_only", False, "Print what the file has.", **define)
 
 
@@ -109,12 +118,13 @@ def model_dir(output_dir, pattern, key_shift, steps, seed):
     return pathlib.Path(output_dir, f"{name}_{key_shift}_{steps}_{seed}")
 
 
-def train(folder, pattern, key_shift, seed, steps, files=None):
+def train(folder, pattern, key_shift, seed, steps, files=None, hparams=None):
     """Trains one run, or finishes it, in a process of its own."""
     saved = checkpoints.paths(folder)
     if saved and checkpoints.step_of(saved[-1]) == steps:
         return
     changes = {**changes_of(pattern, key_shift), "train_steps": steps}
+    changed = [f"{name}={value}" for name, value in changes.items()]
     command = [
         sys.executable,
         "-m",
@@ -122,7 +132,7 @@ def train(folder, pattern, key_shift, seed, steps, files=None):
         f"--model_dir={folder}",
         *(["--problem=text_files", f"--files={files}"] if files else []),
         f"--hparams_set={PRESET}",
-        "--hparams=" + ",".join(f"{name}={value}" for name, value in changes.items()),
+        "--hparams=" + ",".join([*([hparams] if hparams else []), *changed]),
         f"--seed={seed}",
         "--eval_every=0",
         "--eval_examples=2",
@@ -155,17 +165,19 @@ def score(folder, num_examples):
     }
 
 
-def time_steps(models, rounds):
+def time_steps(models, rounds, hparams=None):
     """Times training steps of several models, one after the other, round by round.
 
     Args:
         models: list of pairs of pattern and key shift.
         rounds: number of timed steps of each.
+        hparams: hyperparameters that are not the main job's; None (the default) for
+            none.
 
     Returns:
         List of the median tokens per second.
     """
-    steps = [training_step(*model) for model in models]
+    steps = [training_step(*model, hparams) for model in models]
     seconds = [[] for _ in models]
     for number in tqdm.trange(WARM_UP_STEPS + rounds, desc="timing", disable=None):
         for (step, _), times in zip(steps, seconds, strict=True):
@@ -179,9 +191,10 @@ def time_steps(models, rounds):
     ]
 
 
-def training_step(pattern, key_shift):
+def training_step(pattern, key_shift, hparams):
     """Returns a function that takes a training step, and its number of tokens."""
-    settings = preset_hyperparameters(PRESET).replace(**changes_of(pattern, key_shift))
+    changes = parse_overrides(hparams or "") | changes_of(pattern, key_shift)
+    settings = preset_hyperparameters(PRESET).replace(**changes)
     config, problem = run_config.configure("python_source", settings)
     lm = training.build_model(config.hyperparameters, problem)
     training.compile_for_training(lm)
@@ -226,13 +239,14 @@ class Figures:
         written.replace(self.path)
 
 
-def table(figures, steps, files):
+def table(figures, steps, files, hparams):
     """Returns the lines of a table in Markdown.
 
     Args:
         figures: `Figures`.
         steps: number of training steps of the runs.
         files: names of the text files they were trained on; None for Python's source.
+        hparams: hyperparameters that are not the main job's; None for none.
 
     Returns:
         List of strings.
@@ -244,8 +258,9 @@ def table(figures, steps, files):
     ]
     for pattern, shift in itertools.product(PATTERNS, (0, 1)):
         model = {"pattern": pattern, "key_shift": shift}
-        runs = figures.find(**model, steps=steps, files=files, kind="bits")
-        speeds = figures.find(**model, kind="speed")
+        data = {"steps": steps, "files": files, "hparams": hparams}
+        runs = figures.find(**model, **data, kind="bits")
+        speeds = figures.find(**model, hparams=hparams, kind="speed")
         scopes = list(runs[0]["bits_per_byte"]) if runs else []
         for scope in scopes:
             values = [run["bits_per_byte"][scope] for run in runs]
@@ -275,19 +290,24 @@ def run(options):
     if not options.print_only:
         train_and_score(options, models, figures)
         if options.rounds:
-            speeds = time_steps(models, options.rounds)
+            speeds = time_steps(models, options.rounds, options.hparams)
             for (pattern, shift), speed in zip(models, speeds, strict=True):
                 figures.add(
                     kind="speed",
                     pattern=pattern,
                     key_shift=shift,
                     tokens_per_second=round(speed),
+                    **({"hparams": options.hparams} if options.hparams else {}),
                 )
-    tables = {(run.get("files"), run["steps"]) for run in figures.find(kind="bits")}
-    for files, steps in sorted(tables, key=str):
+    tables = {
+        (run.get("files"), run["steps"], run.get("hparams"))
+        for run in figures.find(kind="bits")
+    }
+    for files, steps, hparams in sorted(tables, key=str):
         data = files or "Python's source"
-        print(f"\n{data}, {steps:,} steps\n")
-        print("\n".join(table(figures, steps, files)))
+        changed = f", {hparams}" if hparams else ""
+        print(f"\n{data}, {steps:,} steps{changed}\n")
+        print("\n".join(table(figures, steps, files, hparams)))
 
 
 def names_of(files):
@@ -310,10 +330,12 @@ def train_and_score(options, models, figures):
         }
         if options.files:
             keys["files"] = names_of(options.files)
-        if figures.find(**{"files": None, **keys}):
+        if options.hparams:
+            keys["hparams"] = options.hparams
+        if figures.find(**{"files": None, "hparams": None, **keys}):
             continue
         folder = model_dir(options.output_dir, pattern, shift, steps, seed)
-        train(folder, pattern, shift, seed, steps, options.files)
+        train(folder, pattern, shift, seed, steps, options.files, options.hparams)
         bits = score(folder, options.eval_examples or None)
         rounded = {scope: round(value, 4) for scope, value in bits.items()}
         figures.add(**keys, bits_per_byte=rounded)

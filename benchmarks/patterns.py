@@ -84,6 +84,7 @@ def language(row, options):
         seed=0,
         windows=WINDOWS,
         files=None,
+        hparams=None,
     )
     if known:
         return known[-1]["bits_per_byte"]

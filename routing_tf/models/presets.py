@@ -24,6 +24,7 @@ OWN_SETS = {
             attention_window=64,
             routing="token_choice",
             routed_key_shift=1,
+            routed_relative_positions=False,
             balance_rate=0.003,
             max_relative_position=32,
             relative_key_stddev=2.0,

@@ -31,9 +31,14 @@ def test_bits_per_byte_of_compare_patterns_are_taken_over(tmp_path, monkeypatch)
     run = {"kind": "bits", "pattern": "hashed", "steps": 900, "windows": 128}
     figures = compare_patterns.Figures(path)
     figures.add(**run, key_shift=1, seed=0, bits_per_byte={"full": 1.5})
-    for other in ({"key_shift": 0, "seed": 0}, {"key_shift": 1, "seed": 1}):
-        figures.add(**run, **other, bits_per_byte={"full": 3.0})
-    figures.add(**run, key_shift=1, seed=0, files="a.txt", bits_per_byte={"full": 2.0})
+    for other in (
+        {"key_shift": 0},
+        {"seed": 1},
+        {"files": "a.txt"},
+        {"hparams": "key_dim=16"},
+    ):
+        entry = {**run, "key_shift": 1, "seed": 0, **other}
+        figures.add(**entry, bits_per_byte={"full": 3.0})
     assert patterns.language("hashed", parsed(f"--compared={path}")) == {"full": 1.5}
 
 

@@ -5,12 +5,12 @@
     python -m benchmarks.patterns --print_only
 
 For each pattern: accuracy of recall (`benchmarks.recall` at 128 tokens and 8 pairs, 32
-keys for a query), bits per byte of the main job (`benchmarks.compare_patterns`),
-seconds and memory of forward+backward of a layer (8 heads of 64, 256 keys for a query),
-the size of its cache at 8,192 tokens, and how far later tokens move earlier outputs.
-Keys are those of the token before (`key_shift=1`) where a pattern has that. Figures go
-into a file at once, and a second call goes on from there; all of it takes about five
-hours of two cores.
+keys for a query), bits per byte of the main job with relative positions
+(`benchmarks.compare_patterns`), seconds and memory of forward+backward of a layer (8
+heads of 64, 256 keys for a query), the size of its cache at 8,192 tokens, and how far
+later tokens move earlier outputs. Keys are those of the token before (`key_shift=1`)
+where a pattern has that. Figures go into a file at once, and a second call goes on from
+there; all of it takes about five hours of two cores.
 """
 
 import functools
@@ -33,6 +33,8 @@ from routing_tf.models.presets import preset_hyperparameters
 WHAT = ("leak", "state", "cost", "recall", "language")
 WINDOW, STATE_LENGTH, DEVICE = 256, 8192, "cpu"
 WINDOWS = 128  # of the test split, to score
+# Heads have relative positions where the pattern has them.
+HPARAMS = "routed_relative_positions=true"
 LARGEST_BYTES = 16 * 2**30
 RECALL = {
     "length": 128,
@@ -70,7 +72,7 @@ def language(row, options):
     """Returns bits per byte of the main job; None for a pattern without a causal form.
 
     Takes the figure of `compare_patterns` if its file has one. Otherwise trains a run,
-    or finishes one; `compare_patterns` finds it in the same folder.
+    or finishes one; `compare_patterns --hparams` finds it in the same folder.
     """
     if row in pattern_heads.NOT_CAUSAL:
         return None
@@ -84,12 +86,12 @@ def language(row, options):
         seed=0,
         windows=WINDOWS,
         files=None,
-        hparams=None,
+        hparams=HPARAMS,
     )
     if known:
         return known[-1]["bits_per_byte"]
     folder = compare_patterns.model_dir(options.output_dir, row, shift, steps, 0)
-    compare_patterns.train(folder, row, shift, 0, steps)
+    compare_patterns.train(folder, row, shift, 0, steps, hparams=HPARAMS)
     return compare_patterns.score(folder, WINDOWS)
 
 
@@ -248,7 +250,7 @@ def define_flags(values=flags.FLAGS):
     )
     flags.DEFINE_integer("rounds", 3, "Timed runs.", lower_bound=1, **define)
     flags.DEFINE_float("timeout", 600.0, "Seconds that runs may take.", **define)
-    flags.DEFINE_string("output_dir", "runs/patterns", "Folder of the runs.", **define)
+    flags.DEFINE_string("output_dir", "runs/positions", "Folder of the runs.", **define)
     flags.DEFINE_string(
         "results", "benchmarks/all_patterns.json", "File of the figures.", **define
     )

@@ -242,13 +242,13 @@ PATTERNS = {
 
 def sizes_of(h, index, is_decoder):
     """Returns the `Sizes` of a block of the decoder, or of one of the encoder."""
-    is_grid = h.kind != "image" or h.local_block_width is not None
+    is_row_by_row = h.kind == "image" and h.local_block_width is None
     return Sizes(
         attention_window=h.attention_window,
         max_length=h.max_sequence_length if is_decoder else h.max_input_length,
         num_clusters=h.num_clusters,
         index=index,
-        row_length=None if is_grid else h.image_width * h.num_channels,
+        row_length=h.image_width * h.num_channels if is_row_by_row else None,
     )
 
 

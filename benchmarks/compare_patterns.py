@@ -3,7 +3,7 @@
     python -m benchmarks.compare_patterns
     python -m benchmarks.compare_patterns --train_steps=10000 --seeds=1
     python -m benchmarks.compare_patterns --files='books/*.txt' --output_dir=runs/books
-    python -m benchmarks.compare_patterns --hparams=key_dim=16 --output_dir=runs/narrow
+    python -m benchmarks.compare_patterns --hparams=key_dim=16
     python -m benchmarks.compare_patterns --print_only
 
 All models have the same width, data and steps, and each pattern reads its own keys
@@ -19,6 +19,7 @@ import itertools
 import json
 import logging
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def define_flags(values=flags.FLAGS):
         "hparams",
         None,
         "Hyperparameters of all models that are not the main job's, as `--hparams` of "
-        "`routing_tf.train`. They need an --output_dir of their own.",
+        "`routing_tf.train`.",
         **define,
     )
     flags.DEFINE_bool("print_only", False, "Print what the file has.", **define)
@@ -112,10 +113,11 @@ def changes_of(pattern, key_shift):
     return {**changes, "local_key_shift": local_shift}
 
 
-def model_dir(output_dir, pattern, key_shift, steps, seed):
+def model_dir(output_dir, pattern, key_shift, steps, seed, hparams=None):
     """Returns the folder of one run."""
     name = pattern.replace(" ", "_")
-    return pathlib.Path(output_dir, f"{name}_{key_shift}_{steps}_{seed}")
+    changed = "_" + re.sub(r"[^\w.=-]", "_", hparams) if hparams else ""
+    return pathlib.Path(output_dir, f"{name}_{key_shift}_{steps}_{seed}{changed}")
 
 
 def train(folder, pattern, key_shift, seed, steps, files=None, hparams=None):
@@ -334,7 +336,8 @@ def train_and_score(options, models, figures):
             keys["hparams"] = options.hparams
         if figures.find(**{"files": None, "hparams": None, **keys}):
             continue
-        folder = model_dir(options.output_dir, pattern, shift, steps, seed)
+        run = (options.output_dir, pattern, shift, steps, seed)
+        folder = model_dir(*run, options.hparams)
         train(folder, pattern, shift, seed, steps, options.files, options.hparams)
         bits = score(folder, options.eval_examples or None)
         rounded = {scope: round(value, 4) for scope, value in bits.items()}

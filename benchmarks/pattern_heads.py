@@ -17,6 +17,7 @@ ROUTED = ("expert choice", "token choice", "expert threshold")
 OWN = ("full", "local", "random", "hashed", *ROUTED)
 BALANCE_RATE = 0.01
 NOT_CAUSAL = tuple(name for name, p in PATTERNS.items() if not p.of_decoders)
+OF_TWO_HEADS = ("bigbird",)
 # Those of images have no place in a text.
 OF_TEXT = tuple(
     name for name, p in PATTERNS.items() if p.of_decoders and not p.of_images
@@ -58,13 +59,14 @@ def head_groups(row, budget, **options):
     if row in PATTERNS:
         sizes = Sizes(b.window, b.length, b.num_clusters)
         return PATTERNS[row].groups(sizes, b.num_heads, **options)
-    # The own block and the one before it are the window.
-    local = {"block_shape": (max(1, (b.window or 2) // 2),)}
+    if row == "local":
+        # The own block and the one before it are the window.
+        block = max(1, b.window // 2)
+        return [layers.LocalHeads(b.num_heads, block_shape=(block,), **options)]
     clustered = {"num_clusters": b.num_clusters, "attention_window": b.window}
     hashed = {"num_buckets": b.num_clusters, "attention_window": b.window}
     cls, settings = {
         "full": (layers.FullHeads, {}),
-        "local": (layers.LocalHeads, local),
         "random": (layers.RandomHeads, clustered),
         "hashed": (layers.HashedHeads, hashed),
         **{

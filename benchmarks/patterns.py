@@ -54,8 +54,8 @@ TOO_LARGE, TOO_LONG = "too large", "too long"
 
 
 def recall(row, options):
-    """Returns the accuracy of recall; None for a pattern without a causal form."""
-    if row in pattern_heads.NOT_CAUSAL:
+    """Returns the accuracy of recall; None without a causal form for one head."""
+    if row in (*pattern_heads.NOT_CAUSAL, *pattern_heads.OF_TWO_HEADS):
         return None
     is_routed = row in pattern_heads.ROUTED
     settings = recall_data.Settings(
@@ -90,7 +90,9 @@ def language(row, options):
     )
     if known:
         return known[-1]["bits_per_byte"]
-    folder = compare_patterns.model_dir(options.output_dir, row, shift, steps, 0)
+    folder = compare_patterns.model_dir(
+        options.output_dir, row, shift, steps, 0, HPARAMS
+    )
     compare_patterns.train(folder, row, shift, 0, steps, hparams=HPARAMS)
     return compare_patterns.score(folder, WINDOWS)
 
@@ -250,7 +252,7 @@ def define_flags(values=flags.FLAGS):
     )
     flags.DEFINE_integer("rounds", 3, "Timed runs.", lower_bound=1, **define)
     flags.DEFINE_float("timeout", 600.0, "Seconds that runs may take.", **define)
-    flags.DEFINE_string("output_dir", "runs/positions", "Folder of the runs.", **define)
+    flags.DEFINE_string("output_dir", "runs/patterns", "Folder of the runs.", **define)
     flags.DEFINE_string(
         "results", "benchmarks/all_patterns.json", "File of the figures.", **define
     )

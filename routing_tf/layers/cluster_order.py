@@ -47,6 +47,7 @@ class ClusterOrder:
         slots: `<int32>[B, H, L]`, slot of each token, counted over all chunks.
         tokens: `<int32>[B, H, N, C]`, token in each slot; any token where a slot is
             empty, which are the last ones of a cluster's last chunk.
+        is_filled: `<bool>[B, H, N, C]`, whether a slot holds a token.
 
     Example:
 
@@ -87,9 +88,9 @@ class ClusterOrder:
         self.is_filled = self.ranks() < size[..., None]
 
     def arrange(self, x):
-        """Puts `[B, H, L, D]` into slots, `[B, H, N, C, D]`; empty ones hold any.
+        """Puts `[B, H, L, D]` into slots, `[B, H, N, C, D]`; empty ones hold any token.
 
-        What is made of empty slots must have no influence: its gradient is not asked.
+        What is computed from these must have no influence: its gradient is ignored.
         """
 
         # Each token has one slot, so that the gradient need not add up.

@@ -166,6 +166,14 @@ def _check_entmax(h):
             f"softmax. Received: entmax_alpha={h.entmax_alpha!r} with compatibility="
             f"{h.compatibility!r}. Leave one of the two out"
         )
+    slides = h.num_factorized_heads and h.factorized_pattern == "strided"
+    if h.entmax_alpha is not None and slides:
+        raise ValueError(
+            "`entmax_alpha` must be None with `factorized_pattern='strided'`, whose "
+            "sliding windows join parts of a softmax. Received: entmax_alpha="
+            f"{h.entmax_alpha!r} with num_factorized_heads={h.num_factorized_heads}. "
+            "Leave it out, or take `factorized_pattern='fixed'`"
+        )
 
 
 def _check_dilation(h):
@@ -176,7 +184,7 @@ def _check_dilation(h):
             "`local_dilation` must be 1 for blocks that are rectangles, and with flaws "
             f"of the release. Received: local_dilation={h.local_dilation}, "
             f"local_block_width={h.local_block_width}, "
-            f"compatibility={h.compatibility!r}"
+            f"compatibility={h.compatibility!r}. Leave it out"
         )
 
 

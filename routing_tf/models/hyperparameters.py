@@ -410,7 +410,8 @@ def _parse_value(name, value, kind):
             return booleans[value.lower()]
         if name == "entmax_alpha":
             words = {"none": None, "learned": "learned"}
-            return words[value] if value in words else float(value)
+            low = value.lower()
+            return words[low] if low in words else float(value)
         if kind in (int | None, str | None):
             if value.lower() == "none":
                 return None

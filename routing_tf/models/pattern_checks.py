@@ -17,7 +17,7 @@ def check_patterns(h):
     """Raises a `ValueError` if a pattern that is named makes no sense here."""
     if h.routing in PATTERNS:
         _check_decoder_pattern(h)
-        _check_pattern(h, "routing", h.num_layers)
+        _check_named_heads(h, "routing", h.num_layers)
     if h.encoder_routing is None:
         return
     received = f"Received: encoder_routing={h.encoder_routing!r}"
@@ -32,7 +32,7 @@ def check_patterns(h):
             f"image: an encoder has neither. {received}. Choose another, such as "
             "'expert_choice', 'full' or 'linformer'"
         )
-    _check_pattern(h, "encoder_routing", h.num_encoder_layers)
+    _check_named_heads(h, "encoder_routing", h.num_encoder_layers)
 
 
 def _check_decoder_pattern(h):
@@ -57,8 +57,8 @@ def _check_decoder_pattern(h):
         )
 
 
-def _check_pattern(h, field, num_layers):
-    """Refuses heads that are not there, or with which other settings do not go."""
+def _check_named_heads(h, field, num_layers):
+    """Refuses a name without routed heads, and settings that its heads do not take."""
     name = getattr(h, field)
     received = f"Received: {field}={name!r}"
     if h.compatibility is not None:
@@ -78,7 +78,14 @@ def _check_pattern(h, field, num_layers):
         return
     is_decoder = field == "routing"
     sizes = sizes_of(h, 0, is_decoder)
-    PATTERNS[name].groups(sizes, h.num_routed_heads)
+    try:
+        PATTERNS[name].groups(sizes, h.num_routed_heads)
+    except ValueError as error:
+        raise ValueError(
+            f"`num_routed_heads` and `attention_window` must fit `{field}={name!r}`. "
+            f"{received} with num_routed_heads={h.num_routed_heads}, attention_window="
+            f"{h.attention_window}. The heads say: {error}"
+        ) from error
     for own, (argument, neutral) in OPTIONS.items():
         value = getattr(h, own)
         if value == neutral or argument == "key_shift" and not is_decoder:

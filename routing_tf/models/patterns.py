@@ -91,16 +91,8 @@ def _etc(sizes):
     return {"num_global_tokens": chosen, "local_radius": radius}
 
 
-def _bigbird(sizes):
-    # The near heads see three blocks and the first one.
-    return {
-        "block_length": _share(sizes, 4),
-        "num_random_blocks": 4,
-        "seed": sizes.index,
-    }
-
-
 def _random_blocks(sizes):
+    # The near heads of BigBird see four blocks too, a window of three and the first.
     return {
         "block_length": _share(sizes, 4),
         "num_random_blocks": 4,
@@ -203,7 +195,7 @@ def _nystrom(sizes):
 
 PATTERNS = {
     "axial": Pattern(layers.AxialHeads, _axial, False, of_images=True),
-    "bigbird": Pattern(layers.bigbird_heads, _bigbird),
+    "bigbird": Pattern(layers.bigbird_heads, _random_blocks),
     "block_top_k": Pattern(layers.BlockTopKHeads, _block_top_k),
     "compressed": Pattern(layers.CompressedHeads, _compressed),
     "etc": Pattern(layers.etc_heads, _etc),

@@ -160,14 +160,14 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
         pattern = patterns.PATTERNS.get(routing)
         if pattern is not None:
             sizes = patterns.sizes_of(h, index, is_decoder=is_causal)
-            cls = functools.partial(pattern.groups, sizes)
+            make_heads = functools.partial(pattern.groups, sizes)
             settings = {"name": _name_of(pattern.heads)}
             relative = relative and pattern.has_relative_positions
         else:
-            cls, settings = _routed_kind(h, index, routing)
-            if cls is not layers.FullHeads:
+            make_heads, settings = _routed_kind(h, index, routing)
+            if make_heads is not layers.FullHeads:
                 settings |= shared
-        made = make(cls, routed, relative, key_shift=routed_shift, **settings)
+        made = make(make_heads, routed, relative, key_shift=routed_shift, **settings)
         groups.extend(made if isinstance(made, list) else [made])
     if cluster_strided:
         settings = _clustering(h) | shared

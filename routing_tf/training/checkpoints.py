@@ -227,6 +227,12 @@ def named_variables(lm, with_optimizer=True):
     Those of its optimizer, if it has one, are left out without `with_optimizer`.
     """
     named = {f"model|{_key(v.path)}": v for v in lm.weights}
+    if len(named) < len(lm.weights):
+        raise ValueError(
+            "The variables of a model must have different paths. Received: "
+            f"{len(lm.weights)} variables with {len(named)} paths. Give layers that "
+            "stand side by side different names"
+        )
     optimizer = getattr(lm, "optimizer", None)
     if with_optimizer and optimizer is not None:
         for variable in optimizer.variables:

@@ -221,7 +221,7 @@ def test_round_trip_through_json(h):
     [
         ("entmax_alpha=1.5", {"entmax_alpha": 1.5}),
         ("entmax_alpha=learned", {"entmax_alpha": "learned"}),
-        ("entmax_alpha=none", {"entmax_alpha": None}),
+        ("entmax_alpha=None", {"entmax_alpha": None}),
         ("", {}),
         (" , ,", {}),
         ("num_layers=3", {"num_layers": 3}),

@@ -49,6 +49,8 @@ def assert_has(block, name, expected=True):
 def test_of_text(name):
     lm = small_models.language_model(routing=name, **SMALL)
     assert_has(lm.backbone.blocks[-1], name)
+    # Checkpoints hold variables by their paths.
+    assert len({variable.path for variable in lm.weights}) == len(lm.weights)
     x = small_models.inputs((LENGTH, LENGTH), LENGTH)
     expected = logits(lm, x)
     changed = x["token_ids"].copy()
@@ -188,7 +190,7 @@ ENCODER = {"num_encoder_layers": 1, "max_input_length": 16}
         ),
         ("`entmax_alpha` must be None", {"entmax_alpha": 1.5}),
         (
-            "num_random_heads",
+            "`num_routed_heads` and",
             {"routing": "bigbird", "num_routed_heads": 1, "key_dim": 4},
         ),
     ],
@@ -233,6 +235,12 @@ def test_other_settings_of_heads():
     for name, value in changes.items():
         with pytest.raises(ValueError, match=f"`{name}` must.*compatibility='exact'"):
             small_models.hyperparameters(compatibility="exact", **{name: value})
+
+
+def test_sliding_windows_have_no_entmax():
+    changes = {"num_factorized_heads": 2, "num_routed_heads": 0}
+    with pytest.raises(ValueError, match="must be None with `factorized_pattern"):
+        small_models.hyperparameters(entmax_alpha=1.5, **changes)
 
 
 def test_keys_of_an_encoder_are_never_shifted():

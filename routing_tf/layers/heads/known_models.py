@@ -33,7 +33,8 @@ def longformer_heads(
         num_dilated_heads: how many heads have it; the paper gives it to two heads of
             its upper layers. Their blocks are half as long as the window. Defaults
             to 0.
-        **kwargs: arguments of `HeadGroup`, the same for all groups.
+        **kwargs: arguments of `HeadGroup`, the same for all groups; a `name` becomes
+            that of the first, and the start of the others' names.
 
     Returns:
         List of a `GlobalHeads`, and a `LocalHeads` if there are dilated heads.
@@ -66,6 +67,7 @@ def longformer_heads(
     groups = [GlobalHeads(num_plain, global_positions, attention_window, **kwargs)]
     if num_dilated_heads:
         block_shape = (max(attention_window // 2, 1),)
+        kwargs = _of_second_group(kwargs, "dilated")
         groups.append(
             LocalHeads(num_dilated_heads, block_shape, dilation=dilation, **kwargs)
         )
@@ -150,7 +152,8 @@ def bigbird_heads(
         num_random_blocks: number of random blocks that a query sees. Defaults to 3.
         seed: non-negative integer that decides the random blocks. Give each layer its
             own one. Defaults to 0.
-        **kwargs: arguments of `HeadGroup`, the same for both groups.
+        **kwargs: arguments of `HeadGroup`, the same for both groups; a `name` becomes
+            that of the first, and the start of the second one's name.
 
     Returns:
         List of a `GlobalHeads` and a `RandomBlockHeads`.
@@ -178,8 +181,15 @@ def bigbird_heads(
     number = max(num_heads // 4, 1) if number is None else number
     num_near = _num_others("num_random_heads", number, num_heads)
     near = GlobalHeads(num_near, range(block_length), 3 * block_length, **kwargs)
+    kwargs = _of_second_group(kwargs, "random")
     far = RandomBlockHeads(number, block_length, num_random_blocks, seed, **kwargs)
     return [near, far]
+
+
+def _of_second_group(kwargs, part):
+    """Gives a second group another name, so that its variables have other paths."""
+    name = kwargs.get("name")
+    return kwargs if name is None else {**kwargs, "name": f"{name}_{part}"}
 
 
 def _num_others(name, number, num_heads):

@@ -162,3 +162,18 @@ def test_workers_are_asked_before_a_variable_changes(lm, tmp_path):
     with pytest.raises(ValueError, match="not 1"):
         RunCheckpoints(tmp_path, lm).restore(agree=refuse)
     assert first(lm) == 7
+
+
+def test_variables_with_one_path_are_refused():
+    twins = [keras.layers.Dense(2, name="twin") for _ in range(2)]
+
+    class Twins(keras.Model):
+        def build(self, input_shape):
+            for layer in twins:
+                layer.build(input_shape)
+
+    model = Twins()
+    model.twins = twins
+    model.build((1, 3))
+    with pytest.raises(ValueError, match="4 variables with 2 paths"):
+        run_checkpoints.named_variables(model)

@@ -155,20 +155,9 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
     routed, cluster_strided, local = _counts(h, index)
     groups = []
     if routed:
-        relative = h.routed_relative_positions
-        routing = patterns.routing_of(h, is_decoder=is_causal)
-        pattern = patterns.PATTERNS.get(routing)
-        if pattern is not None:
-            sizes = patterns.sizes_of(h, index, is_decoder=is_causal)
-            make_heads = functools.partial(pattern.groups, sizes)
-            settings = {"name": _name_of(pattern.heads)}
-            relative = relative and pattern.has_relative_positions
-        else:
-            make_heads, settings = _routed_kind(h, index, routing)
-            if make_heads is not layers.FullHeads:
-                settings |= shared
-        made = make(make_heads, routed, relative, key_shift=routed_shift, **settings)
-        groups.extend(made if isinstance(made, list) else [made])
+        groups += _routed_groups(
+            h, index, is_causal, routed, make, shared, key_shift=routed_shift
+        )
     if cluster_strided:
         settings = _clustering(h) | shared
         if h.compatibility is not None:
@@ -207,6 +196,32 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
     for cls, number, settings in _factorized_kinds(h, index):
         groups.append(make(cls, number, key_shift=local_shift, **settings))
     return groups
+
+
+def _routed_groups(
+    hyperparameters, index, is_causal, num_heads, make, shared, key_shift
+):
+    """The head groups that `routing` or `encoder_routing` names.
+
+    `make` makes heads; those in clusters also have the arguments `shared`.
+    """
+    h = hyperparameters
+    relative = h.routed_relative_positions
+    routing = patterns.routing_of(h, is_decoder=is_causal)
+    pattern = patterns.PATTERNS.get(routing)
+    if pattern is None:
+        cls, settings = _routed_kind(h, index, routing)
+        if cls is not layers.FullHeads:
+            settings |= shared
+        return [make(cls, num_heads, relative, key_shift=key_shift, **settings)]
+    sizes = patterns.sizes_of(h, index, is_decoder=is_causal)
+    return make(
+        functools.partial(pattern.groups, sizes),
+        num_heads,
+        relative and pattern.has_relative_positions,
+        key_shift=key_shift,
+        name=_name_of(pattern.heads),
+    )
 
 
 def _factorized_kinds(hyperparameters, index):

@@ -43,6 +43,12 @@ def test_bits_per_byte_of_compare_patterns_are_taken_over(tmp_path, monkeypatch)
     assert patterns.language("hashed", parsed(f"--compared={path}")) == {"full": 1.5}
 
 
+def test_runs_with_other_hyperparameters_have_folders_of_their_own():
+    run = ("runs", "token choice", 1, 900, 0)
+    hparams = (None, "key_dim=16", "key_dim=16,ema=0")
+    assert len({compare_patterns.model_dir(*run, each) for each in hparams}) == 3
+
+
 @pytest.mark.parametrize(
     "error, cell",
     [

@@ -21,7 +21,7 @@ _ROUTINGS = (*ROUTINGS, "hashed", "random", "full")
 _CHOICES = {
     "feed_forward": (*ACTIVATIONS, "none"),
     "norm_position": ("pre", "post"),
-    "optimizer": ("adafactor", "adam", "adamw"),
+    "optimizer": ("adafactor", "adam", "adamw", "muon"),
     "initializer": ("unit_scaling", "fan_in_normal"),
     "factorized_pattern": ("strided", "fixed"),
     "factorized_arrangement": ("interleaved", "merged", "separate"),

@@ -166,7 +166,8 @@ class Hyperparameters:
         initializer_gain: scale of the initializer of all weights.
         scale_residual_initializer: whether the initial weights of the last projection
             of each part of a block are divided by `sqrt(2 * layers)` of its stack.
-        optimizer: `"adafactor"` (the tensor2tensor rule), `"adam"` or `"adamw"`.
+        optimizer: `"adafactor"` (the tensor2tensor rule), `"adam"`, `"adamw"`, or
+            `"muon"`: for the matrices between layers, with Adam for all else.
         learning_rate: the factor `constant` of the schedule.
         learning_rate_schedule: factors joined by `*`, see `FactorSchedule`, or
             `"noam"`.
@@ -175,8 +176,8 @@ class Hyperparameters:
         adam_beta_2: decay of Adam's second moment.
         adam_epsilon: Adam's smallest divisor.
         weight_decay: factor of the sum of squared weights / 2 in the training loss;
-            with `"adamw"` the share of all matrices that a step takes away, times the
-            learning rate.
+            with `"adamw"` and `"muon"` the share of all matrices that a step takes
+            away, times the learning rate.
         gradient_clip_norm: largest global norm of the gradients; 0 for no limit.
         batch_tokens: tokens in one training batch.
         train_steps: number of training steps of a run that names no other.

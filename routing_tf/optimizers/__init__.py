@@ -1,8 +1,9 @@
-"""What the release's training needs and `keras.optimizers` lacks."""
+"""What training needs and `keras.optimizers` lacks."""
 
 from routing_tf.optimizers.adafactor import Adafactor
 from routing_tf.optimizers.adamw import AdamW
+from routing_tf.optimizers.muon import Muon
 from routing_tf.optimizers.schedules import FactorSchedule
 from routing_tf.optimizers.schedules import NoamSchedule
 
-__all__ = ["Adafactor", "AdamW", "FactorSchedule", "NoamSchedule"]
+__all__ = ["Adafactor", "AdamW", "FactorSchedule", "Muon", "NoamSchedule"]

@@ -37,7 +37,8 @@ def make_schedule(hyperparameters, train_steps=None):
 def make_optimizer(hyperparameters, train_steps=None):
     """Makes the optimizer that the hyperparameters describe.
 
-    Weight decay is a part of AdamW alone: for all others see `add_weight_decay`.
+    Weight decay is a part of AdamW and Muon alone: for all others see
+    `add_weight_decay`.
 
     Args:
         hyperparameters: `Hyperparameters`.
@@ -51,12 +52,13 @@ def make_optimizer(hyperparameters, train_steps=None):
     clip = h.gradient_clip_norm if h.gradient_clip_norm > 0 else None
     if h.optimizer == "adafactor":
         return optimizers.Adafactor(schedule, global_clipnorm=clip)
-    settings = {
-        "beta_1": h.adam_beta_1,
-        "beta_2": h.adam_beta_2,
-        "epsilon": h.adam_epsilon,
-        "global_clipnorm": clip,
-    }
+    settings = {"epsilon": h.adam_epsilon, "global_clipnorm": clip}
+    if h.optimizer == "muon":
+        settings |= {"adam_beta_1": h.adam_beta_1, "adam_beta_2": h.adam_beta_2}
+        return optimizers.Muon(
+            schedule, weight_decay=h.weight_decay or None, **settings
+        )
+    settings |= {"beta_1": h.adam_beta_1, "beta_2": h.adam_beta_2}
     if h.optimizer == "adam":
         return keras.optimizers.Adam(schedule, **settings)
     return optimizers.AdamW(schedule, weight_decay=h.weight_decay, **settings)
@@ -90,7 +92,7 @@ def compile_for_training(lm, hyperparameters=None, jit_compile=True, seed=None):
     """
     if hyperparameters is None:
         hyperparameters = lm.hyperparameters
-    in_loss = hyperparameters.optimizer != "adamw"
+    in_loss = hyperparameters.optimizer not in ("adamw", "muon")
     add_weight_decay(lm, hyperparameters.weight_decay if in_loss else 0.0)
     # Images are sampled with a sampler of their own.
     sampler = {"sampler": keras_hub.samplers.TopPSampler(p=0.9, seed=seed)}

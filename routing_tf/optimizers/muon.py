@@ -1,0 +1,51 @@
+"""Muon for the matrices between layers, Adam for all else."""
+
+import keras
+
+# Everything but kernels, and the kernel that makes the logits.
+_NOT_MATRICES = (r"^(?!.*kernel$)", r"logits")
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class Muon(keras.optimizers.Muon):
+    """Momentum made orthogonal for the matrices between layers, Adam for all else.
+
+    Muon moves a matrix along all of its directions at one pace, however large their
+    gradients are. It is meant for matrices through which activations pass, so it moves
+    the weights that are named kernels, but not those of the logits; embeddings, tables,
+    biases, normalization and convolutions are Adam's. A step of Muon is as long as
+    one of Adam usually is (`rms_rate`), so both have one learning rate.
+
+    Args:
+        *args: arguments of `keras.optimizers.Muon`.
+        weight_decay: share of a weight that a step takes away, times the learning rate;
+            of all but biases and normalization. None (the default) for none.
+        exclude_layers: list of regular expressions of paths of further weights that
+            are Adam's. None (the default) for none.
+        **kwargs: as `*args`, by name.
+
+    Example:
+
+    ```python
+    from routing_tf.optimizers import Muon
+
+    optimizer = Muon(2e-3, weight_decay=0.01)
+    ```
+
+    Reference: Jordan et al., "Muon: An optimizer for hidden layers in neural networks"
+    (https://kellerjordan.github.io/posts/muon/); the length of a step is that of Liu et
+    al., "Muon is Scalable for LLM Training", equation 4
+    (https://arxiv.org/abs/2502.16982).
+    """
+
+    def __init__(self, *args, weight_decay=None, exclude_layers=None, **kwargs):
+        kwargs["adam_weight_decay"] = weight_decay
+        excluded = [*(exclude_layers or []), *_NOT_MATRICES]
+        super().__init__(
+            *args,
+            weight_decay=weight_decay,
+            exclude_layers=list(dict.fromkeys(excluded)),
+            **kwargs,
+        )
+        # Here, since the config of an optimizer does not tell it.
+        self.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])

@@ -73,6 +73,8 @@ class RoutingAttention(MixedAttention):
             position tables. Defaults to `"glorot_uniform"`.
         rotary_positions: whether all heads turn queries and keys by the position of
             their token, see `HeadGroup`. Defaults to False.
+        attention_implementation: what computes the attention inside a window or a
+            cluster, see `ScaledDotProduct`: `"plain"` (the default) or `"auto"`.
         **kwargs: arguments of `MixedAttention`, such as `use_bias` (defaults to False,
             unlike in `keras.layers.MultiHeadAttention`) and `remat`; and those of
             `keras.layers.Layer`, such as `name`.
@@ -82,9 +84,10 @@ class RoutingAttention(MixedAttention):
     Raises:
         ValueError: if a size is not a positive integer, `num_local_heads` is not in
             [0, num_heads], `seed` is negative, `routing` or `routing_scope` is unknown,
-            `clustering` has other keys, `dropout` is not in [0, 1), or `key_shift` is
-            neither 0 nor 1; when built, if `key_dim` is less than 2 with routed heads;
-            when called, as in `MixedAttention` and `RoutedHeads`.
+            `clustering` has other keys, `dropout` is not in [0, 1), `key_shift` is
+            neither 0 nor 1, or `attention_implementation` is unknown; when built, if
+            `key_dim` is less than 2 with routed heads; when called, as in
+            `MixedAttention` and `RoutedHeads`.
 
     Example:
 
@@ -130,6 +133,7 @@ class RoutingAttention(MixedAttention):
         key_shift=0,
         seed=None,
         rotary_positions=False,
+        attention_implementation="plain",
         **kwargs,
     ):
         num_heads = check_positive_integer("num_heads", num_heads)
@@ -153,6 +157,7 @@ class RoutingAttention(MixedAttention):
             "dropout": dropout,
             "key_shift": key_shift,
             "rotary_positions": rotary_positions,
+            "attention_implementation": attention_implementation,
             "embeddings_initializer": kernel_initializer,
             "dtype": kwargs.get("dtype"),
         }
@@ -208,6 +213,7 @@ class RoutingAttention(MixedAttention):
         self.key_shift = groups[0].key_shift
         self.seed = seed
         self.rotary_positions = rotary_positions
+        self.attention_implementation = attention_implementation
 
     def get_config(self):
         config = super().get_config()

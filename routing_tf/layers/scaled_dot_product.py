@@ -5,6 +5,7 @@ import numbers
 import keras
 from keras import ops
 
+from routing_tf.layers import fused_attention
 from routing_tf.layers.axes import cut_axis
 from routing_tf.layers.axes import split_axis
 from routing_tf.layers.entmax import LEAST_EXCESS
@@ -16,6 +17,7 @@ from routing_tf.layers.products import product
 from routing_tf.layers.relative_position import RelativePosition
 from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.serialization import class_of_config
+from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_rate
 
 # Fewer queries than this make matrix products slow.
@@ -49,6 +51,14 @@ class ScaledDotProduct(ConfiguredLayer):
             alpha-entmax, of which most are zero, a number of at least 1.001 and at
             most 2 (1.5 is usual, 2 is the sparsemax), or `"learned"`: for each head 1
             plus the sigmoid of a weight that starts at 0.
+        attention_implementation: what computes the attention. `"plain"` (the default):
+            products, a softmax, products, on any device. `"auto"`: on JAX with a GPU
+            the kernel of cuDNN, which keeps no logits, where its constraints hold:
+            float16 or bfloat16, heads of at most 128, even numbers of queries and keys,
+            no relative positions, no dropout while training, no entmax and no sums of
+            exponentials; with one message wherever they do not, and `"plain"`. Results
+            are equal up to rounding. `"cudnn"` raises an error in place of the message,
+            and `"xla"` is the same on JAX's reference, on any device in any dtype.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -78,8 +88,9 @@ class ScaledDotProduct(ConfiguredLayer):
 
     Raises:
         ValueError: if `dropout` is not in [0, 1), `max_relative_position` is neither
-            None nor a positive integer, or `entmax_alpha` is none of the above; when
-            called, if the sum of exponentials is asked of entmax.
+            None nor a positive integer, or `entmax_alpha` or `attention_implementation`
+            is none of the above; when called, if the sum of exponentials is asked of
+            entmax, or `"cudnn"` or `"xla"` cannot compute it.
 
     Example:
 
@@ -103,10 +114,17 @@ class ScaledDotProduct(ConfiguredLayer):
         relative_key_initializer=None,
         seed=None,
         entmax_alpha=None,
+        attention_implementation="plain",
         **kwargs,
     ):
         super().__init__(**kwargs)
         check_rate("dropout", dropout)
+        check_choice(
+            "attention_implementation",
+            attention_implementation,
+            fused_attention.IMPLEMENTATIONS,
+        )
+        self.attention_implementation = attention_implementation
         self.entmax_alpha = check_entmax_alpha("entmax_alpha", entmax_alpha)
         self.max_relative_position = max_relative_position
         self.dropout = dropout
@@ -159,6 +177,10 @@ class ScaledDotProduct(ConfiguredLayer):
                 f"entmax_alpha={self.entmax_alpha!r}"
             )
         options = {"needs_sum": return_logsumexp, "training": training}
+        if self.attention_implementation != "plain":
+            output = self._fused(query, key, value, pairs, use_causal_mask, **options)
+            if output is not None:
+                return output
         if not use_causal_mask:
             return self._attend(query, key, value, pairs, offset, **options)
         num_queries, num_keys = length_of(query, -2), length_of(key, -2)
@@ -187,6 +209,43 @@ class ScaledDotProduct(ConfiguredLayer):
             return ops.concatenate(outputs, axis=-2)
         outputs, sums = zip(*outputs, strict=True)
         return ops.concatenate(outputs, axis=-2), ops.concatenate(sums, axis=-1)
+
+    def _fused(self, query, key, value, pairs, use_causal_mask, needs_sum, training):
+        """Attends by a kernel that keeps no logits; None where none can."""
+        implementation = self.attention_implementation
+        obstacle = fused_attention.obstacle(implementation, query, key, value)
+        obstacle = obstacle or self._needs_logits(needs_sum, training)
+        if obstacle is not None:
+            return fused_attention.decline(implementation, obstacle)
+        mask, num_queries, num_keys = pairs["mask"], query.shape[-2], key.shape[-2]
+        is_causal = use_causal_mask and num_queries == num_keys
+        seen = mask
+        if use_causal_mask:
+            seen = combine_masks(causal_mask(num_queries, num_keys), mask)
+        output = fused_attention.attend(
+            implementation,
+            query,
+            key,
+            value,
+            mask=mask if is_causal else seen,
+            bias=pairs["bias"],
+            is_causal=is_causal,
+        )
+        if output is None or mask is None:
+            return output
+        return self.of_seeing(output, seen)
+
+    def _needs_logits(self, needs_sum, training):
+        """Returns what the kernels lack that keep no logits, in words; or None."""
+        if self.relative_position is not None:
+            return "relative positions need the logits of each pair"
+        if self.entmax_alpha is not None:
+            return "entmax is no softmax"
+        if needs_sum:
+            return "the sums of exponentials are asked for"
+        if self.dropout and training:
+            return "dropout needs the weight of each pair"
+        return None
 
     def _attend(self, query, key, value, pairs, offset, needs_sum, training):
         """Attends with some queries; `pairs` holds mask, bias and distances."""

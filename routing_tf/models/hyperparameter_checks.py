@@ -5,6 +5,7 @@ import math
 
 from routing_tf.layers.clustering import CENTROID_INITIALIZATIONS
 from routing_tf.layers.feed_forward import ACTIVATIONS
+from routing_tf.layers.fused_attention import IMPLEMENTATIONS
 from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
 from routing_tf.layers.heads.head_group import check_key_shift
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
@@ -31,6 +32,7 @@ _CHOICES = {
     "centroid_initialization": CENTROID_INITIALIZATIONS,
     "query_cluster": QUERY_CLUSTERS,
     "encoder_inputs": ("tokens", "embeddings"),
+    "attention_implementation": IMPLEMENTATIONS,
 }
 _POSITIVE = (
     "vocabulary_size",

@@ -158,6 +158,9 @@ class Hyperparameters:
             the gradients, in place of keeping them: less memory, more time.
         remat_attention: whether it does so with what lies between the projections of
             attention alone: nearly as little memory, and less time.
+        attention_implementation: what computes the attention inside a window or a
+            cluster: `"plain"`, or `"auto"` for the kernels of cuDNN on JAX with a GPU,
+            see `ScaledDotProduct`.
         initializer: `"unit_scaling"`, the uniform one of tensor2tensor; or
             `"fan_in_normal"`, that of the Sparse Transformer: weights are normal with a
             deviation of `initializer_gain / sqrt(inputs)`, embeddings of
@@ -274,6 +277,7 @@ class Hyperparameters:
     feed_forward_dropout: float = 0.0
     remat: bool = False
     remat_attention: bool = False
+    attention_implementation: str = "plain"
     initializer: str = "unit_scaling"
     initializer_gain: float = 1.0
     scale_residual_initializer: bool = False

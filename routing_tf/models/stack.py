@@ -361,6 +361,7 @@ def _heads(
         max_relative_position=h.max_relative_position if relative else None,
         rotary_positions=rotary_positions,
         entmax_alpha=h.entmax_alpha,
+        attention_implementation=h.attention_implementation,
         dtype=policy,
         **settings,
     )

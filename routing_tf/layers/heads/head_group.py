@@ -67,6 +67,9 @@ class HeadGroup(ConfiguredLayer):
             Positions are counted in the order of the sequence. For self-attention and
             an even size of keys. Defaults to False.
         rotary_wavelength: base of the wavelengths of these turns. Defaults to 10000.
+        attention_implementation: what computes the attention inside a window or a
+            cluster: `"plain"` (the default), `"auto"`, `"cudnn"` or `"xla"`, see
+            `ScaledDotProduct`.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -83,11 +86,12 @@ class HeadGroup(ConfiguredLayer):
             integer, `dropout` is not in [0, 1), an initializer or `token_bias_weight`
             is unknown, `key_shift` is neither 0 nor 1, `entmax_alpha` is out of range
             or given to heads without one softmax for a query, `rotary_positions` no
-            truth value or `rotary_wavelength` no positive number; when built, if keys
-            have an odd size for rotary positions; when called, if
-            `use_causal_mask=True` and query and value differ in length, with
-            `key_shift=1` without a causal mask or with another sequence as value, with
-            rotary positions and such a value, or without features that it reads.
+            truth value, `rotary_wavelength` no positive number or
+            `attention_implementation` is unknown; when built, if keys have an odd size
+            for rotary positions; when called, if `use_causal_mask=True` and query and
+            value differ in length, with `key_shift=1` without a causal mask or with
+            another sequence as value, with rotary positions and such a value, or
+            without features that it reads.
     """
 
     #: Whether the group wants keys of its own in self-attention.
@@ -116,6 +120,7 @@ class HeadGroup(ConfiguredLayer):
         entmax_alpha=None,
         rotary_positions=False,
         rotary_wavelength=10000,
+        attention_implementation="plain",
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -150,6 +155,7 @@ class HeadGroup(ConfiguredLayer):
         self.rotary_wavelength = check_positive_number(
             "rotary_wavelength", rotary_wavelength
         )
+        self.attention_implementation = attention_implementation
         self.dot_product = self.dot_product_class(
             max_relative_position=max_relative_position,
             dropout=dropout,
@@ -157,6 +163,7 @@ class HeadGroup(ConfiguredLayer):
             relative_key_initializer=relative_key_initializer,
             seed=dropout_seed,
             entmax_alpha=entmax_alpha,
+            attention_implementation=attention_implementation,
             name="dot_product",
             dtype=self.dtype_policy,
         )

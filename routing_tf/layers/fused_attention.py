@@ -1,0 +1,183 @@
+"""Softmax attention by kernels of JAX that keep no logits in memory.
+
+The only file of `layers` that calls them.
+"""
+
+import functools
+import math
+
+import keras
+from absl import logging
+from keras import ops
+
+#: What computes the attention inside a block, a cluster or a sequence.
+IMPLEMENTATIONS = ("plain", "auto", "cudnn", "xla")
+
+# Above what JAX puts in place of masked logits, and below all others.
+_LEAST_BIAS = {"float16": -1.5e4, "bfloat16": -1e9, "float32": -1e9}
+# Sizes of heads that all of cuDNN's devices take: multiples of this, and the greatest.
+_SIZE_STEP, _MAX_SIZE = 8, 128
+# CUDA launches no more at once along the axis of the batch.
+_MAX_BATCH = 65535
+
+
+def obstacle(implementation, query, key, value):
+    """Returns what keeps the kernels from these inputs, in words; or None.
+
+    Args:
+        implementation: as in `attend`.
+        query: likewise.
+        key: likewise.
+        value: likewise.
+    """
+    if keras.backend.backend() != "jax":
+        return f"the backend is {keras.backend.backend()}, and the kernels are JAX's"
+    if implementation == "xla":
+        return None
+    if implementation == "auto" and not _has_gpu():
+        return "there is no GPU"
+    dtype = keras.backend.standardize_dtype(query.dtype)
+    if dtype not in ("float16", "bfloat16"):
+        return f"cuDNN has no attention in {dtype}"
+    size = max(query.shape[-1], value.shape[-1])
+    if size > _MAX_SIZE:
+        return f"cuDNN takes heads of up to {_MAX_SIZE}, and these have {size}"
+    if query.shape[-2] % 2 or key.shape[-2] % 2:
+        return (
+            "cuDNN takes even numbers of queries and keys, and these are "
+            f"{query.shape[-2]} and {key.shape[-2]}"
+        )
+    return None
+
+
+def attend(implementation, query, key, value, mask=None, bias=None, is_causal=False):
+    """Attends by a kernel of JAX, if there is no `obstacle`.
+
+    All leading axes, those of blocks, clusters and heads, are one batch of short
+    sequences. What a query gets that sees nothing is without meaning.
+
+    Args:
+        implementation: `"auto"` for cuDNN where it can, and one message where not;
+            `"cudnn"`; or `"xla"`, the reference of JAX, on any device in any dtype.
+        query: `<float>[..., queries, key_dim]`.
+        key: `<float>[..., keys, key_dim]`.
+        value: `<float>[..., keys, value_dim]`.
+        mask: `<bool>`, broadcastable to `[..., queries, keys]`; or None.
+        bias: `<float>` likewise, added to the logits; or None.
+        is_causal: whether a query sees no key behind its own place. Needs as many
+            queries as keys.
+
+    Returns:
+        `<float>[..., queries, value_dim]`; None where `"auto"` finds that JAX refuses.
+
+    Raises:
+        ValueError: if JAX refuses another implementation.
+    """
+    operands, restore = _arranged(query, key, value, mask, bias)
+    kernel = functools.partial(
+        _in_parts,
+        is_causal=is_causal,
+        implementation="xla" if implementation == "xla" else "cudnn",
+    )
+    refusal = _refusal(kernel, operands)
+    if refusal is not None:
+        return decline(implementation, refusal)
+    return restore(kernel(*operands))
+
+
+def decline(implementation, reason):
+    """Says once why the plain path is taken; raises if `"auto"` did not allow it."""
+    if implementation != "auto":
+        raise ValueError(
+            f'`attention_implementation` must be "auto" or "plain": {reason}. '
+            f"Received: attention_implementation={implementation!r}"
+        )
+    _say_once(reason)
+
+
+@functools.cache
+def _say_once(reason):
+    logging.warning('attention_implementation="auto" is "plain" here: %s', reason)
+
+
+def _has_gpu():
+    import jax
+
+    return jax.default_backend() == "gpu"
+
+
+def _refusal(kernel, operands):
+    """Returns why JAX does not take the operands, forward or backward; or None."""
+    import jax
+
+    def sums(*operands):
+        return kernel(*operands).astype("float32").sum()
+
+    try:
+        jax.eval_shape(jax.grad(sums, argnums=(0, 1, 2)), *operands)
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        return str(error).rstrip(".")
+    return None
+
+
+def _arranged(query, key, value, mask, bias):
+    """Returns operands of `_in_parts`, and a function that undoes their order."""
+    leading = _broadcast(x.shape[:-2] for x in (query, key, value))
+    size = max(query.shape[-1], value.shape[-1])
+    size = -(-size // _SIZE_STEP) * _SIZE_STEP
+    num_queries, num_keys = query.shape[-2], key.shape[-2]
+
+    def sequences(x):
+        # Zeros change neither logits nor the other entries of an output.
+        missing = [(0, 0)] * (len(x.shape) - 1) + [(0, size - x.shape[-1])]
+        x = ops.broadcast_to(ops.pad(x, missing), (*leading, x.shape[-2], size))
+        return ops.reshape(x, (math.prod(leading), x.shape[-2], 1, size))
+
+    def pairs(x):
+        if x is None:
+            return None
+        x = ops.convert_to_tensor(x)
+        shared = all(length == 1 for length in x.shape[:-2])
+        shape = () if shared else leading
+        if shared:
+            x = ops.reshape(x, ((1, 1) + tuple(x.shape))[-2:])
+        x = ops.broadcast_to(x, (*shape, num_queries, num_keys))
+        return ops.reshape(x, (math.prod(shape), 1, num_queries, num_keys))
+
+    def restore(output):
+        output = ops.reshape(output, (*leading, num_queries, size))
+        return output[..., : value.shape[-1]]
+
+    if bias is not None:
+        least = _LEAST_BIAS[keras.backend.standardize_dtype(query.dtype)]
+        bias = ops.maximum(ops.cast(bias, query.dtype), least)
+    operands = (*(sequences(x) for x in (query, key, value)), pairs(bias), pairs(mask))
+    return operands, restore
+
+
+def _broadcast(shapes):
+    """Returns the shape that all of these are broadcast to."""
+    shapes = list(shapes)
+    length = max(len(shape) for shape in shapes)
+    shapes = [(1,) * (length - len(shape)) + tuple(shape) for shape in shapes]
+    return tuple(max(lengths) if 0 not in lengths else 0 for lengths in zip(*shapes))
+
+
+def _in_parts(query, key, value, bias, mask, is_causal, implementation):
+    """Attends with `[N, queries or keys, 1, size]` in launches of a size CUDA takes."""
+    import jax
+
+    outputs = []
+    for start in range(0, max(query.shape[0], 1), _MAX_BATCH):
+        part = slice(start, start + _MAX_BATCH)
+        own = (x if x is None or len(x) == 1 else x[part] for x in (bias, mask))
+        outputs.append(
+            jax.nn.dot_product_attention(
+                *(x[part] for x in (query, key, value)),
+                *own,
+                scale=1.0,
+                is_causal=is_causal,
+                implementation=implementation,
+            )
+        )
+    return outputs[0] if len(outputs) == 1 else ops.concatenate(outputs, axis=0)

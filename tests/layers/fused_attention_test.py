@@ -1,0 +1,179 @@
+"""Tests of attention by kernels that keep no logits."""
+
+import functools
+import logging
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from routing_tf import layers
+from routing_tf import models
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, LENGTH, DIM = 2, 2, 32, 12
+KINDS = {
+    "full": functools.partial(layers.FullHeads, HEADS),
+    "local": functools.partial(layers.LocalHeads, HEADS, (8,)),
+    "expert choice": functools.partial(
+        layers.RoutedHeads, HEADS, 3, 10, routing="expert_choice"
+    ),
+    "token choice": functools.partial(layers.RoutedHeads, HEADS, 3, 8),
+    "apart": functools.partial(layers.RoutedHeads, HEADS, 3, 8, share_query_key=False),
+}
+ON_JAX = keras.backend.backend() == "jax"
+on_jax = pytest.mark.skipif(not ON_JAX, reason="the kernels are those of JAX")
+
+
+def inputs(group):
+    query, key, value = (
+        helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=seed) for seed in range(3)
+    )
+    return {"query": query, "key": key if group.needs_keys else None, "value": value}
+
+
+def built_group(kind, **options):
+    group = KINDS[kind](token_bias_weight="trainable", **options)
+    group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
+    helpers.randomize(group)
+    return group
+
+
+def results(kind, implementation, key_shift, dtype):
+    """Outputs and gradients of a group, under a causal mask with padding."""
+    group = built_group(
+        kind, attention_implementation=implementation, key_shift=key_shift, dtype=dtype
+    )
+    real = helpers.mask_with_a_hole(LENGTH, LENGTH, 23)
+    upstream = helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=5)
+    found = golden_cases.gradients(
+        group,
+        lambda output, losses: ops.sum(ops.cast(output, "float32") * upstream),
+        {
+            **inputs(group),
+            "query_mask": real,
+            "value_mask": real,
+            "token_bias": helpers.normal(BATCH, LENGTH, seed=4),
+            "use_causal_mask": True,
+        },
+        wrt=("query", "value"),
+    )
+    gradients = {**found.inputs, **found.variables}
+    return found.outputs, {name.split("/")[-1]: x for name, x in gradients.items()}
+
+
+@on_jax
+@pytest.mark.parametrize("key_shift", [0, 1])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_equals_the_plain_path(kind, key_shift):
+    expected, by_what = results(kind, "plain", key_shift, "float32")
+    output, gradients = results(kind, "xla", key_shift, "float32")
+    golden_cases.assert_close(output, expected, 1e-5)
+    assert len(gradients) >= 3
+    for name, gradient in gradients.items():
+        golden_cases.assert_close(gradient, by_what[name], 1e-4)
+
+
+@on_jax
+def test_equals_the_plain_path_in_bfloat16():
+    expected, _ = results("token choice", "plain", 1, "bfloat16")
+    output, _ = results("token choice", "xla", 1, "bfloat16")
+    golden_cases.assert_close(output, expected, 0.05)
+
+
+def lowered(kind, monkeypatch, **options):
+    """The forward and backward pass of a group, for a GPU with cuDNN."""
+    import jax
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    # No machine without a GPU has cuDNN.
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
+    group = built_group(kind, attention_implementation="cudnn", **options)
+    arrays = inputs(group)
+    half = {
+        name: None if x is None else x.astype("bfloat16") for name, x in arrays.items()
+    }
+
+    def loss(arrays):
+        output = group(**arrays, use_causal_mask=True)
+        return ops.sum(ops.cast(output, "float32"))
+
+    step = jax.jit(jax.grad(loss))
+    return step.trace(half).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@on_jax
+@pytest.mark.parametrize("key_shift", [0, 1])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_cudnn_attends_forward_and_backward(kind, key_shift, monkeypatch):
+    text = lowered(kind, monkeypatch, key_shift=key_shift, dtype="bfloat16")
+    assert "cudnn$fmha" in text and "Backward" in text
+    # The softmax is the kernel's.
+    assert "stablehlo.exponential" not in text
+    if kind == "full":
+        assert "CAUSAL" in text
+
+
+@on_jax
+def test_batches_that_cuda_cannot_launch_are_cut():
+    x = helpers.normal(66000, 2, 8)
+    plain, fused = (
+        layers.ScaledDotProduct(attention_implementation=name)(x, x, x)
+        for name in ("plain", "xla")
+    )
+    golden_cases.assert_close(fused, plain, 1e-5)
+
+
+OBSTACLES = [
+    ("the backend is tensorflow", "xla", {}, {}),
+    ("relative positions", "xla", {"max_relative_position": 3}, {}),
+    ("entmax", "xla", {"entmax_alpha": 1.5}, {}),
+    ("dropout", "xla", {"dropout": 0.1}, {"training": True}),
+    ("sums of exponentials", "xla", {}, {"return_logsumexp": True}),
+    ("no attention in float32", "cudnn", {}, {}),
+    ("up to 128.* have 136", "cudnn", {"dtype": "bfloat16", "size": 136}, {}),
+    ("even numbers.* are 4 and 5", "cudnn", {"dtype": "bfloat16", "keys": 5}, {}),
+    ("cuDNN is not detected", "cudnn", {"dtype": "bfloat16"}, {}),
+]
+
+
+@pytest.mark.parametrize("message, implementation, options, call", OBSTACLES)
+def test_what_no_kernel_computes_is_refused(message, implementation, options, call):
+    if message.startswith("the backend") == ON_JAX:
+        pytest.skip("one of the backends has this obstacle alone")
+    options = {"size": 8, "keys": 4, **options}
+    size, keys = options.pop("size"), options.pop("keys")
+    dtype = options.get("dtype", "float32")
+    query, key = (ops.ones((1, 1, length, size), dtype) for length in (4, keys))
+    layer = layers.ScaledDotProduct(attention_implementation=implementation, **options)
+    if not ON_JAX:
+        message = "the backend is tensorflow"
+    with pytest.raises(ValueError, match=message):
+        layer(query, key, key, **call)
+
+
+def test_auto_is_plain_without_a_gpu_and_says_so_once(caplog):
+    group = built_group("local", attention_implementation="auto")
+    plain = built_group("local")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            output = group(**inputs(group), use_causal_mask=True)
+    expected = plain(**inputs(plain), use_causal_mask=True)
+    np.testing.assert_array_equal(*golden_cases.to_numpy([output, expected]))
+    said = [line for line in caplog.messages if "attention_implementation" in line]
+    assert len(said) <= 1  # an earlier test may have been told
+
+
+def test_hyperparameters_name_it_for_all_heads():
+    h = models.preset_hyperparameters("python_small")
+    h = h.replace(attention_implementation="auto", num_layers=1, hidden_dim=8)
+    attention = models.RoutingTransformer(h).blocks[0].attention
+    names = [group.attention_implementation for group in attention.head_groups]
+    assert names == ["auto"] * len(names)
+    with pytest.raises(ValueError, match="`attention_implementation` must be one of"):
+        h.replace(attention_implementation="flash")
+    layer = layers.RoutingAttention(4, 8, 2, 8, 2, attention_implementation="auto")
+    assert layer.from_config(layer.get_config()).attention_implementation == "auto"
+    assert {g.attention_implementation for g in layer.head_groups} == {"auto"}

@@ -4,6 +4,7 @@ import fnmatch
 
 from benchmarks import operations
 from benchmarks.processes import Case
+from routing_tf.models.presets import preset_hyperparameters
 
 # Name in the tables -> library, and whether XLA compiles.
 WAYS = {
@@ -11,6 +12,9 @@ WAYS = {
     "TensorFlow XLA": ("tensorflow", True),
     "JAX": ("jax", True),
 }
+# With the kernels of `attention_implementation`, on a GPU.
+CUDNN = "JAX cuDNN"
+ALL_WAYS = {**WAYS, CUDNN: ("jax", True)}
 PATTERNS = (
     "expert choice",
     "token choice",
@@ -51,7 +55,7 @@ def attention(length, passes, dtype, options):
         given.ours(pattern, relative, way, window, clusters)
         for pattern in PATTERNS
         for relative in (False, True)
-        for way in WAYS
+        for way in given.ways(relative)
     ]
     cases += [given.kmeans(window, clusters), given.torch_full()]
     cases += [given.keras_full(way) for way in WAYS]
@@ -69,7 +73,7 @@ def scaling(length, passes, dtype, options):
     cases = [
         given.ours(pattern, False, way, window, clusters)
         for pattern in ("expert choice", "token choice")
-        for way in WAYS
+        for way in given.ways(False)
     ]
     return [*cases, given.torch_full(), *[given.flash()] * (options.device == "gpu")]
 
@@ -83,8 +87,12 @@ class _Given:
         self.common = {"length": length, "passes": passes, "dtype": dtype}
         self.arguments = {"shape": self.shape, "passes": passes, "dtype": dtype}
 
+    def ways(self, relative):
+        """Names of the ways in which our patterns run."""
+        return WAYS if relative else _ways(self.device, self.common["dtype"])
+
     def ours(self, pattern, relative, way, window, num_clusters):
-        library, xla = WAYS[way]
+        library, xla = ALL_WAYS[way]
         positions = " with relative positions" if relative else ""
         pairs = operations.clustered_pairs(num_clusters, window)
         if pattern == "local":
@@ -100,6 +108,7 @@ class _Given:
                 "window": window,
                 "num_clusters": num_clusters,
                 "xla": xla,
+                "implementation": "cudnn" if way == CUDNN else "plain",
             },
             operations=self._operations(pairs),
             **self.common,
@@ -164,7 +173,7 @@ def train_step(length, dtype, options):
         for pattern in ("expert choice", "token choice")
         for relative in (True, False)
         for remat in (None, "attention", "blocks")
-        for way in WAYS
+        for way in _ways(options.device, dtype)
     ]
     cases += [
         _our_step(length, dtype, "dense", False, remat, way)
@@ -192,7 +201,7 @@ def train_step(length, dtype, options):
 
 
 def _our_step(length, dtype, pattern, relative, remat, way):
-    library, xla = WAYS[way]
+    library, xla = ALL_WAYS[way]
     words = [
         pattern,
         *["sinusoids"] * (not relative),
@@ -213,6 +222,8 @@ def _our_step(length, dtype, pattern, relative, remat, way):
             "remat": remat,
             "dtype": dtype,
             "xla": xla,
+            # Local heads with relative positions keep the plain path.
+            "implementation": "auto" if way == CUDNN else "plain",
         },
         length=length,
         dtype=dtype,
@@ -222,6 +233,46 @@ def _our_step(length, dtype, pattern, relative, remat, way):
         least_bytes=kept * matrix_bytes if pattern == "dense" else 0,
         units=length,
     )
+
+
+def _ways(device, dtype):
+    """Returns in which ways our models without relative positions run."""
+    return ALL_WAYS if device == "gpu" and dtype == "bfloat16" else WAYS
+
+
+# Variants of a preset -> hyperparameters that are not its own.
+VARIANTS = {
+    "": {},
+    ", local heads alone": {"num_local_only_layers": None},
+    ", no relative positions": {
+        "local_relative_positions": False,
+        "routed_relative_positions": False,
+    },
+}
+
+
+def preset_step(name, length, dtype, options):
+    """Returns the cases of `benchmarks.train_step --preset`."""
+    return [
+        Case(
+            f"{name}{variant} ({way})",
+            ALL_WAYS[way][0],
+            "benchmarks.language_models:preset_step",
+            {
+                "name": name,
+                "changes": changes
+                | {"attention_implementation": "auto" if way == CUDNN else "plain"},
+                "dtype": dtype,
+                "xla": ALL_WAYS[way][1],
+            },
+            length=length,
+            dtype=dtype,
+            passes="train step",
+            units=preset_hyperparameters(name).batch_tokens,
+        )
+        for variant, changes in VARIANTS.items()
+        for way in _ways(options.device, dtype)
+    ]
 
 
 def decode(length, dtype, options):

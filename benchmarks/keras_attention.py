@@ -44,7 +44,17 @@ class CudnnAttention(KerasAttention):
         )
 
 
-def ours(shape, pattern, window, num_clusters, relative, dtype, passes, xla):
+def ours(
+    shape,
+    pattern,
+    window,
+    num_clusters,
+    relative,
+    dtype,
+    passes,
+    xla,
+    implementation="plain",
+):
     """Returns a function that runs one of this package's patterns once.
 
     Args:
@@ -56,10 +66,12 @@ def ours(shape, pattern, window, num_clusters, relative, dtype, passes, xla):
         dtype: `"float32"` or `"bfloat16"`.
         passes: `"forward"` or `"forward+backward"`.
         xla: whether XLA compiles it on TensorFlow.
+        implementation: `attention_implementation` of the layer.
     """
     options = {
         "max_relative_position": max(1, window - 1) if relative else None,
         "dtype": policy(dtype),
+        "attention_implementation": implementation,
     }
     if pattern == "local":
         group = layers.LocalHeads(shape[1], (window,), **options)
@@ -153,17 +165,22 @@ def _on_jax(layer, call, tensors, passes, xla):
     state = [variable.value for variable in layer.non_trainable_variables]
 
     def evaluate(trainable, state, query, value, training):
-        def function(*arguments, **options):
-            return layer.stateless_call(trainable, state, *arguments, **options)
-
-        return call(function, query, value, training=training, return_losses=True)
+        variables = layer.trainable_variables, layer.non_trainable_variables
+        values = [*zip(variables[0], trainable), *zip(variables[1], state)]
+        # Not by `stateless_call`, which head groups do not have: they are called with
+        # other arguments than their `call`.
+        with keras.StatelessScope(values, collect_losses=True) as scope:
+            output = call(layer, query, value, training=training)
+            losses = list(layer.losses)
+        state = [scope.get_current_value(variable) for variable in variables[1]]
+        return output, state, losses
 
     def loss(trainable, state, query, value, weights):
         output, state, losses = evaluate(trainable, state, query, value, True)
         return objective(output, weights, losses), state
 
     def forward(trainable, state, query, value, weights):
-        return evaluate(trainable, state, query, value, False)[0], state
+        return evaluate(trainable, state, query, value, False)[:2]
 
     both = jax.grad(loss, argnums=(0, 2, 3), has_aux=True)
     function = jax.jit(forward if passes == "forward" else both)

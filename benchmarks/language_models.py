@@ -8,6 +8,7 @@ from routing_tf import training
 from routing_tf.models import build
 from routing_tf.models.compiled import compiled
 from routing_tf.models.hyperparameters import Hyperparameters
+from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.training import engines
 from routing_tf.training.step import TrainingStep
 
@@ -18,7 +19,9 @@ ROUTINGS = {
 }
 
 
-def train_step(sizes, length, pattern, relative, remat, dtype, xla):
+def train_step(
+    sizes, length, pattern, relative, remat, dtype, xla, implementation="plain"
+):
     """Returns a function that takes one training step, as `routing_tf.train` does.
 
     Args:
@@ -30,16 +33,43 @@ def train_step(sizes, length, pattern, relative, remat, dtype, xla):
             or None for nothing.
         dtype: `"float32"` or `"bfloat16"`.
         xla: whether XLA compiles it on TensorFlow.
+        implementation: `attention_implementation` of all heads.
     """
     settings = hyperparameters(sizes, length, pattern, relative, remat)
+    return _step(settings.replace(attention_implementation=implementation), dtype, xla)
+
+
+def preset_step(name, changes, dtype, xla):
+    """Returns a function that takes one training step of a preset of texts.
+
+    Args:
+        name: of the preset.
+        changes: dict of hyperparameters that are not the preset's;
+            `num_local_only_layers` of None stands for all layers.
+        dtype: `"float32"` or `"bfloat16"`.
+        xla: whether XLA compiles it on TensorFlow.
+    """
+    settings = preset_hyperparameters(name)
+    if changes.get("num_local_only_layers", 0) is None:
+        changes = changes | {"num_local_only_layers": settings.num_layers}
+    return _step(settings.replace(**changes), dtype, xla)
+
+
+def _step(settings, dtype, xla):
     engine = engines.make()
     keras.utils.set_random_seed(0)
     lm = build.make_model(settings, precision=dtype)
     training.compile_for_training(lm, jit_compile=xla)
-    train = engine.compile(TrainingStep(lm, lm.optimizer), jit_compile=xla)
-    tokens = _tokens(sizes, length + 1)
-    inputs = {"token_ids": tokens[:, :-1], "padding_mask": np.ones((1, length), "bool")}
-    batch = (inputs, tokens[:, 1:], np.ones((1, length), "float32"))
+    step = TrainingStep(lm, lm.optimizer, settings.gradient_clip_norm)
+    train = engine.compile(step, jit_compile=xla)
+    length = settings.max_sequence_length
+    shape = max(1, settings.batch_tokens // length), length
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(
+        settings.vocabulary_size, size=(shape[0], length + 1), dtype="int32"
+    )
+    inputs = {"token_ids": tokens[:, :-1], "padding_mask": np.ones(shape, "bool")}
+    batch = (inputs, tokens[:, 1:], np.ones(shape, "float32"))
     return lambda: train([batch], 0)
 
 

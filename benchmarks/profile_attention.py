@@ -1,23 +1,26 @@
-"""Where the time of an attention pattern goes, by TensorFlow's profiler.
+"""Where the time of an attention pattern goes, by the profiler of the backend.
 
     python -m benchmarks.profile_attention --pattern='expert choice' --dtype=bfloat16
+    KERAS_BACKEND=jax python -m benchmarks.profile_attention --implementation=auto
 
 Prints the milliseconds that each kind of operation takes in one forward+backward of
-`benchmarks.attention`, as a TensorFlow graph. Operations overlap on several cores, so
-they add up to more than the time of a pass.
+`benchmarks.attention`, as a TensorFlow graph; on JAX those of each kernel. Operations
+overlap on several cores, so they add up to more than the time of a pass.
 """
 
 import collections
+import contextlib
 import pathlib
+import re
 import tempfile
 
-import tensorflow as tf
+import keras
 from absl import app
 from absl import flags
-from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from benchmarks import contenders
 from benchmarks import keras_attention
+from routing_tf.layers.fused_attention import IMPLEMENTATIONS
 
 PASSES = 3
 # What the runtime notes beside operations.
@@ -33,6 +36,13 @@ def define_flags(values=flags.FLAGS):
     flags.DEFINE_bool("relative", False, "Whether positions are relative.", **define)
     flags.DEFINE_enum(
         "dtype", "float32", ["float32", "bfloat16"], "Type of computations.", **define
+    )
+    flags.DEFINE_enum(
+        "implementation",
+        "plain",
+        IMPLEMENTATIONS,
+        "`attention_implementation` of the layer.",
+        **define,
     )
     flags.DEFINE_integer("length", 8192, "Tokens.", lower_bound=2, **define)
     flags.DEFINE_integer("most", 20, "Rows to print.", lower_bound=1, **define)
@@ -54,6 +64,7 @@ def main(argv):
         options.dtype,
         "forward+backward",
         xla=False,
+        implementation=options.implementation,
     )
     print("| operation | times | milliseconds |\n| --- | --- | --- |")
     for name, (number, seconds) in profile(run)[: options.most]:
@@ -68,28 +79,61 @@ def profile(run):
     """
     for _ in range(2):
         run()
+    on_jax = keras.backend.backend() == "jax"
     with tempfile.TemporaryDirectory() as folder:
-        with tf.profiler.experimental.Profile(folder):
+        with _traced_on_jax(folder) if on_jax else _traced_on_tensorflow(folder):
             for _ in range(PASSES):
                 run()
         (path,) = pathlib.Path(folder).rglob("*.xplane.pb")
-        space = xplane_pb2.XSpace.FromString(path.read_bytes())
+        noted = list((_events_of_jax if on_jax else _events_of_tensorflow)(path))
     totals = collections.defaultdict(lambda: (0.0, 0.0))
-    for name, seconds in events(space):
+    for name, seconds in noted:
         number, total = totals[name]
         totals[name] = number + 1 / PASSES, total + seconds / PASSES
     return sorted(totals.items(), key=lambda item: -item[1][1])
 
 
-def events(space):
+def _traced_on_tensorflow(folder):
+    import tensorflow as tf
+
+    return tf.profiler.experimental.Profile(folder)
+
+
+@contextlib.contextmanager
+def _traced_on_jax(folder):
+    import jax
+
+    with jax.profiler.trace(folder):
+        yield
+
+
+def _events_of_tensorflow(path):
     """Yields the name of an operation and its seconds, each time that it ran."""
-    for plane in space.planes:
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    for plane in xplane_pb2.XSpace.FromString(path.read_bytes()).planes:
         for event in (event for line in plane.lines for event in line.events):
             # Operations are noted as "name in the graph:kind".
             name, _, kind = plane.event_metadata[event.metadata_id].name.rpartition(":")
             is_operation = kind not in RUNTIME and not kind.startswith(" ")
             if name and not name.endswith(":") and is_operation:
                 yield kind, event.duration_ps / 1e12
+
+
+def _events_of_jax(path):
+    """The same of kernels, by their names without numbers."""
+    import jax
+
+    planes = list(jax.profiler.ProfileData.from_file(str(path)).planes)
+    devices = [plane for plane in planes if plane.name.startswith("/device:")]
+    for plane in devices or planes:
+        for line in plane.lines:
+            # On a CPU, the thread pool of XLA.
+            if not devices and "XLA" not in line.name:
+                continue
+            for event in line.events:
+                if "::" not in event.name:
+                    yield re.sub(r"[._]\d+", "", event.name), event.duration_ns / 1e9
 
 
 if __name__ == "__main__":

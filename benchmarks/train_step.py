@@ -13,11 +13,20 @@ from absl import flags
 from benchmarks import contenders
 from benchmarks import contest
 from benchmarks import report
+from routing_tf.models import presets
 
 
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `values`, an `absl.flags.FlagValues`."""
     contest.define_flags(values, ["8192"], ["float32", "bfloat16"], contenders.PACKAGE)
+    flags.DEFINE_enum(
+        "preset",
+        None,
+        presets.preset_names("text"),
+        "A preset to train in its full size, at its own length; as it is, with local "
+        "heads alone, and without relative positions.",
+        flag_values=values,
+    )
 
 
 def main(argv):
@@ -26,6 +35,11 @@ def main(argv):
 
 def benchmark(options):
     """Runs all steps, prints a table and draws a plot."""
+    if options.preset:
+        length = presets.preset_hyperparameters(options.preset).max_sequence_length
+        options.lengths = [str(length)]
+        if options.compare == contenders.PACKAGE:
+            options.compare = f"{options.preset} (JAX)"
     rows = contest.run(options, cases_of, ["train step"])
     panels = [("tokens per second", _speed), ("peak memory, MiB", report.mebibytes)]
     report.plot_bars(options.plot, rows, panels, "one training step, batch 1")
@@ -34,6 +48,8 @@ def benchmark(options):
 def cases_of(length, kind, dtype, options):
     """Returns the cases of one length and dtype."""
     del kind
+    if options.preset:
+        return contenders.preset_step(options.preset, length, dtype, options)
     return contenders.train_step(length, dtype, options)
 
 

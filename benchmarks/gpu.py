@@ -1,0 +1,154 @@
+"""All checks and benchmarks that need a GPU, one after the other.
+
+    pip install -e '.[bench,test]' 'jax[cuda12]'
+    python -m benchmarks.gpu --output_dir=runs/gpu
+
+Runs the golden cases and the tests of the layers on the GPU, then times attention from
+4k to 128k tokens and whole training steps of a preset in its full size, and tells where
+the time goes. What each part prints is written to a file of its own, beside the figures
+as JSON and the plots. A part whose file is there is not run again. `--device=cpu` tries
+all of it at small sizes.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+from absl import app
+from absl import flags
+
+PARTS = ("tests", "attention", "scaling", "train_step", "profile")
+# Sizes on a GPU, and where it is only tried.
+LENGTHS = {"gpu": "4096,8192,16384,32768,65536,131072", "cpu": "256"}
+PRESETS = {"gpu": "enwik8_local_cluster8k", "cpu": "python_small"}
+PROFILED_LENGTHS = {"gpu": 65536, "cpu": 256}
+
+
+def define_flags(values=flags.FLAGS):
+    """Defines the flags of the command in `values`, an `absl.flags.FlagValues`."""
+    define = {"flag_values": values}
+    flags.DEFINE_string("output_dir", "runs/gpu", "Folder to write to.", **define)
+    flags.DEFINE_list("parts", PARTS, "Any of these.", **define)
+    flags.DEFINE_enum("device", "gpu", ["gpu", "cpu"], "Where to compute.", **define)
+
+
+def commands(device, folder):
+    """Returns the commands of each part, as arguments of Python.
+
+    Args:
+        device: `"gpu"` or `"cpu"`.
+        folder: where their figures and plots go.
+    """
+    dtype = "bfloat16" if device == "gpu" else "float32"
+    lengths = f"--lengths={LENGTHS[device]}"
+    contest = [f"--device={device}", f"--dtypes={dtype}", f"--compare_dtype={dtype}"]
+    if device == "cpu":
+        contest += ["--contenders=*(JAX)", "--rounds=1", "--round_seconds=0"]
+    flash = "full attention (cuDNN JAX)" if device == "gpu" else "token choice (JAX)"
+    figures = {
+        name: [f"--output={folder / name}.json", f"--plot={folder / name}.png"]
+        for name in PARTS
+    }
+    tests = ["tests/layers", "tests/models/release_test.py"]
+    if device == "cpu":
+        tests = ["tests/layers/fused_attention_test.py"]
+    profile = ["benchmarks.profile_attention", f"--dtype={dtype}"]
+    profile += [f"--length={PROFILED_LENGTHS[device]}"]
+    implementation = "cudnn" if device == "gpu" else "xla"
+    return {
+        "tests": [["pytest", "-q", *tests]],
+        "attention": [
+            [
+                "benchmarks.attention",
+                f"--compare={flash}",
+                lengths,
+                *contest,
+                *figures["attention"],
+            ]
+        ],
+        "scaling": [
+            [
+                "benchmarks.scaling",
+                f"--compare={flash}",
+                lengths,
+                *contest,
+                *figures["scaling"],
+            ]
+        ],
+        "train_step": [
+            [
+                "benchmarks.train_step",
+                f"--preset={PRESETS[device]}",
+                *contest,
+                *figures["train_step"],
+            ]
+        ],
+        "profile": [
+            [*profile, f"--pattern={pattern}", f"--implementation={name}"]
+            for pattern in ("expert choice", "token choice")
+            for name in ("plain", implementation)
+        ],
+    }
+
+
+def run_part(arguments, path):
+    """Runs the commands of a part; returns whether all went well.
+
+    What they print goes to standard output, and at the end to a file.
+    """
+    environment = os.environ | {"KERAS_BACKEND": "jax"}
+    # Golden numbers are float32, in which GPUs multiply with fewer bits by default.
+    if path.stem == "tests":
+        environment["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
+    printed, well = [], True
+    for command in arguments:
+        title = f"$ python -m {' '.join(command)}"
+        print(title, flush=True)
+        printed.append(f"{title}\n\n")
+        with subprocess.Popen(
+            [sys.executable, "-m", *command],
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        ) as process:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                printed.append(line)
+        well = well and process.returncode == 0
+        printed.append("\n")
+    name = path if well else path.with_suffix(".failed.md")
+    name.write_text("".join(printed))
+    return well
+
+
+def main(argv):
+    if len(argv) > 1:
+        raise app.UsageError(
+            f"Settings are given as --name=value. Received: {argv[1:]}"
+        )
+    options = flags.FLAGS
+    unknown = sorted(set(options.parts) - set(PARTS))
+    if unknown:
+        raise app.UsageError(
+            f"--parts must be any of {', '.join(PARTS)}. Received: {unknown}"
+        )
+    folder = pathlib.Path(options.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    failed = []
+    for name, arguments in commands(options.device, folder).items():
+        path = folder / f"{name}.md"
+        if name not in options.parts:
+            continue
+        if path.exists():
+            print(f"{name}: {path} is there")
+        elif not run_part(arguments, path):
+            failed.append(name)
+    if failed:
+        print(f"error: these parts failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

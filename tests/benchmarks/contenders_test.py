@@ -1,0 +1,50 @@
+"""Tests that the contenders of the benchmarks run, at tiny sizes."""
+
+import dataclasses
+
+import keras
+import pytest
+from absl import flags
+
+from benchmarks import attention
+from benchmarks import contenders
+from benchmarks import worker
+
+LIBRARY = keras.backend.backend()
+
+
+def options(*arguments):
+    values = flags.FlagValues()
+    attention.define_flags(values)
+    values(["attention", *arguments])
+    return values
+
+
+def own_cases(device="cpu", dtype="float32"):
+    sizes = options("--num_heads=2", "--key_dim=8", "--attention_window=8")
+    sizes.device = device
+    cases = contenders.attention(32, "forward+backward", dtype, sizes)
+    return [
+        case
+        for case in cases
+        if case.library == LIBRARY and case.build.endswith(":ours")
+    ]
+
+
+@pytest.mark.parametrize("pattern", ["token choice", "local"])
+def test_patterns_run_forward_and_backward(pattern):
+    case = next(case for case in own_cases() if case.arguments["pattern"] == pattern)
+    run = worker.build(dataclasses.asdict(case))
+    assert worker.timed(run) > 0
+
+
+def test_cudnn_takes_part_on_a_gpu_without_relative_positions():
+    ways = [
+        {case.arguments["implementation"]: case for case in own_cases(*where)}
+        for where in (("cpu", "bfloat16"), ("gpu", "float32"), ("gpu", "bfloat16"))
+    ]
+    assert [set(way) for way in ways[:2]] == [{"plain"}] * 2
+    if LIBRARY == "jax":
+        assert not ways[2]["cudnn"].arguments["relative"]
+    else:
+        assert set(ways[2]) == {"plain"}

@@ -57,6 +57,7 @@ def attention(length, passes, dtype, options):
         for relative in (False, True)
         for way in given.ways(relative)
     ]
+    cases += [given.products(way, window, clusters) for way in WAYS]
     cases += [given.kmeans(window, clusters), given.torch_full()]
     cases += [given.keras_full(way) for way in WAYS]
     return cases + [given.flash()] * (options.device == "gpu")
@@ -110,6 +111,19 @@ class _Given:
                 "xla": xla,
                 "implementation": "cudnn" if way == CUDNN else "plain",
             },
+            operations=self._operations(pairs),
+            **self.common,
+        )
+
+    def products(self, way, window, num_clusters):
+        library, xla = WAYS[way]
+        sizes = {"window": window, "num_clusters": num_clusters, "xla": xla}
+        pairs = operations.clustered_pairs(num_clusters, window)
+        return Case(
+            f"products of token choice alone ({way})",
+            library,
+            "benchmarks.keras_attention:products",
+            self.arguments | sizes,
             operations=self._operations(pairs),
             **self.common,
         )

@@ -29,7 +29,7 @@ def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `values`, an `absl.flags.FlagValues`."""
     define = {"flag_values": values}
     flags.DEFINE_string("output_dir", "runs/gpu", "Folder to write to.", **define)
-    flags.DEFINE_list("parts", PARTS, "Any of these.", **define)
+    flags.DEFINE_list("parts", list(PARTS), "Any of these.", **define)
     flags.DEFINE_enum("device", "gpu", ["gpu", "cpu"], "Where to compute.", **define)
 
 

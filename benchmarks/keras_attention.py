@@ -5,6 +5,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf import layers
+from routing_tf.layers.cluster_order import chunk_size_for
 
 # Arguments of `RoutedHeads`.
 ROUTINGS = {
@@ -42,6 +43,43 @@ class CudnnAttention(KerasAttention):
         return jax.nn.dot_product_attention(
             query, key, value, is_causal=use_causal_mask, implementation="cudnn"
         )
+
+
+@keras.saving.register_keras_serializable("benchmarks")
+class Products(KerasAttention):
+    """The products of token choice alone: of each chunk and the keys that it reads.
+
+    Its tensors are `[1, heads, chunks * keys of a chunk, size]`; of these tokens as
+    many are queries as chunks have.
+    """
+
+    def __init__(self, chunk, keys, **kwargs):
+        super().__init__(**kwargs)
+        self.chunk, self.keys = chunk, keys
+
+    def call(self, query, key, value, use_causal_mask=False, training=None):
+        _, heads, length, size = query.shape
+        chunks = length // self.keys
+        query = ops.reshape(
+            query[:, :, : chunks * self.chunk], (heads * chunks, self.chunk, size)
+        )
+        key, value = (
+            ops.reshape(x, (heads * chunks, self.keys, size)) for x in (key, value)
+        )
+        return ops.reshape(
+            ops.matmul(ops.matmul(query, ops.swapaxes(key, -1, -2)), value),
+            (1, heads, chunks * self.chunk, size),
+        )
+
+
+def products(shape, window, num_clusters, dtype, passes, xla):
+    """Returns a function that computes the products of token choice; see `ours`."""
+    batch, heads, length, size = shape
+    chunk = chunk_size_for(window)
+    chunks = -(-length // chunk) + num_clusters
+    layer = Products(chunk, window + chunk, dtype=policy(dtype))
+    shape = (batch, heads, chunks * (window + chunk), size)
+    return compiled(layer, shape, dtype, passes, xla, num_outputs=chunks * chunk)
 
 
 def ours(
@@ -101,7 +139,7 @@ def policy(dtype):
     return "float32" if dtype == "float32" else f"mixed_{dtype}"
 
 
-def compiled(layer, shape, dtype, passes, xla, has_key=True):
+def compiled(layer, shape, dtype, passes, xla, has_key=True, num_outputs=None):
     """Compiles a layer of shared queries and keys, as the running backend does.
 
     Args:
@@ -112,6 +150,7 @@ def compiled(layer, shape, dtype, passes, xla, has_key=True):
             weights, and the layer's state moves.
         xla: whether XLA compiles it on TensorFlow.
         has_key: whether the layer is given the queries as keys, or knows.
+        num_outputs: how many tokens it returns; None (the default) for all.
     """
     layer.build(shape, shape, shape)
     generator = np.random.default_rng(0)
@@ -119,6 +158,7 @@ def compiled(layer, shape, dtype, passes, xla, has_key=True):
         ops.cast(generator.normal(size=shape).astype("float32"), dtype)
         for _ in range(3)
     )
+    weights = weights[:, :, :num_outputs]
 
     def call(function, query, value, **options):
         key = query if has_key else None

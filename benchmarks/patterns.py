@@ -34,7 +34,7 @@ WHAT = ("leak", "state", "cost", "recall", "language")
 WINDOW, STATE_LENGTH, DEVICE = 256, 8192, "cpu"
 WINDOWS = 128  # of the test split, to score
 # Heads have relative positions where the pattern has them.
-HPARAMS = "routed_relative_positions=true"
+HPARAMS = "optimizer=adam,learning_rate=0.004,routed_relative_positions=true"
 LARGEST_BYTES = 16 * 2**30
 RECALL = {
     "length": 128,

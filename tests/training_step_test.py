@@ -96,19 +96,22 @@ class TestSteps:
         )
 
     @pytest.mark.parametrize(
-        "kind",
+        "kind, optimizer",
         [
-            "decoder",
-            pytest.param("seq2seq", marks=pytest.mark.thorough),
-            pytest.param("image", marks=pytest.mark.thorough),
+            ("decoder", None),
+            ("decoder", "muon"),
+            pytest.param("decoder", "adamw", marks=pytest.mark.thorough),
+            pytest.param("seq2seq", None, marks=pytest.mark.thorough),
+            pytest.param("image", None, marks=pytest.mark.thorough),
         ],
     )
-    def test_a_step_is_one_of_keras(self, kind):
+    def test_a_step_is_one_of_keras(self, kind, optimizer):
         """The loss, clipping, weight decay and centroids are those of `Model.fit`."""
-        run = run_of(kind=kind)
+        changes = {"optimizer": optimizer, "weight_decay": 0.5} if optimizer else {}
+        run = run_of(kind=kind, changes=changes)
         reports = run.train(4)
         trained = run.state()
-        other = run_of(kind=kind)
+        other = run_of(kind=kind, changes=changes)
         other.lm.compile(
             optimizer=other.lm.optimizer,
             loss=keras.losses.SparseCategoricalCrossentropy(

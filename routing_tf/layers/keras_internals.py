@@ -33,6 +33,11 @@ def own_weights(layer):
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
+def decays(optimizer, variable):
+    """Tells whether an optimizer's `weight_decay` is meant for a variable."""
+    return optimizer._use_weight_decay(variable)
+
+
 @contextlib.contextmanager
 def adding_weights(layer):
     """Lets weights be added to a layer that is built, as `Dense.enable_lora` does."""

@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf import layers
+from routing_tf.layers.keras_internals import decays
 from routing_tf.layers.replicas import sum_over_replicas
 
 # More random draws than one layer makes in one part of a step.
@@ -67,8 +68,8 @@ class TrainingStep:
         lm: the language model or image model.
         optimizer: a built optimizer of its trainable variables; a
             `keras.optimizers.LossScaleOptimizer` scales the loss. Only its
-            `update_step` is used, so options of other kinds, such as
-            `weight_decay` or `use_ema`, must be off.
+            `update_step` and `weight_decay` are used, so options of other kinds, such
+            as `use_ema`, must be off.
         clip_norm: largest global norm of the gradients; 0 for no limit.
         num_parts: number of parts of a step.
         num_replicas: number of replicas that add their sums.
@@ -204,7 +205,11 @@ class TrainingStep:
             statistics: sums of the `"statistics"` of `objective`.
         """
         learning_rate = self.optimizer.learning_rate
+        decay = self.optimizer.weight_decay
         for gradient, variable in zip(gradients, self._trainable, strict=True):
+            if decay and decays(self.optimizer, variable):
+                lost = ops.convert_to_tensor(variable) * (learning_rate * decay)
+                self.optimizer.assign_sub(variable, lost)
             self.optimizer.update_step(gradient, variable, learning_rate)
         for layer, values in zip(self._kmeans, statistics, strict=True):
             layer.move(values)

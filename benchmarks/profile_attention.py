@@ -132,7 +132,7 @@ def _events_of_jax(path):
             if not devices and "XLA" not in line.name:
                 continue
             for event in line.events:
-                if "::" not in event.name:
+                if "::" not in event.name and not event.name.startswith("end: "):
                     yield re.sub(r"[._]\d+", "", event.name), event.duration_ns / 1e9
 
 

@@ -27,8 +27,8 @@ RUNS = {
     },
     "seq2seq": {"kind": "seq2seq", "scored_rows": [5]},
     "image_by_adafactor": {"kind": "image", "changes": ADAFACTOR, "scored_rows": [5]},
-    "remat_in_four_steps_per_call": {
-        "changes": {"remat": True},
+    "remat_by_muon_in_four_steps_per_call": {
+        "changes": {"remat": True, "optimizer": "muon"},
         "steps_per_call": 4,
         "traps": {"6": [1]},
     },

@@ -1,4 +1,4 @@
-"""Softmax attention by kernels of JAX that keep no logits in memory.
+"""Softmax attention by kernels of JAX, which keep no weights of pairs in memory.
 
 The only file of `layers` that calls them.
 """
@@ -14,7 +14,7 @@ from keras import ops
 IMPLEMENTATIONS = ("plain", "auto", "cudnn", "xla")
 
 # Above what JAX puts in place of masked logits, and below all others.
-_LEAST_BIAS = {"float16": -1.5e4, "bfloat16": -1e9, "float32": -1e9}
+_LEAST_BIAS, _LEAST_BIAS_IN_FLOAT16 = -1e9, -1.5e4
 # Sizes of heads that all of cuDNN's devices take: multiples of this, and the greatest.
 _SIZE_STEP, _MAX_SIZE = 8, 128
 # CUDA launches no more at once along the axis of the batch.
@@ -34,19 +34,16 @@ def obstacle(implementation, query, key, value):
         return f"the backend is {keras.backend.backend()}, and the kernels are JAX's"
     if implementation == "xla":
         return None
-    if implementation == "auto" and not _has_gpu():
-        return "there is no GPU"
+    if implementation == "auto" and (lack := _lack_of_device()) is not None:
+        return lack
     dtype = keras.backend.standardize_dtype(query.dtype)
     if dtype not in ("float16", "bfloat16"):
         return f"cuDNN has no attention in {dtype}"
     size = max(query.shape[-1], value.shape[-1])
     if size > _MAX_SIZE:
-        return f"cuDNN takes heads of up to {_MAX_SIZE}, and these have {size}"
+        return f"cuDNN takes keys and values of up to {_MAX_SIZE}, and here is {size}"
     if query.shape[-2] % 2 or key.shape[-2] % 2:
-        return (
-            "cuDNN takes even numbers of queries and keys, and these are "
-            f"{query.shape[-2]} and {key.shape[-2]}"
-        )
+        return "cuDNN takes even numbers of queries and keys, and here is an odd one"
     return None
 
 
@@ -58,7 +55,7 @@ def attend(implementation, query, key, value, mask=None, bias=None, is_causal=Fa
 
     Args:
         implementation: `"auto"` for cuDNN where it can, and one message where not;
-            `"cudnn"`; or `"xla"`, the reference of JAX, on any device in any dtype.
+            `"cudnn"`; or `"xla"`, the reference of JAX, on any device.
         query: `<float>[..., queries, key_dim]`.
         key: `<float>[..., keys, key_dim]`.
         value: `<float>[..., keys, value_dim]`.
@@ -86,24 +83,42 @@ def attend(implementation, query, key, value, mask=None, bias=None, is_causal=Fa
 
 
 def decline(implementation, reason):
-    """Says once why the plain path is taken; raises if `"auto"` did not allow it."""
+    """Says once why the plain path is taken.
+
+    Args:
+        implementation: as in `attend`.
+        reason: what stands in the way, in words.
+
+    Raises:
+        ValueError: if it is not `"auto"`, which alone allows the plain path.
+    """
     if implementation != "auto":
         raise ValueError(
             f'`attention_implementation` must be "auto" or "plain": {reason}. '
             f"Received: attention_implementation={implementation!r}"
         )
-    _say_once(reason)
+    warn_once(reason)
 
 
 @functools.cache
-def _say_once(reason):
+def warn_once(reason):
+    """Logs a reason, the first time that it is given."""
     logging.warning('attention_implementation="auto" is "plain" here: %s', reason)
 
 
-def _has_gpu():
+def _lack_of_device():
+    """Returns what the device lacks, in words; or None."""
     import jax
 
-    return jax.default_backend() == "gpu"
+    if jax.default_backend() != "gpu":
+        return "there is no GPU"
+    capability = getattr(jax.local_devices()[0], "compute_capability", "none")
+    if not capability.split(".")[0].isdecimal() or float(capability) < 8:
+        return (
+            "cuDNN's attention needs a GPU of compute capability 8.0 or more, and "
+            f"this one has {capability}"
+        )
+    return None
 
 
 def _refusal(kernel, operands):
@@ -122,7 +137,8 @@ def _refusal(kernel, operands):
 
 def _arranged(query, key, value, mask, bias):
     """Returns operands of `_in_parts`, and a function that undoes their order."""
-    leading = _broadcast(x.shape[:-2] for x in (query, key, value))
+    operands = (x for x in (query, key, value, mask, bias) if x is not None)
+    leading = _broadcast(ops.shape(x)[:-2] for x in operands)
     size = max(query.shape[-1], value.shape[-1])
     size = -(-size // _SIZE_STEP) * _SIZE_STEP
     num_queries, num_keys = query.shape[-2], key.shape[-2]
@@ -144,12 +160,16 @@ def _arranged(query, key, value, mask, bias):
         x = ops.broadcast_to(x, (*shape, num_queries, num_keys))
         return ops.reshape(x, (math.prod(shape), 1, num_queries, num_keys))
 
+    if mask is not None:
+        mask = ops.cast(mask, "bool")
+
     def restore(output):
         output = ops.reshape(output, (*leading, num_queries, size))
         return output[..., : value.shape[-1]]
 
     if bias is not None:
-        least = _LEAST_BIAS[keras.backend.standardize_dtype(query.dtype)]
+        is_float16 = keras.backend.standardize_dtype(query.dtype) == "float16"
+        least = _LEAST_BIAS_IN_FLOAT16 if is_float16 else _LEAST_BIAS
         bias = ops.maximum(ops.cast(bias, query.dtype), least)
     operands = (*(sequences(x) for x in (query, key, value)), pairs(bias), pairs(mask))
     return operands, restore

@@ -53,12 +53,14 @@ class ScaledDotProduct(ConfiguredLayer):
             plus the sigmoid of a weight that starts at 0.
         attention_implementation: what computes the attention. `"plain"` (the default):
             products, a softmax, products, on any device. `"auto"`: on JAX with a GPU
-            the kernel of cuDNN, which keeps no logits, where its constraints hold:
-            float16 or bfloat16, heads of at most 128, even numbers of queries and keys,
-            no relative positions, no dropout while training, no entmax and no sums of
-            exponentials; with one message wherever they do not, and `"plain"`. Results
-            are equal up to rounding. `"cudnn"` raises an error in place of the message,
-            and `"xla"` is the same on JAX's reference, on any device in any dtype.
+            (compute capability 8.0 or more) the kernel of cuDNN, which keeps no weights
+            of pairs, where its constraints hold: float16 or bfloat16, keys and values
+            of at most 128, even numbers of queries and keys, no relative positions, no
+            dropout while training, no entmax and no sums of exponentials. Where they do
+            not, a message says why, once, and `"plain"` computes. Results are equal up
+            to rounding. A mask that differs between blocks or clusters stays in memory,
+            as a number for each pair. For tests and benchmarks: `"cudnn"` raises an
+            error in place of the message, and `"xla"` is JAX's reference.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:

@@ -17,12 +17,15 @@ class Muon(keras.optimizers.Muon):
     one of Adam usually is (`rms_rate`), so both have one learning rate.
 
     Args:
-        *args: arguments of `keras.optimizers.Muon`.
+        learning_rate: number, or a schedule. Defaults to 0.001.
         weight_decay: share of a weight that a step takes away, times the learning rate;
             of all but biases and normalization. None (the default) for none.
         exclude_layers: list of regular expressions of paths of further weights that
             are Adam's. None (the default) for none.
-        **kwargs: as `*args`, by name.
+        **kwargs: further arguments of `keras.optimizers.Muon`.
+
+    Raises:
+        ValueError: if `adam_weight_decay` is given and is not `weight_decay`.
 
     Example:
 
@@ -38,11 +41,18 @@ class Muon(keras.optimizers.Muon):
     (https://arxiv.org/abs/2502.16982).
     """
 
-    def __init__(self, *args, weight_decay=None, exclude_layers=None, **kwargs):
-        kwargs["adam_weight_decay"] = weight_decay
+    def __init__(
+        self, learning_rate=0.001, *, weight_decay=None, exclude_layers=None, **kwargs
+    ):
+        if kwargs.setdefault("adam_weight_decay", weight_decay) != weight_decay:
+            raise ValueError(
+                "`adam_weight_decay` must be `weight_decay`, one rate for all weights. "
+                f"Received: adam_weight_decay={kwargs['adam_weight_decay']}, "
+                f"weight_decay={weight_decay}. Leave the first one out"
+            )
         excluded = [*(exclude_layers or []), *_NOT_MATRICES]
         super().__init__(
-            *args,
+            learning_rate,
             weight_decay=weight_decay,
             exclude_layers=list(dict.fromkeys(excluded)),
             **kwargs,

@@ -68,8 +68,8 @@ class TrainingStep:
         lm: the language model or image model.
         optimizer: a built optimizer of its trainable variables; a
             `keras.optimizers.LossScaleOptimizer` scales the loss. Only its
-            `update_step` and `weight_decay` are used, so options of other kinds, such
-            as `use_ema`, must be off.
+            `update_step` and `weight_decay`, one rate for all weights, are used. So
+            options of other kinds, such as `use_ema`, must be off.
         clip_norm: largest global norm of the gradients; 0 for no limit.
         num_parts: number of parts of a step.
         num_replicas: number of replicas that add their sums.

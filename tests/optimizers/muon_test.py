@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 
 from routing_tf import optimizers
 from tests import golden_cases
@@ -70,3 +71,10 @@ def test_decay_leaves_biases_alone():
     ).values()
     golden_cases.assert_close(kernel - without, np.full(SHAPE, 0.05), 1e-4)
     golden_cases.assert_close(bias, same, 1e-4)
+
+
+def test_two_rates_of_decay_are_refused():
+    with pytest.raises(
+        ValueError, match="`adam_weight_decay` must be .*Received: .*=0"
+    ):
+        optimizers.Muon(weight_decay=0.1, adam_weight_decay=0.3)

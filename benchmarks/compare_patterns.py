@@ -305,7 +305,8 @@ def run(options):
         (run.get("files"), run["steps"], run.get("hparams"))
         for run in figures.find(kind="bits")
     }
-    for files, steps, hparams in sorted(tables, key=str):
+    own_first = sorted(tables, key=lambda each: (each[0] or "", each[1], each[2] or ""))
+    for files, steps, hparams in own_first:
         data = files or "Python's source"
         changed = f", {hparams}" if hparams else ""
         print(f"\n{data}, {steps:,} steps{changed}\n")

@@ -1,13 +1,13 @@
 """Softmax attention by kernels of JAX, which keep no weights of pairs in memory.
 
-The only file of `layers` that calls them.
+Beside `replicas.py` the only file of `layers` that may import a backend.
 """
 
 import functools
 import math
+import warnings
 
 import keras
-from absl import logging
 from keras import ops
 
 #: What computes the attention inside a block, a cluster or a sequence.
@@ -102,8 +102,10 @@ def decline(implementation, reason):
 
 @functools.cache
 def warn_once(reason):
-    """Logs a reason, the first time that it is given."""
-    logging.warning('attention_implementation="auto" is "plain" here: %s', reason)
+    """Gives a reason as a warning, the first time."""
+    warnings.warn(
+        f'attention_implementation="auto" is "plain" here: {reason}', stacklevel=2
+    )
 
 
 def _lack_of_device():

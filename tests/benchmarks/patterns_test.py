@@ -29,7 +29,7 @@ def test_bits_per_byte_of_compare_patterns_are_taken_over(tmp_path, monkeypatch)
     monkeypatch.setattr(compare_patterns, "train", None)  # not called
     path = tmp_path / "patterns.json"
     run = {"kind": "bits", "pattern": "hashed", "steps": 900, "windows": 128}
-    run["hparams"] = "routed_relative_positions=true"
+    run["hparams"] = patterns.HPARAMS
     figures = compare_patterns.Figures(path)
     figures.add(**run, key_shift=1, seed=0, bits_per_byte={"full": 1.5})
     for other in (

@@ -1,7 +1,6 @@
 """Tests of attention by kernels that keep no logits."""
 
 import functools
-import logging
 
 import keras
 import numpy as np
@@ -194,16 +193,16 @@ def test_what_no_kernel_computes_is_refused(
         layer(query, key, key, **call)
 
 
-def test_auto_is_plain_without_a_gpu_and_says_so_once(caplog):
+def test_auto_is_plain_without_a_gpu_and_says_so_once():
     group = built_group("local", attention_implementation="auto")
     plain = built_group("local")
     fused_attention.warn_once.cache_clear()  # earlier tests may have been told
-    with caplog.at_level(logging.WARNING):
+    with pytest.warns(UserWarning) as warned:
         for _ in range(2):
             output = group(**inputs(group), use_causal_mask=True)
     expected = plain(**inputs(plain), use_causal_mask=True)
     np.testing.assert_array_equal(*golden_cases.to_numpy([output, expected]))
-    said = [line for line in caplog.messages if "attention_implementation" in line]
+    said = [x for x in warned if "attention_implementation" in str(x.message)]
     assert len(said) == 1
 
 

@@ -70,7 +70,9 @@ def define_flags(values=flags.FLAGS):
         "patterns", DEFAULT_PATTERNS, f"Any of: {', '.join(PATTERNS)}.", **define
     )
     flags.DEFINE_list("key_shifts", ["0", "1"], "Any of: 0, 1.", **define)
-    flags.DEFINE_integer("seeds", 3, "Runs of each model.", lower_bound=1, **define)
+    flags.DEFINE_integer(
+        "seeds", 3, "Runs of each model; 0: only time it.", lower_bound=0, **define
+    )
     flags.DEFINE_integer(
         "train_steps",
         preset_hyperparameters(PRESET).train_steps,

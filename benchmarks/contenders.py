@@ -254,41 +254,40 @@ def _ways(device, dtype):
     return ALL_WAYS if device == "gpu" and dtype == "bfloat16" else WAYS
 
 
-# Variants of a preset -> hyperparameters that are not its own.
-VARIANTS = {
-    "": {},
-    ", local heads alone": {"num_local_only_layers": None},
-    ", no relative positions": {
-        "local_relative_positions": False,
-        "routed_relative_positions": False,
-    },
-}
-
-
 def preset_step(name, length, dtype, options):
     """Returns the cases of `benchmarks.train_step --preset`."""
-    return [
-        Case(
-            f"{name}{variant} ({way})",
-            ALL_WAYS[way][0],
-            "benchmarks.language_models:preset_step",
-            {
-                "name": name,
-                "changes": changes
-                | {"attention_implementation": "auto" if way == CUDNN else "plain"},
-                "dtype": dtype,
-                "xla": ALL_WAYS[way][1],
-            },
-            length=length,
-            dtype=dtype,
-            passes="train step",
-            units=preset_hyperparameters(name).batch_tokens,
-        )
-        for variant, changes in VARIANTS.items()
-        for way in _ways(options.device, dtype)
-        # With relative positions all would be plain.
-        if way != CUDNN or "local_relative_positions" in changes
-    ]
+    settings = preset_hyperparameters(name)
+    # Names of variants -> hyperparameters that are not the preset's.
+    variants = {
+        "": {},
+        ", local heads alone": {"num_local_only_layers": settings.num_layers},
+        ", no relative positions": {
+            "local_relative_positions": False,
+            "routed_relative_positions": False,
+        },
+    }
+    cases = []
+    for variant, changes in variants.items():
+        # With relative positions nearly all heads would be plain.
+        is_relative = "local_relative_positions" not in changes
+        for way in WAYS if is_relative else _ways(options.device, dtype):
+            library, xla = ALL_WAYS[way]
+            implementation = "auto" if way == CUDNN else "plain"
+            changes = {**changes, "attention_implementation": implementation}
+            arguments = {"name": name, "changes": changes, "dtype": dtype, "xla": xla}
+            cases.append(
+                Case(
+                    f"{name}{variant} ({way})",
+                    library,
+                    "benchmarks.language_models:preset_step",
+                    arguments,
+                    length=length,
+                    dtype=dtype,
+                    passes="train step",
+                    units=settings.batch_tokens,
+                )
+            )
+    return cases
 
 
 def decode(length, dtype, options):

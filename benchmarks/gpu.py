@@ -18,6 +18,8 @@ import sys
 from absl import app
 from absl import flags
 
+from benchmarks import contest
+
 PARTS = ("tests", "attention", "scaling", "train_step", "profile")
 # Sizes on a GPU, and where it is only tried.
 LENGTHS = {"gpu": "4096,8192,16384,32768,65536,131072", "cpu": "256"}
@@ -41,10 +43,13 @@ def commands(device, folder):
         folder: where their figures and plots go.
     """
     dtype = "bfloat16" if device == "gpu" else "float32"
-    lengths = f"--lengths={LENGTHS[device]}"
-    contest = [f"--device={device}", f"--dtypes={dtype}", f"--compare_dtype={dtype}"]
+    contest_flags = [
+        f"--device={device}",
+        f"--dtypes={dtype}",
+        f"--compare_dtype={dtype}",
+    ]
     if device == "cpu":
-        contest += ["--contenders=*(JAX)", "--rounds=1", "--round_seconds=0"]
+        contest_flags += ["--contenders=*(JAX)", "--rounds=1", "--round_seconds=0"]
     flash = "full attention (cuDNN JAX)" if device == "gpu" else "token choice (JAX)"
     figures = {
         name: [f"--output={folder / name}.json", f"--plot={folder / name}.png"]
@@ -56,33 +61,18 @@ def commands(device, folder):
     profile = ["benchmarks.profile_attention", f"--dtype={dtype}"]
     profile += [f"--length={PROFILED_LENGTHS[device]}"]
     implementation = "cudnn" if device == "gpu" else "xla"
+    lengths = [f"--compare={flash}", f"--lengths={LENGTHS[device]}"]
+    preset = f"--preset={PRESETS[device]}"
     return {
         "tests": [["pytest", "-q", *tests]],
         "attention": [
-            [
-                "benchmarks.attention",
-                f"--compare={flash}",
-                lengths,
-                *contest,
-                *figures["attention"],
-            ]
+            ["benchmarks.attention", *lengths, *contest_flags, *figures["attention"]]
         ],
         "scaling": [
-            [
-                "benchmarks.scaling",
-                f"--compare={flash}",
-                lengths,
-                *contest,
-                *figures["scaling"],
-            ]
+            ["benchmarks.scaling", *lengths, *contest_flags, *figures["scaling"]]
         ],
         "train_step": [
-            [
-                "benchmarks.train_step",
-                f"--preset={PRESETS[device]}",
-                *contest,
-                *figures["train_step"],
-            ]
+            ["benchmarks.train_step", preset, *contest_flags, *figures["train_step"]]
         ],
         "profile": [
             [*profile, f"--pattern={pattern}", f"--implementation={name}"]
@@ -123,30 +113,30 @@ def run_part(arguments, path):
 
 
 def main(argv):
-    if len(argv) > 1:
-        raise app.UsageError(
-            f"Settings are given as --name=value. Received: {argv[1:]}"
-        )
-    options = flags.FLAGS
-    unknown = sorted(set(options.parts) - set(PARTS))
-    if unknown:
-        raise app.UsageError(
-            f"--parts must be any of {', '.join(PARTS)}. Received: {unknown}"
-        )
+    return contest.command(argv, benchmark)
+
+
+def benchmark(options):
+    """Runs the parts whose files are not there.
+
+    Raises:
+        ValueError: if a part is unknown, or has failed.
+    """
+    parts = contest.check_list("parts", options.parts, PARTS)
     folder = pathlib.Path(options.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     failed = []
     for name, arguments in commands(options.device, folder).items():
         path = folder / f"{name}.md"
-        if name not in options.parts:
-            continue
-        if path.exists():
+        if name in parts and path.exists():
             print(f"{name}: {path} is there")
-        elif not run_part(arguments, path):
+        elif name in parts and not run_part(arguments, path):
             failed.append(name)
     if failed:
-        print(f"error: these parts failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+        raise ValueError(
+            "All parts must succeed. Received failures of: "
+            f"{', '.join(failed)}. What they printed is in {folder}/*.failed.md"
+        )
 
 
 if __name__ == "__main__":

@@ -44,15 +44,11 @@ def preset_step(name, changes, dtype, xla):
 
     Args:
         name: of the preset.
-        changes: dict of hyperparameters that are not the preset's;
-            `num_local_only_layers` of None stands for all layers.
+        changes: dict of hyperparameters that are not the preset's.
         dtype: `"float32"` or `"bfloat16"`.
         xla: whether XLA compiles it on TensorFlow.
     """
-    settings = preset_hyperparameters(name)
-    if changes.get("num_local_only_layers", 0) is None:
-        changes = changes | {"num_local_only_layers": settings.num_layers}
-    return _step(settings.replace(**changes), dtype, xla)
+    return _step(preset_hyperparameters(name).replace(**changes), dtype, xla)
 
 
 def _step(settings, dtype, xla):
@@ -64,10 +60,7 @@ def _step(settings, dtype, xla):
     train = engine.compile(step, jit_compile=xla)
     length = settings.max_sequence_length
     shape = max(1, settings.batch_tokens // length), length
-    generator = np.random.default_rng(0)
-    tokens = generator.integers(
-        settings.vocabulary_size, size=(shape[0], length + 1), dtype="int32"
-    )
+    tokens = _tokens(settings.vocabulary_size, (shape[0], length + 1))
     inputs = {"token_ids": tokens[:, :-1], "padding_mask": np.ones(shape, "bool")}
     batch = (inputs, tokens[:, 1:], np.ones(shape, "float32"))
     return lambda: train([batch], 0)
@@ -99,7 +92,11 @@ def decode(sizes, length, pattern, relative, num_tokens, dtype, xla):
 
     function = compiled(lm, loop)
     cache = lm.make_cache(1, length)
-    start = np.int32(length - num_tokens), _tokens(sizes, 1), cache
+    start = (
+        np.int32(length - num_tokens),
+        _tokens(sizes["vocabulary_size"], (1, 1)),
+        cache,
+    )
     return lambda: ops.convert_to_numpy(function(*start))
 
 
@@ -111,7 +108,8 @@ def recompute(sizes, length, pattern, relative, dtype, xla):
         hidden = lm.backbone.decode(token_ids, ops.ones_like(token_ids, dtype="bool"))
         return ops.argmax(lm.logits_of(hidden[:, -1]), axis=-1)
 
-    function, tokens = compiled(lm, next_token), _tokens(sizes, length)
+    function = compiled(lm, next_token)
+    tokens = _tokens(sizes["vocabulary_size"], (1, length))
     return lambda: ops.convert_to_numpy(function(tokens))
 
 
@@ -153,6 +151,6 @@ def _compiled_model(sizes, length, pattern, relative, dtype, xla):
     return lm
 
 
-def _tokens(sizes, length):
+def _tokens(vocabulary_size, shape):
     generator = np.random.default_rng(0)
-    return generator.integers(sizes["vocabulary_size"], size=(1, length), dtype="int32")
+    return generator.integers(vocabulary_size, size=shape, dtype="int32")

@@ -8,6 +8,7 @@ import math
 import warnings
 
 import keras
+import numpy as np
 from keras import ops
 
 #: What computes the attention inside a block, a cluster or a sequence.
@@ -139,8 +140,8 @@ def _refusal(kernel, operands):
 
 def _arranged(query, key, value, mask, bias):
     """Returns operands of `_in_parts`, and a function that undoes their order."""
-    operands = (x for x in (query, key, value, mask, bias) if x is not None)
-    leading = _broadcast(ops.shape(x)[:-2] for x in operands)
+    given = (x for x in (query, key, value, mask, bias) if x is not None)
+    leading = np.broadcast_shapes(*(tuple(ops.shape(x)[:-2]) for x in given))
     size = max(query.shape[-1], value.shape[-1])
     size = -(-size // _SIZE_STEP) * _SIZE_STEP
     num_queries, num_keys = query.shape[-2], key.shape[-2]
@@ -162,27 +163,18 @@ def _arranged(query, key, value, mask, bias):
         x = ops.broadcast_to(x, (*shape, num_queries, num_keys))
         return ops.reshape(x, (math.prod(shape), 1, num_queries, num_keys))
 
-    if mask is not None:
-        mask = ops.cast(mask, "bool")
-
     def restore(output):
         output = ops.reshape(output, (*leading, num_queries, size))
         return output[..., : value.shape[-1]]
 
+    if mask is not None:
+        mask = ops.cast(mask, "bool")
     if bias is not None:
         is_float16 = keras.backend.standardize_dtype(query.dtype) == "float16"
         least = _LEAST_BIAS_IN_FLOAT16 if is_float16 else _LEAST_BIAS
         bias = ops.maximum(ops.cast(bias, query.dtype), least)
     operands = (*(sequences(x) for x in (query, key, value)), pairs(bias), pairs(mask))
     return operands, restore
-
-
-def _broadcast(shapes):
-    """Returns the shape that all of these are broadcast to."""
-    shapes = list(shapes)
-    length = max(len(shape) for shape in shapes)
-    shapes = [(1,) * (length - len(shape)) + tuple(shape) for shape in shapes]
-    return tuple(max(lengths) if 0 not in lengths else 0 for lengths in zip(*shapes))
 
 
 def _in_parts(query, key, value, bias, mask, is_causal, implementation):

@@ -216,7 +216,7 @@ class ScaledDotProduct(ConfiguredLayer):
         """Attends by a kernel that keeps no logits; None where none can."""
         implementation = self.attention_implementation
         obstacle = fused_attention.obstacle(implementation, query, key, value)
-        obstacle = obstacle or self._needs_logits(needs_sum, training)
+        obstacle = obstacle or self.needs_logits(needs_sum, training)
         if obstacle is not None:
             return fused_attention.decline(implementation, obstacle)
         mask, num_queries, num_keys = pairs["mask"], query.shape[-2], key.shape[-2]
@@ -237,8 +237,13 @@ class ScaledDotProduct(ConfiguredLayer):
             return output
         return self.of_seeing(output, seen)
 
-    def _needs_logits(self, needs_sum, training):
-        """Returns what the kernels lack that keep no logits, in words; or None."""
+    def needs_logits(self, needs_sum, training):
+        """Returns why no kernel that keeps no logits will do, in words; or None.
+
+        Args:
+            needs_sum: whether the sums of exponentials are asked for.
+            training: whether dropout is on.
+        """
         if self.relative_position is not None:
             return "relative positions need the logits of each pair"
         if self.entmax_alpha is not None:

@@ -148,7 +148,7 @@ class ReleaseDotProduct(layers.ScaledDotProduct):
             query, key, value, attention_mask, bias, offset, distances, False, training
         )
 
-    def _needs_logits(self, needs_sum, training):
+    def needs_logits(self, needs_sum, training):
         return "the release's flaws need the logits of each pair"
 
     def of_seeing(self, output, mask):

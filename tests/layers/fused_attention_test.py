@@ -150,13 +150,43 @@ def test_masks_may_have_more_sequences_than_queries():
 
 
 @on_jax
-def test_batches_that_cuda_cannot_launch_are_cut():
-    x = helpers.normal(66000, 2, 8)
+def test_biases_may_be_infinite():
+    x = helpers.normal(1, 2, 4, 8)
+    bias = np.zeros((4, 4), "float32")
+    bias[0], bias[1, 2] = -np.inf, -np.inf
+    mask = np.tri(4, dtype="bool")
     plain, fused = (
-        layers.ScaledDotProduct(attention_implementation=name)(x, x, x)
+        layers.ScaledDotProduct(attention_implementation=name)(
+            x, x, x, attention_mask=mask, bias=bias
+        )
         for name in ("plain", "xla")
     )
     golden_cases.assert_close(fused, plain, 1e-5)
+
+
+@on_jax
+def test_batches_that_cuda_cannot_launch_are_cut(monkeypatch):
+    import jax
+
+    x, mask = helpers.normal(66000, 2, 8), np.eye(2, dtype="bool")
+    plain, fused = (
+        layers.ScaledDotProduct(attention_implementation=name)
+        for name in ("plain", "xla")
+    )
+    parts = []
+    whole = jax.nn.dot_product_attention
+    monkeypatch.setattr(
+        jax.nn,
+        "dot_product_attention",
+        lambda query, *args, **options: (
+            parts.append(len(query)) or whole(query, *args, **options)
+        ),
+    )
+    output = fused(x, x, x, attention_mask=mask)
+    expected = plain(x, x, x, attention_mask=mask)
+    golden_cases.assert_close(output, expected, 1e-5)
+    # CUDA's grids have at most 65,535 blocks along the second and third axis.
+    assert parts and max(parts) < 65536
 
 
 OBSTACLES = [

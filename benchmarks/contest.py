@@ -18,6 +18,7 @@ from benchmarks.processes import Case
 from benchmarks.processes import Worker
 from benchmarks.processes import WorkerError
 from benchmarks.processes import started
+from routing_tf.analysis.pictures import check_matplotlib
 
 DTYPES = ("float32", "bfloat16")
 MOST_RUNS = 200
@@ -92,6 +93,8 @@ def command(argv, benchmark):
             f"Settings are given as --name=value. Received: {argv[1:]}"
         )
     try:
+        if flags.FLAGS.flag_values_dict().get("plot"):
+            check_matplotlib()
         benchmark(flags.FLAGS)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

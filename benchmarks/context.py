@@ -17,7 +17,6 @@ import tqdm
 from absl import app
 from absl import flags
 from keras import ops
-from matplotlib.figure import Figure
 
 from benchmarks import compare_patterns
 from benchmarks import contest
@@ -201,6 +200,8 @@ def table(figures, options, contexts):
 
 def draw(figures, options, longest):
     """Draws bits per byte against context; returns a matplotlib figure."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     for pattern, shift, found in _found(figures, options, longest):

@@ -19,7 +19,6 @@ import subprocess
 import tqdm
 from absl import app
 from absl import flags
-from matplotlib.figure import Figure
 
 from benchmarks import compare_patterns
 from benchmarks import contest
@@ -202,6 +201,8 @@ def _cost(value):
 
 def draw(path, figures, length):
     """Draws bits per byte against the seconds of a layer, a point for each row."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 5.5), layout="constrained")
     axes = figure.subplots()
     for row in pattern_heads.ROWS:

@@ -244,6 +244,19 @@ class Benchmark:
         heads = ["pattern", "key_shift", "scope", "learning rate", *self._titles()]
         return recall_data.table(heads, rows)
 
+    def diagnoses(self):
+        """Returns the lines of a table of what routing made of the sequences."""
+        heads, rows = [], []
+        places = list(zip(self.places, self._titles()))
+        for row, (place, title) in itertools.product(self.rows, places):
+            runs = [run.get("diagnosis", []) for run in self.runs(row, place)]
+            for each in zip(*filter(None, runs)):
+                cells = recall_data.columns_of([figures for _, figures in each])
+                heads = ["pattern", "key_shift", "size", "step", *cells]
+                rows.append([row[0], str(row[1]), title, f"{each[0][0]:,}"])
+                rows[-1] += cells.values()
+        return recall_data.table(heads, rows) if rows else ["No run is diagnosed."]
+
     def _titles(self):
         return ["{} tokens, {} pairs, window {}".format(*x) for x in self.places]
 
@@ -262,6 +275,8 @@ def benchmark(options):
     if not options.print_only:
         runs.train()
     print("\n".join([*runs.about(), "", *runs.table()]))
+    if options.diagnose:
+        print("\n".join(["", *runs.diagnoses()]))
     if options.plot:
         runs.draw().savefig(options.plot, dpi=150)
 
@@ -285,7 +300,7 @@ def define_flags(values=flags.FLAGS):
         "diagnose",
         False,
         "Whether evaluations tell how many queries find their match, where tokens "
-        "choose their clusters.",
+        "choose their clusters; a second table shows it by step.",
         **define,
     )
     many("patterns", list(PATTERNS[:-1]), f"Any of {', '.join(PATTERNS)}.")

@@ -12,8 +12,6 @@ import statistics
 import typing
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.figure import Figure
 
 POWER = 0.01  # of the law of the gaps, `power_a` of zoology
 EVALUATION_SEED = 2**31  # no flag can be as large
@@ -187,6 +185,19 @@ def words(figures):
     return ", ".join(texts)
 
 
+def columns_of(runs):
+    """Returns columns of a table for a list of `routing_figures`, means over heads.
+
+    Dict from the title of a column to a list with a number for each run.
+    """
+    names = ("same_cluster", "pushed_out", "evenness")
+    columns = {
+        name.replace("_", " "): [statistics.mean(run[name]) for run in runs]
+        for name in names
+    }
+    return columns | {"found by any head": [run["found_by_any"] for run in runs]}
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """All that decides how a run ends: the key of its record.
@@ -335,6 +346,9 @@ def draw(panels):
     Returns:
         A matplotlib figure.
     """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(4.5 * len(panels) + 2, 4.5), layout="constrained")
     patterns = list(dict.fromkeys(key[0] for lines in panels.values() for key in lines))
     handles = {}

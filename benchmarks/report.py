@@ -7,8 +7,6 @@ import pathlib
 import sys
 
 import tqdm
-from matplotlib import colormaps
-from matplotlib.figure import Figure
 
 COLUMNS = (
     "contender",
@@ -96,6 +94,9 @@ def plot_lines(path, rows, panels, title):
     """
     if not path:
         return
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(5.5 * len(panels) + 4, 6), layout="constrained")
     names = list(dict.fromkeys(row.contender for row in rows))
     colours = dict(zip(names, itertools.cycle(colormaps["tab20"].colors)))
@@ -134,6 +135,8 @@ def plot_bars(path, rows, panels, title):
     rows = [row for row in rows if row.seconds is not None][::-1]
     if not path or not rows:
         return
+    from matplotlib.figure import Figure
+
     names = [f"{row.contender}, {row.dtype}, {row.length:,}" for row in rows]
     height = 1.5 + 0.25 * len(rows)
     figure = Figure(figsize=(5 * len(panels) + 4, height), layout="constrained")

@@ -143,7 +143,7 @@ def run(options):
     from routing_tf.analysis import looks
     from routing_tf.analysis import pictures
 
-    if options.what in ("maps", "reads"):
+    if options.what == "maps":
         pictures.check_matplotlib()
     lm, problem = load(options)
     settings = {name: options[name].value for name in (*READERS, *SHARED)}

@@ -429,13 +429,22 @@ def test_no_run(tmp_path, run):
     assert str(tmp_path) in err
 
 
-@pytest.mark.parametrize("what", ["maps", "reads"])
-def test_matplotlib_is_missing(token_choice, run, monkeypatch, what):
+def test_maps_need_matplotlib(token_choice, run, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, _, err = run(f"--what={what}", f"--model_dir={token_choice}")
+    code, _, err = run("--what=maps", f"--model_dir={token_choice}")
     assert code == 1
     assert "install it with `pip install 'routing-tf[bench]'`" in err
     assert len(err.splitlines()) == 1
+
+
+def test_reads_are_text_without_matplotlib(token_choice, run, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, _ = run(
+        "--what=reads", f"--model_dir={token_choice}", f"--output_dir={tmp_path}"
+    )
+    assert not code
+    assert "install it with `pip install 'routing-tf[bench]'`" in out
+    assert (tmp_path / "reads.tsv").exists() and not list(tmp_path.glob("*.png"))
 
 
 def test_a_folder_that_cannot_be_written(token_choice, tmp_path, run):

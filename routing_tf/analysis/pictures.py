@@ -19,13 +19,21 @@ DOTS_PER_INCH = 100
 
 def check_matplotlib():
     """Raises a `ValueError` if matplotlib is not installed."""
+    missing = lack_of_matplotlib()
+    if missing:
+        raise ValueError(missing)
+
+
+def lack_of_matplotlib():
+    """Returns that matplotlib is not installed, in words; or None."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ValueError(
+        return (
             "Pictures need matplotlib; install it with "
             f"`pip install 'routing-tf[bench]'`. Received: {error}"
-        ) from error
+        )
+    return None
 
 
 def draw_maps(maps, title, path, tokens=None):

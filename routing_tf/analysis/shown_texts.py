@@ -44,8 +44,10 @@ def show_reads(head, token, token_ids, tokenizer, folder):
     number = marked_text.find_piece(tokenizer, token_ids, token)
     path = folder / "reads.png"
     title = f"{head.name}, token {token} and the places it reads most"
-    pictures.draw_text(pieces, title, path, number)
-    print(f"{title}: {path}")
+    missing = pictures.lack_of_matplotlib()
+    if missing is None:
+        pictures.draw_text(pieces, title, path, number)
+    print(f"{title}: {missing or path}")
     marks = marked_text.BRACKETS, marked_text.ANGLE_BRACKETS
     if sys.stdout.isatty():
         marks = marked_text.REVERSE_VIDEO, marked_text.BOLD_UNDERLINED

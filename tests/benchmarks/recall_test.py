@@ -183,6 +183,29 @@ def test_a_run_is_recorded_before_the_next_one(results, trained, monkeypatch):
     assert run["settings"]["pattern"] == "full"
 
 
+def test_diagnoses_are_printed_from_the_record(results, trained, monkeypatch, capsys):
+    train = recall_model.train
+
+    def diagnosed(settings, *arguments):
+        share = settings.seed / 2
+        figures = {"same_cluster": [share, 1], "pushed_out": [0.0, 0.0]}
+        figures |= {"evenness": [0.5, 0.5], "found_by_any": share}
+        return {**train(settings, *arguments), "diagnosis": [[100, figures]]}
+
+    monkeypatch.setattr(recall_model, "train", diagnosed)
+    arguments = (results, "--patterns=token choice", "--key_shifts=1", "--seeds=0,1")
+    recall.benchmark(parse(*arguments, "--diagnose"))
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1] == (
+        "| token choice | 1 | 128 tokens, 8 pairs, window 32 | 100 | 0.625 ± 0.177 (2) "
+        "| 0.000 ± 0.000 (2) | 0.500 ± 0.000 (2) | 0.250 ± 0.354 (2) |"
+    )
+    recall.benchmark(parse(*arguments, "--diagnose", "--print_only"))
+    assert capsys.readouterr().out in printed
+    recall.benchmark(parse(results, "--patterns=full", "--diagnose", "--print_only"))
+    assert "No run is diagnosed." in capsys.readouterr().out
+
+
 def test_table(results, trained, capsys):
     common = (results, "--patterns=full,expert choice", "--key_shifts=1")
     recall.benchmark(parse(*common, "--seeds=0,1"))

@@ -1,6 +1,7 @@
 """Who takes part in the benchmarks: the cases that the commands choose from."""
 
 import fnmatch
+import itertools
 
 from benchmarks import operations
 from benchmarks.processes import Case
@@ -90,7 +91,7 @@ class _Given:
 
     def ways(self, relative):
         """Names of the ways in which our patterns run."""
-        return WAYS if relative else _ways(self.device, self.common["dtype"])
+        return _ways(self.device, self.common["dtype"], relative)
 
     def ours(self, pattern, relative, way, window, num_clusters):
         library, xla = ALL_WAYS[way]
@@ -187,7 +188,7 @@ def train_step(length, dtype, options):
         for pattern in ("expert choice", "token choice")
         for relative in (True, False)
         for remat in (None, "attention", "blocks")
-        for way in _ways(options.device, dtype)
+        for way in _ways(options.device, dtype, relative)
     ]
     cases += [
         _our_step(length, dtype, "dense", False, remat, way)
@@ -236,7 +237,6 @@ def _our_step(length, dtype, pattern, relative, remat, way):
             "remat": remat,
             "dtype": dtype,
             "xla": xla,
-            # Local heads with relative positions keep the plain path.
             "implementation": "auto" if way == CUDNN else "plain",
         },
         length=length,
@@ -249,35 +249,37 @@ def _our_step(length, dtype, pattern, relative, remat, way):
     )
 
 
-def _ways(device, dtype):
-    """Returns in which ways our models without relative positions run."""
-    return ALL_WAYS if device == "gpu" and dtype == "bfloat16" else WAYS
+def _ways(device, dtype, relative):
+    """Returns in which ways our models run; cuDNN has no relative positions."""
+    has_cudnn = device == "gpu" and dtype == "bfloat16" and not relative
+    return ALL_WAYS if has_cudnn else WAYS
 
 
 def preset_step(name, length, dtype, options):
     """Returns the cases of `benchmarks.train_step --preset`."""
     settings = preset_hyperparameters(name)
-    # Names of variants -> hyperparameters that are not the preset's.
-    variants = {
+    heads = {
         "": {},
         ", local heads alone": {"num_local_only_layers": settings.num_layers},
+    }
+    places = {
+        "": {},
         ", no relative positions": {
             "local_relative_positions": False,
             "routed_relative_positions": False,
         },
     }
     cases = []
-    for variant, changes in variants.items():
-        # With relative positions nearly all heads would be plain.
-        is_relative = "local_relative_positions" not in changes
-        for way in WAYS if is_relative else _ways(options.device, dtype):
+    for place, head in itertools.product(places, heads):
+        changes = places[place] | heads[head]
+        for way in _ways(options.device, dtype, relative=not place):
             library, xla = ALL_WAYS[way]
             implementation = "auto" if way == CUDNN else "plain"
-            changes = {**changes, "attention_implementation": implementation}
-            arguments = {"name": name, "changes": changes, "dtype": dtype, "xla": xla}
+            own = changes | {"attention_implementation": implementation}
+            arguments = {"name": name, "changes": own, "dtype": dtype, "xla": xla}
             cases.append(
                 Case(
-                    f"{name}{variant} ({way})",
+                    f"{name}{head}{place} ({way})",
                     library,
                     "benchmarks.language_models:preset_step",
                     arguments,

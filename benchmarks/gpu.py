@@ -23,7 +23,10 @@ from benchmarks import contest
 PARTS = ("tests", "attention", "scaling", "train_step", "profile")
 # Sizes on a GPU, and where it is only tried.
 LENGTHS = {"gpu": "4096,8192,16384,32768,65536,131072", "cpu": "256"}
+STEP_LENGTHS = {"gpu": 8192, "cpu": 256}
 PRESETS = {"gpu": "enwik8_local_cluster8k", "cpu": "python_small"}
+# Tests of models with golden cases.
+GOLDEN = ("golden", "golden_decoding", "checkpoints", "release")
 PROFILED_LENGTHS = {"gpu": 65536, "cpu": 256}
 
 
@@ -55,7 +58,7 @@ def commands(device, folder):
         name: [f"--output={folder / name}.json", f"--plot={folder / name}.png"]
         for name in PARTS
     }
-    tests = ["tests/layers", "tests/models/release_test.py"]
+    tests = ["tests/layers", *(f"tests/models/{name}_test.py" for name in GOLDEN)]
     if device == "cpu":
         tests = ["tests/layers/fused_attention_test.py"]
     profile = ["benchmarks.profile_attention", f"--dtype={dtype}"]
@@ -63,6 +66,7 @@ def commands(device, folder):
     implementation = "cudnn" if device == "gpu" else "xla"
     lengths = [f"--compare={flash}", f"--lengths={LENGTHS[device]}"]
     preset = f"--preset={PRESETS[device]}"
+    length = STEP_LENGTHS[device]
     return {
         "tests": [["pytest", "-q", *tests]],
         "attention": [
@@ -72,7 +76,8 @@ def commands(device, folder):
             ["benchmarks.scaling", *lengths, *contest_flags, *figures["scaling"]]
         ],
         "train_step": [
-            ["benchmarks.train_step", preset, *contest_flags, *figures["train_step"]]
+            ["benchmarks.train_step", preset, *contest_flags, *figures["train_step"]],
+            ["benchmarks.train_step", f"--lengths={length}", *contest_flags],
         ],
         "profile": [
             [*profile, f"--pattern={pattern}", f"--implementation={name}"]
@@ -82,12 +87,16 @@ def commands(device, folder):
     }
 
 
-def run_part(arguments, path):
+def run_part(arguments, path, device):
     """Runs the commands of a part; returns whether all went well.
 
     What they print goes to standard output, and at the end to a file.
     """
-    environment = os.environ | {"KERAS_BACKEND": "jax"}
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": "jax"}
+    # Not "cuda" alone: some tests compute on the processor, too.
+    environment["JAX_PLATFORMS"] = "cuda,cpu" if device == "gpu" else "cpu"
+    # TensorFlow leaves the memory of the GPU to JAX.
+    environment["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
     # Golden numbers are float32, in which GPUs multiply with fewer bits by default.
     if path.stem == "tests":
         environment["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
@@ -99,6 +108,7 @@ def run_part(arguments, path):
         with subprocess.Popen(
             [sys.executable, "-m", *command],
             stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             env=environment,
             text=True,
         ) as process:
@@ -130,7 +140,7 @@ def benchmark(options):
         path = folder / f"{name}.md"
         if name in parts and path.exists():
             print(f"{name}: {path} is there")
-        elif name in parts and not run_part(arguments, path):
+        elif name in parts and not run_part(arguments, path, options.device):
             failed.append(name)
     if failed:
         raise ValueError(

@@ -49,27 +49,26 @@ class CudnnAttention(KerasAttention):
 class Products(KerasAttention):
     """The products of token choice alone: of each chunk and the keys that it reads.
 
-    Its tensors are `[1, heads, chunks * keys of a chunk, size]`; of these tokens as
-    many are queries as chunks have.
+    Its tensors are `[1, heads, chunks * keys of a chunk, size]`; queries are weights.
+    The numbers stand as the products want them, so that nothing is copied.
     """
 
     def __init__(self, chunk, keys, **kwargs):
         super().__init__(**kwargs)
         self.chunk, self.keys = chunk, keys
 
+    def build(self, query_shape, key_shape, value_shape):
+        _, heads, length, self.size = key_shape
+        self.batch = heads * (length // self.keys)
+        self.query = self.add_weight(
+            shape=(self.batch, self.chunk, self.size), initializer="random_normal"
+        )
+
     def call(self, query, key, value, use_causal_mask=False, training=None):
-        _, heads, length, size = query.shape
-        chunks = length // self.keys
-        query = ops.reshape(
-            query[:, :, : chunks * self.chunk], (heads * chunks, self.chunk, size)
-        )
-        key, value = (
-            ops.reshape(x, (heads * chunks, self.keys, size)) for x in (key, value)
-        )
-        return ops.reshape(
-            ops.matmul(ops.matmul(query, ops.swapaxes(key, -1, -2)), value),
-            (1, heads, chunks * self.chunk, size),
-        )
+        key = ops.reshape(key, (self.batch, self.size, self.keys))
+        value = ops.reshape(value, (self.batch, self.keys, self.size))
+        output = ops.matmul(ops.matmul(self.query, key), value)
+        return ops.reshape(output, (1, query.shape[1], -1, self.size))
 
 
 def products(shape, window, num_clusters, dtype, passes, xla):

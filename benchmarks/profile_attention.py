@@ -128,11 +128,13 @@ def _events_of_jax(path):
     devices = [plane for plane in planes if plane.name.startswith("/device:")]
     for plane in devices or planes:
         for line in plane.lines:
-            # On a CPU, the thread pool of XLA.
-            if not devices and "XLA" not in line.name:
+            # The streams of a GPU; on a CPU, the thread pool of XLA.
+            if ("Stream" if devices else "XLA") not in line.name:
                 continue
             for event in line.events:
-                if "::" not in event.name and not event.name.startswith("end: "):
+                # The pool notes its own work, too; names of kernels may have colons.
+                is_own = not devices and "::" in event.name
+                if not is_own and not event.name.startswith("end: "):
                     yield re.sub(r"[._]\d+", "", event.name), event.duration_ns / 1e9
 
 

@@ -33,6 +33,8 @@ def obstacle(implementation, query, key, value):
     """
     if keras.backend.backend() != "jax":
         return f"the backend is {keras.backend.backend()}, and the kernels are JAX's"
+    if not all(isinstance(length, int) for length in query.shape):
+        return "kernels need a known size of the batch"
     if implementation == "xla":
         return None
     if implementation == "auto" and (lack := _lack_of_device()) is not None:

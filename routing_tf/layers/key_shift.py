@@ -5,8 +5,8 @@ finds the places where content like its own was followed by something, and reads
 The same pairs of key and value can be told by the place of the value, as patterns over
 positions need it, or by that of the key, as clusters do, whose members are keys.
 
-Reference: "smeared keys" in Olsson et al. (2022), "In-context Learning and Induction
-Heads" (https://arxiv.org/abs/2209.11895).
+Reference: a harder form of the "smeared keys" in Olsson et al. (2022), "In-context
+Learning and Induction Heads" (https://arxiv.org/abs/2209.11895).
 """
 
 import dataclasses

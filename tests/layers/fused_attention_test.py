@@ -227,6 +227,19 @@ def test_what_no_kernel_computes_is_refused(
         layer(query, key, key, **call)
 
 
+@on_jax
+def test_a_batch_of_unknown_size_is_refused():
+    import jax
+    from jax import export
+
+    (size,) = export.symbolic_shape("size")
+    layer = layers.ScaledDotProduct(attention_implementation="xla")
+    layer.build((None, 4, 8), (None, 4, 8), (None, 4, 8))
+    x = jax.ShapeDtypeStruct((size, 4, 8), "float32")
+    with pytest.raises(ValueError, match="kernels need a known size of the batch"):
+        export.export(jax.jit(lambda x: layer(x, x, x)))(x)
+
+
 def test_auto_is_plain_without_a_gpu_and_says_so_once():
     group = built_group("local", attention_implementation="auto")
     plain = built_group("local")

@@ -91,8 +91,8 @@ def call_in_fresh_process(path, *calls, modules=()):
 
 @pytest.fixture(scope="module")
 def lm():
-    """A model of local heads, which are traced in half the time; others see below."""
-    return text_model(num_routed_heads=0, num_local_heads=4)
+    """A model that reads what followed; others see below."""
+    return text_model(routing="token_choice", routed_key_shift=1, local_key_shift=1)
 
 
 @pytest.fixture(scope="module")

@@ -431,9 +431,10 @@ def check_key_shift(name, key_shift):
 def _check_shifted_call(inputs):
     if inputs.is_cross_attention or not inputs.use_causal_mask:
         raise ValueError(
-            "`key_shift=1` needs self-attention under a causal mask: in another "
-            "sequence, or among later tokens, no token comes before all that a query "
-            f"reads. Received: use_causal_mask={inputs.use_causal_mask}, "
+            "`key_shift=1` needs self-attention under a causal mask: without it, a "
+            "query could read the value that follows itself, and in another sequence "
+            "nothing tells what to look for. Received: "
+            f"use_causal_mask={inputs.use_causal_mask}, "
             f"is_cross_attention={inputs.is_cross_attention}. Pass "
             "`use_causal_mask=True` and no `value`, or take `key_shift=0`"
         )

@@ -6,6 +6,8 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.cluster_order import chunk_size_for
+from routing_tf.layers.pieces import in_pieces
+from routing_tf.layers.pieces import num_pieces
 
 # Arguments of `RoutedHeads`.
 ROUTINGS = {
@@ -50,7 +52,8 @@ class Products(KerasAttention):
     """The products of token choice alone: of each chunk and the keys that it reads.
 
     Its tensors are `[1, heads, chunks * keys of a chunk, size]`; queries are weights.
-    The numbers stand as the products want them, so that nothing is copied.
+    The numbers stand as the products want them, so that nothing is copied, and come
+    in as many pieces as those of the heads.
     """
 
     def __init__(self, chunk, keys, **kwargs):
@@ -67,7 +70,13 @@ class Products(KerasAttention):
     def call(self, query, key, value, use_causal_mask=False, training=None):
         key = ops.reshape(key, (self.batch, self.size, self.keys))
         value = ops.reshape(value, (self.batch, self.keys, self.size))
-        output = ops.matmul(ops.matmul(self.query, key), value)
+        number = num_pieces(self.query, value, value, [])
+        output = in_pieces(
+            lambda query, key, value: ops.matmul(ops.matmul(query, key), value),
+            number,
+            (self.query, key, value),
+            {},
+        )
         return ops.reshape(output, (1, query.shape[1], -1, self.size))
 
 

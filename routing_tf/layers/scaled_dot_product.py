@@ -13,6 +13,8 @@ from routing_tf.layers.entmax import entmax
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.pieces import in_pieces
+from routing_tf.layers.pieces import num_pieces
 from routing_tf.layers.products import product
 from routing_tf.layers.relative_position import RelativePosition
 from routing_tf.layers.serialization import ConfiguredLayer
@@ -172,6 +174,10 @@ class ScaledDotProduct(ConfiguredLayer):
         return_logsumexp=False,
     ):
         pairs = {"mask": attention_mask, "bias": bias, "distances": distances}
+        pairs = {
+            name: None if x is None else ops.convert_to_tensor(x)
+            for name, x in pairs.items()
+        }
         if return_logsumexp and self.entmax_alpha is not None:
             raise ValueError(
                 "`return_logsumexp` must be False with `entmax_alpha`, whose weights "
@@ -183,10 +189,30 @@ class ScaledDotProduct(ConfiguredLayer):
             output = self._fused(query, key, value, pairs, use_causal_mask, **options)
             if output is not None:
                 return output
-        if not use_causal_mask:
-            return self._attend(query, key, value, pairs, offset, **options)
+        number = self._num_pieces(query, key, value, pairs)
+        attend, options["offset"] = self._attend, offset
+        if use_causal_mask:
+            attend = self._attend_in_parts
+            # Pieces are small already.
+            options["most_parts"] = 4 if number == 1 else 2
+        if number == 1:
+            return attend(query, key, value, pairs, **options)
+        return in_pieces(
+            lambda *tensors, **pairs: attend(*tensors, pairs, **options),
+            number,
+            (query, key, value),
+            pairs,
+        )
+
+    def _num_pieces(self, query, key, value, pairs):
+        if self.entmax_alpha == "learned":
+            return 1  # An alpha for each head: pieces do not know theirs.
+        return num_pieces(query, key, value, pairs.values())
+
+    def _attend_in_parts(self, query, key, value, pairs, offset, most_parts, **options):
+        """Attends under a causal mask, in parts of the queries."""
         num_queries, num_keys = length_of(query, -2), length_of(key, -2)
-        parts = _num_parts(num_queries)
+        parts = _num_parts(num_queries, most_parts)
         if parts == 1:
             pairs["causal_mask"] = causal_mask(num_queries, num_keys)
             return self._attend(query, key, value, pairs, offset, **options)
@@ -207,7 +233,7 @@ class ScaledDotProduct(ConfiguredLayer):
             outputs.append(
                 self._attend(queries[i], *seen, own, offset + start, **options)
             )
-        if not return_logsumexp:
+        if not options["needs_sum"]:
             return ops.concatenate(outputs, axis=-2)
         outputs, sums = zip(*outputs, strict=True)
         return ops.concatenate(outputs, axis=-2), ops.concatenate(sums, axis=-1)
@@ -398,14 +424,14 @@ def joined_parts(outputs, logsumexps):
     return ops.sum(shares[..., None] * outputs, axis=-2)
 
 
-def _num_parts(num_queries):
+def _num_parts(num_queries, most):
     """In how many parts queries attend under a causal mask.
 
     Four save three quarters of the masked products; more parts would be too small.
     """
     if not is_known(num_queries):
         return 1
-    for parts in (4, 2):
+    for parts in (most, 2):
         if num_queries % parts == 0 and num_queries // parts >= MIN_PART_SIZE:
             return parts
     return 1
@@ -425,7 +451,6 @@ def _cut(x, start, num_queries, num_keys):
     """
     if x is None:
         return None
-    x = ops.convert_to_tensor(x)
     if len(x.shape) > 1 and x.shape[-2] != 1:
         x = cut_axis(x, start, start + num_queries, axis=-2)
     if len(x.shape) > 0 and x.shape[-1] != 1:

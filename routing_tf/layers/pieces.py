@@ -1,0 +1,106 @@
+"""Attention in pieces whose logits stay in the caches of a CPU."""
+
+import math
+
+import keras
+from keras import ops
+
+from routing_tf.layers.axes import split_axis
+from routing_tf.layers.lengths import is_known
+
+# Logits of a piece: with their gradients they fit into a cache of some MiB.
+PIECE_SIZE = 1 << 21
+# More pieces take longer to trace than they save.
+MAX_PIECES = 32
+
+
+def num_pieces(query, key, value, pairs):
+    """Returns in how many pieces attention is computed fastest; 1 for at once.
+
+    A CPU reads logits again and again: from memory where there are many, from its
+    caches where they come in pieces.
+
+    Args:
+        query: `<float>[..., queries, key_dim]`.
+        key: `<float>[..., keys, key_dim]`.
+        value: `<float>[..., keys, value_dim]`.
+        pairs: tensors broadcastable to `[..., queries, keys]`, or None.
+    """
+    *leading, num_queries, _ = query.shape
+    pairs = [x for x in pairs if x is not None]
+    if not all(is_known(*x.shape) for x in (query, key, value, *pairs)):
+        return 1
+    if any(list(x.shape[:-2]) != leading for x in (key, value)):
+        return 1
+    count = math.prod(leading)
+    size = count * num_queries * key.shape[-2]
+    if size <= PIECE_SIZE or not _is_on_one_cpu():
+        return 1
+    # Axes of sequences, heads and blocks become one, so what has some will have all.
+    grown = [count * math.prod(x.shape[-2:]) for x in pairs if _has_some(x, leading)]
+    if max(grown, default=0) > PIECE_SIZE:
+        return 1
+    numbers = [n for n in range(2, min(count, MAX_PIECES) + 1) if count % n == 0]
+    enough = [n for n in numbers if size <= n * PIECE_SIZE]
+    return min(enough, default=max(numbers, default=1))
+
+
+def in_pieces(attend, number, tensors, pairs):
+    """Attends piece by piece, which gives the same results.
+
+    Args:
+        attend: function of query, key and value, and of the keywords in `pairs`;
+            returns a tensor, or a tuple of tensors, with the same leading axes.
+        number: of pieces, see `num_pieces`.
+        tensors: query, key and value.
+        pairs: dict of what is broadcastable to `[..., queries, keys]`, or None.
+
+    Returns:
+        What `attend` returns.
+    """
+    leading = tensors[0].shape[:-2]
+    pieces = zip(*(_cut(x, leading, number) for x in tensors), strict=True)
+    pairs = {name: _cut(x, leading, number) for name, x in pairs.items()}
+    outputs = [
+        attend(*piece, **{name: parts[i] for name, parts in pairs.items()})
+        for i, piece in enumerate(pieces)
+    ]
+    if isinstance(outputs[0], tuple):
+        return tuple(_joined(x, leading) for x in zip(*outputs, strict=True))
+    return _joined(outputs, leading)
+
+
+def _is_on_one_cpu():
+    # Several devices share the sequences of a batch, which pieces would mix.
+    devices = keras.distribution.list_devices()
+    return len(devices) == 1 and devices[0].startswith("cpu")
+
+
+def _leading(x, rank):
+    """The axes of what is broadcastable, but for the last two, as many as `rank`."""
+    return [1] * (rank + 2 - len(x.shape)) + list(x.shape[:-2])
+
+
+def _has_some(x, leading):
+    """Whether something differs along some of the leading axes, and not along all."""
+    own = _leading(x, len(leading))
+    return own != list(leading) and math.prod(own) > 1
+
+
+def _cut(x, leading, number):
+    """Returns the pieces of what is broadcastable to `[*leading, ., .]`, or None."""
+    if x is None:
+        return [None] * number
+    shape, count = x.shape[-2:], math.prod(leading)
+    if math.prod(_leading(x, len(leading))) == 1:
+        return [ops.reshape(x, shape)] * number
+    if _has_some(x, leading):
+        x = ops.broadcast_to(x, (*leading, *shape))
+    # TensorFlow cuts the first axis without a copy.
+    merged = ops.reshape(x, (count, *shape))
+    return split_axis(merged, [count // number] * number, axis=0)
+
+
+def _joined(pieces, leading):
+    joined = ops.concatenate(pieces, axis=0)
+    return ops.reshape(joined, (*leading, *joined.shape[1:]))

@@ -1,0 +1,121 @@
+"""Tests of attention that is computed in pieces."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from routing_tf.layers import ScaledDotProduct
+from routing_tf.layers import pieces
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, BLOCKS, QUERIES, KEYS, DIM = 2, 3, 4, 64, 96, 5
+LOGITS = BATCH * HEADS * BLOCKS * QUERIES * KEYS
+SHAPES = {
+    "one for all": (1, 1, 1, QUERIES, KEYS),
+    "of less axes": (QUERIES, KEYS),
+    "of keys": (KEYS,),
+    "of each sequence": (BATCH, 1, 1, 1, KEYS),
+    "of each block": (BATCH, 1, BLOCKS, 1, KEYS),
+    "of each head": (HEADS, 1, 1, KEYS),
+    "of each pair": (BATCH, HEADS, BLOCKS, QUERIES, KEYS),
+}
+
+
+def attention(**options):
+    layer = ScaledDotProduct(**options)
+    layer.build(*(x.shape for x in inputs()))
+    helpers.randomize(layer)
+    return layer
+
+
+def inputs():
+    return [
+        helpers.normal(BATCH, HEADS, BLOCKS, length, DIM, seed=seed)
+        for seed, length in enumerate((QUERIES, KEYS, KEYS))
+    ]
+
+
+def hidden_keys(shape):
+    """A mask that also has queries that see nothing."""
+    mask = np.random.default_rng(3).random(shape) < 0.5
+    mask[..., :8] = False
+    return mask
+
+
+def check(monkeypatch, layer, wrt=(), **arguments):
+    """Compares results and gradients with those of attention at once."""
+    arguments |= dict(zip(("query", "key", "value"), inputs()))
+    wrt = ("query", "key", "value", *wrt)
+    attend, sizes, found = layer.normalized, [], []
+
+    def normalized(logits):
+        sizes.append(np.prod(logits.shape))
+        return attend(logits)
+
+    def objective(outputs, losses):
+        return sum(ops.sum(ops.sin(x)) for x in keras.tree.flatten(outputs))
+
+    monkeypatch.setattr(layer, "normalized", normalized)
+    for size in (LOGITS, LOGITS // 6):
+        monkeypatch.setattr(pieces, "PIECE_SIZE", size)
+        sizes.append(0)
+        found.append(golden_cases.gradients(layer, objective, arguments, wrt))
+    assert len(sizes) > 2 + 1 and 0 < sizes[-1] <= LOGITS // 6
+    whole, in_pieces = (
+        {"output": result.outputs, **result.inputs, **result.variables}
+        for result in found
+    )
+    assert all(np.any(x) for x in whole.values())
+    for name, expected in whole.items():
+        golden_cases.assert_close(in_pieces[name], expected, 1e-5, label=name)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_masks_and_biases_of_all_shapes(monkeypatch, shape):
+    check(
+        monkeypatch,
+        attention(),
+        wrt=["bias"],
+        attention_mask=hidden_keys(SHAPES[shape]),
+        bias=helpers.normal(*SHAPES[shape], seed=4),
+    )
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_causal_masks_and_relative_positions(monkeypatch, limit):
+    layer = attention(max_relative_position=limit)
+    mask = hidden_keys(SHAPES["of each block"])
+    check(monkeypatch, layer, attention_mask=mask, use_causal_mask=True, offset=32)
+
+
+def test_what_cannot_be_cut_stays_whole(monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE_SIZE", LOGITS // 6)
+    query, key, value = inputs()
+    assert pieces.num_pieces(query, key, value, [None]) == 6
+    # One key for all heads; a mask that is small, and would not be for each of them.
+    assert pieces.num_pieces(query, key[:, :1], value, []) == 1
+    mask = hidden_keys((BATCH, 1, 1, QUERIES, KEYS))
+    assert pieces.num_pieces(query, key, value, [mask]) == 1
+    # Those of several devices are parts of one array.
+    monkeypatch.setattr(keras.distribution, "list_devices", lambda: ["cpu:0", "cpu:1"])
+    assert pieces.num_pieces(query, key, value, [None]) == 1
+
+
+def test_heads_that_learn_an_alpha_stay_whole(monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE_SIZE", LOGITS // 6)
+    layer = attention(entmax_alpha="learned")
+    output, _ = golden_cases.run(layer, *inputs())
+    monkeypatch.setattr(pieces, "PIECE_SIZE", LOGITS)
+    golden_cases.assert_close(output, golden_cases.run(layer, *inputs())[0], 1e-5)
+
+
+def test_sums_of_exponentials(monkeypatch):
+    found = []
+    for size in (LOGITS, LOGITS // 6):
+        monkeypatch.setattr(pieces, "PIECE_SIZE", size)
+        options = {"return_logsumexp": True, "use_causal_mask": True}
+        found.append(golden_cases.run(attention(), *inputs(), **options)[0])
+    for expected, actual in zip(*found, strict=True):
+        golden_cases.assert_close(actual, expected, 1e-5)

@@ -1,5 +1,6 @@
 """Softmax attention inside a block, a cluster or a whole sequence."""
 
+import functools
 import numbers
 
 import keras
@@ -193,8 +194,10 @@ class ScaledDotProduct(ConfiguredLayer):
         attend, options["offset"] = self._attend, offset
         if use_causal_mask:
             attend = self._attend_in_parts
-            # Pieces are small already.
+            # Pieces are small already, and share their masks.
             options["most_parts"] = 4 if number == 1 else 2
+            cached = functools.cache(causal_mask)
+            options["make_mask"] = causal_mask if number == 1 else cached
         if number == 1:
             return attend(query, key, value, pairs, **options)
         return in_pieces(
@@ -209,12 +212,14 @@ class ScaledDotProduct(ConfiguredLayer):
             return 1  # An alpha for each head: pieces do not know theirs.
         return num_pieces(query, key, value, pairs.values())
 
-    def _attend_in_parts(self, query, key, value, pairs, offset, most_parts, **options):
+    def _attend_in_parts(
+        self, query, key, value, pairs, offset, most_parts, make_mask, **options
+    ):
         """Attends under a causal mask, in parts of the queries."""
         num_queries, num_keys = length_of(query, -2), length_of(key, -2)
         parts = _num_parts(num_queries, most_parts)
         if parts == 1:
-            pairs["causal_mask"] = causal_mask(num_queries, num_keys)
+            pairs["causal_mask"] = make_mask(num_queries, num_keys)
             return self._attend(query, key, value, pairs, offset, **options)
         size = num_queries // parts
         queries = split_axis(query, [size] * parts, axis=-2)
@@ -225,7 +230,7 @@ class ScaledDotProduct(ConfiguredLayer):
         for i in range(parts):
             start, end = i * size, sum(sizes[: i + 1])
             own = {name: _cut(x, start, size, end) for name, x in pairs.items()}
-            own["causal_mask"] = causal_mask(size, end)
+            own["causal_mask"] = make_mask(size, end)
             # The last part sees them all, and they need not be joined.
             seen = [key, value]
             if end < num_keys:

@@ -1,5 +1,7 @@
 """Attention in pieces whose logits stay in the caches of a CPU."""
 
+import contextlib
+import contextvars
 import math
 
 import keras
@@ -11,7 +13,22 @@ from routing_tf.layers.lengths import is_known
 # Logits of a piece: with their gradients they fit into a cache of some MiB.
 PIECE_SIZE = 1 << 21
 # More pieces take longer to trace than they save.
-MAX_PIECES = 32
+MAX_PIECES = 16
+
+_is_at_once = contextvars.ContextVar("is_at_once", default=False)
+
+
+@contextlib.contextmanager
+def at_once():
+    """Attention is not computed in pieces for a while.
+
+    Pieces save time and take memory, most of it for their graph.
+    """
+    token = _is_at_once.set(True)
+    try:
+        yield
+    finally:
+        _is_at_once.reset(token)
 
 
 def num_pieces(query, key, value, pairs):
@@ -34,7 +51,7 @@ def num_pieces(query, key, value, pairs):
         return 1
     count = math.prod(leading)
     size = count * num_queries * key.shape[-2]
-    if size <= PIECE_SIZE or not _is_on_one_cpu():
+    if size <= PIECE_SIZE or _is_at_once.get() or not _is_on_one_cpu():
         return 1
     # Axes of sequences, heads and blocks become one, so what has some will have all.
     grown = [count * math.prod(x.shape[-2:]) for x in pairs if _has_some(x, leading)]

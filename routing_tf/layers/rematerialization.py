@@ -10,6 +10,7 @@ from routing_tf.layers.held_updates import hold_updates
 from routing_tf.layers.held_updates import update_or_hold
 from routing_tf.layers.keras_internals import disown
 from routing_tf.layers.keras_internals import without_autocast
+from routing_tf.layers.pieces import at_once
 
 
 def call_and_forget(layer, function, tensors):
@@ -38,7 +39,8 @@ def call_and_forget(layer, function, tensors):
         mapping = zip([*trainable, *fixed], [*values, *fixed_values], strict=True)
         scope = keras.StatelessScope(list(mapping), collect_losses=True)
         before = [scope.get_current_value(variable) for variable in fixed]
-        with scope, hold_updates() as updates:
+        # Who computes again wants memory, and pieces take some.
+        with scope, hold_updates() as updates, at_once():
             output = function(*inputs)
         after = [scope.get_current_value(variable) for variable in fixed]
         losses = list(scope.losses)

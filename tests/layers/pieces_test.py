@@ -98,6 +98,8 @@ def test_what_cannot_be_cut_stays_whole(monkeypatch):
     assert pieces.num_pieces(query, key[:, :1], value, []) == 1
     mask = hidden_keys((BATCH, 1, 1, QUERIES, KEYS))
     assert pieces.num_pieces(query, key, value, [mask]) == 1
+    with pieces.at_once():
+        assert pieces.num_pieces(query, key, value, [None]) == 1
     # Those of several devices are parts of one array.
     monkeypatch.setattr(keras.distribution, "list_devices", lambda: ["cpu:0", "cpu:1"])
     assert pieces.num_pieces(query, key, value, [None]) == 1

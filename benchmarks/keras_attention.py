@@ -70,6 +70,7 @@ class Products(KerasAttention):
     def call(self, query, key, value, use_causal_mask=False, training=None):
         key = ops.reshape(key, (self.batch, self.size, self.keys))
         value = ops.reshape(value, (self.batch, self.keys, self.size))
+        # Keys stand across here; values have their shape.
         number = num_pieces(self.query, value, value, [])
         output = in_pieces(
             lambda query, key, value: ops.matmul(ops.matmul(query, key), value),

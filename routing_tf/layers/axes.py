@@ -13,10 +13,10 @@ from routing_tf.layers.lengths import length_of
 
 
 def split_axis(x, sizes, axis):
-    """Returns the parts of an axis, as a list; `sizes` go from its front to its end."""
+    """Returns the parts of an axis, as a list; `sizes` add up to its length."""
     if len(sizes) < 2:
         return [x]
-    # Keras computes unequal sizes in the graph of TensorFlow.
+    # With borders Keras adds operations to the graph of TensorFlow.
     are_equal = is_known(*sizes) and len(set(sizes)) == 1
     borders = len(sizes) if are_equal else list(itertools.accumulate(sizes))[:-1]
     return list(ops.split(x, borders, axis=axis))

@@ -49,12 +49,14 @@ def num_pieces(query, key, value, pairs):
         return 1
     if any(list(x.shape[:-2]) != leading for x in (key, value)):
         return 1
+    if not all(_is_broadcastable(x, leading) for x in pairs):
+        return 1
     count = math.prod(leading)
     size = count * num_queries * key.shape[-2]
     if size <= PIECE_SIZE or _is_at_once.get() or not _is_on_one_cpu():
         return 1
     # Axes of sequences, heads and blocks become one, so what has some will have all.
-    grown = [count * math.prod(x.shape[-2:]) for x in pairs if _has_some(x, leading)]
+    grown = [count * math.prod(x.shape[-2:]) for x in pairs if _has_some_of(x, leading)]
     if max(grown, default=0) > PIECE_SIZE:
         return 1
     numbers = [n for n in range(2, min(count, MAX_PIECES) + 1) if count % n == 0]
@@ -95,10 +97,19 @@ def _is_on_one_cpu():
 
 def _leading(x, rank):
     """The axes of what is broadcastable, but for the last two, as many as `rank`."""
-    return [1] * (rank + 2 - len(x.shape)) + list(x.shape[:-2])
+    own = list(x.shape[:-2])
+    return [1] * (rank - len(own)) + own
 
 
-def _has_some(x, leading):
+def _is_broadcastable(x, leading):
+    """Whether something has no axes but the leading ones, or 1 in their place."""
+    own = _leading(x, len(leading))
+    return len(own) == len(leading) and all(
+        length in (1, other) for length, other in zip(own, leading, strict=True)
+    )
+
+
+def _has_some_of(x, leading):
     """Whether something differs along some of the leading axes, and not along all."""
     own = _leading(x, len(leading))
     return own != list(leading) and math.prod(own) > 1
@@ -111,7 +122,7 @@ def _cut(x, leading, number):
     shape, count = x.shape[-2:], math.prod(leading)
     if math.prod(_leading(x, len(leading))) == 1:
         return [ops.reshape(x, shape)] * number
-    if _has_some(x, leading):
+    if _has_some_of(x, leading):
         x = ops.broadcast_to(x, (*leading, *shape))
     # TensorFlow cuts the first axis without a copy.
     merged = ops.reshape(x, (count, *shape))

@@ -190,26 +190,29 @@ class ScaledDotProduct(ConfiguredLayer):
             output = self._fused(query, key, value, pairs, use_causal_mask, **options)
             if output is not None:
                 return output
-        number = self._num_pieces(query, key, value, pairs)
+        number = self._num_pieces(query, key, value, pairs, training)
         attend, options["offset"] = self._attend, offset
         if use_causal_mask:
             attend = self._attend_in_parts
-            # Pieces are small already, and share their masks.
+            # Pieces are small already.
             options["most_parts"] = 4 if number == 1 else 2
+            # They share their masks.
             cached = functools.cache(causal_mask)
             options["make_mask"] = causal_mask if number == 1 else cached
         if number == 1:
             return attend(query, key, value, pairs, **options)
         return in_pieces(
-            lambda *tensors, **pairs: attend(*tensors, pairs, **options),
+            lambda *tensors, **own: attend(*tensors, own, **options),
             number,
             (query, key, value),
             pairs,
         )
 
-    def _num_pieces(self, query, key, value, pairs):
+    def _num_pieces(self, query, key, value, pairs, training):
         if self.entmax_alpha == "learned":
             return 1  # An alpha for each head: pieces do not know theirs.
+        if self.dropout and training:
+            return 1  # Pieces would draw other numbers, and more of them.
         return num_pieces(query, key, value, pairs.values())
 
     def _attend_in_parts(

@@ -23,6 +23,11 @@ SHAPES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def one_cpu(monkeypatch):
+    monkeypatch.setattr(keras.distribution, "list_devices", lambda: ["cpu:0"])
+
+
 def attention(**options):
     layer = ScaledDotProduct(**options)
     layer.build(*(x.shape for x in inputs()))
@@ -40,7 +45,9 @@ def inputs():
 def hidden_keys(shape):
     """A mask that also has queries that see nothing."""
     mask = np.random.default_rng(3).random(shape) < 0.5
-    mask[..., :8] = False
+    if len(shape) > 1:
+        mask.reshape(-1, shape[-1])[0] = False
+        assert not mask.any(axis=-1).all()
     return mask
 
 
@@ -83,6 +90,17 @@ def test_masks_and_biases_of_all_shapes(monkeypatch, shape):
     )
 
 
+@pytest.mark.parametrize("shape", ["of less axes", "of each block"])
+def test_distances_of_their_own(monkeypatch, shape):
+    distances = np.random.default_rng(5).integers(-8, 9, size=SHAPES[shape])
+    layer = attention(max_relative_position=3)
+    check(monkeypatch, layer, distances=distances.astype("int32"))
+
+
+def test_entmax(monkeypatch):
+    check(monkeypatch, attention(entmax_alpha=1.5))
+
+
 @pytest.mark.parametrize("limit", [None, 3])
 def test_causal_masks_and_relative_positions(monkeypatch, limit):
     layer = attention(max_relative_position=limit)
@@ -98,19 +116,29 @@ def test_what_cannot_be_cut_stays_whole(monkeypatch):
     assert pieces.num_pieces(query, key[:, :1], value, []) == 1
     mask = hidden_keys((BATCH, 1, 1, QUERIES, KEYS))
     assert pieces.num_pieces(query, key, value, [mask]) == 1
+    # Masks of more axes than the query, or of several queries where it has one.
+    for shape in ((1, *SHAPES["of each pair"]), (4, HEADS, BLOCKS, QUERIES, KEYS)):
+        mask = np.ones(shape, "bool")
+        assert pieces.num_pieces(query, key, value, [mask]) == 1
     with pieces.at_once():
         assert pieces.num_pieces(query, key, value, [None]) == 1
-    # Those of several devices are parts of one array.
-    monkeypatch.setattr(keras.distribution, "list_devices", lambda: ["cpu:0", "cpu:1"])
-    assert pieces.num_pieces(query, key, value, [None]) == 1
 
 
-def test_heads_that_learn_an_alpha_stay_whole(monkeypatch):
+@pytest.mark.parametrize("devices", [["gpu:0"], ["cpu:0", "cpu:1"]])
+def test_only_one_cpu_takes_pieces(monkeypatch, devices):
     monkeypatch.setattr(pieces, "PIECE_SIZE", LOGITS // 6)
-    layer = attention(entmax_alpha="learned")
-    output, _ = golden_cases.run(layer, *inputs())
-    monkeypatch.setattr(pieces, "PIECE_SIZE", LOGITS)
-    golden_cases.assert_close(output, golden_cases.run(layer, *inputs())[0], 1e-5)
+    monkeypatch.setattr(keras.distribution, "list_devices", lambda: devices)
+    assert pieces.num_pieces(*inputs(), []) == 1
+
+
+@pytest.mark.parametrize("options", [{"entmax_alpha": "learned"}, {"dropout": 0.5}])
+def test_heads_that_must_be_whole(monkeypatch, options):
+    found = []
+    for size in (LOGITS, LOGITS // 6):
+        monkeypatch.setattr(pieces, "PIECE_SIZE", size)
+        layer = attention(**options, seed=1)
+        found.append(golden_cases.run(layer, *inputs(), training=True)[0])
+    golden_cases.assert_close(*found, 1e-6)
 
 
 def test_sums_of_exponentials(monkeypatch):
@@ -119,5 +147,6 @@ def test_sums_of_exponentials(monkeypatch):
         monkeypatch.setattr(pieces, "PIECE_SIZE", size)
         options = {"return_logsumexp": True, "use_causal_mask": True}
         found.append(golden_cases.run(attention(), *inputs(), **options)[0])
+    assert pieces.num_pieces(*inputs(), []) == 6
     for expected, actual in zip(*found, strict=True):
         golden_cases.assert_close(actual, expected, 1e-5)

@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 from keras import ops
 
+from routing_tf.layers import FullHeads
+from routing_tf.layers import MixedAttention
 from routing_tf.layers import ScaledDotProduct
 from routing_tf.layers import pieces
+from routing_tf.layers import scaled_dot_product
 from tests import golden_cases
 from tests.layers import helpers
 
@@ -150,3 +153,19 @@ def test_sums_of_exponentials(monkeypatch):
     assert pieces.num_pieces(*inputs(), []) == 6
     for expected, actual in zip(*found, strict=True):
         golden_cases.assert_close(actual, expected, 1e-5)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_what_is_computed_again_is_whole(monkeypatch, remat):
+    calls = []
+
+    def in_pieces(*arguments):
+        calls.append(arguments)
+        return pieces.in_pieces(*arguments)
+
+    monkeypatch.setattr(scaled_dot_product, "in_pieces", in_pieces)
+    monkeypatch.setattr(pieces, "PIECE_SIZE", 64)
+    layer = MixedAttention([FullHeads(2)], key_dim=4, remat=remat)
+    layer.build((1, 16, 8))
+    golden_cases.run(layer, helpers.normal(1, 16, 8), training=True)
+    assert bool(calls) == (not remat)

@@ -83,7 +83,7 @@ class ClusterOrder:
         self.tokens = entries_at(token_at, ops.minimum(place, length - 1))
         rank = numbers(length) - entries_at(first_token, by_cluster)
         slots = entries_at(first_chunk, by_cluster) * chunk_size + rank
-        self.slots = _inverse(token_at, slots)
+        self.slots = inverse(token_at, slots)
         size = entries_at(counts, self.cluster_of_chunk)
         self.is_filled = self.ranks() < size[..., None]
 
@@ -200,7 +200,7 @@ def ranks_in_clusters(clusters, num_clusters):
     first_token = ops.cumsum(counts, axis=-1) - counts
     by_cluster, token_at = sort_by_cluster(clusters, num_clusters)
     rank = numbers(length_of(clusters, 2)) - entries_at(first_token, by_cluster)
-    return _inverse(token_at, rank)
+    return inverse(token_at, rank)
 
 
 def _join_with_earlier(rows, before):
@@ -240,7 +240,7 @@ def _count(numbers, size):
     return ops.reshape(counts, (batch, heads, size))
 
 
-def _inverse(order, values):
+def inverse(order, values):
     """Returns `values` so that the one at place i stands at `order[i]`."""
     batch, heads, length = ops.shape(order)
     positions = membership.flat_positions(order, length)

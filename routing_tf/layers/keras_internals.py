@@ -1,6 +1,6 @@
-"""Private names of Keras that the package needs: all of them stand here.
+"""Private names of Keras and TensorFlow that the package needs: all stand here.
 
-Tested with Keras 3.15.1.
+Tested with Keras 3.15.1 and TensorFlow 2.21.0.
 """
 
 import contextlib
@@ -49,6 +49,17 @@ def adding_weights(layer):
 def without_autocast():
     """Returns a scope in which variables are read in their own dtype."""
     return AutocastScope(None)
+
+
+def is_compiled_by_xla():
+    """Whether what is traced now on TensorFlow will be compiled by XLA."""
+    import tensorflow as tf
+    from tensorflow.python.ops import control_flow_util
+
+    if tf.executing_eagerly():
+        return False
+    graph = tf.compat.v1.get_default_graph()
+    return control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
 def mask_of(x):

@@ -4,10 +4,10 @@ import contextlib
 import contextvars
 import math
 
-import keras
 from keras import ops
 
 from routing_tf.layers.axes import split_axis
+from routing_tf.layers.data_shapes import is_on_one_cpu
 from routing_tf.layers.lengths import is_known
 
 # Logits of a piece: with their gradients they fit into a cache of some MiB.
@@ -53,7 +53,8 @@ def num_pieces(query, key, value, pairs):
         return 1
     count = math.prod(leading)
     size = count * num_queries * key.shape[-2]
-    if size <= PIECE_SIZE or _is_at_once.get() or not _is_on_one_cpu():
+    # Several devices share the sequences of a batch, which pieces would mix.
+    if size <= PIECE_SIZE or _is_at_once.get() or not is_on_one_cpu():
         return 1
     # Axes of sequences, heads and blocks become one, so what has some will have all.
     grown = [count * math.prod(x.shape[-2:]) for x in pairs if _has_some_of(x, leading)]
@@ -87,12 +88,6 @@ def in_pieces(attend, number, tensors, pairs):
     if isinstance(outputs[0], tuple):
         return tuple(_joined(x, leading) for x in zip(*outputs, strict=True))
     return _joined(outputs, leading)
-
-
-def _is_on_one_cpu():
-    # Several devices share the sequences of a batch, which pieces would mix.
-    devices = keras.distribution.list_devices()
-    return len(devices) == 1 and devices[0].startswith("cpu")
 
 
 def _leading(x, rank):

@@ -7,6 +7,7 @@ TensorFlow alone.
 import keras
 import tensorflow as tf
 
+from routing_tf.layers.data_shapes import static_shapes
 from routing_tf.models import saved_images
 from routing_tf.models import saved_texts
 from routing_tf.models.token_scorer import scope_to_score
@@ -44,9 +45,12 @@ class Exportable:
         if format == "tf_saved_model" and input_signature is None:
             export(self, filepath, verbose=verbose, **kwargs)
         else:
-            super().export(filepath, format, verbose, input_signature, **kwargs)
+            with static_shapes():
+                super().export(filepath, format, verbose, input_signature, **kwargs)
 
 
+# What serves it may compile it by XLA.
+@static_shapes()
 def export(model, directory, routing_scope=None, max_length=None, verbose=None):
     """Writes a SavedModel that TensorFlow loads without Keras or this package.
 

@@ -283,6 +283,23 @@ def test_later_tokens_change_no_bit_of_earlier_outputs(
         assert_causal(call, sequence(2, 41), padding(2, 41), (key_shift, 13, 39))
 
 
+@pytest.mark.parametrize(
+    "kind, key_shift",
+    [
+        ("token_choice", 1),
+        *(thorough(*way) for way in (("token_choice", 0), ("hashed", 0))),
+    ],
+)
+def test_shapes_that_follow_the_data_are_causal(kind, key_shift):
+    """Windows so wide that the first members of a cluster stand in a block."""
+    layer = built_attention(maker(kind, window=10, key_shift=key_shift))
+    call = forward(layer)
+    for arrange in (helpers.randomize, all_in_one_cluster, most_clusters_empty):
+        arrange(layer)
+        last_positions = (key_shift, 13, 39, 81)
+        assert_causal(call, sequence(2, 83), padding(2, 83), last_positions)
+
+
 @pytest.mark.parametrize("clusters", [thorough(1), 60])
 def test_one_and_many_random_clusters_are_causal(clusters):
     """They have no weights to arrange; of 60 some stay empty."""

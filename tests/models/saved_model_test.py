@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from routing_tf import models
 from routing_tf import tokenizers
+from routing_tf.layers.rules import last_members
 from routing_tf.models.token_scorer import TokenScorer
 from tests import tracing
 from tests.models import small_models
@@ -87,6 +88,25 @@ def call_in_fresh_process(path, *calls, modules=()):
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+@on_tensorflow
+@pytest.mark.parametrize("options", [{}, {"input_signature": True}])
+def test_what_is_exported_can_be_compiled_by_xla(options, tmp_path, monkeypatch):
+    """It has no shapes that depend on the data."""
+    lm = text_model(routing="token_choice", num_clusters=4, attention_window=4)
+    if options:
+        specs = {
+            "token_ids": tf.TensorSpec((None, LENGTH), "int32"),
+            "padding_mask": tf.TensorSpec((None, LENGTH), "bool"),
+        }
+        options = {"input_signature": [specs]}
+    monkeypatch.setattr(last_members, "ClusterBlocks", None)
+    monkeypatch.setattr(keras.distribution, "list_devices", lambda: ["cpu:0"])
+    with pytest.raises(TypeError, match="not callable"):
+        lm(lm.preprocessor.generate_preprocess(TEXTS))
+    load(lm, tmp_path, **options)
+
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,15 @@
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import data_shapes
 from routing_tf.layers import membership
+from routing_tf.layers.cluster_blocks import ClusterBlocks
+from routing_tf.layers.cluster_blocks import block_size_for
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
 from routing_tf.layers.cluster_order import ranks_in_clusters
 from routing_tf.layers.decoding import rows
+from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import without_padding
@@ -20,6 +24,9 @@ from routing_tf.layers.rules.routed_tokens import own_clusters
 from routing_tf.layers.rules.routed_tokens import real_keys
 from routing_tf.layers.rules.routed_tokens import real_tokens
 from routing_tf.layers.rules.rule import Rule
+
+# Blocks of first members are worth it up to so many windows of members of a cluster.
+MOST_WINDOWS = 2
 
 
 class LastMembers(Rule):
@@ -41,16 +48,17 @@ class LastMembers(Rule):
         inputs = tokens.inputs
         clusters, num_clusters = own_clusters(tokens.key_scores, inputs.key_mask)
         window = self.group.known_window(tokens.length // tokens.num_copies)
+        joins = self._rounds(clusters, num_clusters, window)
+        if joins is None and self._fits_blocks(tokens, window, training):
+            return self._attend_in_blocks(tokens, clusters, window, training)
         order = ClusterOrder(clusters, num_clusters, chunk_size_for(window))
         key = order.arrange(ops.cast(tokens.key, self.group.compute_dtype))
         query = key
         if not tokens.shares_vectors:
             query = order.arrange(ops.cast(tokens.query, self.group.compute_dtype))
-        joins = self._rounds(clusters, num_clusters, window)
         # The token itself stands in its window, seen or not.
         window += self.group.key_shift
-        sees_itself = not self.group.key_shift and self.group.attends_to_self
-        mask = order.window_mask(window, nearest=int(not sees_itself))
+        mask = order.window_mask(window, self._nearest)
         if self.group.key_shift:
             mask = combine_masks(
                 mask, _entries(inputs.value_mask, inputs, order, window)
@@ -67,6 +75,58 @@ class LastMembers(Rule):
             training,
             offset=order.window_offset(window),
         )
+        return without_padding(output, real_tokens(inputs))
+
+    @property
+    def _nearest(self):
+        """How far back in its cluster a token sees the first one, 0 for itself."""
+        sees_itself = not self.group.key_shift and self.group.attends_to_self
+        return int(not sees_itself)
+
+    def _fits_blocks(self, tokens, window, training):
+        """Whether first members in blocks, and later ones in chunks, are faster."""
+        group = self.group
+        if not is_known(tokens.length) or not data_shapes.may_follow_data():
+            return False
+        if group.entmax_alpha == "learned" or (group.dropout and training):
+            return False  # Chunks know no heads, and would draw other numbers.
+        # With fewer clusters most members are later ones.
+        return tokens.length <= MOST_WINDOWS * window * tokens.num_clusters
+
+    def _attend_in_blocks(self, tokens, clusters, window, training):
+        group, inputs, num_clusters = self.group, tokens.inputs, tokens.num_clusters
+        size = chunk_size_for(window)
+        block = block_size_for(tokens.length, num_clusters, window, size)
+        window += group.key_shift
+        blocks = ClusterBlocks(clusters, num_clusters, window, block, size)
+        key, later_key = blocks.arrange(ops.cast(tokens.key, group.compute_dtype))
+        query, later_query = key, later_key
+        if not tokens.shares_vectors:
+            query = ops.cast(tokens.query, group.compute_dtype)
+            query, later_query = blocks.arrange(query)
+        value, later_value = blocks.arrange(tokens.value)
+        value_mask = inputs.value_mask if group.key_shift else None
+        mask, later_mask = blocks.entries(value_mask)
+        bias, later_bias = blocks.entries(inputs.token_bias)
+        first = group.dot_product(
+            query,
+            key,
+            value,
+            attention_mask=combine_masks(blocks.mask(self._nearest), mask),
+            bias=bias,
+            use_causal_mask=True,
+            training=training,
+        )
+        later = group.dot_product(
+            later_query,
+            blocks.windows(key, later_key),
+            blocks.windows(value, later_value),
+            attention_mask=combine_masks(blocks.window_mask(self._nearest), later_mask),
+            bias=later_bias,
+            offset=blocks.offset,
+            training=training,
+        )
+        output = blocks.restore(first, later)
         return without_padding(output, real_tokens(inputs))
 
     def _rounds(self, clusters, num_clusters, window):

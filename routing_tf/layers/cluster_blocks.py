@@ -1,0 +1,259 @@
+"""Tokens of each cluster: the first ones in a block, the later ones in chunks.
+
+How many tokens a cluster has is known when a batch is there. `cluster_order` has room
+for any sizes, and half of the pairs that it computes are of two clusters. Here there
+are as many chunks as are needed, so almost all pairs are of one cluster; but shapes
+depend on the data, which TensorFlow alone allows, see `data_shapes`.
+
+Letters: B batch, H heads, L length, K clusters, T tokens of a block, N chunks of all
+heads and sequences, C slots of a chunk, S slots that a chunk reads, D dim.
+"""
+
+import numpy as np
+from keras import ops
+
+from routing_tf.layers import membership
+from routing_tf.layers.cluster_order import inverse
+from routing_tf.layers.cluster_order import sort_by_cluster
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
+from routing_tf.layers.membership import entries_at
+
+# The number of chunks is rounded up to a multiple of this: libraries prepare themselves
+# for each shape that they meet. Empty ones repeat what comes next.
+CHUNK_STEP = 16
+
+
+def block_size_for(length, num_clusters, attention_window, chunk_size):
+    """Returns how many tokens of a cluster are its first ones, in whole chunks.
+
+    As many as a window, if clusters of equal size have so many: their pairs are those
+    of one causal mask, and no chunk reads them again.
+    """
+    share = min(-(-length // num_clusters), attention_window)
+    return -(-share // chunk_size) * chunk_size
+
+
+class ClusterBlocks:
+    """Tokens sorted by cluster, the first of each cluster in a block of equal sizes.
+
+    Later tokens stand in chunks, each of which reads the chunks before it, in its
+    cluster, that its own tokens may see. In blocks and chunks tokens stand in order of
+    position. So the place of a token inside them, and all that it reads, depend on
+    earlier tokens alone; which one of all chunks it stands in has no influence.
+
+    Args:
+        clusters: `<int32>[B, H, L]`, from 0 to K - 1; K for tokens of no cluster, which
+            have no place.
+        num_clusters: K.
+        attention_window: how many tokens of its cluster a token sees, itself included.
+        block_size: T, a multiple of `chunk_size`.
+        chunk_size: C.
+
+    Attributes:
+        offset: slot at which a chunk's own tokens start in what it reads, S - C.
+
+    Example:
+
+    ```python
+    import keras
+    import numpy as np
+    from keras import ops
+    from routing_tf.layers.cluster_blocks import ClusterBlocks
+
+    clusters = np.array([[[1, 0, 1, 1]]], "int32")
+    tokens = np.array([[[[5.0], [6.0], [7.0], [8.0]]]], "float32")
+    if keras.backend.backend() == "tensorflow":
+        blocks = ClusterBlocks(clusters, 2, 2, block_size=2, chunk_size=1)
+        first, later = blocks.arrange(tokens)
+        assert ops.convert_to_numpy(first[0, 0, 1]).tolist() == [[5.0], [7.0]]
+        windows = blocks.windows(first, later)
+        assert ops.convert_to_numpy(windows[0]).tolist() == [[7.0], [8.0]]
+    ```
+    """
+
+    def __init__(
+        self, clusters, num_clusters, attention_window, block_size, chunk_size
+    ):
+        batch, heads, length = ops.shape(clusters)
+        self.attention_window = attention_window
+        self.block_size, self.chunk_size = block_size, chunk_size
+        self.offset = -(-(attention_window - 1) // chunk_size) * chunk_size
+        by_cluster, token_at = sort_by_cluster(clusters, num_clusters + 1)
+        # Where each cluster starts in this order, and the last one ends.
+        borders = _borders(by_cluster, num_clusters + 1)
+        first, sizes = borders[..., :-1], borders[..., 1:] - borders[..., :-1]
+        rank = numbers(length) - entries_at(borders, by_cluster)
+        rank = inverse(token_at, rank)
+        slots = np.arange(block_size, dtype="int32")
+        place = ops.minimum(first[..., None] + slots, length - 1)
+        self._first = entries_at(token_at, place)
+        self._is_first = slots < sizes[..., None]
+        has_place = clusters < num_clusters
+        self._is_in_block = ops.logical_and(rank < block_size, has_place)
+        self._is_in_chunk = ops.logical_and(rank >= block_size, has_place)
+        # Clusters of all heads and sequences, one behind the other.
+        rows = ops.reshape(ops.arange(batch * heads, dtype="int32"), (batch, heads, 1))
+        cluster = rows * num_clusters + ops.minimum(clusters, num_clusters - 1)
+        slot = cluster * block_size + rank
+        self._block_slot = ops.where(self._is_in_block, slot, 0)
+        starts = self._lay_out_chunks(
+            ops.reshape(sizes, (-1,)),
+            ops.reshape(first + rows * length, (-1,)),
+            ops.reshape(token_at + rows * length, (-1,)),
+        )
+        slot = ops.take(starts, cluster) * chunk_size + rank - block_size
+        self._chunk_slot = ops.where(self._is_in_chunk, slot, 0)
+
+    def _lay_out_chunks(self, sizes, first, token_at):
+        """Makes the chunks of all clusters, and returns the first chunk of each.
+
+        `first` tells where clusters start in `token_at`, the tokens in order.
+        """
+        size, num_clusters = self.chunk_size, length_of(sizes, 0)
+        later = ops.maximum(sizes - self.block_size, 0)
+        chunks = (later + size - 1) // size
+        ends = ops.cumsum(chunks, axis=0)
+        starts = ends - chunks
+        # At least some, which nothing is taken from if all tokens are in blocks.
+        count = ops.maximum((ends[-1] + CHUNK_STEP - 1) // CHUNK_STEP, 1) * CHUNK_STEP
+        chunk = ops.arange(count, dtype="int32")
+        cluster = ops.cast(ops.searchsorted(ends, chunk, side="right"), "int32")
+        cluster = ops.minimum(cluster, num_clusters - 1)
+        number = chunk - ops.take(starts, cluster)
+        rank = self.block_size + number * size
+        rank = rank[:, None] + np.arange(size, dtype="int32")
+        place = ops.take(first, cluster)[:, None] + rank
+        self._later = ops.take(token_at, ops.minimum(place, length_of(token_at, 0) - 1))
+        self._is_later = rank < ops.take(sizes, cluster)[:, None]
+        # Chunks of the blocks and then these, each by its number in its cluster.
+        of_block = self.block_size // size
+        back = np.arange(-self.offset // size, 1, dtype="int32")
+        self._number_read = number[:, None] + of_block + back
+        in_block = cluster[:, None] * of_block + self._number_read
+        in_chunks = num_clusters * of_block + chunk[:, None] + back
+        read = ops.where(self._number_read < of_block, in_block, in_chunks)
+        self._read = ops.maximum(read, 0)
+        return starts
+
+    @property
+    def _slots(self):
+        """Where tokens stand in the blocks and the chunks, and in which of them."""
+        return (
+            self._block_slot,
+            self._is_in_block,
+            self._chunk_slot,
+            self._is_in_chunk,
+        )
+
+    def arrange(self, x):
+        """Puts tokens into blocks and chunks.
+
+        From `[B, H, L, D]` to `[B, H, K, T, D]` and `[N, C, D]`. Slots that no token
+        has hold any one, and must have no influence.
+        """
+
+        # Each token has one slot at most, so that the gradient need not add up.
+        @ops.custom_gradient
+        def arrange(x, first, later, *slots):
+            def gradient(*upstream):
+                return _of_tokens(*upstream, *slots), *[None] * 6
+
+            arranged = membership.gather(x, first), _take_rows(x, later)
+            return arranged, gradient
+
+        return arrange(x, self._first, self._later, *self._slots)
+
+    def windows(self, first, later):
+        """Returns what the chunks read, `[N, S, D]`, of what `arrange` returns."""
+        dim = later.shape[-1]
+        # A chunk is one row, so that few long rows are copied.
+        rows = [ops.reshape(x, (-1, self.chunk_size * dim)) for x in (first, later)]
+        rows = ops.concatenate(rows, axis=0)
+        windows = membership.take_rows(rows, self._read, length_of(rows, 0))
+        return ops.reshape(windows, (-1, self.offset + self.chunk_size, dim))
+
+    def entries(self, x):
+        """Arranges a mask or bias, broadcastable to `[B, H, L]`; None stays None.
+
+        Returns `[B, H, K, 1, T]` for the blocks, and for what chunks read `[N, 1, S]`.
+        """
+        if x is None:
+            return None, None
+        everywhere = ops.broadcast_to(x, ops.shape(self._is_in_block))
+        first, later = self.arrange(everywhere[..., None])
+        windows = self.windows(first, later)
+        return tuple(ops.swapaxes(each, -1, -2) for each in (first, windows))
+
+    def mask(self, nearest=0):
+        """Tells which slots of its block a token sees of those up to its own.
+
+        Returns `<bool>[T, T]`; None for all. With `nearest=1` it does not see itself.
+        """
+        if not nearest and self.block_size <= self.attention_window:
+            return None
+        back = np.arange(self.block_size)[:, None] - np.arange(self.block_size)
+        return (back >= nearest) & (back < self.attention_window)
+
+    def window_mask(self, nearest=0):
+        """Tells which slots a token of a chunk sees, broadcastable to `[N, C, S]`.
+
+        With `nearest=1` it does not see itself.
+        """
+        back = np.arange(self.chunk_size)[:, None] + self.offset
+        back = back - np.arange(self.offset + self.chunk_size)
+        near = (back >= nearest) & (back < self.attention_window)
+        if self.offset <= self.block_size:
+            return near
+        # Chunks that would stand before the first one of the cluster.
+        exists = ops.repeat(self._number_read >= 0, self.chunk_size, axis=-1)
+        return ops.logical_and(near, exists[:, None])
+
+    def restore(self, first, later):
+        """Undoes `arrange`; zero for tokens of no cluster."""
+
+        @ops.custom_gradient
+        def restore(first, later, *indices):
+            slots, (at_first, is_first, at_later, is_later) = indices[:4], indices[4:]
+
+            def gradient(upstream):
+                of_first = membership.gather(upstream, at_first)
+                of_later = _take_rows(upstream, at_later)
+                return (
+                    ops.where(is_first[..., None], of_first, 0),
+                    ops.where(is_later[..., None], of_later, 0),
+                    *[None] * len(indices),
+                )
+
+            return _of_tokens(first, later, *slots), gradient
+
+        own = (self._first, self._is_first, self._later, self._is_later)
+        return restore(first, later, *self._slots, *own)
+
+
+def _of_tokens(first, later, block_slot, is_in_block, chunk_slot, is_in_chunk):
+    """Returns what stands in the slots of tokens, `[B, H, L, D]`; zero without one."""
+    output = ops.where(is_in_chunk[..., None], _take_rows(later, chunk_slot), 0)
+    return ops.where(is_in_block[..., None], _take_rows(first, block_slot), output)
+
+
+def _take_rows(x, places):
+    """From `[..., D]`, whose rows are counted over all axes, to those at places."""
+    return ops.take(ops.reshape(x, (-1, x.shape[-1])), places, axis=0)
+
+
+def _borders(by_cluster, num_clusters):
+    """Returns how many of the sorted clusters are less than each number.
+
+    From `<int32>[B, H, L]` to `<int32>[B, H, K]`, numbers from 0 to K - 1.
+    """
+    batch, heads, length = ops.shape(by_cluster)
+    rows = ops.reshape(ops.arange(batch * heads, dtype="int32"), (batch, heads, 1))
+    # Sorted over all rows: one search for each number, not a pass over the tokens.
+    numbers = np.arange(num_clusters, dtype="int32")
+    found = ops.searchsorted(
+        ops.reshape(by_cluster + rows * num_clusters, (-1,)),
+        ops.reshape(numbers + rows * num_clusters, (-1,)),
+    )
+    found = ops.reshape(ops.cast(found, "int32"), (batch, heads, num_clusters))
+    return found - rows * length

@@ -1,0 +1,39 @@
+"""Whether shapes may depend on the data."""
+
+import contextlib
+import contextvars
+
+import keras
+
+from routing_tf.layers.keras_internals import is_compiled_by_xla
+
+_are_static = contextvars.ContextVar("are_static", default=False)
+
+
+@contextlib.contextmanager
+def static_shapes():
+    """Shapes do not depend on the data for a while.
+
+    For functions that something may compile later which needs that, as XLA does.
+    """
+    token = _are_static.set(True)
+    try:
+        yield
+    finally:
+        _are_static.reset(token)
+
+
+def is_on_one_cpu():
+    """Whether all is computed on one device, which is a CPU."""
+    devices = keras.distribution.list_devices()
+    return len(devices) == 1 and devices[0].startswith("cpu")
+
+
+def may_follow_data():
+    """Whether shapes may depend on the data: on TensorFlow on a CPU, without XLA."""
+    return (
+        keras.backend.backend() == "tensorflow"
+        and not _are_static.get()
+        and is_on_one_cpu()
+        and not is_compiled_by_xla()
+    )

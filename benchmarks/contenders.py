@@ -187,7 +187,7 @@ def train_step(length, dtype, options):
         _our_step(length, dtype, pattern, relative, remat, way)
         for pattern in ("expert choice", "token choice")
         for relative in (True, False)
-        for remat in (None, "attention", "blocks")
+        for remat in (None, "attention", "attention and feed-forward", "blocks")
         for way in _ways(options.device, dtype, relative)
     ]
     cases += [

@@ -30,7 +30,7 @@ def train_step(
         pattern: `"expert choice"`, `"token choice"` or `"dense"`.
         relative: whether positions are relative, in all heads; else sinusoids.
         remat: what is computed again for the gradients: `"blocks"`, `"attention"`,
-            or None for nothing.
+            `"attention and feed-forward"`, or None for nothing.
         dtype: `"float32"` or `"bfloat16"`.
         xla: whether XLA compiles it on TensorFlow.
         implementation: `attention_implementation` of all heads.
@@ -136,7 +136,8 @@ def hyperparameters(sizes, length, pattern, relative, remat=None):
         timing_signal=not relative,
         batch_tokens=length,
         remat=remat == "blocks",
-        remat_attention=remat == "attention",
+        remat_attention=remat in ("attention", "attention and feed-forward"),
+        remat_feed_forward=remat == "attention and feed-forward",
         optimizer="adam",
     )
 

@@ -13,7 +13,7 @@ from routing_tf.layers.keras_internals import without_autocast
 from routing_tf.layers.pieces import at_once
 
 
-def call_and_forget(layer, function, tensors):
+def call_and_forget(layer, function, tensors, parts=None):
     """Runs a part of a layer's call whose activations the gradients compute again.
 
     All that it does to variables happens once: what dropout and the like assign is
@@ -21,13 +21,15 @@ def call_and_forget(layer, function, tensors):
     `hold_updates`), and its losses become those of `layer`. Both times it sees the
     values of before, so that dropout draws the same masks.
 
-    The layer must be built. `function` reads no variables but the layer's, and returns
-    one tensor. Gradients flow to the float `tensors` that it is called with; what else
-    it needs it may close over, if no gradients flow there.
+    The layer must be built. `function` reads no variables but those of the `parts`, a
+    list of layers, or of the layer itself if that is None, and returns one tensor.
+    Gradients flow to the float `tensors` that it is called with; what else it needs it
+    may close over, if no gradients flow there.
     """
     # A layer that is frozen may have sublayers that are not, as with LoRA.
-    trainable = [variable for variable in layer.variables if variable.trainable]
-    fixed = [variable for variable in layer.variables if not variable.trainable]
+    variables = [v for part in parts or [layer] for v in part.variables]
+    trainable = [variable for variable in variables if variable.trainable]
+    fixed = [variable for variable in variables if not variable.trainable]
     with without_autocast():
         # Copies: what `convert_to_tensor` returns on TensorFlow changes with them.
         values = [ops.copy(variable) for variable in trainable]

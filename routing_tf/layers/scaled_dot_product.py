@@ -226,18 +226,22 @@ class ScaledDotProduct(ConfiguredLayer):
             return self._attend(query, key, value, pairs, offset, **options)
         size = num_queries // parts
         queries = split_axis(query, [size] * parts, axis=-2)
-        # The keys that a part of the queries sees, and the part before it does not.
-        sizes = [num_keys - num_queries + size, *[size] * (parts - 1)]
-        keys, values = (split_axis(x, sizes, axis=-2) for x in (key, value))
+        # Units of the keys: of equal size, if the keys before the first query allow it.
+        earlier = num_keys - num_queries
+        sizes = [earlier, *[size] * parts] if earlier else [size] * parts
+        if earlier % size == 0:
+            sizes = [size] * (num_keys // size)
+        units = [split_axis(x, sizes, axis=-2) for x in (key, value)]
         outputs = []
         for i in range(parts):
-            start, end = i * size, sum(sizes[: i + 1])
+            start, end = i * size, earlier + (i + 1) * size
+            num_units = len(sizes) - parts + i + 1
             own = {name: _cut(x, start, size, end) for name, x in pairs.items()}
             own["causal_mask"] = make_mask(size, end)
             # The last part sees them all, and they need not be joined.
             seen = [key, value]
             if end < num_keys:
-                seen = [ops.concatenate(x[: i + 1], axis=-2) for x in (keys, values)]
+                seen = [_joined(x[:num_units]) for x in units]
             outputs.append(
                 self._attend(queries[i], *seen, own, offset + start, **options)
             )
@@ -430,6 +434,11 @@ def joined_parts(outputs, logsumexps):
     """
     shares = ops.cast(softmax(logsumexps), outputs.dtype)
     return ops.sum(shares[..., None] * outputs, axis=-2)
+
+
+def _joined(units):
+    """Joins parts of the keys."""
+    return units[0] if len(units) == 1 else ops.concatenate(units, axis=-2)
 
 
 def _num_parts(num_queries, most):

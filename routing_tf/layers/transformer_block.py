@@ -6,6 +6,7 @@ from routing_tf.layers.decoding.not_cast import NotCast
 from routing_tf.layers.keras_internals import OwnLosses
 from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.keras_internals import mask_of
+from routing_tf.layers.layer_normalization import LayerNormalization
 from routing_tf.layers.rematerialization import call_and_forget
 from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.serialization import deserialize
@@ -66,7 +67,7 @@ class SublayerSteps(ConfiguredLayer):
         self.dropout = dropout
         self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
         self.norms = [
-            keras.layers.LayerNormalization(
+            LayerNormalization(
                 epsilon=LAYER_NORM_EPSILON, name=f"norm_{i}", dtype=self.dtype_policy
             )
             for i in range(steps.count("n"))
@@ -113,6 +114,9 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         remat: whether a training call keeps no activations of the block for the
             gradients, which compute them once more: less memory, more time. Results
             are the same, and centroids move once. Defaults to False.
+        remat_feed_forward: whether it keeps none of the feed-forward part alone: most
+            of a block's activations beside those of attention, for little time.
+            Defaults to False.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -162,6 +166,7 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         dropout=0.0,
         use_causal_mask=True,
         remat=False,
+        remat_feed_forward=False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -175,6 +180,7 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         self.dropout = dropout
         self.use_causal_mask = use_causal_mask
         self.remat = remat
+        self.remat_feed_forward = remat_feed_forward
         self.attention_input = self._steps("attention_input", 0)
         self.attention_output = self._steps("attention_output", 1)
         if self.cross_attention is not None:
@@ -255,6 +261,7 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         # By name: where gradients compute all again, no outer call hands it on.
         options = {"training": training, "routing_scope": routing_scope}
         if not (self.remat and training):
+            options["forgets"] = self.remat_feed_forward and training
             return self._call_parts(inputs, memory, **masks, **options)[0]
         tensors = [inputs] if memory is None else [inputs, memory]
         # Keras masks do not reach the tensors inside.
@@ -276,8 +283,12 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         training=None,
         routing_scope=None,
         cache=None,
+        forgets=False,
     ):
-        """Returns the output, and a dict of the caches of the parts that have one."""
+        """Returns the output, and a dict of the caches of the parts that have one.
+
+        It `forgets` the activations of the feed-forward part.
+        """
         options = {
             "attention": {
                 "use_causal_mask": self.use_causal_mask,
@@ -291,10 +302,11 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         }
         caches = {}
         for name in self.parts:
-            y = getattr(self, f"{name}_input")(x, training=training)
             if name == "feed_forward":
-                y = self.feed_forward(y, training=training)
-            elif cache is None:
+                x = self._feed_forward(x, training, forgets)
+                continue
+            y = getattr(self, f"{name}_input")(x, training=training)
+            if cache is None:
                 y = getattr(self, name)(
                     y, query_mask=padding_mask, training=training, **options[name]
                 )
@@ -308,6 +320,21 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
                 )
             x = getattr(self, f"{name}_output")(y, residual=x, training=training)
         return x, caches
+
+    def _feed_forward(self, x, training, forgets):
+        first, inner, last = (
+            self.feed_forward_input,
+            self.feed_forward,
+            self.feed_forward_output,
+        )
+
+        def call(x):
+            y = inner(first(x, training=training), training=training)
+            return last(y, residual=x, training=training)
+
+        if not forgets:
+            return call(x)
+        return call_and_forget(self, call, [x], parts=[first, inner, last])
 
     def _check_memory(self, memory):
         if (memory is None) != (self.cross_attention is None):

@@ -157,7 +157,9 @@ class Hyperparameters:
         remat: whether training computes the activations inside a block once more for
             the gradients, in place of keeping them: less memory, more time.
         remat_attention: whether it does so with what lies between the projections of
-            attention alone: nearly as little memory, and less time.
+            attention alone: less time.
+        remat_feed_forward: whether it does so with the feed-forward parts alone. With
+            `remat_attention` nearly as little memory as with `remat`, and less time.
         attention_implementation: what computes the attention inside a window or a
             cluster: `"plain"`, or `"auto"` for the kernels of cuDNN on JAX with a GPU,
             see `ScaledDotProduct`.
@@ -277,6 +279,7 @@ class Hyperparameters:
     feed_forward_dropout: float = 0.0
     remat: bool = False
     remat_attention: bool = False
+    remat_feed_forward: bool = False
     attention_implementation: str = "plain"
     initializer: str = "unit_scaling"
     initializer_gain: float = 1.0

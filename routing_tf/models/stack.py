@@ -32,6 +32,7 @@ def decoder_block(hyperparameters, index, policy):
         norm_position=h.norm_position,
         dropout=h.residual_dropout,
         remat=h.remat,
+        remat_feed_forward=h.remat_feed_forward,
         name=f"block_{index}",
         dtype=policy,
     )
@@ -52,6 +53,7 @@ def encoder_block(hyperparameters, index, policy):
         norm_position=h.norm_position,
         dropout=h.residual_dropout,
         remat=h.remat,
+        remat_feed_forward=h.remat_feed_forward,
         use_causal_mask=False,
         name=f"encoder_block_{index}",
         dtype=policy,

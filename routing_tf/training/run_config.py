@@ -25,6 +25,7 @@ FREE_TO_CHANGE = {
     "hyperparameters.train_steps",
     "hyperparameters.remat",
     "hyperparameters.remat_attention",
+    "hyperparameters.remat_feed_forward",
     "accumulation_steps",
 }
 

@@ -19,7 +19,7 @@ def sequence(seed=0):
 
 
 def built_block(remat, cross_attention=False, dtype=None, key_shift=0, **options):
-    """A block that forgets nothing, all (True), or what heads do ("attention").
+    """A block that forgets nothing, all (True), or what a part does, by its name.
 
     With shifted keys queries choose their clusters, apart from keys.
     """
@@ -48,6 +48,7 @@ def built_block(remat, cross_attention=False, dtype=None, key_shift=0, **options
         layers.FeedForward(8, name="feed_forward", **shared),
         attention("cross_attention") if cross_attention else None,
         remat=remat is True,
+        remat_feed_forward=remat == "feed_forward",
         name="block",
         **{**shared, **options},
     )
@@ -99,6 +100,8 @@ def assert_same(blocks, tolerance=1e-5, **arguments):
     "remat, norm_position, cross_attention",
     [
         (True, "pre", True),
+        ("feed_forward", "pre", False),
+        pytest.param("feed_forward", "post", True, marks=pytest.mark.thorough),
         pytest.param("attention", "pre", False, marks=pytest.mark.thorough),
         pytest.param("attention", "pre", True, marks=pytest.mark.thorough),
         pytest.param(True, "post", False, marks=pytest.mark.slow),

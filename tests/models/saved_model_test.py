@@ -108,7 +108,6 @@ def test_what_is_exported_can_be_compiled_by_xla(options, tmp_path, monkeypatch)
     load(lm, tmp_path, **options)
 
 
-
 @pytest.fixture(scope="module")
 def lm():
     """A model that reads what followed; others see below."""

@@ -1,6 +1,7 @@
 """Softmax attention by kernels of JAX, which keep no weights of pairs in memory.
 
-Beside `replicas.py` the only file of `layers` that may import a backend.
+Beside `replicas.py` and `splash_attention.py` the only file of `layers` that may import
+a backend.
 """
 
 import functools
@@ -12,7 +13,7 @@ import numpy as np
 from keras import ops
 
 #: What computes the attention inside a block, a cluster or a sequence.
-IMPLEMENTATIONS = ("plain", "auto", "cudnn", "xla")
+IMPLEMENTATIONS = ("plain", "auto", "cudnn", "splash", "xla")
 
 # Above what JAX puts in place of masked logits, and below all others.
 _LEAST_BIAS, _LEAST_BIAS_IN_FLOAT16 = -1e9, -1.5e4

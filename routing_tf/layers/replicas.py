@@ -1,4 +1,4 @@
-"""Sums over replicas. Like `fused_attention.py` alone, it may import a backend."""
+"""Sums over replicas. Like the kernels of JAX, it may import a backend."""
 
 import keras
 from keras import ops

@@ -62,8 +62,11 @@ class ScaledDotProduct(ConfiguredLayer):
             dropout while training, no entmax and no sums of exponentials. Where they do
             not, a message says why, once, and `"plain"` computes. Results are equal up
             to rounding. A mask that differs between blocks or clusters stays in memory,
-            as a number for each pair. For tests and benchmarks: `"cudnn"` raises an
-            error in place of the message, and `"xla"` is JAX's reference.
+            as a number for each pair. On a TPU it is the splash kernel for token choice
+            and hashed heads, whose queries are routed as their keys are; all else is
+            `"plain"` there. For tests and benchmarks: `"cudnn"`, and `"splash"` for
+            these heads, raise an error in place of the message, and `"xla"` is JAX's
+            reference.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -186,7 +189,7 @@ class ScaledDotProduct(ConfiguredLayer):
                 f"entmax_alpha={self.entmax_alpha!r}"
             )
         options = {"needs_sum": return_logsumexp, "training": training}
-        if self.attention_implementation != "plain":
+        if self.attention_implementation not in ("plain", "splash"):
             output = self._fused(query, key, value, pairs, use_causal_mask, **options)
             if output is not None:
                 return output

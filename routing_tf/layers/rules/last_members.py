@@ -4,7 +4,9 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import data_shapes
+from routing_tf.layers import fused_attention
 from routing_tf.layers import membership
+from routing_tf.layers import splash_attention
 from routing_tf.layers.cluster_blocks import ClusterBlocks
 from routing_tf.layers.cluster_blocks import block_size_for
 from routing_tf.layers.cluster_order import ClusterOrder
@@ -43,11 +45,14 @@ class LastMembers(Rule):
     tokens_choose = True
 
     def attend(self, tokens, training=None):
+        by_kernel = self._takes_kernel(tokens, training)
         if not tokens.shares_scores:
             return members_of_query.attend(self.group, tokens, training)
         inputs = tokens.inputs
         clusters, num_clusters = own_clusters(tokens.key_scores, inputs.key_mask)
         window = self.group.known_window(tokens.length // tokens.num_copies)
+        if by_kernel:
+            return self._attend_by_kernel(tokens, clusters, num_clusters, window)
         joins = self._rounds(clusters, num_clusters, window)
         if joins is None and self._fits_blocks(tokens, window, training):
             return self._attend_in_blocks(tokens, clusters, window, training)
@@ -74,6 +79,36 @@ class LastMembers(Rule):
             _entries(inputs.token_bias, inputs, order, window),
             training,
             offset=order.window_offset(window),
+        )
+        return without_padding(output, real_tokens(inputs))
+
+    def _takes_kernel(self, tokens, training):
+        """Whether a kernel computes the attention, which keeps no weights of pairs."""
+        implementation = self.group.attention_implementation
+        takes_it = implementation == "auto" and splash_attention.is_there()
+        if implementation != "splash" and not takes_it:
+            return False
+        reason = splash_attention.obstacle(self.group, tokens.inputs, training)
+        if not tokens.shares_scores:
+            reason = "queries choose clusters apart from keys"
+        if reason is not None:
+            fused_attention.decline(implementation, reason)
+        return reason is None
+
+    def _attend_by_kernel(self, tokens, clusters, num_clusters, window):
+        group, inputs = self.group, tokens.inputs
+        query, key = (
+            ops.cast(x, group.compute_dtype) for x in (tokens.query, tokens.key)
+        )
+        output = splash_attention.attend(
+            query,
+            key,
+            tokens.value,
+            clusters,
+            num_clusters,
+            window + group.key_shift,
+            self._nearest,
+            inputs.value_mask if group.key_shift else None,
         )
         return without_padding(output, real_tokens(inputs))
 

@@ -1,0 +1,159 @@
+"""Attention inside clusters by the splash kernel of JAX, on a TPU.
+
+Tokens stand in the order of their clusters, so that each cluster is a segment, and its
+last members are a window of places: the kernel computes no blocks of pairs that lie
+outside it, and keeps no weights. Imports a backend, as `fused_attention.py` does.
+"""
+
+import keras
+import numpy as np
+from keras import ops
+
+from routing_tf.layers import membership
+from routing_tf.layers.cluster_order import inverse
+from routing_tf.layers.cluster_order import sort_by_cluster
+from routing_tf.layers.lengths import is_known
+from routing_tf.layers.lengths import numbers
+
+# Queries and keys of a block of the kernel: a multiple of the lanes of a TPU.
+LANES, LARGEST_BLOCK = 128, 512
+# Whether the kernel is interpreted, which any device can. For tests.
+INTERPRET = False
+# Segments of nobody, of queries and of keys.
+_NO_QUERY, _NO_KEY = -2, -1
+# What a query that sees nothing gives its weight to, in place of keys.
+_SINK = -1e30
+
+
+def is_there():
+    """Whether the kernel can run on the device."""
+    return keras.backend.backend() == "jax" and (INTERPRET or not lack_of_device())
+
+
+def obstacle(group, inputs, training):
+    """Returns what keeps the kernel from these heads and inputs, in words; or None.
+
+    Args:
+        group: heads of one round whose queries are routed as their keys are.
+        inputs: their `HeadInputs`.
+        training: whether dropout is on.
+    """
+    if keras.backend.backend() != "jax":
+        return f"the backend is {keras.backend.backend()}, and the kernel is JAX's"
+    if not INTERPRET and (lack := lack_of_device()) is not None:
+        return lack
+    if not is_known(*inputs.value.shape):
+        return "the kernel needs a known size of the batch"
+    if inputs.token_bias is not None:
+        return "a bias of tokens needs the logits of each pair"
+    if group.joins_rounds:
+        return "the sums of exponentials are asked for"
+    return group.dot_product.needs_logits(False, training)
+
+
+def lack_of_device():
+    """Returns what the device lacks, in words; or None."""
+    import jax
+
+    if jax.default_backend() != "tpu":
+        return "there is no TPU"
+    if keras.distribution.distribution() is not None:
+        return "the kernel is not divided among devices"
+    return None
+
+
+def attend(
+    query,
+    key,
+    value,
+    clusters,
+    num_clusters,
+    attention_window,
+    nearest=0,
+    key_mask=None,
+):
+    """Lets each token attend to the last members of its cluster.
+
+    Letters: B batch, H heads, L length, D dim.
+
+    Args:
+        query: `<float>[B, H, L, D]`, scaled.
+        key: `<float>[B, H, L, D]`.
+        value: `<float>[B, H, L, D]`, of any D.
+        clusters: `<int32>[B, H, L]`, less than `num_clusters`.
+        num_clusters: number of clusters.
+        attention_window: how many members a token sees, itself included.
+        nearest: 1 for all of these but itself. Defaults to 0.
+        key_mask: `<bool>`, broadcastable to `[B, H, L]`, False for keys that nobody
+            sees; None (the default) for none.
+
+    Returns:
+        `<float>[B, H, L, D]`; zero for a token that sees nothing.
+    """
+    batch, heads, length = clusters.shape
+    block = min(LARGEST_BLOCK, -(-length // LANES) * LANES)
+    missing = -length % block
+    segments, token_at = sort_by_cluster(clusters, num_clusters)
+    place = inverse(token_at, ops.broadcast_to(numbers(length), clusters.shape))
+    of_keys = segments
+    if key_mask is not None:
+        is_seen = membership.gather_entries(key_mask, token_at, length)
+        of_keys = ops.where(is_seen, segments, _NO_KEY)
+
+    def rows(x, filling=0):
+        padding = [(0, 0), (0, 0), (0, missing), (0, 0)][: len(x.shape)]
+        x = ops.pad(x, padding, constant_values=filling)
+        return ops.reshape(x, (batch * heads, length + missing, *x.shape[3:]))
+
+    output = _by_kernel(
+        *(rows(_permuted(x, token_at, place)) for x in (query, key, value)),
+        rows(segments, _NO_QUERY),
+        rows(of_keys, _NO_KEY),
+        _kernel(length + missing, block, attention_window, nearest),
+    )
+    output = ops.reshape(output[:, :length], (batch, heads, length, value.shape[-1]))
+    return _permuted(output, place, token_at)
+
+
+def _permuted(x, order, back):
+    """Puts rows of `[B, H, L, D]` into an order `[B, H, L]`, which `back` undoes."""
+
+    @ops.custom_gradient
+    def permuted(x, order, back):
+        def gradient(*args, upstream=None):
+            (upstream,) = args or (upstream,)
+            return membership.gather(upstream, back), None, None
+
+        return membership.gather(x, order), gradient
+
+    return permuted(x, order, back)
+
+
+def _kernel(length, block, attention_window, nearest):
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask
+
+    # How far back from the nearest one, and none behind it.
+    window = (attention_window - 1 - nearest, 0)
+    mask = splash_attention_mask.LocalMask((length, length), window, -nearest)
+    return splash_attention_kernel.make_splash_mha(
+        splash_attention_mask.MultiHeadMask([mask]),
+        block_sizes=splash_attention_kernel.BlockSizes(*[block] * 8),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=INTERPRET,
+    )
+
+
+def _by_kernel(query, key, value, segments, of_keys, kernel):
+    """Runs the kernel on `[rows, L, D]` and segments `<int32>[rows, L]`."""
+    import jax
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
+
+    sinks = jax.numpy.asarray(np.array([_SINK], "float32"))
+
+    def attend(query, key, value, segments, of_keys):
+        ids = splash_attention_kernel.SegmentIds(segments, of_keys)
+        return kernel(query[None], key[None], value[None], ids, sinks)[0]
+
+    return jax.vmap(attend)(query, key, value, segments, of_keys)

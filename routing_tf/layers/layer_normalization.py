@@ -5,10 +5,11 @@ from keras import ops
 
 
 class LayerNormalization(keras.layers.LayerNormalization):
-    """`keras.layers.LayerNormalization` of the last axis, with a stated gradient.
+    """`keras.layers.LayerNormalization` with a stated gradient.
 
     The one that TensorFlow derives keeps a tensor of the size of the input, and takes
-    more passes over it. Arguments and weights are those of Keras' layer.
+    more passes over it. Arguments and weights are those of Keras' layer, of the last
+    axis and with a scale and an offset.
 
     Call arguments:
         inputs: `<float>[..., dim]`.
@@ -18,8 +19,11 @@ class LayerNormalization(keras.layers.LayerNormalization):
     """
 
     def call(self, inputs):
-        inputs = ops.cast(inputs, "float32")
-        scale, offset = (ops.cast(x, "float32") for x in (self.gamma, self.beta))
+        # Half precision would lose too much.
+        dtype = keras.backend.result_type(inputs.dtype, "float32")
+        inputs, scale, offset = (
+            ops.cast(x, dtype) for x in (inputs, self.gamma, self.beta)
+        )
         return ops.cast(self._normalized(inputs, scale, offset), self.compute_dtype)
 
     def _normalized(self, inputs, scale, offset):

@@ -166,3 +166,9 @@ def test_blocks_give_what_static_shapes_give(way, crowded, monkeypatch):
 def test_heads_that_keep_static_shapes(options, monkeypatch):
     monkeypatch.setattr(last_members, "ClusterBlocks", None)
     heads(**options)(**inputs(False), use_causal_mask=True, training=True)
+
+
+def test_a_batch_may_be_empty():
+    group = heads()
+    none = np.zeros((0, HEADS, LENGTH, DIM), "float32")
+    assert group(none, None, none, use_causal_mask=True).shape == none.shape

@@ -44,6 +44,11 @@ def obstacle(group, inputs, training):
         return lack
     if not is_known(*inputs.value.shape):
         return "the kernel needs a known size of the batch"
+    if 0 in inputs.value.shape:
+        return "there is nothing to compute"
+    dtype = keras.backend.standardize_dtype(group.compute_dtype)
+    if dtype not in ("float32", "bfloat16"):
+        return f"the kernel computes in float32 and bfloat16, not in {dtype}"
     if inputs.token_bias is not None:
         return "a bias of tokens needs the logits of each pair"
     if group.joins_rounds:

@@ -104,6 +104,7 @@ REFUSED = {
     "entmax": ({"entmax_alpha": 1.5}, {}),
     "dropout": ({"dropout": 0.5}, {"training": True}),
     "a bias of tokens": ({}, {"token_bias": np.zeros((BATCH, LENGTH), "float32")}),
+    "not in float16": ({"dtype": "mixed_float16"}, {}),
     "apart from keys": ({"share_query_key": False}, {}),
 }
 

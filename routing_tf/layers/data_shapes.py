@@ -14,7 +14,7 @@ _are_static = contextvars.ContextVar("are_static", default=False)
 def static_shapes():
     """Shapes do not depend on the data for a while.
 
-    For functions that something may compile later which needs that, as XLA does.
+    For functions that may later be compiled by something that needs this, such as XLA.
     """
     token = _are_static.set(True)
     try:

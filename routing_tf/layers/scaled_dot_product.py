@@ -98,7 +98,8 @@ class ScaledDotProduct(ConfiguredLayer):
         ValueError: if `dropout` is not in [0, 1), `max_relative_position` is neither
             None nor a positive integer, or `entmax_alpha` or `attention_implementation`
             is none of the above; when called, if the sum of exponentials is asked of
-            entmax, or `"cudnn"` or `"xla"` cannot compute it.
+            entmax, or `"cudnn"` or `"xla"` cannot compute it. (`"splash"` raises it in
+            heads of clusters, and is `"plain"` here.)
 
     Example:
 
@@ -223,7 +224,9 @@ class ScaledDotProduct(ConfiguredLayer):
     ):
         """Attends under a causal mask, in parts of the queries."""
         num_queries, num_keys = length_of(query, -2), length_of(key, -2)
-        parts = _num_parts(num_queries, most_parts)
+        parts = 1
+        if is_known(num_keys) and num_keys >= num_queries:
+            parts = _num_parts(num_queries, most_parts)
         if parts == 1:
             pairs["causal_mask"] = make_mask(num_queries, num_keys)
             return self._attend(query, key, value, pairs, offset, **options)

@@ -87,7 +87,8 @@ def attend(
         value: `<float>[B, H, L, D]`, of any D.
         clusters: `<int32>[B, H, L]`, less than `num_clusters`.
         num_clusters: number of clusters.
-        attention_window: how many members a token sees, itself included.
+        attention_window: how many members a token sees, itself included; more than
+            `nearest`.
         nearest: 1 for all of these but itself. Defaults to 0.
         key_mask: `<bool>`, broadcastable to `[B, H, L]`, False for keys that nobody
             sees; None (the default) for none.

@@ -287,7 +287,7 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
     ):
         """Returns the output, and a dict of the caches of the parts that have one.
 
-        It `forgets` the activations of the feed-forward part.
+        With `forgets` it keeps no activations of the feed-forward part.
         """
         options = {
             "attention": {

@@ -162,7 +162,7 @@ class Hyperparameters:
             `remat_attention` nearly as little memory as with `remat`, and less time.
         attention_implementation: what computes the attention inside a window or a
             cluster: `"plain"`, or `"auto"` for the kernels of cuDNN on JAX with a GPU,
-            see `ScaledDotProduct`.
+            and of splash attention with a TPU, see `ScaledDotProduct`.
         initializer: `"unit_scaling"`, the uniform one of tensor2tensor; or
             `"fan_in_normal"`, that of the Sparse Transformer: weights are normal with a
             deviation of `initializer_gain / sqrt(inputs)`, embeddings of

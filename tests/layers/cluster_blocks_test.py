@@ -168,6 +168,20 @@ def test_heads_that_keep_static_shapes(options, monkeypatch):
     heads(**options)(**inputs(False), use_causal_mask=True, training=True)
 
 
+def test_batches_of_any_size_have_static_shapes(monkeypatch):
+    import tensorflow as tf
+
+    monkeypatch.setattr(last_members, "ClusterBlocks", None)
+    group = heads()
+    spec = tf.TensorSpec((None, HEADS, LENGTH, DIM))
+    call = tf.function(
+        lambda query, value: group(query, None, value, use_causal_mask=True),
+        input_signature=[spec, spec],
+    )
+    query, value = (inputs(False)[name] for name in ("query", "value"))
+    assert call(query, value).shape == value.shape
+
+
 def test_a_batch_may_be_empty():
     group = heads()
     none = np.zeros((0, HEADS, LENGTH, DIM), "float32")

@@ -327,3 +327,17 @@ def test_sums_under_a_causal_mask():
     )[0]
     logits = np.where(np.tri(256, dtype="bool"), x[0] @ x[0].T, -np.inf)
     golden_cases.assert_close(sums[0], np.log(np.exp(logits).sum(axis=-1)), 1e-5)
+
+
+@pytest.mark.parametrize("num_keys", [32, 40, 48])
+def test_queries_before_the_first_key_see_nothing(num_keys):
+    query = helpers.normal(2, 64, 8)
+    key = helpers.normal(2, num_keys, 8, seed=1)
+    output = ops.convert_to_numpy(
+        ScaledDotProduct()(query, key, key, use_causal_mask=True)
+    )
+    hidden = 64 - num_keys
+    expected, _ = helpers.dense_attention(
+        query[:, hidden:], key, key, np.tri(num_keys, dtype=bool)
+    )
+    golden_cases.assert_close(output[:, hidden:], expected, 1e-5)

@@ -68,8 +68,8 @@ class HeadGroup(ConfiguredLayer):
             an even size of keys. Defaults to False.
         rotary_wavelength: base of the wavelengths of these turns. Defaults to 10000.
         attention_implementation: what computes the attention inside a window or a
-            cluster: `"plain"` (the default), `"auto"`, `"cudnn"` or `"xla"`, see
-            `ScaledDotProduct`.
+            cluster: `"plain"` (the default), `"auto"`, `"cudnn"`, `"splash"` or
+            `"xla"`, see `ScaledDotProduct`.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:

@@ -121,7 +121,8 @@ class LastMembers(Rule):
     def _fits_blocks(self, tokens, window, training):
         """Whether first members in blocks, and later ones in chunks, are faster."""
         group = self.group
-        if not is_known(tokens.length) or not data_shapes.may_follow_data():
+        # What is traced for batches of any size is often exported, too.
+        if not is_known(*tokens.value.shape) or not data_shapes.may_follow_data():
             return False
         if group.entmax_alpha == "learned" or (group.dropout and training):
             return False  # Chunks know no heads, and would draw other numbers.

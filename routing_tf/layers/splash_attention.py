@@ -2,7 +2,9 @@
 
 Tokens stand in the order of their clusters, so that each cluster is a segment, and its
 last members are a window of places: the kernel computes no blocks of pairs that lie
-outside it, and keeps no weights. Imports a backend, as `fused_attention.py` does.
+outside it, and keeps no weights. Each cluster starts at a block of the kernel, so that
+the order of its sums does not depend on later tokens. Imports a backend, as
+`fused_attention.py` does.
 """
 
 import keras
@@ -10,17 +12,15 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
-from routing_tf.layers.cluster_order import inverse
-from routing_tf.layers.cluster_order import sort_by_cluster
+from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.lengths import is_known
-from routing_tf.layers.lengths import numbers
 
 # Queries and keys of a block of the kernel: a multiple of the lanes of a TPU.
 LANES, LARGEST_BLOCK = 128, 512
 # Whether the kernel is interpreted, which any device can. For tests.
 INTERPRET = False
-# Segments of nobody, of queries and of keys.
-_NO_QUERY, _NO_KEY = -2, -1
+# The segment of keys that nobody sees.
+_NO_KEY = -1
 # What a query that sees nothing gives its weight to, in place of keys.
 _SINK = -1e30
 
@@ -97,42 +97,28 @@ def attend(
         `<float>[B, H, L, D]`; zero for a token that sees nothing.
     """
     batch, heads, length = clusters.shape
-    block = min(LARGEST_BLOCK, -(-length // LANES) * LANES)
-    missing = -length % block
-    segments, token_at = sort_by_cluster(clusters, num_clusters)
-    place = inverse(token_at, ops.broadcast_to(numbers(length), clusters.shape))
-    of_keys = segments
+    # As large as a cluster, if they are of equal size: its last block is half empty.
+    block = max(LANES, min(LARGEST_BLOCK, length // num_clusters // LANES * LANES))
+    order = ClusterOrder(clusters, num_clusters, block)
+    segments = ops.broadcast_to(
+        order.cluster_of_chunk[..., None], ops.shape(order.is_filled)
+    )
+    is_key = order.is_filled
     if key_mask is not None:
-        is_seen = membership.gather_entries(key_mask, token_at, length)
-        of_keys = ops.where(is_seen, segments, _NO_KEY)
+        is_seen = membership.gather_entries(key_mask, order.tokens, length)
+        is_key = ops.logical_and(is_key, is_seen)
 
-    def rows(x, filling=0):
-        padding = [(0, 0), (0, 0), (0, missing), (0, 0)][: len(x.shape)]
-        x = ops.pad(x, padding, constant_values=filling)
-        return ops.reshape(x, (batch * heads, length + missing, *x.shape[3:]))
+    def rows(x, *dim):
+        return ops.reshape(x, (batch * heads, order.num_chunks * block, *dim))
 
     output = _by_kernel(
-        *(rows(_permuted(x, token_at, place)) for x in (query, key, value)),
-        rows(segments, _NO_QUERY),
-        rows(of_keys, _NO_KEY),
-        _kernel(length + missing, block, attention_window, nearest),
+        *(rows(order.arrange(x), x.shape[-1]) for x in (query, key, value)),
+        rows(segments),
+        rows(ops.where(is_key, segments, _NO_KEY)),
+        _kernel(order.num_chunks * block, block, attention_window, nearest),
     )
-    output = ops.reshape(output[:, :length], (batch, heads, length, value.shape[-1]))
-    return _permuted(output, place, token_at)
-
-
-def _permuted(x, order, back):
-    """Puts rows of `[B, H, L, D]` into an order `[B, H, L]`, which `back` undoes."""
-
-    @ops.custom_gradient
-    def permuted(x, order, back):
-        def gradient(*args, upstream=None):
-            (upstream,) = args or (upstream,)
-            return membership.gather(upstream, back), None, None
-
-        return membership.gather(x, order), gradient
-
-    return permuted(x, order, back)
+    shape = (batch, heads, order.num_chunks, block, value.shape[-1])
+    return order.restore(ops.reshape(output, shape))
 
 
 def _kernel(length, block, attention_window, nearest):

@@ -82,6 +82,21 @@ def test_equals_the_plain_path_in_bfloat16(interpreted):
 
 
 @on_jax
+def test_later_tokens_change_no_bit_of_earlier_outputs(interpreted):
+    group = built_group("splash", key_shift=1)
+    call = helpers.compiled(
+        lambda query, value: group(query, None, value, use_causal_mask=True)
+    )
+    query, value = (inputs()[name] for name in ("query", "value"))
+    before = call(query, value)
+    for seed, last in ((7, 40), (8, 101), (9, 140)):
+        later = (np.arange(LENGTH) > last)[:, None]
+        other = helpers.normal(*query.shape, seed=seed)
+        after = call(np.where(later, other, query), np.where(later, other, value))
+        np.testing.assert_array_equal(after[:, :, : last + 1], before[:, :, : last + 1])
+
+
+@on_jax
 def test_a_step_is_lowered_for_tpus(monkeypatch):
     """The kernel is in it, forward and for both gradients."""
     import jax

@@ -165,7 +165,8 @@ def test_blocks_give_what_static_shapes_give(way, crowded, monkeypatch):
 )
 def test_heads_that_keep_static_shapes(options, monkeypatch):
     monkeypatch.setattr(last_members, "ClusterBlocks", None)
-    heads(**options)(**inputs(False), use_causal_mask=True, training=True)
+    output = heads(**options)(**inputs(False), use_causal_mask=True, training=True)
+    assert output.shape == (BATCH, HEADS, LENGTH, DIM)
 
 
 def test_batches_of_any_size_have_static_shapes(monkeypatch):

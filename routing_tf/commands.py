@@ -61,7 +61,10 @@ def _run(run, options, argv):
             logging.set_verbosity(logging.WARNING)  # tensorflow-datasets tells a lot
         use_backend(options.backend)
         return run(options)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemError) as error:
+        # C code may make a SystemError of an interrupt that comes while it runs.
+        if not isinstance(error.__cause__ or error, KeyboardInterrupt):
+            raise
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:

@@ -152,3 +152,25 @@ def test_another_backend_of_keras(options, monkeypatch, capsys):
         "error: The backend of Keras must be tensorflow or jax. Received: torch. Pass "
         "--backend or set KERAS_BACKEND\n"
     )
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_an_interrupt_ends_a_command(is_wrapped, options, capsys):
+    def run(options):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as interrupt:
+            if is_wrapped:  # by C code that finds the exception while it runs
+                raise SystemError("returned a result") from interrupt
+            raise
+
+    assert commands.command(run, options, ["evaluate"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_other_system_errors_stay(options):
+    def run(options):
+        raise SystemError("of Python itself")
+
+    with pytest.raises(SystemError, match="of Python itself"):
+        commands.command(run, options, ["evaluate"])

@@ -264,6 +264,25 @@ def start(model, *arguments):
     )
 
 
+def test_an_interrupt_does_not_break_the_step_of_a_stream(capsys):
+    # NumPy and TensorFlow may make another error of an exception that they find.
+    done = []
+
+    def stream(prompts):
+        for position in range(1, 100):
+            if position == 3:
+                signal.raise_signal(signal.SIGINT)
+            done.append(position)
+            yield position, [2 + ord("a")]
+
+    handler = signal.getsignal(signal.SIGINT)
+    display.write_stream(stream, texts.TextSample(ByteTokenizer(), ""))
+    assert done == [1, 2, 3]
+    out, err = capsys.readouterr()
+    assert out == "aaa\n" and "3 tokens in" in err
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", ["Ctrl-C", "a closed pipe"])
 def test_a_stream_without_end_is_ended_by(way, model):

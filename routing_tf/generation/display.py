@@ -7,6 +7,7 @@ import time
 
 from routing_tf.files.atomic import open_output
 from routing_tf.files.atomic import open_text
+from routing_tf.training.stop_request import StopRequest
 from routing_tf.training.stop_request import stop_as_interrupt
 
 
@@ -153,10 +154,13 @@ def write_stream(stream, sample, stop_token_id=None, output_file=None):
         if output_file is not None:
             # Without an end there is no complete file: whoever reads it follows it.
             outputs.append(Output(stack.enter_context(open_text(output_file))))
-        with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+        # Ctrl-C is the way to end it: the first after a token, the second at once.
+        with contextlib.suppress(KeyboardInterrupt), StopRequest() as stop:
             for text in _stream_parts(stream, sample, stop_token_id, speed):
                 for output in outputs:
                     output.write(text)
+                if stop.signal is not None:
+                    break
         for output in outputs:
             output.end_line()
     print(speed, file=sys.stderr)

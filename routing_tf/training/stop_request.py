@@ -9,11 +9,18 @@ import threading
 class StopRequest:
     """Turns the first SIGINT or SIGTERM into a wish to stop after the step.
 
+    A `KeyboardInterrupt` would be raised wherever Python is, and C code that it finds
+    there may make another error of it. The second signal does what it did before.
+
+    Args:
+        message: what to say on standard error when the signal comes; "" for nothing.
+
     Attributes:
         signal: number of the signal that came; None if none did.
     """
 
-    def __init__(self):
+    def __init__(self, message=""):
+        self.message = message
         self.signal = None
         self._earlier = {}
 
@@ -32,8 +39,7 @@ class StopRequest:
         self.signal = number
         self.__exit__()
         # The signal may have come in the middle of a print, so print cannot be used.
-        text = "\nstopping after this step; once more to stop at once, unsaved\n"
-        os.write(2, text.encode())
+        os.write(2, self.message.encode())
 
 
 @contextlib.contextmanager

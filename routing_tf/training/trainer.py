@@ -38,6 +38,7 @@ from routing_tf.training.step import TrainingStep
 from routing_tf.training.stop_request import StopRequest
 
 MOST_SKIPPED_IN_A_ROW = 20
+STOPPING = "\nstopping after this step; once more to stop at once, unsaved\n"
 
 
 class Trainer:
@@ -157,7 +158,7 @@ class Trainer:
             again = evaluates_first or self.step >= total
             log = ProgressLog(self.model_dir, self.step, total, self.problem, again)
         try:
-            with log, StopRequest() as stop:
+            with log, StopRequest(STOPPING) as stop:
                 self._stop, self._log = stop, log
                 result = None
                 if evaluates_first and self._evaluate(eval_examples, log) is None:

@@ -58,7 +58,11 @@ def attention(length, passes, dtype, options):
         for relative in (False, True)
         for way in given.ways(relative)
     ]
-    cases += [given.products(way, window, clusters) for way in WAYS]
+    cases += [
+        given.products(pattern, way, window, clusters)
+        for pattern in ("token choice", "local")
+        for way in WAYS
+    ]
     cases += [given.kmeans(window, clusters), given.torch_full()]
     cases += [given.keras_full(way) for way in WAYS]
     return cases + [given.flash()] * (options.device == "gpu")
@@ -96,9 +100,6 @@ class _Given:
     def ours(self, pattern, relative, way, window, num_clusters):
         library, xla = ALL_WAYS[way]
         positions = " with relative positions" if relative else ""
-        pairs = operations.clustered_pairs(num_clusters, window)
-        if pattern == "local":
-            pairs = operations.local_pairs(self.shape[2], window)
         return Case(
             f"{pattern}{positions} ({way})",
             library,
@@ -112,22 +113,26 @@ class _Given:
                 "xla": xla,
                 "implementation": "cudnn" if way == CUDNN else "plain",
             },
-            operations=self._operations(pairs),
+            operations=self._operations(self._pairs(pattern, window, num_clusters)),
             **self.common,
         )
 
-    def products(self, way, window, num_clusters):
+    def products(self, pattern, way, window, num_clusters):
         library, xla = WAYS[way]
         sizes = {"window": window, "num_clusters": num_clusters, "xla": xla}
-        pairs = operations.clustered_pairs(num_clusters, window)
         return Case(
-            f"products of token choice alone ({way})",
+            f"products of {pattern} alone ({way})",
             library,
             "benchmarks.keras_attention:products",
-            self.arguments | sizes,
-            operations=self._operations(pairs),
+            self.arguments | sizes | {"pattern": pattern},
+            operations=self._operations(self._pairs(pattern, window, num_clusters)),
             **self.common,
         )
+
+    def _pairs(self, pattern, window, num_clusters):
+        if pattern == "local":
+            return operations.local_pairs(self.shape[2], window)
+        return operations.clustered_pairs(num_clusters, window)
 
     def kmeans(self, window, num_clusters):
         sizes = {"window": window, "num_clusters": num_clusters, "device": self.device}

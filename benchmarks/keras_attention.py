@@ -49,7 +49,7 @@ class CudnnAttention(KerasAttention):
 
 @keras.saving.register_keras_serializable("benchmarks")
 class Products(KerasAttention):
-    """The products of token choice alone: of each chunk and the keys that it reads.
+    """The products of a pattern alone: of each chunk and the keys that it reads.
 
     Its tensors are `[1, heads, chunks * keys of a chunk, size]`; queries are weights.
     The numbers stand as the products want them, so that nothing is copied, and come
@@ -81,13 +81,21 @@ class Products(KerasAttention):
         return ops.reshape(output, (1, query.shape[1], -1, self.size))
 
 
-def products(shape, window, num_clusters, dtype, passes, xla):
-    """Returns a function that computes the products of token choice; see `ours`."""
+def products(shape, pattern, window, num_clusters, dtype, passes, xla):
+    """Returns a function that computes the products of a pattern alone; see `ours`.
+
+    Those of local heads are of half a block, and of the keys that both halves read on
+    average; those of token choice are as many as with static shapes.
+    """
     batch, heads, length, size = shape
-    chunk = chunk_size_for(window)
-    chunks = -(-length // chunk) + num_clusters
-    layer = Products(chunk, window + chunk, dtype=policy(dtype))
-    shape = (batch, heads, chunks * (window + chunk), size)
+    if pattern == "local":
+        chunk, keys = max(1, window // 2), 2 * window - window // 4
+        chunks = -(-length // chunk)
+    else:
+        chunk = chunk_size_for(window)
+        keys, chunks = window + chunk, -(-length // chunk) + num_clusters
+    layer = Products(chunk, keys, dtype=policy(dtype))
+    shape = (batch, heads, chunks * keys, size)
     return compiled(layer, shape, dtype, passes, xla, num_outputs=chunks * chunk)
 
 
@@ -194,7 +202,8 @@ def _on_tensorflow(layer, call, tensors, passes, xla):
             output = call(layer, query, value, training=True)
             loss = objective(output, weights, layer.losses)
         variables = [variable.value for variable in layer.trainable_variables]
-        return tape.gradient(loss, [query, value, *variables])
+        # The output too, or what only it needs would be left out.
+        return output, tape.gradient(loss, [query, value, *variables])
 
     function = tf.function(
         forward if passes == "forward" else both, jit_compile=xla, autograph=False
@@ -226,16 +235,19 @@ def _on_jax(layer, call, tensors, passes, xla):
 
     def loss(trainable, state, query, value, weights):
         output, state, losses = evaluate(trainable, state, query, value, True)
-        return objective(output, weights, losses), state
+        # The output too, or what only it needs would be left out.
+        return objective(output, weights, losses), (state, output)
 
     def forward(trainable, state, query, value, weights):
-        return evaluate(trainable, state, query, value, False)[:2]
+        output, state, _ = evaluate(trainable, state, query, value, False)
+        return None, (state, output)
 
     both = jax.grad(loss, argnums=(0, 2, 3), has_aux=True)
     function = jax.jit(forward if passes == "forward" else both)
 
     def run():
         nonlocal state
-        result, state = jax.block_until_ready(function(trainable, state, *tensors))
+        results = function(trainable, state, *tensors)
+        _, (state, _) = jax.block_until_ready(results)
 
     return run

@@ -1,17 +1,21 @@
 """Products of matrices in batches."""
 
+import keras
 from keras import ops
 
 
-def product(x, y):
+def product(x, y, transpose_x=False, transpose_y=False):
     """Returns the products of matrices, whose other axes are broadcast.
 
     TensorFlow 2.21 with oneDNN writes beyond its memory where `matmul` broadcasts a
     batch of matrices; `einsum` is right and slow.
 
     Args:
-        x: `<float>[..., L, D]`.
-        y: `<float>[..., D, K]`, with more than two axes.
+        x: `<float>[..., L, D]`; `[..., D, L]` with `transpose_x`.
+        y: `<float>[..., D, K]`, with more than two axes; `[..., K, D]` with
+            `transpose_y`.
+        transpose_x: whether `x` stands transposed. Defaults to False.
+        transpose_y: whether `y` does. Defaults to False.
 
     Returns:
         `<float>[..., L, K]`.
@@ -20,7 +24,15 @@ def product(x, y):
         x = x[None]
     while len(y.shape) < len(x.shape):
         y = y[None]
-    return ops.matmul(_repeated(x, y), _repeated(y, x))
+    x, y = _repeated(x, y), _repeated(y, x)
+    if keras.backend.backend() == "tensorflow":
+        # A graph would transpose by an operation of its own, and keep the result.
+        import tensorflow as tf
+
+        return tf.matmul(x, y, transpose_a=transpose_x, transpose_b=transpose_y)
+    x = ops.swapaxes(x, -1, -2) if transpose_x else x
+    y = ops.swapaxes(y, -1, -2) if transpose_y else y
+    return ops.matmul(x, y)
 
 
 def _repeated(x, like):

@@ -20,6 +20,9 @@ from routing_tf.layers.products import product
 from routing_tf.layers.relative_position import RelativePosition
 from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.serialization import class_of_config
+from routing_tf.layers.softmax_attention import can_attend
+from routing_tf.layers.softmax_attention import softmax
+from routing_tf.layers.softmax_attention import softmax_attention
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_rate
 
@@ -300,27 +303,38 @@ class ScaledDotProduct(ConfiguredLayer):
 
     def _attend(self, query, key, value, pairs, offset, needs_sum, training):
         """Attends with some queries; `pairs` holds mask, bias and distances."""
-        mask, distances = pairs["mask"], pairs.pop("distances")
-        is_causal = "causal_mask" in pairs
-        logits = product(query, ops.swapaxes(key, -1, -2))
-        if self.relative_position is not None:
-            logits += self._relative_logits(
-                query, length_of(key, -2), offset, distances, is_causal
-            )
-        logits = self.masked(logits, **pairs)
-        if needs_sum:
-            weights, logsumexp = _softmax_and_sum(logits)
+        distances, logsumexp = pairs.pop("distances"), None
+        if self._needs_softmax_alone(query, key, value, pairs, needs_sum, training):
+            bias = masks_as_bias(query.dtype, **pairs)
+            output = softmax_attention(query, key, value, bias)
         else:
-            weights = self.normalized(logits)
-        weights = self.dropout_layer(weights, training=training)
-        output = ops.matmul(weights, value)
-        if self.relative_position is not None:
-            sums = self._relative_sums(weights, offset, distances, is_causal)
-            output += self._pad_to(sums, output.shape[-1])
-        if mask is not None:
-            seen = combine_masks(pairs.get("causal_mask"), mask)
+            place = {"offset": offset, "is_causal": "causal_mask" in pairs}
+            logits = product(query, key, transpose_y=True)
+            if self.relative_position is not None:
+                num_keys = length_of(key, -2)
+                logits += self._relative_logits(query, num_keys, distances, **place)
+            logits = self.masked(logits, **pairs)
+            if needs_sum:
+                weights, logsumexp = _softmax_and_sum(logits)
+            else:
+                weights = self.normalized(logits)
+            weights = self.dropout_layer(weights, training=training)
+            output = product(weights, value)
+            if self.relative_position is not None:
+                sums = self._relative_sums(weights, distances, **place)
+                output += self._pad_to(sums, output.shape[-1])
+        if pairs["mask"] is not None:
+            seen = combine_masks(pairs.get("causal_mask"), pairs["mask"])
             output = self.of_seeing(output, seen)
         return (output, logsumexp) if needs_sum else output
+
+    def _needs_softmax_alone(self, query, key, value, pairs, needs_sum, training):
+        # A bias may have been learned, and needs the gradients of the logits.
+        return (
+            self.needs_logits(needs_sum, training) is None
+            and pairs["bias"] is None
+            and can_attend(query, key, value)
+        )
 
     def normalized(self, logits):
         """Returns the weights of keys, `<float>[..., queries, keys]`.
@@ -355,34 +369,21 @@ class ScaledDotProduct(ConfiguredLayer):
     def masked(self, logits, mask, bias, causal_mask=None):
         """Adds the bias and all masks to the logits.
 
-        In few passes: to select among the logits, and the gradient of that, take as
-        long as a softmax.
-
         Args:
             logits: `<float>[..., queries, keys]`.
             mask: as `attention_mask` in a call.
             bias: as in a call.
             causal_mask: `<bool>[queries, keys]`; None (the default) for none.
         """
-        dtype, hidden = logits.dtype, large_negative(logits.dtype)
-        if bias is not None:
-            # A bias may hide a key, but never below those that the mask hides.
-            bias = ops.maximum(ops.cast(bias, dtype), hidden / 2)
-        if mask is not None:
-            bias = ops.where(mask, ops.cast(0, dtype) if bias is None else bias, hidden)
-        if causal_mask is not None:
-            # Lower than all else: a query that sees padding alone weighs no later key.
-            # Relative positions would add those to the row of the next query.
-            causal_bias = ops.where(causal_mask, ops.cast(0, dtype), 2 * hidden)
-            bias = causal_bias if bias is None else bias + causal_bias
+        bias = masks_as_bias(logits.dtype, mask, bias, causal_mask)
         return logits if bias is None else logits + bias
 
-    def _relative_logits(self, query, num_keys, offset, distances, is_causal):
+    def _relative_logits(self, query, num_keys, distances, offset, is_causal):
         if distances is not None:
             return self.relative_position.key_logits_at(query, distances)
         return self.relative_position.key_logits(query, num_keys, offset, is_causal)
 
-    def _relative_sums(self, weights, offset, distances, is_causal):
+    def _relative_sums(self, weights, distances, offset, is_causal):
         if distances is not None:
             return self.relative_position.value_sums_at(weights, distances)
         return self.relative_position.value_sums(weights, offset, is_causal)
@@ -400,6 +401,32 @@ class ScaledDotProduct(ConfiguredLayer):
         return (*query_shape[:-1], value_shape[-1])
 
 
+def masks_as_bias(dtype, mask, bias, causal_mask=None):
+    """Returns what to add to logits, which hides what the masks hide; or None.
+
+    In few passes: to select among the logits, and the gradient of that, take as long as
+    a softmax.
+
+    Args:
+        dtype: of the logits.
+        mask: as `attention_mask` in a call of `ScaledDotProduct`.
+        bias: as in such a call.
+        causal_mask: `<bool>[queries, keys]`; None (the default) for none.
+    """
+    hidden = large_negative(dtype)
+    if bias is not None:
+        # A bias may hide a key, but never below those that the mask hides.
+        bias = ops.maximum(ops.cast(bias, dtype), hidden / 2)
+    if mask is not None:
+        bias = ops.where(mask, ops.cast(0, dtype) if bias is None else bias, hidden)
+    if causal_mask is not None:
+        # Lower than all else: a query that sees padding alone weighs no later key.
+        # Relative positions would add those to the row of the next query.
+        causal_bias = ops.where(causal_mask, ops.cast(0, dtype), 2 * hidden)
+        bias = causal_bias if bias is None else bias + causal_bias
+    return bias
+
+
 def check_entmax_alpha(name, alpha):
     """Returns a number for `entmax` as a float; None and `"learned"` stay."""
     if alpha is None or isinstance(alpha, str) and alpha == "learned":
@@ -411,12 +438,6 @@ def check_entmax_alpha(name, alpha):
             f"{1 + LEAST_EXCESS} to 2. Received: {name}={alpha!r}"
         )
     return float(alpha)
-
-
-def softmax(logits):
-    """Returns the softmax over the last axis, also where its length is 1."""
-    # Keras would warn of that one; its weight is 1, and its gradient 0.
-    return ops.exp(logits - logits) if logits.shape[-1] == 1 else ops.softmax(logits)
 
 
 def _softmax_and_sum(logits):

@@ -18,7 +18,7 @@ from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.products import product
-from routing_tf.layers.scaled_dot_product import softmax
+from routing_tf.layers.softmax_attention import softmax
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import initializer
 

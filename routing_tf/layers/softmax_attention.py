@@ -1,0 +1,65 @@
+"""Softmax attention whose gradient takes fewer passes."""
+
+import keras
+from keras import ops
+
+from routing_tf.layers.products import product
+
+
+def softmax(logits):
+    """Returns the softmax over the last axis, also where its length is 1."""
+    # Keras would warn of that one; its weight is 1, and its gradient 0.
+    return ops.exp(logits - logits) if logits.shape[-1] == 1 else ops.softmax(logits)
+
+
+def can_attend(query, key, value):
+    """Tells whether `softmax_attention` takes some tensors.
+
+    It does not sum gradients over axes along which one of them is repeated.
+    """
+    leading = query.shape[:-2]
+    return len(leading) > 0 and all(x.shape[:-2] == leading for x in (key, value))
+
+
+def softmax_attention(query, key, value, bias=None):
+    """Attends with a stated gradient.
+
+    The derivative of a softmax subtracts from the gradient of a query's weights their
+    mean by these weights. That is also the product of the query's output and the
+    output's gradient, a row as long as a value in place of one as long as the keys
+    (Dao et al., "FlashAttention", https://arxiv.org/abs/2205.14135, appendix B.2).
+
+    Args:
+        query: `<float>[..., queries, key_dim]`.
+        key: `<float>[..., keys, key_dim]`, with the same leading axes.
+        value: `<float>[..., keys, value_dim]`, likewise.
+        bias: `<float>`, broadcastable to `[..., queries, keys]`, added to the logits,
+            without a gradient; None (the default) for none.
+
+    Returns:
+        `<float>[..., queries, value_dim]`.
+    """
+
+    @ops.custom_gradient
+    def attend(query, key, value):
+        logits = product(query, key, transpose_y=True)
+        weights = softmax(logits if bias is None else logits + bias)
+        output = product(weights, value)
+
+        def gradient(*args, upstream=None):
+            (upstream,) = args or (upstream,)
+            # Half precision would lose too much.
+            dtype = keras.backend.result_type(output.dtype, "float32")
+            along = ops.cast(output, dtype) * ops.cast(upstream, dtype)
+            mean = ops.cast(ops.sum(along, axis=-1, keepdims=True), output.dtype)
+            of_weights = product(upstream, value, transpose_y=True)
+            of_logits = weights * (of_weights - mean)
+            return (
+                product(of_logits, key),
+                product(of_logits, query, transpose_x=True),
+                product(weights, upstream, transpose_x=True),
+            )
+
+        return output, gradient
+
+    return attend(query, key, value)

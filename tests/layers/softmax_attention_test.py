@@ -1,0 +1,106 @@
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from routing_tf import layers
+from tests import golden_cases
+from tests.layers.helpers import dense_attention
+from tests.layers.helpers import normal
+
+QUERIES, KEYS = 6, 9
+STEP = 1e-4
+
+
+def causal():
+    return np.arange(KEYS) <= np.arange(QUERIES)[:, None] + KEYS - QUERIES
+
+
+def some_mask():
+    """Hides a third of all pairs, and all keys from one query."""
+    mask = normal(2, 3, QUERIES, KEYS, seed=7) > -0.4
+    mask[1, 2, 3] = False
+    return mask
+
+
+def gradients(tensors, cotangent, dtype="float32", **arguments):
+    """Gradients of query, key and value, by name."""
+    layer = layers.ScaledDotProduct(dtype=dtype)
+    names = ("query", "key", "value")
+    tensors = dict(zip(names, tensors, strict=True))
+    layer.build(*(x.shape for x in tensors.values()))
+    result = golden_cases.gradients(
+        layer,
+        lambda output, losses: ops.sum(ops.cast(output, "float32") * cotangent),
+        {**tensors, **arguments},
+        wrt=names,
+    )
+    return result.inputs
+
+
+def slope(tensors, cotangent, mask, name):
+    """How the sum of outputs grows along a direction of one tensor, in float64."""
+    names = ("query", "key", "value")
+    direction = normal(*tensors[names.index(name)].shape, seed=8)
+
+    def objective(step):
+        moved = dict(zip(names, (np.asarray(x, "float64") for x in tensors)))
+        moved[name] = moved[name] + step * direction
+        return np.sum(dense_attention(*moved.values(), mask)[0] * cotangent)
+
+    return direction, (objective(STEP) - objective(-STEP)) / (2 * STEP)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("batch", [2, 1], ids=["", "shared keys"])
+@pytest.mark.parametrize("mask", [None, some_mask()], ids=["all", "mask"])
+def test_gradients_are_those_of_numpy(mask, batch, is_causal):
+    query = normal(2, 3, QUERIES, 4)
+    key, value = normal(batch, 3, KEYS, 4, seed=1), normal(batch, 3, KEYS, 5, seed=2)
+    cotangent = normal(2, 3, QUERIES, 5, seed=3)
+    tensors = (query, key, value)
+    found = gradients(
+        tensors, cotangent, attention_mask=mask, use_causal_mask=is_causal
+    )
+    seen = np.ones((QUERIES, KEYS), bool) if mask is None else mask
+    seen = seen & causal() if is_causal else seen
+    for name, gradient in found.items():
+        direction, expected = slope(tensors, cotangent, seen, name)
+        assert gradient.shape == direction.shape
+        np.testing.assert_allclose(np.sum(gradient * direction), expected, rtol=1e-4)
+
+
+def test_gradients_of_half_precision():
+    shapes = ((2, 3, QUERIES, 4), (2, 3, KEYS, 4), (2, 3, KEYS, 5))
+    tensors = [normal(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    cotangent = normal(2, 3, QUERIES, 5, seed=3)
+    exact = gradients(tensors, cotangent)
+    found = gradients(tensors, cotangent, dtype="mixed_bfloat16")
+    for name, gradient in found.items():
+        error = np.abs(np.asarray(gradient, "float32") - exact[name]).max()
+        assert error < 0.03 * np.abs(exact[name]).max()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="of TensorFlow")
+def test_gradients_have_gradients():
+    """As those of a penalty need."""
+    import tensorflow as tf
+
+    tensors = [
+        tf.constant(normal(1, n, 4, seed=seed)) for seed, n in enumerate((3, 5, 5))
+    ]
+
+    def second(attend):
+        with tf.GradientTape() as outer:
+            outer.watch(tensors)
+            with tf.GradientTape() as inner:
+                inner.watch(tensors)
+                output = tf.reduce_sum(attend(*tensors) ** 3)
+            first = inner.gradient(output, tensors)
+            size = sum(tf.reduce_sum(x**2) for x in first)
+        return outer.gradient(size, tensors)
+
+    layer = layers.ScaledDotProduct()
+    expected = second(lambda q, k, v: tf.nn.softmax(q @ tf.transpose(k, (0, 2, 1))) @ v)
+    for x, y in zip(second(layer), expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)

@@ -6,7 +6,7 @@ Letters: B batch, H heads, L length, K clusters, W members of a cluster, D dim.
 from keras import ops
 
 from routing_tf.layers.lengths import length_of
-from routing_tf.layers.scaled_dot_product import large_negative
+from routing_tf.layers.masks import large_negative
 
 SCATTER_EPSILON = 1e-2
 # In parts of the largest score, the size of the vectors: more than what rounding, which

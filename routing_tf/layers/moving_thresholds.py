@@ -5,7 +5,7 @@ from keras import ops
 
 from routing_tf.layers.held_updates import update_or_hold
 from routing_tf.layers.lengths import length_of
-from routing_tf.layers.scaled_dot_product import large_negative
+from routing_tf.layers.masks import large_negative
 from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate

@@ -13,7 +13,9 @@ from routing_tf.layers.entmax import LEAST_EXCESS
 from routing_tf.layers.entmax import entmax
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.masks import causal_mask
 from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import masks_as_bias
 from routing_tf.layers.pieces import in_pieces
 from routing_tf.layers.pieces import num_pieces
 from routing_tf.layers.products import product
@@ -28,11 +30,6 @@ from routing_tf.layers.validation import check_rate
 
 # Fewer queries than this make matrix products slow.
 MIN_PART_SIZE = 32
-
-
-def large_negative(dtype):
-    """Returns a logit that no softmax sees, finite in `dtype`."""
-    return -3.0e4 if keras.backend.standardize_dtype(dtype) == "float16" else -1.0e30
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -401,32 +398,6 @@ class ScaledDotProduct(ConfiguredLayer):
         return (*query_shape[:-1], value_shape[-1])
 
 
-def masks_as_bias(dtype, mask, bias, causal_mask=None):
-    """Returns what to add to logits, which hides what the masks hide; or None.
-
-    In few passes: to select among the logits, and the gradient of that, take as long as
-    a softmax.
-
-    Args:
-        dtype: of the logits.
-        mask: as `attention_mask` in a call of `ScaledDotProduct`.
-        bias: as in such a call.
-        causal_mask: `<bool>[queries, keys]`; None (the default) for none.
-    """
-    hidden = large_negative(dtype)
-    if bias is not None:
-        # A bias may hide a key, but never below those that the mask hides.
-        bias = ops.maximum(ops.cast(bias, dtype), hidden / 2)
-    if mask is not None:
-        bias = ops.where(mask, ops.cast(0, dtype) if bias is None else bias, hidden)
-    if causal_mask is not None:
-        # Lower than all else: a query that sees padding alone weighs no later key.
-        # Relative positions would add those to the row of the next query.
-        causal_bias = ops.where(causal_mask, ops.cast(0, dtype), 2 * hidden)
-        bias = causal_bias if bias is None else bias + causal_bias
-    return bias
-
-
 def check_entmax_alpha(name, alpha):
     """Returns a number for `entmax` as a float; None and `"learned"` stay."""
     if alpha is None or isinstance(alpha, str) and alpha == "learned":
@@ -479,13 +450,6 @@ def _num_parts(num_queries, most):
         if num_queries % parts == 0 and num_queries // parts >= MIN_PART_SIZE:
             return parts
     return 1
-
-
-def causal_mask(num_queries, num_keys):
-    """Returns which keys each query sees, the last query all of them."""
-    # In the graph: as a constant of full attention it would be as large as a model.
-    last = ops.arange(num_queries, dtype="int32") + (num_keys - num_queries)
-    return ops.arange(num_keys, dtype="int32") <= last[:, None]
 
 
 def _cut(x, start, num_queries, num_keys):

@@ -10,6 +10,7 @@ from routing_tf.layers import MixedAttention
 from routing_tf.layers import ScaledDotProduct
 from routing_tf.layers import pieces
 from routing_tf.layers import scaled_dot_product
+from routing_tf.layers import softmax_attention
 from tests import golden_cases
 from tests.layers import helpers
 
@@ -58,16 +59,20 @@ def check(monkeypatch, layer, wrt=(), **arguments):
     """Compares results and gradients with those of attention at once."""
     arguments |= dict(zip(("query", "key", "value"), inputs()))
     wrt = ("query", "key", "value", *wrt)
-    attend, sizes, found = layer.normalized, [], []
+    sizes, found = [], []
 
-    def normalized(logits):
-        sizes.append(np.prod(logits.shape))
-        return attend(logits)
+    def counted(function):
+        def count(logits):
+            sizes.append(np.prod(logits.shape))
+            return function(logits)
+
+        return count
 
     def objective(outputs, losses):
         return sum(ops.sum(ops.sin(x)) for x in keras.tree.flatten(outputs))
 
-    monkeypatch.setattr(layer, "normalized", normalized)
+    for owner, name in ((layer, "normalized"), (softmax_attention, "softmax")):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
     for size in (LOGITS, LOGITS // 6):
         monkeypatch.setattr(pieces, "PIECE_SIZE", size)
         sizes.append(0)

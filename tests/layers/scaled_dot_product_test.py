@@ -6,8 +6,8 @@ import pytest
 from keras import ops
 
 from routing_tf.layers import ScaledDotProduct
+from routing_tf.layers.masks import large_negative
 from routing_tf.layers.scaled_dot_product import joined_parts
-from routing_tf.layers.scaled_dot_product import large_negative
 from routing_tf.models.release.heads import ReleaseDotProduct
 from tests import golden_cases
 from tests.layers import helpers

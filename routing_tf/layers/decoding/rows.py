@@ -9,7 +9,7 @@ from keras import ops
 from routing_tf.layers import membership
 from routing_tf.layers.key_shift import to_remember
 from routing_tf.layers.masks import known_mask
-from routing_tf.layers.scaled_dot_product import large_negative
+from routing_tf.layers.masks import large_negative
 
 
 def row_size(group):

@@ -6,8 +6,8 @@ from keras import ops
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.summaries import SummaryHeads
 from routing_tf.layers.initializers import cloned
+from routing_tf.layers.masks import large_negative
 from routing_tf.layers.products import product
-from routing_tf.layers.scaled_dot_product import large_negative
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer

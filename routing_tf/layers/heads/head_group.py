@@ -12,10 +12,10 @@ from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import of_length
+from routing_tf.layers.masks import large_negative
 from routing_tf.layers.rotary_position import rotate
 from routing_tf.layers.scaled_dot_product import ScaledDotProduct
 from routing_tf.layers.scaled_dot_product import check_entmax_alpha
-from routing_tf.layers.scaled_dot_product import large_negative
 from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.serialization import class_of_config
 from routing_tf.layers.validation import check_choice

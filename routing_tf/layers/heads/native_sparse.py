@@ -17,7 +17,7 @@ from routing_tf.layers.initializers import cloned
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import known_mask
-from routing_tf.layers.scaled_dot_product import large_negative
+from routing_tf.layers.masks import large_negative
 from routing_tf.layers.softmax_attention import softmax
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_optional_integer

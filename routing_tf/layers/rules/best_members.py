@@ -5,9 +5,9 @@ from keras import ops
 
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import rows
+from routing_tf.layers.masks import large_negative
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.rules.prefixes import Prefixes
-from routing_tf.layers.scaled_dot_product import large_negative
 
 NO_TOKEN = large_negative("float32")
 

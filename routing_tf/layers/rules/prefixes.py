@@ -16,9 +16,9 @@ from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import large_negative
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.rules.rule import Rule
-from routing_tf.layers.scaled_dot_product import large_negative
 
 
 class Prefixes(Rule):

@@ -13,10 +13,10 @@ from keras import ops
 from routing_tf import layers
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.masks import causal_mask
 from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import large_negative
 from routing_tf.layers.rules.inside_clusters import InsideClusters
-from routing_tf.layers.scaled_dot_product import causal_mask
-from routing_tf.layers.scaled_dot_product import large_negative
 from routing_tf.models.compatibility import level_of
 
 # Cluster-strided heads of the release have these, whatever its hyperparameters say.

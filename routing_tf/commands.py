@@ -63,7 +63,7 @@ def _run(run, options, argv):
         return run(options)
     except (KeyboardInterrupt, SystemError) as error:
         # C code may make a SystemError of an interrupt that comes while it runs.
-        if not isinstance(error.__cause__ or error, KeyboardInterrupt):
+        if not _comes_of_interrupt(error):
             raise
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -73,6 +73,12 @@ def _run(run, options, argv):
         logging.debug("--verbosity=1 shows where", exc_info=True)
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _comes_of_interrupt(error):
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _errors_of_users():

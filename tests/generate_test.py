@@ -264,23 +264,34 @@ def start(model, *arguments):
     )
 
 
-def test_an_interrupt_does_not_break_the_step_of_a_stream(capsys):
+@pytest.mark.parametrize(
+    "handler, prompt, out, last",
+    [
+        (signal.default_int_handler, "", "aaa\n", 3),
+        (signal.default_int_handler, "a prompt", "a prompt\n", 3),
+        (signal.SIG_IGN, "", "aaaaa\n", 5),
+    ],
+    ids=["a token", "a prompt", "a shell's background"],
+)
+def test_an_interrupt_does_not_break_a_step(handler, prompt, out, last, capsys):
     # NumPy and TensorFlow may make another error of an exception that they find.
     done = []
 
     def stream(prompts):
-        for position in range(1, 100):
+        for position in range(1, 6):
             if position == 3:
                 signal.raise_signal(signal.SIGINT)
             done.append(position)
             yield position, [2 + ord("a")]
 
-    handler = signal.getsignal(signal.SIGINT)
-    display.write_stream(stream, texts.TextSample(ByteTokenizer(), ""))
-    assert done == [1, 2, 3]
-    out, err = capsys.readouterr()
-    assert out == "aaa\n" and "3 tokens in" in err
-    assert signal.getsignal(signal.SIGINT) is handler
+    earlier = signal.signal(signal.SIGINT, handler)
+    try:
+        display.write_stream(stream, texts.TextSample(ByteTokenizer(), prompt))
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+    assert done == list(range(1, last + 1))
+    assert capsys.readouterr().out == out
 
 
 @pytest.mark.thorough

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import sys
 import time
 
@@ -154,27 +155,27 @@ def write_stream(stream, sample, stop_token_id=None, output_file=None):
         if output_file is not None:
             # Without an end there is no complete file: whoever reads it follows it.
             outputs.append(Output(stack.enter_context(open_text(output_file))))
-        # Ctrl-C is the way to end it: the first after a token, the second at once.
-        with contextlib.suppress(KeyboardInterrupt), StopRequest() as stop:
-            for text in _stream_parts(stream, sample, stop_token_id, speed):
+        # Ctrl-C is the way to end it: the first after a token, the second at once. A
+        # shell may have made what it starts in the background deaf to it.
+        heard = (signal.SIGINT, signal.SIGTERM)
+        heard = [n for n in heard if signal.getsignal(n) != signal.SIG_IGN]
+        with contextlib.suppress(KeyboardInterrupt), StopRequest("", heard) as stop:
+            for text in _stream_parts(stream, sample, stop_token_id, speed, stop):
                 for output in outputs:
                     output.write(text)
-                if stop.signal is not None:
-                    break
         for output in outputs:
             output.end_line()
     print(speed, file=sys.stderr)
 
 
-def _stream_parts(stream, sample, stop_token_id, speed):
+def _stream_parts(stream, sample, stop_token_id, speed, stop):
     yield sample.prompt
     for position, tokens in stream([sample.token_ids]):
-        if position < len(sample.token_ids):
-            continue
-        speed.add(1)
-        text = sample.add(int(tokens[0]), stop_token_id)
-        sample.continuation = ""
-        yield text
-        if sample.has_ended:
+        if position >= len(sample.token_ids):
+            speed.add(1)
+            text = sample.add(int(tokens[0]), stop_token_id)
+            sample.continuation = ""
+            yield text
+        if sample.has_ended or stop.signal is not None:
             break
     yield sample.end()

@@ -28,6 +28,17 @@ def side_by_side(parts, leading):
     return ops.concatenate(parts, axis=-1)
 
 
+def is_broadcastable(x, shape):
+    """Tells whether a tensor, broadcast to a shape, leaves the shape as it is.
+
+    An axis of unknown length fits another one of unknown length.
+    """
+    own = [1] * (len(shape) - len(x.shape)) + list(x.shape)
+    return len(own) == len(shape) and all(
+        length in (1, other) for length, other in zip(own, shape, strict=True)
+    )
+
+
 def cut_axis(x, start, stop, axis):
     """Returns one part of an axis, from place `start` up to `stop`, not included."""
     size = length_of(x, axis)

@@ -1,7 +1,7 @@
 """Softmax attention by kernels of JAX, which keep no weights of pairs in memory.
 
-Beside `replicas.py` and `splash_attention.py` the only file of `layers` that may import
-a backend.
+Beside `products.py`, `replicas.py`, `splash_attention.py` and `keras_internals.py` the
+only file of `layers` that may import a backend.
 """
 
 import functools

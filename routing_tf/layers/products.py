@@ -25,7 +25,7 @@ def product(x, y, transpose_x=False, transpose_y=False):
     while len(y.shape) < len(x.shape):
         y = y[None]
     x, y = _repeated(x, y), _repeated(y, x)
-    if keras.backend.backend() == "tensorflow":
+    if keras.backend.backend() == "tensorflow" and x.dtype == y.dtype:
         # A graph would transpose by an operation of its own, and keep the result.
         import tensorflow as tf
 

@@ -301,10 +301,8 @@ class ScaledDotProduct(ConfiguredLayer):
     def _attend(self, query, key, value, pairs, offset, needs_sum, training):
         """Attends with some queries; `pairs` holds mask, bias and distances."""
         distances, logsumexp = pairs.pop("distances"), None
-        if self._needs_softmax_alone(query, key, value, pairs, needs_sum, training):
-            bias = masks_as_bias(query.dtype, **pairs)
-            output = softmax_attention(query, key, value, bias)
-        else:
+        output = self._by_softmax_alone(query, key, value, pairs, needs_sum, training)
+        if output is None:
             place = {"offset": offset, "is_causal": "causal_mask" in pairs}
             logits = product(query, key, transpose_y=True)
             if self.relative_position is not None:
@@ -325,13 +323,15 @@ class ScaledDotProduct(ConfiguredLayer):
             output = self.of_seeing(output, seen)
         return (output, logsumexp) if needs_sum else output
 
-    def _needs_softmax_alone(self, query, key, value, pairs, needs_sum, training):
+    def _by_softmax_alone(self, query, key, value, pairs, needs_sum, training):
+        """Attends with a stated gradient; None where there is more than a softmax."""
         # A bias may have been learned, and needs the gradients of the logits.
-        return (
-            self.needs_logits(needs_sum, training) is None
-            and pairs["bias"] is None
-            and can_attend(query, key, value)
-        )
+        if pairs["bias"] is not None or self.needs_logits(needs_sum, training):
+            return None
+        bias = masks_as_bias(query.dtype, **pairs)
+        if not can_attend(query, key, value, bias):
+            return None
+        return softmax_attention(query, key, value, bias)
 
     def normalized(self, logits):
         """Returns the weights of keys, `<float>[..., queries, keys]`.

@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from routing_tf.layers.axes import is_broadcastable
 from routing_tf.layers.products import product
 
 
@@ -12,13 +13,20 @@ def softmax(logits):
     return ops.exp(logits - logits) if logits.shape[-1] == 1 else ops.softmax(logits)
 
 
-def can_attend(query, key, value):
+def can_attend(query, key, value, bias=None):
     """Tells whether `softmax_attention` takes some tensors.
 
-    It does not sum gradients over axes along which one of them is repeated.
+    It does not sum gradients over axes along which one of them is repeated, nor does it
+    convert them.
     """
     leading = query.shape[:-2]
-    return len(leading) > 0 and all(x.shape[:-2] == leading for x in (key, value))
+    logits = (*query.shape[:-1], key.shape[-2])
+    return (
+        len(leading) > 0
+        and all(x.shape[:-2] == leading for x in (key, value))
+        and all(x.dtype == query.dtype for x in (key, value))
+        and (bias is None or is_broadcastable(bias, logits))
+    )
 
 
 def softmax_attention(query, key, value, bias=None):
@@ -39,11 +47,13 @@ def softmax_attention(query, key, value, bias=None):
     Returns:
         `<float>[..., queries, value_dim]`.
     """
+    # An argument, though it has no gradient: JAX may not close over it.
+    biases = [] if bias is None else [bias]
 
     @ops.custom_gradient
-    def attend(query, key, value):
+    def attend(query, key, value, *biases):
         logits = product(query, key, transpose_y=True)
-        weights = softmax(logits if bias is None else logits + bias)
+        weights = softmax(sum(biases, logits))
         output = product(weights, value)
 
         def gradient(*args, upstream=None):
@@ -58,8 +68,9 @@ def softmax_attention(query, key, value, bias=None):
                 product(of_logits, key),
                 product(of_logits, query, transpose_x=True),
                 product(weights, upstream, transpose_x=True),
+                *(ops.zeros_like(bias) for bias in biases),
             )
 
         return output, gradient
 
-    return attend(query, key, value)
+    return attend(query, key, value, *biases)

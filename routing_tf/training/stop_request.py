@@ -7,27 +7,28 @@ import threading
 
 
 class StopRequest:
-    """Turns the first SIGINT or SIGTERM into a wish to stop after the step.
+    """Turns the first of some signals into a wish to stop after the step.
 
     A `KeyboardInterrupt` would be raised wherever Python is, and C code that it finds
     there may make another error of it. The second signal does what it did before.
 
     Args:
         message: what to say on standard error when the signal comes; "" for nothing.
+        signals: their numbers. Defaults to SIGINT and SIGTERM.
 
     Attributes:
         signal: number of the signal that came; None if none did.
     """
 
-    def __init__(self, message=""):
-        self.message = message
+    def __init__(self, message="", signals=(signal.SIGINT, signal.SIGTERM)):
+        self.message, self.signals = message, signals
         self.signal = None
         self._earlier = {}
 
     def __enter__(self):
         # Python delivers signals to the main thread alone.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in self.signals:
                 self._earlier[number] = signal.signal(number, self._receive)
         return self
 

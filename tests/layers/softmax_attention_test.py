@@ -46,18 +46,22 @@ def slope(tensors, cotangent, mask, name):
     def objective(step):
         moved = dict(zip(names, (np.asarray(x, "float64") for x in tensors)))
         moved[name] = moved[name] + step * direction
-        return np.sum(dense_attention(*moved.values(), mask)[0] * cotangent)
+        query = np.broadcast_to(moved.pop("query"), (*cotangent.shape[:-1], 4))
+        return np.sum(dense_attention(query, *moved.values(), mask)[0] * cotangent)
 
     return direction, (objective(STEP) - objective(-STEP)) / (2 * STEP)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("batch", [2, 1], ids=["", "shared keys"])
+@pytest.mark.parametrize(
+    "batches", [(2, 2), (2, 1), (1, 1)], ids=["", "shared keys", "shared queries"]
+)
 @pytest.mark.parametrize("mask", [None, some_mask()], ids=["all", "mask"])
-def test_gradients_are_those_of_numpy(mask, batch, is_causal):
-    query = normal(2, 3, QUERIES, 4)
+def test_gradients_are_those_of_numpy(mask, batches, is_causal):
+    batch = batches[1]
+    query = normal(batches[0], 3, QUERIES, 4)
     key, value = normal(batch, 3, KEYS, 4, seed=1), normal(batch, 3, KEYS, 5, seed=2)
-    cotangent = normal(2, 3, QUERIES, 5, seed=3)
+    cotangent = normal(batches[0] if mask is None else 2, 3, QUERIES, 5, seed=3)
     tensors = (query, key, value)
     found = gradients(
         tensors, cotangent, attention_mask=mask, use_causal_mask=is_causal
@@ -79,6 +83,32 @@ def test_gradients_of_half_precision():
     for name, gradient in found.items():
         error = np.abs(np.asarray(gradient, "float32") - exact[name]).max()
         assert error < 0.03 * np.abs(exact[name]).max()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="of JAX")
+@pytest.mark.parametrize("way", ["jit", "checkpoint"])
+def test_gradients_of_what_is_traced_inside(way):
+    """As where activations are computed again."""
+    import jax
+
+    layer = layers.ScaledDotProduct()
+    query, key, value = (normal(1, 5, 4, seed=seed) for seed in range(3))
+
+    def objective(query, padding):
+        return ops.sum(layer(query, key, value, padding, use_causal_mask=True) ** 2)
+
+    arguments = query, np.array([True, True, False, True, True])
+    expected = jax.grad(objective)(*arguments)
+    found = jax.grad(getattr(jax, way)(objective))(*arguments)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_types_may_differ():
+    query, key, value = (normal(1, 5, 4, seed=seed) for seed in range(3))
+    layer = layers.ScaledDotProduct(autocast=False)
+    half = ops.cast(key, "bfloat16")
+    expected = layer(query, ops.cast(half, "float32"), value)
+    np.testing.assert_allclose(layer(query, half, value), expected, rtol=1e-5)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="of TensorFlow")

@@ -28,12 +28,12 @@ def side_by_side(parts, leading):
     return ops.concatenate(parts, axis=-1)
 
 
-def is_broadcastable(x, shape):
-    """Tells whether a tensor, broadcast to a shape, leaves the shape as it is.
+def is_broadcastable(own, shape):
+    """Tells whether what has the shape `own` can be broadcast to another shape.
 
     An axis of unknown length fits another one of unknown length.
     """
-    own = [1] * (len(shape) - len(x.shape)) + list(x.shape)
+    own = [1] * (len(shape) - len(own)) + list(own)
     return len(own) == len(shape) and all(
         length in (1, other) for length, other in zip(own, shape, strict=True)
     )

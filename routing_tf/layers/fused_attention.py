@@ -1,7 +1,6 @@
 """Softmax attention by kernels of JAX, which keep no weights of pairs in memory.
 
-Beside `products.py`, `replicas.py`, `splash_attention.py` and `keras_internals.py` the
-only file of `layers` that may import a backend.
+One of the few files of `layers` that import a backend.
 """
 
 import functools

@@ -6,6 +6,7 @@ import math
 
 from keras import ops
 
+from routing_tf.layers.axes import is_broadcastable
 from routing_tf.layers.axes import split_axis
 from routing_tf.layers.data_shapes import is_on_one_cpu
 from routing_tf.layers.lengths import is_known
@@ -49,7 +50,7 @@ def num_pieces(query, key, value, pairs):
         return 1
     if any(list(x.shape[:-2]) != leading for x in (key, value)):
         return 1
-    if not all(_is_broadcastable(x, leading) for x in pairs):
+    if not all(is_broadcastable(x.shape[:-2], leading) for x in pairs):
         return 1
     count = math.prod(leading)
     size = count * num_queries * key.shape[-2]
@@ -94,14 +95,6 @@ def _leading(x, rank):
     """The axes of what is broadcastable, but for the last two, as many as `rank`."""
     own = list(x.shape[:-2])
     return [1] * (rank - len(own)) + own
-
-
-def _is_broadcastable(x, leading):
-    """Whether something has no axes but the leading ones, or 1 in their place."""
-    own = _leading(x, len(leading))
-    return len(own) == len(leading) and all(
-        length in (1, other) for length, other in zip(own, leading, strict=True)
-    )
 
 
 def _has_some_of(x, leading):

@@ -25,7 +25,7 @@ def can_attend(query, key, value, bias=None):
         len(leading) > 0
         and all(x.shape[:-2] == leading for x in (key, value))
         and all(x.dtype == query.dtype for x in (key, value))
-        and (bias is None or is_broadcastable(bias, logits))
+        and (bias is None or is_broadcastable(bias.shape, logits))
     )
 
 

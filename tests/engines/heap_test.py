@@ -15,7 +15,7 @@ class Counts(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]
 
 library = ctypes.CDLL(None)
-library.malloc.restype = library.realloc.restype = ctypes.c_void_p
+library.malloc.restype = ctypes.c_void_p
 library.free.argtypes = [ctypes.c_void_p]
 library.malloc.argtypes = [ctypes.c_size_t]
 library.mallinfo2.restype = Counts

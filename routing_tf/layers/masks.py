@@ -32,8 +32,8 @@ def large_negative(dtype):
     return -3.0e4 if keras.backend.standardize_dtype(dtype) == "float16" else -1.0e30
 
 
-def masks_as_bias(dtype, mask, bias, causal_mask=None):
-    """Returns what to add to logits, which hides what the masks hide; or None.
+def masks_as_biases(dtype, mask, bias, causal_mask=None):
+    """Returns what to add to logits, which hides what the masks hide, one by one.
 
     In few passes: to select among the logits, and the gradient of that, take as long as
     a softmax.
@@ -43,19 +43,24 @@ def masks_as_bias(dtype, mask, bias, causal_mask=None):
         mask: as `attention_mask` in a call of `ScaledDotProduct`.
         bias: as in such a call.
         causal_mask: `<bool>[queries, keys]`; None (the default) for none.
+
+    Returns:
+        List of tensors, each as small as what it is made of.
     """
     hidden = large_negative(dtype)
+    biases = []
     if bias is not None:
         # A bias may hide a key, but never below those that the mask hides.
         bias = ops.maximum(ops.cast(bias, dtype), hidden / 2)
     if mask is not None:
         bias = ops.where(mask, ops.cast(0, dtype) if bias is None else bias, hidden)
+    if bias is not None:
+        biases.append(bias)
     if causal_mask is not None:
         # Lower than all else: a query that sees padding alone weighs no later key.
         # Relative positions would add those to the row of the next query.
-        causal_bias = ops.where(causal_mask, ops.cast(0, dtype), 2 * hidden)
-        bias = causal_bias if bias is None else bias + causal_bias
-    return bias
+        biases.append(ops.where(causal_mask, ops.cast(0, dtype), 2 * hidden))
+    return biases
 
 
 def causal_mask(num_queries, num_keys):
@@ -63,3 +68,24 @@ def causal_mask(num_queries, num_keys):
     # In the graph: as a constant of full attention it would be as large as a model.
     last = ops.arange(num_queries, dtype="int32") + (num_keys - num_queries)
     return ops.arange(num_keys, dtype="int32") <= last[:, None]
+
+
+def sees_some(mask, num_queries=None, num_keys=None):
+    """Tells which queries see a key at all, broadcastable to `[..., queries, 1]`.
+
+    Args:
+        mask: `<bool>`, broadcastable to `[..., queries, keys]`.
+        num_queries: number of queries, if there is a causal mask beside; None (the
+            default) if there is none.
+        num_keys: number of keys, likewise.
+    """
+    sees_one = ops.any(mask, axis=-1, keepdims=True)
+    if num_queries is None:
+        return sees_one
+    if len(mask.shape) > 1 and mask.shape[-2] != 1:
+        seen = ops.logical_and(mask, causal_mask(num_queries, num_keys))
+        return ops.any(seen, axis=-1, keepdims=True)
+    # All queries see the same keys, but for later ones: no need to look at each pair.
+    first = ops.argmax(ops.cast(mask, "int32"), axis=-1, keepdims=True)
+    last = ops.arange(num_queries, dtype="int32") + (num_keys - num_queries)
+    return ops.logical_and(sees_one, ops.cast(first, "int32") <= last[:, None])

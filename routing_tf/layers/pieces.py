@@ -79,6 +79,8 @@ def in_pieces(attend, number, tensors, pairs):
     Returns:
         What `attend` returns.
     """
+    if number == 1:
+        return attend(*tensors, **pairs)
     leading = tensors[0].shape[:-2]
     pieces = zip(*(_cut(x, leading, number) for x in tensors), strict=True)
     pairs = {name: _cut(x, leading, number) for name, x in pairs.items()}

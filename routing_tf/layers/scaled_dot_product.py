@@ -15,7 +15,8 @@ from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import causal_mask
 from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.masks import masks_as_bias
+from routing_tf.layers.masks import masks_as_biases
+from routing_tf.layers.masks import sees_some
 from routing_tf.layers.pieces import in_pieces
 from routing_tf.layers.pieces import num_pieces
 from routing_tf.layers.products import product
@@ -203,14 +204,19 @@ class ScaledDotProduct(ConfiguredLayer):
             # They share their masks.
             cached = functools.cache(causal_mask)
             options["make_mask"] = causal_mask if number == 1 else cached
-        if number == 1:
-            return attend(query, key, value, pairs, **options)
-        return in_pieces(
+        results = in_pieces(
             lambda *tensors, **own: attend(*tensors, own, **options),
             number,
             (query, key, value),
             pairs,
         )
+        if attention_mask is None:
+            return results
+        lengths = (length_of(query, -2), length_of(key, -2)) if use_causal_mask else ()
+        if not return_logsumexp:
+            return self.of_seeing(results, pairs["mask"], *lengths)
+        output, logsumexp = results
+        return self.of_seeing(output, pairs["mask"], *lengths), logsumexp
 
     def _num_pieces(self, query, key, value, pairs, training):
         if self.entmax_alpha == "learned":
@@ -264,22 +270,23 @@ class ScaledDotProduct(ConfiguredLayer):
         if obstacle is not None:
             return fused_attention.decline(implementation, obstacle)
         mask, num_queries, num_keys = pairs["mask"], query.shape[-2], key.shape[-2]
+        lengths = (num_queries, num_keys) if use_causal_mask else ()
         is_causal = use_causal_mask and num_queries == num_keys
         seen = mask
-        if use_causal_mask:
-            seen = combine_masks(causal_mask(num_queries, num_keys), mask)
+        if use_causal_mask and not is_causal:
+            seen = combine_masks(causal_mask(*lengths), mask)
         output = fused_attention.attend(
             implementation,
             query,
             key,
             value,
-            mask=mask if is_causal else seen,
+            mask=seen,
             bias=pairs["bias"],
             is_causal=is_causal,
         )
         if output is None or mask is None:
             return output
-        return self.of_seeing(output, seen)
+        return self.of_seeing(output, mask, *lengths)
 
     def needs_logits(self, needs_sum, training):
         """Returns why no kernel that keeps no logits will do, in words; or None.
@@ -318,9 +325,6 @@ class ScaledDotProduct(ConfiguredLayer):
             if self.relative_position is not None:
                 sums = self._relative_sums(weights, distances, **place)
                 output += self._pad_to(sums, output.shape[-1])
-        if pairs["mask"] is not None:
-            seen = combine_masks(pairs.get("causal_mask"), pairs["mask"])
-            output = self.of_seeing(output, seen)
         return (output, logsumexp) if needs_sum else output
 
     def _by_softmax_alone(self, query, key, value, pairs, needs_sum, training):
@@ -328,10 +332,10 @@ class ScaledDotProduct(ConfiguredLayer):
         # A bias may have been learned, and needs the gradients of the logits.
         if pairs["bias"] is not None or self.needs_logits(needs_sum, training):
             return None
-        bias = masks_as_bias(query.dtype, **pairs)
-        if not can_attend(query, key, value, bias):
+        biases = masks_as_biases(query.dtype, **pairs)
+        if not can_attend(query, key, value, biases):
             return None
-        return softmax_attention(query, key, value, bias)
+        return softmax_attention(query, key, value, biases)
 
     def normalized(self, logits):
         """Returns the weights of keys, `<float>[..., queries, keys]`.
@@ -359,9 +363,15 @@ class ScaledDotProduct(ConfiguredLayer):
         weights = softmax(self.masked(logits, mask, bias))
         return self.dropout_layer(weights, training=training)
 
-    def of_seeing(self, output, mask):
-        """Returns the output with zeros for queries that may see nothing."""
-        return ops.where(ops.any(mask, axis=-1, keepdims=True), output, 0)
+    def of_seeing(self, output, mask, *causal_lengths):
+        """Returns the output with zeros for queries that may see nothing.
+
+        Args:
+            output: `<float>[..., queries, value_dim]`.
+            mask: as `attention_mask` in a call.
+            *causal_lengths: numbers of queries and of keys under a causal mask.
+        """
+        return ops.where(sees_some(mask, *causal_lengths), output, 0)
 
     def masked(self, logits, mask, bias, causal_mask=None):
         """Adds the bias and all masks to the logits.
@@ -372,8 +382,7 @@ class ScaledDotProduct(ConfiguredLayer):
             bias: as in a call.
             causal_mask: `<bool>[queries, keys]`; None (the default) for none.
         """
-        bias = masks_as_bias(logits.dtype, mask, bias, causal_mask)
-        return logits if bias is None else logits + bias
+        return sum(masks_as_biases(logits.dtype, mask, bias, causal_mask), logits)
 
     def _relative_logits(self, query, num_keys, distances, offset, is_causal):
         if distances is not None:

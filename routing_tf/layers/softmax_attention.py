@@ -13,7 +13,7 @@ def softmax(logits):
     return ops.exp(logits - logits) if logits.shape[-1] == 1 else ops.softmax(logits)
 
 
-def can_attend(query, key, value, bias=None):
+def can_attend(query, key, value, biases=()):
     """Tells whether `softmax_attention` takes some tensors.
 
     It does not sum gradients over axes along which one of them is repeated, nor does it
@@ -25,11 +25,11 @@ def can_attend(query, key, value, bias=None):
         len(leading) > 0
         and all(x.shape[:-2] == leading for x in (key, value))
         and all(x.dtype == query.dtype for x in (key, value))
-        and (bias is None or is_broadcastable(bias.shape, logits))
+        and all(is_broadcastable(bias.shape, logits) for bias in biases)
     )
 
 
-def softmax_attention(query, key, value, bias=None):
+def softmax_attention(query, key, value, biases=()):
     """Attends with a stated gradient.
 
     The derivative of a softmax subtracts from the gradient of a query's weights their
@@ -41,15 +41,14 @@ def softmax_attention(query, key, value, bias=None):
         query: `<float>[..., queries, key_dim]`.
         key: `<float>[..., keys, key_dim]`, with the same leading axes.
         value: `<float>[..., keys, value_dim]`, likewise.
-        bias: `<float>`, broadcastable to `[..., queries, keys]`, added to the logits,
-            without a gradient; None (the default) for none.
+        biases: list of `<float>`, broadcastable to `[..., queries, keys]`, added to the
+            logits, without gradients. Defaults to none.
 
     Returns:
         `<float>[..., queries, value_dim]`.
     """
-    # An argument, though it has no gradient: JAX may not close over it.
-    biases = [] if bias is None else [bias]
 
+    # Biases are arguments, though they have no gradients: JAX may not close over them.
     @ops.custom_gradient
     def attend(query, key, value, *biases):
         logits = product(query, key, transpose_y=True)

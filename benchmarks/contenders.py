@@ -186,13 +186,17 @@ class _Given:
         return operations.attention_operations(pairs, heads, size, size, passes)
 
 
+#: What training steps compute again, from the least to the most.
+REMATS = ("attention weights", "attention", "attention and feed-forward", "blocks")
+
+
 def train_step(length, dtype, options):
     """Returns the cases of `benchmarks.train_step`."""
     cases = [
         _our_step(length, dtype, pattern, relative, remat, way)
         for pattern in ("expert choice", "token choice")
         for relative in (True, False)
-        for remat in (None, "attention", "attention and feed-forward", "blocks")
+        for remat in (None, *REMATS)
         for way in _ways(options.device, dtype, relative)
     ]
     cases += [

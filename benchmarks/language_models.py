@@ -17,6 +17,11 @@ ROUTINGS = {
     "token choice": "token_choice",
     "dense": "full",
 }
+REMAT_ATTENTION = {
+    "attention weights": "weights",
+    "attention": True,
+    "attention and feed-forward": True,
+}
 
 
 def train_step(
@@ -30,7 +35,7 @@ def train_step(
         pattern: `"expert choice"`, `"token choice"` or `"dense"`.
         relative: whether positions are relative, in all heads; else sinusoids.
         remat: what is computed again for the gradients: `"blocks"`, `"attention"`,
-            `"attention and feed-forward"`, or None for nothing.
+            `"attention and feed-forward"`, `"attention weights"`, or None for nothing.
         dtype: `"float32"` or `"bfloat16"`.
         xla: whether XLA compiles it on TensorFlow.
         implementation: `attention_implementation` of all heads.
@@ -136,7 +141,7 @@ def hyperparameters(sizes, length, pattern, relative, remat=None):
         timing_signal=not relative,
         batch_tokens=length,
         remat=remat == "blocks",
-        remat_attention=remat in ("attention", "attention and feed-forward"),
+        remat_attention=REMAT_ATTENTION.get(remat, False),
         remat_feed_forward=remat == "attention and feed-forward",
         optimizer="adam",
     )

@@ -62,6 +62,25 @@ def is_compiled_by_xla():
     return control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
+def computed_after(earlier, *tensors):
+    """Returns tensors that are there no sooner than another one.
+
+    What is computed from them is computed anew, even if it was computed before. On a
+    CPU, XLA may share it all the same.
+    """
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.lax.optimization_barrier((earlier, *tensors))[1:]
+    import tensorflow as tf
+    from tensorflow.compiler.tf2xla.python import xla
+
+    if is_compiled_by_xla():
+        return xla.optimization_barrier(earlier, *tensors)[1:]
+    with tf.control_dependencies([earlier]):
+        return [tf.identity(x) for x in tensors]
+
+
 def mask_of(x):
     """Returns the Keras mask of a tensor; None if it has none."""
     return get_keras_mask(x)

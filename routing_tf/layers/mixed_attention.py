@@ -18,12 +18,17 @@ from routing_tf.layers.lengths import length_of
 from routing_tf.layers.positions import Positions
 from routing_tf.layers.projections import Projections
 from routing_tf.layers.rematerialization import train_and_forget
+from routing_tf.layers.softmax_attention import weights_again
+from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import constraint
 from routing_tf.layers.validation import initializer
 from routing_tf.layers.validation import regularizer
 from routing_tf.layers.validation import static_length
+
+#: What training may compute again, see `MixedAttention`.
+REMATS = (False, True, "weights")
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -54,10 +59,12 @@ class MixedAttention(Projections):
             groups that have such blocks.
         kernel_initializer: initializer of all projections. Defaults to
             `"glorot_uniform"`.
-        remat: whether training keeps nothing of what the heads do between the
-            projections, matrices of attention weights above all, and computes it
-            again for the gradients: less memory, some more time, the same results.
-            Defaults to False.
+        remat: what training does not keep but computes again for the gradients, with
+            the same results. False (the default): nothing. `"weights"`: matrices of
+            attention weights, which saves most of the memory and costs little time.
+            True: all that the heads do between the projections, which costs more.
+            Heads that add relative positions, a token bias, dropout or entmax to their
+            softmax take `"weights"` as True.
         use_bias: whether projections have biases. Defaults to False.
         bias_initializer: initializer of the biases. Defaults to `"zeros"`.
         kernel_regularizer: regularizer of each kernel; None (the default) for none.
@@ -177,6 +184,7 @@ class MixedAttention(Projections):
         self.output_dim = check_optional_integer("output_dim", output_dim)
         self.shared_head_projection = shared_head_projection
         self.project_shared_keys = project_shared_keys
+        check_choice("remat", remat, REMATS)
         self.remat = remat
         self.use_bias = use_bias
         self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
@@ -303,11 +311,8 @@ class MixedAttention(Projections):
             use_causal_mask=use_causal_mask,
             routing_scope=routing_scope,
         )
-        forgets = self.remat and training
         outputs = [
-            train_and_forget(group, own)
-            if forgets
-            else group(inputs=own, training=training)
+            self._attend(group, own, training)
             for group, own in zip(self.head_groups, inputs, strict=True)
         ]
         outputs = self.joined(positions, outputs)
@@ -316,6 +321,14 @@ class MixedAttention(Projections):
         size = self.size_of_value
         output = positions.unflatten(self.combined(outputs[..., :size]))
         return output, outputs[..., size:]
+
+    def _attend(self, group, inputs, training):
+        if not (self.remat and training):
+            return group(inputs=inputs, training=training)
+        if self.remat == "weights" and group.has_softmax_alone(inputs, training):
+            with weights_again():
+                return group(inputs=inputs, training=training)
+        return train_and_forget(group, inputs)
 
     def head_inputs(
         self,

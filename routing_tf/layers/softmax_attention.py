@@ -1,10 +1,26 @@
-"""Softmax attention whose gradient takes fewer passes."""
+"""Softmax attention whose gradient takes fewer passes, and less memory if asked to."""
+
+import contextlib
+import contextvars
 
 import keras
 from keras import ops
 
 from routing_tf.layers.axes import is_broadcastable
+from routing_tf.layers.keras_internals import computed_after
 from routing_tf.layers.products import product
+
+_keeps_weights = contextvars.ContextVar("keeps_weights", default=True)
+
+
+@contextlib.contextmanager
+def weights_again():
+    """Gradients of attention traced inside compute its weights again, and keep none."""
+    token = _keeps_weights.set(False)
+    try:
+        yield
+    finally:
+        _keeps_weights.reset(token)
 
 
 def softmax(logits):
@@ -48,28 +64,37 @@ def softmax_attention(query, key, value, biases=()):
         `<float>[..., queries, value_dim]`.
     """
 
+    keeps_weights = _keeps_weights.get()
+
     # Biases are arguments, though they have no gradients: JAX may not close over them.
     @ops.custom_gradient
     def attend(query, key, value, *biases):
-        logits = product(query, key, transpose_y=True)
-        weights = softmax(sum(biases, logits))
+        weights = _weights(query, key, *biases)
         output = product(weights, value)
 
         def gradient(*args, upstream=None):
             (upstream,) = args or (upstream,)
+            own = weights
+            if not keeps_weights:
+                # Not before they are needed, and not shared with those of above.
+                own = _weights(*computed_after(upstream, query, key, *biases))
             # Half precision would lose too much.
             dtype = keras.backend.result_type(output.dtype, "float32")
             along = ops.cast(output, dtype) * ops.cast(upstream, dtype)
             mean = ops.cast(ops.sum(along, axis=-1, keepdims=True), output.dtype)
             of_weights = product(upstream, value, transpose_y=True)
-            of_logits = weights * (of_weights - mean)
+            of_logits = own * (of_weights - mean)
             return (
                 product(of_logits, key),
                 product(of_logits, query, transpose_x=True),
-                product(weights, upstream, transpose_x=True),
+                product(own, upstream, transpose_x=True),
                 *(ops.zeros_like(bias) for bias in biases),
             )
 
         return output, gradient
 
     return attend(query, key, value, *biases)
+
+
+def _weights(query, key, *biases):
+    return softmax(sum(biases, product(query, key, transpose_y=True)))

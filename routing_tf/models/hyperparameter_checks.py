@@ -10,6 +10,7 @@ from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
 from routing_tf.layers.heads.head_group import check_key_shift
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.heads.routed import ROUTINGS
+from routing_tf.layers.mixed_attention import REMATS
 from routing_tf.layers.scaled_dot_product import check_entmax_alpha
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
@@ -33,6 +34,7 @@ _CHOICES = {
     "query_cluster": QUERY_CLUSTERS,
     "encoder_inputs": ("tokens", "embeddings"),
     "attention_implementation": IMPLEMENTATIONS,
+    "remat_attention": REMATS,
 }
 _POSITIVE = (
     "vocabulary_size",
@@ -129,6 +131,8 @@ def _check_type(h, field):
                 f"`{field.name}` must be a name or None. Received: "
                 f"{field.name}={value!r}"
             )
+    elif field.name == "remat_attention":
+        pass  # One of few choices.
     elif field.type is float and type(value) is int:
         object.__setattr__(h, field.name, float(value))
     elif type(value) is not field.type:

@@ -157,7 +157,8 @@ class Hyperparameters:
         remat: whether training computes the activations inside a block once more for
             the gradients, in place of keeping them: less memory, more time.
         remat_attention: whether it does so with what lies between the projections of
-            attention alone: less time.
+            attention alone: less time. Or `"weights"`, for attention weights alone,
+            which cost most memory and little time; see `MixedAttention`.
         remat_feed_forward: whether it does so with the feed-forward parts alone. With
             `remat_attention` nearly as little memory as with `remat`, and less time.
         attention_implementation: what computes the attention inside a window or a
@@ -278,7 +279,7 @@ class Hyperparameters:
     drops_inputs: bool = True
     feed_forward_dropout: float = 0.0
     remat: bool = False
-    remat_attention: bool = False
+    remat_attention: bool | str = False
     remat_feed_forward: bool = False
     attention_implementation: str = "plain"
     initializer: str = "unit_scaling"
@@ -414,12 +415,14 @@ def parse_overrides(text):
 def _parse_value(name, value, kind):
     booleans = {"true": True, "1": True, "false": False, "0": False}
     try:
-        if kind is bool:
-            return booleans[value.lower()]
         if name == "entmax_alpha":
             words = {"none": None, "learned": "learned"}
             low = value.lower()
             return words[low] if low in words else float(value)
+        if kind is bool:
+            return booleans[value.lower()]
+        if kind == (bool | str):
+            return booleans.get(value.lower(), value)
         if kind in (int | None, str | None):
             if value.lower() == "none":
                 return None

@@ -297,6 +297,16 @@ class HeadGroup(ConfiguredLayer):
         """
         raise NotImplementedError
 
+    def has_softmax_alone(self, inputs, training):
+        """Whether nothing but a softmax is between its logits and its weights.
+
+        Args:
+            inputs: `HeadInputs`.
+            training: as in `attend`.
+        """
+        needs_logits = self.dot_product.needs_logits(False, training)
+        return needs_logits is None and inputs.token_bias is None
+
     def sees(self, query, keys, cache):
         """The pattern, for the query at one position.
 

@@ -32,8 +32,8 @@ def large_negative(dtype):
     return -3.0e4 if keras.backend.standardize_dtype(dtype) == "float16" else -1.0e30
 
 
-def masks_as_biases(dtype, mask, bias, causal_mask=None):
-    """Returns what to add to logits, which hides what the masks hide, one by one.
+def mask_as_bias(dtype, mask, bias=None):
+    """Returns what to add to logits, which hides what the mask hides; or None.
 
     In few passes: to select among the logits, and the gradient of that, take as long as
     a softmax.
@@ -41,26 +41,22 @@ def masks_as_biases(dtype, mask, bias, causal_mask=None):
     Args:
         dtype: of the logits.
         mask: as `attention_mask` in a call of `ScaledDotProduct`.
-        bias: as in such a call.
-        causal_mask: `<bool>[queries, keys]`; None (the default) for none.
-
-    Returns:
-        List of tensors, each as small as what it is made of.
+        bias: as in such a call. Defaults to None.
     """
     hidden = large_negative(dtype)
-    biases = []
     if bias is not None:
         # A bias may hide a key, but never below those that the mask hides.
         bias = ops.maximum(ops.cast(bias, dtype), hidden / 2)
     if mask is not None:
         bias = ops.where(mask, ops.cast(0, dtype) if bias is None else bias, hidden)
-    if bias is not None:
-        biases.append(bias)
-    if causal_mask is not None:
-        # Lower than all else: a query that sees padding alone weighs no later key.
-        # Relative positions would add those to the row of the next query.
-        biases.append(ops.where(causal_mask, ops.cast(0, dtype), 2 * hidden))
-    return biases
+    return bias
+
+
+def causal_mask_as_bias(dtype, mask):
+    """Returns what to add to logits of `dtype`, which hides later keys."""
+    # Lower than all else: a query that sees padding alone weighs no later key. Relative
+    # positions would add those to the row of the next query.
+    return ops.where(mask, ops.cast(0, dtype), 2 * large_negative(dtype))
 
 
 def causal_mask(num_queries, num_keys):

@@ -1,21 +1,21 @@
 """Softmax attention inside a block, a cluster or a whole sequence."""
 
-import functools
 import numbers
 
 import keras
 from keras import ops
 
 from routing_tf.layers import fused_attention
-from routing_tf.layers.axes import cut_axis
+from routing_tf.layers.axes import cut_pairs
 from routing_tf.layers.axes import split_axis
 from routing_tf.layers.entmax import LEAST_EXCESS
 from routing_tf.layers.entmax import entmax
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import causal_mask
+from routing_tf.layers.masks import causal_mask_as_bias
 from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.masks import masks_as_biases
+from routing_tf.layers.masks import mask_as_bias
 from routing_tf.layers.masks import sees_some
 from routing_tf.layers.pieces import in_pieces
 from routing_tf.layers.pieces import num_pieces
@@ -196,23 +196,20 @@ class ScaledDotProduct(ConfiguredLayer):
             if output is not None:
                 return output
         number = self._num_pieces(query, key, value, pairs, training)
-        attend, options["offset"] = self._attend, offset
+        options["offset"], lengths = offset, ()
+        options["causal_masks"] = []
         if use_causal_mask:
-            attend = self._attend_in_parts
-            # Pieces are small already.
-            options["most_parts"] = 4 if number == 1 else 2
-            # They share their masks.
-            cached = functools.cache(causal_mask)
-            options["make_mask"] = causal_mask if number == 1 else cached
+            lengths = length_of(query, -2), length_of(key, -2)
+            # Pieces are small already. They share their masks.
+            options["causal_masks"] = _causal_masks(*lengths, 4 if number == 1 else 2)
         results = in_pieces(
-            lambda *tensors, **own: attend(*tensors, own, **options),
+            lambda *tensors, **own: self._attend_piece(*tensors, own, **options),
             number,
             (query, key, value),
             pairs,
         )
         if attention_mask is None:
             return results
-        lengths = (length_of(query, -2), length_of(key, -2)) if use_causal_mask else ()
         if not return_logsumexp:
             return self.of_seeing(results, pairs["mask"], *lengths)
         output, logsumexp = results
@@ -225,21 +222,36 @@ class ScaledDotProduct(ConfiguredLayer):
             return 1  # Pieces would draw other numbers, and more of them.
         return num_pieces(query, key, value, pairs.values())
 
+    def _attend_piece(self, query, key, value, pairs, causal_masks, **options):
+        """Attends; `pairs` holds mask, bias and distances."""
+        output = self._by_softmax_alone(
+            query,
+            key,
+            value,
+            pairs,
+            causal_masks,
+            options["needs_sum"],
+            options["training"],
+        )
+        if output is not None:
+            return output
+        if len(causal_masks) > 1:
+            return self._attend_in_parts(
+                query, key, value, pairs, causal_masks, **options
+            )
+        if causal_masks:
+            pairs["causal_mask"] = causal_masks[0]
+        return self._attend(query, key, value, pairs, **options)
+
     def _attend_in_parts(
-        self, query, key, value, pairs, offset, most_parts, make_mask, **options
+        self, query, key, value, pairs, causal_masks, offset, **options
     ):
-        """Attends under a causal mask, in parts of the queries."""
-        num_queries, num_keys = length_of(query, -2), length_of(key, -2)
-        parts = 1
-        if is_known(num_keys) and num_keys >= num_queries:
-            parts = _num_parts(num_queries, most_parts)
-        if parts == 1:
-            pairs["causal_mask"] = make_mask(num_queries, num_keys)
-            return self._attend(query, key, value, pairs, offset, **options)
-        size = num_queries // parts
+        """Attends with parts of the queries, and the keys that each of them sees."""
+        parts, num_keys = len(causal_masks), key.shape[-2]
+        size = query.shape[-2] // parts
         queries = split_axis(query, [size] * parts, axis=-2)
+        earlier = num_keys - query.shape[-2]
         # Units of the keys: of equal size, if the keys before the first query allow it.
-        earlier = num_keys - num_queries
         sizes = [earlier, *[size] * parts] if earlier else [size] * parts
         if earlier % size == 0:
             sizes = [size] * (num_keys // size)
@@ -248,8 +260,8 @@ class ScaledDotProduct(ConfiguredLayer):
         for i in range(parts):
             start, end = i * size, earlier + (i + 1) * size
             num_units = len(sizes) - parts + i + 1
-            own = {name: _cut(x, start, size, end) for name, x in pairs.items()}
-            own["causal_mask"] = make_mask(size, end)
+            own = {name: cut_pairs(x, start, size, end) for name, x in pairs.items()}
+            own["causal_mask"] = causal_masks[i]
             # The last part sees them all, and they need not be joined.
             seen = [key, value]
             if end < num_keys:
@@ -308,34 +320,35 @@ class ScaledDotProduct(ConfiguredLayer):
     def _attend(self, query, key, value, pairs, offset, needs_sum, training):
         """Attends with some queries; `pairs` holds mask, bias and distances."""
         distances, logsumexp = pairs.pop("distances"), None
-        output = self._by_softmax_alone(query, key, value, pairs, needs_sum, training)
-        if output is None:
-            place = {"offset": offset, "is_causal": "causal_mask" in pairs}
-            logits = product(query, key, transpose_y=True)
-            if self.relative_position is not None:
-                num_keys = length_of(key, -2)
-                logits += self._relative_logits(query, num_keys, distances, **place)
-            logits = self.masked(logits, **pairs)
-            if needs_sum:
-                weights, logsumexp = _softmax_and_sum(logits)
-            else:
-                weights = self.normalized(logits)
-            weights = self.dropout_layer(weights, training=training)
-            output = product(weights, value)
-            if self.relative_position is not None:
-                sums = self._relative_sums(weights, distances, **place)
-                output += self._pad_to(sums, output.shape[-1])
+        place = {"offset": offset, "is_causal": "causal_mask" in pairs}
+        logits = product(query, key, transpose_y=True)
+        if self.relative_position is not None:
+            num_keys = length_of(key, -2)
+            logits += self._relative_logits(query, num_keys, distances, **place)
+        logits = self.masked(logits, **pairs)
+        if needs_sum:
+            weights, logsumexp = _softmax_and_sum(logits)
+        else:
+            weights = self.normalized(logits)
+        weights = self.dropout_layer(weights, training=training)
+        output = product(weights, value)
+        if self.relative_position is not None:
+            sums = self._relative_sums(weights, distances, **place)
+            output += self._pad_to(sums, output.shape[-1])
         return (output, logsumexp) if needs_sum else output
 
-    def _by_softmax_alone(self, query, key, value, pairs, needs_sum, training):
+    def _by_softmax_alone(
+        self, query, key, value, pairs, causal_masks, needs_sum, training
+    ):
         """Attends with a stated gradient; None where there is more than a softmax."""
         # A bias may have been learned, and needs the gradients of the logits.
         if pairs["bias"] is not None or self.needs_logits(needs_sum, training):
             return None
-        biases = masks_as_biases(query.dtype, **pairs)
-        if not can_attend(query, key, value, biases):
+        bias = mask_as_bias(query.dtype, pairs["mask"])
+        if not can_attend(query, key, value, bias):
             return None
-        return softmax_attention(query, key, value, biases)
+        causal_biases = [causal_mask_as_bias(query.dtype, x) for x in causal_masks]
+        return softmax_attention(query, key, value, bias, causal_biases)
 
     def normalized(self, logits):
         """Returns the weights of keys, `<float>[..., queries, keys]`.
@@ -382,7 +395,11 @@ class ScaledDotProduct(ConfiguredLayer):
             bias: as in a call.
             causal_mask: `<bool>[queries, keys]`; None (the default) for none.
         """
-        return sum(masks_as_biases(logits.dtype, mask, bias, causal_mask), logits)
+        bias = mask_as_bias(logits.dtype, mask, bias)
+        logits = logits if bias is None else logits + bias
+        if causal_mask is None:
+            return logits
+        return logits + causal_mask_as_bias(logits.dtype, causal_mask)
 
     def _relative_logits(self, query, num_keys, distances, offset, is_causal):
         if distances is not None:
@@ -448,28 +465,28 @@ def _joined(units):
     return units[0] if len(units) == 1 else ops.concatenate(units, axis=-2)
 
 
-def _num_parts(num_queries, most):
-    """In how many parts queries attend under a causal mask.
+def _causal_masks(num_queries, num_keys, most):
+    """Returns the causal masks of successive parts of the queries.
 
-    Four save three quarters of the masked products; more parts would be too small.
+    Four parts save three quarters of the masked products; more would be too small.
+
+    Args:
+        num_queries: number of queries.
+        num_keys: number of keys.
+        most: number of parts, where that goes; else 2 or 1.
+
+    Returns:
+        List of `<bool>[queries of the part, keys up to its last one]`.
     """
-    if not is_known(num_queries):
-        return 1
-    for parts in (most, 2):
-        if num_queries % parts == 0 and num_queries // parts >= MIN_PART_SIZE:
-            return parts
-    return 1
-
-
-def _cut(x, start, num_queries, num_keys):
-    """Cuts what is broadcastable to `[..., queries, keys]`, or None.
-
-    Queries are taken from `start` on, keys from the first one.
-    """
-    if x is None:
-        return None
-    if len(x.shape) > 1 and x.shape[-2] != 1:
-        x = cut_axis(x, start, start + num_queries, axis=-2)
-    if len(x.shape) > 0 and x.shape[-1] != 1:
-        x = cut_axis(x, 0, num_keys, axis=-1)
-    return x
+    parts = 1
+    if is_known(num_queries, num_keys) and num_keys >= num_queries:
+        fits = [
+            x
+            for x in (most, 2)
+            if num_queries % x == 0 and num_queries // x >= MIN_PART_SIZE
+        ]
+        parts = max(fits, default=1)
+    if parts == 1:
+        return [causal_mask(num_queries, num_keys)]
+    size, earlier = num_queries // parts, num_keys - num_queries
+    return [causal_mask(size, earlier + (i + 1) * size) for i in range(parts)]

@@ -2,10 +2,13 @@
 
 import contextlib
 import contextvars
+import dataclasses
 
 import keras
 from keras import ops
 
+from routing_tf.layers.axes import cut_axis
+from routing_tf.layers.axes import cut_pairs
 from routing_tf.layers.axes import is_broadcastable
 from routing_tf.layers.keras_internals import computed_after
 from routing_tf.layers.products import product
@@ -29,7 +32,7 @@ def softmax(logits):
     return ops.exp(logits - logits) if logits.shape[-1] == 1 else ops.softmax(logits)
 
 
-def can_attend(query, key, value, biases=()):
+def can_attend(query, key, value, bias=None):
     """Tells whether `softmax_attention` takes some tensors.
 
     It does not sum gradients over axes along which one of them is repeated, nor does it
@@ -41,11 +44,11 @@ def can_attend(query, key, value, biases=()):
         len(leading) > 0
         and all(x.shape[:-2] == leading for x in (key, value))
         and all(x.dtype == query.dtype for x in (key, value))
-        and all(is_broadcastable(bias.shape, logits) for bias in biases)
+        and (bias is None or is_broadcastable(bias.shape, logits))
     )
 
 
-def softmax_attention(query, key, value, biases=()):
+def softmax_attention(query, key, value, bias=None, causal_biases=()):
     """Attends with a stated gradient.
 
     The derivative of a softmax subtracts from the gradient of a query's weights their
@@ -57,37 +60,51 @@ def softmax_attention(query, key, value, biases=()):
         query: `<float>[..., queries, key_dim]`.
         key: `<float>[..., keys, key_dim]`, with the same leading axes.
         value: `<float>[..., keys, value_dim]`, likewise.
-        biases: list of `<float>`, broadcastable to `[..., queries, keys]`, added to the
-            logits, without gradients. Defaults to none.
+        bias: `<float>`, broadcastable to `[..., queries, keys]`, added to the logits,
+            without a gradient; None (the default) for none.
+        causal_biases: list of `<float>[part of the queries, keys up to its last one]`,
+            added likewise to the logits of each part in turn, the last of which sees
+            all keys; empty (the default) for one part that does.
 
     Returns:
         `<float>[..., queries, value_dim]`.
     """
-
     keeps_weights = _keeps_weights.get()
+    biases = [*([] if bias is None else [bias]), *causal_biases]
+
+    def parts_of(biases):
+        return _parts(*((None, biases) if bias is None else (biases[0], biases[1:])))
 
     # Biases are arguments, though they have no gradients: JAX may not close over them.
     @ops.custom_gradient
     def attend(query, key, value, *biases):
-        weights = _weights(query, key, *biases)
-        output = product(weights, value)
+        parts = parts_of(biases)
+        kept = [part.weights(query, key) for part in parts]
+        outputs = [product(x, p.keys(value)) for x, p in zip(kept, parts, strict=True)]
+        output = outputs[0] if len(parts) == 1 else ops.concatenate(outputs, axis=-2)
 
         def gradient(*args, upstream=None):
             (upstream,) = args or (upstream,)
-            own = weights
-            if not keeps_weights:
-                # Not before they are needed, and not shared with those of above.
-                own = _weights(*computed_after(upstream, query, key, *biases))
             # Half precision would lose too much.
             dtype = keras.backend.result_type(output.dtype, "float32")
             along = ops.cast(output, dtype) * ops.cast(upstream, dtype)
             mean = ops.cast(ops.sum(along, axis=-1, keepdims=True), output.dtype)
-            of_weights = product(upstream, value, transpose_y=True)
-            of_logits = own * (of_weights - mean)
+            tensors, own_parts, weights = (query, key, value), parts, kept
+            if not keeps_weights:
+                again = computed_after(upstream, query, key, value, *biases)
+                tensors, own_parts = again[:3], parts_of(again[3:])
+                weights = [part.weights(*tensors[:2]) for part in own_parts]
+            of_query, of_key, of_value = zip(
+                *(
+                    part.gradients(*tensors, upstream, mean, own)
+                    for part, own in zip(own_parts, weights, strict=True)
+                ),
+                strict=True,
+            )
             return (
-                product(of_logits, key),
-                product(of_logits, query, transpose_x=True),
-                product(own, upstream, transpose_x=True),
+                of_query[0] if len(parts) == 1 else ops.concatenate(of_query, axis=-2),
+                _sum_of_prefixes(of_key),
+                _sum_of_prefixes(of_value),
                 *(ops.zeros_like(bias) for bias in biases),
             )
 
@@ -96,5 +113,62 @@ def softmax_attention(query, key, value, biases=()):
     return attend(query, key, value, *biases)
 
 
+@dataclasses.dataclass
+class _Part:
+    """Queries from `start` up to `stop` and the keys that they see; all for None."""
+
+    start: int | None
+    stop: int | None
+    bias: object
+    causal_bias: object
+
+    def queries(self, x):
+        """Cuts `[..., queries, .]`."""
+        return x if self.start is None else cut_axis(x, self.start, self.stop, axis=-2)
+
+    def keys(self, x):
+        """Cuts `[..., keys, .]`."""
+        if self.start is None:
+            return x
+        return cut_axis(x, 0, self.causal_bias.shape[-1], axis=-2)
+
+    def weights(self, query, key):
+        biases = [x for x in (self.bias, self.causal_bias) if x is not None]
+        return _weights(self.queries(query), self.keys(key), *biases)
+
+    def gradients(self, query, key, value, upstream, mean, weights):
+        """Gradients of the part's queries, keys and values."""
+        upstream = self.queries(upstream)
+        of_weights = product(upstream, self.keys(value), transpose_y=True)
+        of_logits = weights * (of_weights - self.queries(mean))
+        return (
+            product(of_logits, self.keys(key)),
+            product(of_logits, self.queries(query), transpose_x=True),
+            product(weights, upstream, transpose_x=True),
+        )
+
+
 def _weights(query, key, *biases):
     return softmax(sum(biases, product(query, key, transpose_y=True)))
+
+
+def _parts(bias, causal_biases):
+    if len(causal_biases) < 2:
+        return [_Part(None, None, bias, *(causal_biases or [None]))]
+    parts, start = [], 0
+    for causal_bias in causal_biases:
+        size, num_keys = causal_bias.shape
+        own = cut_pairs(bias, start, size, num_keys)
+        parts.append(_Part(start, start + size, own, causal_bias))
+        start += size
+    return parts
+
+
+def _sum_of_prefixes(tensors):
+    """Adds tensors; on the last axis but one, earlier ones end before the last one."""
+    *shorter, total = tensors
+    for x in shorter:
+        missing = [(0, 0)] * len(x.shape)
+        missing[-2] = (0, total.shape[-2] - x.shape[-2])
+        total += ops.pad(x, missing)
+    return total

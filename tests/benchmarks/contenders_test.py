@@ -1,6 +1,8 @@
 """Tests that the contenders of the benchmarks run, at tiny sizes."""
 
 import dataclasses
+import sys
+import types
 
 import keras
 import pytest
@@ -48,3 +50,15 @@ def test_cudnn_takes_part_on_a_gpu_without_relative_positions():
         assert not ways[2]["cudnn"].arguments["relative"]
     else:
         assert set(ways[2]) == {"plain"}
+
+
+def test_contenders_do_not_find_libraries_of_others(monkeypatch):
+    """Each is as large as where it alone is installed."""
+    for name in worker.OPTIONAL:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    worker.hide_optional_libraries("jax")
+    import jax
+
+    assert jax is sys.modules["jax"]
+    with pytest.raises(ImportError):
+        import matplotlib  # noqa: F401

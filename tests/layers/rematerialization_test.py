@@ -6,7 +6,9 @@ import pytest
 from keras import ops
 
 from routing_tf import layers
+from routing_tf.layers import mixed_attention
 from routing_tf.layers.rematerialization import call_and_forget
+from routing_tf.layers.rematerialization import train_and_forget
 from tests import golden_cases
 from tests.layers import helpers
 
@@ -115,9 +117,53 @@ def test_trains_as_without(remat, norm_position, cross_attention):
     assert_same([built_block(each, **options) for each in (False, remat)])
 
 
-def test_attention_that_forgets_keeps_the_gradient_of_a_token_bias():
+@pytest.mark.parametrize(
+    "options, is_alone",
+    [({}, True), ({"max_relative_position": 4}, False), ({"dropout": 0.5}, False)],
+)
+def test_weights_alone_are_forgotten_of_a_softmax_alone(monkeypatch, options, is_alone):
+    wholes, results = [], []
+
+    def whole(group, inputs):
+        wholes.append(group)
+        return train_and_forget(group, inputs)
+
+    monkeypatch.setattr(mixed_attention, "train_and_forget", whole)
+    for remat in (False, "weights"):
+        keras.utils.set_random_seed(0)
+        groups = [layers.LocalHeads(2, (4,), name="local", **options)]
+        groups += [layers.RoutedHeads(2, 3, 5, name="routed", dropout_seed=1)]
+        attention = layers.MixedAttention(
+            groups, key_dim=6, remat=remat, name="attention"
+        )
+        attention.build((BATCH, LENGTH, DIM))
+        helpers.randomize(attention)
+        arguments = {"query": sequence(), "use_causal_mask": True, "training": True}
+        results.append(
+            golden_cases.gradients(
+                attention,
+                lambda outputs, losses: ops.sum(outputs**2) + sum(losses),
+                arguments,
+                wrt=("query",),
+            )
+        )
+    assert attention.get_config()["remat"] == "weights"
+    assert (groups[0] in wholes) != is_alone and groups[1] not in wholes
+    for which in ("inputs", "variables"):
+        expected, found = (getattr(result, which) for result in results)
+        for name, value in expected.items():
+            golden_cases.assert_close(found[name], value, 1e-5, label=name)
+
+
+def test_no_such_rematerialization():
+    with pytest.raises(ValueError, match="`remat` must be one of False, True, 'weig"):
+        layers.MixedAttention([layers.LocalHeads(1, (4,))], key_dim=4, remat="logits")
+
+
+@pytest.mark.parametrize("what", [True, "weights"])
+def test_attention_that_forgets_keeps_the_gradient_of_a_token_bias(what):
     results = []
-    for remat in (False, True):
+    for remat in (False, what):
         keras.utils.set_random_seed(0)
         groups = [layers.LocalHeads(2, (4,), token_bias_weight="trainable", name="h")]
         attention = layers.MixedAttention(

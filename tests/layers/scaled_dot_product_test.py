@@ -341,3 +341,22 @@ def test_queries_before_the_first_key_see_nothing(num_keys):
         query[:, hidden:], key, key, np.tri(num_keys, dtype=bool)
     )
     golden_cases.assert_close(output[:, hidden:], expected, 1e-5)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("shape", [(6,), (1, 6), (5, 6), (2, 1, 6), (2, 5, 6), (5, 1)])
+@pytest.mark.parametrize("num_queries", [5, 7])
+def test_queries_that_see_nothing_return_zero(num_queries, shape, is_causal):
+    if num_queries != 5 and 5 in shape:
+        pytest.skip("a mask of five queries")
+    query, key = helpers.normal(2, num_queries, 4), helpers.normal(2, 6, 4)
+    mask = np.random.default_rng(1).random(shape) < 0.5
+    mask.reshape(-1, shape[-1])[0, :4] = False
+    seen = np.broadcast_to(mask, (2, num_queries, 6))
+    if is_causal:
+        seen = seen & np.tri(num_queries, 6, 6 - num_queries, dtype=bool)
+    output = ScaledDotProduct()(
+        query, key, key, attention_mask=mask, use_causal_mask=is_causal
+    )
+    is_zero = np.all(ops.convert_to_numpy(output) == 0, axis=-1)
+    np.testing.assert_array_equal(is_zero, ~seen.any(axis=-1))

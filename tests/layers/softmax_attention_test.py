@@ -4,6 +4,7 @@ import pytest
 from keras import ops
 
 from routing_tf import layers
+from routing_tf.layers import softmax_attention
 from tests import golden_cases
 from tests.layers.helpers import dense_attention
 from tests.layers.helpers import normal
@@ -72,6 +73,29 @@ def test_gradients_are_those_of_numpy(mask, batches, is_causal):
         direction, expected = slope(tensors, cotangent, seen, name)
         assert gradient.shape == direction.shape
         np.testing.assert_allclose(np.sum(gradient * direction), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("queries", [QUERIES, 64])
+def test_weights_that_are_not_kept(monkeypatch, queries):
+    """Under a causal mask 64 queries attend in parts."""
+    shapes = ((2, 3, queries, 4), (2, 3, 64, 4), (2, 3, 64, 5))
+    tensors = [normal(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    mask = normal(2, 1, 1, 64, seed=4) > -0.4
+    arguments = {"attention_mask": mask, "use_causal_mask": True}
+    cotangent = normal(2, 3, queries, 5, seed=3)
+    expected = gradients(tensors, cotangent, **arguments)
+    sizes = []
+
+    def softmax(logits):
+        sizes.append(logits.shape[-2])
+        return ops.softmax(logits)
+
+    monkeypatch.setattr(softmax_attention, "softmax", softmax)
+    with softmax_attention.weights_again():
+        found = gradients(tensors, cotangent, **arguments)
+    assert sum(sizes) == 2 * queries
+    for name, gradient in found.items():
+        np.testing.assert_allclose(gradient, expected[name], rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_of_half_precision():

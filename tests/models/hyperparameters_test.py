@@ -62,6 +62,7 @@ def test_out_of_range(rule):
         ("routing_scope", "past"),
         ("encoder_inputs", "images"),
         ("centroid_initialization", "zeros"),
+        ("remat_attention", "logits"),
     ],
 )
 def test_no_such_choice(field, value):
@@ -222,6 +223,8 @@ def test_round_trip_through_json(h):
         ("entmax_alpha=1.5", {"entmax_alpha": 1.5}),
         ("entmax_alpha=learned", {"entmax_alpha": "learned"}),
         ("entmax_alpha=None", {"entmax_alpha": None}),
+        ("remat_attention=TRUE", {"remat_attention": True}),
+        ("remat_attention=weights", {"remat_attention": "weights"}),
         ("", {}),
         (" , ,", {}),
         ("num_layers=3", {"num_layers": 3}),

@@ -76,7 +76,11 @@ def computed_after(earlier, *tensors):
     from tensorflow.compiler.tf2xla.python import xla
 
     if is_compiled_by_xla():
-        return xla.optimization_barrier(earlier, *tensors)[1:]
+        # TensorFlow does not know the gradient, which that of a gradient needs.
+        barrier = tf.custom_gradient(
+            lambda *x: (xla.optimization_barrier(*x), lambda *gradients: gradients)
+        )
+        return barrier(earlier, *tensors)[1:]
     with tf.control_dependencies([earlier]):
         return [tf.identity(x) for x in tensors]
 

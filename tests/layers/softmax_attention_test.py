@@ -1,3 +1,5 @@
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -5,6 +7,7 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers import softmax_attention
+from routing_tf.layers.softmax_attention import weights_again
 from tests import golden_cases
 from tests.layers.helpers import dense_attention
 from tests.layers.helpers import normal
@@ -91,7 +94,7 @@ def test_weights_that_are_not_kept(monkeypatch, queries):
         return ops.softmax(logits)
 
     monkeypatch.setattr(softmax_attention, "softmax", softmax)
-    with softmax_attention.weights_again():
+    with weights_again():
         found = gradients(tensors, cotangent, **arguments)
     assert sum(sizes) == 2 * queries
     for name, gradient in found.items():
@@ -136,7 +139,9 @@ def test_types_may_differ():
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="of TensorFlow")
-def test_gradients_have_gradients():
+@pytest.mark.parametrize("keeps_weights", [True, False], ids=["kept", "not kept"])
+@pytest.mark.parametrize("xla", [False, True], ids=["", "XLA"])
+def test_gradients_have_gradients(xla, keeps_weights):
     """As those of a penalty need."""
     import tensorflow as tf
 
@@ -144,6 +149,7 @@ def test_gradients_have_gradients():
         tf.constant(normal(1, n, 4, seed=seed)) for seed, n in enumerate((3, 5, 5))
     ]
 
+    @tf.function(jit_compile=xla)
     def second(attend):
         with tf.GradientTape() as outer:
             outer.watch(tensors)
@@ -156,5 +162,7 @@ def test_gradients_have_gradients():
 
     layer = layers.ScaledDotProduct()
     expected = second(lambda q, k, v: tf.nn.softmax(q @ tf.transpose(k, (0, 2, 1))) @ v)
-    for x, y in zip(second(layer), expected, strict=True):
+    with contextlib.nullcontext() if keeps_weights else weights_again():
+        found = second(layer)
+    for x, y in zip(found, expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)

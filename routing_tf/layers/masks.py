@@ -75,13 +75,15 @@ def sees_some(mask, num_queries=None, num_keys=None):
             default) if there is none.
         num_keys: number of keys, likewise.
     """
-    sees_one = ops.any(mask, axis=-1, keepdims=True)
     if num_queries is None:
-        return sees_one
-    if len(mask.shape) > 1 and mask.shape[-2] != 1:
+        return ops.any(mask, axis=-1, keepdims=True)
+    # Queries of one row see the same keys, but for later ones: no need to look at each
+    # pair.
+    has_one_row = len(mask.shape) == 1 or (len(mask.shape) > 1 and mask.shape[-2] == 1)
+    if not has_one_row or mask.shape[-1] == 0:
         seen = ops.logical_and(mask, causal_mask(num_queries, num_keys))
         return ops.any(seen, axis=-1, keepdims=True)
-    # All queries see the same keys, but for later ones: no need to look at each pair.
+    sees_one = ops.any(mask, axis=-1, keepdims=True)
     first = ops.argmax(ops.cast(mask, "int32"), axis=-1, keepdims=True)
     last = ops.arange(num_queries, dtype="int32") + (num_keys - num_queries)
     return ops.logical_and(sees_one, ops.cast(first, "int32") <= last[:, None])

@@ -63,8 +63,8 @@ class MixedAttention(Projections):
             the same results. False (the default): nothing. `"weights"`: matrices of
             attention weights, which saves most of the memory and costs little time.
             True: all that the heads do between the projections, which costs more.
-            Heads that add relative positions, a token bias, dropout or entmax to their
-            softmax take `"weights"` as True.
+            `"weights"` is True for heads with relative positions, a token bias, dropout
+            or entmax, and for those without one softmax over the keys of a query.
         use_bias: whether projections have biases. Defaults to False.
         bias_initializer: initializer of the biases. Defaults to `"zeros"`.
         kernel_regularizer: regularizer of each kernel; None (the default) for none.
@@ -184,8 +184,8 @@ class MixedAttention(Projections):
         self.output_dim = check_optional_integer("output_dim", output_dim)
         self.shared_head_projection = shared_head_projection
         self.project_shared_keys = project_shared_keys
-        check_choice("remat", remat, REMATS)
-        self.remat = remat
+        self.remat = remat or False
+        check_choice("remat", self.remat, REMATS)
         self.use_bias = use_bias
         self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
         self.kernel_regularizer = regularizer("kernel_regularizer", kernel_regularizer)

@@ -210,10 +210,11 @@ class ScaledDotProduct(ConfiguredLayer):
         )
         if attention_mask is None:
             return results
+        seen = sees_some(pairs["mask"], *lengths)
         if not return_logsumexp:
-            return self.of_seeing(results, pairs["mask"], *lengths)
+            return self.of_seeing(results, seen)
         output, logsumexp = results
-        return self.of_seeing(output, pairs["mask"], *lengths), logsumexp
+        return self.of_seeing(output, seen), logsumexp
 
     def _num_pieces(self, query, key, value, pairs, training):
         if self.entmax_alpha == "learned":
@@ -298,7 +299,7 @@ class ScaledDotProduct(ConfiguredLayer):
         )
         if output is None or mask is None:
             return output
-        return self.of_seeing(output, mask, *lengths)
+        return self.of_seeing(output, sees_some(mask, *lengths))
 
     def needs_logits(self, needs_sum, training):
         """Returns why no kernel that keeps no logits will do, in words; or None.
@@ -376,15 +377,9 @@ class ScaledDotProduct(ConfiguredLayer):
         weights = softmax(self.masked(logits, mask, bias))
         return self.dropout_layer(weights, training=training)
 
-    def of_seeing(self, output, mask, *causal_lengths):
-        """Returns the output with zeros for queries that may see nothing.
-
-        Args:
-            output: `<float>[..., queries, value_dim]`.
-            mask: as `attention_mask` in a call.
-            *causal_lengths: numbers of queries and of keys under a causal mask.
-        """
-        return ops.where(sees_some(mask, *causal_lengths), output, 0)
+    def of_seeing(self, output, mask):
+        """Returns the output with zeros for queries that may see nothing."""
+        return ops.where(sees_some(mask), output, 0)
 
     def masked(self, logits, mask, bias, causal_mask=None):
         """Adds the bias and all masks to the logits.

@@ -82,6 +82,8 @@ def softmax_attention(query, key, value, bias=None, causal_biases=()):
         kept = [part.weights(query, key) for part in parts]
         outputs = [product(x, p.keys(value)) for x, p in zip(kept, parts, strict=True)]
         output = outputs[0] if len(parts) == 1 else ops.concatenate(outputs, axis=-2)
+        if not keeps_weights:
+            kept = None
 
         def gradient(*args, upstream=None):
             (upstream,) = args or (upstream,)

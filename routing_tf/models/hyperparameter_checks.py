@@ -132,7 +132,11 @@ def _check_type(h, field):
                 f"{field.name}={value!r}"
             )
     elif field.name == "remat_attention":
-        pass  # One of few choices.
+        if type(value) not in (bool, str):
+            raise ValueError(
+                "`remat_attention` must be True, False or a name. Received: "
+                f"remat_attention={value!r}"
+            )
     elif field.type is float and type(value) is int:
         object.__setattr__(h, field.name, float(value))
     elif type(value) is not field.type:

@@ -155,6 +155,28 @@ def test_weights_alone_are_forgotten_of_a_softmax_alone(monkeypatch, options, is
             golden_cases.assert_close(found[name], value, 1e-5, label=name)
 
 
+@pytest.mark.parametrize(
+    "heads, is_alone",
+    [
+        (lambda: layers.FullHeads(2), True),
+        (lambda: layers.HashedHeads(2, 4, 5), True),
+        (lambda: layers.HashedHeads(2, 4, 5, num_rounds=2), False),
+        (lambda: layers.NystromHeads(2, 4), False),
+    ],
+)
+def test_heads_that_have_no_softmax_alone(monkeypatch, heads, is_alone):
+    wholes = []
+    monkeypatch.setattr(
+        mixed_attention,
+        "train_and_forget",
+        lambda group, inputs: wholes.append(group) or train_and_forget(group, inputs),
+    )
+    attention = layers.MixedAttention([heads()], key_dim=6, remat="weights")
+    attention.build((BATCH, LENGTH, DIM))
+    golden_cases.run(attention, sequence(), training=True)
+    assert bool(wholes) != is_alone
+
+
 def test_no_such_rematerialization():
     with pytest.raises(ValueError, match="`remat` must be one of False, True, 'weig"):
         layers.MixedAttention([layers.LocalHeads(1, (4,))], key_dim=4, remat="logits")

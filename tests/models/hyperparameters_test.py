@@ -74,6 +74,7 @@ def test_no_such_choice(field, value):
     "message, fields",
     [
         ("must be of type int. Received: num_layers=2.0", {"num_layers": 2.0}),
+        ("must be True, False or a name. .*=1", {"remat_attention": 1}),
         ("must be of type int. Received: num_layers=True", {"num_layers": True}),
         ("must be of type int. Received: num_layers=None", {"num_layers": None}),
         ("a positive integer. Received: key_dim='8'", {"key_dim": "8"}),

@@ -89,6 +89,9 @@ class ClusteredHeads(HeadGroup):
         """Whether what tokens see is joined by the rules of `rules.rounds`."""
         return self.num_rounds > 1 or not self.attends_to_self
 
+    def has_softmax_alone(self, inputs, training):
+        return super().has_softmax_alone(inputs, training) and not self.joins_rounds
+
     def build(self, query_shape, key_shape, value_shape):
         if query_shape[-1] < 2:
             raise ValueError(

@@ -298,14 +298,15 @@ class HeadGroup(ConfiguredLayer):
         raise NotImplementedError
 
     def has_softmax_alone(self, inputs, training):
-        """Whether nothing but a softmax is between its logits and its weights.
+        """Whether one softmax, and nothing else, makes weights of the logits.
 
         Args:
             inputs: `HeadInputs`.
             training: as in `attend`.
         """
         needs_logits = self.dot_product.needs_logits(False, training)
-        return needs_logits is None and inputs.token_bias is None
+        is_alone = needs_logits is None and inputs.token_bias is None
+        return self.supports_entmax and is_alone
 
     def sees(self, query, keys, cache):
         """The pattern, for the query at one position.

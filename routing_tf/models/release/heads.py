@@ -151,7 +151,7 @@ class ReleaseDotProduct(layers.ScaledDotProduct):
     def needs_logits(self, needs_sum, training):
         return "the release's flaws need the logits of each pair"
 
-    def of_seeing(self, output, mask, *causal_lengths):
+    def of_seeing(self, output, mask):
         return output
 
     def masked(self, logits, mask, bias, causal_mask=None):

@@ -18,7 +18,10 @@ _keeps_weights = contextvars.ContextVar("keeps_weights", default=True)
 
 @contextlib.contextmanager
 def weights_again():
-    """Gradients of attention traced inside compute its weights again, and keep none."""
+    """Gradients of attention traced inside compute its weights again, and keep none.
+
+    In eager mode the tape of TensorFlow keeps them all the same.
+    """
     token = _keeps_weights.set(False)
     try:
         yield
@@ -82,8 +85,6 @@ def softmax_attention(query, key, value, bias=None, causal_biases=()):
         kept = [part.weights(query, key) for part in parts]
         outputs = [product(x, p.keys(value)) for x, p in zip(kept, parts, strict=True)]
         output = outputs[0] if len(parts) == 1 else ops.concatenate(outputs, axis=-2)
-        if not keeps_weights:
-            kept = None
 
         def gradient(*args, upstream=None):
             (upstream,) = args or (upstream,)

@@ -17,7 +17,7 @@ import time
 
 STATUS = pathlib.Path("/proc/self/status")
 
-#: What libraries import where they find it, and no contender uses.
+#: What TensorFlow and Keras import where they find it, and do not need.
 OPTIONAL = ("jax", "matplotlib", "sklearn")
 
 
@@ -63,11 +63,7 @@ def go_first_when_memory_ends():
 
 
 def hide_optional_libraries(library):
-    """Lets a contender find only what it is installed with.
-
-    TensorFlow imports JAX and Keras the others, to which no run of ours comes; they
-    would take 190 MiB.
-    """
+    """Hides from a contender what would count as its memory and serves it nothing."""
     for name in OPTIONAL:
         if name != library:
             sys.modules[name] = None

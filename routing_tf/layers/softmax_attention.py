@@ -76,12 +76,12 @@ def softmax_attention(query, key, value, bias=None, causal_biases=()):
     biases = [*([] if bias is None else [bias]), *causal_biases]
 
     def parts_of(biases):
-        return _parts(*((None, biases) if bias is None else (biases[0], biases[1:])))
+        return _parts(None if bias is None else biases.pop(0), biases)
 
     # Biases are arguments, though they have no gradients: JAX may not close over them.
     @ops.custom_gradient
     def attend(query, key, value, *biases):
-        parts = parts_of(biases)
+        parts = parts_of(list(biases))
         kept = [part.weights(query, key) for part in parts]
         outputs = [product(x, p.keys(value)) for x, p in zip(kept, parts, strict=True)]
         output = outputs[0] if len(parts) == 1 else ops.concatenate(outputs, axis=-2)
@@ -95,7 +95,7 @@ def softmax_attention(query, key, value, bias=None, causal_biases=()):
             tensors, own_parts, weights = (query, key, value), parts, kept
             if not keeps_weights:
                 again = computed_after(upstream, query, key, value, *biases)
-                tensors, own_parts = again[:3], parts_of(again[3:])
+                tensors, own_parts = again[:3], parts_of(list(again[3:]))
                 weights = [part.weights(*tensors[:2]) for part in own_parts]
             of_query, of_key, of_value = zip(
                 *(
@@ -122,8 +122,8 @@ class _Part:
 
     start: int | None
     stop: int | None
-    bias: object
-    causal_bias: object
+    num_keys: int | None
+    biases: list
 
     def queries(self, x):
         """Cuts `[..., queries, .]`."""
@@ -131,13 +131,11 @@ class _Part:
 
     def keys(self, x):
         """Cuts `[..., keys, .]`."""
-        if self.start is None:
-            return x
-        return cut_axis(x, 0, self.causal_bias.shape[-1], axis=-2)
+        return x if self.start is None else cut_axis(x, 0, self.num_keys, axis=-2)
 
     def weights(self, query, key):
-        biases = [x for x in (self.bias, self.causal_bias) if x is not None]
-        return _weights(self.queries(query), self.keys(key), *biases)
+        logits = product(self.queries(query), self.keys(key), transpose_y=True)
+        return softmax(sum(self.biases, logits))
 
     def gradients(self, query, key, value, upstream, mean, weights):
         """Gradients of the part's queries, keys and values."""
@@ -151,18 +149,17 @@ class _Part:
         )
 
 
-def _weights(query, key, *biases):
-    return softmax(sum(biases, product(query, key, transpose_y=True)))
-
-
 def _parts(bias, causal_biases):
+    """Returns a `_Part` for each causal bias; one of all queries without any."""
     if len(causal_biases) < 2:
-        return [_Part(None, None, bias, *(causal_biases or [None]))]
+        biases = [x for x in (bias, *causal_biases) if x is not None]
+        return [_Part(None, None, None, biases)]
     parts, start = [], 0
     for causal_bias in causal_biases:
         size, num_keys = causal_bias.shape
         own = cut_pairs(bias, start, size, num_keys)
-        parts.append(_Part(start, start + size, own, causal_bias))
+        biases = [causal_bias] if own is None else [own, causal_bias]
+        parts.append(_Part(start, start + size, num_keys, biases))
         start += size
     return parts
 

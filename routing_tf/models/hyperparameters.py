@@ -415,12 +415,12 @@ def parse_overrides(text):
 def _parse_value(name, value, kind):
     booleans = {"true": True, "1": True, "false": False, "0": False}
     try:
+        if kind is bool:
+            return booleans[value.lower()]
         if name == "entmax_alpha":
             words = {"none": None, "learned": "learned"}
             low = value.lower()
             return words[low] if low in words else float(value)
-        if kind is bool:
-            return booleans[value.lower()]
         if kind == (bool | str):
             return booleans.get(value.lower(), value)
         if kind in (int | None, str | None):

@@ -55,6 +55,14 @@ def define_flags(values, lengths, dtypes, compare):
     flags.DEFINE_integer(
         "rounds", 5, "Turns of each contender.", lower_bound=1, **define
     )
+    flags.DEFINE_integer(
+        "warm_up_runs",
+        10,
+        "Runs after the first one that are not timed, while allocators still ask the "
+        "system for memory; fewer where they would take --max_seconds.",
+        lower_bound=1,
+        **define,
+    )
     flags.DEFINE_float(
         "round_seconds", 0.5, "A turn repeats runs for so long.", **define
     )
@@ -335,10 +343,11 @@ class Contest:
 
     def _warm_up(self, worker):
         """Compiles; returns the seconds of a run, and the runs of a turn."""
-        first = worker.run()[0]
-        # The second run may be slow too; but a slow contender has little to warm up.
-        more = 0 if first > 3 * self._options.max_seconds else 1 if first > 5 else 3
-        seconds = min(worker.run(more), default=first)
+        seconds, limit = worker.run()[0], self._options.max_seconds
+        if seconds <= 3 * limit:  # the first run compiles
+            (seconds,) = worker.run()
+            number = min(self._options.warm_up_runs, math.ceil(limit / seconds))
+            seconds = min(worker.run(number - 1), default=seconds)
         number = math.ceil(self._options.round_seconds / max(seconds, 1e-9))
         return seconds, min(max(1, number), MOST_RUNS)
 

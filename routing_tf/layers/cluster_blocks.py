@@ -12,7 +12,6 @@ heads and sequences, C slots of a chunk, S slots that a chunk reads, D dim.
 import numpy as np
 from keras import ops
 
-from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import inverse
 from routing_tf.layers.cluster_order import sort_by_cluster
 from routing_tf.layers.lengths import length_of
@@ -50,6 +49,7 @@ class ClusterBlocks:
         attention_window: how many tokens of its cluster a token sees, itself included.
         block_size: T, a multiple of `chunk_size`.
         chunk_size: C.
+        all_have_one: whether each token has a cluster. Defaults to False.
 
     Attributes:
         offset: slot at which a chunk's own tokens start in what it reads, S - C.
@@ -66,50 +66,63 @@ class ClusterBlocks:
     tokens = np.array([[[[5.0], [6.0], [7.0], [8.0]]]], "float32")
     if keras.backend.backend() == "tensorflow":
         blocks = ClusterBlocks(clusters, 2, 2, block_size=2, chunk_size=1)
-        first, later = blocks.arrange(tokens)
+        first, later, windows = blocks.arrange_and_read(tokens)
         assert ops.convert_to_numpy(first[0, 0, 1]).tolist() == [[5.0], [7.0]]
-        windows = blocks.windows(first, later)
+        assert ops.convert_to_numpy(later[0]).tolist() == [[8.0]]
         assert ops.convert_to_numpy(windows[0]).tolist() == [[7.0], [8.0]]
     ```
     """
 
     def __init__(
-        self, clusters, num_clusters, attention_window, block_size, chunk_size
+        self,
+        clusters,
+        num_clusters,
+        attention_window,
+        block_size,
+        chunk_size,
+        all_have_one=False,
     ):
         batch, heads, length = ops.shape(clusters)
         self.attention_window = attention_window
         self.block_size, self.chunk_size = block_size, chunk_size
         self.offset = -(-(attention_window - 1) // chunk_size) * chunk_size
+        self._blocks = (batch, heads, num_clusters)
+        self._num_block_slots = batch * heads * num_clusters * block_size
         by_cluster, token_at = sort_by_cluster(clusters, num_clusters + 1)
         # Where each cluster starts in this order, and the last one ends.
         borders = _borders(by_cluster, num_clusters + 1)
         first, sizes = borders[..., :-1], borders[..., 1:] - borders[..., :-1]
         rank = numbers(length) - entries_at(borders, by_cluster)
         rank = inverse(token_at, rank)
+        # Tokens and clusters of all heads and sequences, one behind the other.
+        rows = ops.reshape(ops.arange(batch * heads, dtype="int32"), (batch, heads, 1))
+        token_at += rows * length
         slots = np.arange(block_size, dtype="int32")
         place = ops.minimum(first[..., None] + slots, length - 1)
-        self._first = entries_at(token_at, place)
-        self._is_first = slots < sizes[..., None]
-        has_place = clusters < num_clusters
-        self._is_in_block = ops.logical_and(rank < block_size, has_place)
-        self._is_in_chunk = ops.logical_and(rank >= block_size, has_place)
-        # Clusters of all heads and sequences, one behind the other.
-        rows = ops.reshape(ops.arange(batch * heads, dtype="int32"), (batch, heads, 1))
-        cluster = rows * num_clusters + ops.minimum(clusters, num_clusters - 1)
-        slot = cluster * block_size + rank
-        self._block_slot = ops.where(self._is_in_block, slot, 0)
-        starts = self._lay_out_chunks(
+        starts, of_chunks, in_chunks = self._lay_out_chunks(
             ops.reshape(sizes, (-1,)),
             ops.reshape(first + rows * length, (-1,)),
-            ops.reshape(token_at + rows * length, (-1,)),
+            ops.reshape(token_at, (-1,)),
         )
-        slot = ops.take(starts, cluster) * chunk_size + rank - block_size
-        self._chunk_slot = ops.where(self._is_in_chunk, slot, 0)
+        # Slots of the blocks, and then those of the chunks.
+        self._tokens = _joined(entries_at(token_at, place), of_chunks)
+        self._is_filled = _joined(slots < sizes[..., None], in_chunks)
+        cluster = rows * num_clusters + ops.minimum(clusters, num_clusters - 1)
+        in_block = cluster * block_size + rank
+        in_chunk = ops.take(starts, cluster) * chunk_size + rank - block_size
+        in_chunk += self._num_block_slots
+        self._slots = ops.where(rank < block_size, in_block, in_chunk)
+        self._has_place = None
+        if not all_have_one:
+            self._has_place = clusters < num_clusters
+            self._slots = ops.where(self._has_place, self._slots, 0)
 
     def _lay_out_chunks(self, sizes, first, token_at):
-        """Makes the chunks of all clusters, and returns the first chunk of each.
+        """Makes the chunks of all clusters.
 
-        `first` tells where clusters start in `token_at`, the tokens in order.
+        `first` tells where clusters start in `token_at`, the tokens in order. Returns
+        the first chunk of each, and `[N, C]` the tokens in the slots of chunks and
+        which of these are filled.
         """
         size, num_clusters = self.chunk_size, length_of(sizes, 0)
         later = ops.maximum(sizes - self.block_size, 0)
@@ -127,8 +140,8 @@ class ClusterBlocks:
         rank = self.block_size + number * size
         rank = rank[:, None] + np.arange(size, dtype="int32")
         place = ops.take(first, cluster)[:, None] + rank
-        self._later = ops.take(token_at, ops.minimum(place, length_of(token_at, 0) - 1))
-        self._is_later = rank < ops.take(sizes, cluster)[:, None]
+        tokens = ops.take(token_at, ops.minimum(place, length_of(token_at, 0) - 1))
+        is_filled = rank < ops.take(sizes, cluster)[:, None]
         # Chunks of the blocks and then these, each by its number in its cluster.
         of_block = self.block_size // size
         back = np.arange(-self.offset // size, 1, dtype="int32")
@@ -137,17 +150,7 @@ class ClusterBlocks:
         in_chunks = num_clusters * of_block + chunk[:, None] + back
         read = ops.where(self._number_read < of_block, in_block, in_chunks)
         self._read = ops.maximum(read, 0)
-        return starts
-
-    @property
-    def _slots(self):
-        """Where tokens stand in the blocks and the chunks, and in which of them."""
-        return (
-            self._block_slot,
-            self._is_in_block,
-            self._chunk_slot,
-            self._is_in_chunk,
-        )
+        return starts, tokens, is_filled
 
     def arrange(self, x):
         """Puts tokens into blocks and chunks.
@@ -158,23 +161,55 @@ class ClusterBlocks:
 
         # Each token has one slot at most, so that the gradient need not add up.
         @ops.custom_gradient
-        def arrange(x, first, later, *slots):
+        def arrange(x):
             def gradient(*upstream):
-                return _of_tokens(*upstream, *slots), *[None] * 6
+                return self._of_tokens(_rows(upstream))
 
-            arranged = membership.gather(x, first), _take_rows(x, later)
-            return arranged, gradient
+            return self._cut(_take_rows(x, self._tokens)), gradient
 
-        return arrange(x, self._first, self._later, *self._slots)
+        return arrange(x)
 
-    def windows(self, first, later):
-        """Returns what the chunks read, `[N, S, D]`, of what `arrange` returns."""
-        dim = later.shape[-1]
-        # A chunk is one row, so that few long rows are copied.
-        rows = [ops.reshape(x, (-1, self.chunk_size * dim)) for x in (first, later)]
-        rows = ops.concatenate(rows, axis=0)
-        windows = membership.take_rows(rows, self._read, length_of(rows, 0))
-        return ops.reshape(windows, (-1, self.offset + self.chunk_size, dim))
+    def arrange_and_read(self, x):
+        """Returns what `arrange` does, and what the chunks read of it, `[N, S, D]`."""
+        # A chunk is one row, so that few long rows are copied and added up.
+        dim, window = x.shape[-1], self.offset + self.chunk_size
+        row = self.chunk_size * dim
+
+        @ops.custom_gradient
+        def arrange(x):
+            def gradient(first, later, windows):
+                slots = ops.scatter_update(
+                    ops.reshape(_rows((first, later)), (-1, row)),
+                    ops.reshape(self._read, (-1, 1)),
+                    ops.reshape(windows, (-1, row)),
+                    reduction="add",
+                )
+                return self._of_tokens(ops.reshape(slots, (-1, dim)))
+
+            slots = _take_rows(x, self._tokens)
+            windows = ops.take(ops.reshape(slots, (-1, row)), self._read, axis=0)
+            return (
+                *self._cut(slots),
+                ops.reshape(windows, (-1, window, dim)),
+            ), gradient
+
+        return arrange(x)
+
+    def _cut(self, slots):
+        """From all slots, `[., D]`, to those of the blocks and those of the chunks."""
+        first, later = slots[: self._num_block_slots], slots[self._num_block_slots :]
+        dim = slots.shape[-1]
+        return (
+            ops.reshape(first, (*self._blocks, self.block_size, dim)),
+            ops.reshape(later, (-1, self.chunk_size, dim)),
+        )
+
+    def _of_tokens(self, slots):
+        """From all slots, `[., D]`, to tokens, `[B, H, L, D]`; zero without a slot."""
+        tokens = ops.take(slots, self._slots, axis=0)
+        if self._has_place is None:
+            return tokens
+        return ops.where(self._has_place[..., None], tokens, 0)
 
     def entries(self, x):
         """Arranges a mask or bias, broadcastable to `[B, H, L]`; None stays None.
@@ -183,9 +218,8 @@ class ClusterBlocks:
         """
         if x is None:
             return None, None
-        everywhere = ops.broadcast_to(x, ops.shape(self._is_in_block))
-        first, later = self.arrange(everywhere[..., None])
-        windows = self.windows(first, later)
+        everywhere = ops.broadcast_to(x, ops.shape(self._slots))
+        first, _, windows = self.arrange_and_read(everywhere[..., None])
         return tuple(ops.swapaxes(each, -1, -2) for each in (first, windows))
 
     def mask(self, nearest=0):
@@ -216,28 +250,26 @@ class ClusterBlocks:
         """Undoes `arrange`; zero for tokens of no cluster."""
 
         @ops.custom_gradient
-        def restore(first, later, *indices):
-            slots, (at_first, is_first, at_later, is_later) = indices[:4], indices[4:]
-
+        def restore(first, later):
             def gradient(upstream):
-                of_first = membership.gather(upstream, at_first)
-                of_later = _take_rows(upstream, at_later)
-                return (
-                    ops.where(is_first[..., None], of_first, 0),
-                    ops.where(is_later[..., None], of_later, 0),
-                    *[None] * len(indices),
-                )
+                slots = _take_rows(upstream, self._tokens)
+                return self._cut(ops.where(self._is_filled[:, None], slots, 0))
 
-            return _of_tokens(first, later, *slots), gradient
+            return self._of_tokens(_rows((first, later))), gradient
 
-        own = (self._first, self._is_first, self._later, self._is_later)
-        return restore(first, later, *self._slots, *own)
+        return restore(first, later)
 
 
-def _of_tokens(first, later, block_slot, is_in_block, chunk_slot, is_in_chunk):
-    """Returns what stands in the slots of tokens, `[B, H, L, D]`; zero without one."""
-    output = ops.where(is_in_chunk[..., None], _take_rows(later, chunk_slot), 0)
-    return ops.where(is_in_block[..., None], _take_rows(first, block_slot), output)
+def _joined(of_blocks, of_chunks):
+    """From something of each slot of the blocks and the chunks to all slots, `[.]`."""
+    parts = [ops.reshape(x, (-1,)) for x in (of_blocks, of_chunks)]
+    return ops.concatenate(parts, axis=0)
+
+
+def _rows(blocks_and_chunks):
+    """Undoes `_cut`."""
+    rows = [ops.reshape(x, (-1, x.shape[-1])) for x in blocks_and_chunks]
+    return ops.concatenate(rows, axis=0)
 
 
 def _take_rows(x, places):

@@ -7,9 +7,9 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
+from routing_tf.layers.blocks import memory_windows
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import library
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import smaller
 from routing_tf.layers.membership import entries_at
@@ -126,12 +126,8 @@ class ClusterOrder:
         and of its own; any chunk's where there is none before it. The attention window
         counts the token itself.
         """
-        batch, heads, chunks, slots, dim = ops.shape(x)
         before = self._num_chunks_before(attention_window)
-        # A chunk is one row, so that few long rows are copied.
-        rows = ops.reshape(x, (batch, heads, chunks, slots * dim))
-        windows = _join_with_earlier(rows, before)
-        return ops.reshape(windows, (batch, heads, chunks, (before + 1) * slots, dim))
+        return memory_windows(x, (before,), (0,), axis=2, zero_outside=False)
 
     def window_offset(self, attention_window):
         """Returns the slot of a window at which its own chunk starts."""
@@ -201,33 +197,6 @@ def ranks_in_clusters(clusters, num_clusters):
     by_cluster, token_at = sort_by_cluster(clusters, num_clusters)
     rank = numbers(length_of(clusters, 2)) - entries_at(first_token, by_cluster)
     return inverse(token_at, rank)
-
-
-def _join_with_earlier(rows, before):
-    """Joins rows `[B, H, N, R]` with those before them, to `[B, H, N, before + 1, R]`.
-
-    The gradient is stated: TensorFlow's would scatter where it is known who reads a
-    row. What is read in place of rows before the first one must have no influence.
-    """
-    num_rows, size = length_of(rows, 2), before + 1
-    row, lib = numbers(num_rows)[:, None], library(num_rows)
-    back = np.arange(before, -1, -1, dtype="int32")
-    seen = lib.maximum(row - back, 0)
-    # Row i is read by row i + d at place before - d, and that by nobody is zero.
-    reader = row + np.arange(size, dtype="int32")
-    place = lib.where(reader < num_rows, reader * size + back, np.int32(0))
-
-    @ops.custom_gradient
-    def join(rows):
-        def gradient(*args, upstream=None):
-            (upstream,) = args or (upstream,)
-            batch, heads, *_, row = ops.shape(upstream)
-            flat = ops.reshape(upstream, (batch, heads, num_rows * size, row))
-            return ops.sum(ops.take(flat, place, axis=2), axis=3)
-
-        return ops.take(rows, seen, axis=2), gradient
-
-    return join(rows)
 
 
 def _count(numbers, size):

@@ -1,5 +1,7 @@
 """The way of a sequence to queries, keys and values of all heads, and back."""
 
+import itertools
+
 from keras import ops
 
 from routing_tf.layers.axes import split_axis
@@ -66,10 +68,11 @@ class Projections(LowRankAdaptation):
         if any(self._shares_queries) or not is_cross:
             names.append("query")
         memory = value if is_cross else query
-        projections = dict(zip(names, self._products(memory, names), strict=True))
-        values = self._in_groups(projections["value"])
-        keys = self._in_groups(projections.get("key"), self._has_keys)
-        queries = self._scaled_groups(projections.get("query"))
+        nothing = [None] * len(self.head_groups)
+        projections = self._projections(memory, names)
+        values, keys, queries = (
+            projections.get(name, nothing) for name in ("value", "key", "query")
+        )
         if is_cross:
             # Shared heads see scaled queries; keys of the same make match them.
             shared, queries = queries, self.queries(query)
@@ -87,7 +90,7 @@ class Projections(LowRankAdaptation):
         """Returns the queries of each group, as `projected` does; None for None."""
         if query is None:
             return [None] * len(self.head_groups)
-        return self._scaled_groups(*self._products(query, ["query"]))
+        return self._projections(query, ["query"])["query"]
 
     def combined(self, x):
         """Projects the outputs of all heads, `<float>[B, H, L, value size]`."""
@@ -96,7 +99,7 @@ class Projections(LowRankAdaptation):
         batch, heads, length, size = ops.shape(x)
         x = ops.transpose(x, (0, 2, 1, 3))
         x = ops.reshape(x, (batch, length, heads * size))
-        return self._products(x, ["output"])[0]
+        return self._product(x, ["output"])
 
     def _weight(self, name, kind, shape):
         """Makes the kernel or the bias of a projection; None without a shape."""
@@ -113,36 +116,48 @@ class Projections(LowRankAdaptation):
             constraint=getattr(self, f"{kind}_constraint"),
         )
 
-    def _products(self, x, names):
-        """Returns several projections of `x`, from one multiplication."""
-        kernels = [self.adapted(name) for name in names]
-        product = ops.matmul(x, _side_by_side(kernels, x.dtype))
+    def _projections(self, x, names):
+        """Returns for each name a list with the queries, keys or values of the groups.
+
+        Each is `<float>[B, H, L, D]`, or None; queries are scaled.
+        """
+        sizes = {"value": self.size_of_value}
+        all_have = [True] * len(self.head_groups)
+        counts = {
+            name: self._heads_of_groups(self._has_keys if name == "key" else all_have)
+            for name in names
+        }
+        # What has heads of one size is put in order in one go.
+        runs = [
+            (size, [count for name in run for count in counts[name]])
+            for size, run in itertools.groupby(
+                names, lambda name: sizes.get(name, self.key_dim)
+            )
+        ]
+        products = split_axis(
+            self._product(x, names), [size * sum(run) for size, run in runs], axis=-1
+        )
+        parts = itertools.chain.from_iterable(
+            _in_heads(product, *run)
+            for product, run in zip(products, runs, strict=True)
+        )
+        found = {name: [next(parts) for _ in counts[name]] for name in names}
+        if "query" in found:
+            found["query"] = [self._scaled(query) for query in found["query"]]
+        return found
+
+    def _product(self, x, names):
+        """Returns several projections of `x`, side by side, from one multiplication."""
+        product = ops.matmul(
+            x, _side_by_side([self.adapted(name) for name in names], x.dtype)
+        )
         if self.use_bias:
             biases = [getattr(self, f"{name}_bias") for name in names]
             product += _side_by_side(biases, x.dtype)
-        return split_axis(product, [kernel.shape[1] for kernel in kernels], axis=-1)
+        return product
 
-    def _scaled_groups(self, queries):
-        return self._in_groups(queries, scale=self.key_dim**-0.5)
-
-    def _in_groups(self, x, has=None, scale=None):
-        """Returns the part of each group in `<float>[B, L, H * D]`, as `[B, H, L, D]`.
-
-        `has` tells which groups have a part (None for all); the others get None, and
-        so do all if `x` is None.
-        """
-        sizes = self._heads_of_groups(has or [True] * len(self.head_groups))
-        if x is None:
-            return [None] * len(sizes)
-        batch, length, size = ops.shape(x)
-        heads = sum(sizes)
-        x = ops.transpose(
-            ops.reshape(x, (batch, length, heads, size // heads)), (0, 2, 1, 3)
-        )
-        if scale is not None:
-            x *= ops.cast(scale, x.dtype)
-        parts = iter(split_axis(x, [size for size in sizes if size], axis=1))
-        return [next(parts) if size else None for size in sizes]
+    def _scaled(self, query):
+        return query * ops.cast(self.key_dim**-0.5, query.dtype)
 
     def _heads_of_groups(self, has):
         """Returns the number of heads of each group, 0 for those that have not."""
@@ -150,6 +165,18 @@ class Projections(LowRankAdaptation):
             group.num_heads if own else 0
             for group, own in zip(self.head_groups, has, strict=True)
         ]
+
+
+def _in_heads(x, size, counts):
+    """Cuts `<float>[B, L, H * D]` into parts of so many heads, `[B, heads, L, D]`.
+
+    A part without heads is None.
+    """
+    batch, length, _ = ops.shape(x)
+    x = ops.reshape(x, (batch, length, sum(counts), size))
+    x = ops.transpose(x, (0, 2, 1, 3))
+    parts = iter(split_axis(x, [count for count in counts if count], axis=1))
+    return [next(parts) if count else None for count in counts]
 
 
 def _side_by_side(weights, dtype):

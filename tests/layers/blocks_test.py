@@ -1,7 +1,9 @@
 """Tests of cutting sequences into blocks."""
 
+import keras
 import numpy as np
 import pytest
+from keras import ops
 
 from routing_tf.layers import blocks
 from tests import golden_cases
@@ -42,6 +44,29 @@ def test_window_is_the_block_and_its_neighbours(num_before, num_after):
             expected = x[:, source] if 0 <= source < 4 else np.zeros_like(x[:, 0])
             found = windows[:, block, slot * 3 : slot * 3 + 3]
             np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("num_before, num_after", [(0, 0), (1, 0), (2, 1), (0, 3)])
+def test_windows_with_anything_outside_are_the_same_inside(num_before, num_after):
+    x = helpers.normal(2, 3, 4, 3, 5)
+    arguments = ((num_before,), (num_after,), 2)
+    is_inside = blocks.memory_windows(np.ones_like(x), *arguments)
+    weights = is_inside * helpers.normal(*is_inside.shape, seed=1)
+
+    def gradients(zero_outside):
+        return golden_cases.gradients(
+            keras.layers.Lambda(
+                lambda x: blocks.memory_windows(x, *arguments, zero_outside)
+            ),
+            lambda windows, losses: ops.sum(windows * weights),
+            {"inputs": x},
+            wrt=["inputs"],
+        )
+
+    zeros, anything = gradients(True), gradients(False)
+    found = golden_cases.to_numpy(anything.outputs * is_inside)
+    np.testing.assert_array_equal(found, zeros.outputs)
+    golden_cases.assert_close(anything.inputs["inputs"], zeros.inputs["inputs"], 1e-6)
 
 
 def test_shift_right_equals_release():

@@ -46,8 +46,8 @@ def test_chunks_read_the_last_members_before_each_token(window):
     blocks = ClusterBlocks(clusters, 4, window, block_size=4, chunk_size=size)
     # Numbers of tokens, over all heads and sequences.
     token = np.arange(clusters.size, dtype="float32").reshape(*clusters.shape, 1)
-    first, later = blocks.arrange(token)
-    windows = ops.convert_to_numpy(blocks.windows(first, later))[..., 0]
+    first, later, windows = blocks.arrange_and_read(token)
+    windows = ops.convert_to_numpy(windows)[..., 0]
     mask = ops.convert_to_numpy(blocks.window_mask())
     mask = np.broadcast_to(mask, (len(windows), size, windows.shape[1]))
     slots = np.arange(len(windows) * size, dtype="float32").reshape(-1, size, 1)

@@ -85,6 +85,8 @@ class LocalHeads(HeadGroup):
     """
 
     supports_entmax = True
+    # Whether it matters what keys and values stand outside the sequence.
+    reads_outside = False
 
     def __init__(
         self,
@@ -165,14 +167,16 @@ class LocalHeads(HeadGroup):
                 f"memory_block_shape={self.memory_block_shape} with "
                 f"block_shape={self.block_shape}. Leave it out"
             )
-        window = self._windows(grid, memory_block, inputs.use_causal_mask)
+        is_causal = inputs.use_causal_mask
+        window = self._windows(grid, memory_block, is_causal, self.reads_outside)
         bias = None
         if inputs.token_bias is not None:
             bias = window(inputs.token_bias)[..., None, :]
-        real = window(self._real(memory_length, inputs.value_mask))
+        real = self._real(memory_length, inputs.value_mask)
+        real = self._windows(grid, memory_block, is_causal)(real)
         num_slots = length_of(real, -1)
         mask = self.padding_mask(real)[..., None, :]
-        if inputs.use_causal_mask and len(grid) > 1:
+        if is_causal and len(grid) > 1:
             mask = ops.logical_and(mask, self._earlier(block, num_slots))
         output = self.dot_product(
             blocks.break_into_blocks(inputs.query, block, axis=2),
@@ -181,7 +185,7 @@ class LocalHeads(HeadGroup):
             attention_mask=mask,
             bias=bias,
             offset=self.offset(memory_block, block, num_slots),
-            use_causal_mask=inputs.use_causal_mask and len(grid) == 1,
+            use_causal_mask=is_causal and len(grid) == 1,
             training=training,
         )
         return blocks.put_back_blocks(output, length, axis=2)
@@ -250,7 +254,7 @@ class LocalHeads(HeadGroup):
         )
         return output, cache
 
-    def _windows(self, grid, block, use_causal_mask):
+    def _windows(self, grid, block, use_causal_mask, zero_outside=True):
         """Returns the function that arranges `[batch, heads, length, ...]`."""
         before = self._flange()
         after = (0, *before[1:]) if use_causal_mask else before
@@ -258,7 +262,8 @@ class LocalHeads(HeadGroup):
         def window(x):
             x = blocks.pad_to_multiple(x, math.prod(grid) * block, axis=2)
             x = _unfold(blocks.break_into_blocks(x, block, axis=2), grid)
-            return _fold(blocks.memory_windows(x, before, after, axis=2), len(grid))
+            x = blocks.memory_windows(x, before, after, 2, zero_outside)
+            return _fold(x, len(grid))
 
         return window
 

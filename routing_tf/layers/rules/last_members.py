@@ -55,7 +55,9 @@ class LastMembers(Rule):
             return self._attend_by_kernel(tokens, clusters, num_clusters, window)
         joins = self._rounds(clusters, num_clusters, window)
         if joins is None and self._fits_blocks(tokens, window, training):
-            return self._attend_in_blocks(tokens, clusters, window, training)
+            all_have_one = num_clusters == tokens.num_clusters
+            blocks = self._blocks(tokens, clusters, window, all_have_one)
+            return self._attend_in_blocks(tokens, blocks, training)
         order = ClusterOrder(clusters, num_clusters, chunk_size_for(window))
         key = order.arrange(ops.cast(tokens.key, self.group.compute_dtype))
         query = key
@@ -129,18 +131,21 @@ class LastMembers(Rule):
         # With fewer clusters most members are later ones.
         return tokens.length <= MOST_WINDOWS * window * tokens.num_clusters
 
-    def _attend_in_blocks(self, tokens, clusters, window, training):
-        group, inputs, num_clusters = self.group, tokens.inputs, tokens.num_clusters
-        size = chunk_size_for(window)
-        block = block_size_for(tokens.length, num_clusters, window, size)
-        window += group.key_shift
-        blocks = ClusterBlocks(clusters, num_clusters, window, block, size)
-        key, later_key = blocks.arrange(ops.cast(tokens.key, group.compute_dtype))
-        query, later_query = key, later_key
+    def _blocks(self, tokens, clusters, window, all_have_one):
+        size, count = chunk_size_for(window), tokens.num_clusters
+        block = block_size_for(tokens.length, count, window, size)
+        window += self.group.key_shift
+        return ClusterBlocks(clusters, count, window, block, size, all_have_one)
+
+    def _attend_in_blocks(self, tokens, blocks, training):
+        group, inputs = self.group, tokens.inputs
+        key = ops.cast(tokens.key, group.compute_dtype)
+        query, later_query, key_windows = blocks.arrange_and_read(key)
+        key = query
         if not tokens.shares_vectors:
             query = ops.cast(tokens.query, group.compute_dtype)
             query, later_query = blocks.arrange(query)
-        value, later_value = blocks.arrange(tokens.value)
+        value, _, value_windows = blocks.arrange_and_read(tokens.value)
         value_mask = inputs.value_mask if group.key_shift else None
         mask, later_mask = blocks.entries(value_mask)
         bias, later_bias = blocks.entries(inputs.token_bias)
@@ -155,8 +160,8 @@ class LastMembers(Rule):
         )
         later = group.dot_product(
             later_query,
-            blocks.windows(key, later_key),
-            blocks.windows(value, later_value),
+            key_windows,
+            value_windows,
             attention_mask=combine_masks(blocks.window_mask(self._nearest), later_mask),
             bias=later_bias,
             offset=blocks.offset,

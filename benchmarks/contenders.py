@@ -60,7 +60,7 @@ def attention(length, passes, dtype, options):
     ]
     cases += [
         given.products(pattern, way, window, clusters)
-        for pattern in ("token choice", "local")
+        for pattern in ("expert choice", "token choice", "local")
         for way in WAYS
     ]
     cases += [given.kmeans(window, clusters), given.torch_full()]

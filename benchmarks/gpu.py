@@ -53,6 +53,7 @@ def commands(device, folder):
     ]
     if device == "cpu":
         contest_flags += ["--contenders=*(JAX)", "--rounds=1", "--round_seconds=0"]
+        contest_flags += ["--warm_up_runs=1"]
     flash = "full attention (cuDNN JAX)" if device == "gpu" else "token choice (JAX)"
     figures = {
         name: [f"--output={folder / name}.json", f"--plot={folder / name}.png"]

@@ -84,12 +84,14 @@ class Products(KerasAttention):
 def products(shape, pattern, window, num_clusters, dtype, passes, xla):
     """Returns a function that computes the products of a pattern alone; see `ours`.
 
-    Those of local heads are of half a block, and of the keys that both halves read on
-    average; those of token choice are as many as with static shapes.
+    Those of local heads and expert choice are of half a block or cluster, and of the
+    keys that both halves read on average; those of token choice are as many as with
+    static shapes.
     """
     batch, heads, length, size = shape
-    if pattern == "local":
-        chunk, keys = max(1, window // 2), 2 * window - window // 4
+    if pattern in ("local", "expert choice"):
+        earlier = window if pattern == "local" else 0
+        chunk, keys = max(1, window // 2), earlier + window - window // 4
         chunks = -(-length // chunk)
     else:
         chunk = chunk_size_for(window)

@@ -2,10 +2,12 @@
 
     python -m benchmarks.profile_attention --pattern='expert choice' --dtype=bfloat16
     KERAS_BACKEND=jax python -m benchmarks.profile_attention --implementation=auto
+    taskset -c 0 python -m benchmarks.profile_attention --train_step
 
 Prints the milliseconds that each kind of operation takes in one forward+backward of
-`benchmarks.attention`, as a TensorFlow graph; on JAX those of each kernel. Operations
-overlap on several cores, so they add up to more than the time of a pass.
+`benchmarks.attention`, or in a training step, as a TensorFlow graph; on JAX those of
+each kernel. Operations overlap on several cores, so they add up to more than the time
+of a pass.
 """
 
 import collections
@@ -20,6 +22,7 @@ from absl import flags
 
 from benchmarks import contenders
 from benchmarks import keras_attention
+from benchmarks import language_models
 from routing_tf.layers.fused_attention import IMPLEMENTATIONS
 
 PASSES = 3
@@ -34,6 +37,13 @@ def define_flags(values=flags.FLAGS):
         "pattern", "expert choice", contenders.PATTERNS, "The pattern.", **define
     )
     flags.DEFINE_bool("relative", False, "Whether positions are relative.", **define)
+    flags.DEFINE_bool(
+        "train_step",
+        False,
+        "Whether it is a step of `benchmarks.train_step`, whose routed heads have the "
+        "pattern, expert choice or token choice.",
+        **define,
+    )
     flags.DEFINE_enum(
         "dtype", "float32", ["float32", "bfloat16"], "Type of computations.", **define
     )
@@ -54,8 +64,16 @@ def main(argv):
             f"Settings are given as --name=value. Received: {argv[1:]}"
         )
     options = flags.FLAGS
+    run = train_step(options) if options.train_step else attention(options)
+    print("| operation | times | milliseconds |\n| --- | --- | --- |")
+    for name, (number, seconds) in profile(run)[: options.most]:
+        print(f"| {name} | {number:g} | {1e3 * seconds:.1f} |")
+
+
+def attention(options):
+    """Returns a function that runs the pattern once."""
     window = min(256, options.length)
-    run = keras_attention.ours(
+    return keras_attention.ours(
         (1, 8, options.length, 64),
         options.pattern,
         window,
@@ -66,9 +84,25 @@ def main(argv):
         xla=False,
         implementation=options.implementation,
     )
-    print("| operation | times | milliseconds |\n| --- | --- | --- |")
-    for name, (number, seconds) in profile(run)[: options.most]:
-        print(f"| {name} | {number:g} | {1e3 * seconds:.1f} |")
+
+
+def train_step(options):
+    """Returns a function that runs a training step."""
+    if options.pattern not in language_models.ROUTINGS:
+        raise app.UsageError(
+            "--pattern must be 'expert choice' or 'token choice' with --train_step. "
+            f"Received: --pattern={options.pattern!r}"
+        )
+    return language_models.train_step(
+        contenders.SIZES,
+        options.length,
+        options.pattern,
+        options.relative,
+        None,
+        options.dtype,
+        xla=False,
+        implementation=options.implementation,
+    )
 
 
 def profile(run):

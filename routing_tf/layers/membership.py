@@ -108,29 +108,6 @@ def gather(x, members):
     return ops.reshape(rows, (*ops.shape(members), dim))
 
 
-def take_rows(rows, places, num_rows):
-    """Returns the rows `[num_rows, D]` at `<int>[...]`, `[..., D]`.
-
-    Rows may be taken more than once. The gradient adds them up in the order of places.
-    """
-
-    # Arguments: JAX lets no traced tensor in by another way.
-    @ops.custom_gradient
-    def take(rows, places):
-        def gradient(*args, upstream=None):
-            (upstream,) = args or (upstream,)
-            found = ops.segment_sum(
-                ops.reshape(upstream, (-1, upstream.shape[-1])),
-                ops.reshape(places, (-1,)),
-                num_segments=num_rows,
-            )
-            return found, None
-
-        return ops.take(rows, places, axis=0), gradient
-
-    return take(rows, places)
-
-
 def gather_blocks(x, blocks):
     """Returns blocks of `[B, H, G, ...]` at `<int>[B, H, ...]`, whole ones.
 

@@ -346,7 +346,7 @@ class Contest:
         seconds, limit = worker.run()[0], self._options.max_seconds
         if seconds <= 3 * limit:  # the first run compiles
             (seconds,) = worker.run()
-            number = min(self._options.warm_up_runs, math.ceil(limit / seconds))
+            number = math.ceil(min(self._options.warm_up_runs, limit / seconds))
             seconds = min(worker.run(number - 1), default=seconds)
         number = math.ceil(self._options.round_seconds / max(seconds, 1e-9))
         return seconds, min(max(1, number), MOST_RUNS)

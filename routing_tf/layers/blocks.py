@@ -127,8 +127,9 @@ def memory_windows(blocks, before, after, axis, zero_outside=True):
     From `[..., G, ..., G, S, ...]`, whose first axis of blocks is `axis`, to
     `[..., G, ..., G, window, ...]`, zero (False) outside the positions. A window has
     `before + 1 + after` blocks along each axis, in raster order of their places.
-    `zero_outside=False`, which may be faster, is for numbers of which those outside
-    have no influence: any stand there, and their gradients must be zero.
+    `zero_outside=False`, which may be faster, is for entries that have no influence
+    where they stand outside: any may stand there, and the gradient that comes back for
+    them must be zero.
 
     Reference: `break_into_memory_blocks_nd` of the release.
     """

@@ -261,7 +261,7 @@ class ClusterBlocks:
 
 
 def _joined(of_blocks, of_chunks):
-    """From something of each slot of the blocks and the chunks to all slots, `[.]`."""
+    """Joins what belongs to the slots of blocks and of chunks, in this order, `[.]`."""
     parts = [ops.reshape(x, (-1,)) for x in (of_blocks, of_chunks)]
     return ops.concatenate(parts, axis=0)
 

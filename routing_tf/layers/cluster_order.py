@@ -123,7 +123,7 @@ class ClusterOrder:
         """Joins each chunk with those before it that its tokens may see.
 
         From `[B, H, N, C, D]` to `[B, H, N, S, D]`, the S slots of the chunks before it
-        and of its own; any chunk's where there is none before it. The attention window
+        and of its own; anything where there is none before it. The attention window
         counts the token itself.
         """
         before = self._num_chunks_before(attention_window)

@@ -1,7 +1,5 @@
 """The way of a sequence to queries, keys and values of all heads, and back."""
 
-import itertools
-
 from keras import ops
 
 from routing_tf.layers.axes import split_axis
@@ -119,45 +117,49 @@ class Projections(LowRankAdaptation):
     def _projections(self, x, names):
         """Returns for each name a list with the queries, keys or values of the groups.
 
-        Each is `<float>[B, H, L, D]`, or None; queries are scaled.
+        Each is `<float>[B, H, L, D]`, or None. Queries are scaled.
         """
-        sizes = {"value": self.size_of_value}
         all_have = [True] * len(self.head_groups)
         counts = {
             name: self._heads_of_groups(self._has_keys if name == "key" else all_have)
             for name in names
         }
-        # What has heads of one size is put in order in one go.
-        runs = [
-            (size, [count for name in run for count in counts[name]])
-            for size, run in itertools.groupby(
-                names, lambda name: sizes.get(name, self.key_dim)
-            )
-        ]
+        # Heads of one size are transposed together.
+        runs = [[name] for name in names]
+        if self.size_of_value == self.key_dim:
+            runs = [names]
+        sizes = [self.size_of_value if "value" in x else self.key_dim for x in runs]
+        heads = [[count for name in run for count in counts[name]] for run in runs]
         products = split_axis(
-            self._product(x, names), [size * sum(run) for size, run in runs], axis=-1
+            self._product(x, names),
+            [size * sum(own) for size, own in zip(sizes, heads, strict=True)],
+            axis=-1,
         )
-        parts = itertools.chain.from_iterable(
-            _in_heads(product, *run)
-            for product, run in zip(products, runs, strict=True)
+        parts = iter(
+            part
+            for product in map(_in_heads, products, sizes, heads)
+            for part in product
         )
-        found = {name: [next(parts) for _ in counts[name]] for name in names}
-        if "query" in found:
-            found["query"] = [self._scaled(query) for query in found["query"]]
-        return found
+        return {name: [next(parts) for _ in counts[name]] for name in names}
 
     def _product(self, x, names):
         """Returns several projections of `x`, side by side, from one multiplication."""
-        product = ops.matmul(
-            x, _side_by_side([self.adapted(name) for name in names], x.dtype)
-        )
+        kernels = [self._scaled(name, self.adapted(name)) for name in names]
+        product = ops.matmul(x, _side_by_side(kernels, x.dtype))
         if self.use_bias:
-            biases = [getattr(self, f"{name}_bias") for name in names]
+            biases = [
+                self._scaled(name, getattr(self, f"{name}_bias")) for name in names
+            ]
             product += _side_by_side(biases, x.dtype)
         return product
 
-    def _scaled(self, query):
-        return query * ops.cast(self.key_dim**-0.5, query.dtype)
+    def _scaled(self, name, weight):
+        """Scales what makes queries: cheaper than queries.
+
+        These, times a constant, TensorFlow 2.21 with oneDNN would fuse with a product
+        and a mask behind it, with wrong results where the mask is broadcast.
+        """
+        return weight * self.key_dim**-0.5 if name == "query" else weight
 
     def _heads_of_groups(self, has):
         """Returns the number of heads of each group, 0 for those that have not."""

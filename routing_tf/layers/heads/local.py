@@ -168,7 +168,9 @@ class LocalHeads(HeadGroup):
                 f"block_shape={self.block_shape}. Leave it out"
             )
         is_causal = inputs.use_causal_mask
-        window = self._windows(grid, memory_block, is_causal, self.reads_outside)
+        # What hides a key in float16 does not hide it where its logit is very large.
+        reads_outside = self.reads_outside or self.compute_dtype == "float16"
+        window = self._windows(grid, memory_block, is_causal, reads_outside)
         bias = None
         if inputs.token_bias is not None:
             bias = window(inputs.token_bias)[..., None, :]

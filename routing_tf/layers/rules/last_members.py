@@ -126,6 +126,8 @@ class LastMembers(Rule):
         # What is traced for batches of any size is often exported, too.
         if not is_known(*tokens.value.shape) or not data_shapes.may_follow_data():
             return False
+        if 0 in tokens.value.shape:
+            return False
         if group.entmax_alpha == "learned" or (group.dropout and training):
             return False  # Chunks know no heads, and would draw other numbers.
         # With fewer clusters most members are later ones.

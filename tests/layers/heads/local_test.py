@@ -55,6 +55,16 @@ def test_compatibility_with_the_release(causal):
     golden_cases.assert_close(output, expected, 1e-5)
 
 
+def test_hides_later_tokens_with_large_logits_in_half_precision():
+    group = LocalHeads(1, block_shape=(4,), dtype="mixed_float16")
+    query, key, value = np.zeros((3, 1, 1, 4, 2), "float32")
+    query[..., 0, 0] = key[..., 3, 0] = 200.0
+    value[..., 3, :] = 1.0
+    group.build(query.shape, key.shape, value.shape)
+    output, _ = golden_cases.run(group, query, key, value, use_causal_mask=True)
+    np.testing.assert_array_equal(output[..., 0, :], 0.0)
+
+
 def test_refuses_another_number_of_blocks_at_equal_lengths():
     with pytest.raises(ValueError, match="length 12 in blocks of 4, value length 12"):
         built_group((4,), memory_block_shape=(8,))(*tokens(12))

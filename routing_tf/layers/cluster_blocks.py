@@ -16,7 +16,6 @@ from routing_tf.layers.cluster_order import inverse
 from routing_tf.layers.cluster_order import sort_by_cluster
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
-from routing_tf.layers.lengths import smaller
 from routing_tf.layers.membership import entries_at
 
 # The number of chunks is rounded up to a multiple of this: libraries prepare themselves
@@ -129,10 +128,9 @@ class ClusterBlocks:
         chunks = (later + size - 1) // size
         ends = ops.cumsum(chunks, axis=0)
         starts = ends - chunks
-        # At least some, which nothing is taken from if all tokens are in blocks; but
-        # none of a batch without sequences.
+        # At least some, which nothing is taken from if all tokens are in blocks.
         steps = (ops.sum(chunks) + CHUNK_STEP - 1) // CHUNK_STEP
-        count = ops.maximum(steps, smaller(num_clusters, 1)) * CHUNK_STEP
+        count = ops.maximum(steps, 1) * CHUNK_STEP
         chunk = ops.arange(count, dtype="int32")
         cluster = ops.cast(ops.searchsorted(ends, chunk, side="right"), "int32")
         cluster = ops.minimum(cluster, num_clusters - 1)

@@ -71,6 +71,15 @@ def test_chunks_read_the_last_members_before_each_token(window):
     assert np.array_equal(restored[has_place], token[has_place] + 1)
 
 
+def test_no_sequences_need_no_blocks():
+    group = heads()
+    nothing = np.zeros((0, HEADS, LENGTH, DIM), "float32")
+    call = helpers.compiled(
+        lambda x: group(x, x, x, use_causal_mask=True), jit_compile=False
+    )
+    assert call(nothing).shape == nothing.shape
+
+
 def test_blocks_have_as_many_tokens_as_equal_clusters_or_a_window():
     assert block_size_for(8192, 32, 256, 64) == 256
     assert block_size_for(8192, 64, 256, 64) == 128

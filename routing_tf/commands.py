@@ -6,6 +6,7 @@ what needs them is imported in the functions that run later.
 
 import contextlib
 import functools
+import gc
 import os
 import re
 import sys
@@ -44,6 +45,7 @@ def command(run, options, argv):
     try:
         code = _run(run, options, argv)
         sys.stdout.flush()  # here, and not when Python ends
+        gc.freeze()  # Python's end would walk through all graphs.
         return code
     except BrokenPipeError:
         # Whoever reads has read enough; Python would complain again.
@@ -120,6 +122,7 @@ def use_backend(name):
             "`--backend` must be that of the Keras that this process has imported "
             f"already, {running}. Received: --backend={name}"
         )
+    gc.freeze()  # Imported modules stay; each collection would walk through them.
     if running != "tensorflow":
         # TensorFlow only reads data then; the accelerator's memory is not its own.
         tf.config.set_visible_devices([], "GPU")

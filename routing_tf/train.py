@@ -92,7 +92,9 @@ FLAGS = {
         "skip the batch.",
     ),
     "jit_compile": commands.switch(
-        True, "Whether XLA compiles the training step, on one device of TensorFlow."
+        None,
+        "Whether XLA compiles the training step, on one device of TensorFlow. Default: "
+        "with a GPU; on a CPU it takes longer to the first step, and more memory.",
     ),
     "remat": commands.switch(
         None,
@@ -225,7 +227,7 @@ def train(config, problem, engine, options):
         config,
         problem,
         options.model_dir,
-        options.jit_compile,
+        "auto" if options.jit_compile is None else options.jit_compile,
         engine,
         options.steps_per_call,
     )

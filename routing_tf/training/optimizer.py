@@ -81,13 +81,14 @@ def add_weight_decay(lm, rate):
         variable.regularizer = keras.regularizers.L2(rate / 2) if decays else None
 
 
-def compile_for_training(lm, hyperparameters=None, jit_compile=True, seed=None):
+def compile_for_training(lm, hyperparameters=None, jit_compile="auto", seed=None):
     """Gives a language model the loss and the optimizer of the hyperparameters.
 
     Args:
         lm: the language model.
         hyperparameters: `Hyperparameters`; None for the model's own.
-        jit_compile: whether XLA compiles the training step.
+        jit_compile: whether XLA compiles what the model computes on TensorFlow;
+            `"auto"` (the default) where there is a GPU.
         seed: seed of the sampler of `lm.generate`.
     """
     if hyperparameters is None:

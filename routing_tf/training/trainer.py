@@ -48,7 +48,8 @@ class Trainer:
         config: `RunConfig`.
         problem: its problem, see `configure`.
         model_dir: folder of the run, made if missing; several workers share it.
-        jit_compile: whether XLA compiles the training step.
+        jit_compile: whether XLA compiles the training step on TensorFlow; `"auto"`
+            (the default) where there is a GPU, as `keras.Model.compile` has it.
         engine: where the run computes, see `engines.make`; None (the default) for one
             device.
         steps_per_call: number of steps that go to the device at once. Defaults to 1.
@@ -85,7 +86,7 @@ class Trainer:
         config,
         problem,
         model_dir,
-        jit_compile=True,
+        jit_compile="auto",
         engine=None,
         steps_per_call=1,
     ):
@@ -112,7 +113,7 @@ class Trainer:
         self.scorer = TokenScorer(self.lm, engine=self.engine)
         self._schedule = make_schedule(h)
         self._steps_per_call = steps_per_call
-        self._calls = self._compile(jit_compile)
+        self._calls = self._compile()
         self._skipped_in_a_row = 0
 
     def train(
@@ -267,7 +268,7 @@ class Trainer:
             )
         return batch_size // engine.num_workers
 
-    def _compile(self, jit_compile):
+    def _compile(self):
         """The compiled step by the number of steps that it takes at once."""
         step = TrainingStep(
             self.lm,
@@ -277,7 +278,7 @@ class Trainer:
             self.engine.num_replicas,
         )
         return {
-            number: self.engine.compile(step, number, jit_compile)
+            number: self.engine.compile(step, number, self.lm.jit_compile)
             for number in {1, self._steps_per_call}
         }
 

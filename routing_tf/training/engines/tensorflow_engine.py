@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from routing_tf.layers.replicas import sum_over_replicas
 from routing_tf.training.engines.engine import Engine
-from routing_tf.training.engines.heap import give_back_large_blocks
 from routing_tf.training.step import Report
 from routing_tf.training.step import split_batch
 
@@ -88,8 +87,6 @@ class TensorFlowEngine(Engine):
             first step, which trains and returns a `Report` for each step.
         """
         options = self._options(jit_compile)
-        if not options["jit_compile"]:
-            give_back_large_blocks()
         if step.num_parts > 1:
             return self._compile_parts(step, options)
         train = functools.partial(self._train, step)

@@ -143,8 +143,7 @@ class Probe:
 
         Returns:
             List with a `BlockAttention` for each block. Of the weights of a query that
-            sees nothing all are 0. Those of a member of c clusters have the sum
-            c / (c + 0.01), see `scatter_mean`.
+            sees nothing all are 0.
         """
         states = [self._in_shape(state) for state in self.hidden_states(inputs)[:-1]]
         found = []

@@ -8,7 +8,6 @@ from keras import ops
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import large_negative
 
-SCATTER_EPSILON = 1e-2
 # In parts of the largest score, the size of the vectors: more than what rounding, which
 # depends on places and shapes, makes of equal tokens in float32.
 NEAR_TIE = 2e-7
@@ -119,13 +118,11 @@ def gather_blocks(x, blocks):
     return ops.reshape(gather(rows, blocks), (*ops.shape(blocks), *rest))
 
 
-def scatter_mean(clustered, members, length, filled=None):
-    """Averages a token's results over the clusters it sits in.
+def scatter_mean(clustered, members, length, filled=None, count_offset=0.0):
+    """Averages a token's results over the clusters it sits in; see `mean_of`.
 
-    The sum is divided by the number of clusters plus 0.01, as in the release, so that
-    a token in no cluster gets zero. From `[B, H, K, W, D]` to `[B, H, L, D]`;
-    `filled`, `<bool>[B, H, K, W]`, is False where a slot holds a token that is no
-    member, None if there are no such slots.
+    From `[B, H, K, W, D]` to `[B, H, L, D]`; `filled`, `<bool>[B, H, K, W]`, is False
+    where a slot holds a token that is no member, None if there are no such slots.
 
     Reference: `scatter_cluster_items` of the release.
     """
@@ -140,7 +137,16 @@ def scatter_mean(clustered, members, length, filled=None):
         rows = rows * weights
     sums = _add_up(rows, positions, num_rows)
     counts = ops.segment_sum(weights, positions, num_segments=num_rows)
-    return ops.reshape(sums / (counts + SCATTER_EPSILON), (batch, heads, length, dim))
+    means = mean_of(sums, counts, count_offset)
+    return ops.reshape(means, (batch, heads, length, dim))
+
+
+def mean_of(sums, counts, count_offset=0.0):
+    """Divides the sums of what tokens got by their numbers of clusters.
+
+    A token in no cluster gets zero. `count_offset` is added to the numbers.
+    """
+    return sums / (counts + count_offset if count_offset else ops.maximum(counts, 1))
 
 
 def _add_up(rows, positions, num_rows):

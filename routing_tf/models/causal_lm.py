@@ -112,7 +112,18 @@ class TextLanguageModel(Exportable):
         if getattr(self, "_num_generating_weights", num_weights) != num_weights:
             self.generate_function = None
         self._num_generating_weights = num_weights
-        return super().make_generate_function()
+        if self.generate_function is None:
+            generate = super().make_generate_function()
+
+            def generate_checked(inputs, stop_token_ids=None):
+                # What is compiled cannot see the values of a mask.
+                for name in inputs:
+                    if name in ("padding_mask", "decoder_padding_mask"):
+                        steps.check_prompt_mask(name, inputs[name])
+                return generate(inputs, stop_token_ids=stop_token_ids)
+
+            self.generate_function = generate_checked
+        return self.generate_function
 
     def continue_prompts(self, inputs, stop_token_ids, prefix="", memory=()):
         """Continues one batch of prompts with the sampler of the model.
@@ -124,6 +135,7 @@ class TextLanguageModel(Exportable):
         """
         names = f"{prefix}token_ids", f"{prefix}padding_mask"
         token_ids, mask = (inputs[name] for name in names)
+        steps.check_prompt_mask(names[1], mask)
         batch, length = ops.shape(token_ids)
         steps.check_not_cut(self.hyperparameters, length)
         # Models with embeddings of coordinates have none for the last token, which is
@@ -320,15 +332,16 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
 
         Args:
             inputs: dict of `token_ids` and `padding_mask`, as for a call; the mask is
-                True on the prompt, which is at least the id 0 that sequences start
-                behind.
+                True on the prompt, the first tokens of each row, which is at least the
+                id 0 that sequences start behind.
             stop_token_ids: ids that end a sequence; None (the default) for no such ids.
 
         Returns:
             Dict of `token_ids` and `padding_mask`, now True on prompt and new tokens.
 
         Raises:
-            ValueError: if the model cuts its inputs to less than the buffer.
+            ValueError: if the model cuts its inputs to less than the buffer, or there
+                is padding in front of a prompt or inside it.
         """
         return self.continue_prompts(inputs, stop_token_ids)
 

@@ -157,7 +157,8 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
 
         Args:
             inputs: dict as for a call; `decoder_padding_mask` is True on the prompt,
-                which is at least the id 0 that sequences start behind.
+                the first tokens of each row, which is at least the id 0 that sequences
+                start behind.
             stop_token_ids: ids that end a sequence; None (the default) for no such ids.
 
         Returns:
@@ -165,7 +166,8 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
             and new tokens.
 
         Raises:
-            ValueError: if the model cuts its inputs to less than the buffer.
+            ValueError: if the model cuts its inputs to less than the buffer, or there
+                is padding in front of a prompt or inside it.
         """
         memory = self.backbone.encode(inputs)
         return self.continue_prompts(inputs, stop_token_ids, "decoder_", memory)

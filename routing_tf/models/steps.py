@@ -287,6 +287,26 @@ def check_not_cut(hyperparameters, length, name="max_length"):
             )
 
 
+def check_prompt_mask(name, mask):
+    """Refuses a mask of prompts with padding in front of tokens or between them.
+
+    Nothing is known of a mask that is being traced.
+    """
+    try:
+        mask = ops.convert_to_numpy(mask).astype("bool")
+    except (AttributeError, NotImplementedError, TypeError):
+        return
+    is_behind_padding = mask[..., 1:] & ~mask[..., :-1]
+    if not is_behind_padding.any():
+        return
+    row = mask[tuple(np.argwhere(is_behind_padding)[0][:-1])]
+    shown = f"{row[:20].astype(int).tolist()}{'...' if len(row) > 20 else ''}"
+    raise ValueError(
+        f"`{name}` must be True on the first tokens of each row, and False behind them."
+        f" Received: {name}={shown} in a row. Move the padding behind the tokens"
+    )
+
+
 def longest_input(hyperparameters):
     """Returns the largest number of tokens that a text model sees at once."""
     limits = hyperparameters.max_sequence_length, hyperparameters.truncate_length

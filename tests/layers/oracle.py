@@ -20,8 +20,6 @@ EPSILON = {"float32": 2.0**-24, "bfloat16": 2.0**-9}
 # Beyond this a softmax says nothing.
 LARGEST_LOGIT_ERROR = 0.25
 HIDDEN = -5e8
-# What a count of clusters is raised by.
-COUNT_EPSILON = 1e-2
 CLUSTERED = (
     layers.RoutedHeads,
     layers.ClusterStridedHeads,
@@ -437,7 +435,7 @@ class _Call:
                 group, *arrays, sees, distances, self.bias
             )
             output, count = output + asks * attended, count + asks
-        return output / (count + COUNT_EPSILON)
+        return output / np.maximum(count, 1)
 
     def _chooses_for_prefixes(self):
         group = self.group

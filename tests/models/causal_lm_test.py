@@ -356,6 +356,23 @@ def test_generation_needs_to_know_when_to_stop(greedy):
         greedy[0].generate(greedy[1])
 
 
+NO_PREFIXES = {"in front": [0, 0, 1, 1], "between": [1, 1, 0, 1]}
+
+
+@pytest.mark.parametrize("start", NO_PREFIXES.values(), ids=NO_PREFIXES)
+def test_padding_that_is_not_behind_the_prompt_is_refused(greedy, start):
+    lm, x, _ = greedy
+    mask = x["padding_mask"].copy()
+    mask[1, :4] = start
+    mask[1, 4:] = False
+    inputs = {**x, "padding_mask": mask}
+    message = r"`padding_mask` must be True on the first .*Received: .*=\[[01], [01], "
+    with pytest.raises(ValueError, match=message):
+        lm.generate(dict(inputs), stop_token_ids=None)
+    with pytest.raises(ValueError, match=message):
+        lm.generate_step(keras.tree.map_structure(keras.ops.convert_to_tensor, inputs))
+
+
 def test_generation_ends_where_inputs_are_cut():
     lm = small_models.language_model(num_layers=1, truncate_length=BUFFER - 1)
     with pytest.raises(

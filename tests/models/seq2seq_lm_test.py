@@ -248,6 +248,28 @@ def test_generation_depends_on_the_input_and_not_on_its_padding(greedy):
     assert (generate(lm, other)[0] != token_ids).any(1).all()
 
 
+@pytest.mark.parametrize("start", [[0, 1, 1], [1, 0, 1]], ids=["in front", "between"])
+def test_padding_that_is_not_behind_the_prompt_is_refused(greedy, start):
+    lm, x, _ = greedy
+    mask = np.zeros_like(x["decoder_padding_mask"])
+    mask[:, :3] = start
+    with pytest.raises(ValueError, match="`decoder_padding_mask` must be True on the"):
+        lm.generate({**x, "decoder_padding_mask": mask}, stop_token_ids=None)
+
+
+def test_holes_in_the_input_are_padding(greedy):
+    """Whatever stands there; and tokens behind them are read."""
+    lm, x, _ = greedy
+    mask = x["encoder_padding_mask"].copy()
+    mask[:, [0, 4]] = False
+    x = {**x, "encoder_padding_mask": mask}
+    token_ids, _ = generate(lm, x)
+    same = small_seq2seq.change(x, "encoder_token_ids", ~mask)
+    np.testing.assert_array_equal(generate(lm, same)[0], token_ids)
+    other = small_seq2seq.change(x, "encoder_token_ids", mask)
+    assert (generate(lm, other)[0] != token_ids).any(1).all()
+
+
 @small_models.FURTHER
 def test_generation_stops(greedy):
     lm, x, token_ids = greedy

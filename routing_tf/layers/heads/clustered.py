@@ -135,6 +135,9 @@ class ClusteredHeads(HeadGroup):
         """Returns what `scores` does, without adding a loss or moving state."""
         return self.scores(streams, [None] * len(streams), training=False)
 
+    #: Added to a token's number of clusters, by which what it gets there is divided.
+    count_offset = 0.0
+
     #: Difference of scores up to which tokens are equal, see `membership`.
     near_tie = 0.0
 

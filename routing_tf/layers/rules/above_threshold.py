@@ -49,7 +49,7 @@ class AboveThreshold(Rule):
         copies = self._copies(tokens, (read, asks), (clusters, is_member))
         output = LastMembers(self.group).attend(copies, training=training)
         shape = (*ops.shape(asks), output.shape[-1])
-        return _mean(ops.reshape(output, shape), asks)
+        return self.mean_over_clusters(ops.reshape(output, shape), asks, axis=-2)
 
     def _best(self, scores):
         """Returns which thresholds are reached `<bool>[..., M]` of the best clusters.
@@ -184,7 +184,8 @@ class AboveThreshold(Rule):
             distances = ops.concatenate([distances, own], axis=-1)
         query = ops.cast(tokens.query, group.compute_dtype)[:, :, None]
         output = rows.attend_to_rows(group, query, members, near, distances)
-        output = _mean(output[..., 0, :], asks)[:, :, None]
+        output = self.mean_over_clusters(output[..., 0, :], asks, axis=-2)
+        output = output[:, :, None]
         real = real_keys(tokens, (*ops.shape(read)[:2], 1))[..., 0]
         newest = {
             "row": row[:, :, 0],
@@ -227,13 +228,3 @@ class AboveThreshold(Rule):
             "rows": rings.updated(cache["rows"], places, new),
             "counts": counts + ops.sum(added, axis=2),
         }
-
-
-def _mean(output, asks):
-    """Averages what a token got from its clusters, as `membership.scatter_mean`.
-
-    From `<float>[..., M, D]` and `<bool>[..., M]` to `[..., D]`.
-    """
-    weights = ops.cast(asks, output.dtype)[..., None]
-    count = ops.sum(weights, axis=-2) + membership.SCATTER_EPSILON
-    return ops.sum(output * weights, axis=-2) / count

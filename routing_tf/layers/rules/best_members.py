@@ -85,9 +85,7 @@ class BestMembers(Prefixes):
         is_member = enters
         if "query_scores" in newest:
             _, is_member = self._entry(cache["query_scores"], newest["query_scores"])
-        weights = ops.cast(is_member, output.dtype)[..., None]
-        count = ops.sum(weights, axis=2) + membership.SCATTER_EPSILON
-        output = (ops.sum(output * weights, axis=2) / count)[:, :, None]
+        output = self.mean_over_clusters(output, is_member, axis=2)[:, :, None]
         position = ops.zeros_like(cache["newest"]["position"]) + index
         newest |= {"row": row[:, :, 0], "position": position}
         output = without_padding(output, tokens.inputs.query_mask)

@@ -55,5 +55,9 @@ class InsideClusters(Rule):
             training=training,
         )
         return membership.scatter_mean(
-            output, query_members, tokens.length, query_filled
+            output,
+            query_members,
+            tokens.length,
+            query_filled,
+            self.group.count_offset,
         )

@@ -84,9 +84,7 @@ class Prefixes(Rule):
             distances=keys.distances(),
             training=training,
         )
-        weights = ops.cast(queries.own(), output.dtype)[..., None]
-        count = ops.sum(weights, axis=2) + membership.SCATTER_EPSILON
-        return ops.sum(output * weights, axis=2) / count
+        return self.mean_over_clusters(output, queries.own(), axis=2)
 
     def _find(self, scores, mask, start, size):
         """Finds who can be a member, and who is, at the queries of a block."""

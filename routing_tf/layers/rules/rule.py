@@ -62,6 +62,15 @@ class Rule:
         """Attends with one token at `index`; returns `[B, H, 1, D]` and the cache."""
         raise NotImplementedError
 
+    def mean_over_clusters(self, output, asks, axis):
+        """Averages what a token got from its clusters, which are on an axis.
+
+        `asks` is `output` without its last axis, True for clusters of the token.
+        """
+        weights = ops.cast(asks, output.dtype)[..., None]
+        sums, counts = ops.sum(output * weights, axis), ops.sum(weights, axis)
+        return membership.mean_of(sums, counts, self.group.count_offset)
+
     def member_bias(self, inputs, members):
         """Returns the token bias of each member, for all queries; None without one."""
         if inputs.token_bias is None:

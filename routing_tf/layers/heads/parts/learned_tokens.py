@@ -37,16 +37,25 @@ class LearnedTokens(ScaledDotProduct):
         attention_mask=None,
         bias=None,
         distances=None,
+        training=None,
         **kwargs,
     ):
         """See `ScaledDotProduct`; heads are on axis 1."""
+        # Keras hands `training` only to a layer that names it.
         if self.num_learned_tokens:
             key = self._behind(key, self.learned_keys)
             value = self._behind(value, self.learned_values)
             attention_mask = self._with_columns(attention_mask, True)
             bias = self._with_columns(bias, 0)
         return super().call(
-            query, key, value, attention_mask, bias, distances=distances, **kwargs
+            query,
+            key,
+            value,
+            attention_mask,
+            bias,
+            distances=distances,
+            training=training,
+            **kwargs,
         )
 
     def _behind(self, x, learned):

@@ -1,0 +1,92 @@
+"""Dropout of every kind of heads is on in training, and only there."""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from tests.layers import helpers
+
+KINDS = {
+    "AxialHeads": lambda **o: layers.AxialHeads(2, width=3, **o),
+    "BlockPairHeads": lambda **o: layers.BlockPairHeads(2, **o),
+    "BlockTopKHeads": lambda **o: layers.BlockTopKHeads(2, 3, 2, **o),
+    "ClusterStridedHeads": lambda **o: layers.ClusterStridedHeads(2, 2, 4, **o),
+    "ClusteredQueryHeads": lambda **o: layers.ClusteredQueryHeads(
+        2, 2, 2, num_iterations=1, **o
+    ),
+    "CompressedHeads": lambda **o: layers.CompressedHeads(
+        2, ratio=2, attention_window=2, **o
+    ),
+    "FixedHeads": lambda **o: layers.FixedHeads(2, (4,), num_summary_columns=1, **o),
+    "FullHeads": lambda **o: layers.FullHeads(2, **o),
+    "GlobalHeads": lambda **o: layers.GlobalHeads(
+        2, (0, 3), 4, num_learned_tokens=1, **o
+    ),
+    "HashedHeads": lambda **o: layers.HashedHeads(2, 2, 4, **o),
+    "InducedHeads": lambda **o: layers.InducedHeads(2, 3, **o),
+    "LinformerHeads": lambda **o: layers.LinformerHeads(2, 8, 4, **o),
+    "LocalHeads": lambda **o: layers.LocalHeads(2, (4,), **o),
+    "LongShortHeads": lambda **o: layers.LongShortHeads(2, 3, 2, **o),
+    "LunaHeads": lambda **o: layers.LunaHeads(2, 3, **o),
+    "NativeSparseHeads": lambda **o: layers.NativeSparseHeads(2, 4, 2, 4, 3, **o),
+    "RandomBlockHeads": lambda **o: layers.RandomBlockHeads(2, 1, 2, **o),
+    "RandomHeads": lambda **o: layers.RandomHeads(2, 2, 4, **o),
+    "RoutedHeads": lambda **o: layers.RoutedHeads(2, 2, 4, **o),
+    "SinkhornHeads": lambda **o: layers.SinkhornHeads(2, 4, gumbel_noise=False, **o),
+    "SlidingHeads": lambda **o: layers.SlidingHeads(2, 2, True, **o),
+    "StridedHeads": lambda **o: layers.StridedHeads(2, (2,), **o),
+    "SynthesizerHeads": lambda **o: layers.SynthesizerHeads(
+        2, max_length=8, rank=3, **o
+    ),
+    "longformer": lambda **o: layers.longformer_heads(2, 4, **o)[0],
+}
+WITHOUT_WEIGHTS = ("FeatureMapHeads", "NystromHeads")
+CAUSAL = ("NativeSparseHeads",)
+
+
+def attention_with(kind, **options):
+    layer = layers.MixedAttention([KINDS[kind](**options)], key_dim=4)
+    layer.build((2, 8, 6))
+    helpers.randomize(layer)
+    return layer
+
+
+def outputs(layer, kind, training):
+    with layers.hold_updates():
+        output = layer(
+            helpers.normal(2, 8, 6),
+            use_causal_mask=kind in CAUSAL,
+            training=training,
+        )
+    return keras.ops.convert_to_numpy(output)
+
+
+def test_every_group_stands_here():
+    groups = {
+        name
+        for name, x in vars(layers).items()
+        if inspect.isclass(x) and issubclass(x, layers.HeadGroup)
+    }
+    assert groups - {"HeadGroup", *WITHOUT_WEIGHTS} == set(KINDS) - {"longformer"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_is_on_in_training_alone(kind):
+    layer = attention_with(kind, dropout=0.5)
+    first, second = (outputs(layer, kind, training=True) for _ in range(2))
+    inference = outputs(layer, kind, training=False)
+    assert np.abs(first - second).max() > 1e-3
+    assert np.abs(first - inference).max() > 1e-3
+    np.testing.assert_array_equal(inference, outputs(layer, kind, training=False))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_layer_with_dropout_inside_is_told_of_training(kind):
+    """Keras hands `training` to those layers whose `call` names it."""
+    layer = attention_with(kind, dropout=0.5)
+    for part in layer._flatten_layers():
+        if getattr(part, "dropout", 0):
+            assert "training" in inspect.signature(part.call).parameters, part.name

@@ -51,9 +51,21 @@ class RankedClusters(InsideClusters):
 
 
 class _WithFlaws:
-    """Heads of the release: they know no shifted keys and no rotary positions."""
+    """Heads of the release: no shifted keys, rotary positions, exploring queries."""
 
-    def __init__(self, *args, key_shift=0, rotary_positions=False, **kwargs):
+    def __init__(
+        self,
+        *args,
+        key_shift=0,
+        rotary_positions=False,
+        exploring_queries=0,
+        **kwargs,
+    ):
+        if exploring_queries:
+            raise ValueError(
+                "`exploring_queries` must be 0 in heads with flaws of the release. "
+                f"Received: exploring_queries={exploring_queries}"
+            )
         if rotary_positions:
             raise ValueError(
                 "`rotary_positions` must be False in heads with flaws of the release. "

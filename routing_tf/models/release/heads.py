@@ -51,21 +51,9 @@ class RankedClusters(InsideClusters):
 
 
 class _WithFlaws:
-    """Heads of the release: no shifted keys, rotary positions, exploring queries."""
+    """Heads of the release: they know no shifted keys and no rotary positions."""
 
-    def __init__(
-        self,
-        *args,
-        key_shift=0,
-        rotary_positions=False,
-        exploring_queries=0,
-        **kwargs,
-    ):
-        if exploring_queries:
-            raise ValueError(
-                "`exploring_queries` must be 0 in heads with flaws of the release. "
-                f"Received: exploring_queries={exploring_queries}"
-            )
+    def __init__(self, *args, key_shift=0, rotary_positions=False, **kwargs):
         if rotary_positions:
             raise ValueError(
                 "`rotary_positions` must be False in heads with flaws of the release. "
@@ -80,6 +68,14 @@ class _WithFlaws:
 
 
 class _TrainedClusters(_WithFlaws):
+    def __init__(self, *args, exploring_queries=0, **kwargs):
+        if exploring_queries:
+            raise ValueError(
+                "`exploring_queries` must be 0 in heads with flaws of the release. "
+                f"Received: exploring_queries={exploring_queries}"
+            )
+        super().__init__(*args, **kwargs)
+
     def whole_sequence_rule(self):
         return RankedClusters(self)
 

@@ -96,6 +96,7 @@ def settings_of(options, pattern, key_shift, place, rate=None, seed=0):
         key_dim=options.key_dim or own["key_dim"],
         options=arguments,
         synonyms=options.synonyms,
+        exploring_queries=options.exploring_queries if pattern in CLUSTERED else 0,
     )
 
 
@@ -227,6 +228,8 @@ class Benchmark:
             )
             if s.synonyms > 1:
                 lines[-1] += f" A key comes again as another of {s.synonyms} tokens."
+            if s.exploring_queries:
+                lines[-1] += f" {s.exploring_queries} queries of a head explore."
         if self.options.options:
             lines.append(f"Options: {', '.join(self.options.options)}.")
         return list(dict.fromkeys(lines))
@@ -322,6 +325,13 @@ def define_flags(values=flags.FLAGS):
     size("vocabulary", None, "Default: 512, or twice the length where that is more.")
     size("batch_size", None, "Sequences of a step; default: 8192 / length.")
     size("synonyms", 1, "Tokens that are one key, which comes again as another one.")
+    flags.DEFINE_integer(
+        "exploring_queries",
+        0,
+        "Queries of a clustered head that see all earlier tokens while training.",
+        lower_bound=0,
+        **define,
+    )
     size("width", 64, "Size of a hidden state.")
     size("eval_every", 100, "Steps between evaluations.")
 

@@ -219,6 +219,8 @@ class Settings:
         key_dim: size of a head, in both layers.
         options: dict of arguments of `RoutedHeads`; of `python_small` hyperparameters.
         synonyms: tokens that are one key. Defaults to 1.
+        exploring_queries: those of heads with clusters, see `ClusteredHeads`. Defaults
+            to 0.
     """
 
     pattern: str
@@ -237,13 +239,15 @@ class Settings:
     key_dim: int
     options: dict
     synonyms: int = 1
+    exploring_queries: int = 0
 
     @property
     def key(self):
-        """The settings as a dict, without synonyms where there are none."""
+        """The settings as a dict, without those that earlier records do not have."""
         fields = dataclasses.asdict(self)
-        if self.synonyms == 1:
-            del fields["synonyms"]
+        for name, neutral in (("synonyms", 1), ("exploring_queries", 0)):
+            if fields[name] == neutral:
+                del fields[name]
         return fields
 
     @property
@@ -252,6 +256,7 @@ class Settings:
         return (
             f"{self.pattern}, key_shift {self.key_shift}, {self.length}x{self.pairs}, "
             f"{f'{self.synonyms} synonyms, ' * (self.synonyms > 1)}"
+            f"{f'{self.exploring_queries} exploring, ' * bool(self.exploring_queries)}"
             f"window {self.window}, learning rate {self.learning_rate:g}, seed "
             f"{self.seed}"
         )

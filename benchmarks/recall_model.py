@@ -49,6 +49,8 @@ def head_groups(settings):
     s = settings
     budget = pattern_heads.Budget(s.num_heads, s.length, s.window, s.num_clusters)
     options = {"key_shift": s.key_shift, **s.options}
+    if s.exploring_queries:
+        options["exploring_queries"] = s.exploring_queries
     return pattern_heads.head_groups(s.pattern, budget, **options)
 
 
@@ -103,6 +105,7 @@ def hyperparameter_changes(settings):
         "num_clusters": s.num_clusters,
         "attention_window": s.window,
         "routed_key_shift": s.key_shift,
+        "exploring_queries": s.exploring_queries,
         **s.options,
     }
 

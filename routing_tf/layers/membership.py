@@ -118,6 +118,19 @@ def gather_blocks(x, blocks):
     return ops.reshape(gather(rows, blocks), (*ops.shape(blocks), *rest))
 
 
+def replaced(x, members, rows):
+    """Returns `[B, H, L, D]` with rows `[B, H, ..., D]` at places `<int>[B, H, ...]`.
+
+    No place may come twice in a head.
+    """
+    dim = length_of(x, -1)
+    places = flat_positions(members, length_of(x, 2))
+    flat = ops.scatter_update(
+        ops.reshape(x, (-1, dim)), places[:, None], ops.reshape(rows, (-1, dim))
+    )
+    return ops.reshape(flat, ops.shape(x))
+
+
 def scatter_mean(clustered, members, length, filled=None, count_offset=0.0):
     """Averages a token's results over the clusters it sits in; see `mean_of`.
 

@@ -68,13 +68,17 @@ class RoutingAttention(MixedAttention):
             own (0, the default), or that of the token before it (1), so that a query
             finds what followed its like. 1 is for self-attention under a causal mask.
         dropout: rate of dropped attention weights, in [0, 1). Defaults to 0.0.
-        seed: integer seed of the dropout; None (the default) for a random one.
+        seed: integer seed of the dropout and of exploring positions; None (the default)
+            for a random one.
         kernel_initializer: initializer of all projections and of the relative
             position tables. Defaults to `"glorot_uniform"`.
         rotary_positions: whether all heads turn queries and keys by the position of
             their token, see `HeadGroup`. Defaults to False.
         attention_implementation: what computes the attention inside a window or a
             cluster, see `ScaledDotProduct`: `"plain"` (the default) or `"auto"`.
+        exploring_queries: how many random queries of each routed head see, while
+            training, all that the mask lets them see, see `ClusteredHeads`. Defaults
+            to 0.
         **kwargs: arguments of `MixedAttention`, such as `use_bias` (defaults to False,
             unlike in `keras.layers.MultiHeadAttention`) and `remat`; and those of
             `keras.layers.Layer`, such as `name`.
@@ -85,9 +89,9 @@ class RoutingAttention(MixedAttention):
         ValueError: if a size is not a positive integer, `num_local_heads` is not in
             [0, num_heads], `seed` is negative, `routing` or `routing_scope` is unknown,
             `clustering` has other keys, `dropout` is not in [0, 1), `key_shift` is
-            neither 0 nor 1, or `attention_implementation` is unknown; when built, if
-            `key_dim` is less than 2 with routed heads; when called, as in
-            `MixedAttention` and `RoutedHeads`.
+            neither 0 nor 1, `attention_implementation` is unknown, or
+            `exploring_queries` is negative; when built, if `key_dim` is less than 2
+            with routed heads; when called, as in `MixedAttention` and `RoutedHeads`.
 
     Example:
 
@@ -134,12 +138,16 @@ class RoutingAttention(MixedAttention):
         seed=None,
         rotary_positions=False,
         attention_implementation="plain",
+        exploring_queries=0,
         **kwargs,
     ):
         num_heads = check_positive_integer("num_heads", num_heads)
         attention_window = check_positive_integer("attention_window", attention_window)
         if seed is not None:
             seed = check_non_negative_integer("seed", seed)
+        exploring_queries = check_non_negative_integer(
+            "exploring_queries", exploring_queries
+        )
         num_local_heads = _check_num_local_heads(num_local_heads, num_heads)
         initializer("kernel_initializer", kernel_initializer)
         local_block_size = check_optional_integer("local_block_size", local_block_size)
@@ -173,6 +181,7 @@ class RoutingAttention(MixedAttention):
                     routing_scope=routing_scope,
                     prefix_block_size=prefix_block_size,
                     share_query_key=share_query_key,
+                    exploring_queries=exploring_queries,
                     dropout_seed=seed,
                     name="routed_heads",
                     **clustering,
@@ -214,6 +223,7 @@ class RoutingAttention(MixedAttention):
         self.seed = seed
         self.rotary_positions = rotary_positions
         self.attention_implementation = attention_implementation
+        self.exploring_queries = exploring_queries
 
     def get_config(self):
         config = super().get_config()

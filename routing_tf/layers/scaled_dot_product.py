@@ -374,7 +374,7 @@ class ScaledDotProduct(ConfiguredLayer):
             bias: as in a call.
             training: whether dropout is on.
         """
-        weights = softmax(self.masked(logits, mask, bias))
+        weights = self.normalized(self.masked(logits, mask, bias))
         return self.dropout_layer(weights, training=training)
 
     def of_seeing(self, output, mask):

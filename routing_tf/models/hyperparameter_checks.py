@@ -66,6 +66,7 @@ _COUNTS = (
     "num_encoder_layers",
     "num_local_only_layers",
     "local_flange_blocks",
+    "exploring_queries",
 )
 _NOT_NEGATIVE = (
     "commitment_weight",
@@ -105,6 +106,7 @@ def check(h):
                 f"`{name}` must be finite and not negative. Received: {name}={value}"
             )
     _check_heads(h)
+    _check_exploring(h)
     _check_rotary(h)
     _check_entmax(h)
     _check_dilation(h)
@@ -157,6 +159,15 @@ def _check_heads(h):
             "`hidden_dim` must be a multiple of the number of heads unless "
             f"`key_dim` is given. Received: hidden_dim={h.hidden_dim}, "
             f"{received}"
+        )
+
+
+def _check_exploring(h):
+    if h.exploring_queries and h.compatibility is not None:
+        raise ValueError(
+            "`exploring_queries` must be 0 with flaws of the release, which has none. "
+            f"Received: exploring_queries={h.exploring_queries} with compatibility="
+            f"{h.compatibility!r}. Leave one of the two out"
         )
 
 

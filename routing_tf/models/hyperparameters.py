@@ -121,6 +121,9 @@ class Hyperparameters:
         share_query_key: whether routed heads share queries and keys.
         query_cluster: with separate queries and keys, whether a token reads the best
             cluster of its `"query"`, or of its `"key"`, see `ClusteredHeads`.
+        exploring_queries: how many random queries of each head with clusters see all
+            that the mask lets them see while training, see `ClusteredHeads`; 0 for
+            none, as in the release.
         ema: whether centroids follow moving averages (True) or gradients.
         centroid_decay: share of the old average kept at each training step.
         centroid_initialization: `"normal"` for random centroids; `"tokens"`: the first
@@ -255,6 +258,7 @@ class Hyperparameters:
     strided_relative_positions: bool = False
     share_query_key: bool = True
     query_cluster: str = "query"
+    exploring_queries: int = 0
     ema: bool = True
     centroid_decay: float = 0.999
     centroid_initialization: str = "normal"

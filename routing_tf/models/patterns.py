@@ -47,6 +47,7 @@ class Pattern:
         of_decoders: whether it has a causal form. Defaults to True.
         of_encoders: whether it has a form without a causal mask. Defaults to True.
         shares_query_key: whether its queries are its keys. Defaults to False.
+        is_clustered: whether its heads are `ClusteredHeads`. Defaults to False.
     """
 
     heads: Callable
@@ -57,6 +58,7 @@ class Pattern:
     of_decoders: bool = True
     of_encoders: bool = True
     shares_query_key: bool = False
+    is_clustered: bool = False
 
     def groups(self, sizes, num_heads, **options):
         """Returns the list of head groups.
@@ -218,7 +220,11 @@ PATTERNS = {
         layers.SynthesizerHeads, _synthesizer("random"), False
     ),
     "reformer": Pattern(
-        layers.HashedHeads, _reformer, is_bounded=True, shares_query_key=True
+        layers.HashedHeads,
+        _reformer,
+        is_bounded=True,
+        shares_query_key=True,
+        is_clustered=True,
     ),
     "sinkhorn": Pattern(layers.SinkhornHeads, _sinkhorn, False),
     "synthesizer": Pattern(layers.SynthesizerHeads, _synthesizer("dense"), False),

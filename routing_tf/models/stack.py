@@ -153,6 +153,7 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
     shared = {
         "share_query_key": h.share_query_key and is_causal,
         "query_cluster": h.query_cluster,
+        "exploring_queries": h.exploring_queries,
     }
     routed, cluster_strided, local = _counts(h, index)
     groups = []
@@ -217,12 +218,14 @@ def _routed_groups(
             settings |= shared
         return [make(cls, num_heads, relative, key_shift=key_shift, **settings)]
     sizes = patterns.sizes_of(h, index, is_decoder=is_causal)
+    explores = {"exploring_queries": h.exploring_queries}
     return make(
         functools.partial(pattern.groups, sizes),
         num_heads,
         relative and pattern.has_relative_positions,
         key_shift=key_shift,
         name=_name_of(pattern.heads),
+        **(explores if pattern.is_clustered else {}),
     )
 
 

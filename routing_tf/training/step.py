@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf import layers
+from routing_tf.layers.exploring import is_exploring_seed
 from routing_tf.layers.keras_internals import decays
 from routing_tf.layers.replicas import sum_over_replicas
 
@@ -155,7 +156,13 @@ class TrainingStep:
 
     def _seed_state(self, variable, seed, step, part, replica):
         """The state of a generator in a part of a step."""
-        draw = (ops.cast(step, "int32") * self.num_parts + part) * DRAWS_PER_PART
+        draw = ops.cast(step, "int32")
+        if is_exploring_seed(variable):
+            # The same positions as in a whole batch on one device.
+            replica = 0
+        else:
+            draw = draw * self.num_parts + part
+        draw *= DRAWS_PER_PART
         seed = ops.convert_to_tensor(seed, variable.dtype)
         offset = ops.cast(replica, "int32") * SEEDS_BETWEEN_REPLICAS
         return ops.stack(

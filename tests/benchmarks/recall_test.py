@@ -281,6 +281,22 @@ def test_bad_flags_are_refused(results, argument, message):
         recall.benchmark(parse(results, argument, "--print_only"))
 
 
+def test_exploring_queries_are_part_of_a_run(results, trained, capsys):
+    """Runs without them are found in records that know of none."""
+    arguments = [results, "--patterns=hashed,local", "--key_shifts=1"]
+    for number in (0, 3):
+        recall.benchmark(parse(*arguments, f"--exploring_queries={number}"))
+    assert [(s.pattern, s.exploring_queries) for s in trained] == [
+        *(("hashed", 0), ("local", 0)),
+        ("hashed", 3),
+    ]
+    assert "exploring_queries" not in trained[0].key
+    assert trained[2].key["exploring_queries"] == 3
+    assert "3 queries of a head explore." in capsys.readouterr().out
+    (group,) = recall_model.head_groups(trained[2])
+    assert group.exploring_queries == 3
+
+
 def test_errors_are_one_line(results, monkeypatch, capsys):
     monkeypatch.setattr(flags, "FLAGS", parse(results, "--sizes=1"))
     monkeypatch.setattr(recall.contest.flags, "FLAGS", flags.FLAGS)

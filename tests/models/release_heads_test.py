@@ -44,6 +44,15 @@ def test_knows_no_shifted_keys(kind):
     kind(2, key_shift=0, **options)
 
 
+@pytest.mark.parametrize(
+    "kind", [heads.TrainedRoutedHeads, heads.ExactHashedHeads], ids=str
+)
+def test_knows_no_exploring_queries(kind):
+    with pytest.raises(ValueError, match="`exploring_queries` must be 0 in heads"):
+        kind(2, 4, 4, exploring_queries=1)
+    assert kind(2, 4, 4, exploring_queries=0).exploring_queries == 0
+
+
 def test_kinds_that_the_release_does_not_have_are_sound():
     for level in compatibility.LEVELS:
         for cls in (layers.FullHeads, layers.FixedHeads, layers.RandomHeads):

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from routing_tf.layers import exploring
 from routing_tf.layers import membership
 from routing_tf.layers.clustering import Clustering
 from routing_tf.layers.heads.head_group import HeadGroup
@@ -15,6 +16,7 @@ from routing_tf.layers.rules.best_cluster import BestCluster
 from routing_tf.layers.rules.inside_clusters import InsideClusters
 from routing_tf.layers.rules.routed_tokens import RoutedTokens
 from routing_tf.layers.validation import check_choice
+from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer
 
@@ -43,15 +45,24 @@ class ClusteredHeads(HeadGroup):
             projected apart: whether it reads the best one of its `"query"` (the
             default), or that of its `"key"`, as in models saved before there was the
             choice.
+        exploring_queries: how many random queries of each head, drawn anew in each
+            step, see all that the mask lets them see while training in self-attention,
+            in place of their cluster: so a head learns of matches in other clusters.
+            Work grows by so many queries times the length; more than the length means
+            all. They see themselves as others do, and have no relative positions.
+            Padding does not explore, and expert choice in the scope `"prefix"` has no
+            exploring queries. `dropout_seed` is the seed of their positions too, which
+            are the same for all sequences of a batch. Defaults to 0.
         **kwargs: arguments of `HeadGroup`.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
     of rank in the sorted list of members.
 
     Raises:
-        ValueError: if `attention_window` is not a positive integer, or an argument is
-            refused by `HeadGroup`; when built, if `key_dim` is less than 2; when
-            called, if `use_causal_mask=True` and query and value differ in length.
+        ValueError: if `attention_window` is not a positive integer, `exploring_queries`
+            is negative, or an argument is refused by `HeadGroup`; when built, if
+            `key_dim` is less than 2; when called, if `use_causal_mask=True` and query
+            and value differ in length.
 
     Reference: `clustered_local_attention_helper` of the release.
     """
@@ -70,6 +81,7 @@ class ClusteredHeads(HeadGroup):
         attention_window,
         share_query_key=True,
         query_cluster="query",
+        exploring_queries=0,
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
@@ -79,6 +91,11 @@ class ClusteredHeads(HeadGroup):
             "attention_window", attention_window
         )
         self.share_query_key = share_query_key
+        self.exploring_queries = check_non_negative_integer(
+            "exploring_queries", exploring_queries
+        )
+        if self.exploring_queries:
+            self.exploring_seed = exploring.make_seed(self.dropout_seed)
 
     @property
     def needs_keys(self):
@@ -162,7 +179,12 @@ class ClusteredHeads(HeadGroup):
     def attend(self, inputs, training=None):
         rule = self._rule(inputs)
         tokens = self.routed_tokens(inputs, rule, training)
-        return rule.attend(tokens, training=training)
+        output = rule.attend(tokens, training=training)
+        if not (training and self.exploring_queries and rule.lets_explore):
+            return output
+        if inputs.is_cross_attention:
+            return output
+        return exploring.explore(self, tokens, inputs, output, training)
 
     def _rule(self, inputs):
         if inputs.use_causal_mask:

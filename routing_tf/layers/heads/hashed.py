@@ -64,7 +64,8 @@ class HashedHeads(ClusteredHeads):
         share_query_key: whether keys are made by the projection of the queries. In
             self-attention queries and keys are then the same and lie in one bucket.
             Defaults to True.
-        **kwargs: arguments of `HeadGroup`; relative positions are in ranks.
+        **kwargs: `exploring_queries` of `ClusteredHeads`, and arguments of `HeadGroup`;
+            relative positions are in ranks.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
     of rank in the sorted list of members, in chunks of place in the order of buckets.

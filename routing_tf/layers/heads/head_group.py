@@ -57,7 +57,8 @@ class HeadGroup(ConfiguredLayer):
             that: an induction head (Olsson et al., 2022). A query sees no key of its
             own then, and a query that sees nothing returns zero. Needs self-attention
             under a causal mask.
-        dropout_seed: integer seed of the dropout; None (the default) for a random one.
+        dropout_seed: integer seed of the dropout, and of all else that heads draw;
+            None (the default) for a random one.
         entmax_alpha: None (the default) for the softmax, or sparse weights in its
             place, see `ScaledDotProduct`: a number of at least 1.001 and at most 2, or
             `"learned"`.

@@ -90,8 +90,8 @@ class RoutedHeads(CentroidHeads):
             self-attention queries and keys are then the same and have one routing.
             Defaults to True.
         **kwargs: arguments of `Clustering`, which say how centroids move;
-            `query_cluster` of `ClusteredHeads`; and those of `HeadGroup`, where
-            relative positions are in ranks.
+            `query_cluster` and `exploring_queries` of `ClusteredHeads`; and those of
+            `HeadGroup`, where relative positions are in ranks.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
     of rank in the list of members in order of position. The clustering loss is added

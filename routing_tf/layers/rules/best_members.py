@@ -20,6 +20,9 @@ class BestMembers(Prefixes):
     grow with long contexts.
     """
 
+    # It is what evaluation does, at the cost of full attention.
+    lets_explore = False
+
     def make_cache(self, batch_size, max_length):
         heads, clusters = self.group.num_heads, self.group.num_clusters
         members = (batch_size, heads, clusters, self.group.attention_window)

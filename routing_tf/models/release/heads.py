@@ -71,6 +71,14 @@ class _TrainedClusters(_WithFlaws):
     # All that a token gets from its clusters is too small by it: 1 % in one cluster.
     count_offset = 1e-2
 
+    def __init__(self, *args, exploring_queries=0, **kwargs):
+        if exploring_queries:
+            raise ValueError(
+                "`exploring_queries` must be 0 in heads with flaws of the release. "
+                f"Received: exploring_queries={exploring_queries}"
+            )
+        super().__init__(*args, **kwargs)
+
     def whole_sequence_rule(self):
         return RankedClusters(self)
 

@@ -1,0 +1,123 @@
+"""Exploring queries: while training, some queries see all that a mask lets them see.
+
+A query that sees the members of its cluster alone learns nothing of a match in another
+one: no gradient says that the two should be alike, so no clustering ever brings them
+together. Some queries at random positions, drawn anew in each step, attend densely, and
+their outputs stand in place of those of the pattern. Their number is constant, so work
+is linear in the length. Positions differ between heads, and are the same for all
+sequences of a batch. Evaluation and decoding know nothing of this.
+
+Letters: B batch, H heads, L length, E exploring queries, D dim.
+"""
+
+import keras
+from keras import ops
+
+from routing_tf.layers import membership
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
+from routing_tf.layers.lengths import smaller
+from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import large_negative
+from routing_tf.layers.products import product
+from routing_tf.layers.rules.routed_tokens import real_tokens
+
+# Of the generators of positions. A training loop in parts and replicas, each of which
+# sees other sequences of one batch, gives them one state for all of them.
+SEED_NAME = "exploring_seed"
+
+
+def make_seed(seed=None):
+    """Returns the generator of positions; `seed` as in `keras.random.SeedGenerator`."""
+    return keras.random.SeedGenerator(seed, name=SEED_NAME)
+
+
+def is_exploring_seed(variable):
+    """Tells whether a variable is the state of a generator of positions."""
+    return SEED_NAME in variable.path.split("/")
+
+
+def draw_positions(num_queries, num_heads, length, seed):
+    """Draws distinct positions of each head; all of them where there are no more.
+
+    Args:
+        num_queries: number of positions of a head.
+        num_heads: number of heads.
+        length: number of positions to draw from.
+        seed: a `keras.random.SeedGenerator`.
+
+    Returns:
+        `<int32>[heads, queries]`.
+    """
+    noise = keras.random.uniform((num_heads, length), dtype="float32", seed=seed)
+    _, positions = ops.top_k(noise, smaller(num_queries, length), sorted=False)
+    return ops.cast(positions, "int32")
+
+
+def explore(group, tokens, inputs, output, training=None):
+    """Lets some queries attend densely, and puts in what they find.
+
+    Padding does not explore. Exploring queries have no relative positions, which are
+    ranks in a cluster.
+
+    Args:
+        group: the `ClusteredHeads`.
+        tokens: their `RoutedTokens`.
+        inputs: the `HeadInputs` that these come from.
+        output: `<float>[B, H, L, D]`, what all queries have found in their clusters.
+        training: whether dropout is on.
+
+    Returns:
+        `<float>[B, H, L, D]`.
+    """
+    length = tokens.length
+    positions = draw_positions(
+        group.exploring_queries, group.num_heads, length, group.exploring_seed
+    )
+    batch, heads = ops.shape(output)[:2]
+    places = ops.broadcast_to(positions, (batch, heads, length_of(positions, 1)))
+    found = _attend(group, tokens, inputs, positions, places, training)
+    found = ops.cast(found, output.dtype)
+    real = real_tokens(inputs)
+    if real is not None:
+        real = membership.gather_entries(real, places, length)[..., None]
+        found = ops.where(real, found, membership.gather(output, places))
+    return membership.replaced(output, places, found)
+
+
+def _attend(group, tokens, inputs, positions, places, training):
+    """Attends with the queries at `places` `<int32>[B, H, E]`: `[B, H, E, D]`."""
+    query, key = (ops.cast(x, group.compute_dtype) for x in (tokens.query, tokens.key))
+    if group.num_rounds > 1:
+        # Those of a round stand side by side, and all rounds have the same.
+        query, key = query[:, : group.num_heads], key[:, : group.num_heads]
+    query = membership.gather(query, places)
+    mask = _mask(group, inputs, positions, tokens.length)
+    bias = _bias(group, inputs, positions, tokens.length)
+    logits = product(query, key, transpose_y=True)
+    weights = group.dot_product.attention_weights(logits, mask, bias, training)
+    output = product(weights, inputs.value)
+    return output if mask is None else group.dot_product.of_seeing(output, mask)
+
+
+def _mask(group, inputs, positions, length):
+    """Returns which keys queries see, broadcastable to `[B, H, E, L]`; None for all."""
+    mask = None
+    if inputs.use_causal_mask:
+        # Values stand at their keys, so a shifted key that is the query's own is later.
+        mask = numbers(length) <= positions[..., None] - group.key_shift
+    if inputs.value_mask is None:
+        return mask
+    return combine_masks(mask, inputs.value_mask[:, :, None])
+
+
+def _bias(group, inputs, positions, length):
+    """Returns the bias of logits, broadcastable to `[B, H, E, L]`; None for none."""
+    bias = None if inputs.token_bias is None else inputs.token_bias[:, :, None]
+    if group.attends_to_self:
+        return bias
+    # As the others do: a query sees itself where it sees nothing else.
+    dtype = group.compute_dtype
+    is_own = numbers(length) == positions[..., None]
+    own = ops.where(is_own, ops.cast(large_negative(dtype), dtype), 0)
+    return own if bias is None else own + bias

@@ -1,9 +1,9 @@
-"""Measures how long each command takes to answer `--help`, and all takes to begin.
+"""Measures how long commands and models take to begin.
 
 python -m benchmarks.startup --runs=5
 
 Prints the median seconds of several runs, one of each in turn: of `--help`, of imports,
-of the main job without its steps, and of the first step of `fit` and the first call of
+of the main job with two steps, and of the first step of `fit` and the first call of
 `predict` of a model of two layers.
 """
 

@@ -32,7 +32,13 @@ def main(run, define_flags):
     """Defines the flags of a process's command, and runs it."""
     define_flags()
     sys.stdout.reconfigure(errors="replace")
-    app.run(lambda argv: command(run, flags.FLAGS, argv))
+
+    def run_command(argv):
+        code = command(run, flags.FLAGS, argv)
+        gc.freeze()  # The end of the process would walk through all graphs.
+        return code
+
+    app.run(run_command)
 
 
 def command(run, options, argv):
@@ -45,7 +51,6 @@ def command(run, options, argv):
     try:
         code = _run(run, options, argv)
         sys.stdout.flush()  # here, and not when Python ends
-        gc.freeze()  # Python's end would walk through all graphs.
         return code
     except BrokenPipeError:
         # Whoever reads has read enough; Python would complain again.
@@ -122,7 +127,6 @@ def use_backend(name):
             "`--backend` must be that of the Keras that this process has imported "
             f"already, {running}. Received: --backend={name}"
         )
-    gc.freeze()  # Imported modules stay; each collection would walk through them.
     if running != "tensorflow":
         # TensorFlow only reads data then; the accelerator's memory is not its own.
         tf.config.set_visible_devices([], "GPU")

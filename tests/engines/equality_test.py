@@ -16,9 +16,10 @@ from tests.engines import small_runs
 TOLERANCE = 1e-5
 ADAFACTOR = {"optimizer": "adafactor", "learning_rate": 0.02}
 FROM_TOKENS = {"centroid_initialization": "tokens", "revive_centroids_after": 2}
+EXPLORING = {"exploring_queries": 5}
 RUNS = {
     "decoder": {"scored_rows": [8, 5]},
-    "adafactor_in_four_parts": {"changes": ADAFACTOR, "num_parts": 4},
+    "adafactor_in_four_parts": {"changes": ADAFACTOR | EXPLORING, "num_parts": 4},
     # Bad rows of one replica or of both, in one part or in both.
     "bad_gradients_in_two_parts": {
         "num_parts": 2,
@@ -28,7 +29,7 @@ RUNS = {
     "seq2seq": {"kind": "seq2seq", "scored_rows": [5]},
     "image_by_adafactor": {"kind": "image", "changes": ADAFACTOR, "scored_rows": [5]},
     "remat_by_muon_in_four_steps_per_call": {
-        "changes": {"remat": True, "optimizer": "muon"},
+        "changes": {"remat": True, "optimizer": "muon", **EXPLORING},
         "steps_per_call": 4,
         "traps": {"6": [1]},
     },

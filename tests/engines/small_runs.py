@@ -96,6 +96,7 @@ def decoder(hyperparameters, precision="float32"):
         "commitment_weight": h.commitment_weight,
         "revive_after": h.revive_centroids_after,
         "centroid_initialization": h.centroid_initialization,
+        "exploring_queries": h.exploring_queries,
     }
     inputs = {
         "token_ids": keras.Input((LENGTH,), dtype="int32", name="token_ids"),

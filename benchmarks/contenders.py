@@ -188,6 +188,7 @@ class _Given:
 
 #: What training steps compute again, from the least to the most.
 REMATS = ("attention weights", "attention", "attention and feed-forward", "blocks")
+EXPLORING_QUERIES = 64
 
 
 def train_step(length, dtype, options):
@@ -198,6 +199,10 @@ def train_step(length, dtype, options):
         for relative in (True, False)
         for remat in (None, *REMATS)
         for way in _ways(options.device, dtype, relative)
+    ]
+    cases += [
+        _our_step(length, dtype, "token choice", True, None, way, EXPLORING_QUERIES)
+        for way in WAYS
     ]
     cases += [
         _our_step(length, dtype, "dense", False, remat, way)
@@ -224,10 +229,11 @@ def train_step(length, dtype, options):
     return cases
 
 
-def _our_step(length, dtype, pattern, relative, remat, way):
+def _our_step(length, dtype, pattern, relative, remat, way, exploring_queries=0):
     library, xla = ALL_WAYS[way]
     words = [
         pattern,
+        *[f"{exploring_queries} exploring"] * bool(exploring_queries),
         *["sinusoids"] * (not relative),
         *[f"remat {remat}"] * bool(remat),
     ]
@@ -247,6 +253,7 @@ def _our_step(length, dtype, pattern, relative, remat, way):
             "dtype": dtype,
             "xla": xla,
             "implementation": "auto" if way == CUDNN else "plain",
+            "exploring_queries": exploring_queries,
         },
         length=length,
         dtype=dtype,

@@ -25,7 +25,15 @@ REMAT_ATTENTION = {
 
 
 def train_step(
-    sizes, length, pattern, relative, remat, dtype, xla, implementation="plain"
+    sizes,
+    length,
+    pattern,
+    relative,
+    remat,
+    dtype,
+    xla,
+    implementation="plain",
+    exploring_queries=0,
 ):
     """Returns a function that takes one training step, as `routing_tf.train` does.
 
@@ -39,9 +47,12 @@ def train_step(
         dtype: `"float32"` or `"bfloat16"`.
         xla: whether XLA compiles it on TensorFlow.
         implementation: `attention_implementation` of all heads.
+        exploring_queries: number of exploring queries of each routed head.
     """
-    settings = hyperparameters(sizes, length, pattern, relative, remat)
-    return _step(settings.replace(attention_implementation=implementation), dtype, xla)
+    settings = hyperparameters(sizes, length, pattern, relative, remat).replace(
+        attention_implementation=implementation, exploring_queries=exploring_queries
+    )
+    return _step(settings, dtype, xla)
 
 
 def preset_step(name, changes, dtype, xla):

@@ -249,7 +249,10 @@ class TestTrainer:
     def test_resume_equals_an_uninterrupted_run(self, configure, tmp_path):
         """One that Ctrl-C ended in its third step."""
         config, problem = configure(
-            residual_dropout=0.2, weight_decay=1e-3, gradient_clip_norm=0.5
+            residual_dropout=0.2,
+            weight_decay=1e-3,
+            gradient_clip_norm=0.5,
+            exploring_queries=4,
         )
         options = {"eval_examples": 1, "eval_every": 2, "log_every": 1}
         whole = training.Trainer(config, problem, tmp_path / "whole")

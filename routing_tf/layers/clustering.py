@@ -1,10 +1,10 @@
 """How the centroids of clusters move: settings that go together."""
 
 import dataclasses
-import math
 import numbers
 
 from routing_tf.layers.validation import check_choice
+from routing_tf.layers.validation import check_not_negative
 from routing_tf.layers.validation import check_positive_integer
 
 UPDATE_RULES = ("ema", "paper")
@@ -73,8 +73,8 @@ class Clustering:
             raise ValueError(
                 f"`decay` must be in the range [0, 1]. Received: decay={self.decay!r}"
             )
-        _check_not_negative("commitment_weight", self.commitment_weight)
-        _check_not_negative("balance_rate", self.balance_rate)
+        check_not_negative("commitment_weight", self.commitment_weight)
+        check_not_negative("balance_rate", self.balance_rate)
         if not self.ema:
             self._check_averages_alone()
 
@@ -120,11 +120,3 @@ class Clustering:
     def to_dict(self):
         """Returns the settings by their names."""
         return dataclasses.asdict(self)
-
-
-def _check_not_negative(name, value):
-    if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
-        raise ValueError(
-            f"`{name}` must be finite and must not be negative. "
-            f"Received: {name}={value!r}"
-        )

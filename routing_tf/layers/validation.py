@@ -44,6 +44,16 @@ def check_positive_number(name, value):
     return int(value) if is_integer(value) else float(value)
 
 
+def check_not_negative(name, value):
+    """Returns a finite number of at least 0; else raises a `ValueError`."""
+    if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
+        raise ValueError(
+            f"`{name}` must be finite and must not be negative. "
+            f"Received: {name}={value!r}"
+        )
+    return value
+
+
 def check_rate(name, value):
     """Raises a `ValueError` unless `value` is a dropout rate in [0, 1)."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)

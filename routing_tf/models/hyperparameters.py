@@ -124,6 +124,9 @@ class Hyperparameters:
         exploring_queries: how many random queries of each head with clusters see all
             that the mask lets them see while training, see `ClusteredHeads`; 0 for
             none, as in the release.
+        exploring_cluster_weight: how much exploring queries of heads with centroids
+            mind whether a key shares their cluster, so that the loss teaches clusters,
+            see `CentroidHeads`; 0: not at all.
         ema: whether centroids follow moving averages (True) or gradients.
         centroid_decay: share of the old average kept at each training step.
         centroid_initialization: `"normal"` for random centroids; `"tokens"`: the first
@@ -259,6 +262,7 @@ class Hyperparameters:
     share_query_key: bool = True
     query_cluster: str = "query"
     exploring_queries: int = 0
+    exploring_cluster_weight: float = 0.0
     ema: bool = True
     centroid_decay: float = 0.999
     centroid_initialization: str = "normal"

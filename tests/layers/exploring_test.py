@@ -107,6 +107,29 @@ def test_what_sees_itself_only_alone_explores_so(causal):
     golden_cases.assert_close(actual, expected, 1e-5)
 
 
+def log_of_sharing(scores):
+    """Logarithm of the probability that two tokens have the same cluster."""
+    logits = scores * 2 / DIM**0.5
+    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    return np.log(shares @ np.swapaxes(shares, 2, 3) + 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["token choice", "expert choice", "cluster-strided"])
+def test_logits_may_mind_whether_tokens_share_a_cluster(kind):
+    query, _, value = sequences()
+    group = heads(**KINDS[kind], exploring_cluster_weight=0.7)
+    call(group, query, value, training=False)
+    centroids = golden_cases.to_numpy(group.kmeans.centroids)
+    actual = call(group, query, value, token_bias=BIAS)
+    scores = np.einsum("bhld,hkd->bhlk", helpers.normalize(query), centroids)
+    bias = 0.7 * log_of_sharing(scores) + BIAS[:, None, None]
+    unit = helpers.normalize(query)
+    sees = np.tri(LENGTH, dtype="bool")
+    expected, _ = helpers.dense_attention(unit, unit, value, sees, bias)
+    golden_cases.assert_close(actual, expected, 1e-5)
+
+
 def test_so_many_queries_of_each_head_explore():
     query, _, value = sequences()
     group, other = heads(number=5), heads(number=0)

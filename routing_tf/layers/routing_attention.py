@@ -64,7 +64,8 @@ class RoutingAttention(MixedAttention):
             where query and value have the same depth. Defaults to True.
         clustering: dict of further arguments of `RoutedHeads` on its clusters: those
             of `Clustering`, `query_cluster`, `max_clusters_per_token`,
-            `threshold_decay` and `exploring_cluster_weight`. A `Clustering` will do. None (the default) for none.
+            `threshold_decay` and `exploring_cluster_weight`. A `Clustering` will do.
+            None (the default) for none.
         key_shift: whose key a position offers with its own value, in all heads: its
             own (0, the default), or that of the token before it (1), so that a query
             finds what followed its like. 1 is for self-attention under a causal mask.

@@ -17,6 +17,7 @@ from absl import flags
 from absl import logging
 
 from routing_tf import choices
+from routing_tf import first_checks
 from routing_tf.files import named_files
 
 # What is defined here belongs to the command, whose `--help` shows it.
@@ -66,6 +67,7 @@ def _run(run, options, argv):
             )
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # tensorflow-datasets tells a lot
+        first_checks.check(options)
         use_backend(options.backend)
         return run(options)
     except (KeyboardInterrupt, SystemError) as error:
@@ -159,8 +161,23 @@ def without_notes_of_tensorflow():
 
 
 def refuse(options, names, reason):
-    """Raises a `ValueError` if a flag is given that does not go with `reason`."""
+    """Raises a `ValueError` if a flag is given that has no effect, see `choices`."""
     choices.refuse_flags([name for name in names if options[name].present], reason)
+
+
+@contextlib.contextmanager
+def named_by_flags(names):
+    """Gives arguments in the message of a `ValueError` the names of their flags.
+
+    `names` is a dict of flags by arguments.
+    """
+    try:
+        yield
+    except ValueError as error:
+        message = str(error)
+        for argument, flag in names.items():
+            message = re.sub(rf"(?<![-\w]){argument}(?=[`=])", f"--{flag}", message)
+        raise ValueError(message) from error
 
 
 class _PathParser(flags.ArgumentParser):

@@ -9,6 +9,8 @@ r"""Converts a checkpoint of the original release into a Keras preset directory.
 """
 
 import os
+import sys
+import warnings
 
 from absl import flags
 
@@ -36,6 +38,14 @@ FLAGS = {
     ),
 }
 
+# What the library calls what flags say.
+FLAGS_OF_ARGUMENTS = {
+    "prefix": "checkpoint",
+    "hparams": "hparams_file",
+    "preset": "hparams_set",
+    "vocabulary": "vocabulary",
+}
+
 
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `absl.flags.FlagValues`."""
@@ -50,22 +60,31 @@ def run(options):
     out = options.output_dir
     if os.path.exists(out) and (not os.path.isdir(out) or not is_empty(out)):
         raise ValueError(
-            f"`output_dir` must be a new or empty folder. Received: output_dir={out!r}"
+            "`--output_dir` must be a new or empty folder. Received: "
+            f"--output_dir={out!r}"
         )
-    kind = ReleaseCheckpoint(options.checkpoint).kind
+    with commands.named_by_flags(FLAGS_OF_ARGUMENTS):
+        kind = ReleaseCheckpoint(options.checkpoint).kind
     cls = model_class(kind)
     vocabulary = {"vocabulary": options.vocabulary} if options.vocabulary else {}
     if kind == "image" and vocabulary:
         raise ValueError(
-            "`vocabulary` is for models of texts. Received: "
-            f"vocabulary={options.vocabulary!r} with an image model"
+            "`--vocabulary` is for models of texts. Received: "
+            f"--vocabulary={options.vocabulary!r} with an image model"
         )
-    model = cls.from_release_checkpoint(
-        options.checkpoint,
-        preset=options.hparams_set,
-        hparams=options.hparams_file,
-        **vocabulary,
-    )
+    with (
+        commands.named_by_flags(FLAGS_OF_ARGUMENTS),
+        warnings.catch_warnings(record=True) as notes,
+    ):
+        warnings.filterwarnings("always", category=UserWarning)
+        model = cls.from_release_checkpoint(
+            options.checkpoint,
+            preset=options.hparams_set,
+            hparams=options.hparams_file,
+            **vocabulary,
+        )
+    for note in notes:
+        print(f"note: {note.message}", file=sys.stderr)
     with fill_folder(out) as folder:
         model.save_to_preset(str(folder))
     print(f"model: {model.count_params():,} parameters, kind {kind!r}")

@@ -62,14 +62,14 @@ def run(options):
     if problem.storage is None:
         print(f"{options.problem} needs no preparation; train on it right away")
         return
-    make_folder("data_dir", data_dir)
+    make_folder("--data_dir", data_dir)
     raw_dir = options.raw_dir
     if raw_dir is not None:
         raw_dir = os.path.abspath(raw_dir)
         if not os.path.isdir(raw_dir):
             raise ValueError(
-                f"`raw_dir` must be a folder with raw files. Received: {raw_dir!r}, "
-                "which is no folder"
+                "`--raw_dir` must be a folder with raw files. Received: "
+                f"--raw_dir={raw_dir!r}, which is no folder"
             )
     for line in problem.generate(raw_dir):
         print(line, flush=True)

@@ -28,7 +28,7 @@ FLAGS = {
         required=True,
     ),
     **commands.DATA,
-    "eval_split": commands.choice(
+    "split": commands.choice(
         "test", SPLITS, "Split of the data to score; no other one is loaded."
     ),
     "eval_examples": commands.integer(
@@ -63,7 +63,7 @@ FLAGS = {
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `absl.flags.FlagValues`."""
     commands.define(values, FLAGS)
-    flags.DEFINE_alias("split", "eval_split", flag_values=values)
+    flags.DEFINE_alias("eval_split", "split", flag_values=values)
 
 
 def run(options):
@@ -86,7 +86,7 @@ def run(options):
     from routing_tf.training import evaluation
     from routing_tf.training import loading
 
-    split = options.eval_split
+    split = options.split
     checkpoint, problem = commands.open_run(options, split)
     print(f"data: {problem.describe(split)}")
     baseline = problem.baseline(split)
@@ -103,7 +103,7 @@ def run(options):
 
 def score_texts(options):
     """Scores the files of `--texts`."""
-    names = (*commands.DATA, "eval_split", "eval_examples")
+    names = (*commands.DATA, "split", "eval_examples")
     given = [name for name in names if options[name].present]
     if given:
         raise ValueError(

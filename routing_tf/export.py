@@ -95,9 +95,9 @@ def _check_folder(folder, overwrite):
     is_export = (path / "saved_model.pb").is_file()
     if not path.is_dir() or not is_export and not is_empty(path):
         raise ValueError(
-            "`export_dir` must be a new or empty folder, or an earlier export. "
-            f"Received: {folder!r}. Name another one, or pass --overwrite to write "
-            "beside what is in it"
+            "`--export_dir` must be a new or empty folder, or an earlier export. "
+            f"Received: --export_dir={folder!r}. Name another one, or pass --overwrite "
+            "to write beside what is in it"
         )
 
 

@@ -201,7 +201,7 @@ def run(options):
             f"a {type(lm).__name__} in {options.model_dir!r}"
         )
     generate, others = kinds[type(lm)]
-    commands.refuse(options, others, f"a {type(lm).__name__}")
+    commands.refuse(options, others, f"with a {type(lm).__name__}")
     seed = options.seed
     if seed is None:
         seed = int(np.random.default_rng().integers(2**31))
@@ -247,7 +247,9 @@ def stream_text(lm, sampler, samples, options):
     from routing_tf.generation.token_stream import TokenStream
 
     commands.refuse(
-        options, ["max_length", "batch_size"], "--stream, which reads --num_tokens"
+        options,
+        ["max_length", "batch_size"],
+        "with --stream, which reads --num_tokens",
     )
     if options.sampler in WHOLE_TEXTS:
         raise ValueError(
@@ -308,7 +310,7 @@ def generate_images(model, sampler, options):
         )
     if options.num_given_rows:
         commands.refuse(
-            options, ["labels"], "--num_given_rows; images have their own labels"
+            options, ["labels"], "with --num_given_rows: images have their own labels"
         )
         _, problem = commands.open_run(options)
         picture = pictures.completion_grid(
@@ -320,10 +322,10 @@ def generate_images(model, sampler, options):
             options.num_samples,
         )
     else:
-        commands.refuse(options, commands.COMPLETION_FLAGS, "no --num_given_rows")
+        commands.refuse(options, commands.COMPLETION_FLAGS, "without --num_given_rows")
         num_classes, labels = model.hyperparameters.num_classes, None
         if num_classes is None:
-            commands.refuse(options, ["labels"], "a model without classes")
+            commands.refuse(options, ["labels"], "with a model without classes")
         else:
             labels = pictures.labels_to_sample(options.labels, num_classes)
         picture = pictures.sample_grid(model, sampler, labels, options.num_samples)

@@ -26,9 +26,14 @@ from absl import flags
 
 from routing_tf import choices
 from routing_tf import commands
+from routing_tf import known_names
 
 # The flags of splits, and the splits of a problem.
 SPLITS = {"train_split": "train", "eval_split": "validation"}
+HPARAMS = "\n".join(
+    f"{subject}: {', '.join(names)}."
+    for subject, names in known_names.HYPERPARAMETERS.items()
+)
 FLAGS = {
     **commands.BACKEND,
     "model_dir": commands.path(
@@ -54,7 +59,9 @@ FLAGS = {
         "problem, such as python_small.",
     ),
     "hparams": commands.string(
-        "", "Changes of hyperparameters, as name=value,name=value."
+        "",
+        "Changes of hyperparameters, as name=value,name=value. Their names, by "
+        "subject (docs/hyperparameters.md says what they mean):\n" + HPARAMS,
     ),
     "init_checkpoint": commands.path(
         "Where a new run takes its first weights from: a model directory, a .keras "

@@ -44,8 +44,8 @@ def define(command):
 
 @pytest.fixture
 def options():
-    values = define(evaluate)
-    values(["evaluate", "--model_dir=x"])
+    values = define(train)
+    values(["train", "--model_dir=x"])
     return values
 
 

@@ -154,7 +154,7 @@ def test_larger_vocabulary(model_dir, run, monkeypatch):
 
 def test_both_names_of_the_split(model_dir):
     splits = [
-        parse(evaluate, f"--model_dir={model_dir}", f"{flag}=validation").eval_split
+        parse(evaluate, f"--model_dir={model_dir}", f"{flag}=validation").split
         for flag in ("--split", "--eval_split")
     ]
     assert splits == ["validation"] * 2
@@ -313,7 +313,7 @@ def test_texts_that_cannot_be_scored(model_dir, tmp_path, run, content, message)
         (["--texts=x", "--problem=digits"], "Received also: --problem"),
         (
             ["--texts=x", "--split=train", "--eval_examples=3"],
-            "Received also: --eval_split, --eval_examples",
+            "Received also: --split, --eval_examples",
         ),
         (["--num_words=7"], "is for `--texts`"),
     ],

@@ -35,8 +35,8 @@ def find_run(source, which="last"):
     if config is None or not saved:
         refuse_old_checkpoints(model_dir)
         raise ValueError(
-            "`model_dir` must hold a run with a checkpoint; `python -m "
-            f"routing_tf.train` makes one. Received: {path!r}, with "
+            "`--model_dir` must hold a run with a checkpoint; `python -m "
+            f"routing_tf.train` makes one. Received: --model_dir={path!r}, with "
             f"--checkpoint={which}"
         )
     return saved[-1], config

@@ -24,8 +24,11 @@ from routing_tf.files import named_files
 flags.disclaim_key_flags()
 
 INTERRUPTED = 130
-# How TensorFlow begins a line that is no error, and what it says before the first.
-NOTE = re.compile(rb"[IW]\d{4} |WARNING: All log messages before absl::")
+# How TensorFlow begins a line that is no error, what it says before the first, and that
+# there is no driver of a GPU, which it calls an error.
+NOTE = re.compile(
+    rb"[IW]\d{4} |WARNING: All log messages before absl::|E\d{4} .*call to cuInit: "
+)
 DEFAULT_PROBLEM = "python_source"
 
 
@@ -113,6 +116,8 @@ def use_backend(name):
         with without_notes_of_tensorflow():
             import keras
             import tensorflow as tf
+
+            tf.config.list_physical_devices()  # looks for a GPU, and complains
     except (ImportError, ValueError) as error:
         sys.exit(
             "error: Keras must have a backend that it can import, tensorflow or jax. "
@@ -138,12 +143,11 @@ def use_backend(name):
 def without_notes_of_tensorflow():
     """Leaves out what TensorFlow tells of processors and accelerators on its import.
 
-    Whoever sets TF_CPP_MIN_LOG_LEVEL sees what it lets through.
+    Whoever sets TF_CPP_MIN_LOG_LEVEL to 0 or 1 sees what it lets through.
     """
-    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1"):
         yield
         return
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     # The level does not hold yet for what is written while libraries are loaded.
     sys.stderr.flush()
     stderr = os.dup(2)

@@ -77,7 +77,10 @@ def _check_exists(flag, path):
 def _check_weights(flag, path):
     # A checkpoint is named without the end of its files.
     if not os.path.exists(path) and not os.path.exists(f"{path}.index"):
-        _check_exists(flag, path)
+        raise ValueError(
+            f"`--{flag}` must be a model directory, a .keras file, a preset directory "
+            f"or a checkpoint. Received: --{flag}={path!r}, which does not exist"
+        )
 
 
 def _check_model(path):

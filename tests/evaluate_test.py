@@ -295,7 +295,7 @@ def test_texts_of_a_preset_directory(model_dir, texts, tmp_path, run):
     [
         (b"", "`--texts` must name a file that is not empty"),
         (b"\xff", "a.txt cannot be scored: 'utf-8' codec can't decode"),
-        (None, "`texts` must name existing files"),
+        (None, "`--texts` must name existing files"),
     ],
 )
 def test_texts_that_cannot_be_scored(model_dir, tmp_path, run, content, message):
@@ -310,9 +310,9 @@ def test_texts_that_cannot_be_scored(model_dir, tmp_path, run, content, message)
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--texts=x", "--problem=digits"], "Received also: --problem"),
+        ([f"--texts={__file__}", "--problem=digits"], "Received also: --problem"),
         (
-            ["--texts=x", "--split=train", "--eval_examples=3"],
+            [f"--texts={__file__}", "--split=train", "--eval_examples=3"],
             "Received also: --split, --eval_examples",
         ),
         (["--num_words=7"], "is for `--texts`"),
@@ -324,10 +324,12 @@ def test_flags_that_do_not_fit(model_dir, run, arguments, message):
     assert message in err
 
 
-def test_a_model_without_a_run(run):
-    code, _, err = run("--model_dir=model.keras")
+def test_a_model_without_a_run(tmp_path, run):
+    path = tmp_path / "model.keras"
+    path.touch()
+    code, _, err = run(f"--model_dir={path}")
     assert code == 1
-    assert "a model alone needs `--texts`. Received: 'model.keras'" in err
+    assert f"a model alone needs `--texts`. Received: '{path}'" in err
 
 
 def test_a_perplexity_above_all_numbers():

@@ -44,7 +44,7 @@ def test_names_are_those_of_what_there_is():
         ("train", ["--hparams=ema"], "`--hparams` must be name=value, joined by"),
         ("train", ["--problem=enwik"], "Received: --problem=enwik. Did you mean"),
         ("train", ["--files=no*where"], "`--files` must name existing files"),
-        ("train", ["--init_checkpoint=no"], "`--init_checkpoint` must exist"),
+        ("train", ["--init_checkpoint=no"], "`--init_checkpoint` must be a model dir"),
         ("evaluate", [], "Received: --model_dir='new', which does not exist. `python"),
         ("evaluate", ["--texts=none.txt"], "`--texts` must name existing files"),
         ("generate", [], "a .keras file or a preset directory. Received: --model_dir"),

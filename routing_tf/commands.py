@@ -256,6 +256,11 @@ def strings(text):
     return _flag(flags.DEFINE_list, None, text)
 
 
+def repeated(text):
+    """A flag that is a text, and may be given several times."""
+    return _flag(flags.DEFINE_multi_string, [], text)
+
+
 def _flag(define_flag, default, text, **options):
     return functools.partial(define_flag, default=default, help=text, **options)
 
@@ -277,10 +282,8 @@ CHECKPOINT = {
     )
 }
 OPTIONS = {
-    "problem_option": _flag(
-        flags.DEFINE_multi_string,
-        [],
-        "Another option of the problem, as name=value. May be repeated.",
+    "problem_option": repeated(
+        "Another option of the problem, as name=value. May be repeated."
     )
 }
 DATA = {

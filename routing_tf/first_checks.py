@@ -74,6 +74,11 @@ def _check_exists(flag, path):
         )
 
 
+def _check_prompts(flag, path):
+    if path != "-":  # standard input
+        _check_exists(flag, path)
+
+
 def _check_weights(flag, path):
     # A checkpoint is named without the end of its files.
     if not os.path.exists(path) and not os.path.exists(f"{path}.index"):
@@ -113,6 +118,7 @@ CHECKS = {
     "hparams": _check_hyperparameters,
     "files": _check_files,
     "texts": _check_files,
+    "prompt_file": _check_prompts,
     "init_checkpoint": _check_weights,
     "hparams_file": _check_exists,
     "vocabulary": _check_exists,

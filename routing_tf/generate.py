@@ -8,10 +8,10 @@ One without end, until Ctrl-C, in constant memory:
 
     python -m routing_tf.generate --model_dir=my_run --prompt='import os' --stream
 
-A text for each line of a file:
+A text for each line of a file (-: of standard input), which ends before an empty line:
 
     python -m routing_tf.generate --model_dir=my_run --prompt_file=prompts.txt \
-        --output_file=texts.jsonl
+        --stop=$'\n\n' --output_file=texts.jsonl
 
 With a model that has an encoder, the text that belongs to each one, such as its
 translation:
@@ -49,6 +49,7 @@ TEXT_FLAGS = (
     "max_length",
     "batch_size",
     "stop_at_end",
+    "stop",
     *STREAM_FLAGS,
 )
 IMAGE_FLAGS = ("labels", "num_given_rows", *commands.COMPLETION_FLAGS)
@@ -116,7 +117,8 @@ FLAGS = {
         "text, needed.",
     ),
     "prompt_file": commands.path(
-        "Texts: a file in UTF-8 with a prompt on each line; empty lines are skipped."
+        "Texts: a file in UTF-8 with a prompt on each line; empty lines are skipped. "
+        "-: standard input."
     ),
     "max_length": commands.integer(
         None,
@@ -134,6 +136,10 @@ FLAGS = {
         None,
         "Texts: whether the end id ends them; else it is shown as a line break. "
         "Default: true; with --stream false.",
+    ),
+    "stop": commands.repeated(
+        "Texts: a string that ends the text, which is shown up to it, without it. What "
+        "a prompt holds does not count. May be repeated."
     ),
     "stream": commands.switch(
         False,
@@ -218,7 +224,12 @@ def generate_texts(lm, sampler, options):
     from routing_tf.generation import texts
 
     prompts = read_prompts(options)
-    samples = texts.make_samples(lm, prompts, options.num_samples)
+    if not all(options.stop):
+        raise ValueError(
+            "`--stop` must not be empty. Received: --stop=''. To go on to the end, "
+            "leave it out"
+        )
+    samples = texts.make_samples(lm, prompts, options.num_samples, options.stop)
     end_id = lm.preprocessor.tokenizer.end_token_id
     if options.stream:
         stream_text(lm, sampler, samples, options)
@@ -281,7 +292,11 @@ def read_prompts(options):
             f"--prompt={options.prompt!r}, --prompt_file={options.prompt_file!r}"
         )
     try:
-        content = pathlib.Path(options.prompt_file).read_bytes().decode("utf-8-sig")
+        if options.prompt_file == "-":
+            content = sys.stdin.buffer.read()
+        else:
+            content = pathlib.Path(options.prompt_file).read_bytes()
+        content = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
             "`--prompt_file` must be a readable file of text in UTF-8. Received: "

@@ -1,4 +1,5 @@
 import functools
+import io
 import json
 import pathlib
 import signal
@@ -217,6 +218,35 @@ def test_a_stream_goes_past_the_trained_length(model, tmp_path, run):
     assert "12 tokens in" in err
 
 
+@pytest.mark.parametrize(
+    "ways",
+    [[GREEDY], ["--sampler=beam", "--num_beams=1"], [GREEDY, "--stream"]],
+)
+def test_a_text_ends_where_a_stop_string_begins(ways, model, run):
+    options = [f"--model_dir={model}", "--prompt=It was", *ways]
+    if "--stream" in ways:
+        options.append("--num_tokens=9")
+    code, whole, err = run(*options)
+    assert code == 0, err
+    text = whole.rstrip("\n").removeprefix("It was")
+    stop = text[2:4]
+    # What the prompt holds does not count.
+    code, out, err = run(*options, "--stop=It", f"--stop={stop}")
+    assert code == 0, err
+    assert out.rstrip("\n") == "It was" + text[: text.find(stop)]
+
+
+def test_prompts_from_standard_input(model, run, monkeypatch):
+    content = io.TextIOWrapper(io.BytesIO("one\n\nzwölf\n".encode()))
+    options = [f"--model_dir={model}", GREEDY, "--max_length=14"]
+    monkeypatch.setattr(sys, "stdin", content)
+    code, out, err = run(*options, "--prompt_file=-")
+    assert code == 0, err
+    expected = by_generate(model, "greedy", ["one", "zwölf"], max_length=14)
+    for number, text in enumerate(expected, 1):
+        assert f"--- prompt {number}\n{text}\n" in out
+
+
 def test_a_stream_ends_at_the_end_id_where_it_shall(ending_model, run):
     options = [f"--model_dir={ending_model}", "--stream", GREEDY, "--num_tokens=3"]
     assert run(*options)[1] == "\n\n\n"
@@ -330,8 +360,7 @@ def test_a_stream_without_end_is_ended_by(way, model):
         (["--top_p=1.5"], "at most 1. Received: --top_p=1.5"),
         (["--top_k=300"], "size of the vocabulary, 258. Received: --top_k=300"),
         (["--sampler=contrastive", "--alpha=2"], "--alpha=2.0"),
-        (["--prompt=a", "--prompt_file=b"], "--prompt='a', --prompt_file='b'"),
-        (["--prompt_file=nowhere.txt"], "'nowhere.txt': [Errno 2]"),
+        (["--prompt=a", f"--prompt_file={__file__}"], "--prompt='a', --prompt_file="),
         ([f"--prompt={'a' * 31}"], "longest has 32 tokens"),
         (["--prompt=abc", "--max_length=4"], "--max_length=4. Pass"),
         (["--output_file=nowhere/a.txt"], "in a folder that exists"),
@@ -341,6 +370,8 @@ def test_a_stream_without_end_is_ended_by(way, model):
         (["--stream", "--num_samples=2"], "2 prompts and samples"),
         (["--stream", "--max_length=9"], "--max_length has no effect with --stream"),
         (["--labels=3"], "with a RoutingTransformerCausalLM"),
+        (["--stop="], "`--stop` must not be empty"),
+        (["--prompt_file=nowhere"], "`--prompt_file` must exist"),
         (["--num_given_rows=3", "--split=test"], "--num_given_rows, --split have"),
     ],
 )

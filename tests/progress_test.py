@@ -52,7 +52,7 @@ def test_the_bar_does_not_count_the_first_item(clock, seconds, monkeypatch):
     assert "1/6 [00:00<?" in shown and "3/6 [00:12<00:1" in shown
 
 
-def test_the_bar_of_training_does_not_count_the_first_step(clock, tmp_path, monkeypatch):
+def test_the_bar_of_training_does_not_count_it_either(clock, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     problem = types.SimpleNamespace(metric_name="nats", train_split="train")
     problem.metric = lambda loss, split: loss

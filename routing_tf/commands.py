@@ -24,6 +24,7 @@ from routing_tf.files import named_files
 flags.disclaim_key_flags()
 
 INTERRUPTED = 130
+HELP = {"--help", "-help", "-h", "-?"}
 # How TensorFlow begins a line that is no error, what it says before the first, and that
 # there is no driver of a GPU, which it calls an error.
 NOTE = re.compile(
@@ -34,7 +35,14 @@ DEFAULT_PROBLEM = "python_source"
 
 def main(run, define_flags):
     """Defines the flags of a process's command, and runs it."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None:
+        sys.argv[0] = f"python -m {spec.name}"  # not a path, in what --help shows
     define_flags()
+    if not HELP.isdisjoint(sys.argv[1:]):
+        app.define_help_flags()
+        app.usage(shorthelp=True, writeto_stdout=True)
+        return
     sys.stdout.reconfigure(errors="replace")
 
     def run_command(argv):
@@ -261,8 +269,22 @@ def repeated(text):
     return _flag(flags.DEFINE_multi_string, [], text)
 
 
-def _flag(define_flag, default, text, **options):
+def _flag(define_flag, default, text, required=False, **options):
+    if required:
+        text += " Required."
+        define_flag = functools.partial(_define_required, define_flag)
     return functools.partial(define_flag, default=default, help=text, **options)
+
+
+def _define_required(define_flag, name, flag_values, help, **options):
+    define_flag(name=name, flag_values=flag_values, help=help, **options)
+    names = f" ({'|'.join(options['enum_values'])})" if "enum_values" in options else ""
+    flags.register_validator(
+        name,
+        lambda value: value is not None,
+        message=f"--{name} must be given{names}: {help.removesuffix(' Required.')}",
+        flag_values=flag_values,
+    )
 
 
 BACKEND = {

@@ -2,6 +2,10 @@
 
     python -m routing_tf.evaluate --model_dir=my_run
 
+Or other files than those of the run, as a text of it would be:
+
+    python -m routing_tf.evaluate --model_dir=my_run --files='books/*.txt'
+
 Or files of text, each a text of its own:
 
     python -m routing_tf.evaluate --model_dir=my_run --texts='books/*.txt'
@@ -10,6 +14,7 @@ The last line on standard output is the score.
 """
 
 import dataclasses
+import os
 import pathlib
 
 from absl import flags
@@ -29,7 +34,10 @@ FLAGS = {
     ),
     **commands.DATA,
     "split": commands.choice(
-        "test", SPLITS, "Split of the data to score; no other one is loaded."
+        "test",
+        SPLITS,
+        "Split of the data to score; no other one is loaded. Where it is not given, "
+        "--files that the run does not have are scored whole.",
     ),
     "eval_examples": commands.integer(
         0,
@@ -87,7 +95,7 @@ def run(options):
     from routing_tf.training import loading
 
     split = options.split
-    checkpoint, problem = commands.open_run(options, split)
+    checkpoint, problem = open_data(options)
     print(f"data: {problem.describe(split)}")
     baseline = problem.baseline(split)
     if baseline:
@@ -99,6 +107,39 @@ def run(options):
     for line in evaluation.report(problem, split, result, lm.hyperparameters):
         print(line)
     print(evaluation.final_line(problem, split, result))
+
+
+def open_data(options):
+    """Finds the run, and the problem to score; says what of `--files` is scored.
+
+    Files that the run does not have are scored whole, unless a split is named.
+    """
+    from routing_tf.training import loading
+
+    split = options.split
+    checkpoint, config = loading.find_run(options.model_dir, options.checkpoint)
+    fields = commands.problem_fields(options, config)
+    is_named = options["split"].present
+    if not options.files or is_named or fields["problem"] != "text_files":
+        return commands.open_run(options, split)
+    paths = named_files.find_files("--files", options.files)
+    own = loading.own_files(checkpoint, config)
+    used = own.intersection(map(os.path.realpath, paths))
+    if used:
+        print(
+            f"files: {len(used)} of {len(paths)} are the run's, so that they are split "
+            f"as for training, and the split {split!r} is scored; --texts scores whole "
+            "files"
+        )
+        if used != own or len(used) < len(paths):
+            # How files are shared out depends on all of them.
+            print("files: WARNING: the run may have been trained on what is scored")
+    else:
+        print(f"files: {len(paths)}, none of them the run's, scored whole")
+        fields["problem_options"][f"{split}_files"] = named_files.join_paths(paths)
+    return checkpoint, loading.open_problem(
+        checkpoint, config, fields, split, has_own_data=False
+    )
 
 
 def score_texts(options):

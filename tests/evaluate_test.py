@@ -105,9 +105,28 @@ def test_the_whole_test_split_is_the_default(model_dir, run):
 
 def test_other_data(model_dir, tmp_path, run):
     file = random_file(tmp_path, 4000)
-    code, out, err = run(f"--model_dir={model_dir}", f"--files={file}")
+    options = [f"--model_dir={model_dir}", f"--files={file}"]
+    code, out, err = run(*options)
     assert not code, err
-    assert "test: 201 tokens scored" in out
+    assert "files: 1, none of them the run's, scored whole\n" in out
+    assert "test: 4,001 tokens scored" in out
+    for flag in ("--split", "--eval_split"):
+        assert "test: 201 tokens scored" in run(*options, f"{flag}=test")[1]
+
+
+def test_files_of_the_run_are_never_scored_whole(model_dir, tmp_path, run):
+    own = run_config.RunConfig.load(model_dir).problem_options["files"]
+    (tmp_path / "link.txt").symlink_to(own)
+    for name in (own, tmp_path / "link.txt"):
+        code, out, err = run(f"--model_dir={model_dir}", f"--files={name}")
+        assert not code, err
+        assert "files: 1 of 1 are the run's, so that they are split as for" in out
+        assert "test: 451 tokens scored" in out
+        assert "trained on what is scored" not in out
+    more = f"{own},{random_file(tmp_path, 4000)}"
+    out = run(f"--model_dir={model_dir}", f"--files={more}")[1]
+    assert "files: 1 of 2 are the run's" in out
+    assert "WARNING: the run may have been trained on what is scored" in out
 
 
 @pytest.mark.parametrize(

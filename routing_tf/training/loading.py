@@ -1,6 +1,7 @@
 """Models of runs, of files and of presets, loaded."""
 
 import dataclasses
+import os
 import pathlib
 import warnings
 import zipfile
@@ -8,6 +9,7 @@ import zipfile
 import numpy as np
 
 from routing_tf import models
+from routing_tf.choices import SPLITS
 from routing_tf.files import safe_loading
 from routing_tf.models.build import make_backbone
 from routing_tf.models.build import make_model
@@ -68,6 +70,21 @@ def open_problem(checkpoint, config, fields, split=None, has_own_data=True):
     if has_own_data:
         config.check_data(problem, split)
     return problem
+
+
+def own_files(checkpoint, config):
+    """Returns the real paths of a user's files that a run has in its splits.
+
+    Files that are gone are none.
+    """
+    problem = config.make_problem(checkpoints.model_dir_of(checkpoint))
+    if not problem.has_own_files:
+        return set()
+    try:
+        paths = [path for split in SPLITS for path in problem.source.files_of(split)]
+    except ValueError:
+        return set()
+    return set(map(os.path.realpath, paths))
 
 
 def load_run(checkpoint):

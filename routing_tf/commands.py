@@ -291,8 +291,8 @@ BACKEND = {
     "backend": choice(
         None,
         choices.BACKENDS,
-        "What Keras computes with. Default: what KERAS_BACKEND or Keras's settings "
-        "say, else tensorflow.",
+        "Backend of Keras. Default: that of KERAS_BACKEND or of Keras's settings, "
+        "else tensorflow.",
     )
 }
 CHECKPOINT = {
@@ -303,21 +303,17 @@ CHECKPOINT = {
         "loss.",
     )
 }
-OPTIONS = {
-    "problem_option": repeated(
-        "Another option of the problem, as name=value. May be repeated."
-    )
-}
+OPTIONS = {"problem_option": repeated("A further option of the problem, as name=value")}
 DATA = {
     "problem": string(
         None,
-        "Name of the problem; an unknown name lists all. Default: the run's own; for a "
+        "Name of the problem; --problem=list lists all. Default: the run's own; for a "
         f"new run text_files if --files is given, else {DEFAULT_PROBLEM}.",
     ),
     "data_dir": path("Folder with the problem's data."),
     "files": paths(
-        "Files or glob patterns for the problem text_files, separated by commas; a "
-        "name that has one is written in double quotes: --files='\"a, b.txt\",c.txt'."
+        "Files or glob patterns for the problem text_files, separated by commas. Names "
+        "with commas are written in double quotes: --files='\"a, b.txt\",c.txt'."
     ),
     **OPTIONS,
 }

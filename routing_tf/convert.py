@@ -28,13 +28,13 @@ FLAGS = {
     ),
     "hparams_file": commands.path("The release's hparams.json of the model."),
     "vocabulary": commands.path(
-        "The release's subword vocabulary, for models of texts. Without it the result "
+        "The release's subword vocabulary, for models of texts. Without it, the model "
         "takes ids."
     ),
     "hparams_set": commands.string(
         None,
-        "Name of the set of the release that was trained, for what the file does not "
-        "tell; an unknown name lists all.",
+        "Name of the release's set that was trained, for settings that --hparams_file "
+        "does not hold; docs/presets.md lists all.",
     ),
 }
 
@@ -56,6 +56,7 @@ def run(options):
     """Converts as the flags say."""
     from routing_tf.models.build import model_class
     from routing_tf.models.release.checkpoints import ReleaseCheckpoint
+    from routing_tf.training.report import describe_size
 
     out = options.output_dir
     if os.path.exists(out) and (not os.path.isdir(out) or not is_empty(out)):
@@ -87,7 +88,7 @@ def run(options):
         print(f"note: {note.message}", file=sys.stderr)
     with fill_folder(out) as folder:
         model.save_to_preset(str(folder))
-    print(f"model: {model.count_params():,} parameters, kind {kind!r}")
+    print(f"model: {describe_size(model)}, kind {kind!r}")
     print(
         "load it with "
         f"routing_tf.models.{cls.__name__}.from_preset({options.output_dir!r})"

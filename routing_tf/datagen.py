@@ -23,7 +23,7 @@ from routing_tf.files.folders import make_folder
 FLAGS = {
     **commands.BACKEND,
     "problem": commands.string(
-        None, "Name of the problem; an unknown name lists all.", required=True
+        None, "Name of the problem; --problem=list lists all.", required=True
     ),
     "data_dir": commands.path(
         "Folder to write to, made if missing. Problems can share it.", required=True
@@ -34,7 +34,7 @@ FLAGS = {
     "train_split": commands.choice(
         None,
         SPLITS,
-        "Split that will be trained on, where a vocabulary is made of it. Default: "
+        "Split to train on; a vocabulary is made of it where one is needed. Default: "
         "train.",
     ),
     **commands.OPTIONS,

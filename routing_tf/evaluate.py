@@ -42,7 +42,8 @@ FLAGS = {
     "eval_examples": commands.integer(
         0,
         0,
-        "Windows to score, evenly spaced; 0: all. `train` takes 64 of validation.",
+        "Number of windows to score, evenly spaced; 0: all. `train` scores 64 of "
+        "the validation split.",
     ),
     "texts": commands.paths(
         "Files or glob patterns of UTF-8 text to score instead of the run's data, "
@@ -61,9 +62,9 @@ FLAGS = {
     "num_words": commands.integer(
         None,
         1,
-        "Words of all --texts together, to which the total perplexity per word refers, "
-        "such as the original token count of a corpus. Default: what stands between "
-        "white space.",
+        "Number of words of all --texts together, for the total perplexity per word, "
+        "such as the original token count of a corpus. Default: the number of words "
+        "between white space.",
     ),
 }
 
@@ -156,7 +157,8 @@ def score_texts(options):
     from routing_tf.training import evaluation
     from routing_tf.training import loading
 
-    paths = named_files.find_files("texts", options.texts)
+    paths = named_files.find_files("--texts", options.texts)
+    check_texts(paths)
     lm = loading.load_language_model(options.model_dir, options.checkpoint)
     if not isinstance(lm, models.RoutingTransformerCausalLM):
         raise ValueError(
@@ -181,6 +183,18 @@ def score_texts(options):
     print(evaluation.describe_score("total", total))
     print(evaluation.describe_scope(lm.hyperparameters, total.routing_scope))
     print(f"held-out bits per byte: {total.bits_per_byte:.4f}")
+
+
+def check_texts(paths):
+    """Raises a `ValueError` for a file that is no UTF-8, before any is scored."""
+    for path in paths:
+        try:
+            named_files.read_file(path).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"`--texts` must be text in UTF-8. Received: {path!r}: {error}. "
+                "Convert it, such as with iconv"
+            ) from error
 
 
 if __name__ == "__main__":

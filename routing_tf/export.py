@@ -54,11 +54,11 @@ FLAGS = {
     "max_length": commands.integer(
         None,
         1,
-        "Tokens a text may have; every call computes with this length. Default: that "
-        "of the model's sequences.",
+        "Largest number of tokens of a text; every call computes with this length. "
+        "Default: that of the model's sequences.",
     ),
     "overwrite": commands.switch(
-        False, "Write into a folder that holds other files too."
+        False, "Write into the folder even if it holds other files."
     ),
 }
 

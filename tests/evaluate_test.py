@@ -279,7 +279,7 @@ def test_texts(model_dir, texts, run):
     assert lines[1].endswith("per word (21 words)")
     assert "b.txt: 2 tokens" in lines[2]
     assert lines[3].startswith("total: 79 tokens")
-    assert lines[3].endswith(f"{math.exp(sum(nats) / 22):.6g} per word (22 words)")
+    assert lines[3].endswith(f"{math.exp(sum(nats) / 22):,.4f} per word (22 words)")
     assert lines[4].startswith('routing scope "full": WARNING: later tokens')
     assert lines[5:] == [f"held-out bits per byte: {bits[1]:.4f}"]
 
@@ -313,7 +313,7 @@ def test_texts_of_a_preset_directory(model_dir, texts, tmp_path, run):
     "content, message",
     [
         (b"", "`--texts` must name a file that is not empty"),
-        (b"\xff", "a.txt cannot be scored: 'utf-8' codec can't decode"),
+        (b"\xff", "a.txt': 'utf-8' codec can't decode"),
         (None, "`--texts` must name existing files"),
     ],
 )
@@ -349,6 +349,26 @@ def test_a_model_without_a_run(tmp_path, run):
     code, _, err = run(f"--model_dir={path}")
     assert code == 1
     assert f"a model alone needs `--texts`. Received: '{path}'" in err
+
+
+def test_texts_are_read_before_any_is_scored(model_dir, tmp_path, run):
+    (tmp_path / "a.txt").write_bytes(b"abc")
+    (tmp_path / "b.txt").write_bytes(b"\xe4")
+    code, out, err = run(f"--model_dir={model_dir}", f"--texts={tmp_path}/*.txt")
+    assert (code, out) == (1, "")
+    assert "`--texts` must be text in UTF-8. Received: " in err and "b.txt" in err
+
+
+@pytest.mark.parametrize(
+    "value, text", [(12920.41284, "12,920.4128"), (9.38e8, "938,000,000.0000")]
+)
+def test_perplexities_have_one_form(value, text):
+    ids, offsets = np.ones(1, "int32"), np.array([[0, 1]])
+    likelihoods = np.array([-math.log(value)])
+    line = evaluation.describe_score(
+        "a.txt", Score(likelihoods, ids, None, offsets, "full", 0, 1, 1)
+    )
+    assert f"perplexity {text} per token, {text} per word (1 words)" in line
 
 
 def test_a_perplexity_above_all_numbers():

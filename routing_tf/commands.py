@@ -74,13 +74,14 @@ def _run(run, options, argv):
     try:
         if len(argv) > 1:
             raise ValueError(
-                f"Settings are given as --name=value. Received: {argv[1:]}"
+                f"Flags must be written as --name=value. Received: {argv[1:]}"
             )
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # tensorflow-datasets tells a lot
         first_checks.check(options)
         use_backend(options.backend)
-        return run(options)
+        with named_by_flags({name: name for name in options}):
+            return run(options)
     except (KeyboardInterrupt, SystemError) as error:
         # C code may make a SystemError of an interrupt that comes while it runs.
         if not _comes_of_interrupt(error):
@@ -183,14 +184,15 @@ def refuse(options, names, reason):
 def named_by_flags(names):
     """Gives arguments in the message of a `ValueError` the names of their flags.
 
-    `names` is a dict of flags by arguments.
+    "`seed` must be ... Received: seed=x" is of `--seed` then; what a user has written,
+    as in `--hparams=seed=x`, stays. `names` is a dict of flags by arguments.
     """
     try:
         yield
     except ValueError as error:
-        message = str(error)
-        for argument, flag in names.items():
-            message = re.sub(rf"(?<![-\w]){argument}(?=[`=])", f"--{flag}", message)
+        arguments = "|".join(map(re.escape, names))
+        named = rf"(?<![-\w.=,'\"])({arguments})(?=[`=])"
+        message = re.sub(named, lambda match: f"--{names[match[1]]}", str(error))
         raise ValueError(message) from error
 
 

@@ -191,7 +191,7 @@ def configure(options):
     if "vocabulary_size" in changes:
         raise ValueError(
             "`vocabulary_size` is that of the problem. Received: "
-            f"vocabulary_size={changes['vocabulary_size']} in --hparams. Leave it out"
+            f"vocabulary_size={changes['vocabulary_size']} in --hparams; remove it"
         )
     for field in ("train_steps", "remat"):
         if getattr(options, field) is not None:
@@ -253,7 +253,7 @@ def train(config, problem, engine, options):
         is_read = trainer.stopped_by != signal.SIGPIPE
         if engine.is_chief:
             print(
-                f"{'' if is_read else 'nobody reads what is printed: '}"
+                f"{'' if is_read else 'standard output is closed: '}"
                 f"stopped at step {trainer.step}; to continue: "
                 f"python -m routing_tf.train --model_dir={options.model_dir}",
                 file=sys.stdout if is_read else sys.stderr,

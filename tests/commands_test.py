@@ -199,4 +199,18 @@ def test_the_first_line_of_a_command_is_no_error(tmp_path):
         cwd=pathlib.Path(commands.__file__).parents[1],
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("error: `model_dir` must hold a run.json")
+    assert done.stderr.startswith("error: `--model_dir` must hold a run.json")
+
+
+def test_messages_name_flags(options, capsys):
+    def run(options):
+        raise ValueError(
+            "`seed` must be small. Received: seed=3, --hparams=seed=4 in 'seed=5', "
+            "with my_seed=6 and model_dir='x'"
+        )
+
+    assert commands.command(run, options, ["train"]) == 1
+    assert capsys.readouterr().err == (
+        "error: `--seed` must be small. Received: --seed=3, --hparams=seed=4 in "
+        "'seed=5', with my_seed=6 and --model_dir='x'\n"
+    )

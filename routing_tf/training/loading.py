@@ -122,7 +122,7 @@ def load_language_model(source, which="last"):
     if checkpoints.paths(path):
         raise ValueError(
             f"`checkpoint` must be 'last': there is no best one in {str(source)!r}, "
-            f"whose run has not been evaluated. Received: checkpoint={which!r}"
+            f"as the run has not been evaluated. Received: checkpoint={which!r}"
         )
     refuse_old_checkpoints(path)
     try:
@@ -141,10 +141,9 @@ def load_language_model(source, which="last"):
     except (OSError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise ValueError(f"The model {source!r} cannot be read: {error}") from error
     raise ValueError(
-        "A model is given as a model directory with checkpoints, a checkpoint of one "
-        "without .index, a .keras file, a preset directory with a config.json, or to "
-        "start from the path of a checkpoint of the release without .index. Received: "
-        f"{source!r}"
+        "A model must be a model directory with checkpoints, the path of a checkpoint "
+        "without .index, a .keras file, or a preset directory with a config.json. "
+        f"Received: {source!r}"
     )
 
 

@@ -127,9 +127,9 @@ class RunConfig:
         if names and not differences:  # else the data has changed for a reason
             splits = dict.fromkeys(name.partition(".")[2] for name in names)
             differences = [
-                f"the data of the split {split!r} has changed, from "
-                f"{earlier.num_tokens.get(split, 0):,} tokens to "
-                f"{self.num_tokens.get(split, 0):,}"
+                f"the data of the split {split!r} has changed (it had "
+                f"{earlier.num_tokens.get(split, 0):,} tokens, now "
+                f"{self.num_tokens.get(split, 0):,})"
                 for split in splits
             ]
         if differences:

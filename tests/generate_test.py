@@ -222,7 +222,7 @@ def test_a_stream_goes_past_the_trained_length(model, tmp_path, run):
     "ways",
     [[GREEDY], ["--sampler=beam", "--num_beams=1"], [GREEDY, "--stream"]],
 )
-def test_a_text_ends_where_a_stop_string_begins(ways, model, run):
+def test_a_text_ends_where_a_stop_string_begins(ways, model, tmp_path, run):
     options = [f"--model_dir={model}", "--prompt=It was", *ways]
     if "--stream" in ways:
         options.append("--num_tokens=9")
@@ -234,6 +234,13 @@ def test_a_text_ends_where_a_stop_string_begins(ways, model, run):
     code, out, err = run(*options, "--stop=It", f"--stop={stop}")
     assert code == 0, err
     assert out.rstrip("\n") == "It was" + text[: text.find(stop)]
+    if "--stream" in ways:
+        return
+    path = tmp_path / "texts.jsonl"
+    run(*options, f"--stop={stop}", f"--output_file={path}")
+    made = json.loads(path.read_text())
+    # A token is a byte, and those of the string are the last.
+    assert made["ended"] and made["tokens"] == text.find(stop) + len(stop)
 
 
 def test_prompts_from_standard_input(model, run, monkeypatch):

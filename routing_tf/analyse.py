@@ -139,7 +139,7 @@ def define_flags(values=flags.FLAGS):
 def run(options):
     """Analyses as the flags say."""
     unread = [name for name in READERS if options.what not in READERS[name]]
-    commands.refuse(options, unread, f"--what={options.what}")
+    commands.refuse(options, unread, f"with --what={options.what}")
     from routing_tf.analysis import looks
     from routing_tf.analysis import pictures
 

@@ -3,6 +3,8 @@
 Commands read their flags with these before anything is imported that takes seconds.
 """
 
+import difflib
+
 BACKENDS = ("tensorflow", "jax")
 SPLITS = ("train", "validation", "test")
 # The layers stand alone, so they have a copy.
@@ -27,11 +29,15 @@ DEFAULT_EXAMPLES = {"causality": 64, "decoding": 4}
 def refuse_flags(given, reason):
     """Raises a `ValueError` if there are flags that are not read.
 
-    `reason` is what they do not go together with.
+    `reason` is what they do not go together with: "with ..." or "without ...".
     """
     if given:
         names = ", ".join(f"--{name}" for name in given)
-        raise ValueError(
-            f"Flags must be those that are read. Received: {names} with {reason}. "
-            f"Leave {'it' if len(given) == 1 else 'them'} out"
-        )
+        verb, they = ("has", "it") if len(given) == 1 else ("have", "them")
+        raise ValueError(f"{names} {verb} no effect {reason}; remove {they}")
+
+
+def did_you_mean(name, names):
+    """Returns a sentence with the names that are near to a misspelt one, or ""."""
+    near = difflib.get_close_matches(str(name), list(names), n=2, cutoff=0.75)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

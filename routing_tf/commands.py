@@ -17,20 +17,32 @@ from absl import flags
 from absl import logging
 
 from routing_tf import choices
+from routing_tf import first_checks
 from routing_tf.files import named_files
 
 # What is defined here belongs to the command, whose `--help` shows it.
 flags.disclaim_key_flags()
 
 INTERRUPTED = 130
-# How TensorFlow begins a line that is no error, and what it says before the first.
-NOTE = re.compile(rb"[IW]\d{4} |WARNING: All log messages before absl::")
+HELP = {"--help", "-help", "-h", "-?"}
+# How TensorFlow begins a line that is no error, what it says before the first, and that
+# there is no driver of a GPU, which it calls an error.
+NOTE = re.compile(
+    rb"[IW]\d{4} |WARNING: All log messages before absl::|E\d{4} .*call to cuInit: "
+)
 DEFAULT_PROBLEM = "python_source"
 
 
 def main(run, define_flags):
     """Defines the flags of a process's command, and runs it."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None:
+        sys.argv[0] = f"python -m {spec.name}"  # not a path, in what --help shows
     define_flags()
+    if not HELP.isdisjoint(sys.argv[1:]):
+        app.define_help_flags()
+        app.usage(shorthelp=True, writeto_stdout=True)
+        return
     sys.stdout.reconfigure(errors="replace")
 
     def run_command(argv):
@@ -62,12 +74,14 @@ def _run(run, options, argv):
     try:
         if len(argv) > 1:
             raise ValueError(
-                f"Settings are given as --name=value. Received: {argv[1:]}"
+                f"Flags must be written as --name=value. Received: {argv[1:]}"
             )
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # tensorflow-datasets tells a lot
+        first_checks.check(options)
         use_backend(options.backend)
-        return run(options)
+        with named_by_flags({name: name for name in options}):
+            return run(options)
     except (KeyboardInterrupt, SystemError) as error:
         # C code may make a SystemError of an interrupt that comes while it runs.
         if not _comes_of_interrupt(error):
@@ -111,6 +125,8 @@ def use_backend(name):
         with without_notes_of_tensorflow():
             import keras
             import tensorflow as tf
+
+            tf.config.list_physical_devices()  # looks for a GPU, and complains
     except (ImportError, ValueError) as error:
         sys.exit(
             "error: Keras must have a backend that it can import, tensorflow or jax. "
@@ -136,12 +152,13 @@ def use_backend(name):
 def without_notes_of_tensorflow():
     """Leaves out what TensorFlow tells of processors and accelerators on its import.
 
-    Whoever sets TF_CPP_MIN_LOG_LEVEL sees what it lets through.
+    Later lines are left out, too: what TensorFlow cannot do it raises, and what else it
+    calls an error is none, such as a processor without AVX-512. Whoever sets
+    TF_CPP_MIN_LOG_LEVEL to 0 or 1 sees what it lets through.
     """
-    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") in ("0", "1"):
         yield
         return
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     # The level does not hold yet for what is written while libraries are loaded.
     sys.stderr.flush()
     stderr = os.dup(2)
@@ -159,8 +176,24 @@ def without_notes_of_tensorflow():
 
 
 def refuse(options, names, reason):
-    """Raises a `ValueError` if a flag is given that does not go with `reason`."""
+    """Raises a `ValueError` if a flag is given that has no effect, see `choices`."""
     choices.refuse_flags([name for name in names if options[name].present], reason)
+
+
+@contextlib.contextmanager
+def named_by_flags(names):
+    """Gives arguments in the message of a `ValueError` the names of their flags.
+
+    "`seed` must be ... Received: seed=x" is of `--seed` then; what a user has written,
+    as in `--hparams=seed=x`, stays. `names` is a dict of flags by arguments.
+    """
+    try:
+        yield
+    except ValueError as error:
+        arguments = "|".join(map(re.escape, names))
+        named = rf"(?<![-\w.=,'\"])({arguments})(?=[`=])"
+        message = re.sub(named, lambda match: f"--{names[match[1]]}", str(error))
+        raise ValueError(message) from error
 
 
 class _PathParser(flags.ArgumentParser):
@@ -235,16 +268,35 @@ def strings(text):
     return _flag(flags.DEFINE_list, None, text)
 
 
-def _flag(define_flag, default, text, **options):
+def repeated(text):
+    """A flag that is a text, and may be given several times."""
+    return _flag(flags.DEFINE_multi_string, [], text)
+
+
+def _flag(define_flag, default, text, required=False, **options):
+    if required:
+        text += " Required."
+        define_flag = functools.partial(_define_required, define_flag)
     return functools.partial(define_flag, default=default, help=text, **options)
+
+
+def _define_required(define_flag, name, flag_values, help, **options):
+    define_flag(name=name, flag_values=flag_values, help=help, **options)
+    names = f" ({'|'.join(options['enum_values'])})" if "enum_values" in options else ""
+    flags.register_validator(
+        name,
+        lambda value: value is not None,
+        message=f"--{name} must be given{names}: {help.removesuffix(' Required.')}",
+        flag_values=flag_values,
+    )
 
 
 BACKEND = {
     "backend": choice(
         None,
         choices.BACKENDS,
-        "What Keras computes with. Default: what KERAS_BACKEND or Keras's settings "
-        "say, else tensorflow.",
+        "Backend of Keras. Default: that of KERAS_BACKEND or of Keras's settings, "
+        "else tensorflow.",
     )
 }
 CHECKPOINT = {
@@ -255,23 +307,17 @@ CHECKPOINT = {
         "loss.",
     )
 }
-OPTIONS = {
-    "problem_option": _flag(
-        flags.DEFINE_multi_string,
-        [],
-        "Another option of the problem, as name=value. May be repeated.",
-    )
-}
+OPTIONS = {"problem_option": repeated("A further option of the problem, as name=value")}
 DATA = {
     "problem": string(
         None,
-        "Name of the problem; an unknown name lists all. Default: the run's own; for a "
+        "Name of the problem; --problem=list lists all. Default: the run's own; for a "
         f"new run text_files if --files is given, else {DEFAULT_PROBLEM}.",
     ),
     "data_dir": path("Folder with the problem's data."),
     "files": paths(
-        "Files or glob patterns for the problem text_files, separated by commas; a "
-        "name that has one is written in double quotes: --files='\"a, b.txt\",c.txt'."
+        "Files or glob patterns for the problem text_files, separated by commas. Names "
+        "with commas are written in double quotes: --files='\"a, b.txt\",c.txt'."
     ),
     **OPTIONS,
 }

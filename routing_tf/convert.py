@@ -9,6 +9,8 @@ r"""Converts a checkpoint of the original release into a Keras preset directory.
 """
 
 import os
+import sys
+import warnings
 
 from absl import flags
 
@@ -26,14 +28,22 @@ FLAGS = {
     ),
     "hparams_file": commands.path("The release's hparams.json of the model."),
     "vocabulary": commands.path(
-        "The release's subword vocabulary, for models of texts. Without it the result "
+        "The release's subword vocabulary, for models of texts. Without it, the model "
         "takes ids."
     ),
     "hparams_set": commands.string(
         None,
-        "Name of the set of the release that was trained, for what the file does not "
-        "tell; an unknown name lists all.",
+        "Name of the release's set that was trained, for settings that --hparams_file "
+        "does not hold; docs/presets.md lists all.",
     ),
+}
+
+# What the library calls what flags say.
+FLAGS_OF_ARGUMENTS = {
+    "prefix": "checkpoint",
+    "hparams": "hparams_file",
+    "preset": "hparams_set",
+    "vocabulary": "vocabulary",
 }
 
 
@@ -46,29 +56,39 @@ def run(options):
     """Converts as the flags say."""
     from routing_tf.models.build import model_class
     from routing_tf.models.release.checkpoints import ReleaseCheckpoint
+    from routing_tf.training.report import describe_size
 
     out = options.output_dir
     if os.path.exists(out) and (not os.path.isdir(out) or not is_empty(out)):
         raise ValueError(
-            f"`output_dir` must be a new or empty folder. Received: output_dir={out!r}"
+            "`--output_dir` must be a new or empty folder. Received: "
+            f"--output_dir={out!r}"
         )
-    kind = ReleaseCheckpoint(options.checkpoint).kind
+    with commands.named_by_flags(FLAGS_OF_ARGUMENTS):
+        kind = ReleaseCheckpoint(options.checkpoint).kind
     cls = model_class(kind)
     vocabulary = {"vocabulary": options.vocabulary} if options.vocabulary else {}
     if kind == "image" and vocabulary:
         raise ValueError(
-            "`vocabulary` is for models of texts. Received: "
-            f"vocabulary={options.vocabulary!r} with an image model"
+            "`--vocabulary` is for models of texts. Received: "
+            f"--vocabulary={options.vocabulary!r} with an image model"
         )
-    model = cls.from_release_checkpoint(
-        options.checkpoint,
-        preset=options.hparams_set,
-        hparams=options.hparams_file,
-        **vocabulary,
-    )
+    with (
+        commands.named_by_flags(FLAGS_OF_ARGUMENTS),
+        warnings.catch_warnings(record=True) as notes,
+    ):
+        warnings.filterwarnings("always", category=UserWarning)
+        model = cls.from_release_checkpoint(
+            options.checkpoint,
+            preset=options.hparams_set,
+            hparams=options.hparams_file,
+            **vocabulary,
+        )
+    for note in notes:
+        print(f"note: {note.message}", file=sys.stderr)
     with fill_folder(out) as folder:
         model.save_to_preset(str(folder))
-    print(f"model: {model.count_params():,} parameters, kind {kind!r}")
+    print(f"model: {describe_size(model)}, kind {kind!r}")
     print(
         "load it with "
         f"routing_tf.models.{cls.__name__}.from_preset({options.output_dir!r})"

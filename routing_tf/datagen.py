@@ -23,7 +23,7 @@ from routing_tf.files.folders import make_folder
 FLAGS = {
     **commands.BACKEND,
     "problem": commands.string(
-        None, "Name of the problem; an unknown name lists all.", required=True
+        None, "Name of the problem; --problem=list lists all.", required=True
     ),
     "data_dir": commands.path(
         "Folder to write to, made if missing. Problems can share it.", required=True
@@ -34,7 +34,7 @@ FLAGS = {
     "train_split": commands.choice(
         None,
         SPLITS,
-        "Split that will be trained on, where a vocabulary is made of it. Default: "
+        "Split to train on; a vocabulary is made of it where one is needed. Default: "
         "train.",
     ),
     **commands.OPTIONS,
@@ -62,14 +62,14 @@ def run(options):
     if problem.storage is None:
         print(f"{options.problem} needs no preparation; train on it right away")
         return
-    make_folder("data_dir", data_dir)
+    make_folder("--data_dir", data_dir)
     raw_dir = options.raw_dir
     if raw_dir is not None:
         raw_dir = os.path.abspath(raw_dir)
         if not os.path.isdir(raw_dir):
             raise ValueError(
-                f"`raw_dir` must be a folder with raw files. Received: {raw_dir!r}, "
-                "which is no folder"
+                "`--raw_dir` must be a folder with raw files. Received: "
+                f"--raw_dir={raw_dir!r}, which is no folder"
             )
     for line in problem.generate(raw_dir):
         print(line, flush=True)

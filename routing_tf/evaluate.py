@@ -2,6 +2,10 @@
 
     python -m routing_tf.evaluate --model_dir=my_run
 
+Or other files than those of the run, as a text of it would be:
+
+    python -m routing_tf.evaluate --model_dir=my_run --files='books/*.txt'
+
 Or files of text, each a text of its own:
 
     python -m routing_tf.evaluate --model_dir=my_run --texts='books/*.txt'
@@ -10,6 +14,7 @@ The last line on standard output is the score.
 """
 
 import dataclasses
+import os
 import pathlib
 
 from absl import flags
@@ -28,13 +33,17 @@ FLAGS = {
         required=True,
     ),
     **commands.DATA,
-    "eval_split": commands.choice(
-        "test", SPLITS, "Split of the data to score; no other one is loaded."
+    "split": commands.choice(
+        "test",
+        SPLITS,
+        "Split of the data to score; no other one is loaded. Where it is not given, "
+        "--files that the run does not have are scored whole.",
     ),
     "eval_examples": commands.integer(
         0,
         0,
-        "Windows to score, evenly spaced; 0: all. `train` takes 64 of validation.",
+        "Number of windows to score, evenly spaced; 0: all. `train` scores 64 of "
+        "the validation split.",
     ),
     "texts": commands.paths(
         "Files or glob patterns of UTF-8 text to score instead of the run's data, "
@@ -53,9 +62,9 @@ FLAGS = {
     "num_words": commands.integer(
         None,
         1,
-        "Words of all --texts together, to which the total perplexity per word refers, "
-        "such as the original token count of a corpus. Default: what stands between "
-        "white space.",
+        "Number of words of all --texts together, for the total perplexity per word, "
+        "such as the original token count of a corpus. Default: the number of words "
+        "between white space.",
     ),
 }
 
@@ -63,7 +72,7 @@ FLAGS = {
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `absl.flags.FlagValues`."""
     commands.define(values, FLAGS)
-    flags.DEFINE_alias("split", "eval_split", flag_values=values)
+    flags.DEFINE_alias("eval_split", "split", flag_values=values)
 
 
 def run(options):
@@ -86,8 +95,8 @@ def run(options):
     from routing_tf.training import evaluation
     from routing_tf.training import loading
 
-    split = options.eval_split
-    checkpoint, problem = commands.open_run(options, split)
+    split = options.split
+    checkpoint, problem = open_data(options)
     print(f"data: {problem.describe(split)}")
     baseline = problem.baseline(split)
     if baseline:
@@ -101,9 +110,42 @@ def run(options):
     print(evaluation.final_line(problem, split, result))
 
 
+def open_data(options):
+    """Finds the run, and the problem to score; says what of `--files` is scored.
+
+    Files that the run does not have are scored whole, unless a split is named.
+    """
+    from routing_tf.training import loading
+
+    split = options.split
+    checkpoint, config = loading.find_run(options.model_dir, options.checkpoint)
+    fields = commands.problem_fields(options, config)
+    is_named = options["split"].present
+    if not options.files or is_named or fields["problem"] != "text_files":
+        return commands.open_run(options, split)
+    paths = named_files.find_files("--files", options.files)
+    own = loading.own_files(checkpoint, config)
+    used = own.intersection(map(os.path.realpath, paths))
+    if used:
+        print(
+            f"files: {len(used)} of {len(paths)} are the run's, so that they are split "
+            f"as for training, and the split {split!r} is scored; --texts scores whole "
+            "files"
+        )
+        if used != own or len(used) < len(paths):
+            # How files are shared out depends on all of them.
+            print("files: WARNING: the run may have been trained on what is scored")
+    else:
+        print(f"files: {len(paths)}, none of them the run's, scored whole")
+        fields["problem_options"][f"{split}_files"] = named_files.join_paths(paths)
+    return checkpoint, loading.open_problem(
+        checkpoint, config, fields, split, has_own_data=False
+    )
+
+
 def score_texts(options):
     """Scores the files of `--texts`."""
-    names = (*commands.DATA, "eval_split", "eval_examples")
+    names = (*commands.DATA, "split", "eval_examples")
     given = [name for name in names if options[name].present]
     if given:
         raise ValueError(
@@ -115,7 +157,8 @@ def score_texts(options):
     from routing_tf.training import evaluation
     from routing_tf.training import loading
 
-    paths = named_files.find_files("texts", options.texts)
+    paths = named_files.find_files("--texts", options.texts)
+    check_texts(paths)
     lm = loading.load_language_model(options.model_dir, options.checkpoint)
     if not isinstance(lm, models.RoutingTransformerCausalLM):
         raise ValueError(
@@ -140,6 +183,18 @@ def score_texts(options):
     print(evaluation.describe_score("total", total))
     print(evaluation.describe_scope(lm.hyperparameters, total.routing_scope))
     print(f"held-out bits per byte: {total.bits_per_byte:.4f}")
+
+
+def check_texts(paths):
+    """Raises a `ValueError` for a file that is no UTF-8, before any is scored."""
+    for path in paths:
+        try:
+            named_files.read_file(path).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"`--texts` must be text in UTF-8. Received: {path!r}: {error}. "
+                "Convert it, such as with iconv"
+            ) from error
 
 
 if __name__ == "__main__":

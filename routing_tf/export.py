@@ -54,11 +54,11 @@ FLAGS = {
     "max_length": commands.integer(
         None,
         1,
-        "Tokens a text may have; every call computes with this length. Default: that "
-        "of the model's sequences.",
+        "Largest number of tokens of a text; every call computes with this length. "
+        "Default: that of the model's sequences.",
     ),
     "overwrite": commands.switch(
-        False, "Write into a folder that holds other files too."
+        False, "Write into the folder even if it holds other files."
     ),
 }
 
@@ -95,9 +95,9 @@ def _check_folder(folder, overwrite):
     is_export = (path / "saved_model.pb").is_file()
     if not path.is_dir() or not is_export and not is_empty(path):
         raise ValueError(
-            "`export_dir` must be a new or empty folder, or an earlier export. "
-            f"Received: {folder!r}. Name another one, or pass --overwrite to write "
-            "beside what is in it"
+            "`--export_dir` must be a new or empty folder, or an earlier export. "
+            f"Received: --export_dir={folder!r}. Name another one, or pass --overwrite "
+            "to write beside what is in it"
         )
 
 

@@ -8,10 +8,10 @@ One without end, until Ctrl-C, in constant memory:
 
     python -m routing_tf.generate --model_dir=my_run --prompt='import os' --stream
 
-A text for each line of a file:
+A text for each line of a file (-: of standard input), which ends before an empty line:
 
     python -m routing_tf.generate --model_dir=my_run --prompt_file=prompts.txt \
-        --output_file=texts.jsonl
+        --stop=$'\n\n' --output_file=texts.jsonl
 
 With a model that has an encoder, the text that belongs to each one, such as its
 translation:
@@ -49,6 +49,7 @@ TEXT_FLAGS = (
     "max_length",
     "batch_size",
     "stop_at_end",
+    "stop",
     *STREAM_FLAGS,
 )
 IMAGE_FLAGS = ("labels", "num_given_rows", *commands.COMPLETION_FLAGS)
@@ -81,71 +82,72 @@ FLAGS = {
     ),
     "temperature": commands.number(
         None,
-        "Above 1 for more variety, below for less; not for greedy. Default: 1.",
+        "Above 1 for more variety, below 1 for less; not for greedy. Default: 1.",
     ),
     "top_p": commands.number(
         None,
-        "top_p: the likeliest tokens are drawn that have this probability together. "
+        "top_p: probability of the likeliest tokens, together, that are drawn from. "
         f"Default: {DEFAULT_TOP_P}.",
     ),
     "alpha": commands.number(
         None,
-        "contrastive: weight of the penalty for what is like the text so far. "
+        "contrastive: weight of the penalty for similarity to the text so far. "
         "Default: 0.6.",
     ),
     "top_k": commands.integer(
         None,
         1,
-        "top_k, contrastive: number of the likeliest tokens to choose from, default 5. "
-        "top_p: the same before the cut, default all.",
+        "top_k, contrastive: number of the likeliest tokens to choose from; default: "
+        "5. top_p: the same, before its own cut; default: all.",
     ),
-    "num_beams": commands.integer(
-        None, 1, "beam: number of texts that are followed. Default: 5."
-    ),
+    "num_beams": commands.integer(None, 1, "beam: number of beams. Default: 5."),
     "seed": commands.integer(
         None,
         0,
-        "Seed: the same one gives the same text, on one backend and with the same "
-        "flags. Default: another one each time, which is shown.",
+        "Seed of the sampler: the same seed gives the same text, on one backend and "
+        "with the same flags. Default: a new one each time, which is printed.",
         largest=MAX_SEED,
     ),
     # Texts.
     "prompt": commands.string(
         None,
-        "Texts: what they begin with. Default: nothing. With an encoder: the source "
-        "text, needed.",
+        "Texts: their beginning. Default: nothing. With an encoder: the source text, "
+        "which is required.",
     ),
     "prompt_file": commands.path(
-        "Texts: a file in UTF-8 with a prompt on each line; empty lines are skipped."
+        "Texts: a file in UTF-8 with a prompt on each line; empty lines are skipped. "
+        "-: standard input."
     ),
     "max_length": commands.integer(
         None,
         2,
-        "Texts: tokens of each at most, its prompt and the leading id 0 included. "
+        "Texts: largest number of tokens, including the prompt and the leading id 0. "
         "Default: the model's max_sequence_length, at most "
         f"{MAX_DEFAULT_LENGTH:,}. With an encoder: those of the "
         "generated text and the leading id. Default: the length in training, which "
         "decides what heads see of the source.",
     ),
     "batch_size": commands.integer(
-        16, 1, "Texts: how many are made together, if there are several."
+        16, 1, "Texts: how many are generated together, if there are several."
     ),
     "stop_at_end": commands.switch(
         None,
-        "Texts: whether the end id ends them; else it is shown as a line break. "
-        "Default: true; with --stream false.",
+        "Texts: whether they end at the end id; otherwise it is shown as a line break. "
+        "Default: true, and false with --stream.",
+    ),
+    "stop": commands.repeated(
+        "Texts: a string before which they end; it is not shown. Prompts may contain it"
     ),
     "stream": commands.switch(
         False,
-        "Texts: whether one text goes on without end, until Ctrl-C, past the length "
-        "that the model was trained with. In constant memory; not with heads that "
-        "remember all tokens.",
+        "Texts: whether to generate one text without end, until Ctrl-C, beyond the "
+        "length that the model was trained with. Memory stays constant; not for heads "
+        "that remember all tokens.",
     ),
     "num_tokens": commands.integer(
         0,
         0,
-        "With --stream: new tokens at which it ends, with heads of any kind; 0: no "
-        "end.",
+        "With --stream: number of new tokens, with heads of any kind; 0: no end.",
     ),
     # Images.
     "labels": commands.strings(
@@ -155,9 +157,9 @@ FLAGS = {
     "num_given_rows": commands.integer(
         0,
         0,
-        "Images: complete held-out images whose first rows are given; a column for "
-        "each with what is given, its completions and the true image. 0: sample from "
-        "scratch.",
+        "Images: number of first rows of held-out images that are given; the rest is "
+        "completed. The picture has a column for each image: the given rows, its "
+        "completions and the true image. 0: sample from scratch.",
     ),
     "num_images": commands.integer(
         10, 1, "With --num_given_rows: how many images to complete."
@@ -165,7 +167,7 @@ FLAGS = {
     "split": commands.choice(
         "test",
         ["validation", "test"],
-        "With --num_given_rows: split of the data that they come from.",
+        "With --num_given_rows: split of the data that the images come from.",
     ),
     **commands.DATA,
 }
@@ -201,7 +203,7 @@ def run(options):
             f"a {type(lm).__name__} in {options.model_dir!r}"
         )
     generate, others = kinds[type(lm)]
-    commands.refuse(options, others, f"a {type(lm).__name__}")
+    commands.refuse(options, others, f"with a {type(lm).__name__}")
     seed = options.seed
     if seed is None:
         seed = int(np.random.default_rng().integers(2**31))
@@ -218,7 +220,12 @@ def generate_texts(lm, sampler, options):
     from routing_tf.generation import texts
 
     prompts = read_prompts(options)
-    samples = texts.make_samples(lm, prompts, options.num_samples)
+    if not all(options.stop):
+        raise ValueError(
+            "`--stop` must not be empty. Received: --stop=''. To go on to the end, "
+            "leave it out"
+        )
+    samples = texts.make_samples(lm, prompts, options.num_samples, options.stop)
     end_id = lm.preprocessor.tokenizer.end_token_id
     if options.stream:
         stream_text(lm, sampler, samples, options)
@@ -247,7 +254,9 @@ def stream_text(lm, sampler, samples, options):
     from routing_tf.generation.token_stream import TokenStream
 
     commands.refuse(
-        options, ["max_length", "batch_size"], "--stream, which reads --num_tokens"
+        options,
+        ["max_length", "batch_size"],
+        "with --stream, which reads --num_tokens",
     )
     if options.sampler in WHOLE_TEXTS:
         raise ValueError(
@@ -279,7 +288,11 @@ def read_prompts(options):
             f"--prompt={options.prompt!r}, --prompt_file={options.prompt_file!r}"
         )
     try:
-        content = pathlib.Path(options.prompt_file).read_bytes().decode("utf-8-sig")
+        if options.prompt_file == "-":
+            content = sys.stdin.buffer.read()
+        else:
+            content = pathlib.Path(options.prompt_file).read_bytes()
+        content = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
             "`--prompt_file` must be a readable file of text in UTF-8. Received: "
@@ -308,7 +321,7 @@ def generate_images(model, sampler, options):
         )
     if options.num_given_rows:
         commands.refuse(
-            options, ["labels"], "--num_given_rows; images have their own labels"
+            options, ["labels"], "with --num_given_rows: images have their own labels"
         )
         _, problem = commands.open_run(options)
         picture = pictures.completion_grid(
@@ -320,10 +333,10 @@ def generate_images(model, sampler, options):
             options.num_samples,
         )
     else:
-        commands.refuse(options, commands.COMPLETION_FLAGS, "no --num_given_rows")
+        commands.refuse(options, commands.COMPLETION_FLAGS, "without --num_given_rows")
         num_classes, labels = model.hyperparameters.num_classes, None
         if num_classes is None:
-            commands.refuse(options, ["labels"], "a model without classes")
+            commands.refuse(options, ["labels"], "with a model without classes")
         else:
             labels = pictures.labels_to_sample(options.labels, num_classes)
         picture = pictures.sample_grid(model, sampler, labels, options.num_samples)

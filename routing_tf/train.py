@@ -26,14 +26,19 @@ from absl import flags
 
 from routing_tf import choices
 from routing_tf import commands
+from routing_tf import known_names
 
 # The flags of splits, and the splits of a problem.
 SPLITS = {"train_split": "train", "eval_split": "validation"}
+HPARAMS = "\n".join(
+    f"{subject}: {', '.join(names)}."
+    for subject, names in known_names.HYPERPARAMETERS.items()
+)
 FLAGS = {
     **commands.BACKEND,
     "model_dir": commands.path(
-        "Folder of the run: settings, checkpoints, logs. Made if missing; a run that "
-        "is there is continued.",
+        "Folder of the run: settings, checkpoints, logs. It is made if it is missing; "
+        "a run in it is continued.",
         required=True,
     ),
     **commands.DATA,
@@ -50,14 +55,16 @@ FLAGS = {
     ),
     "hparams_set": commands.string(
         None,
-        "Name of the hyperparameters; an unknown name lists all. Default: those of the "
-        "problem, such as python_small.",
+        "Preset of the hyperparameters; docs/presets.md lists all. Default: that of "
+        "the problem, such as python_small.",
     ),
     "hparams": commands.string(
-        "", "Changes of hyperparameters, as name=value,name=value."
+        "",
+        "Changes of hyperparameters, as name=value,name=value. Their names, by "
+        "subject (docs/hyperparameters.md says what they mean):\n" + HPARAMS,
     ),
     "init_checkpoint": commands.path(
-        "Where a new run takes its first weights from: a model directory, a .keras "
+        "Where a new run takes its initial weights from: a model directory, a .keras "
         "file, a preset directory, or a checkpoint of the original release (its path "
         "without .index; --hparams_set names its set)."
     ),
@@ -76,60 +83,61 @@ FLAGS = {
     "virtual_devices": commands.integer(
         None,
         1,
-        "Devices to cut the CPU into, to try a strategy without accelerators.",
+        "Number of virtual devices to split the CPU into, to try a strategy without "
+        "accelerators.",
     ),
     "precision": commands.choice(
         None,
         choices.PRECISIONS,
-        "Type of the computations; weights, centroids and optimizer stay float32. "
+        "Type of computations; weights, centroids and optimizer stay float32. "
         "float16 scales the loss. Default: float32.",
     ),
     "on_nan": commands.choice(
         "stop",
         choices.ON_NAN,
-        "What to do where the loss or a gradient is not finite (no weight changes "
-        "then): stop with the place in the data and the first bad variable, or "
+        "What to do if the loss or a gradient is not finite (weights stay as they "
+        "are): stop, and report the place in the data and the first bad variable, or "
         "skip the batch.",
     ),
     "jit_compile": commands.switch(
         None,
         "Whether XLA compiles the training step, on one device of TensorFlow. Default: "
-        "with a GPU; on a CPU it takes longer to the first step, and more memory.",
+        "only with a GPU. On a CPU, XLA delays the first step and takes more memory.",
     ),
     "remat": commands.switch(
         None,
-        "Whether to compute the blocks' activations again where gradients need them: "
-        "less memory, more time, the same results. Default: the hyperparameter.",
+        "Whether to recompute the blocks' activations for the gradients: less memory, "
+        "more time, the same results. Default: the hyperparameter.",
     ),
     "accumulation_steps": commands.integer(
         None,
         1,
-        "Parts that a batch goes through the model in, one after the other, for "
-        "less memory. The results are those of the whole batch up to rounding, dropout "
-        "and tokens that revive centroids. Default: 1.",
+        "Number of parts of a batch whose gradients are accumulated, one after the "
+        "other; saves memory. Results equal those of the whole batch up to rounding, "
+        "dropout and tokens that revive centroids. Default: 1.",
     ),
     "steps_per_call": commands.integer(
-        1, 1, "Steps that go to the device at once: less overhead with small steps."
+        1, 1, "Training steps in one call: less overhead if steps are small."
     ),
     # How long it goes on, and what it tells.
     "train_steps": commands.integer(
-        None, 1, "Steps in all. Default: the hyperparameters say."
+        None, 1, "Total number of training steps. Default: the hyperparameter."
     ),
     "eval_every": commands.integer(
-        250, 0, "Steps between evaluations; 0: before and after only."
+        250, 0, "Steps between evaluations; 0: only before and after training."
     ),
     "eval_examples": commands.integer(
-        64, 0, "Held-out windows in an evaluation; 0: all."
+        64, 0, "Number of held-out windows in an evaluation; 0: all."
     ),
     "checkpoint_every": commands.integer(
-        100, 0, "Steps between checkpoints; 0: at the end only."
+        100, 0, "Steps between checkpoints; 0: only at the end."
     ),
     "log_every": commands.integer(10, 1, "Steps between entries in metrics.jsonl."),
     "sample_bytes": commands.integer(
         128,
         0,
-        "Tokens (bytes) to sample at the end; with an encoder, to show of a "
-        "held-out text, its target and a sampled one; 0: none.",
+        "Number of tokens (bytes) to sample at the end; with an encoder, to show of "
+        "a held-out text, its target and a sampled one; 0: none.",
     ),
     "sample_images": commands.integer(
         40, 0, "Images to sample at the end, and half as many to complete; 0: none."
@@ -183,7 +191,7 @@ def configure(options):
     if "vocabulary_size" in changes:
         raise ValueError(
             "`vocabulary_size` is that of the problem. Received: "
-            f"vocabulary_size={changes['vocabulary_size']} in --hparams. Leave it out"
+            f"vocabulary_size={changes['vocabulary_size']} in --hparams; remove it"
         )
     for field in ("train_steps", "remat"):
         if getattr(options, field) is not None:
@@ -245,7 +253,7 @@ def train(config, problem, engine, options):
         is_read = trainer.stopped_by != signal.SIGPIPE
         if engine.is_chief:
             print(
-                f"{'' if is_read else 'nobody reads what is printed: '}"
+                f"{'' if is_read else 'standard output is closed: '}"
                 f"stopped at step {trainer.step}; to continue: "
                 f"python -m routing_tf.train --model_dir={options.model_dir}",
                 file=sys.stdout if is_read else sys.stderr,

@@ -44,8 +44,8 @@ def define(command):
 
 @pytest.fixture
 def options():
-    values = define(evaluate)
-    values(["evaluate", "--model_dir=x"])
+    values = define(train)
+    values(["train", "--model_dir=x"])
     return values
 
 
@@ -97,16 +97,20 @@ def test_nobody_reads(flush, options, monkeypatch):
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
-    "argument, answer", [("--help", "flags:"), ("--hlep", "Unknown command line flag")]
+    "argument, code, answer",
+    [("--help", 0, "flags:"), ("--hlep", 1, "Unknown command line flag")],
 )
-def test_flags_are_read_before_anything_slow_is_imported(command, argument, answer):
+def test_flags_are_read_before_anything_slow_is_imported(
+    command, argument, code, answer
+):
     python = [sys.executable, "-X", "importtime", "-m", command.__name__]
     folder = pathlib.Path(command.__file__).parents[1]
     done = subprocess.run(
         [*python, argument], capture_output=True, text=True, cwd=folder
     )
-    assert done.returncode == 1
+    assert done.returncode == code
     assert answer in done.stdout + done.stderr
+    assert str(folder) not in done.stdout
     imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
     assert "absl.flags" in imported
     assert not imported & {"jax", "keras", "numpy", "tensorflow", "tensorflow_datasets"}
@@ -125,10 +129,16 @@ def test_keras_without_a_backend(options, monkeypatch):
 
 def test_notes_of_tensorflow_are_left_out(monkeypatch, capfd):
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
-    with commands.without_notes_of_tensorflow():
-        os.write(2, b"I0000 0.1 port.cc:153] oneDNN is on\nE0000 0.2 bad.cc:1] bad\n")
-    assert capfd.readouterr().err == "E0000 0.2 bad.cc:1] bad\n"
-    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
+    notes = b"I0000 0.1 port.cc:153] oneDNN is on\nE0000 0.2 bad.cc:1] bad\n"
+    no_gpu = b"E0000 0.3 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA\n"
+    for level in (None, "2", "3"):
+        if level is not None:
+            monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
+        with commands.without_notes_of_tensorflow():
+            os.write(2, notes + no_gpu)
+        assert capfd.readouterr().err == "E0000 0.2 bad.cc:1] bad\n"
+        assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == (level or "3")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")
     with commands.without_notes_of_tensorflow():
         os.write(2, b"I0000 0.3 port.cc:153] oneDNN is on\n")
     assert "oneDNN" in capfd.readouterr().err  # as whoever set it wants
@@ -174,3 +184,33 @@ def test_other_system_errors_stay(options):
 
     with pytest.raises(SystemError, match="of Python itself"):
         commands.command(run, options, ["evaluate"])
+
+
+def test_the_first_line_of_a_command_is_no_error(tmp_path):
+    """Also where TensorFlow finds no driver of a GPU, of which it tells as an error."""
+    environment = dict(os.environ)
+    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
+    (tmp_path / "run.json").touch()  # so that TensorFlow is imported
+    done = subprocess.run(
+        [sys.executable, "-m", "routing_tf.evaluate", f"--model_dir={tmp_path}"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=pathlib.Path(commands.__file__).parents[1],
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: `--model_dir` must hold a run.json")
+
+
+def test_messages_name_flags(options, capsys):
+    def run(options):
+        raise ValueError(
+            "`seed` must be small. Received: seed=3, --hparams=seed=4 in 'seed=5', "
+            "with my_seed=6 and model_dir='x'"
+        )
+
+    assert commands.command(run, options, ["train"]) == 1
+    assert capsys.readouterr().err == (
+        "error: `--seed` must be small. Received: --seed=3, --hparams=seed=4 in "
+        "'seed=5', with my_seed=6 and --model_dir='x'\n"
+    )

@@ -51,13 +51,26 @@ def test_a_converted_model_is_the_model(tmp_path, capsys):
     golden_cases.assert_close(golden_cases.run(loaded, inputs)[0], expected, 1e-4)
 
 
+def test_what_settings_do_not_say_is_a_note(tmp_path, capsys):
+    arguments = arguments_for("pg19_released_hparams_json", tmp_path)
+    path = tmp_path / "hparams.json"
+    hparams = json.loads(path.read_text())
+    del hparams["share_qk"]
+    path.write_text(json.dumps(hparams))
+    assert not run(*arguments)
+    err = capsys.readouterr().err
+    assert "note: " in err and "share_qk is not given" in err
+    assert "UserWarning" not in err
+
+
 def test_an_image_model(tmp_path, capsys):
     arguments = arguments_for("image_cifar10_local_cluster", tmp_path)
     assert not run(*arguments)
     loaded = models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
     assert loaded.hyperparameters.num_channels == 3
-    assert run(*arguments[:2], f"--output_dir={tmp_path / 'b'}", "--vocabulary=x") == 1
-    assert "`vocabulary` is for models of texts" in capsys.readouterr().err
+    others = [f"--output_dir={tmp_path / 'b'}", f"--vocabulary={__file__}"]
+    assert run(*arguments[:2], *others) == 1
+    assert "`--vocabulary` is for models of texts" in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line_on_stderr(tmp_path, capsys):
@@ -65,9 +78,10 @@ def test_mistakes_are_one_line_on_stderr(tmp_path, capsys):
     (tmp_path / "preset").mkdir()
     (tmp_path / "preset" / "file").touch()
     assert run(*arguments) == 1
-    assert "must be a new or empty folder" in capsys.readouterr().err
+    assert "`--output_dir` must be a new or empty folder" in capsys.readouterr().err
     assert run(arguments[0], f"--output_dir={tmp_path / 'new'}") == 1
     err = capsys.readouterr().err
+    assert "`--hparams_file` or `--hparams_set` must tell what no variable" in err
     assert "without query_shape" in err and "Traceback" not in err
     assert not (tmp_path / "new").exists()
 

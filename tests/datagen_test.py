@@ -132,7 +132,7 @@ def test_the_original_of_enwik8_must_be_whole(tmp_path, capsys):
     "arguments, message",
     [
         (["--problem=enwik", "--raw_dir=."], "Did you mean 'enwik8'"),
-        (["--problem=enwik8", "--raw_dir=nowhere"], "`raw_dir` must be a folder"),
+        (["--problem=enwik8", "--raw_dir=nowhere"], "`--raw_dir` must be a folder"),
         (["--problem=enwik8", "--raw_dir=empty"], "enwik8.zip"),
         (["--problem=enwik8", "--problem_option=size=3"], "must be among"),
         (["--problem=enwik8", "--problem_option=size"], "must be name=value"),
@@ -150,7 +150,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, capsys):
     (tmp_path / "data").write_text("a file")
     (tmp_path / "raw").mkdir()
     assert prepare(tmp_path, "enwik8") == 1
-    assert "`data_dir` must be a folder" in capsys.readouterr().err
+    assert "`--data_dir` must be a folder" in capsys.readouterr().err
 
 
 def test_problems_without_preparation(tmp_path, capsys):

@@ -56,7 +56,7 @@ def test_training(run, model_dir, text):
     assert "training: 3 steps of 128 tokens of train, 0.107 epochs" in out
     before, after = (f"step {step}: held-out bits per byte" for step in (0, 3))
     assert out.index(before) < out.index("step 1/3: loss") < out.index(after)
-    assert 'routing scope "full": no head looks at later tokens' in out
+    assert "strictly causal: no later token influences a score" in out
     assert "WARNING" not in out
     assert "--- sampled continuation" in out
     bits = last_entry(model_dir)["held_out_bits_per_byte"]

@@ -105,9 +105,28 @@ def test_the_whole_test_split_is_the_default(model_dir, run):
 
 def test_other_data(model_dir, tmp_path, run):
     file = random_file(tmp_path, 4000)
-    code, out, err = run(f"--model_dir={model_dir}", f"--files={file}")
+    options = [f"--model_dir={model_dir}", f"--files={file}"]
+    code, out, err = run(*options)
     assert not code, err
-    assert "test: 201 tokens scored" in out
+    assert "files: 1, none of them the run's, scored whole\n" in out
+    assert "test: 4,001 tokens scored" in out
+    for flag in ("--split", "--eval_split"):
+        assert "test: 201 tokens scored" in run(*options, f"{flag}=test")[1]
+
+
+def test_files_of_the_run_are_never_scored_whole(model_dir, tmp_path, run):
+    own = run_config.RunConfig.load(model_dir).problem_options["files"]
+    (tmp_path / "link.txt").symlink_to(own)
+    for name in (own, tmp_path / "link.txt"):
+        code, out, err = run(f"--model_dir={model_dir}", f"--files={name}")
+        assert not code, err
+        assert "files: 1 of 1 are the run's, so that they are split as for" in out
+        assert "test: 451 tokens scored" in out
+        assert "trained on what is scored" not in out
+    more = f"{own},{random_file(tmp_path, 4000)}"
+    out = run(f"--model_dir={model_dir}", f"--files={more}")[1]
+    assert "files: 1 of 2 are the run's" in out
+    assert "WARNING: the run may have been trained on what is scored" in out
 
 
 @pytest.mark.parametrize(
@@ -154,7 +173,7 @@ def test_larger_vocabulary(model_dir, run, monkeypatch):
 
 def test_both_names_of_the_split(model_dir):
     splits = [
-        parse(evaluate, f"--model_dir={model_dir}", f"{flag}=validation").eval_split
+        parse(evaluate, f"--model_dir={model_dir}", f"{flag}=validation").split
         for flag in ("--split", "--eval_split")
     ]
     assert splits == ["validation"] * 2
@@ -260,7 +279,7 @@ def test_texts(model_dir, texts, run):
     assert lines[1].endswith("per word (21 words)")
     assert "b.txt: 2 tokens" in lines[2]
     assert lines[3].startswith("total: 79 tokens")
-    assert lines[3].endswith(f"{math.exp(sum(nats) / 22):.6g} per word (22 words)")
+    assert lines[3].endswith(f"{math.exp(sum(nats) / 22):,.4f} per word (22 words)")
     assert lines[4].startswith('routing scope "full": WARNING: later tokens')
     assert lines[5:] == [f"held-out bits per byte: {bits[1]:.4f}"]
 
@@ -294,8 +313,8 @@ def test_texts_of_a_preset_directory(model_dir, texts, tmp_path, run):
     "content, message",
     [
         (b"", "`--texts` must name a file that is not empty"),
-        (b"\xff", "a.txt cannot be scored: 'utf-8' codec can't decode"),
-        (None, "`texts` must name existing files"),
+        (b"\xff", "a.txt': 'utf-8' codec can't decode"),
+        (None, "`--texts` must name existing files"),
     ],
 )
 def test_texts_that_cannot_be_scored(model_dir, tmp_path, run, content, message):
@@ -310,10 +329,10 @@ def test_texts_that_cannot_be_scored(model_dir, tmp_path, run, content, message)
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--texts=x", "--problem=digits"], "Received also: --problem"),
+        ([f"--texts={__file__}", "--problem=digits"], "Received also: --problem"),
         (
-            ["--texts=x", "--split=train", "--eval_examples=3"],
-            "Received also: --eval_split, --eval_examples",
+            [f"--texts={__file__}", "--split=train", "--eval_examples=3"],
+            "Received also: --split, --eval_examples",
         ),
         (["--num_words=7"], "is for `--texts`"),
     ],
@@ -324,10 +343,32 @@ def test_flags_that_do_not_fit(model_dir, run, arguments, message):
     assert message in err
 
 
-def test_a_model_without_a_run(run):
-    code, _, err = run("--model_dir=model.keras")
+def test_a_model_without_a_run(tmp_path, run):
+    path = tmp_path / "model.keras"
+    path.touch()
+    code, _, err = run(f"--model_dir={path}")
     assert code == 1
-    assert "a model alone needs `--texts`. Received: 'model.keras'" in err
+    assert f"a model alone needs `--texts`. Received: '{path}'" in err
+
+
+def test_texts_are_read_before_any_is_scored(model_dir, tmp_path, run):
+    (tmp_path / "a.txt").write_bytes(b"abc")
+    (tmp_path / "b.txt").write_bytes(b"\xe4")
+    code, out, err = run(f"--model_dir={model_dir}", f"--texts={tmp_path}/*.txt")
+    assert (code, out) == (1, "")
+    assert "`--texts` must be text in UTF-8. Received: " in err and "b.txt" in err
+
+
+@pytest.mark.parametrize(
+    "value, text", [(12920.41284, "12,920.4128"), (9.38e8, "938,000,000.0000")]
+)
+def test_perplexities_have_one_form(value, text):
+    ids, offsets = np.ones(1, "int32"), np.array([[0, 1]])
+    likelihoods = np.array([-math.log(value)])
+    line = evaluation.describe_score(
+        "a.txt", Score(likelihoods, ids, None, offsets, "full", 0, 1, 1)
+    )
+    assert f"perplexity {text} per token, {text} per word (1 words)" in line
 
 
 def test_a_perplexity_above_all_numbers():

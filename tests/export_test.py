@@ -120,7 +120,7 @@ def test_other_files_are_safe(path, tmp_path, capsys, monkeypatch):
 def test_mistakes_are_one_line_on_stderr(tmp_path, capsys):
     folder = f"--export_dir={tmp_path / 'served'}"
     assert run(f"--model_dir={tmp_path}", folder) == 1
-    assert "A model is given as a model directory" in capsys.readouterr().err
+    assert "`--model_dir` must hold a run" in capsys.readouterr().err
     with pytest.raises(flags.IllegalFlagValueError):
         run(f"--model_dir={tmp_path}", folder, "--max_length=0")
     assert not (tmp_path / "served").exists()

@@ -1,4 +1,5 @@
 import functools
+import io
 import json
 import pathlib
 import signal
@@ -217,6 +218,42 @@ def test_a_stream_goes_past_the_trained_length(model, tmp_path, run):
     assert "12 tokens in" in err
 
 
+@pytest.mark.parametrize(
+    "ways",
+    [[GREEDY], ["--sampler=beam", "--num_beams=1"], [GREEDY, "--stream"]],
+)
+def test_a_text_ends_where_a_stop_string_begins(ways, model, tmp_path, run):
+    options = [f"--model_dir={model}", "--prompt=It was", *ways]
+    if "--stream" in ways:
+        options.append("--num_tokens=9")
+    code, whole, err = run(*options)
+    assert code == 0, err
+    text = whole.rstrip("\n").removeprefix("It was")
+    stop = text[2:4]
+    # What the prompt holds does not count.
+    code, out, err = run(*options, "--stop=It", f"--stop={stop}")
+    assert code == 0, err
+    assert out.rstrip("\n") == "It was" + text[: text.find(stop)]
+    if "--stream" in ways:
+        return
+    path = tmp_path / "texts.jsonl"
+    run(*options, f"--stop={stop}", f"--output_file={path}")
+    made = json.loads(path.read_text())
+    # A token is a byte, and those of the string are the last.
+    assert made["ended"] and made["tokens"] == text.find(stop) + len(stop)
+
+
+def test_prompts_from_standard_input(model, run, monkeypatch):
+    content = io.TextIOWrapper(io.BytesIO("one\n\nzwölf\n".encode()))
+    options = [f"--model_dir={model}", GREEDY, "--max_length=14"]
+    monkeypatch.setattr(sys, "stdin", content)
+    code, out, err = run(*options, "--prompt_file=-")
+    assert code == 0, err
+    expected = by_generate(model, "greedy", ["one", "zwölf"], max_length=14)
+    for number, text in enumerate(expected, 1):
+        assert f"--- prompt {number}\n{text}\n" in out
+
+
 def test_a_stream_ends_at_the_end_id_where_it_shall(ending_model, run):
     options = [f"--model_dir={ending_model}", "--stream", GREEDY, "--num_tokens=3"]
     assert run(*options)[1] == "\n\n\n"
@@ -319,16 +356,18 @@ def test_a_stream_without_end_is_ended_by(way, model):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--sampler=greedy", "--top_k=3"], "Received: --top_k with --sampler=greedy"),
-        (["--sampler=greedy", "--temperature=2"], "--temperature with"),
-        (["--top_k=3", "--num_beams=2"], "--num_beams with --sampler=top_p"),
+        (
+            ["--sampler=greedy", "--top_k=3"],
+            "--top_k has no effect with",
+        ),
+        (["--sampler=greedy", "--temperature=2"], "--temperature has no effect with"),
+        (["--top_k=3", "--num_beams=2"], "--num_beams has no effect"),
         (["--temperature=0"], "--temperature=0.0. For the likeliest token"),
         (["--temperature=-1"], "must be positive and finite"),
         (["--top_p=1.5"], "at most 1. Received: --top_p=1.5"),
         (["--top_k=300"], "size of the vocabulary, 258. Received: --top_k=300"),
         (["--sampler=contrastive", "--alpha=2"], "--alpha=2.0"),
-        (["--prompt=a", "--prompt_file=b"], "--prompt='a', --prompt_file='b'"),
-        (["--prompt_file=nowhere.txt"], "'nowhere.txt': [Errno 2]"),
+        (["--prompt=a", f"--prompt_file={__file__}"], "--prompt='a', --prompt_file="),
         ([f"--prompt={'a' * 31}"], "longest has 32 tokens"),
         (["--prompt=abc", "--max_length=4"], "--max_length=4. Pass"),
         (["--output_file=nowhere/a.txt"], "in a folder that exists"),
@@ -336,9 +375,11 @@ def test_a_stream_without_end_is_ended_by(way, model):
         (["--stream", "--sampler=beam"], "--sampler=beam, which chooses among whole"),
         (["--stream", "--sampler=contrastive"], "--sampler=contrastive, which"),
         (["--stream", "--num_samples=2"], "2 prompts and samples"),
-        (["--stream", "--max_length=9"], "--max_length with --stream"),
-        (["--labels=3"], "--labels with a RoutingTransformerCausalLM"),
-        (["--num_given_rows=3", "--split=test"], "--num_given_rows, --split with"),
+        (["--stream", "--max_length=9"], "--max_length has no effect with --stream"),
+        (["--labels=3"], "with a RoutingTransformerCausalLM"),
+        (["--stop="], "`--stop` must not be empty"),
+        (["--prompt_file=nowhere"], "`--prompt_file` must exist"),
+        (["--num_given_rows=3", "--split=test"], "--num_given_rows, --split have"),
     ],
 )
 def test_mistakes_are_one_line_on_stderr(loaded_once, model, run, arguments, message):
@@ -385,7 +426,7 @@ def test_prompt_files_without_prompts(
 def test_models_without_texts(tmp_path, run):
     code, _, err = run(f"--model_dir={tmp_path}")
     assert code == 1
-    assert "A model is given as" in err
+    assert "`--model_dir` must hold a run with a checkpoint, or a model" in err
     small_models.language_model().save(tmp_path / "ids.keras")
     code, _, err = run(f"--model_dir={tmp_path / 'ids.keras'}")
     assert code == 1
@@ -468,8 +509,8 @@ def test_a_preset_directory_with_an_encoder(pair_model, tmp_path, run):
     [
         ([], "needs a source text. Received: an empty prompt"),
         ([f"--prompt={'a' * 16}"], "16 tokens. Received: one of 17 tokens"),
-        (["--prompt=a", "--stream"], "--stream with a RoutingTransformerSeq2SeqLM"),
-        (["--prompt=a", "--labels=3"], "--labels with a RoutingTransformerSeq2SeqLM"),
+        (["--prompt=a", "--stream"], "--stream has no effect with a R"),
+        (["--prompt=a", "--labels=3"], "--labels has no effect with a R"),
     ],
 )
 def test_mistakes_with_an_encoder(loaded_once, pair_model, run, arguments, message):
@@ -555,14 +596,14 @@ def test_completions_of_images(images, tmp_path, run):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--prompt=a"], "--prompt with a RoutingImageTransformer"),
-        (["--stream", "--max_length=9"], "--max_length, --stream with"),
+        (["--prompt=a"], "--prompt has no effect with a Rou"),
+        (["--stream", "--max_length=9"], "--max_length, --stream have no effect"),
         (["--output_file=a.txt"], "path of a .png"),
         (["--labels=1,2"], "range [0, 2), separated by commas. Received: --labels=1"),
         (["--labels=three"], "--labels=three"),
         (["--labels=1", "--num_given_rows=2"], "images have their own labels"),
-        (["--num_images=3"], "--num_images with no --num_given_rows"),
-        (["--problem=digits"], "--problem with no --num_given_rows"),
+        (["--num_images=3"], "no effect without --num_given_rows"),
+        (["--problem=digits"], "no effect without --num_given_rows"),
         (["--num_given_rows=9"], "num_given_rows=9"),
         (["--sampler=beam"], "one token or value after the other"),
     ],

@@ -121,3 +121,21 @@ def test_speed_leaves_the_first_tokens_out(monkeypatch):
     assert str(speed) == (
         "1,004 tokens in 12.0 s: the first after 10.0 s, then 501.0 tokens/s"
     )
+
+
+def test_a_text_ends_where_a_stop_string_begins():
+    def add_all(sample, text):
+        for byte in text.encode():
+            if not sample.has_ended:
+                sample.add(byte + 2)
+        sample.end()
+        return sample.to_dict()
+
+    first = texts.TextSample(ByteTokenizer(), "x: end", stop_strings=["end", "."])
+    other = first.another(1)
+    made = add_all(first, "to the end of it.")
+    assert made["continuation"] == "to the "
+    assert made["ended"] and made["tokens"] == len("to the end")
+    # Another one of the prompt has a text of its own; what is held back comes at last.
+    made = add_all(other, "to the en")
+    assert made["continuation"] == "to the en" and not made["ended"]

@@ -495,7 +495,7 @@ def test_a_tpu_and_another_strategy(arguments, run, tmp_path):
         f"--model_dir={tmp_path}", *arguments, "--tpu=x", "--strategy=mirrored"
     )
     assert code == 1
-    assert "`tpu` needs the strategy 'tpu'" in err
+    assert "`--tpu` needs the strategy 'tpu'" in err
 
 
 @pytest.mark.thorough

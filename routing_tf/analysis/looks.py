@@ -134,8 +134,8 @@ class Look:
             tokens = marked_text.names(tokenizer, window["token_ids"][0])
         elif {self.layer, self.head, self.cluster} != {None}:
             raise ValueError(
-                "The tokens of a cluster are shown in texts. Received: `--layer`, "
-                "`--head` or `--cluster` with an image model"
+                "--layer, --head and --cluster choose a cluster whose tokens are shown "
+                "in a text. Received: one of them with an image model; remove it"
             )
         folder = make_folder("--output_dir", self.output_dir)
         for each in attention:
@@ -152,8 +152,8 @@ class Look:
         h = self.lm.hyperparameters
         if h.kind == "image":
             raise ValueError(
-                "`--what=reads` must be given a run of texts: texts only, images have "
-                "`--what=maps`. Received: an image model"
+                "`--what=reads` needs a language model. Received: an image model; "
+                "take --what=maps"
             )
         window = self._window("reads")
         token_ids = window["token_ids"][0]

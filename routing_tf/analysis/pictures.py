@@ -30,8 +30,8 @@ def lack_of_matplotlib():
         import matplotlib  # noqa: F401
     except ImportError as error:
         return (
-            "Pictures need matplotlib; install it with "
-            f"`pip install 'routing-tf[bench]'`. Received: {error}"
+            "Pictures need matplotlib; install it with `pip install matplotlib`. "
+            f"Received: {error}"
         )
     return None
 

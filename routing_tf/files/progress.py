@@ -18,21 +18,45 @@ def progress(iterable, unit, total=None, verbose=True):
     """
     if not verbose:
         return iterable
-    if sys.stderr.isatty():
-        return tqdm.tqdm(
-            iterable, unit=unit, total=total, delay=SECONDS_BEFORE_PROGRESS
-        )
-    return _lines(iterable, unit, len(iterable) if total is None else total)
+    total = len(iterable) if total is None else total
+    follow = _bar if sys.stderr.isatty() else _lines
+    return follow(iterable, unit, total)
+
+
+def begin_at(bar, number):
+    """Puts a progress bar of tqdm to `number`, as if it began there and now.
+
+    The first steps compile, so they say nothing of the time that is left.
+    """
+    bar.n = bar.initial = bar.last_print_n = number
+    bar.start_t = bar.last_print_t = time.time()
+
+
+def _bar(iterable, unit, total):
+    delay = SECONDS_BEFORE_PROGRESS
+    start = time.monotonic()
+    with tqdm.tqdm(total=total, unit=unit, delay=delay) as bar:
+        for number, item in enumerate(iterable, 1):
+            yield item
+            if number > 1:
+                bar.update()
+                continue
+            begin_at(bar, 1)
+            if time.monotonic() - start >= delay:
+                bar.refresh()
 
 
 def _lines(iterable, unit, total):
-    start = time.monotonic()
-    next_line = start + SECONDS_BETWEEN_LINES
+    next_line = time.monotonic() + SECONDS_BETWEEN_LINES
     for number, item in enumerate(iterable, 1):
         yield item
         now = time.monotonic()
+        if number == 1:
+            first = now  # it compiles, so that its time says nothing of the others
         if now >= next_line and number < total:
-            left = tqdm.tqdm.format_interval((now - start) * (total - number) / number)
-            text = f"{unit} {number}/{total}: {left} left"
+            text = f"{unit} {number}/{total}"
+            if number > 1:
+                left = (now - first) * (total - number) / (number - 1)
+                text += f": {tqdm.tqdm.format_interval(left)} left"
             print(text, file=sys.stderr, flush=True)
             next_line = now + SECONDS_BETWEEN_LINES

@@ -27,7 +27,7 @@ def make_sampler(name, seed, hyperparameters, **given):
         name = "random" if hyperparameters.kind == "image" else "top_p"
     given = {flag: value for flag, value in given.items() if value is not None}
     unread = [flag for flag in given if name not in SAMPLER_FLAGS[flag][0]]
-    refuse_flags(unread, f"--sampler={name}")
+    refuse_flags(unread, f"with --sampler={name}")
     _check_ranges(hyperparameters.vocabulary_size, **given)
     arguments = {SAMPLER_FLAGS[flag][1]: value for flag, value in given.items()}
     if name == "top_p":

@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf.choices import MAX_DEFAULT_LENGTH
+from routing_tf.generation.stop_strings import StopStrings
 from routing_tf.generation.token_stream import TokenStream
 from routing_tf.models import steps
 from routing_tf.tokenizers.text_stream import text_stream
@@ -17,25 +18,30 @@ class TextSample:
     """A prompt and the text that continues it, token by token.
 
     If the prompt is a source text (`is_source`), for an encoder, the text that belongs
-    to it starts from nothing. `number` counts the texts of a prompt.
+    to it starts from nothing. `number` counts the texts of a prompt. The continuation
+    ends where one of `stop_strings` begins.
 
     Attributes:
         beginning: what the text begins with: the prompt, unless it is a source text.
         token_ids: ids of the beginning, behind the one that starts a text.
         continuation: the text so far.
         num_tokens: number of its tokens.
-        has_ended: whether the model ended it.
+        has_ended: whether the model ended it, or a stop string.
         is_done: whether nothing more is added to it.
     """
 
-    def __init__(self, tokenizer, prompt, number=0, is_source=False):
+    def __init__(self, tokenizer, prompt, number=0, is_source=False, stop_strings=()):
         self.prompt, self.number = prompt, number
         self.beginning = text = "" if is_source else prompt
         ids = np.asarray(tokenizer.tokenize(text)).tolist() if text else []
         self.token_ids = [tokenizer.start_token_id, *ids]
         self.continuation, self.num_tokens = "", 0
         self.has_ended = self.is_done = False
-        self._tokenizer = tokenizer
+        self._tokenizer, self._stop_strings = tokenizer, stop_strings
+
+    @functools.cached_property
+    def _stop(self):
+        return StopStrings(self._stop_strings)
 
     @functools.cached_property
     def _stream(self):
@@ -52,11 +58,15 @@ class TextSample:
         """Adds a token, and returns the text that is complete with it."""
         self.num_tokens += 1
         self.has_ended = token_id == stop_token_id
-        return "" if self.has_ended else self._take(self._stream.add(token_id))
+        if self.has_ended:
+            return ""
+        text = self._take(self._stop.add(self._stream.add(token_id)))
+        self.has_ended = self._stop.is_found
+        return text
 
     def end(self):
         """Ends the text; returns what was not complete."""
-        text = self._take(self._stream.end())
+        text = self._take(self._stop.add(self._stream.end()) + self._stop.end())
         self.is_done = True
         del self._stream  # may know a whole vocabulary
         return text
@@ -150,6 +160,8 @@ class Continuation:
         for sample, ids, is_new in zip(batch, token_ids, mask):
             for token in ids[is_new].tolist():
                 yield sample, sample.add(token, self.stop_token_id)
+                if sample.has_ended:
+                    break
             yield from _finish(sample)
 
     def _inputs(self, samples):
@@ -173,10 +185,11 @@ def _finish(sample):
     yield sample, None
 
 
-def make_samples(lm, prompts, num_samples):
+def make_samples(lm, prompts, num_samples, stop_strings=()):
     """Makes the texts that are to grow, `num_samples` for each prompt.
 
-    Prompts are source texts if the model has an encoder.
+    Prompts are source texts if the model has an encoder. The texts end where one of
+    `stop_strings` begins.
     """
     if lm.preprocessor is None:
         raise ValueError(
@@ -188,7 +201,12 @@ def make_samples(lm, prompts, num_samples):
         check_sources(lm.preprocessor, prompts)
     samples = []
     for prompt in prompts:
-        first = TextSample(lm.preprocessor.tokenizer, prompt, is_source=is_source)
+        first = TextSample(
+            lm.preprocessor.tokenizer,
+            prompt,
+            is_source=is_source,
+            stop_strings=stop_strings,
+        )
         samples += [first, *map(first.another, range(1, num_samples))]
     return samples
 

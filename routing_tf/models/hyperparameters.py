@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from routing_tf.choices import did_you_mean
 from routing_tf.models.compatibility import EXACT
 from routing_tf.models.compatibility import level_of
 from routing_tf.models.hyperparameter_checks import HEADS
@@ -388,9 +389,10 @@ class Hyperparameters:
         """
         unknown = sorted(set(changes) - set(field_names()))
         if unknown:
+            hints = [did_you_mean(name, field_names()) for name in unknown]
             raise ValueError(
-                f"Unknown hyperparameters: {', '.join(unknown)}. Valid names are: "
-                f"{', '.join(field_names())}"
+                f"Unknown hyperparameters: {', '.join(unknown)}.{''.join(hints)} "
+                f"Valid names are: {', '.join(field_names())}"
             )
         return dataclasses.replace(self, **changes)
 
@@ -411,10 +413,16 @@ def parse_overrides(text):
     overrides = {}
     for item in filter(None, (item.strip() for item in text.split(","))):
         name, separator, value = (part.strip() for part in item.partition("="))
-        if name not in fields or not separator:
+        if not separator:
             raise ValueError(
                 "Hyperparameters are given as name=value, joined by commas. "
-                f"Received: {item!r}. Valid names are: {', '.join(sorted(fields))}"
+                f"Received: {item!r}"
+            )
+        if name not in fields:
+            raise ValueError(
+                f"Unknown hyperparameter. Received: {item!r}."
+                f"{did_you_mean(name, fields)} Valid names are: "
+                f"{', '.join(sorted(fields))}"
             )
         overrides[name] = _parse_value(name, value, fields[name])
     return overrides

@@ -1,5 +1,6 @@
 """Presets as data: ours, those of other papers, and the sets of the release."""
 
+from routing_tf.choices import did_you_mean
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.models.release.conversion import hyperparameters_from_release
 from routing_tf.models.release.hparams_sets import RELEASE_SETS
@@ -153,7 +154,8 @@ def preset_hyperparameters(name):
 def _known(name):
     if name not in SETS and name not in RELEASE_SETS:
         raise ValueError(
-            f"Unknown preset. Received: {name!r}. Valid names are: "
+            f"Unknown preset. Received: {name!r}."
+            f"{did_you_mean(name, preset_names())} Valid names are: "
             f"{', '.join(preset_names())}"
         )
     return name

@@ -1,7 +1,8 @@
 """The names of the problems."""
 
-import difflib
 import inspect
+
+from routing_tf.choices import did_you_mean
 
 _PROBLEMS = {}
 
@@ -108,12 +109,10 @@ def get_class(name):
             the near ones first.
     """
     if name not in _PROBLEMS:
-        near = difflib.get_close_matches(str(name), names(), n=3)
-        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         listing = "\n".join(f"  {known}: {_summary(known)}" for known in names())
         raise ValueError(
-            f"`name` must be a registered problem. Received: name={name!r}.{hint} "
-            f"Registered problems:\n{listing}"
+            f"`name` must be a registered problem. Received: name={name!r}."
+            f"{did_you_mean(name, names())} Registered problems:\n{listing}"
         )
     return _PROBLEMS[name]
 
@@ -134,9 +133,10 @@ def _check_options(name, problem_class, options):
     known, takes_any = _options_of(problem_class)
     unknown = sorted(set(options) - known)
     if unknown and not takes_any:
+        names = sorted(known - {"data_dir"})
         raise ValueError(
-            f"`options` of the problem {name!r} must be among "
-            f"{sorted(known - {'data_dir'})}. Received: {unknown}"
+            f"`options` of the problem {name!r} must be among {names}. Received: "
+            f"{unknown}.{did_you_mean(unknown[0], names)}"
         )
 
 

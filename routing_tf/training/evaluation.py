@@ -96,7 +96,7 @@ def describe_scope(hyperparameters, routing_scope):
         )
     if hyperparameters.sees_later_tokens("full"):
         return f"{line}every token from those before it alone, as in sampling"
-    return f"{line}no head looks at later tokens, so both scopes are the same"
+    return "strictly causal: no later token influences a score"
 
 
 def final_line(problem, split, evaluation):
@@ -118,11 +118,15 @@ def describe_score(name, score):
     """Returns a line for a reader: what a text scores."""
     line = (
         f"{name}: {score.num_tokens:,} tokens, {score.bits_per_byte:.4f} bits per "
-        f"byte, perplexity {score.perplexity:,.4f} per token"
+        f"byte, perplexity {_perplexity(score.perplexity)} per token"
     )
     if score.perplexity_per_word is None:
         return f"{line}; no words"
-    per_word = f"{score.perplexity_per_word:.6g}"
-    if math.isinf(score.perplexity_per_word):
-        per_word = "more than 1e+308"
+    per_word = _perplexity(score.perplexity_per_word)
     return f"{line}, {per_word} per word ({score.num_words:,} words)"
+
+
+def _perplexity(value):
+    if math.isinf(value):
+        return "more than 1e+308"
+    return f"{value:,.4f}" if value < 1e9 else f"{value:.4g}"

@@ -1,6 +1,7 @@
 """Models of runs, of files and of presets, loaded."""
 
 import dataclasses
+import os
 import pathlib
 import warnings
 import zipfile
@@ -8,6 +9,7 @@ import zipfile
 import numpy as np
 
 from routing_tf import models
+from routing_tf.choices import SPLITS
 from routing_tf.files import safe_loading
 from routing_tf.models.build import make_backbone
 from routing_tf.models.build import make_model
@@ -35,8 +37,8 @@ def find_run(source, which="last"):
     if config is None or not saved:
         refuse_old_checkpoints(model_dir)
         raise ValueError(
-            "`model_dir` must hold a run with a checkpoint; `python -m "
-            f"routing_tf.train` makes one. Received: {path!r}, with "
+            "`--model_dir` must hold a run with a checkpoint; `python -m "
+            f"routing_tf.train` makes one. Received: --model_dir={path!r}, with "
             f"--checkpoint={which}"
         )
     return saved[-1], config
@@ -68,6 +70,21 @@ def open_problem(checkpoint, config, fields, split=None, has_own_data=True):
     if has_own_data:
         config.check_data(problem, split)
     return problem
+
+
+def own_files(checkpoint, config):
+    """Returns the real paths of a user's files that a run has in its splits.
+
+    Files that are gone are none.
+    """
+    problem = config.make_problem(checkpoints.model_dir_of(checkpoint))
+    if not problem.has_own_files:
+        return set()
+    try:
+        paths = [path for split in SPLITS for path in problem.source.files_of(split)]
+    except ValueError:
+        return set()
+    return set(map(os.path.realpath, paths))
 
 
 def load_run(checkpoint):
@@ -105,7 +122,7 @@ def load_language_model(source, which="last"):
     if checkpoints.paths(path):
         raise ValueError(
             f"`checkpoint` must be 'last': there is no best one in {str(source)!r}, "
-            f"whose run has not been evaluated. Received: checkpoint={which!r}"
+            f"as the run has not been evaluated. Received: checkpoint={which!r}"
         )
     refuse_old_checkpoints(path)
     try:
@@ -124,10 +141,9 @@ def load_language_model(source, which="last"):
     except (OSError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise ValueError(f"The model {source!r} cannot be read: {error}") from error
     raise ValueError(
-        "A model is given as a model directory with checkpoints, a checkpoint of one "
-        "without .index, a .keras file, a preset directory with a config.json, or to "
-        "start from the path of a checkpoint of the release without .index. Received: "
-        f"{source!r}"
+        "A model must be a model directory with checkpoints, the path of a checkpoint "
+        "without .index, a .keras file, or a preset directory with a config.json. "
+        f"Received: {source!r}"
     )
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 import tqdm
 
 from routing_tf.files import atomic
+from routing_tf.files import progress
 from routing_tf.training.step import Report
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -178,7 +179,11 @@ class ProgressLog:
             text += f", {window.tokens_per_second:,.0f} tokens/s"
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
-            self._bar.update(step - self._bar.n)
+            if window.num_timed:
+                self._bar.update(step - self._bar.n)
+            else:  # the first call, which compiles
+                progress.begin_at(self._bar, step)
+                self._bar.refresh()
         elif time.monotonic() >= self._next_line or step == self._total:
             if window.seconds and step < self._total:
                 left = (self._total - step) * window.seconds / window.num_timed

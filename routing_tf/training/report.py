@@ -1,5 +1,7 @@
 """What a run tells its reader before and after it trains."""
 
+import math
+
 import keras
 
 from routing_tf.models.token_scorer import TokenScorer
@@ -25,8 +27,8 @@ def describe(trainer):
     if baseline:
         yield baseline
     yield (
-        f"model: {config.hparams_set}, {trainer.lm.count_params():,} parameters, "
-        f"{layers}, {keras.backend.backend()} backend, {trainer.engine.description}"
+        f"model: {config.hparams_set}, {describe_size(trainer.lm)}, {layers}, "
+        f"{keras.backend.backend()} backend, {trainer.engine.description}"
         f"{'' if config.precision == 'float32' else ', ' + config.precision}"
     )
     if trainer.step > h.train_steps:
@@ -45,6 +47,12 @@ def describe(trainer):
         yield f"continuing at step {trainer.step}"
     elif config.init_checkpoint:
         yield f"starting from the weights in {config.init_checkpoint}"
+
+
+def describe_size(model):
+    """Returns how many parameters a model has; the state of clusters is untrained."""
+    trainable = sum(math.prod(weight.shape) for weight in model.trainable_weights)
+    return f"{model.count_params():,} parameters, {trainable:,} of them trainable"
 
 
 def report_scores(lm, problem, result, eval_examples):

@@ -28,6 +28,8 @@ FREE_TO_CHANGE = {
     "hyperparameters.remat_feed_forward",
     "accumulation_steps",
 }
+# What shows that the data is not what it was.
+OF_DATA = ("num_tokens.", "checksums.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,12 +117,21 @@ class RunConfig:
     def check_continues(self, earlier, model_dir):
         """Raises a `ValueError` if a run with `earlier` cannot go on with this one."""
         there, here = _flat(earlier._of_splits(self)), _flat(self._of_splits(earlier))
-        names = sorted((there.keys() | here.keys()) - FREE_TO_CHANGE)
+        names = (there.keys() | here.keys()) - FREE_TO_CHANGE
+        names = sorted(name for name in names if there.get(name) != here.get(name))
         differences = [
             f"{name} was {there.get(name)!r}, now {here.get(name)!r}"
             for name in names
-            if there.get(name) != here.get(name)
+            if not name.startswith(OF_DATA)
         ]
+        if names and not differences:  # else the data has changed for a reason
+            splits = dict.fromkeys(name.partition(".")[2] for name in names)
+            differences = [
+                f"the data of the split {split!r} has changed (it had "
+                f"{earlier.num_tokens.get(split, 0):,} tokens, now "
+                f"{self.num_tokens.get(split, 0):,})"
+                for split in splits
+            ]
         if differences:
             raise ValueError(
                 "`model_dir` must be new, or the run in it must have the same "

@@ -291,5 +291,5 @@ def test_changes_of_a_language_model_from_preset():
     "kind, cls", [(kind, cls) for kind in CLASSES for cls in CLASSES[kind]]
 )
 def test_unknown_changes_are_refused(kind, cls):
-    with pytest.raises(ValueError, match="Unknown hyperparameters: num_layer. Valid"):
+    with pytest.raises(ValueError, match="num_layer. Did you mean 'num_layers'"):
         cls.from_preset(models.preset_names(kind)[0], num_layer=3)

@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 
+from routing_tf.choices import did_you_mean
 from routing_tf.files import safe_loading
 from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.models.release import variable_names
@@ -48,8 +49,9 @@ def _given_settings(checkpoint, preset, hparams):
         return hparams
     if preset not in RELEASE_SETS:
         raise ValueError(
-            f"`preset` must be a set of the release. Received: preset={preset!r}. "
-            f"Valid names are: {', '.join(RELEASE_SETS)}"
+            f"`preset` must be a set of the release. Received: preset={preset!r}."
+            f"{did_you_mean(preset, RELEASE_SETS)} Valid names are: "
+            f"{', '.join(RELEASE_SETS)}"
         )
     if preset_hyperparameters(preset).kind != checkpoint.kind:
         raise ValueError(

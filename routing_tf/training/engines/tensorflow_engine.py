@@ -62,7 +62,8 @@ class TensorFlowEngine(Engine):
     def description(self):
         """A few words for a reader."""
         if self.num_replicas == 1:
-            return "one device"
+            has_gpu = tf.config.list_logical_devices("GPU")
+            return f"one device ({'gpu' if has_gpu else 'cpu'})"
         name = type(self.strategy).__name__
         if isinstance(self.strategy, tf.distribute.MultiWorkerMirroredStrategy):
             name = "MultiWorkerMirroredStrategy"  # its class has another one

@@ -1,0 +1,117 @@
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+
+from routing_tf import convert
+from routing_tf import evaluate
+from routing_tf import first_checks
+from routing_tf import known_names
+from routing_tf import models
+from routing_tf import problems
+from routing_tf import train
+from routing_tf.models import hyperparameters
+
+ROOT = pathlib.Path(__file__).parents[1]
+NOT_OF_COMMANDS = {"vocabulary_size", "compatibility"}
+
+
+def parse(command, *arguments):
+    values = flags.FlagValues()
+    command.define_flags(values)
+    values(["command", *map(str, arguments)])
+    return values
+
+
+def test_names_are_those_of_what_there_is():
+    listed = [n for names in known_names.HYPERPARAMETERS.values() for n in names]
+    assert len(listed) == len(set(listed))
+    assert {*listed, *NOT_OF_COMMANDS} == set(hyperparameters.field_names())
+    assert list(known_names.PRESETS) == models.preset_names()
+    # Tests register others.
+    here = [n for n in problems.names() if not n.startswith(("test_", "count_"))]
+    assert list(known_names.PROBLEMS) == here
+
+
+@pytest.mark.parametrize(
+    "command, arguments, message",
+    [
+        ("train", ["--hparams_set=python_smal"], "Did you mean 'python_small'"),
+        ("train", ["--hparams=learningrate=3"], "Did you mean 'learning_rate'"),
+        ("train", ["--hparams=ema"], "`--hparams` must be name=value, joined by"),
+        ("train", ["--problem=enwik"], "Received: --problem=enwik. Did you mean"),
+        ("train", ["--files=no*where"], "`--files` must name existing files"),
+        ("train", ["--init_checkpoint=no"], "`--init_checkpoint` must be a model dir"),
+        ("evaluate", [], "Received: --model_dir='new', which does not exist. `python"),
+        ("evaluate", ["--texts=none.txt"], "`--texts` must name existing files"),
+        ("generate", [], "a .keras file or a preset directory. Received: --model_dir"),
+        ("export", ["--export_dir=x"], "`--model_dir` must hold a run with a checkpo"),
+        ("analyse", ["--what=jsd"], "`--model_dir` must hold a run with a checkpoint"),
+    ],
+)
+def test_mistakes_are_told_before_anything_slow_is_imported(
+    command, arguments, message, tmp_path
+):
+    module = f"routing_tf.{command}"
+    python = [sys.executable, "-X", "importtime", "-m", module, "--model_dir=new"]
+    done = subprocess.run(
+        [*python, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 1
+    told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(told) == 1 and message in told[0]
+    imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+    assert "absl.flags" in imported
+    assert not imported & {"jax", "keras", "numpy", "tensorflow", "tensorflow_datasets"}
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.json", "checkpoints"])
+def test_folders_that_may_hold_a_model(name, tmp_path):
+    options = parse(evaluate, f"--model_dir={tmp_path}")
+    with pytest.raises(ValueError, match="which holds none"):
+        first_checks.check(options)
+    (tmp_path / name).touch()
+    first_checks.check(options)
+
+
+def test_files_that_may_hold_a_model(tmp_path):
+    for name, given in (
+        ("model.keras", "model.keras"),
+        ("step-4.index", "step-4"),
+        ("step-8.index", "step-8.index"),
+    ):
+        options = parse(evaluate, f"--model_dir={tmp_path / given}")
+        with pytest.raises(ValueError, match="does not exist"):
+            first_checks.check(options)
+        (tmp_path / name).touch()
+        first_checks.check(options)
+    options = parse(train, "--model_dir=x", f"--init_checkpoint={tmp_path / 'step-4'}")
+    first_checks.check(options)
+
+
+def test_checkpoints_of_the_release(tmp_path):
+    given = [f"--checkpoint={tmp_path / 'model.ckpt'}", "--output_dir=out"]
+    with pytest.raises(ValueError, match="must be the path of a TF1 checkpoint"):
+        first_checks.check(parse(convert, *given))
+    (tmp_path / "model.ckpt.index").touch()
+    first_checks.check(parse(convert, *given))
+    for flag in ("hparams_file", "vocabulary"):
+        with pytest.raises(ValueError, match=f"`--{flag}` must exist"):
+            first_checks.check(parse(convert, *given, f"--{flag}={tmp_path / 'no'}"))
+
+
+def test_problems_that_a_user_has_registered_are_left_to_the_registry():
+    assert "routing_tf.problems" in sys.modules
+    first_checks.check(parse(train, "--model_dir=x", "--problem=my_own"))
+
+
+def test_the_vocabulary_is_refused_with_the_reason():
+    first_checks.check(parse(train, "--model_dir=x", "--hparams=vocabulary_size=3"))

@@ -1,0 +1,74 @@
+import configparser
+import importlib
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from routing_tf import __main__ as front
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "routing_tf", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_the_commands_are_listed(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["routing_tf", *arguments])
+    assert front.main() == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == list(front.COMMANDS)
+    assert lines[1].startswith("  train     Trains a language model and says how well")
+
+
+def test_every_command_is_one():
+    there = {
+        path.stem
+        for path in (ROOT / "routing_tf").glob("*.py")
+        if "commands.main(" in path.read_text()
+    }
+    assert there == set(front.COMMANDS)
+
+
+def test_a_command_runs_as_by_its_own_name():
+    done = run("evaluate", "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Scores held-out data with the last checkpoint")
+    assert "python -m routing_tf.evaluate:" in done.stdout
+    done = run("evaluate", "--model_dir=no/where")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: `--model_dir` must hold a run")
+
+
+def test_unknown_commands(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["routing_tf", "trian"])
+    assert front.main() == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: The first argument must be a command. Received: ")
+    assert "Did you mean 'train'?" in err
+
+
+def test_the_console_script():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    scripts = config["options.entry_points"]["console_scripts"].split("\n")
+    name, _, place = scripts[1].partition(" = ")
+    module, _, function = place.partition(":")
+    assert name == "routing-tf"
+    assert getattr(importlib.import_module(module), function) is front.main
+
+
+def test_what_is_required_is_told_with_its_choices():
+    done = run("analyse", "--model_dir=x")
+    assert done.returncode == 1
+    assert "--what must be given (causality|decoding|jsd|maps|reads): " in done.stderr
+    assert "--model_dir: Folder of the run. Required." in run("analyse", "-h").stdout

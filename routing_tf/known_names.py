@@ -69,6 +69,7 @@ HYPERPARAMETERS = {
         "attention_window",
         "query_cluster",
         "exploring_queries",
+        "exploring_cluster_weight",
         "routing_scope",
         "prefix_block_size",
         "ema",

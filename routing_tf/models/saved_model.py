@@ -113,12 +113,8 @@ def export(model, directory, routing_scope=None, max_length=None, verbose=None):
     import keras
     import tensorflow as tf
     from routing_tf import models
-    from routing_tf.tokenizers import ByteTokenizer
 
-    lm = models.RoutingTransformerCausalLM.from_preset(
-        "byte_tiny",
-        preprocessor=models.RoutingTransformerCausalLMPreprocessor(ByteTokenizer()),
-    )
+    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
     if keras.backend.backend() == "tensorflow":
         lm.export("byte_tiny", max_length=32)
         served = tf.saved_model.load("byte_tiny")

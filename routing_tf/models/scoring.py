@@ -97,12 +97,8 @@ def score(
     ```python
     from routing_tf import models
     from routing_tf.models import scoring
-    from routing_tf.tokenizers import ByteTokenizer
 
-    preprocessor = models.RoutingTransformerCausalLMPreprocessor(ByteTokenizer())
-    lm = models.RoutingTransformerCausalLM.from_preset(
-        "byte_tiny", preprocessor=preprocessor
-    )
+    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
     whole = scoring.score(lm, "the cat sat")
     print(whole.bits_per_byte, whole.perplexity_per_word)
     cat, sat = scoring.score(lm, "the cat sat", targets=[(4, 7), "sat"])

@@ -400,9 +400,10 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
     ):
         """Scores texts, or spans of them; see `routing_tf.models.scoring.score`.
 
-        With `token_ids` instead of texts it returns tensors for each position, as the
-        `score` of keras_hub's language models; see
-        `routing_tf.models.scoring.score_positions`.
+        With arguments of the `score` of keras_hub's language models, such as
+        `score(ids, padding_mask=mask)` or `score(token_ids=ids)`, it returns tensors
+        for each position as that does; see `routing_tf.models.scoring.score_positions`.
+        Ids alone are texts: `score(ids)`, without a leading id 0, is a `Score`.
 
         Args:
             texts: a string, a list of strings, or ids of tokens; None with `token_ids`.
@@ -414,14 +415,15 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
                 `"prefix"`, what sampling can reach; None (the default) for that of
                 the hyperparameters.
             **kwargs: `batch_size`, `too_long`, `num_words` and `verbose` of
-                `routing_tf.models.scoring.score`; or, without `texts`, `targets` and
-                `reduction`: `token_ids`, `padding_mask`, `scoring_mode`,
-                `layer_intercept_fn` and `target_ids` of `score_positions`.
+                `routing_tf.models.scoring.score`; or, without `targets` and
+                `reduction`: `token_ids`, if these are not the first argument,
+                `padding_mask`, `scoring_mode`, `layer_intercept_fn` and `target_ids`
+                of `score_positions`.
 
         Returns:
             A `routing_tf.models.scoring.Score`, or a number for the other reductions;
             for a list of spans a list of them, for several texts a list with an item
-            for each text. With `token_ids` logits or losses.
+            for each text. With arguments of keras_hub logits or losses.
 
         Raises:
             ValueError: as `routing_tf.models.scoring.score` does, or for both `texts`
@@ -443,9 +445,11 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
             )
         if kwargs.get("token_ids") is None:
             kwargs.pop("token_ids", None)
-            return scoring.score(
-                self, texts, targets, reduction, routing_scope, **kwargs
-            )
+            if not scoring.POSITION_ARGUMENTS & set(kwargs):
+                return scoring.score(
+                    self, texts, targets, reduction, routing_scope, **kwargs
+                )
+            kwargs["token_ids"] = texts
         if targets is not None or reduction != "none":
             raise ValueError(
                 "`targets` and `reduction` are for `texts`. Received: "

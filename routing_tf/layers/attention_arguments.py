@@ -62,6 +62,28 @@ def other_sequence(query, value, self_attention):
     return None
 
 
+def looks_like_copy(query, value):
+    """Tells whether another tensor than the query has its very shape and dtype."""
+    if value is None or value is query:
+        return False
+    shape = tuple(query.shape)
+    known = None not in shape[1:]
+    dtypes = {keras.backend.standardize_dtype(x.dtype) for x in (query, value)}
+    return known and tuple(value.shape) == shape and len(dtypes) == 1
+
+
+def warn_of_copy(layer, shape):
+    """Warns of a call in which a layer takes an equal tensor for another sequence."""
+    warnings.warn(
+        f"{layer.name!r} attends to another sequence: `value` is another tensor than "
+        f"`query`, though of the same shape {tuple(shape)}. A copy counts as another "
+        "sequence, such as what a compiled function of both gets. Leave `value` out or "
+        "pass `self_attention=True` if it is the same sequence, and pass "
+        "`self_attention=False` if it is not",
+        stacklevel=3,
+    )
+
+
 def check_value(value, batch, depth):
     """Refuses a memory `<float>[batch, *lengths, dim]` that does not fit.
 

@@ -109,7 +109,8 @@ class MixedAttention(Projections):
             one (False), which decides how clustered and causal heads attend. If True,
             a `value` of the same shape may be given and is not read. None (the
             default): True without a `value` or if it is the very tensor `query`, and
-            False for any other tensor, be it a copy.
+            False for any other tensor, be it a copy; the first one of the same shape
+            and dtype gives a warning.
         routing_scope: `"full"` or `"prefix"`, the tokens that compete in expert choice
             under a causal mask, see `RoutedHeads`; None (the default) for what the
             heads were made with. Blocks and models hand it on, as `training`.
@@ -179,6 +180,7 @@ class MixedAttention(Projections):
         super().__init__(**kwargs)
         declare_call_argument(self, "routing_scope")
         self.supports_masking = True
+        self._has_warned = False
         self.key_dim = check_positive_integer("key_dim", key_dim)
         self.value_dim = check_optional_integer("value_dim", value_dim)
         self.output_dim = check_optional_integer("output_dim", output_dim)
@@ -268,8 +270,13 @@ class MixedAttention(Projections):
         if value is not None:
             arguments.check_axes("value", value)
         arguments.check_key(query, value, key)
+        self_attention = kwargs.get("self_attention")
+        asks = self_attention is None and kwargs.get("cache") is None
+        if asks and not self._has_warned and arguments.looks_like_copy(query, value):
+            self._has_warned = True
+            arguments.warn_of_copy(self, query.shape)
         # Keras converts each argument on its own: the same tensor becomes two.
-        value = arguments.other_sequence(query, value, kwargs.get("self_attention"))
+        value = arguments.other_sequence(query, value, self_attention)
         return super().__call__(query, value, **NotCast.wrap(kwargs))
 
     def call(

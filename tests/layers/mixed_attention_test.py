@@ -573,6 +573,40 @@ def test_self_attention_may_be_said(symbolic):
         attention(x, sequence(MEMORY), self_attention=True)
 
 
+def test_a_copy_of_the_query_is_warned_of_once():
+    attention, x = built_attention([routed()]), sequence()
+    message = f"{attention.name!r} attends to another sequence.*`self_attention=True`"
+    with pytest.warns(UserWarning, match=message) as found:
+        attention(x, x.copy())
+        attention(x, x.copy())
+    assert [warning.filename for warning in found] == [__file__]
+    # Another layer, and an input that tells nothing but its shape.
+    inputs = [keras.Input(SELF[1:]), keras.Input(SELF[1:])]
+    with pytest.warns(UserWarning, match="attends to another sequence"):
+        built_attention([local()])(*inputs)
+
+
+@pytest.mark.filterwarnings("error:.*attends to another sequence")
+def test_no_warning_where_it_is_told_which_sequence_it_is():
+    x = sequence()
+    unknown = [keras.Input((None, SELF[-1])), keras.Input((None, SELF[-1]))]
+    for query, value, options in (
+        (x, None, {}),
+        (x, x, {}),
+        (x, sequence(MEMORY), {}),
+        (x, x.copy(), {"self_attention": True}),
+        (x, x.copy(), {"self_attention": False}),
+        (*unknown, {}),
+    ):
+        built_attention([routed()])(query, value, **options)
+    block = layers.TransformerBlock(
+        built_attention([routed()]),
+        feed_forward=None,
+        cross_attention=built_attention([routed()]),
+    )
+    block(x, x.copy())
+
+
 def test_regularizers_and_constraints_reach_all_projections():
     attention = built_attention(
         [routed(commitment_weight=0.0)],

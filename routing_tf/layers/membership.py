@@ -5,6 +5,7 @@ Letters: B batch, H heads, L length, K clusters, W members of a cluster, D dim.
 
 from keras import ops
 
+from routing_tf.layers import extremes
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import large_negative
 
@@ -41,7 +42,7 @@ def settled(scores, count, near_tie):
     of them, as it does with equal scores, whatever rounding made of these.
     """
     best, _ = ops.top_k(scores, count, sorted=False)
-    last = ops.min(best, axis=-1, keepdims=True)
+    last = extremes.smallest(best, axis=-1, keepdims=True)
     return ops.where(ops.abs(scores - last) <= near_tie, last, scores)
 
 

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import extremes
 from routing_tf.layers import membership
 from routing_tf.layers.key_shift import to_remember
 from routing_tf.layers.masks import known_mask
@@ -142,4 +143,4 @@ def attend_to_rows(group, query, rows, visible, distances, bias=None, **options)
 def last_token(mask):
     """Returns the last True position on the last axis of a mask, -1 where none is."""
     positions = ops.arange(mask.shape[-1], dtype="int32")
-    return ops.max(ops.where(mask, positions, -1), axis=-1)
+    return extremes.largest(ops.where(mask, positions, -1), axis=-1)

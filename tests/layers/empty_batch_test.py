@@ -9,6 +9,7 @@ from tests.layers import helpers
 from tests.layers import padding_test
 from tests.layers.lengths_test import CAUSAL
 from tests.layers.lengths_test import WITHOUT_A_MASK
+from tests.layers.lengths_test import some_thorough
 
 LENGTH, DIM = 12, 8
 OTHERS = {
@@ -27,6 +28,17 @@ FORMS = {
     **{f"cross: {name}": (make, "cross") for name, make in padding_test.GROUPS.items()},
 }
 
+# Each has failed in a way of its own.
+FEW = (
+    "causal: performer",
+    "causal: best blocks",
+    "causal: sinkhorn",
+    "causal: hashed in rounds",
+    "self: expert choice, training",
+    "self: cluster-strided",
+    "cross: routed",
+)
+
 
 def sequences(rows, form):
     x = helpers.normal(rows, LENGTH, DIM)
@@ -36,17 +48,18 @@ def sequences(rows, form):
     return x, {"query_mask": mask, "use_causal_mask": form == "causal"}
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", some_thorough(FORMS, FEW))
 def test_heads(name):
     make, form = FORMS[name]
     attention = layers.MixedAttention([make()], key_dim=4)
-    filled, options = sequences(2, form)
-    attention(filled, **options)
+    shape = (None, LENGTH, DIM)
+    attention.build(shape, shape if form == "cross" else None)
     before = state(attention)
     x, options = sequences(0, form)
     for training in (False, True):
-        assert attention(x, training=training, **options).shape == (0, LENGTH, DIM)
-        assert np.isfinite(golden_cases.to_numpy(attention.losses)).all()
+        y, losses = golden_cases.run(attention, x, training=training, **options)
+        assert y.shape == (0, LENGTH, DIM)
+        assert np.isfinite(losses).all()
     # Of no tokens centroids learn nothing.
     after = state(attention)
     for path in before:
@@ -59,8 +72,7 @@ def state(layer):
     return {v.path: golden_cases.to_numpy(v) for v in layer.variables}
 
 
-@helpers.further_on_jax
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name", some_thorough(CAUSAL, ("token choice",)))
 def test_steps(name):
     attention = layers.MixedAttention([CAUSAL[name]()], key_dim=4)
     attention.build((None, None, DIM))

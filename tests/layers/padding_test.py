@@ -6,6 +6,7 @@ import pytest
 from routing_tf import layers
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers.lengths_test import some_thorough
 
 BATCH, LENGTH, MEMORY, MORE, DIM = 2, 20, 17, 12, 8
 EXPERT = {"routing": "expert_choice"}
@@ -36,7 +37,7 @@ GROUPS = {
 }
 
 
-@pytest.fixture(params=GROUPS)
+@pytest.fixture(params=some_thorough(GROUPS, ("local", "routed", "random")))
 def attention(request):
     attention = layers.MixedAttention(
         [GROUPS[request.param]()], key_dim=4, kernel_initializer="zeros"

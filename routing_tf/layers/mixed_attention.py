@@ -15,6 +15,7 @@ from routing_tf.layers.heads.head_inputs import features_for
 from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.positions import Positions
 from routing_tf.layers.projections import Projections
 from routing_tf.layers.rematerialization import train_and_forget
@@ -100,7 +101,10 @@ class MixedAttention(Projections):
             parallel pass and starts the cache anew; else tokens go one by one, as
             `[batch, length, dim]` (on two axes of positions: in the blocked order).
             Padding is not remembered.
-        attention_mask: refused; sparse patterns never build the matrix it masks.
+        attention_mask: `<bool>[batch, 1, memory length]`, the same as `value_mask`, as
+            calls of `keras.layers.MultiHeadAttention` have it for padding; not for
+            positions on two axes, nor with a cache. Any other is refused: sparse
+            patterns never build the matrix it masks.
         return_attention_scores: whether to return the dense map of attention weights
             too. Its memory grows with the square of the length: for short inputs.
         mask: where Keras puts the mask of `query` if `query` is the only tensor; the
@@ -127,7 +131,8 @@ class MixedAttention(Projections):
         ValueError: if a size is not a positive integer, or `head_groups` is empty,
             holds one group twice, something else than head groups, or groups with
             blocks of different shapes on two axes; when built, if another layer has
-            built a group; when called, if a dense `attention_mask` is given, `value` or
+            built a group; when called, if a dense `attention_mask` is given, `query` or
+            `value` is no dense tensor, a `key_mask` is given, `value` or
             a mask does not fit, `key` is another tensor than `value`, masks go by
             position, positions have other axes than the blocks, `use_causal_mask=True`
             and `value` has another length than `query`, or a length is unknown while
@@ -265,6 +270,7 @@ class MixedAttention(Projections):
 
     def __call__(self, query, value=None, key=None, *others, **kwargs):
         arguments.check_by_position(key, others)
+        arguments.refuse_key_mask(kwargs.pop("key_mask", None))
         # Before Keras builds the layer from their shapes.
         arguments.check_axes("query", query)
         if value is not None:
@@ -298,10 +304,16 @@ class MixedAttention(Projections):
         self_attention=None,
         routing_scope=None,
     ):
-        arguments.refuse_attention_mask(attention_mask)
         arguments.check_routing_scope(routing_scope)
         query_mask = mask if query_mask is None else query_mask
         value = arguments.other_sequence(query, value, self_attention)
+        if cache is None and arguments.is_padding_mask(attention_mask, query):
+            if value is None and value_mask is None:
+                value_mask = query_mask
+            of_keys = ops.cast(attention_mask[:, 0], "bool")
+            value_mask = combine_masks(value_mask, of_keys)
+            attention_mask = None
+        arguments.refuse_attention_mask(attention_mask)
         masks = {
             "query_mask": query_mask,
             "value_mask": value_mask,

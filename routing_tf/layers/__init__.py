@@ -47,5 +47,8 @@ from routing_tf.layers.online_kmeans import OnlineKMeans as OnlineKMeans
 from routing_tf.layers.relative_position import RelativePosition as RelativePosition
 from routing_tf.layers.routing_attention import RoutingAttention as RoutingAttention
 from routing_tf.layers.scaled_dot_product import ScaledDotProduct as ScaledDotProduct
+from routing_tf.layers.stated_gradients import (
+    automatic_gradients as automatic_gradients,
+)
 from routing_tf.layers.transformer_block import SublayerSteps as SublayerSteps
 from routing_tf.layers.transformer_block import TransformerBlock as TransformerBlock

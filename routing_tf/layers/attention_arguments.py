@@ -13,8 +13,17 @@ from routing_tf.layers.validation import check_choice
 def check_axes(name, x):
     """Refuses what is not a sequence of at least one position."""
     shape = getattr(x, "shape", None)
+    if getattr(x, "ragged_rank", None) is not None or getattr(x, "ragged", False):
+        raise ValueError(
+            f"`{name}` must be a dense tensor with a mask of its padding. Received: "
+            f"{name}.shape={tuple(shape)} of a ragged one. Pass `ragged.to_tensor()`, "
+            f"and `tf.sequence_mask(ragged.row_lengths())` as `{name}_mask`"
+        )
     if shape is None or len(shape) not in (3, 4) or 0 in shape[1:]:
-        received = f"{name}={x!r}" if shape is None else f"{name}.shape={tuple(shape)}"
+        received = f"{name}.shape={tuple(shape or ())}"
+        if shape is None:
+            kind = "None" if x is None else f"a {type(x).__name__}"
+            received = f"{name}={kind}. Pass a tensor or an array"
         raise ValueError(
             f"`{name}` must be (batch, length, dim) or (batch, height, width, dim), "
             f"with at least one position. Received: {received}"
@@ -60,6 +69,28 @@ def other_sequence(query, value, self_attention):
             f"value.shape={tuple(value.shape)}. Leave `value` or `self_attention` out"
         )
     return None
+
+
+def looks_like_copy(query, value):
+    """Tells whether another tensor than the query has its very shape and dtype."""
+    if value is None or value is query:
+        return False
+    shape = tuple(query.shape)
+    known = None not in shape[1:]
+    dtypes = {keras.backend.standardize_dtype(x.dtype) for x in (query, value)}
+    return known and tuple(value.shape) == shape and len(dtypes) == 1
+
+
+def warn_of_copy(layer, shape):
+    """Warns of a call in which a layer takes an equal tensor for another sequence."""
+    warnings.warn(
+        f"{layer.name!r} attends to another sequence: `value` is another tensor than "
+        f"`query`, though of the same shape {tuple(shape)}. A copy counts as another "
+        "sequence, such as what a compiled function of both gets. Leave `value` out or "
+        "pass `self_attention=True` if it is the same sequence, and pass "
+        "`self_attention=False` if it is not",
+        stacklevel=3,
+    )
 
 
 def check_value(value, batch, depth):
@@ -141,6 +172,22 @@ def refuse_axes(name, received, blocks):
     )
 
 
+def refuse_key_mask(key_mask):
+    """Refuses the mask of keys that calls of Keras's attention may have."""
+    if key_mask is not None:
+        raise ValueError(
+            "`key_mask` must be left out: keys are made from `value`. Received: "
+            f"key_mask.shape={tuple(key_mask.shape)}. Pass it as `value_mask`, or in "
+            "self-attention as `query_mask`"
+        )
+
+
+def is_padding_mask(attention_mask, query):
+    """Tells whether a mask for Keras's attention, `[batch, 1, S]`, is that of keys."""
+    shape = getattr(attention_mask, "shape", ())
+    return len(query.shape) == len(shape) == 3 and shape[1] == 1
+
+
 def refuse_attention_mask(attention_mask):
     """Refuses a dense mask."""
     if attention_mask is not None:
@@ -148,7 +195,8 @@ def refuse_attention_mask(attention_mask):
             "A dense `attention_mask` of shape (batch, length, memory length) is not "
             "supported: sparse heads never build the matrix it would mask. Received: "
             f"attention_mask.shape={tuple(attention_mask.shape)}. Use `query_mask` and "
-            "`value_mask` for padding and `use_causal_mask=True` for causality."
+            "`value_mask`, or a mask of shape (batch, 1, memory length), for padding "
+            "and `use_causal_mask=True` for causality."
         )
 
 

@@ -19,6 +19,7 @@ from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import library
 from routing_tf.layers.lengths import numbers
+from routing_tf.layers.stated_gradients import stated_gradient
 
 RUNNING_SUM_BLOCK = 16
 
@@ -173,7 +174,7 @@ def _gather_windows(blocks, before, after, axis):
     is_read = lib.logical_and(reader >= 0, reader < num_blocks)
     reader = lib.where(is_read, reader * size + place, outside)
 
-    @ops.custom_gradient
+    @stated_gradient
     def join(rows):
         def gradient(*args, upstream=None):
             (upstream,) = args or (upstream,)

@@ -17,6 +17,7 @@ from routing_tf.layers.cluster_order import sort_by_cluster
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.membership import entries_at
+from routing_tf.layers.stated_gradients import stated_gradient
 
 # The number of chunks is rounded up to a multiple of this: libraries prepare themselves
 # for each shape that they meet. Empty ones repeat what comes next.
@@ -158,7 +159,7 @@ class ClusterBlocks:
         """
 
         # Each token has one slot at most, so that the gradient need not add up.
-        @ops.custom_gradient
+        @stated_gradient
         def arrange(x):
             def gradient(*upstream):
                 return self._of_tokens(_rows(upstream))
@@ -173,7 +174,7 @@ class ClusterBlocks:
         dim, window = x.shape[-1], self.offset + self.chunk_size
         row = self.chunk_size * dim
 
-        @ops.custom_gradient
+        @stated_gradient
         def arrange(x):
             def gradient(first, later, windows):
                 slots = ops.scatter_update(
@@ -247,7 +248,7 @@ class ClusterBlocks:
     def restore(self, first, later):
         """Undoes `arrange`; zero for tokens of no cluster."""
 
-        @ops.custom_gradient
+        @stated_gradient
         def restore(first, later):
             def gradient(upstream):
                 slots = _take_rows(upstream, self._tokens)

@@ -13,6 +13,7 @@ from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import smaller
 from routing_tf.layers.membership import entries_at
+from routing_tf.layers.stated_gradients import stated_gradient
 
 LARGEST_INTEGER = 2**31 - 1
 # Fewer rows than this make matrix products slow.
@@ -94,7 +95,7 @@ class ClusterOrder:
         """
 
         # Each token has one slot, so that the gradient need not add up.
-        @ops.custom_gradient
+        @stated_gradient
         def arrange(x, tokens, slots):
             def gradient(*args, upstream=None):
                 (upstream,) = args or (upstream,)
@@ -107,7 +108,7 @@ class ClusterOrder:
     def restore(self, x):
         """Undoes `arrange`: from `[B, H, N, C, D]` to `[B, H, L, D]`."""
 
-        @ops.custom_gradient
+        @stated_gradient
         def restore(x, tokens, slots, is_filled):
             def gradient(*args, upstream=None):
                 (upstream,) = args or (upstream,)
@@ -159,8 +160,9 @@ class ClusterOrder:
 
 def _take_slots(x, slots):
     """From `[B, H, N, C, D]` to what stands in the slots, `[B, H, L, D]`."""
-    batch, heads, _, _, dim = ops.shape(x)
-    return membership.gather(ops.reshape(x, (batch, heads, -1, dim)), slots)
+    batch, heads, num_chunks, size, dim = ops.shape(x)
+    rows = ops.reshape(x, (batch, heads, num_chunks * size, dim))
+    return membership.gather(rows, slots)
 
 
 def sort_by_cluster(clusters, num_clusters):

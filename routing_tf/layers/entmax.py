@@ -2,6 +2,8 @@
 
 from keras import ops
 
+from routing_tf.layers import extremes
+
 # What of the threshold is still uncertain then, Newton's method makes up for.
 NUM_BISECTIONS = 20
 # Of `alpha - 1`: less is the softmax, as far as float32 can tell.
@@ -34,7 +36,7 @@ def entmax(logits, alpha):
     excess = ops.maximum(ops.cast(alpha, "float32") - 1, LEAST_EXCESS)
     exact = ops.cast(logits, "float32")
     # Weights do not change with a constant, which needs no gradient then.
-    largest = ops.stop_gradient(ops.max(exact, axis=-1, keepdims=True))
+    largest = ops.stop_gradient(extremes.largest(exact, axis=-1, keepdims=True))
     # Hidden keys may be infinitely far below, and alpha would have no gradient.
     scores = excess * ops.maximum(exact - largest, FURTHEST)
     power = 1 / excess

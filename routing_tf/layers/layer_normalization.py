@@ -5,6 +5,7 @@ from keras import ops
 
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.stated_gradients import stated_gradient
 
 # Rows whose sum TensorFlow takes fast on a CPU.
 ROWS_AT_ONCE = 64
@@ -33,7 +34,7 @@ class LayerNormalization(keras.layers.LayerNormalization):
         return ops.cast(self._normalized(inputs, scale, offset), self.compute_dtype)
 
     def _normalized(self, inputs, scale, offset):
-        @ops.custom_gradient
+        @stated_gradient
         def normalized(inputs, scale, offset):
             average = _mean(inputs)
             variance = _mean(ops.square(inputs - average))

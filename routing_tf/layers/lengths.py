@@ -33,6 +33,13 @@ def smaller(first, second):
     return ops.minimum(first, second)
 
 
+def larger(first, second):
+    """Returns the larger one of two lengths."""
+    if is_known(first, second):
+        return max(first, second)
+    return ops.maximum(first, second)
+
+
 def of_length(x, axis, length):
     """Returns `x`, whose axis has this length; if it is unknown, it is told here.
 

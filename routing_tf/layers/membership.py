@@ -3,10 +3,14 @@
 Letters: B batch, H heads, L length, K clusters, W members of a cluster, D dim.
 """
 
+import math
+
 from keras import ops
 
+from routing_tf.layers import extremes
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import large_negative
+from routing_tf.layers.stated_gradients import stated_gradient
 
 # In parts of the largest score, the size of the vectors: more than what rounding, which
 # depends on places and shapes, makes of equal tokens in float32.
@@ -41,7 +45,7 @@ def settled(scores, count, near_tie):
     of them, as it does with equal scores, whatever rounding made of these.
     """
     best, _ = ops.top_k(scores, count, sorted=False)
-    last = ops.min(best, axis=-1, keepdims=True)
+    last = extremes.smallest(best, axis=-1, keepdims=True)
     return ops.where(ops.abs(scores - last) <= near_tie, last, scores)
 
 
@@ -114,7 +118,7 @@ def gather_blocks(x, blocks):
     """
     _, _, num_blocks, *rest = ops.shape(x)
     # A block is one row, so that few long rows are copied.
-    rows = ops.reshape(x, (*ops.shape(x)[:2], num_blocks, -1))
+    rows = ops.reshape(x, (*ops.shape(x)[:2], num_blocks, math.prod(rest)))
     return ops.reshape(gather(rows, blocks), (*ops.shape(blocks), *rest))
 
 
@@ -170,7 +174,7 @@ def _add_up(rows, positions, num_rows):
     """
 
     # Positions are an argument: JAX lets no traced tensor in by another way.
-    @ops.custom_gradient
+    @stated_gradient
     def add_up(rows, positions):
         def gradient(*args, upstream=None):
             (upstream,) = args or (upstream,)

@@ -15,6 +15,7 @@ from routing_tf.layers.heads.head_inputs import features_for
 from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.positions import Positions
 from routing_tf.layers.projections import Projections
 from routing_tf.layers.rematerialization import train_and_forget
@@ -100,7 +101,10 @@ class MixedAttention(Projections):
             parallel pass and starts the cache anew; else tokens go one by one, as
             `[batch, length, dim]` (on two axes of positions: in the blocked order).
             Padding is not remembered.
-        attention_mask: refused; sparse patterns never build the matrix it masks.
+        attention_mask: `<bool>[batch, 1, memory length]`, the same as `value_mask`, as
+            calls of `keras.layers.MultiHeadAttention` have it for padding; not for
+            positions on two axes, nor with a cache. Any other is refused: sparse
+            patterns never build the matrix it masks.
         return_attention_scores: whether to return the dense map of attention weights
             too. Its memory grows with the square of the length: for short inputs.
         mask: where Keras puts the mask of `query` if `query` is the only tensor; the
@@ -109,7 +113,8 @@ class MixedAttention(Projections):
             one (False), which decides how clustered and causal heads attend. If True,
             a `value` of the same shape may be given and is not read. None (the
             default): True without a `value` or if it is the very tensor `query`, and
-            False for any other tensor, be it a copy.
+            False for any other tensor, be it a copy; the first one of the same shape
+            and dtype gives a warning.
         routing_scope: `"full"` or `"prefix"`, the tokens that compete in expert choice
             under a causal mask, see `RoutedHeads`; None (the default) for what the
             heads were made with. Blocks and models hand it on, as `training`.
@@ -126,7 +131,8 @@ class MixedAttention(Projections):
         ValueError: if a size is not a positive integer, or `head_groups` is empty,
             holds one group twice, something else than head groups, or groups with
             blocks of different shapes on two axes; when built, if another layer has
-            built a group; when called, if a dense `attention_mask` is given, `value` or
+            built a group; when called, if a dense `attention_mask` is given, `query` or
+            `value` is no dense tensor, a `key_mask` is given, `value` or
             a mask does not fit, `key` is another tensor than `value`, masks go by
             position, positions have other axes than the blocks, `use_causal_mask=True`
             and `value` has another length than `query`, or a length is unknown while
@@ -179,6 +185,7 @@ class MixedAttention(Projections):
         super().__init__(**kwargs)
         declare_call_argument(self, "routing_scope")
         self.supports_masking = True
+        self._has_warned = False
         self.key_dim = check_positive_integer("key_dim", key_dim)
         self.value_dim = check_optional_integer("value_dim", value_dim)
         self.output_dim = check_optional_integer("output_dim", output_dim)
@@ -263,13 +270,19 @@ class MixedAttention(Projections):
 
     def __call__(self, query, value=None, key=None, *others, **kwargs):
         arguments.check_by_position(key, others)
+        arguments.refuse_key_mask(kwargs.pop("key_mask", None))
         # Before Keras builds the layer from their shapes.
         arguments.check_axes("query", query)
         if value is not None:
             arguments.check_axes("value", value)
         arguments.check_key(query, value, key)
+        self_attention = kwargs.get("self_attention")
+        asks = self_attention is None and kwargs.get("cache") is None
+        if asks and not self._has_warned and arguments.looks_like_copy(query, value):
+            self._has_warned = True
+            arguments.warn_of_copy(self, query.shape)
         # Keras converts each argument on its own: the same tensor becomes two.
-        value = arguments.other_sequence(query, value, kwargs.get("self_attention"))
+        value = arguments.other_sequence(query, value, self_attention)
         return super().__call__(query, value, **NotCast.wrap(kwargs))
 
     def call(
@@ -291,10 +304,16 @@ class MixedAttention(Projections):
         self_attention=None,
         routing_scope=None,
     ):
-        arguments.refuse_attention_mask(attention_mask)
         arguments.check_routing_scope(routing_scope)
         query_mask = mask if query_mask is None else query_mask
         value = arguments.other_sequence(query, value, self_attention)
+        if cache is None and arguments.is_padding_mask(attention_mask, query):
+            if value is None and value_mask is None:
+                value_mask = query_mask
+            of_keys = ops.cast(attention_mask[:, 0], "bool")
+            value_mask = combine_masks(value_mask, of_keys)
+            attention_mask = None
+        arguments.refuse_attention_mask(attention_mask)
         masks = {
             "query_mask": query_mask,
             "value_mask": value_mask,

@@ -14,6 +14,7 @@ from routing_tf.layers.replicas import sum_of_earlier_replicas
 from routing_tf.layers.replicas import sum_over_replicas
 from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.serialization import class_of_config
+from routing_tf.layers.stated_gradients import stated_gradient
 from routing_tf.layers.validation import check_positive_integer
 
 LAYER_NORM_EPSILON = 1e-6
@@ -31,7 +32,7 @@ def normalize(tokens):
     def mean(x):
         return ops.mean(x, axis=-1, keepdims=True)
 
-    @ops.custom_gradient
+    @stated_gradient
     def standardize(tokens):
         centred = tokens - mean(tokens)
         scale = ops.rsqrt(mean(ops.square(centred)) + LAYER_NORM_EPSILON)
@@ -282,9 +283,10 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         """
         batch, _, length, _ = ops.shape(tokens)
         real = ops.ones((1, 1, 1), "int32") if mask is None else ops.cast(mask, "int32")
-        real = ops.broadcast_to(real, (batch, ops.shape(real)[1], length))
+        heads = ops.shape(real)[1]
+        real = ops.broadcast_to(real, (batch, heads, length))
         # Ranks run through the rows of the batch.
-        real = ops.reshape(ops.transpose(real, (1, 0, 2)), (-1, batch * length))
+        real = ops.reshape(ops.transpose(real, (1, 0, 2)), (heads, batch * length))
         earlier, total = sum_of_earlier_replicas(ops.sum(real, axis=-1))
         ranks = ops.cumsum(real, axis=-1) - 1 + earlier[:, None]
         # floor((j + 0.5) * total / clusters), in parts that int32 can hold.
@@ -295,7 +297,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         chosen = ops.logical_and(
             ranks[:, None] == wanted[..., None], ops.cast(real, "bool")[:, None]
         )
-        chosen = ops.reshape(chosen, (-1, self.num_clusters, batch, length))
+        chosen = ops.reshape(chosen, (heads, self.num_clusters, batch, length))
         chosen = ops.broadcast_to(
             chosen, (tokens.shape[1], self.num_clusters, batch, length)
         )

@@ -31,8 +31,8 @@ class RoutingAttention(MixedAttention):
     part in choosing the members of clusters.
 
     In attention to another sequence routed queries see the members of their best
-    cluster there. Local heads cut it into as many blocks as the query has, and see the
-    block at the same place and its neighbours.
+    cluster there. Local heads cut it, without padding behind it, into as many blocks as
+    the query has, and see the block at the same place and its neighbours.
 
     Args:
         num_heads: number of all heads.

@@ -12,6 +12,7 @@ from routing_tf.layers.axes import cut_pairs
 from routing_tf.layers.axes import is_broadcastable
 from routing_tf.layers.keras_internals import computed_after
 from routing_tf.layers.products import product
+from routing_tf.layers.stated_gradients import stated_gradient
 
 _keeps_weights = contextvars.ContextVar("keeps_weights", default=True)
 
@@ -79,7 +80,7 @@ def softmax_attention(query, key, value, bias=None, causal_biases=()):
         return _parts(None if bias is None else biases.pop(0), biases)
 
     # Biases are arguments, though they have no gradients: JAX may not close over them.
-    @ops.custom_gradient
+    @stated_gradient
     def attend(query, key, value, *biases):
         parts = parts_of(list(biases))
         kept = [part.weights(query, key) for part in parts]

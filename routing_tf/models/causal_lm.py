@@ -1,5 +1,7 @@
 """The language model: next-token logits, sampling, presets."""
 
+import contextlib
+
 import keras
 import keras_hub
 from keras import ops
@@ -7,6 +9,7 @@ from keras import ops
 from routing_tf.files import safe_loading
 from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.keras_internals import layers_inside
+from routing_tf.models import preprocessing
 from routing_tf.models import scoring
 from routing_tf.models import stack
 from routing_tf.models import steps
@@ -103,6 +106,45 @@ class TextLanguageModel(Exportable):
         }
         return {**config, "dtype_policies": policies} if policies else config
 
+    def preprocess_samples(self, x, y=None, sample_weight=None):
+        """Turns texts into inputs, targets and weights; a dict of ids is these."""
+        if preprocessing.takes(self, x):
+            return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+        if self.preprocessor is None and preprocessing.has_texts(x):
+            preprocessing.refuse(self, x)
+        return super().preprocess_samples(x, y, sample_weight)
+
+    def generate(
+        self, inputs, max_length=None, stop_token_ids="auto", strip_prompt=False
+    ):
+        """Continues texts or ids; see `keras_hub.models.CausalLM.generate`.
+
+        Args:
+            inputs: what the preprocessor takes, such as a string or a list of strings;
+                or a dict of ids and masks as for a call, which need no preprocessor.
+            max_length: length of the sequences, in tokens; None (the default) for that
+                of the preprocessor. Ids have the length of their rows.
+            stop_token_ids: ids that end a sequence; `"auto"` (the default) for the
+                tokenizer's end id, None for no such ids.
+            strip_prompt: whether to return what is new alone. Defaults to False.
+
+        Returns:
+            A text, or a list of them; for ids a dict of ids and mask.
+
+        Raises:
+            ValueError: if there is no preprocessor, for texts or for
+                `stop_token_ids="auto"`.
+        """
+        sample = getattr(inputs, "element_spec", inputs)
+        if not preprocessing.takes(self, sample):
+            if self.preprocessor is None:
+                preprocessing.refuse(self, sample)
+            return super().generate(inputs, max_length, stop_token_ids, strip_prompt)
+        if self.preprocessor is not None and stop_token_ids == "auto":
+            stop_token_ids = [self.preprocessor.tokenizer.end_token_id]
+        with _without_preprocessor(self):
+            return super().generate(inputs, max_length, stop_token_ids, strip_prompt)
+
     def make_generate_function(self):
         """Compiles `generate_step`, again if the model has got other weights since.
 
@@ -175,7 +217,9 @@ class TextLanguageModel(Exportable):
             load_weights: whether keras_hub loads the weights of its preset. Defaults
                 to True.
             **kwargs: changes of hyperparameters, `preprocessor`, `compile` (whether
-                to compile with defaults), and arguments of the backbone.
+                to compile with defaults), and arguments of the backbone. Without
+                `preprocessor`, presets of bytes have one of a `ByteTokenizer`, unless
+                `vocabulary_size` is changed; None is for ids alone.
 
         Raises:
             ValueError: if a hyperparameter is unknown (the message lists the valid
@@ -189,7 +233,12 @@ class TextLanguageModel(Exportable):
         own = {
             key: kwargs.pop(key) for key in ("preprocessor", "compile") if key in kwargs
         }
-        return cls(cls.backbone_cls.from_preset(preset, **kwargs), **own)
+        backbone = cls.backbone_cls.from_preset(preset, **kwargs)
+        if "preprocessor" not in own:
+            own["preprocessor"] = preprocessing.byte_preprocessor(
+                cls, preset, backbone.hyperparameters
+            )
+        return cls(backbone, **own)
 
     @classmethod
     def from_release_checkpoint(
@@ -317,6 +366,7 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
         "padding_mask": np.ones((1, 64), "bool"),
     }
     assert lm(inputs).shape == (1, 64, 258)
+    text = lm.generate("import os", max_length=16)
     ```
 
     Reference: `SparseTransformer` of the release.
@@ -350,9 +400,10 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
     ):
         """Scores texts, or spans of them; see `routing_tf.models.scoring.score`.
 
-        With `token_ids` instead of texts it returns tensors for each position, as the
-        `score` of keras_hub's language models; see
-        `routing_tf.models.scoring.score_positions`.
+        With arguments of the `score` of keras_hub's language models, such as
+        `score(ids, padding_mask=mask)` or `score(token_ids=ids)`, it returns tensors
+        for each position as that does; see `routing_tf.models.scoring.score_positions`.
+        Ids alone are texts: `score(ids)`, without a leading id 0, is a `Score`.
 
         Args:
             texts: a string, a list of strings, or ids of tokens; None with `token_ids`.
@@ -364,14 +415,15 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
                 `"prefix"`, what sampling can reach; None (the default) for that of
                 the hyperparameters.
             **kwargs: `batch_size`, `too_long`, `num_words` and `verbose` of
-                `routing_tf.models.scoring.score`; or, without `texts`, `targets` and
-                `reduction`: `token_ids`, `padding_mask`, `scoring_mode`,
-                `layer_intercept_fn` and `target_ids` of `score_positions`.
+                `routing_tf.models.scoring.score`; or, without `targets` and
+                `reduction`: `token_ids`, if these are not the first argument,
+                `padding_mask`, `scoring_mode`, `layer_intercept_fn` and `target_ids`
+                of `score_positions`.
 
         Returns:
             A `routing_tf.models.scoring.Score`, or a number for the other reductions;
             for a list of spans a list of them, for several texts a list with an item
-            for each text. With `token_ids` logits or losses.
+            for each text. With arguments of keras_hub logits or losses.
 
         Raises:
             ValueError: as `routing_tf.models.scoring.score` does, or for both `texts`
@@ -381,12 +433,8 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
 
         ```python
         from routing_tf import models
-        from routing_tf.tokenizers import ByteTokenizer
 
-        preprocessor = models.RoutingTransformerCausalLMPreprocessor(ByteTokenizer())
-        lm = models.RoutingTransformerCausalLM.from_preset(
-            "byte_tiny", preprocessor=preprocessor
-        )
+        lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
         result = lm.score("the cat sat", targets="cat")
         print(result.log_likelihoods, result.bits_per_byte)
         ```
@@ -397,9 +445,11 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
             )
         if kwargs.get("token_ids") is None:
             kwargs.pop("token_ids", None)
-            return scoring.score(
-                self, texts, targets, reduction, routing_scope, **kwargs
-            )
+            if not scoring.POSITION_ARGUMENTS & set(kwargs):
+                return scoring.score(
+                    self, texts, targets, reduction, routing_scope, **kwargs
+                )
+            kwargs["token_ids"] = texts
         if targets is not None or reduction != "none":
             raise ValueError(
                 "`targets` and `reduction` are for `texts`. Received: "
@@ -407,6 +457,15 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
                 '`target_ids` and `scoring_mode="loss"`'
             )
         return scoring.score_positions(self, routing_scope=routing_scope, **kwargs)
+
+
+@contextlib.contextmanager
+def _without_preprocessor(lm):
+    preprocessor, lm.preprocessor = lm.preprocessor, None
+    try:
+        yield
+    finally:
+        lm.preprocessor = preprocessor
 
 
 def _dense(initializer, units, name, policies):

@@ -335,7 +335,8 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
             return x
         vectors = self.class_embedding(labels)
         shape = (-1, *[1] * (len(x.shape) - 2), x.shape[-1])
-        return x + ops.reshape(vectors, shape)
+        # In this order: of no rows TensorFlow takes what is added behind for biases.
+        return ops.reshape(vectors, shape) + x
 
     def _through_blocks(self, x, cache, cache_index, padding_mask=None):
         caches = []

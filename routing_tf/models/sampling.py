@@ -6,6 +6,8 @@ so no inputs of a compiled or saved function.
 
 from keras import ops
 
+from routing_tf.layers import extremes
+
 
 def filtered_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
     """Returns the probabilities of the next token that a sampler draws from.
@@ -20,6 +22,7 @@ def filtered_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
 
     ```python
     import numpy as np
+    from routing_tf.layers import extremes
     from routing_tf.models.sampling import filtered_probabilities
 
     logits = np.log([[0.1, 0.5, 0.4]])
@@ -33,7 +36,7 @@ def filtered_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
     temperature = ops.cast(temperature, "float32")
     is_drawn = temperature > 0
     # A small temperature must not make the largest logit infinite.
-    logits -= ops.max(logits, axis=-1, keepdims=True)
+    logits -= extremes.largest(logits, axis=-1, keepdims=True)
     probabilities = ops.softmax(logits / ops.where(is_drawn, temperature, 1.0))
     values, order = ops.top_k(probabilities, k=vocabulary_size, sorted=True)
     ranks = ops.argsort(order, axis=-1)

@@ -4,13 +4,19 @@ This and the modules that it calls are the only ones of the models that are writ
 TensorFlow alone.
 """
 
+import inspect
+
 import keras
 import tensorflow as tf
 
 from routing_tf.layers.data_shapes import static_shapes
 from routing_tf.models import saved_images
 from routing_tf.models import saved_texts
+from routing_tf.models import signatures
 from routing_tf.models.token_scorer import scope_to_score
+
+# The name that TensorFlow Serving and its clients take by themselves.
+SERVING_DEFAULT = "serving_default"
 
 
 class Exportable:
@@ -76,6 +82,10 @@ def export(model, directory, routing_scope=None, max_length=None, verbose=None):
     With an encoder there are `generate` and `generate_ids` alone, which take what the
     encoder reads, as ids with the end id, and return what the decoder writes.
 
+    The signature `serving_default`, which servers take if they are told no name, is
+    `score`: texts in, scores out. With an encoder it is `generate` with its defaults,
+    and without settings among its inputs: texts in, texts out.
+
     Models of images:
 
     - `score(images)`: of `<uint8>[batch, height, width, channels]`, `log_likelihood`
@@ -113,12 +123,8 @@ def export(model, directory, routing_scope=None, max_length=None, verbose=None):
     import keras
     import tensorflow as tf
     from routing_tf import models
-    from routing_tf.tokenizers import ByteTokenizer
 
-    lm = models.RoutingTransformerCausalLM.from_preset(
-        "byte_tiny",
-        preprocessor=models.RoutingTransformerCausalLMPreprocessor(ByteTokenizer()),
-    )
+    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
     if keras.backend.backend() == "tensorflow":
         lm.export("byte_tiny", max_length=32)
         served = tf.saved_model.load("byte_tiny")
@@ -144,10 +150,22 @@ def export(model, directory, routing_scope=None, max_length=None, verbose=None):
         module.table = getattr(saved_texts.tokenizer_of(model), "table", None)
     for name, function in functions.items():
         setattr(module, name, function)
-    tf.saved_model.save(module, str(directory), signatures=functions)
+    served = {**functions, SERVING_DEFAULT: _default_of(functions)}
+    tf.saved_model.save(module, str(directory), signatures=served)
     if verbose:
-        for name, function in functions.items():
+        for name, function in served.items():
             print(_describe(name, function.get_concrete_function()))
+
+
+def _default_of(functions):
+    """Returns what a server runs that is told no name: `score`, or else `generate`."""
+    if "score" in functions:
+        return functions["score"]
+    generate = functions["generate"]
+    arguments = inspect.signature(generate.python_function).parameters.values()
+    number = sum(argument.default is argument.empty for argument in arguments)
+    required = generate.input_signature[:number]
+    return signatures.function(lambda *inputs: generate(*inputs), *required)
 
 
 def check_backend(model_dir="model.keras", export_dir="DIR"):

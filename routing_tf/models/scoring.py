@@ -9,6 +9,7 @@ from keras import ops
 from routing_tf.files.progress import progress
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
+from routing_tf.models import preprocessing
 from routing_tf.models.score import Score
 from routing_tf.models.score import join as join
 from routing_tf.models.spans import read_sequences
@@ -21,6 +22,13 @@ from routing_tf.models.token_scorer import scope_to_score
 REDUCTIONS = ("none", "mean", "sum")
 SCORING_MODES = ("logits", "loss")
 TOO_LONG = ("refuse", "cut", "windows")
+# The arguments of keras_hub's `score` that are none of ours.
+POSITION_ARGUMENTS = {
+    "padding_mask",
+    "scoring_mode",
+    "layer_intercept_fn",
+    "target_ids",
+}
 
 
 def score(
@@ -97,12 +105,8 @@ def score(
     ```python
     from routing_tf import models
     from routing_tf.models import scoring
-    from routing_tf.tokenizers import ByteTokenizer
 
-    preprocessor = models.RoutingTransformerCausalLMPreprocessor(ByteTokenizer())
-    lm = models.RoutingTransformerCausalLM.from_preset(
-        "byte_tiny", preprocessor=preprocessor
-    )
+    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
     whole = scoring.score(lm, "the cat sat")
     print(whole.bits_per_byte, whole.perplexity_per_word)
     cat, sat = scoring.score(lm, "the cat sat", targets=[(4, 7), "sat"])
@@ -182,8 +186,8 @@ def score_positions(
         `<float>[batch, length]`.
 
     Raises:
-        ValueError: if `scoring_mode` or `routing_scope` is unknown, or losses are to be
-            computed without targets.
+        ValueError: if `scoring_mode` or `routing_scope` is unknown, losses are to be
+            computed without targets, or there are texts in place of ids.
 
     Example:
 
@@ -206,6 +210,12 @@ def score_positions(
             "`target_ids` must be given for losses. Received: target_ids=None with "
             'scoring_mode="loss". Pass the ids that follow, such as '
             "`keras.ops.roll(token_ids, -1, axis=1)`"
+        )
+    if token_ids is None or preprocessing.has_texts(token_ids):
+        raise ValueError(
+            "`token_ids` must be ids, as the model itself takes them. Received: "
+            f"{type(token_ids).__name__}. Of texts pass "
+            '`lm.preprocessor(texts)[0]["token_ids"]`, or the texts alone for a `Score`'
         )
     routing_scope = scope_of(lm.hyperparameters, routing_scope)
     token_ids = ops.convert_to_tensor(token_ids, "int32")

@@ -129,7 +129,7 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
 
         Args:
             inputs: texts for the encoder, a dict of `encoder_text` and `decoder_text`,
-                or without a preprocessor the inputs of a call.
+                or the inputs of a call, which need no preprocessor.
             max_length: length of the decoder's sequences, in tokens; None (the
                 default) for that of the preprocessor.
             stop_token_ids: ids that end a sequence; `"auto"` (the default) for the
@@ -137,10 +137,11 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
             strip_prompt: refused; prompts stay in front. Defaults to False.
 
         Returns:
-            Texts, or a dict of ids and mask without a preprocessor.
+            Texts, or for ids a dict of ids and mask.
 
         Raises:
-            ValueError: if `strip_prompt` is set.
+            ValueError: if `strip_prompt` is set, or there is no preprocessor, for texts
+                or for `stop_token_ids="auto"`.
         """
         if strip_prompt:
             raise ValueError(

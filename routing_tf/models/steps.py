@@ -15,6 +15,7 @@ import keras_hub
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import extremes
 from routing_tf.models.compiled import compiled
 from routing_tf.models.compiled import compiled_once
 
@@ -179,7 +180,7 @@ def continue_rows(
     if reads:
         # A row starts behind its first id, which is there in any case.
         lengths = ops.maximum(ops.sum(ops.cast(is_given, "int32"), axis=-1), 1)
-        index = ops.minimum(ops.min(lengths), tokens.shape[1])
+        index = ops.minimum(extremes.smallest(lengths), tokens.shape[1])
         hidden, state = steps.read(tokens[:, :num_inputs], index, state)
     tokens = sampler(
         next=lambda tokens, *rest: steps.next_logits(tokens[:, :num_inputs], *rest),

@@ -210,10 +210,7 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
         from routing_tf import models
         from routing_tf.tokenizers import ByteTokenizer
 
-        lm = models.RoutingTransformerCausalLM.from_preset(
-            "byte_tiny",
-            preprocessor=models.RoutingTransformerCausalLMPreprocessor(ByteTokenizer()),
-        )
+        lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
         lm.save_to_preset("my_preset")
         tokenizer = ByteTokenizer.from_preset("my_preset")
         ```

@@ -266,3 +266,16 @@ def test_lengths_that_must_be_equal(kind, causal):
     assert attend(sequence(7), sequence(7, seed=1)).shape == (BATCH, 7, DIM)
     with pytest.raises(tf.errors.InvalidArgumentError):
         attend(sequence(10), sequence(7, seed=1))
+
+
+def test_local_heads_and_a_padded_memory():
+    attention = built_attention(WITHOUT_A_MASK["local"](), *[(None, None, DIM)])
+    assert_one_graph_serves(
+        lambda x, memory, real: attention(
+            x, memory, value_mask=real, self_attention=False
+        ),
+        *(
+            [sequence(n), sequence(m, seed=1), helpers.tail_mask(m, m, m - 3)]
+            for n, m in ((12, 9), (7, 10), (9, 12))
+        ),
+    )

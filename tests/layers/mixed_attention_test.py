@@ -540,6 +540,52 @@ def test_query_value_and_key_may_be_one_tensor():
     attention(x, sequence(MEMORY), key=None)
 
 
+@pytest.mark.parametrize("length", [SELF[1], MEMORY])
+def test_a_padding_mask_of_keras_is_the_mask_of_the_value(length):
+    attention, x = built_attention([full(), local()]), sequence()
+    memory = None if length == SELF[1] else sequence(length)
+    mask = helpers.tail_mask(length, length - 3, length)
+    outputs = [
+        attention(x, memory, attention_mask=mask[:, None]),
+        attention(x, memory, attention_mask=mask[:, None].astype("int32")),
+        attention(x, memory, value_mask=mask),
+        attention(x, memory, value_mask=mask[::-1], attention_mask=mask[:, None]),
+        attention(x, memory, value_mask=mask & mask[::-1]),
+    ]
+    by_name, as_integers, expected, both, expected_of_both = map(
+        golden_cases.to_numpy, outputs
+    )
+    np.testing.assert_array_equal(by_name, expected)
+    np.testing.assert_array_equal(as_integers, expected)
+    np.testing.assert_array_equal(both, expected_of_both)
+    assert np.abs(both - expected).max() > 1e-3
+
+
+def test_a_padding_mask_of_keras_stands_beside_the_mask_of_the_query():
+    attention, x = built_attention([full()]), sequence()
+    mask = helpers.tail_mask(SELF[1], SELF[1] - 3, SELF[1])
+    output = attention(x, query_mask=mask, attention_mask=mask[::-1, None])
+    expected = attention(x, query_mask=mask, value_mask=mask & mask[::-1])
+    np.testing.assert_array_equal(*golden_cases.to_numpy([output, expected]))
+
+
+def test_messages_say_what_to_pass_and_print_no_arrays():
+    attention, x = built_attention([full()]), sequence()
+    with pytest.raises(ValueError, match="Received: query=a list. Pass a") as e:
+        attention(x.tolist())
+    assert len(str(e.value)) < 200
+    with pytest.raises(ValueError, match="`key_mask` must be left out.*`value_mask`"):
+        attention(x, x, key_mask=np.ones(SELF[:2], "bool"))
+    attention(x, x, key_mask=None)
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        ragged = tf.RaggedTensor.from_tensor(x)
+        for arguments in ([ragged], [x, ragged]):
+            with pytest.raises(ValueError, match="dense .*ragged.to_tensor"):
+                attention(*arguments)
+
+
 def test_refuses_keys_of_their_own_and_masks_by_position():
     attention, x = built_attention([full()]), sequence()
     with pytest.raises(ValueError, match="`key` must be .* keys are made from `value`"):
@@ -571,6 +617,40 @@ def test_self_attention_may_be_said(symbolic):
     np.testing.assert_array_equal(outputs[2:], outputs[:2])
     with pytest.raises(ValueError, match="shape of `query` with `self_attention=True`"):
         attention(x, sequence(MEMORY), self_attention=True)
+
+
+def test_a_copy_of_the_query_is_warned_of_once():
+    attention, x = built_attention([routed()]), sequence()
+    message = f"{attention.name!r} attends to another sequence.*`self_attention=True`"
+    with pytest.warns(UserWarning, match=message) as found:
+        attention(x, x.copy())
+        attention(x, x.copy())
+    assert [warning.filename for warning in found] == [__file__]
+    # Another layer, and an input that tells nothing but its shape.
+    inputs = [keras.Input(SELF[1:]), keras.Input(SELF[1:])]
+    with pytest.warns(UserWarning, match="attends to another sequence"):
+        built_attention([local()])(*inputs)
+
+
+@pytest.mark.filterwarnings("error:.*attends to another sequence")
+def test_no_warning_where_it_is_told_which_sequence_it_is():
+    x = sequence()
+    unknown = [keras.Input((None, SELF[-1])), keras.Input((None, SELF[-1]))]
+    for query, value, options in (
+        (x, None, {}),
+        (x, x, {}),
+        (x, sequence(MEMORY), {}),
+        (x, x.copy(), {"self_attention": True}),
+        (x, x.copy(), {"self_attention": False}),
+        (*unknown, {}),
+    ):
+        built_attention([routed()])(query, value, **options)
+    block = layers.TransformerBlock(
+        built_attention([routed()]),
+        feed_forward=None,
+        cross_attention=built_attention([routed()]),
+    )
+    block(x, x.copy())
 
 
 def test_regularizers_and_constraints_reach_all_projections():

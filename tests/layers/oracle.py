@@ -312,15 +312,23 @@ class _Call:
                 self.length, group.block_shape[0], flange, group.dilation, self.causal
             )
         block = min(group.block_shape[0], self.length)
-        num_blocks = -(-self.length // block)
-        memory_block = -(-self.memory_length // num_blocks)
+        lengths = self.length, self.memory_length
+
+        def pattern(memory_block):
+            return patterns.local(*lengths, block, memory_block, flange, self.causal)
+
         if group.memory_block_shape is not None:
-            memory_block = min(group.memory_block_shape[0], self.memory_length)
-        elif self.length == self.memory_length:
-            memory_block = block
-        return patterns.local(
-            self.length, self.memory_length, block, memory_block, flange, self.causal
-        )
+            return pattern(min(group.memory_block_shape[0], self.memory_length))
+        if self.causal or not self.is_cross:
+            return pattern(block)
+        # Padding behind the last real token of a row is no part of it.
+        num_blocks = -(-self.length // block)
+        places = np.arange(1, self.memory_length + 1)
+        rows = []
+        for count in np.max(self.real * places, axis=1):
+            share = max(1, -(-count // num_blocks))
+            rows.append(pattern(block if count == self.length else share))
+        return tuple(np.stack(each)[:, None] for each in zip(*rows))
 
     def _best_blocks(self):
         group, query, key = self.group, self.query, self.key

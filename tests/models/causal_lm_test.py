@@ -63,6 +63,16 @@ def test_logits(changes):
     assert tuple(lm.logits_dense.kernel.shape) == (depth, VOCABULARY_SIZE)
 
 
+def test_batches_without_a_row():
+    lm = small_models.language_model(num_layers=1, routing="expert_choice")
+    x = {name: values[:0] for name, values in small_models.inputs((2,), 8).items()}
+    logits, losses = logits_and_losses(lm, x)
+    assert logits.shape[:2] == (0, 8)
+    assert np.isfinite(losses).all()
+    lm.compile(sampler="greedy", run_eagerly=keras.backend.backend() != "jax")
+    assert lm.generate(x, stop_token_ids=None)["token_ids"].shape == (0, 8)
+
+
 def test_losses_are_those_of_the_clustering():
     lm = small_models.language_model()
     kmeans = small_models.kmeans_layers(lm)

@@ -298,6 +298,12 @@ def test_saving_and_loading(changes, tmp_path):
     assert json.loads(json.dumps(model.get_config()))
 
 
+def test_no_images():
+    model = image_model(num_classes=3)
+    inputs = {"images": random_images()[:0], "labels": np.zeros((0,), "int32")}
+    assert logits_of(model, inputs).shape[0] == 0
+
+
 def test_from_preset():
     model = models.RoutingImageTransformer.from_preset(
         "digits_small", num_layers=1, num_classes=None, name="mine"

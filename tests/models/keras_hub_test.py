@@ -329,6 +329,11 @@ def test_positions_are_scored_as_in_keras_hub():
 
     logits = lm.score(**x, scoring_mode="logits")
     np.testing.assert_allclose(logits, expected, rtol=1e-6)
+    by_place = lm.score(x["token_ids"], padding_mask=x["padding_mask"])
+    np.testing.assert_array_equal(by_place, logits)
+    by_mode = lm.score(x["token_ids"], None, scoring_mode="logits")
+    everywhere = lm.score(x["token_ids"], padding_mask=np.ones((2, LENGTH), "bool"))
+    np.testing.assert_array_equal(by_mode, everywhere)
     alone = lm.score(token_ids=x["token_ids"][1:, :5])
     np.testing.assert_allclose(alone[0], expected[1, :5], rtol=1e-4, atol=1e-5)
     targets = np.roll(x["token_ids"], -1, axis=1)
@@ -354,6 +359,9 @@ def test_what_cannot_be_scored():
         ({}, "`texts` must be a string, ids, or a list"),
         ({"texts": ids, "token_ids": ids}, "Either.*both"),
         ({"token_ids": ids, "targets": [(0, 1)]}, "`targets` and `reduction`"),
+        ({"texts": ids, "targets": [(0, 1)], "padding_mask": ids}, "`targets` and"),
+        ({"texts": "ab", "padding_mask": ids}, "`token_ids` must be ids.*str"),
+        ({"padding_mask": ids}, "`token_ids` must be ids.*None"),
         ({"token_ids": ids, "scoring_mode": "loss"}, "`target_ids` must be given"),
         ({"token_ids": ids, "scoring_mode": "bits"}, "`scoring_mode` must be one of"),
         ({"token_ids": ids, "routing_scope": "all"}, "`routing_scope` must be one"),

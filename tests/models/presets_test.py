@@ -8,7 +8,9 @@ import json
 import os
 import pathlib
 
+import keras
 import keras_hub
+import numpy as np
 import pytest
 
 from routing_tf import models
@@ -16,6 +18,7 @@ from routing_tf.models.release import conversion
 from routing_tf.models.release import hparams_sets
 from tools import preset_table
 
+ON_JAX = keras.backend.backend() == "jax"
 REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
 OWN = ["python_small", "digits_small", "pairs_small", "byte_tiny"]
 PAPER = [f"sparse_transformer_{data}" for data in ("cifar10", "enwik8", "imagenet64")]
@@ -268,8 +271,75 @@ def test_language_model_from_preset():
     lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
     assert lm.backbone.hyperparameters == models.preset_hyperparameters("byte_tiny")
     assert lm.compiled
-    assert lm.preprocessor is None
     assert tuple(lm.output.shape) == (None, None, 258)
+
+
+def test_presets_of_bytes_take_texts_and_ids():
+    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny", num_layers=1)
+    assert lm.generate("import os", max_length=12).startswith("import os")
+    # Texts and what the preprocessor makes of them are one and the same.
+    lm.compile(optimizer="sgd", loss=lm.loss, run_eagerly=not ON_JAX)
+    texts = lm.evaluate(["abc"] * 4, verbose=0)
+    x, y, weights = lm.preprocessor(["abc"] * 4)
+    assert x["token_ids"].shape == (4, 64)  # the preset's `max_sequence_length`
+    ids = lm.evaluate(x, y, sample_weight=weights, verbose=0)
+    np.testing.assert_allclose(ids, texts, rtol=1e-6)
+    lm.fit(["abc"] * 4, verbose=0)
+    lm.fit(x, y, sample_weight=weights, verbose=0)
+    # Ids come and go as ids, with the tokenizer's end id as the only stop.
+    ids = {
+        "token_ids": np.array([[0, 101, 102, 0, 0, 0]]),
+        "padding_mask": np.array([[True] * 3 + [False] * 3]),
+    }
+    preprocessor = lm.preprocessor
+    found = lm.generate(ids)
+    assert found["token_ids"].shape == (1, 6)
+    assert found["token_ids"][0, :3].tolist() == [0, 101, 102]
+    assert lm.preprocessor is preprocessor
+
+
+def test_presets_of_bytes_with_an_encoder_take_texts():
+    lm = models.RoutingTransformerSeq2SeqLM.from_preset(
+        "pairs_small", num_layers=1, num_encoder_layers=1, max_input_length=64
+    )
+    assert lm.preprocessor.encoder_sequence_length == 64
+    assert lm.preprocessor.decoder_sequence_length == 256
+    lm.compile(sampler="greedy", run_eagerly=not ON_JAX)
+    assert isinstance(lm.generate("one", max_length=3), str)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"preprocessor": None}, {"vocabulary_size": 64}], ids=str
+)
+def test_models_of_ids_say_that_they_take_no_texts(changes):
+    lm = models.RoutingTransformerCausalLM.from_preset(
+        "byte_tiny", num_layers=1, **changes
+    )
+    assert lm.preprocessor is None
+    message = "takes a dict of `token_ids`, `padding_mask`. Received: .*Preprocessor"
+    for call in (
+        lambda: lm.generate("import os"),
+        lambda: lm.generate(["import os"], stop_token_ids=None),
+        lambda: lm.fit(["abc"] * 4),
+        lambda: lm.predict(np.array(["abc"] * 4)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_presets_of_subwords_bring_no_preprocessor():
+    lm = models.RoutingTransformerCausalLM.from_preset(
+        "pg19_local8k",
+        num_layers=1,
+        hidden_dim=8,
+        intermediate_dim=8,
+        key_dim=2,
+        value_dim=2,
+        embedding_dim=None,
+        num_local_heads=1,
+        vocabulary_size=258,
+    )
+    assert lm.preprocessor is None
 
 
 def test_changes_of_a_language_model_from_preset():

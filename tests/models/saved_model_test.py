@@ -167,8 +167,12 @@ def test_tensorflow_alone_serves_texts(lm, path):
 
 @on_tensorflow
 def test_signatures_are_the_functions(served):
-    assert set(served.signatures) == {"score", "generate", "score_ids", "generate_ids"}
+    functions = {"score", "generate", "score_ids", "generate_ids"}
+    assert set(served.signatures) == {*functions, "serving_default"}
     score = served.signatures["score"](texts=tf.constant(TEXTS))
+    default = served.signatures["serving_default"](texts=tf.constant(TEXTS))
+    assert default.keys() == score.keys()
+    np.testing.assert_array_equal(default["log_likelihood"], score["log_likelihood"])
     expected = served.score(TEXTS)
     np.testing.assert_array_equal(score["log_likelihood"], expected["log_likelihood"])
     settings = {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "seed": 5, "length": 10}
@@ -292,7 +296,8 @@ def test_three_ways_to_score_a_prefix(tmp_path):
         values = keras.ops.log_softmax(logits[:, 0])
         stepwise.append(np.take_along_axis(values.numpy(), ids[:, index, None], 1))
     served = load(lm, tmp_path, routing_scope="prefix", max_length=9)
-    assert set(served.signatures) == {"score", "generate", "score_ids", "generate_ids"}
+    functions = {"score", "generate", "score_ids", "generate_ids"}
+    assert set(served.signatures) == {*functions, "serving_default"}
     saved = served.score(ids, np.ones_like(ids, "bool"))["log_likelihoods"].numpy()
     np.testing.assert_allclose(saved, np.concatenate(stepwise, axis=1), atol=1e-4)
     expected = [result.log_likelihoods for result in parallel]
@@ -369,7 +374,13 @@ def test_a_model_with_an_encoder(tmp_path):
         ),
     )
     served = load(lm, tmp_path, max_length=16)
-    assert set(served.signatures) == {"generate", "generate_ids"}
+    assert set(served.signatures) == {"generate", "generate_ids", "serving_default"}
+    # Without the settings of sampling among its inputs.
+    inputs = served.signatures["serving_default"].structured_input_signature[1]
+    assert set(inputs) == {"texts"}
+    default = served.signatures["serving_default"](texts=tf.constant(["hello"]))
+    expected = served.generate(["hello"])["texts"].numpy()
+    assert default["texts"].numpy() == expected
     result = served.generate(["hello", "du"], temperature=0.0, length=15)
     texts = [text.decode() for text in result["texts"].numpy()]
     assert texts == greedy(lm, ["hello", "du"], max_length=16)

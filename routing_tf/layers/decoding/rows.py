@@ -6,8 +6,11 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import extremes
 from routing_tf.layers import membership
 from routing_tf.layers.key_shift import to_remember
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import known_mask
 from routing_tf.layers.masks import large_negative
 
@@ -141,5 +144,5 @@ def attend_to_rows(group, query, rows, visible, distances, bias=None, **options)
 
 def last_token(mask):
     """Returns the last True position on the last axis of a mask, -1 where none is."""
-    positions = ops.arange(mask.shape[-1], dtype="int32")
-    return ops.max(ops.where(mask, positions, -1), axis=-1)
+    positions = numbers(length_of(mask, -1))
+    return extremes.largest(ops.where(mask, positions, -1), axis=-1)

@@ -104,8 +104,9 @@ class AxialHeads(OneSequenceHeads):
         output = attend(*vectors, real, bias, inputs.use_causal_mask, training)
         if not is_grid:
             return blocks.put_back_blocks(output, length, axis=2)
-        batch, heads, _, _, size = ops.shape(output)
-        return positions.arrange(ops.reshape(output, (batch, heads, -1, size)))
+        batch, heads, rows, columns, size = ops.shape(output)
+        output = ops.reshape(output, (batch, heads, rows * columns, size))
+        return positions.arrange(output)
 
     def _attend_along(self, query, key, value, real, bias, use_causal_mask, training):
         """Attends along one axis; all are grids."""

@@ -210,7 +210,8 @@ def _is_among(places, weights):
     """Tells which entries of the last axis of `weights` stand at some `places`."""
     batch, heads, clusters, length = ops.shape(weights)
     num_rows = batch * heads * clusters
-    places = ops.reshape(ops.cast(places, "int32"), (num_rows, -1))
+    places = ops.cast(places, "int32")
+    places = ops.reshape(places, (num_rows, ops.shape(places)[-1]))
     row = ops.arange(num_rows, dtype="int32")[:, None] + ops.zeros_like(places)
     # Two numbers for each place: one for all of them may be no 32-bit integer.
     index = ops.reshape(ops.stack([row, places], axis=-1), (-1, 2))

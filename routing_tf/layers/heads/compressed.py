@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from routing_tf.layers import extremes
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.summaries import SummaryHeads
 from routing_tf.layers.initializers import cloned
@@ -174,7 +175,7 @@ class CompressedHeads(SummaryHeads):
             return _mean(x, real)
         if self.compression == "max":
             least = ops.cast(large_negative(x.dtype), x.dtype)
-            largest = ops.max(ops.where(real, x, least), axis=-2)
+            largest = extremes.largest(ops.where(real, x, least), axis=-2)
             return ops.where(ops.any(real, axis=-2), largest, 0)
         batch, heads, num_blocks, ratio, dim = ops.shape(x)
         kernel, bias = (

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import extremes
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
@@ -282,7 +283,7 @@ class FeatureMapHeads(HeadGroup):
             both = ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)
             return both * self.num_features**-0.5, None
         products = product(x, ops.swapaxes(vectors, -1, -2))
-        largest = ops.stop_gradient(ops.max(products, axis=-1))
+        largest = ops.stop_gradient(extremes.largest(products, axis=-1))
         features = ops.exp(products - largest[..., None])
         return features, largest - ops.sum(ops.square(x), axis=-1) / 2.0
 

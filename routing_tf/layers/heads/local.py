@@ -1,6 +1,7 @@
 """Local attention in blocks."""
 
 import dataclasses
+import functools
 import math
 
 import keras
@@ -10,10 +11,13 @@ from keras import ops
 from routing_tf.layers import blocks
 from routing_tf.layers import membership
 from routing_tf.layers.decoding.rows import attend_to_rows
+from routing_tf.layers.decoding.rows import last_token
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.lengths import is_known
+from routing_tf.layers.lengths import larger
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import library
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import smaller
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
@@ -32,6 +36,11 @@ class LocalHeads(HeadGroup):
     On positions with two axes (images) blocks are rectangles, and the flange is a
     frame of blocks round the own one; with a causal mask those of it that come
     earlier, row by row of blocks.
+
+    In attention to another sequence a query sees the block of it at the place of its
+    own and those beside that one. Each row of the memory is cut into as many blocks as
+    the query has, up to its last real token: padding of the memory has no influence.
+    Padding of the query counts as tokens, since decoding cannot tell how many follow.
 
     With a `dilation` of d the sequence is dealt out to d sequences, which have every
     d-th token each, and a query sees its block and the blocks beside it in its own one:
@@ -87,6 +96,8 @@ class LocalHeads(HeadGroup):
     supports_entmax = True
     # Whether it matters what keys and values stand outside the sequence.
     reads_outside = False
+    # Whether the padding of a memory is cut into blocks, too.
+    shares_padding = False
 
     def __init__(
         self,
@@ -157,6 +168,9 @@ class LocalHeads(HeadGroup):
         length = length_of(inputs.query, 2)
         memory_length = length_of(inputs.value, 2)
         grid, block, memory_block = self._layout(inputs, length)
+        windows = functools.partial(
+            self._windows, inputs, length, grid, block, memory_block
+        )
         differs = self.memory_block_shape not in (None, self.block_shape)
         if is_known(block, memory_block):
             differs = block != memory_block
@@ -170,12 +184,12 @@ class LocalHeads(HeadGroup):
         is_causal = inputs.use_causal_mask
         # What hides a key in float16 does not hide it where its logit is very large.
         reads_outside = self.reads_outside or self.compute_dtype == "float16"
-        window = self._windows(grid, memory_block, is_causal, reads_outside)
+        window = windows(zero_outside=reads_outside)
         bias = None
         if inputs.token_bias is not None:
             bias = window(inputs.token_bias)[..., None, :]
         real = self._real(memory_length, inputs.value_mask)
-        real = self._windows(grid, memory_block, is_causal)(real)
+        real = windows()(real)
         num_slots = length_of(real, -1)
         mask = self.padding_mask(real)[..., None, :]
         if is_causal and len(grid) > 1:
@@ -229,7 +243,7 @@ class LocalHeads(HeadGroup):
 
     def make_memory(self, inputs, max_length):
         grid, block, memory_block = self._layout(inputs, max_length)
-        window = self._windows(grid, memory_block, use_causal_mask=False)
+        window = self._windows(inputs, max_length, grid, block, memory_block)
         rows = window(super().make_memory(inputs, max_length)["rows"])
         offset = self.offset(memory_block, block, rows.shape[3])
         batch = ops.shape(rows)[0]
@@ -256,18 +270,32 @@ class LocalHeads(HeadGroup):
         )
         return output, cache
 
-    def _windows(self, grid, block, use_causal_mask, zero_outside=True):
-        """Returns the function that arranges `[batch, heads, length, ...]`."""
+    def _windows(self, inputs, length, grid, block, memory_block, zero_outside=True):
+        """Returns the function that arranges `[batch, heads, memory length, ...]`."""
+        if self._shares_real_tokens(inputs) and inputs.value_mask is not None:
+            window = *grid, memory_block, self._flange()[0]
+            own = _shares(inputs.value_mask, length, *grid, block)
+            return functools.partial(_gather_windows, *_places(own, *window))
         before = self._flange()
-        after = (0, *before[1:]) if use_causal_mask else before
+        after = (0, *before[1:]) if inputs.use_causal_mask else before
 
         def window(x):
-            x = blocks.pad_to_multiple(x, math.prod(grid) * block, axis=2)
-            x = _unfold(blocks.break_into_blocks(x, block, axis=2), grid)
+            x = blocks.pad_to_multiple(x, math.prod(grid) * memory_block, axis=2)
+            x = _unfold(blocks.break_into_blocks(x, memory_block, axis=2), grid)
             x = blocks.memory_windows(x, before, after, 2, zero_outside)
             return _fold(x, len(grid))
 
         return window
+
+    def _shares_real_tokens(self, inputs):
+        """Whether a memory is cut into as many blocks as the query has."""
+        return (
+            inputs.is_cross_attention
+            and not inputs.use_causal_mask
+            and self.memory_block_shape is None
+            and len(self.block_shape) == 1
+            and not self.shares_padding
+        )
 
     def _layout(self, inputs, length):
         """Number of blocks along each axis; tokens of a block, and of the memory's."""
@@ -285,6 +313,9 @@ class LocalHeads(HeadGroup):
                 share = block
             else:
                 share = ops.where(length == memory_length, block, share)
+            if self._shares_real_tokens(inputs) and inputs.value_mask is not None:
+                # Without its padding a memory may be as long as the query.
+                share = larger(share, smaller(block, memory_length))
             return (num_blocks,), block, share
         memory_block = smaller(self.memory_block_shape[0], memory_length)
         if known and num_blocks != -(-memory_length // memory_block):
@@ -391,6 +422,54 @@ def _check_flange(flange_blocks, block_shape):
         )
     flange_blocks = check_non_negative_integer("flange_blocks", flange_blocks)
     return flange_blocks
+
+
+def _shares(mask, length, num_blocks, block):
+    """Returns the length of a memory's blocks, `<int32>[batch, 1, 1, 1]`.
+
+    Padding behind the last real token of a row, `<bool>[batch, 1, memory length]`, is
+    no part of it. A memory as long as the query has its blocks.
+    """
+    count = ops.expand_dims(last_token(mask) + 1, (-1, -2))
+    share = ops.maximum(-(-count // num_blocks), 1)
+    return ops.where(count == length, block, share)
+
+
+def _places(own, num_blocks, share, flange):
+    """Returns the places in a memory of the slots of each block's window.
+
+    Args:
+        own: length of a block, at most `share`, `<int32>[batch, 1, 1, 1]`.
+        num_blocks: number of blocks.
+        share: number of slots of a block in a window.
+        flange: number of blocks on each side of the own one.
+
+    Returns:
+        Places `<int32>[batch, 1, blocks, window]`, and whether there is one.
+    """
+    before = flange * share
+    distance = numbers((2 * flange + 1) * share) - before
+    is_near = ops.logical_and(distance >= -flange * own, distance < (flange + 1) * own)
+    places = numbers(num_blocks)[:, None] * own + distance
+    return places, ops.logical_and(is_near, places >= 0)
+
+
+def _gather_windows(places, is_place, x):
+    """Returns `[batch, heads, memory length, ...]` at places, zero where there is none.
+
+    The result has blocks and slots in place of the length.
+    """
+    memory_length = length_of(x, 2)
+    is_place = ops.logical_and(is_place, places < memory_length)
+    places = ops.clip(places, 0, memory_length - 1)
+    batch, heads = ops.shape(places)[0], ops.shape(x)[1]
+    x = ops.broadcast_to(x, (batch, *ops.shape(x)[1:])) if x.shape[0] == 1 else x
+    places = ops.broadcast_to(places, (ops.shape(x)[0], heads, *ops.shape(places)[2:]))
+    if len(x.shape) == 3:
+        found = membership.entries_at(x, places)
+    else:
+        found, is_place = membership.gather(x, places), is_place[..., None]
+    return ops.where(is_place, found, ops.zeros_like(found))
 
 
 def _unfold(x, grid):

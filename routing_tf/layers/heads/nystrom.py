@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from routing_tf.layers import extremes
 from routing_tf.layers.blocks import break_into_blocks
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
@@ -189,8 +190,8 @@ def _weights(query, key, mask):
 def _pseudo_inverse(x, num_iterations):
     """Returns about the Moore-Penrose inverse of `<float32>[..., size, size]`."""
     sizes = ops.abs(x)
-    scale = ops.max(ops.sum(sizes, axis=-1), axis=-1)
-    scale *= ops.max(ops.sum(sizes, axis=-2), axis=-1)
+    scale = extremes.largest(ops.sum(sizes, axis=-1), axis=-1)
+    scale *= extremes.largest(ops.sum(sizes, axis=-2), axis=-1)
     # Zero where there is no token, and no inverse.
     scale = ops.where(scale > 0, scale, 1.0)
     inverse = ops.swapaxes(x, -1, -2) / scale[..., None, None]

@@ -277,7 +277,8 @@ def _mixtures(sorting, tokens, real):
         # In float32: what is weighted up may be tiny before.
         rows = ops.cast(ops.where(real[..., None], x, 0), "float32")
         rows = ops.reshape(rows, (batch, heads, num_blocks, slots * dim))
-        rows = ops.reshape(ops.matmul(sorting, rows), (batch, heads, -1, slots, dim))
+        rows = ops.matmul(sorting, rows)
+        rows = ops.reshape(rows, (batch, heads, ops.shape(rows)[2], slots, dim))
         mixed.append(ops.cast(rows * scale[..., None], x.dtype))
     return mixed, filled
 

@@ -3,6 +3,7 @@
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import extremes
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.masks import large_negative
@@ -119,10 +120,11 @@ class BestMembers(Prefixes):
         those of the token behind them. The place, `[B, H, K, 1]`, is that of the member
         who scores lowest, of equal ones the last.
         """
-        lowest = ops.min(scores, axis=-1) + self.group.near_tie
+        lowest = extremes.smallest(scores, axis=-1) + self.group.near_tie
         places = np.arange(scores.shape[-1], dtype="int32")
         is_lowest = scores <= lowest[..., None]
-        place = ops.max(ops.where(is_lowest, places, -1), axis=-1, keepdims=True)
+        places = ops.where(is_lowest, places, -1)
+        place = extremes.largest(places, axis=-1, keepdims=True)
         return place, new > lowest
 
     def _remember_newest(self, cache, index, row):

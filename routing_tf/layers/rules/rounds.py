@@ -10,6 +10,7 @@ import dataclasses
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import extremes
 from routing_tf.layers.scaled_dot_product import joined_parts
 
 
@@ -40,7 +41,7 @@ class Rounds:
         self._is_alone = None
         if not sees_itself:
             alone = ops.cast(end - first <= 1, "int32")
-            self._is_alone = ops.min(unfolded(alone, num_rounds), axis=-1) > 0
+            self._is_alone = extremes.smallest(unfolded(alone, num_rounds), axis=-1) > 0
 
     def bias(self, places, ranges):
         """Returns minus the logarithm of the number of rounds that show a key.

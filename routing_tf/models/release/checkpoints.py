@@ -10,6 +10,7 @@ import numpy as np
 
 from routing_tf.choices import did_you_mean
 from routing_tf.files import safe_loading
+from routing_tf.models import preprocessing
 from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.models.release import variable_names
 from routing_tf.models.release.checkpoint_file import ReleaseCheckpoint
@@ -155,13 +156,7 @@ def _build(cls, settings, vocabulary):
     if vocabulary is not None:
         tokenizer = SubwordTokenizer(vocabulary)
         _check_vocabulary(tokenizer, settings)
-        length = min(settings.max_sequence_length, settings.truncate_length)
-        lengths = {"sequence_length": length}
-        if settings.kind == "seq2seq":
-            lengths = {
-                "encoder_sequence_length": settings.max_input_length,
-                "decoder_sequence_length": length,
-            }
+        lengths = preprocessing.sequence_lengths(settings)
         preprocessor = cls.preprocessor_cls(tokenizer, **lengths)
     return cls(cls.backbone_cls(settings), preprocessor=preprocessor)
 

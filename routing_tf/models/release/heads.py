@@ -130,8 +130,11 @@ class TrainedClusterStridedHeads(_TrainedClusters, layers.ClusterStridedHeads):
 class TrainedLocalHeads(_WithFlaws, layers.LocalHeads):
     """`LocalHeads` as trained weights of the release know them.
 
-    They count distances as if the query's block were the last one of its window.
+    They count distances as if the query's block were the last one of its window, and
+    cut the padding of a memory into blocks, too.
     """
+
+    shares_padding = True
 
     def offset(self, memory_block, block, window):
         return window - block

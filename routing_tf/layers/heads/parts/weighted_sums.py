@@ -10,6 +10,7 @@ Letters: B batch, H heads, L length, F features, E columns of values, N chunks.
 
 from keras import ops
 
+from routing_tf.layers import extremes
 from routing_tf.layers.blocks import break_into_blocks
 from routing_tf.layers.blocks import put_back_blocks
 from routing_tf.layers.lengths import is_known
@@ -38,7 +39,7 @@ def sums_of_keys(key, value, scale=None):
     """
     largest = None
     if scale is not None:
-        largest = ops.stop_gradient(ops.max(scale, axis=-1))
+        largest = ops.stop_gradient(extremes.largest(scale, axis=-1))
         value *= ops.exp(scale - largest[..., None])[..., None]
     return ops.matmul(ops.swapaxes(key, -1, -2), value), largest
 
@@ -86,7 +87,8 @@ def running_sums(query, key, value, scale, chunk_length):
     else:
         before, largest_before = _before(*sums_of_keys(key, value, scale))
         pairs = ops.where(earlier, scale[..., None, :], NOTHING)
-        largest = ops.maximum(ops.max(pairs, axis=-1), largest_before[..., None])
+        largest = extremes.largest(pairs, axis=-1)
+        largest = ops.maximum(largest, largest_before[..., None])
         largest = ops.stop_gradient(largest)
         # What is masked here has no gradient, and cannot overflow.
         pairs = ops.where(earlier, pairs - largest[..., None], NOTHING)
@@ -120,7 +122,7 @@ def _flat_before(sums, largest):
         return put_back_blocks(inside, chunks, axis=2), None
     group_largest = break_into_blocks(largest, GROUP_SIZE, axis=2)
     inside, largest_inside = _before_in_group(grouped, group_largest)
-    whole = ops.max(group_largest, axis=-1)
+    whole = extremes.largest(group_largest, axis=-1)
     factors = ops.exp(group_largest - whole[..., None])
     totals = ops.sum(grouped * factors[..., None], axis=3)
     outside, largest_outside = (x[:, :, :, None] for x in _flat_before(totals, whole))
@@ -140,6 +142,6 @@ def _before_in_group(sums, largest):
     if largest is None:
         return ops.matmul(ops.cast(is_before, sums.dtype), sums), None
     pairs = ops.where(is_before, largest[..., None, :], NOTHING)
-    largest = ops.max(pairs, axis=-1)
+    largest = extremes.largest(pairs, axis=-1)
     pairs = ops.where(is_before, pairs - largest[..., None], NOTHING)
     return product(ops.exp(pairs), sums), largest

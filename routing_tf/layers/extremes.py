@@ -1,0 +1,26 @@
+"""The largest and the smallest entry along an axis, of batches without a row too.
+
+`keras.ops` refuses to take them of a tensor without entries, whatever the axis.
+"""
+
+import keras
+import numpy as np
+from keras import ops
+
+
+def largest(x, axis=None, keepdims=False):
+    """Returns `ops.max` of numbers; of none the least number there is."""
+    return ops.max(x, axis=axis, keepdims=keepdims, initial=_limits(x)[0])
+
+
+def smallest(x, axis=None, keepdims=False):
+    """Returns `ops.min` of numbers; of none the greatest number there is."""
+    return ops.min(x, axis=axis, keepdims=keepdims, initial=_limits(x)[1])
+
+
+def _limits(x):
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    if "int" not in dtype:
+        return -float("inf"), float("inf")
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)

@@ -1,0 +1,70 @@
+"""Preprocessors of presets, and what models take in their place: ids."""
+
+import keras
+
+from routing_tf.models.presets import preset_hyperparameters
+from routing_tf.models.steps import longest_input
+from routing_tf.tokenizers import ByteTokenizer
+
+
+def sequence_lengths(hyperparameters):
+    """Returns the lengths of a preprocessor's sequences: the longest of a model."""
+    length = longest_input(hyperparameters)
+    if hyperparameters.kind == "seq2seq":
+        return {
+            "encoder_sequence_length": hyperparameters.max_input_length,
+            "decoder_sequence_length": length,
+        }
+    return {"sequence_length": length}
+
+
+def byte_preprocessor(cls, preset, hyperparameters):
+    """Makes the preprocessor of a preset of bytes, which needs no vocabulary file.
+
+    Args:
+        cls: class of the language model.
+        preset: name of a preset.
+        hyperparameters: those of the model, with what was changed.
+
+    Returns:
+        The preprocessor; None if the preset is not of bytes, or no longer is.
+    """
+    tokenizer = ByteTokenizer()
+    sizes = {
+        preset_hyperparameters(preset).vocabulary_size,
+        hyperparameters.vocabulary_size,
+    }
+    reads_texts = hyperparameters.encoder_inputs == "tokens"
+    if sizes != {tokenizer.vocabulary_size()} or not reads_texts:
+        return None
+    return cls.preprocessor_cls(tokenizer, **sequence_lengths(hyperparameters))
+
+
+def takes(lm, samples):
+    """Tells whether samples are what a call of a model takes: a dict such as of ids."""
+    return isinstance(samples, dict) and set(lm.backbone.input) <= set(samples)
+
+
+def has_texts(samples):
+    """Tells whether there are texts among samples."""
+    return any(map(_is_text, keras.tree.flatten(samples)))
+
+
+def refuse(lm, samples):
+    """Refuses samples of a model without a preprocessor that are no dict of ids."""
+    names = ", ".join(f"`{name}`" for name in lm.backbone.input)
+    received = sorted(samples) if isinstance(samples, dict) else type(samples).__name__
+    raise ValueError(
+        f"A model without a preprocessor takes a dict of {names}. Received: "
+        f"{received}. For texts, attach one with the tokenizer of the model, such as "
+        f"`lm.preprocessor = models.{lm.preprocessor_cls.__name__}("
+        "tokenizers.ByteTokenizer())` for bytes"
+    )
+
+
+def _is_text(leaf):
+    if isinstance(leaf, (str, bytes)):
+        return True
+    dtype = getattr(leaf, "dtype", "")
+    # NumPy's strings are "<U3" or "S3", and its arrays of Python strings "object".
+    return any(kind in str(dtype) for kind in ("string", "object", "U", "S"))

@@ -317,6 +317,30 @@ class TestImageFolder:
         for split in SPLITS:
             assert set(parts[split]) <= set(firsts(problem, split))
 
+    def test_an_image_of_several_names_is_read_once(self, folder, tmp_path):
+        expected = problems.get("image_folder", folder=str(folder)).source.paths
+        (folder / "train" / "cat" / "loop").symlink_to("../..")
+        (folder / "train" / "a_link").symlink_to("cat")
+        (folder / "train" / "cat" / "0_link.png").symlink_to("1.png")
+        os.link(folder / "test" / "ant" / "1.png", folder / "test" / "ant" / "2.png")
+        problem = problems.get("image_folder", folder=str(folder))
+        assert problem.num_classes == 2 and problem.source.paths == expected
+        # What is held out is not trained on, whatever it is called there.
+        held_out = folder / "validation" / "cat" / "1.png"
+        os.link(held_out, folder / "train" / "cat" / "9.png")
+        problem = problems.get("image_folder", folder=str(folder))
+        assert problem.source.paths == expected
+        (folder / "test" / "cat").mkdir(exist_ok=True)
+        (folder / "test" / "cat" / "1.png").symlink_to(held_out)
+        with pytest.raises(ValueError, match="must not share files.*cat/1.png"):
+            problems.get("image_folder", folder=str(folder))
+
+    def test_folders_behind_links_are_found(self, folder, tmp_path):
+        os.rename(folder / "train" / "cat", tmp_path / "elsewhere")
+        (folder / "train" / "cat").symlink_to(tmp_path / "elsewhere")
+        problem = problems.get("image_folder", folder=str(folder))
+        assert firsts(problem, "train") == [5, 6, 7, 8, 0, 1, 2, 3, 4]
+
     def test_jpeg(self, tmp_path):
         for split in SPLITS:
             write(tmp_path / split / "a.JPG", np.full((8, 8, 3), 100, "uint8"))

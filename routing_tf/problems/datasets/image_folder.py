@@ -1,6 +1,7 @@
 """Images of one's own, in folders."""
 
 import functools
+import glob
 import itertools
 import math
 import os
@@ -18,6 +19,7 @@ from routing_tf.problems.arguments import boolean
 from routing_tf.problems.arguments import integer_at_least
 from routing_tf.problems.image import ImageProblem
 from routing_tf.problems.own_files import OwnFiles
+from routing_tf.problems.own_files import separate
 from routing_tf.problems.own_files import split_of_file
 from routing_tf.problems.registry import register
 
@@ -36,7 +38,8 @@ class ImageFolder(ImageProblem):
     images, or a folder of images for each class; classes are numbered in the order of
     their names. Without such folders for the splits, each image belongs to one of
     them, chosen by a hash of its path: about 90 % are for training, 5 % for
-    validation and 5 % for testing.
+    validation and 5 % for testing. An image that links give several names is read once,
+    and never trained on if it is held out.
 
     No `datagen` is needed. What it makes of the images is read in place, while images
     themselves are held in memory, all of a split.
@@ -54,7 +57,8 @@ class ImageFolder(ImageProblem):
 
     Raises:
         ValueError: if an option is out of range, images are both beside and inside of
-            class folders, or one is damaged or of another size.
+            class folders, one is both for validation and for testing, or one is damaged
+            or of another size.
 
     Example:
     ```python
@@ -193,16 +197,19 @@ class Images(OwnFiles):
         self.classes = sorted(set().union(*(c.values() for c in self.paths.values())))
 
     def _find(self):
-        found = {split: {} for split in SPLITS}
         bases = {split: os.path.join(self.folder, split) for split in SPLITS}
         if any(map(os.path.isdir, bases.values())):
-            for split, base in bases.items():
-                for path in _images(base):
-                    found[split][path] = _class_of(path, base)
+            paths = {split: _images(base) for split, base in bases.items()}
+            paths = separate(paths, f"The folders {self.folder!r} + '/{{}}'")
         else:
+            bases, paths = dict.fromkeys(SPLITS, self.folder), {s: [] for s in SPLITS}
             for path in _images(self.folder):
                 name = pathlib.Path(path).relative_to(self.folder).as_posix()
-                found[split_of_file(name)][path] = _class_of(path, self.folder)
+                paths[split_of_file(name)].append(path)
+        found = {
+            split: {path: _class_of(path, bases[split]) for path in paths[split]}
+            for split in SPLITS
+        }
         classes = {
             name: path for paths in found.values() for path, name in paths.items()
         }
@@ -261,17 +268,16 @@ class Images(OwnFiles):
 
 
 def _images(folder):
-    """The paths of the images in a folder and those below it, in order."""
-    found = []
-    for parent, folders, names in os.walk(folder):
-        # What this package has prepared is no class.
-        folders[:] = [n for n in folders if n[0] != "." and n != "routing_tf"]
-        found += [
-            os.path.join(parent, name)
-            for name in names
-            if name.lower().endswith(ENDINGS) and name[0] != "."
-        ]
-    return sorted(found)
+    """The paths of the images in a folder and those below it, in order, each once."""
+    # What this package has prepared is no class.
+    folders = named_files.folders_below(folder, ignored=("routing_tf",))
+    found = [
+        path
+        for parent in folders
+        for path in glob.glob(os.path.join(glob.escape(parent), "*"))
+        if path.lower().endswith(ENDINGS) and not os.path.isdir(path)
+    ]
+    return named_files.each_once(sorted(found))
 
 
 def _class_of(path, base):

@@ -13,6 +13,7 @@ from routing_tf.files.named_files import split_paths
 from routing_tf.problems import raw_files
 from routing_tf.problems.own_files import OwnFiles
 from routing_tf.problems.own_files import check_no_raw_dir
+from routing_tf.problems.own_files import separate
 from routing_tf.problems.own_files import share_out
 from routing_tf.problems.registry import register
 from routing_tf.problems.text import TextProblem
@@ -49,11 +50,12 @@ class TextFiles(TextProblem):
             commas; double quotes keep the commas of a name. `**` stands for folders of
             any depth. Relative paths start at the working directory. Defaults to all
             files in `data_dir` and the folders below it; as in every glob, `*` does not
-            stand for names with a leading dot.
+            stand for names with a leading dot. A file that links give several names is
+            read once.
         validation_files: the same, for the validation split. Defaults to `None`, a
             part of `files`.
         test_files: the same, for the test split. What is named here or in
-            `validation_files` is left out of `files`.
+            `validation_files` is left out of `files`, by whatever name.
         vocabulary: string, path of a subword vocabulary as the release has it. The
             tokens are then its subwords, and files must be UTF-8 (bytes that are not
             become U+FFFD). Defaults to `None`, for bytes as tokens.
@@ -186,18 +188,12 @@ class Texts(OwnFiles):
     def places(self):
         """Path, first byte and number of bytes of the texts of each split."""
         named = {
+            "train": self._all_files(),
             "validation": find_files("validation_files", self.validation_files),
             "test": find_files("test_files", self.test_files),
         }
-        twice = set(named["validation"]) & set(named["test"])
-        if twice:
-            raise ValueError(
-                "`validation_files` and `test_files` must not share files; name each "
-                f"file for one of them. Received for both: {sorted(twice)}"
-            )
-        files = self._all_files()
-        held_out = {*named["validation"], *named["test"]}
-        shared = [path for path in files if path not in held_out]
+        named = separate(named, "`{}_files`")
+        shared = named.pop("train")
         places = share_out(shared, [split for split in named if not named[split]])
         for split, paths in named.items():
             places[split] += [(path, 0, raw_files.file_size(path)) for path in paths]
@@ -206,10 +202,11 @@ class Texts(OwnFiles):
             for split, found in places.items()
         }
         if not any(places.values()):
+            number = len(shared) + sum(map(len, named.values()))
             raise ValueError(
                 "`files` must hold some text. Received: files="
-                f"{self.files!r}, data_dir={self.data_dir!r}, whose "
-                f"{len(shared) + len(held_out)} files are all empty"
+                f"{self.files!r}, data_dir={self.data_dir!r}, whose {number} files are "
+                "all empty"
             )
         return places
 

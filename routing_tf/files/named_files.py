@@ -3,10 +3,15 @@
 import collections
 import csv
 import glob
+import gzip
 import io
 import itertools
 import os
 import pathlib
+import zlib
+
+# What every file of gzip begins with, and no text.
+GZIP_START = b"\x1f\x8b\x08"
 
 
 def find_files(option, patterns):
@@ -149,13 +154,27 @@ def join_paths(paths):
 
 
 def read_file(path):
-    """Reads a file as `bytes`; a `ValueError` names the file that cannot be read."""
+    """Reads a file as `bytes`, one of gzip unpacked.
+
+    A `ValueError` names the file that cannot be read.
+    """
     try:
-        return pathlib.Path(path).read_bytes()
-    except OSError as error:
+        with open(path, "rb") as stream:
+            return unpacked(stream, path).read()
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ValueError(
-            f"`files` must be readable. Received: {path!r}: {error.strerror}"
+            f"`files` must be readable. Received: {path!r}: {reason}"
         ) from error
+
+
+def unpacked(stream, path):
+    """Returns a stream of what a gzip file holds; of others, the stream as it is."""
+    start = stream.read(len(GZIP_START))
+    stream.seek(0)
+    if start == GZIP_START or os.fspath(path).endswith(".gz"):
+        return gzip.GzipFile(fileobj=stream, mode="rb")
+    return stream
 
 
 def check_regular(path):

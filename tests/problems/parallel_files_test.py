@@ -1,5 +1,6 @@
 """Tests of pairs of texts from files of one's own."""
 
+import gzip
 import os
 
 import pytest
@@ -112,6 +113,18 @@ def test_a_file_that_is_left_out_moves_no_partner(files, tmp_path):
     problem = get({"source_files": sources, "target_files": targets})
     others = [(str(n), str(-1000 - n)) for n in range(1, 91)]
     assert pairs(problem, "train") == 2 * expected(range(1, 91)) + others
+
+
+def test_gzip(files):
+    plain = get(files)
+    for side, path in files.items():
+        with open(path, "rb") as file:
+            content = file.read()
+        with gzip.open(f"{path}.gz", "wb") as file:
+            file.write(content)
+    packed = get({side: f"{path}.gz" for side, path in files.items()})
+    for split in SPLITS:
+        assert pairs(packed, split) == pairs(plain, split)
 
 
 def test_pairs_with_an_empty_side_are_left_out(tmp_path):

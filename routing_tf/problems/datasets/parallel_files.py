@@ -23,7 +23,8 @@ class ParallelFiles(Seq2SeqProblem):
     side are left out. Of files for all splits, the last 5 % of the lines are for
     testing and the 5 % before them for validation, unless these splits have files of
     their own, which are then left out of those to train on. A pair of files that links
-    give several names is read once. Files must be UTF-8. No `datagen` is needed.
+    give several names is read once. Files must be UTF-8, as they are or packed by
+    gzip. No `datagen` is needed.
 
     Args:
         source_files: a list of paths or glob patterns, or one string of them separated

@@ -1,11 +1,14 @@
 """Files of your own as text, whatever their size."""
 
+import codecs
 import functools
 import glob
 import hashlib
 import os
 import pathlib
 import re
+
+from absl import logging
 
 from routing_tf.choices import SPLITS
 from routing_tf.files.named_files import find_files
@@ -23,6 +26,8 @@ from routing_tf.tokenizers import SubwordTokenizer
 MAX_BYTES_IN_MEMORY = 64 << 20
 # So many bytes of text become ids at once: words that come again are matched once.
 CHUNK_SIZE = 16 << 20
+# So much of a file tells whether it is text, and so many that are none are named.
+START_SIZE, NUM_NAMED = 1 << 16, 5
 # Where a word surely ends: a letter or digit in front of a newline or of punctuation.
 WORD_END = re.compile(r"[^\W_](?=[\n\r\t.,:;!?()\[\]\"'\u3001\u3002\uff0c\uff1f])")
 
@@ -30,6 +35,9 @@ WORD_END = re.compile(r"[^\W_](?=[\n\r\t.,:;!?()\[\]\"'\u3001\u3002\uff0c\uff1f]
 @register("text_files")
 class TextFiles(TextProblem):
     """Any files of your own, read as bytes whatever their encoding.
+
+    Files of gzip are read as the text that they hold. Files in UTF-16 and others with
+    NUL bytes, which are no text in UTF-8, are named in a warning.
 
     `files` is shared out between the splits that have no files of their own. From
     20 files on, each file belongs to one split, chosen by a hash of its path below
@@ -194,6 +202,7 @@ class Texts(OwnFiles):
         }
         named = separate(named, "`{}_files`")
         shared = named.pop("train")
+        _warn_of_no_text([*shared, *named["validation"], *named["test"]])
         places = share_out(shared, [split for split in named if not named[split]])
         for split, paths in named.items():
             places[split] += [(path, 0, raw_files.file_size(path)) for path in paths]
@@ -236,6 +245,29 @@ class Texts(OwnFiles):
         # Where a file is cut depends on the others.
         texts = _digest(self.places[split])
         return {**super().identity(split), "texts": texts}
+
+
+def _warn_of_no_text(paths):
+    """Names files that are surely not meant to be read as bytes of text."""
+    found = [(path, _no_text(path)) for path in paths]
+    named = [f"{path} ({reason})" for path, reason in found if reason]
+    if named:
+        more = f" and {len(named) - NUM_NAMED} more" if len(named) > NUM_NAMED else ""
+        logging.warning(
+            "read as bytes, though no text in UTF-8: %s%s. Convert them, as with "
+            "`iconv -f UTF-16 -t UTF-8`, or leave them out of the files that are named",
+            ", ".join(named[:NUM_NAMED]),
+            more,
+        )
+
+
+def _no_text(path):
+    """Says why the beginning of a file is no text in UTF-8; empty if nothing does."""
+    with raw_files.open_file(path) as stream:
+        start = stream.read(START_SIZE)
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16"
+    return "NUL bytes" if b"\0" in start else ""
 
 
 def _end_of_words(text):

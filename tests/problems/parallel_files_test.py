@@ -117,7 +117,7 @@ def test_a_file_that_is_left_out_moves_no_partner(files, tmp_path):
 
 def test_gzip(files):
     plain = get(files)
-    for side, path in files.items():
+    for path in files.values():
         with open(path, "rb") as file:
             content = file.read()
         with gzip.open(f"{path}.gz", "wb") as file:

@@ -6,15 +6,16 @@ import itertools
 import math
 import os
 import pathlib
-import struct
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from routing_tf.choices import SPLITS
 from routing_tf.files import named_files
 from routing_tf.layers.validation import check_choice
 from routing_tf.problems import array_store
+from routing_tf.problems import image_files
 from routing_tf.problems.arguments import boolean
 from routing_tf.problems.arguments import integer_at_least
 from routing_tf.problems.image import ImageProblem
@@ -23,7 +24,9 @@ from routing_tf.problems.own_files import separate
 from routing_tf.problems.own_files import split_of_file
 from routing_tf.problems.registry import register
 
-ENDINGS = (".png", ".jpg", ".jpeg")
+# Whatever its name says, a file may have any of the forms.
+ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp")
+FORMS = "PNG, JPEG, GIF, BMP or WebP"
 # Images without prepared arrays are held in memory: so many bytes at most.
 MAX_BYTES_IN_MEMORY = 4 << 30
 # Of one picture, more than those of any camera.
@@ -32,7 +35,7 @@ MAX_PIXELS = 1 << 27
 
 @register("image_folder")
 class ImageFolder(ImageProblem):
-    """Images of your own, PNG or JPEG, in folders.
+    """Images of your own, PNG, JPEG, GIF, BMP or WebP, in folders.
 
     In the folder are `train`, `validation` and `test`, and in each of them either
     images, or a folder of images for each class; classes are numbered in the order of
@@ -40,6 +43,9 @@ class ImageFolder(ImageProblem):
     them, chosen by a hash of its path: about 90 % are for training, 5 % for
     validation and 5 % for testing. An image that links give several names is read once,
     and never trained on if it is held out.
+
+    Photos are turned upright, as the orientation in their EXIF data says; transparency
+    is dropped, and of a GIF's frames the first one is read.
 
     No `datagen` is needed. What it makes of the images is read in place, while images
     themselves are held in memory, all of a split.
@@ -145,7 +151,7 @@ class ImageFolder(ImageProblem):
     def _check_found(self):
         if self.image_shape is None:
             raise ValueError(
-                f"The folder of images must hold some, {' or '.join(ENDINGS)}; name it "
+                f"The folder of images must hold some, {', '.join(ENDINGS)}; name it "
                 f"with the option `folder`. Received: {self.source.folder!r}"
             )
 
@@ -241,6 +247,7 @@ class Images(OwnFiles):
             "shape": list(self.shape),
             "classes": self.classes,
             "resize": self.resize,
+            "upright": True,  # arrays of earlier versions are not
         }
 
     def examples(self, split, start):
@@ -287,49 +294,63 @@ def _class_of(path, base):
 
 
 def read_image(path, channels=None):
-    """Reads a PNG or JPEG file as a NumPy array `<uint8>[height, width, channels]`.
+    """Reads a file as a NumPy array `<uint8>[height, width, channels]`, upright.
 
-    `channels` are 1 or 3; `None` for those of the file, without transparency.
+    `channels` are 1 or 3; `None` for those of the file, without transparency. What EXIF
+    says of the orientation is applied, and of several frames the first one is read.
     """
     named_files.check_regular(path)
     try:
         content = pathlib.Path(path).read_bytes()
         _check_size(content, path)
-        image = tf.io.decode_image(content, channels or 0, expand_animations=False)
+        _check_frames(content, path)
+        image = _decoded(content, channels)
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "message", None) or error
         raise ValueError(
-            f"The file {str(path)!r} must be an undamaged PNG or JPEG image. Received: "
+            f"The file {str(path)!r} must be an undamaged image, {FORMS}. Received: "
             f"{reason}"
         ) from error
-    image = image.numpy()
-    return image[..., : 3 if image.shape[-1] > 2 else 1]
+    return image_files.upright(image, image_files.orientation(content))
+
+
+def _decoded(content, channels):
+    """The pixels of a file, of 1 or 3 channels."""
+    converts = content.startswith((b"\x89PNG", b"\xff\xd8"))
+    given = channels if converts and channels else 0
+    image = tf.io.decode_image(content, given, expand_animations=False)
+    image = image[..., : 3 if image.shape[-1] > 2 else 1]
+    if channels == 1 and image.shape[-1] == 3:
+        image = tf.image.rgb_to_grayscale(image)
+    elif channels == 3 and image.shape[-1] == 1:
+        image = tf.image.grayscale_to_rgb(image)
+    return image.numpy()
+
+
+def _check_frames(content, path):
+    """Tells of frames that are not read, and refuses those that TensorFlow cannot."""
+    if not image_files.has_more_frames(content):
+        return
+    if content.startswith(b"RIFF"):  # TensorFlow 2.21 writes beyond the first frame
+        raise ValueError(
+            f"The image {str(path)!r} must have one frame. Received: a WebP file of "
+            "several; save the first one alone, or leave the file out"
+        )
+    message = "only the first frame is read of %s, as of all files with several"
+    logging.log_first_n(logging.WARNING, message, 1, path)
 
 
 def _check_size(content, path):
     """Refuses a picture that would take the memory, before it is decoded."""
-    height, width = _size(content)
+    if content.startswith(b"\xff\xd8"):
+        height, width = tf.io.extract_jpeg_shape(content).numpy()[:2].tolist()
+    else:
+        height, width = image_files.size(content)
     if height * width > MAX_PIXELS:
         raise ValueError(
             f"The image {str(path)!r} must have at most {MAX_PIXELS:,} pixels. "
             f"Received: {height:,} x {width:,} (height x width)"
         )
-
-
-def _size(content):
-    """Height and width of a picture, as its first bytes tell; 0 if they do not."""
-    if content.startswith(b"\xff\xd8"):
-        return tf.io.extract_jpeg_shape(content).numpy()[:2].tolist()
-    # What else TensorFlow decodes, whatever the name of the file.
-    for start, place, form in (
-        (b"\x89PNG", 16, ">II"),
-        (b"GIF8", 6, "<HH"),
-        (b"BM", 18, "<ii"),
-    ):
-        if content.startswith(start) and len(content) >= place + struct.calcsize(form):
-            width, height = struct.unpack_from(form, content, place)
-            return abs(height), abs(width)
-    return 0, 0
 
 
 def resized(image, height, width):

@@ -17,7 +17,7 @@ from routing_tf.models.release import hparams_sets
 from tools import preset_table
 
 REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
-OWN = ["python_small", "digits_small", "pairs_small", "byte_tiny"]
+OWN = ["python_small", "digits_small", "images_small", "pairs_small", "byte_tiny"]
 PAPER = [f"sparse_transformer_{data}" for data in ("cifar10", "enwik8", "imagenet64")]
 CLASSES = {
     "text": [models.RoutingTransformer, models.RoutingTransformerCausalLM],

@@ -29,6 +29,13 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp")
 FORMS = "PNG, JPEG, GIF, BMP or WebP"
 # Images without prepared arrays are held in memory: so many bytes at most.
 MAX_BYTES_IN_MEMORY = 4 << 30
+# What to do about images of other sizes, and of large ones.
+SMALLER = (
+    "To cut and scale images, pass --problem_option=resize=true "
+    "--problem_option=height=32 --problem_option=width=32, or another size"
+)
+# Of images whose size nobody has named, as many tokens as 64 x 64 x 3 have.
+MAX_DEFAULT_LENGTH = 12_288
 # Of one picture, more than those of any camera.
 MAX_PIXELS = 1 << 27
 
@@ -46,6 +53,10 @@ class ImageFolder(ImageProblem):
 
     Photos are turned upright, as the orientation in their EXIF data says; transparency
     is dropped, and of a GIF's frames the first one is read.
+
+    A model's height, width, channels and classes follow from the images when `train`
+    starts. Those of more tokens than 64 x 64 x 3 are refused unless `height` and
+    `width` are named.
 
     No `datagen` is needed. What it makes of the images is read in place, while images
     themselves are held in memory, all of a split.
@@ -84,7 +95,7 @@ class ImageFolder(ImageProblem):
 
     storage = "image_folder"
     has_own_files = True
-    default_hparams_set = "cifar10_local_cluster"
+    default_hparams_set = "images_small"
 
     def __init__(
         self,
@@ -181,6 +192,26 @@ class ImageFolder(ImageProblem):
                 f"{self.image_shape} in the split {split!r}"
             )
 
+    def fit_hyperparameters(self, hyperparameters):
+        self._check_found()
+        fitting = super().fit_hyperparameters(hyperparameters)
+        # A run that goes on has the size already.
+        if fitting != hyperparameters:
+            self._check_length()
+        return fitting
+
+    def _check_length(self):
+        """Refuses large images, such as photos, unless their size has been named."""
+        is_named = self.sizes["height"] and self.sizes["width"]
+        if self.sequence_length > MAX_DEFAULT_LENGTH and not is_named:
+            height, width, channels = self.image_shape
+            raise ValueError(
+                "`height` and `width` must be named to train on images of more than "
+                f"{MAX_DEFAULT_LENGTH:,} tokens, one for each channel of a pixel. "
+                f"Received: images of {height} x {width} x {channels}, "
+                f"{self.sequence_length:,} tokens. {SMALLER}"
+            )
+
     def check_hyperparameters(self, hyperparameters):
         self._check_found()
         super().check_hyperparameters(hyperparameters)
@@ -260,16 +291,16 @@ class Images(OwnFiles):
         if image.shape[-1] != channels:
             raise ValueError(
                 "Images must have as many channels as the first one, "
-                f"{channels}; or name the option `channels`, to which they are "
-                f"converted. Received: {path!r} with {image.shape[-1]}"
+                f"{channels}. Received: {path!r} with {image.shape[-1]}. To convert "
+                "images, pass --problem_option=channels=3, or 1"
             )
         if image.shape[:2] == (height, width):
             return image
         if not self.resize:
             raise ValueError(
-                f"Images must have {height} x {width} pixels (height x width); or pass "
-                "resize=true, and they are cut and scaled. Received: "
-                f"{path!r} with {image.shape[0]} x {image.shape[1]}"
+                f"Images must have {height} x {width} pixels (height x width), as the "
+                f"first one has or options say. Received: {path!r} with "
+                f"{image.shape[0]} x {image.shape[1]}. {SMALLER}"
             )
         return resized(image, height, width)
 

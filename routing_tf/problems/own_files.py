@@ -40,7 +40,7 @@ def separate(named, options, identity_of=identity):
 
     Args:
         named: dictionary from split to a list of paths, or of what is read together.
-        options: string, what names the files of a held-out split, with "{}" for it.
+        options: function from a split to what names its files, for messages.
         identity_of: function from an entry to what tells it from all others.
 
     Returns:
@@ -54,9 +54,9 @@ def separate(named, options, identity_of=identity):
     if both:
         shared = [name for name in named["validation"] if identity_of(name) in both]
         raise ValueError(
-            f"{options.format('validation')} and {options.format('test')} must not "
-            "share files, by whatever names; name each file for one of them. Received "
-            f"for both: {sorted(shared)}"
+            f"{options('validation')} and {options('test')} must not share files, by "
+            "whatever names; name each file for one of them. Received for both: "
+            f"{sorted(shared)}"
         )
     held_out = known["validation"] | known["test"]
     kept = [name for name in named["train"] if identity_of(name) not in held_out]

@@ -179,9 +179,9 @@ class ImageFolder(ImageProblem):
             folder = self.source.folder
             raise ValueError(
                 f"The split {split!r} of image_folder must have images. Received: "
-                f"{folder!r} with {sizes}. Put some into "
-                f"{os.path.join(folder, split)!r}, or choose other splits with "
-                "train_split and eval_split"
+                f"{folder!r} with {sizes}. Sort them into the folders "
+                f"{', '.join(SPLITS)} in it, or choose other splits with train_split "
+                "and eval_split"
             )
         size = number * math.prod(self.image_shape)
         if size > MAX_BYTES_IN_MEMORY:
@@ -237,7 +237,7 @@ class Images(OwnFiles):
         bases = {split: os.path.join(self.folder, split) for split in SPLITS}
         if any(map(os.path.isdir, bases.values())):
             paths = {split: _images(base) for split, base in bases.items()}
-            paths = separate(paths, f"The folders {self.folder!r} + '/{{}}'")
+            paths = separate(paths, lambda split: repr(bases[split]))
         else:
             bases, paths = dict.fromkeys(SPLITS, self.folder), {s: [] for s in SPLITS}
             for path in _images(self.folder):

@@ -117,7 +117,9 @@ class Lines(OwnFiles):
         """For each split the pairs of paths that its options name, each pair once."""
         named = {split: self._pairs(split) for split in SPLITS}
         return separate(
-            named, "`{0}_source_files` with `{0}_target_files`", _identity_of_pair
+            named,
+            "`{0}_source_files` with `{0}_target_files`".format,
+            _identity_of_pair,
         )
 
     def _pairs(self, split):

@@ -200,7 +200,7 @@ class Texts(OwnFiles):
             "validation": find_files("validation_files", self.validation_files),
             "test": find_files("test_files", self.test_files),
         }
-        named = separate(named, "`{}_files`")
+        named = separate(named, "`{}_files`".format)
         shared = named.pop("train")
         _warn_of_no_text([*shared, *named["validation"], *named["test"]])
         places = share_out(shared, [split for split in named if not named[split]])

@@ -215,7 +215,8 @@ def test_unsupported_settings_of_images(change, message):
 @pytest.mark.parametrize("name", OWN)
 def test_own_presets(name):
     h = models.preset_hyperparameters(name)
-    assert h.vocabulary_size == (17 if h.kind == "image" else 258)
+    intensities = {"digits_small": 17, "images_small": 256}
+    assert h.vocabulary_size == intensities.get(name, 258)
     assert h.compatibility is None
     assert h.num_local_heads and h.num_routed_heads
     assert h.num_local_only_layers < h.num_layers

@@ -128,6 +128,7 @@ HYPERPARAMETERS = {
 PRESETS = (
     "python_small",
     "digits_small",
+    "images_small",
     "pairs_small",
     "byte_tiny",
     "sparse_transformer_cifar10",

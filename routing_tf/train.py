@@ -1,4 +1,4 @@
-"""Trains a language model and says how well it predicts held-out text.
+r"""Trains a language model and says how well it predicts held-out text.
 
 With nothing but a model directory it trains on the source code of the running
 Python's standard library:
@@ -13,6 +13,11 @@ A problem of images, such as digits, trains a model of images; one of pairs of t
 model with an encoder:
 
     python -m routing_tf.train --model_dir=my_digits --problem=digits
+
+Images of your own are in a folder:
+
+    python -m routing_tf.train --model_dir=my_images --problem=image_folder \
+        --problem_option=folder=pictures
 
 The same model directory continues its run, with no need to repeat the settings. The
 last line on standard output is the score of the held-out data.
@@ -33,6 +38,14 @@ SPLITS = {"train_split": "train", "eval_split": "validation"}
 HPARAMS = "\n".join(
     f"{subject}: {', '.join(names)}."
     for subject, names in known_names.HYPERPARAMETERS.items()
+)
+# What a model of images takes from them.
+DECIDED_BY_IMAGES = (
+    "image_height",
+    "image_width",
+    "num_channels",
+    "num_classes",
+    "max_sequence_length",
 )
 FLAGS = {
     **commands.BACKEND,
@@ -196,14 +209,35 @@ def configure(options):
     for field in ("train_steps", "remat"):
         if getattr(options, field) is not None:
             changes[field] = getattr(options, field)
-    return run_config.configure(
+    hyperparameters = hyperparameters.replace(**changes)
+    config, problem = run_config.configure(
         model_dir=options.model_dir,
-        hyperparameters=hyperparameters.replace(**changes),
+        hyperparameters=hyperparameters,
         hparams_set=name,
         init_checkpoint=source,
         **settings,
         **problem_fields,
     )
+    check_changes(changes, config)
+    return config, problem
+
+
+def check_changes(changes, config):
+    """Raises a `ValueError` if the data decides what `--hparams` says otherwise."""
+    h = config.hyperparameters
+    others = [
+        name
+        for name, value in changes.items()
+        if name in DECIDED_BY_IMAGES and getattr(h, name) != value
+    ]
+    if others:
+        raise ValueError(
+            f"{', '.join(f'`{name}`' for name in others)} must be what follows from "
+            f"the images of {config.problem!r}, "
+            f"{', '.join(f'{name}={getattr(h, name)}' for name in others)}. Received: "
+            f"{', '.join(f'{name}={changes[name]}' for name in others)} in --hparams. "
+            "Leave it out"
+        )
 
 
 def make_engine(options):

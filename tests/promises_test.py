@@ -5,7 +5,7 @@ from tools import break_promises
 
 def test_every_promise_can_be_broken():
     """What an entry changes stands once in its file, and its tests are there."""
-    assert len(break_promises.promises()) > 200
+    assert len(break_promises.promises()) > 50
 
 
 def test_an_entry_that_fits_no_longer_is_refused(tmp_path):

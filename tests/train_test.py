@@ -159,6 +159,37 @@ def test_a_run_on_images(classes, tmp_path, run):
     assert out.splitlines()[-1] == f"held-out bits per dimension: {bits:.4f}"
 
 
+def test_a_run_on_images_of_ones_own(tmp_path, run):
+    """Their size, channels and classes need no settings."""
+    for number in range(8):
+        name = f"{('train', 'validation')[number % 2]}/{'ab'[number // 4]}"
+        path = tmp_path / "own" / name / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        keras.utils.save_img(path, np.full((3, 5, 3), 20 * number), scale=False)
+    tiny = "num_layers=1,hidden_dim=16,intermediate_dim=16,batch_tokens=90"
+    options = ["--problem=image_folder", f"--problem_option=folder={tmp_path}/own"]
+    options += ["--sample_images=0", "--eval_examples=2"]
+    model_dir = f"--model_dir={tmp_path / 'run'}"
+    code, out, err = run(model_dir, *options, f"--hparams={tiny}", "--train_steps=2")
+    assert code == 0, err
+    assert "images: train 4, validation 4; 3 x 5 x 3" in out
+    assert "model: images_small" in out
+    h = run_config.RunConfig.load(tmp_path / "run").hyperparameters
+    assert (h.image_height, h.image_width, h.num_channels) == (3, 5, 3)
+    assert (h.num_classes, h.vocabulary_size) == (2, 256)
+    code, out, _ = run(model_dir, "--sample_images=0", "--train_steps=3")
+    assert code == 0 and "continuing at step 2" in out
+    model_dir = f"--model_dir={tmp_path / 'other'}"
+    code, _, err = run(model_dir, *options, f"--hparams={tiny},num_classes=3")
+    assert code == 1 and "num_classes=2. Received: num_classes=3 in --hparams" in err
+    changes = f"--hparams={tiny},num_classes=none"
+    code, _, err = run(model_dir, *options, changes, "--train_steps=1")
+    assert code == 0, err
+    assert run_config.RunConfig.load(
+        tmp_path / "other"
+    ).hyperparameters.num_classes is (None)
+
+
 def test_models_and_problems_must_fit(tmp_path, run):
     code, _, err = run(
         f"--model_dir={tmp_path}", "--problem=digits", "--hparams_set=python_small"

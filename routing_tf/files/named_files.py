@@ -1,17 +1,32 @@
 """Files that people name: patterns and lists of paths."""
 
+import collections
 import csv
 import glob
+import gzip
 import io
+import itertools
 import os
 import pathlib
+import zlib
+
+# What every file of gzip begins with, and no text.
+GZIP_START = b"\x1f\x8b\x08"
 
 
 def find_files(option, patterns):
-    """Returns the absolute paths, each once, of the files that an option names.
+    """Returns the absolute paths of the files that an option names, each file once.
 
     `patterns` are paths or glob patterns, a string of them as `split_paths` takes it,
     or `None`. Raises a `ValueError` if one matches no file, or a pipe or a device.
+    """
+    return each_once(named_paths(option, patterns))
+
+
+def named_paths(option, patterns):
+    """Returns the absolute paths that an option names, as `find_files` takes it.
+
+    A file that several paths lead to, or that is named twice, is there as often.
     """
     if isinstance(patterns, (str, os.PathLike)):
         patterns = split_paths(os.fspath(patterns))
@@ -26,7 +41,7 @@ def find_files(option, patterns):
     for pattern in filter(None, patterns):
         # A file whose own name looks like a pattern is meant literally.
         exists = os.path.isfile(pattern)
-        matches = [pattern] if exists else glob.glob(pattern, recursive=True)
+        matches = [pattern] if exists else _matches(pattern)
         # Anything but a folder counts, so that a broken link is an error later on.
         paths = [path for path in matches if not os.path.isdir(path)]
         for path in paths:
@@ -37,8 +52,75 @@ def find_files(option, patterns):
                 f"write 'folder/*' or 'folder/**'. Received: {pattern!r}, which "
                 f"matches no file in the working directory {os.getcwd()!r}"
             )
-        found += sorted(os.path.abspath(path) for path in paths)
-    return list(dict.fromkeys(found))
+        found += sorted({os.path.abspath(path) for path in paths})
+    return found
+
+
+def _matches(pattern):
+    """What a glob pattern matches; `**` visits each folder once, and no hidden one."""
+    parts = pattern.split(os.sep)
+    if "**" not in parts:
+        return glob.glob(pattern)
+    first = parts.index("**")
+    base = os.sep.join(parts[:first]) or (os.sep if first else os.curdir)
+    behind = itertools.dropwhile("**".__eq__, parts[first:])
+    rest = os.sep.join(behind) or "*"
+    return [
+        path
+        for start in filter(os.path.isdir, glob.glob(base))
+        for folder in folders_below(start)
+        for path in _matches(os.path.join(glob.escape(folder), rest))
+    ]
+
+
+def folders_below(folder, ignored=()):
+    """Yields a folder and those below it, each once, but for hidden ones.
+
+    Those with a name in `ignored` are left out, with all below them. Folders behind
+    links come last, so that a folder is found by its own name if it lies below, too.
+    """
+    seen, waiting = set(), collections.deque([os.fspath(folder)])
+    while waiting:
+        folder = waiting.popleft()
+        if identity(folder) in seen:
+            continue
+        seen.add(identity(folder))
+        yield folder
+        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*", ""))):
+            path = path.removesuffix(os.sep)
+            if os.path.basename(path) in ignored:
+                continue
+            if os.path.islink(path):
+                waiting.append(path)
+            else:
+                waiting.appendleft(path)
+
+
+def each_once(paths):
+    """Returns paths in their order, without further names of the same file.
+
+    Of several names one stays that goes through the fewest links.
+    """
+    names = {}
+    for path in paths:
+        names.setdefault(identity(path), []).append(path)
+    return [
+        found[0] if len(found) == 1 else min(found, key=_num_links)
+        for found in names.values()
+    ]
+
+
+def identity(path):
+    """Returns what tells a file from all others, by whatever links it is reached."""
+    try:
+        found = os.stat(path)
+    except OSError:  # reading it says what is wrong
+        return os.path.abspath(path)
+    return found.st_dev, found.st_ino
+
+
+def _num_links(path):
+    return sum(map(os.path.islink, (path, *pathlib.Path(path).parents)))
 
 
 def split_paths(paths):
@@ -72,13 +154,27 @@ def join_paths(paths):
 
 
 def read_file(path):
-    """Reads a file as `bytes`; a `ValueError` names the file that cannot be read."""
+    """Reads a file as `bytes`, one of gzip unpacked.
+
+    A `ValueError` names the file that cannot be read.
+    """
     try:
-        return pathlib.Path(path).read_bytes()
-    except OSError as error:
+        with open(path, "rb") as stream:
+            return unpacked(stream, path).read()
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ValueError(
-            f"`files` must be readable. Received: {path!r}: {error.strerror}"
+            f"`files` must be readable. Received: {path!r}: {reason}"
         ) from error
+
+
+def unpacked(stream, path):
+    """Returns a stream of what a gzip file holds; of others, the stream as it is."""
+    start = stream.read(len(GZIP_START))
+    stream.seek(0)
+    if start == GZIP_START or os.fspath(path).endswith(".gz"):
+        return gzip.GzipFile(fileobj=stream, mode="rb")
+    return stream
 
 
 def check_regular(path):

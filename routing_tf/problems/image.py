@@ -159,6 +159,33 @@ class ImageProblem(PreparedProblem):
     def _to_images(self, x):
         return tf.reshape(x, (-1, *self.image_shape))
 
+    def fit_hyperparameters(self, hyperparameters):
+        """Returns hyperparameters of a model of such images.
+
+        Height, width and channels are those of the images. A model that is conditioned
+        on classes has as many as there are; none if there is just one.
+
+        Args:
+            hyperparameters: `Hyperparameters`; those of texts are returned as they are.
+
+        Returns:
+            `Hyperparameters`.
+        """
+        h = hyperparameters
+        if h.kind != "image":
+            return h
+        classes = h.num_classes
+        if classes not in (None, self.num_classes):
+            classes = self.num_classes if self.num_classes > 1 else None
+        height, width, channels = self.image_shape
+        return h.replace(
+            image_height=height,
+            image_width=width,
+            num_channels=channels,
+            max_sequence_length=self.sequence_length,
+            num_classes=classes,
+        )
+
     def check_hyperparameters(self, hyperparameters):
         h = hyperparameters
         shape = (h.image_height, h.image_width, h.num_channels)
@@ -178,9 +205,10 @@ class ImageProblem(PreparedProblem):
     def _hyperparameters(self):
         """The hyperparameters of a model of such images, as `--hparams` takes them."""
         height, width, channels = self.image_shape
+        classes = self.num_classes if self.num_classes > 1 else "none"
         return (
             f"image_height={height},image_width={width},num_channels={channels},"
-            f"max_sequence_length={self.sequence_length}"
+            f"max_sequence_length={self.sequence_length},num_classes={classes}"
         )
 
     def describe_split(self, split):

@@ -5,6 +5,7 @@ import os
 import pathlib
 
 from routing_tf.choices import SPLITS
+from routing_tf.files.named_files import identity
 from routing_tf.problems.raw_files import file_size
 from routing_tf.problems.sources import Source
 
@@ -32,6 +33,34 @@ def check_no_raw_dir(problem, raw_dir, options):
             f"{problem.name} names its files with {options}. Received: "
             f"raw_dir={raw_dir!r}; leave it out"
         )
+
+
+def separate(named, options, identity_of=identity):
+    """Leaves out of the training files those that are held out, by any of their names.
+
+    Args:
+        named: dictionary from split to a list of paths, or of what is read together.
+        options: function from a split to what names its files, for messages.
+        identity_of: function from an entry to what tells it from all others.
+
+    Returns:
+        The same dictionary, without entries of "train" that are in another split.
+
+    Raises:
+        ValueError: if an entry is named for both validation and test.
+    """
+    known = {split: set(map(identity_of, entries)) for split, entries in named.items()}
+    both = known["validation"] & known["test"]
+    if both:
+        shared = [name for name in named["validation"] if identity_of(name) in both]
+        raise ValueError(
+            f"{options('validation')} and {options('test')} must not share files, by "
+            "whatever names; name each file for one of them. Received for both: "
+            f"{sorted(shared)}"
+        )
+    held_out = known["validation"] | known["test"]
+    kept = [name for name in named["train"] if identity_of(name) not in held_out]
+    return {**named, "train": kept}
 
 
 def fingerprint(paths):

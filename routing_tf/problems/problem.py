@@ -262,6 +262,19 @@ class Problem:
         """
         return nats_per_token / math.log(2)
 
+    def fit_hyperparameters(self, hyperparameters):
+        """Returns hyperparameters in which all is set that follows from the data.
+
+        The vocabulary, which may have to be prepared first, follows later.
+
+        Args:
+            hyperparameters: `Hyperparameters`.
+
+        Returns:
+            `Hyperparameters`; the same ones if nothing follows.
+        """
+        return hyperparameters
+
     def check_hyperparameters(self, hyperparameters):
         """Raises a `ValueError` if a model of these hyperparameters does not fit.
 

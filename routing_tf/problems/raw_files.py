@@ -9,6 +9,7 @@ import tensorflow_datasets as tfds
 
 from routing_tf.files.named_files import check_regular
 from routing_tf.files.named_files import place
+from routing_tf.files.named_files import unpacked
 
 # What a folder of raw files is reported to hold, at most.
 NUM_NAMES_SHOWN = 20
@@ -84,7 +85,7 @@ def read_chunks(path, member=None, start=0, size=None, chunk_size=1 << 20):
 
 
 def file_size(path, member=None):
-    """Returns how many bytes a file, or a member of a zip file, has."""
+    """Returns how many bytes a file, or a member of a zip file, has unpacked."""
     with open_file(path, member) as stream:
         return stream.seek(0, 2)
 
@@ -102,6 +103,7 @@ def members(path):
 def open_file(path, member=None):
     """Opens a file, or a member of a zip file, for reading its bytes.
 
+    A file of gzip is read as what it holds, its members one after the other.
     Errors of reading it are turned into `ValueError` as long as it is open.
     """
     if member is not None and member not in (there := members(path)):
@@ -113,7 +115,9 @@ def open_file(path, member=None):
         stack.enter_context(readable(path, member))
         check_regular(path)
         stream = stack.enter_context(tfds.core.Path(path).open("rb"))
-        if member is not None:
+        if member is None:
+            stream = unpacked(stream, path)
+        else:
             archive = stack.enter_context(zipfile.ZipFile(stream))
             # Lines of a limited length come fast from a buffer alone.
             stream = io.BufferedReader(stack.enter_context(archive.open(member)))

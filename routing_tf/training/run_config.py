@@ -193,7 +193,8 @@ def configure(problem, hyperparameters, model_dir=None, **fields):
 
     Args:
         problem: name of the problem.
-        hyperparameters: `Hyperparameters`; the vocabulary size is the problem's.
+        hyperparameters: `Hyperparameters`; the vocabulary size is the problem's, and
+            of a model of images the shape and the classes.
         model_dir: folder of the run, if it may be there already; see
             `RunConfig.make_problem`.
         **fields: other fields of `RunConfig`.
@@ -215,6 +216,7 @@ def configure(problem, hyperparameters, model_dir=None, **fields):
         )
     config = RunConfig(problem, hyperparameters, **fields)
     problem = config.make_problem(model_dir)
+    hyperparameters = problem.fit_hyperparameters(hyperparameters)
     problem.check_hyperparameters(hyperparameters)
     problem.prepare()
     splits = dict.fromkeys((problem.train_split, problem.eval_split))

@@ -83,13 +83,13 @@ def count_ends_by_hand(h):
     final_norm = 2 * dim if h.norm_position == "pre" else 0
     logits = embedding_dim * h.vocabulary_size + h.vocabulary_size
     if h.kind == "image":
-        channels = h.num_channels
+        channels, classes = h.num_channels, h.num_classes or 0
         if h.coordinate_embeddings:
             rows = h.vocabulary_size + h.image_height + h.image_width + channels
-            return rows * dim + logits + final_norm
+            return (rows + classes) * dim + logits + final_norm
         rows = max(h.image_height, h.image_width, channels)
         positions = 2 * rows * channels * dim
-        embeddings = h.vocabulary_size * channels * dim + (h.num_classes or 0) * dim
+        embeddings = h.vocabulary_size * channels * dim + classes * dim
         return embeddings + positions + logits + final_norm
     embeddings = h.vocabulary_size * embedding_dim
     if h.coordinate_embeddings:

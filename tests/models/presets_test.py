@@ -20,7 +20,7 @@ from tools import preset_table
 
 ON_JAX = keras.backend.backend() == "jax"
 REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
-OWN = ["python_small", "digits_small", "pairs_small", "byte_tiny"]
+OWN = ["python_small", "digits_small", "images_small", "pairs_small", "byte_tiny"]
 PAPER = [f"sparse_transformer_{data}" for data in ("cifar10", "enwik8", "imagenet64")]
 CLASSES = {
     "text": [models.RoutingTransformer, models.RoutingTransformerCausalLM],
@@ -218,7 +218,8 @@ def test_unsupported_settings_of_images(change, message):
 @pytest.mark.parametrize("name", OWN)
 def test_own_presets(name):
     h = models.preset_hyperparameters(name)
-    assert h.vocabulary_size == (17 if h.kind == "image" else 258)
+    intensities = {"digits_small": 17, "images_small": 256}
+    assert h.vocabulary_size == intensities.get(name, 258)
     assert h.compatibility is None
     assert h.num_local_heads and h.num_routed_heads
     assert h.num_local_only_layers < h.num_layers

@@ -136,3 +136,25 @@ def test_default_hyperparameters_fit():
     assert problems.default_hparams_set("digits") == "digits_small"
     settings = models.preset_hyperparameters("digits_small")
     problems.get("digits").check_hyperparameters(settings)
+
+
+@pytest.mark.parametrize("name", ["digits_small", "cifar10_local_cluster"])
+def test_what_follows_from_the_images(name):
+    settings = models.preset_hyperparameters(name)
+    fitting = Numbered().fit_hyperparameters(settings)
+    shape = (fitting.image_height, fitting.image_width, fitting.num_channels)
+    assert shape == (2, 3, 1) and fitting.max_sequence_length == 6
+    # The preset for CIFAR-10 is not conditioned on classes.
+    assert fitting.num_classes == (4 if name == "digits_small" else None)
+    Numbered().check_hyperparameters(fitting)
+    assert Numbered().fit_hyperparameters(fitting) == fitting
+    assert fitting.num_layers == settings.num_layers
+    text = models.preset_hyperparameters("byte_tiny")
+    assert Numbered().fit_hyperparameters(text) is text
+
+
+def test_a_single_class_is_none():
+    problem = Numbered()
+    problem.num_classes = 1
+    settings = models.preset_hyperparameters("digits_small")
+    assert problem.fit_hyperparameters(settings).num_classes is None

@@ -15,6 +15,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.image_classification import cifar
 from tensorflow_datasets.image_classification import mnist
 
+from routing_tf import commands
 from routing_tf import models
 from routing_tf import problems
 from routing_tf.choices import SPLITS
@@ -317,6 +318,30 @@ class TestImageFolder:
         for split in SPLITS:
             assert set(parts[split]) <= set(firsts(problem, split))
 
+    def test_an_image_of_several_names_is_read_once(self, folder, tmp_path):
+        expected = problems.get("image_folder", folder=str(folder)).source.paths
+        (folder / "train" / "cat" / "loop").symlink_to("../..")
+        (folder / "train" / "a_link").symlink_to("cat")
+        (folder / "train" / "cat" / "0_link.png").symlink_to("1.png")
+        os.link(folder / "test" / "ant" / "1.png", folder / "test" / "ant" / "2.png")
+        problem = problems.get("image_folder", folder=str(folder))
+        assert problem.num_classes == 2 and problem.source.paths == expected
+        # What is held out is not trained on, whatever it is called there.
+        held_out = folder / "validation" / "cat" / "1.png"
+        os.link(held_out, folder / "train" / "cat" / "9.png")
+        problem = problems.get("image_folder", folder=str(folder))
+        assert problem.source.paths == expected
+        (folder / "test" / "cat").mkdir(exist_ok=True)
+        (folder / "test" / "cat" / "1.png").symlink_to(held_out)
+        with pytest.raises(ValueError, match="must not share files.*cat/1.png"):
+            problems.get("image_folder", folder=str(folder))
+
+    def test_folders_behind_links_are_found(self, folder, tmp_path):
+        os.rename(folder / "train" / "cat", tmp_path / "elsewhere")
+        (folder / "train" / "cat").symlink_to(tmp_path / "elsewhere")
+        problem = problems.get("image_folder", folder=str(folder))
+        assert firsts(problem, "train") == [5, 6, 7, 8, 0, 1, 2, 3, 4]
+
     def test_jpeg(self, tmp_path):
         for split in SPLITS:
             write(tmp_path / split / "a.JPG", np.full((8, 8, 3), 100, "uint8"))
@@ -327,7 +352,7 @@ class TestImageFolder:
         write(folder / "train" / "ant" / "0.png", numbered(99, (4, 6, 1)))
         problem = problems.get("image_folder", folder=str(folder))
         assert problem.image_shape == (4, 6, 1)
-        with pytest.raises(ValueError, match="`channels`.*train/ant/1.png' with 3"):
+        with pytest.raises(ValueError, match="train/ant/1.png' with 3.*channels=3"):
             problem.prepare()
         problem = problems.get("image_folder", folder=str(folder), channels="3")
         assert problem.images("train")[0, 0, 0].tolist() == [99, 99, 99]
@@ -346,7 +371,7 @@ class TestImageFolder:
 
     def test_another_size(self, folder):
         write(folder / "train" / "cat" / "3.png", numbered(0, (5, 6, 3)))
-        with pytest.raises(ValueError, match="resize=true.*cat/3.png' with 5 x 6"):
+        with pytest.raises(ValueError, match="cat/3.png' with 5 x 6.*resize=true"):
             problems.get("image_folder", folder=str(folder)).prepare()
         problem = problems.get("image_folder", folder=str(folder), resize="true")
         assert problem.images("train").shape == (9, 4, 6, 3)
@@ -382,7 +407,7 @@ class TestImageFolder:
     def test_a_damaged_file(self, folder):
         path = folder / "train" / "cat" / "2.png"
         path.write_bytes(path.read_bytes()[:40])
-        with pytest.raises(ValueError, match="undamaged PNG or JPEG.*") as error:
+        with pytest.raises(ValueError, match="undamaged image, PNG.*") as error:
             problems.get("image_folder", folder=str(folder)).prepare()
         assert repr(str(path)) in str(error.value)
 
@@ -415,9 +440,10 @@ class TestImageFolder:
         for use in (
             problem.prepare,
             lambda: problem.check_hyperparameters(settings),
+            lambda: problem.fit_hyperparameters(settings),
             lambda: list(problem.generate()),
         ):
-            with pytest.raises(ValueError, match="must hold some, .png or .jpg"):
+            with pytest.raises(ValueError, match="must hold some, .png, .jpg"):
                 use()
 
     @pytest.mark.parametrize(
@@ -446,6 +472,30 @@ class TestImageFolder:
         assert "image_height=4" in text
         fitting = settings.replace(**models.hyperparameters.parse_overrides(text))
         problem.check_hyperparameters(fitting)
+        assert fitting == problem.fit_hyperparameters(settings)
+
+    def test_the_size_of_large_images_must_be_named(self, folder, monkeypatch):
+        monkeypatch.setattr(image_folder, "MAX_DEFAULT_LENGTH", 71)
+        settings = models.preset_hyperparameters("images_small")
+        problem = problems.get("image_folder", folder=str(folder))
+        with pytest.raises(
+            ValueError, match="of 4 x 6 x 3, 72 tokens. To cut and"
+        ) as e:
+            problem.fit_hyperparameters(settings)
+        # The flags that the message names are those that help.
+        words = str(e.value).replace(",", "").split()
+        flags = [w.removeprefix("--problem_option=") for w in words if "--" in w]
+        options = commands.parse_problem_options(flags)
+        assert options == {"resize": "true", "height": "32", "width": "32"}
+        problem = problems.get("image_folder", folder=str(folder), **options)
+        fitting = problem.fit_hyperparameters(settings)
+        assert fitting.max_sequence_length == 32 * 32 * 3
+        assert problem.images("test").shape == (2, 32, 32, 3)
+        problem = problems.get("image_folder", folder=str(folder), height=4, width=6)
+        fitting = problem.fit_hyperparameters(settings)
+        # A run that was begun goes on.
+        problem = problems.get("image_folder", folder=str(folder))
+        assert problem.fit_hyperparameters(fitting) is not None
 
 
 class TestArraysOfOwnImages:

@@ -1,5 +1,8 @@
 """Tests of pairs of texts from files of one's own."""
 
+import gzip
+import os
+
 import pytest
 
 from routing_tf import problems
@@ -72,6 +75,56 @@ def test_several_files(files, tmp_path):
     # Each file is cut.
     assert pairs(problem, "test") == expected([*range(96, 101), 220])
     assert pairs(problem, "train") == expected([*range(1, 91), *range(201, 219)])
+
+
+def test_a_pair_of_several_names_is_read_once(files, tmp_path):
+    for end in ("en", "de"):
+        (tmp_path / f"link.{end}").symlink_to(f"a.{end}")
+        os.link(tmp_path / f"a.{end}", tmp_path / f"twin.{end}")
+    everything = {
+        "source_files": f"{tmp_path}/*.en",
+        "target_files": f"{tmp_path}/*.de",
+    }
+    assert pairs(get(everything), "train") == expected(range(1, 91))
+    held_out = {
+        f"validation_{side}_files": f"{tmp_path}/link.{end}"
+        for side, end in (("source", "en"), ("target", "de"))
+    }
+    write(tmp_path / "b.en", range(201, 221))
+    write(tmp_path / "b.de", range(-201, -221, -1))
+    problem = get(everything, **held_out)
+    assert pairs(problem, "validation") == expected(range(1, 101))
+    assert pairs(problem, "train") == expected(range(201, 220))
+    twins = {
+        name.replace("validation", "test"): path.replace("link", "twin")
+        for name, path in held_out.items()
+    }
+    with pytest.raises(ValueError, match="must not share files.*link.en"):
+        get(everything, **held_out, **twins).prepare()
+
+
+def test_a_file_that_is_left_out_moves_no_partner(files, tmp_path):
+    # Two sources share a target, and one comes again with another.
+    write(tmp_path / "more.de", range(-1001, -1101, -1))
+    (tmp_path / "link.de").symlink_to("a.de")
+    write(tmp_path / "b.en", range(1, 101))
+    sources = [f"{tmp_path}/{name}" for name in ("a.en", "b.en", "a.en")]
+    targets = [f"{tmp_path}/{name}" for name in ("a.de", "link.de", "more.de")]
+    problem = get({"source_files": sources, "target_files": targets})
+    others = [(str(n), str(-1000 - n)) for n in range(1, 91)]
+    assert pairs(problem, "train") == 2 * expected(range(1, 91)) + others
+
+
+def test_gzip(files):
+    plain = get(files)
+    for path in files.values():
+        with open(path, "rb") as file:
+            content = file.read()
+        with gzip.open(f"{path}.gz", "wb") as file:
+            file.write(content)
+    packed = get({side: f"{path}.gz" for side, path in files.items()})
+    for split in SPLITS:
+        assert pairs(packed, split) == pairs(plain, split)
 
 
 def test_pairs_with_an_empty_side_are_left_out(tmp_path):

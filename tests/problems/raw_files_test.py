@@ -1,9 +1,11 @@
+import gzip
 import os
 import re
 import zipfile
 
 import pytest
 
+from routing_tf.files import named_files
 from routing_tf.problems import raw_files
 
 
@@ -49,6 +51,36 @@ class TestReadLines:
     def test_member_of_a_zip_file(self, tmp_path):
         path = write_zip(tmp_path, "ä\nb\n")
         assert list(raw_files.read_lines(path, "inside.txt")) == [(1, "ä"), (2, "b")]
+
+    @pytest.mark.parametrize("name", ["a.gz", "a.txt"])
+    def test_gzip(self, tmp_path, name):
+        content = gzip.compress("ä\nb".encode()) + gzip.compress(b"c\nd\n")
+        path = write(tmp_path, content, name)
+        lines = [line for _, line in raw_files.read_lines(path)]
+        assert lines == ["ä", "bc", "d"]
+        assert raw_files.file_size(path) == 8
+        chunks = raw_files.read_chunks(path, start=3, size=4, chunk_size=3)
+        assert list(chunks) == [b"bc\n", b"d"]
+
+    @pytest.mark.parametrize(
+        "damage, reason",
+        [
+            (lambda content: content[:-9], "before the end-of-stream marker"),
+            (lambda content: content[:20] + b"\xff\xff" + content[22:], "Error"),
+            (lambda content: content[:-8] + b"\0" + content[-7:], "CRC check failed"),
+            (lambda content: content + b"more", "Not a gzipped file"),
+            (lambda content: b"plain text", "Not a gzipped file"),
+        ],
+    )
+    def test_damaged_gzip(self, tmp_path, damage, reason):
+        whole = gzip.compress(bytes(range(97, 123)) * 9)
+        path = write(tmp_path, damage(whole), "a.gz")
+        for action in (raw_files.read_lines, raw_files.read_chunks):
+            message = refusal(action, path)
+            assert "a.gz' must be readable and undamaged" in message
+            assert reason in message
+        with pytest.raises(ValueError, match=f"a.gz.*{reason}"):
+            named_files.read_file(path)
 
     @pytest.mark.parametrize("in_zip", [False, True])
     def test_a_line_that_is_too_long(self, tmp_path, monkeypatch, in_zip):

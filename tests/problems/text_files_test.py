@@ -1,5 +1,6 @@
 """Tests of text files whose ids lie on disk: the same as in memory, made once."""
 
+import gzip
 import os
 import pathlib
 
@@ -196,6 +197,44 @@ def test_work_that_was_stopped_goes_on(
     np.testing.assert_array_equal(tokens.ids, expected.ids)
     if packing == "release":
         np.testing.assert_array_equal(tokens.windows, expected.windows)
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_gzip_is_the_text_it_holds(files, tmp_path, monkeypatch, where):
+    if where == "disk":
+        monkeypatch.setattr(text_files, "MAX_BYTES_IN_MEMORY", 0)
+    packed = []
+    for path in files:
+        content = pathlib.Path(path).read_bytes()
+        packed.append(f"{path}.gz")
+        halves = content[:99], content[99:]
+        pathlib.Path(packed[-1]).write_bytes(b"".join(map(gzip.compress, halves)))
+    plain, problem = get(files), get(packed, data_dir=str(tmp_path / "data"))
+    for split in SPLITS:
+        np.testing.assert_array_equal(problem.ids(split), plain.ids(split))
+    assert problem.describe(*SPLITS) == plain.describe(*SPLITS)
+
+
+def test_files_that_are_no_text_are_named(tmp_path, caplog):
+    contents = {
+        "plain": "été ".encode() * 100,
+        "latin": "été ".encode("latin-1") * 100,
+        "wide": "été ".encode("utf-16") * 100,
+        "nul.gz": gzip.compress(b"a" * 400 + b"\0"),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    problem = get(f"{tmp_path}/*")
+    # As many bytes as before.
+    size = sum(map(len, contents.values())) - len(contents["nul.gz"]) + 401
+    assert sum(map(problem.source.num_bytes, SPLITS)) == size
+    [record] = caplog.records
+    assert f": {tmp_path}/nul.gz (NUL bytes), {tmp_path}/wide (UTF-16). Convert" in (
+        record.getMessage()
+    )
+    caplog.clear()
+    get(f"{tmp_path}/[pl]*").prepare()
+    assert not caplog.records
 
 
 def test_little_text_leaves_nothing_behind(files, tmp_path):

@@ -524,6 +524,60 @@ class TestTextFiles:
         with pytest.raises(ValueError, match="broken' must be readable.*No such file"):
             problems.TextFiles(data_dir=str(tmp_path)).prepare()
 
+    def test_a_file_of_several_names_is_read_once(self, tmp_path):
+        """Links to files and folders, loops of them, and hard links."""
+        books = tmp_path / "books"
+        books.mkdir()
+        for n in range(40):
+            write(books, f"{n}.txt", f"text number {n} ".encode() * 50)
+        plain = problems.TextFiles(f"{tmp_path}/**", sequence_length=LENGTH)
+        expected = plain.source.places
+        (tmp_path / "a_link").symlink_to("books")
+        (books / "loop").symlink_to("..")
+        for n in range(40):
+            (books / f"{n}.a").symlink_to(f"{n}.txt")
+            os.link(books / f"{n}.txt", books / f"{n}.txt~")
+        for options in ({"files": f"{tmp_path}/**"}, {"data_dir": str(tmp_path)}):
+            problem = problems.TextFiles(**options, sequence_length=LENGTH)
+            assert problem.source.places == expected
+        names = ["a_link/1.a", "books/loop/books/2.txt~"]
+        problem = problems.TextFiles(
+            f"{tmp_path}/**",
+            validation_files=[tmp_path / names[0]],
+            test_files=[tmp_path / names[1]],
+            sequence_length=LENGTH,
+        )
+        places = problem.source.places
+        assert [p for p, _, _ in places["validation"]] == [str(tmp_path / names[0])]
+        train = {os.path.basename(path) for path, _, _ in places["train"]}
+        assert train == {f"{n}.txt" for n in range(40) if n not in (1, 2)}
+        with pytest.raises(ValueError, match="must not share files.*books/1.txt"):
+            problems.TextFiles(
+                books / "3.txt", books / "1.txt", tmp_path / names[0]
+            ).prepare()
+
+    @pytest.mark.parametrize(
+        "pattern, names",
+        [
+            ("**", ["a/b/x", "a/x", "x"]),
+            ("**/x", ["a/b/x", "a/x", "x"]),
+            ("a/**/**/x", ["a/b/x", "a/x"]),
+            ("**/b/**", ["a/b/x"]),
+            ("*/**/[x]", ["a/b/x", "a/x"]),
+            ("**/link/b/x", ["link/b/x"]),
+        ],
+    )
+    def test_folders_of_any_depth(self, tmp_path, monkeypatch, pattern, names):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "a" / "b").mkdir(parents=True)
+        (tmp_path / ".hidden").mkdir()
+        (tmp_path / "link").symlink_to("a")
+        for folder in ("", "a", "a/b", ".hidden"):
+            write(tmp_path / folder, "x", folder.encode())
+        expected = [str(tmp_path / name) for name in names]
+        for base in ("", f"{tmp_path}/"):
+            assert named_files.find_files("files", base + pattern) == expected
+
     def test_other_errors(self, tmp_path):
         with pytest.raises(ValueError, match="`files` must name the text files"):
             problems.get("text_files")

@@ -1,42 +1,62 @@
 """Images of one's own, in folders."""
 
 import functools
+import glob
 import itertools
 import math
 import os
 import pathlib
-import struct
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from routing_tf.choices import SPLITS
 from routing_tf.files import named_files
 from routing_tf.layers.validation import check_choice
 from routing_tf.problems import array_store
+from routing_tf.problems import image_files
 from routing_tf.problems.arguments import boolean
 from routing_tf.problems.arguments import integer_at_least
 from routing_tf.problems.image import ImageProblem
 from routing_tf.problems.own_files import OwnFiles
+from routing_tf.problems.own_files import separate
 from routing_tf.problems.own_files import split_of_file
 from routing_tf.problems.registry import register
 
-ENDINGS = (".png", ".jpg", ".jpeg")
+# Whatever its name says, a file may have any of the forms.
+ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp")
+FORMS = "PNG, JPEG, GIF, BMP or WebP"
 # Images without prepared arrays are held in memory: so many bytes at most.
 MAX_BYTES_IN_MEMORY = 4 << 30
+# What to do about images of other sizes, and of large ones.
+SMALLER = (
+    "To cut and scale images, pass --problem_option=resize=true "
+    "--problem_option=height=32 --problem_option=width=32, or another size"
+)
+# Of images whose size nobody has named, as many tokens as 64 x 64 x 3 have.
+MAX_DEFAULT_LENGTH = 12_288
 # Of one picture, more than those of any camera.
 MAX_PIXELS = 1 << 27
 
 
 @register("image_folder")
 class ImageFolder(ImageProblem):
-    """Images of your own, PNG or JPEG, in folders.
+    """Images of your own, PNG, JPEG, GIF, BMP or WebP, in folders.
 
     In the folder are `train`, `validation` and `test`, and in each of them either
     images, or a folder of images for each class; classes are numbered in the order of
     their names. Without such folders for the splits, each image belongs to one of
     them, chosen by a hash of its path: about 90 % are for training, 5 % for
-    validation and 5 % for testing.
+    validation and 5 % for testing. An image that links give several names is read once,
+    and never trained on if it is held out.
+
+    Photos are turned upright, as the orientation in their EXIF data says; transparency
+    is dropped, and of a GIF's frames the first one is read.
+
+    A model's height, width, channels and classes follow from the images when `train`
+    starts. Those of more tokens than 64 x 64 x 3 are refused unless `height` and
+    `width` are named.
 
     No `datagen` is needed. What it makes of the images is read in place, while images
     themselves are held in memory, all of a split.
@@ -54,7 +74,8 @@ class ImageFolder(ImageProblem):
 
     Raises:
         ValueError: if an option is out of range, images are both beside and inside of
-            class folders, or one is damaged or of another size.
+            class folders, one is both for validation and for testing, or one is damaged
+            or of another size.
 
     Example:
     ```python
@@ -74,7 +95,7 @@ class ImageFolder(ImageProblem):
 
     storage = "image_folder"
     has_own_files = True
-    default_hparams_set = "cifar10_local_cluster"
+    default_hparams_set = "images_small"
 
     def __init__(
         self,
@@ -141,7 +162,7 @@ class ImageFolder(ImageProblem):
     def _check_found(self):
         if self.image_shape is None:
             raise ValueError(
-                f"The folder of images must hold some, {' or '.join(ENDINGS)}; name it "
+                f"The folder of images must hold some, {', '.join(ENDINGS)}; name it "
                 f"with the option `folder`. Received: {self.source.folder!r}"
             )
 
@@ -158,9 +179,9 @@ class ImageFolder(ImageProblem):
             folder = self.source.folder
             raise ValueError(
                 f"The split {split!r} of image_folder must have images. Received: "
-                f"{folder!r} with {sizes}. Put some into "
-                f"{os.path.join(folder, split)!r}, or choose other splits with "
-                "train_split and eval_split"
+                f"{folder!r} with {sizes}. Sort them into the folders "
+                f"{', '.join(SPLITS)} in it, or choose other splits with train_split "
+                "and eval_split"
             )
         size = number * math.prod(self.image_shape)
         if size > MAX_BYTES_IN_MEMORY:
@@ -169,6 +190,26 @@ class ImageFolder(ImageProblem):
                 f"split, or be prepared with `{self.command} --raw_dir="
                 f"{self.source.folder}`. Received: {number:,} images of "
                 f"{self.image_shape} in the split {split!r}"
+            )
+
+    def fit_hyperparameters(self, hyperparameters):
+        self._check_found()
+        fitting = super().fit_hyperparameters(hyperparameters)
+        # A run that goes on has the size already.
+        if fitting != hyperparameters:
+            self._check_length()
+        return fitting
+
+    def _check_length(self):
+        """Refuses large images, such as photos, unless their size has been named."""
+        is_named = self.sizes["height"] and self.sizes["width"]
+        if self.sequence_length > MAX_DEFAULT_LENGTH and not is_named:
+            height, width, channels = self.image_shape
+            raise ValueError(
+                "`height` and `width` must be named to train on images of more than "
+                f"{MAX_DEFAULT_LENGTH:,} tokens, one for each channel of a pixel. "
+                f"Received: images of {height} x {width} x {channels}, "
+                f"{self.sequence_length:,} tokens. {SMALLER}"
             )
 
     def check_hyperparameters(self, hyperparameters):
@@ -193,16 +234,19 @@ class Images(OwnFiles):
         self.classes = sorted(set().union(*(c.values() for c in self.paths.values())))
 
     def _find(self):
-        found = {split: {} for split in SPLITS}
         bases = {split: os.path.join(self.folder, split) for split in SPLITS}
         if any(map(os.path.isdir, bases.values())):
-            for split, base in bases.items():
-                for path in _images(base):
-                    found[split][path] = _class_of(path, base)
+            paths = {split: _images(base) for split, base in bases.items()}
+            paths = separate(paths, lambda split: repr(bases[split]))
         else:
+            bases, paths = dict.fromkeys(SPLITS, self.folder), {s: [] for s in SPLITS}
             for path in _images(self.folder):
                 name = pathlib.Path(path).relative_to(self.folder).as_posix()
-                found[split_of_file(name)][path] = _class_of(path, self.folder)
+                paths[split_of_file(name)].append(path)
+        found = {
+            split: {path: _class_of(path, bases[split]) for path in paths[split]}
+            for split in SPLITS
+        }
         classes = {
             name: path for paths in found.values() for path, name in paths.items()
         }
@@ -234,6 +278,7 @@ class Images(OwnFiles):
             "shape": list(self.shape),
             "classes": self.classes,
             "resize": self.resize,
+            "upright": True,  # arrays of earlier versions are not
         }
 
     def examples(self, split, start):
@@ -246,32 +291,31 @@ class Images(OwnFiles):
         if image.shape[-1] != channels:
             raise ValueError(
                 "Images must have as many channels as the first one, "
-                f"{channels}; or name the option `channels`, to which they are "
-                f"converted. Received: {path!r} with {image.shape[-1]}"
+                f"{channels}. Received: {path!r} with {image.shape[-1]}. To convert "
+                "images, pass --problem_option=channels=3, or 1"
             )
         if image.shape[:2] == (height, width):
             return image
         if not self.resize:
             raise ValueError(
-                f"Images must have {height} x {width} pixels (height x width); or pass "
-                "resize=true, and they are cut and scaled. Received: "
-                f"{path!r} with {image.shape[0]} x {image.shape[1]}"
+                f"Images must have {height} x {width} pixels (height x width), as the "
+                f"first one has or options say. Received: {path!r} with "
+                f"{image.shape[0]} x {image.shape[1]}. {SMALLER}"
             )
         return resized(image, height, width)
 
 
 def _images(folder):
-    """The paths of the images in a folder and those below it, in order."""
-    found = []
-    for parent, folders, names in os.walk(folder):
-        # What this package has prepared is no class.
-        folders[:] = [n for n in folders if n[0] != "." and n != "routing_tf"]
-        found += [
-            os.path.join(parent, name)
-            for name in names
-            if name.lower().endswith(ENDINGS) and name[0] != "."
-        ]
-    return sorted(found)
+    """The paths of the images in a folder and those below it, in order, each once."""
+    # What this package has prepared is no class.
+    folders = named_files.folders_below(folder, ignored=("routing_tf",))
+    found = [
+        path
+        for parent in folders
+        for path in glob.glob(os.path.join(glob.escape(parent), "*"))
+        if path.lower().endswith(ENDINGS) and not os.path.isdir(path)
+    ]
+    return named_files.each_once(sorted(found))
 
 
 def _class_of(path, base):
@@ -281,49 +325,63 @@ def _class_of(path, base):
 
 
 def read_image(path, channels=None):
-    """Reads a PNG or JPEG file as a NumPy array `<uint8>[height, width, channels]`.
+    """Reads a file as a NumPy array `<uint8>[height, width, channels]`, upright.
 
-    `channels` are 1 or 3; `None` for those of the file, without transparency.
+    `channels` are 1 or 3; `None` for those of the file, without transparency. What EXIF
+    says of the orientation is applied, and of several frames the first one is read.
     """
     named_files.check_regular(path)
     try:
         content = pathlib.Path(path).read_bytes()
         _check_size(content, path)
-        image = tf.io.decode_image(content, channels or 0, expand_animations=False)
+        _check_frames(content, path)
+        image = _decoded(content, channels)
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "message", None) or error
         raise ValueError(
-            f"The file {str(path)!r} must be an undamaged PNG or JPEG image. Received: "
+            f"The file {str(path)!r} must be an undamaged image, {FORMS}. Received: "
             f"{reason}"
         ) from error
-    image = image.numpy()
-    return image[..., : 3 if image.shape[-1] > 2 else 1]
+    return image_files.upright(image, image_files.orientation(content))
+
+
+def _decoded(content, channels):
+    """The pixels of a file, of 1 or 3 channels."""
+    converts = content.startswith((b"\x89PNG", b"\xff\xd8"))
+    given = channels if converts and channels else 0
+    image = tf.io.decode_image(content, given, expand_animations=False)
+    image = image[..., : 3 if image.shape[-1] > 2 else 1]
+    if channels == 1 and image.shape[-1] == 3:
+        image = tf.image.rgb_to_grayscale(image)
+    elif channels == 3 and image.shape[-1] == 1:
+        image = tf.image.grayscale_to_rgb(image)
+    return image.numpy()
+
+
+def _check_frames(content, path):
+    """Tells of frames that are not read, and refuses those that TensorFlow cannot."""
+    if not image_files.has_more_frames(content):
+        return
+    if content.startswith(b"RIFF"):  # TensorFlow 2.21 writes beyond the first frame
+        raise ValueError(
+            f"The image {str(path)!r} must have one frame. Received: a WebP file of "
+            "several; save the first one alone, or leave the file out"
+        )
+    message = "only the first frame is read of %s, as of all files with several"
+    logging.log_first_n(logging.WARNING, message, 1, path)
 
 
 def _check_size(content, path):
     """Refuses a picture that would take the memory, before it is decoded."""
-    height, width = _size(content)
+    if content.startswith(b"\xff\xd8"):
+        height, width = tf.io.extract_jpeg_shape(content).numpy()[:2].tolist()
+    else:
+        height, width = image_files.size(content)
     if height * width > MAX_PIXELS:
         raise ValueError(
             f"The image {str(path)!r} must have at most {MAX_PIXELS:,} pixels. "
             f"Received: {height:,} x {width:,} (height x width)"
         )
-
-
-def _size(content):
-    """Height and width of a picture, as its first bytes tell; 0 if they do not."""
-    if content.startswith(b"\xff\xd8"):
-        return tf.io.extract_jpeg_shape(content).numpy()[:2].tolist()
-    # What else TensorFlow decodes, whatever the name of the file.
-    for start, place, form in (
-        (b"\x89PNG", 16, ">II"),
-        (b"GIF8", 6, "<HH"),
-        (b"BM", 18, "<ii"),
-    ):
-        if content.startswith(start) and len(content) >= place + struct.calcsize(form):
-            width, height = struct.unpack_from(form, content, place)
-            return abs(height), abs(width)
-    return 0, 0
 
 
 def resized(image, height, width):

@@ -1,13 +1,16 @@
 """Pairs of texts from files of your own."""
 
+import functools
 import itertools
 
 from routing_tf.choices import SPLITS
-from routing_tf.files.named_files import find_files
+from routing_tf.files.named_files import identity
+from routing_tf.files.named_files import named_paths
 from routing_tf.problems import raw_files
 from routing_tf.problems.own_files import HELD_OUT_SHARE
 from routing_tf.problems.own_files import OwnFiles
 from routing_tf.problems.own_files import check_no_raw_dir
+from routing_tf.problems.own_files import separate
 from routing_tf.problems.registry import register
 from routing_tf.problems.seq2seq import Seq2SeqProblem
 
@@ -19,12 +22,15 @@ class ParallelFiles(Seq2SeqProblem):
     Line n of a target file belongs to line n of the source file; pairs with an empty
     side are left out. Of files for all splits, the last 5 % of the lines are for
     testing and the 5 % before them for validation, unless these splits have files of
-    their own. Files must be UTF-8. No `datagen` is needed.
+    their own, which are then left out of those to train on. A pair of files that links
+    give several names is read once. Files must be UTF-8, as they are or packed by
+    gzip. No `datagen` is needed.
 
     Args:
         source_files: a list of paths or glob patterns, or one string of them separated
             by commas, as for `text_files`.
-        target_files: the same: as many files, in the same order.
+        target_files: the same: as many files, in the same order; one may be there for
+            several sources.
         validation_source_files: the same, for the validation split.
         validation_target_files: the same, for the validation split.
         test_source_files: the same, for the test split.
@@ -106,11 +112,20 @@ class Lines(OwnFiles):
         self.files = files
         self._counts = {}
 
-    def _named(self, split):
-        """Pairs of paths, those that the options of a split name."""
+    @functools.cached_property
+    def _named(self):
+        """For each split the pairs of paths that its options name, each pair once."""
+        named = {split: self._pairs(split) for split in SPLITS}
+        return separate(
+            named,
+            "`{0}_source_files` with `{0}_target_files`".format,
+            _identity_of_pair,
+        )
+
+    def _pairs(self, split):
         prefix = "" if split == "train" else f"{split}_"
         sources, targets = (
-            find_files(f"{prefix}{side}_files", files)
+            named_paths(f"{prefix}{side}_files", files)
             for side, files in zip(("source", "target"), self.files[split])
         )
         if len(sources) != len(targets):
@@ -118,7 +133,9 @@ class Lines(OwnFiles):
                 f"`{prefix}source_files` and `{prefix}target_files` must be as many. "
                 f"Received: {len(sources)} and {len(targets)} files"
             )
-        return list(zip(sources, targets))
+        # Who is paired with whom is told before any name is left out.
+        pairs = {_identity_of_pair(pair): pair for pair in zip(sources, targets)}
+        return list(pairs.values())
 
     @property
     def _held_out(self):
@@ -127,7 +144,7 @@ class Lines(OwnFiles):
 
     def files_of(self, split):
         split = "train" if split in self._held_out else split
-        return list(itertools.chain.from_iterable(self._named(split)))
+        return list(itertools.chain.from_iterable(self._named[split]))
 
     def identity(self, split):
         return {**super().identity(split), "held_out": self._held_out}
@@ -159,7 +176,7 @@ class Lines(OwnFiles):
 
     def _examples(self, split):
         own = "train" if split in self._held_out else split
-        for paths in self._named(own):
+        for paths in self._named[own]:
             number = self._num_lines(*paths)
             first, end = self._lines(split, number) if own == "train" else (0, number)
             lines = zip(*map(raw_files.read_lines, paths))
@@ -169,3 +186,7 @@ class Lines(OwnFiles):
 
     def splits(self):
         return [s for s in SPLITS if any(True for _ in self.examples(s, 0))]
+
+
+def _identity_of_pair(paths):
+    return tuple(map(identity, paths))

@@ -1,5 +1,6 @@
 """Files of your own as text, whatever their size."""
 
+import codecs
 import functools
 import glob
 import hashlib
@@ -7,12 +8,15 @@ import os
 import pathlib
 import re
 
+from absl import logging
+
 from routing_tf.choices import SPLITS
 from routing_tf.files.named_files import find_files
 from routing_tf.files.named_files import split_paths
 from routing_tf.problems import raw_files
 from routing_tf.problems.own_files import OwnFiles
 from routing_tf.problems.own_files import check_no_raw_dir
+from routing_tf.problems.own_files import separate
 from routing_tf.problems.own_files import share_out
 from routing_tf.problems.registry import register
 from routing_tf.problems.text import TextProblem
@@ -22,6 +26,8 @@ from routing_tf.tokenizers import SubwordTokenizer
 MAX_BYTES_IN_MEMORY = 64 << 20
 # So many bytes of text become ids at once: words that come again are matched once.
 CHUNK_SIZE = 16 << 20
+# So much of a file tells whether it is text, and so many that are none are named.
+START_SIZE, NUM_NAMED = 1 << 16, 5
 # Where a word surely ends: a letter or digit in front of a newline or of punctuation.
 WORD_END = re.compile(r"[^\W_](?=[\n\r\t.,:;!?()\[\]\"'\u3001\u3002\uff0c\uff1f])")
 
@@ -29,6 +35,9 @@ WORD_END = re.compile(r"[^\W_](?=[\n\r\t.,:;!?()\[\]\"'\u3001\u3002\uff0c\uff1f]
 @register("text_files")
 class TextFiles(TextProblem):
     """Any files of your own, read as bytes whatever their encoding.
+
+    Files of gzip are read as the text that they hold. Files in UTF-16 and others with
+    NUL bytes, which are no text in UTF-8, are named in a warning.
 
     `files` is shared out between the splits that have no files of their own. From
     20 files on, each file belongs to one split, chosen by a hash of its path below
@@ -49,11 +58,12 @@ class TextFiles(TextProblem):
             commas; double quotes keep the commas of a name. `**` stands for folders of
             any depth. Relative paths start at the working directory. Defaults to all
             files in `data_dir` and the folders below it; as in every glob, `*` does not
-            stand for names with a leading dot.
+            stand for names with a leading dot. A file that links give several names is
+            read once.
         validation_files: the same, for the validation split. Defaults to `None`, a
             part of `files`.
         test_files: the same, for the test split. What is named here or in
-            `validation_files` is left out of `files`.
+            `validation_files` is left out of `files`, by whatever name.
         vocabulary: string, path of a subword vocabulary as the release has it. The
             tokens are then its subwords, and files must be UTF-8 (bytes that are not
             become U+FFFD). Defaults to `None`, for bytes as tokens.
@@ -186,18 +196,13 @@ class Texts(OwnFiles):
     def places(self):
         """Path, first byte and number of bytes of the texts of each split."""
         named = {
+            "train": self._all_files(),
             "validation": find_files("validation_files", self.validation_files),
             "test": find_files("test_files", self.test_files),
         }
-        twice = set(named["validation"]) & set(named["test"])
-        if twice:
-            raise ValueError(
-                "`validation_files` and `test_files` must not share files; name each "
-                f"file for one of them. Received for both: {sorted(twice)}"
-            )
-        files = self._all_files()
-        held_out = {*named["validation"], *named["test"]}
-        shared = [path for path in files if path not in held_out]
+        named = separate(named, "`{}_files`".format)
+        shared = named.pop("train")
+        _warn_of_no_text([*shared, *named["validation"], *named["test"]])
         places = share_out(shared, [split for split in named if not named[split]])
         for split, paths in named.items():
             places[split] += [(path, 0, raw_files.file_size(path)) for path in paths]
@@ -206,10 +211,11 @@ class Texts(OwnFiles):
             for split, found in places.items()
         }
         if not any(places.values()):
+            number = len(shared) + sum(map(len, named.values()))
             raise ValueError(
                 "`files` must hold some text. Received: files="
-                f"{self.files!r}, data_dir={self.data_dir!r}, whose "
-                f"{len(shared) + len(held_out)} files are all empty"
+                f"{self.files!r}, data_dir={self.data_dir!r}, whose {number} files are "
+                "all empty"
             )
         return places
 
@@ -239,6 +245,29 @@ class Texts(OwnFiles):
         # Where a file is cut depends on the others.
         texts = _digest(self.places[split])
         return {**super().identity(split), "texts": texts}
+
+
+def _warn_of_no_text(paths):
+    """Names files that are surely not meant to be read as bytes of text."""
+    found = [(path, _no_text(path)) for path in paths]
+    named = [f"{path} ({reason})" for path, reason in found if reason]
+    if named:
+        more = f" and {len(named) - NUM_NAMED} more" if len(named) > NUM_NAMED else ""
+        logging.warning(
+            "read as bytes, though no text in UTF-8: %s%s. Convert them, as with "
+            "`iconv -f UTF-16 -t UTF-8`, or leave them out of the files that are named",
+            ", ".join(named[:NUM_NAMED]),
+            more,
+        )
+
+
+def _no_text(path):
+    """Says why the beginning of a file is no text in UTF-8; empty if nothing does."""
+    with raw_files.open_file(path) as stream:
+        start = stream.read(START_SIZE)
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16"
+    return "NUL bytes" if b"\0" in start else ""
 
 
 def _end_of_words(text):

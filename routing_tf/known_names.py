@@ -76,6 +76,7 @@ HYPERPARAMETERS = {
         "centroid_decay",
         "centroid_initialization",
         "balance_rate",
+        "anchor_weight",
         "revive_centroids_after",
         "commitment_weight",
     ),

@@ -40,12 +40,18 @@ class Clustering:
             `balance_rate * dim * (1 - load)` at each training step, where `load` is
             the number of its tokens divided by the mean of all clusters, at most 2.
             0.0 (the default): none.
+        anchor_weight: how much of a fixed random vector, its anchor, is added to each
+            centroid where tokens are scored, at least 0. Centroids that have met would
+            stay together, as equal scores never part their tokens; with anchors of
+            their own they part tokens as random hashing does, until they differ again.
+            0.0 (the default): no anchors.
 
     Raises:
-        ValueError: if `decay` is not in [0, 1], `commitment_weight` or `balance_rate`
-            is negative, `update_rule` or `centroid_initialization` is unknown,
-            `revive_after` is not a positive integer, or one of these but the weight is
-            not the default with `ema=False`.
+        ValueError: if `decay` is not in [0, 1], `commitment_weight`, `balance_rate` or
+            `anchor_weight` is negative, `update_rule` or `centroid_initialization` is
+            unknown, `revive_after` is not a positive integer, or one of `update_rule`,
+            `revive_after`, `centroid_initialization` and `balance_rate` is not the
+            default with `ema=False`.
 
     Reference: paper, section 4.1. Biases that balance loads without a loss: Wang et al.
     (2024), https://arxiv.org/abs/2408.15664.
@@ -58,6 +64,7 @@ class Clustering:
     revive_after: int | None = None
     centroid_initialization: str = "normal"
     balance_rate: float = 0.0
+    anchor_weight: float = 0.0
 
     def __post_init__(self):
         check_choice("update_rule", self.update_rule, UPDATE_RULES)
@@ -75,6 +82,7 @@ class Clustering:
             )
         check_not_negative("commitment_weight", self.commitment_weight)
         check_not_negative("balance_rate", self.balance_rate)
+        check_not_negative("anchor_weight", self.anchor_weight)
         if not self.ema:
             self._check_averages_alone()
 

@@ -73,7 +73,8 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
     `(heads, clusters)` and `sums` `(heads, clusters, dim)`; with `revive_after` or
     `centroid_initialization="tokens"` also `empty_steps` `(heads, clusters)`, the
     number of training steps since the last one with a token; with `balance_rate` also
-    `biases` `(heads, clusters)`. It is written only when
+    `biases` `(heads, clusters)`; with `anchor_weight` also `anchors`
+    `(heads, clusters, dim)`, which never move. It is written only when
     `training=True` and the layer is trainable, from statistics that are summed over
     all replicas: under `tf.distribute` on TensorFlow by an all-reduce, on JAX because
     the layer sees the global batch. A call writes at once, unless `hold_updates` is
@@ -142,6 +143,9 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         def initial_centroids(shape, dtype=None):
             return normalize(keras.random.normal(shape, seed=seed))
 
+        def initial_anchors(shape, dtype=None):
+            return normalize(keras.random.normal(shape, seed=seed + 1))
+
         def add_state(name, shape, initializer, trainable=False):
             return self.add_weight(
                 name=name,
@@ -164,6 +168,8 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
             self.empty_steps = add_state("empty_steps", shape[:2], start)
         if self.balance_rate:
             self.biases = add_state("biases", shape[:2], "zeros")
+        if self.anchor_weight:
+            self.anchors = add_state("anchors", shape, initial_anchors)
 
     def call(self, tokens, token_mask=None, training=None):
         single = not isinstance(tokens, (list, tuple))
@@ -172,7 +178,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         streams = [ops.cast(stream, "float32") for stream in streams]
         centroids = ops.convert_to_tensor(self.centroids)
         products = [self._scores(stream, centroids) for stream in streams]
-        scores = [self._biased(each) for each in products]
+        scores = [self._shifted(*each) for each in zip(products, streams, strict=True)]
         nearest = [
             ops.one_hot(ops.argmax(s, axis=-1), self.num_clusters, dtype="float32")
             for s in scores
@@ -189,23 +195,28 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
             tokens: as in a call.
         """
         centroids = ops.convert_to_tensor(self.centroids)
-        return self._biased(self._scores(ops.cast(tokens, "float32"), centroids))
+        tokens = ops.cast(tokens, "float32")
+        return self._shifted(self._scores(tokens, centroids), tokens)
 
     def _scores(self, tokens, centroids):
         centroids = ops.swapaxes(ops.stop_gradient(centroids), 1, 2)
         return product(tokens, centroids)
 
-    def _biased(self, scores):
-        if not self.balance_rate:
-            return scores
-        return scores + ops.convert_to_tensor(self.biases)[:, None]
+    def _shifted(self, scores, tokens):
+        """Adds to products with the centroids what else makes a score."""
+        if self.anchor_weight:
+            anchors = ops.convert_to_tensor(self.anchors)
+            scores += self.anchor_weight * self._scores(tokens, anchors)
+        if self.balance_rate:
+            scores += ops.convert_to_tensor(self.biases)[:, None]
+        return scores
 
     def losses_of(self, streams, scores, nearest, masks, centroids):
         """Returns this replica's loss: the mean over replicas is that of all tokens.
 
         Args:
             streams: list of one or two tensors of tokens.
-            scores: list of their scores, without biases.
+            scores: list of their scores, without biases and anchors.
             nearest: list of `<float32>` one-hot clusters of their tokens.
             masks: list of their masks or None.
             centroids: `<float32>[heads, clusters, dim]`.

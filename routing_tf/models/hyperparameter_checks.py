@@ -71,6 +71,7 @@ _COUNTS = (
 _NOT_NEGATIVE = (
     "commitment_weight",
     "balance_rate",
+    "anchor_weight",
     "exploring_cluster_weight",
     "relative_key_stddev",
     "initializer_gain",

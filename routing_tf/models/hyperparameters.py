@@ -133,6 +133,8 @@ class Hyperparameters:
         centroid_initialization: `"normal"` for random centroids; `"tokens"`: the first
             training step sets them to tokens, see `OnlineKMeans`.
         balance_rate: how fast clusters are made even, see `OnlineKMeans`; 0: not.
+        anchor_weight: how much of a fixed random vector is added to each centroid, so
+            that those that meet part again, see `OnlineKMeans`; 0: nothing.
         revive_centroids_after: number of training steps without a token after which a
             centroid is set to one, see `OnlineKMeans`; None for never.
         commitment_weight: factor of the clustering loss.
@@ -268,6 +270,7 @@ class Hyperparameters:
     centroid_decay: float = 0.999
     centroid_initialization: str = "normal"
     balance_rate: float = 0.0
+    anchor_weight: float = 0.0
     revive_centroids_after: int | None = None
     commitment_weight: float = 1e-4
     entmax_alpha: float | str | None = None

@@ -338,6 +338,7 @@ def _clustering(hyperparameters):
         "revive_after": h.revive_centroids_after,
         "centroid_initialization": h.centroid_initialization,
         "balance_rate": h.balance_rate,
+        "anchor_weight": h.anchor_weight,
         "exploring_cluster_weight": h.exploring_cluster_weight,
     }
 

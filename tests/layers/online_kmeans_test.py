@@ -340,6 +340,7 @@ def test_survives_saving(tmp_path):
         ("commitment_weight", -0.5),
         ("balance_rate", -0.5),
         ("balance_rate", "fast"),
+        ("anchor_weight", -0.5),
         ("update_rule", "release"),
         ("revive_after", 0),
         ("revive_after", 2.5),
@@ -518,6 +519,39 @@ def test_revived_centroids_need_no_state_by_default():
 def test_trained_centroids_are_not_revived(options):
     with pytest.raises(ValueError, match="`revive_after`.*ema=False"):
         OnlineKMeans(4, ema=False, **options)
+
+
+def test_anchors_are_in_the_scores_and_nowhere_else():
+    kmeans = built_kmeans(anchor_weight=0.5, commitment_weight=1.0)
+    plain = built_kmeans(commitment_weight=1.0)
+    plain.centroids.assign(kmeans.centroids)
+    x = tokens()
+    anchors, centroids = (
+        golden_cases.to_numpy(kmeans.anchors),
+        state_of(kmeans)["centroids"],
+    )
+    assert np.abs(anchors - centroids).max() > 0.1
+    scores, loss = golden_cases.run(kmeans, x, training=True)
+    without, _ = golden_cases.run(plain, x)
+    expected = without + 0.5 * np.einsum("bhld,hkd->bhlk", x, anchors)
+    golden_cases.assert_close(scores, expected, TOLERANCE)
+    own = np.stack([centroids[h][scores.argmax(-1)[:, h]] for h in range(HEADS)], 1)
+    golden_cases.assert_close(loss[0], np.mean((x - own) ** 2), TOLERANCE)
+    np.testing.assert_array_equal(golden_cases.to_numpy(kmeans.anchors), anchors)
+    assert not hasattr(plain, "anchors")
+    helpers.assert_keeps_settings(OnlineKMeans(CLUSTERS, anchor_weight=0.5))
+
+
+def test_anchors_part_tokens_of_centroids_that_have_met():
+    x = tokens()
+    for weight, number in ((0.0, 1), (0.5, 2)):
+        kmeans = built_kmeans(anchor_weight=weight)
+        kmeans.centroids.assign(np.ones(kmeans.centroids.shape))
+        scores, _ = golden_cases.run(kmeans, x)
+        clusters = scores.argmax(axis=-1)
+        assert all(len(np.unique(head)) >= number for head in clusters.swapaxes(0, 1))
+        if not weight:
+            assert not clusters.any()
 
 
 @pytest.mark.parametrize("num_streams", [1, 2])

@@ -108,10 +108,8 @@ def test_checkpoints_of_the_release(tmp_path):
             first_checks.check(parse(convert, *given, f"--{flag}={tmp_path / 'no'}"))
 
 
-def test_problems_that_a_user_has_registered_are_left_to_the_registry():
+@pytest.mark.parametrize("flag", ["--problem=my_own", "--hparams=vocabulary_size=3"])
+def test_what_only_the_run_can_judge_is_left_to_it(flag):
+    """Problems that a user has registered, and what follows from the problem."""
     assert "routing_tf.problems" in sys.modules
-    first_checks.check(parse(train, "--model_dir=x", "--problem=my_own"))
-
-
-def test_the_vocabulary_is_refused_with_the_reason():
-    first_checks.check(parse(train, "--model_dir=x", "--hparams=vocabulary_size=3"))
+    assert first_checks.check(parse(train, "--model_dir=x", flag)) is None

@@ -315,7 +315,7 @@ def test_half_precision(dtype):
     [
         lambda: heads(number=3),
         lambda: heads(layers.HashedHeads, 3),
-        lambda: heads(layers.ClusterStridedHeads, 3),
+        lambda: heads(layers.ClusterStridedHeads, 3, exploring_cluster_weight=0.5),
         lambda: layers.RoutingAttention(2, 6, 3, 4, exploring_queries=3),
     ],
 )
@@ -323,6 +323,21 @@ def test_keeps_its_number(layer):
     layer = layer()
     assert layer.get_config()["exploring_queries"] == 3
     helpers.assert_keeps_settings(layer)
+
+
+def test_routing_attention_hands_on_what_teaches_clusters():
+    clustering = {"exploring_cluster_weight": 0.5, "anchor_weight": 0.25}
+    layer = layers.RoutingAttention(2, 6, 3, 4, clustering=clustering)
+    (group,) = layer.head_groups
+    assert group.exploring_cluster_weight == 0.5
+    assert group.kmeans.anchor_weight == 0.25
+    helpers.assert_keeps_settings(layer)
+
+
+def test_refuses_a_negative_weight():
+    message = "`exploring_cluster_weight` must be finite and must not be negative"
+    with pytest.raises(ValueError, match=message):
+        heads(exploring_cluster_weight=-0.5)
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, None, True])

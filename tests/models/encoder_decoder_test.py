@@ -184,7 +184,11 @@ def test_blocks_of_the_encoder_may_be_given():
     given = {"memory_block_length": 14, "num_routed_heads": 1, "num_local_heads": 3}
     proportional = given | {"memory_block_length": None}
     model, other = backbone(**given), backbone(**proportional)
-    np.testing.assert_array_equal(output(model, INPUTS), output(other, INPUTS))
+    # Proportional blocks are cut without padding, so rows that have none are compared.
+    is_whole = INPUTS["encoder_padding_mask"].all(axis=1)
+    outputs = [output(each, INPUTS)[is_whole] for each in (model, other)]
+    assert len(outputs[0]) == 1
+    np.testing.assert_array_equal(*outputs)
     short = {
         name: value[:, :26] if name.startswith("encoder") else value
         for name, value in INPUTS.items()

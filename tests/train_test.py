@@ -308,7 +308,7 @@ def test_a_run_on_pairs_of_texts(tmp_path, run):
     code, out, err = run(model_dir, *PAIRS, "--train_steps=1", "--sample_bytes=2")
     assert code == 0, err
     assert "data: test_copy: train 216 ids, validation 33 ids" in out
-    assert "parameters, 1 + 1 layers" in out
+    assert "of them trainable, 1 + 1 layers" in out
     # The longer length decides.
     assert "1 steps of 8 pairs of 16 and 12 tokens of train, 0.2 epochs" in out
     (source,) = problems.get("test_copy", **SIZES).pair("validation", 0)[:1]

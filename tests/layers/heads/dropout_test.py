@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from routing_tf import layers
+from routing_tf import zoo
 from tests.layers import helpers
 
 KINDS = {
@@ -67,7 +68,7 @@ def outputs(layer, kind, training):
 def test_every_group_stands_here():
     groups = {
         name
-        for name, x in vars(layers).items()
+        for name, x in {**vars(layers), **vars(zoo)}.items()
         if inspect.isclass(x) and issubclass(x, layers.HeadGroup)
     }
     assert groups - {"HeadGroup", *WITHOUT_WEIGHTS} == set(KINDS) - {"longformer"}

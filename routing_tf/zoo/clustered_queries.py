@@ -5,8 +5,10 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
+from routing_tf.layers.blocks import running_sum
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import smaller
 from routing_tf.layers.masks import known_mask
 from routing_tf.layers.products import product
@@ -15,8 +17,6 @@ from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.zoo.parts import refusals
-from routing_tf.zoo.parts.bit_clusters import cluster_bits
-from routing_tf.zoo.parts.bit_clusters import members_of
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
 
@@ -124,7 +124,7 @@ class ClusteredQueryHeads(HeadGroup):
     def attend(self, inputs, training=None):
         real = known_mask(inputs.query, inputs.query_mask)
         cluster = self.clusters(inputs.query, real)
-        members = members_of(cluster, real, self.num_clusters)
+        members = _members_of(cluster, real, self.num_clusters)
         weights = self._weights_of_clusters(inputs, members)
         if self.num_keys is None:
             return membership.gather(self._sums(weights, inputs, training), cluster)
@@ -153,7 +153,7 @@ class ClusteredQueryHeads(HeadGroup):
         if self.hash_bias:
             products += projections[:, self.key_dim :]
         bits = ops.where(products > 0, 1.0, -1.0)
-        return cluster_bits(bits, real, self.num_clusters, self.num_iterations)
+        return _cluster_bits(bits, real, self.num_clusters, self.num_iterations)
 
     def make_cache(self, batch_size, max_length, grid=None):
         refusals.refuse_cache(self, OF_ALL_QUERIES)
@@ -223,6 +223,59 @@ def _is_among(places, weights):
     ones = ops.ones_like(index[:, 0], dtype="float32")
     found = ops.scatter(index, ones, (num_rows, length))
     return ops.reshape(found, (batch, heads, clusters, length)) > 0
+
+
+def _cluster_bits(bits, real, num_clusters, num_iterations):
+    """Finds clusters of vectors of bits by k-means with Hamming distances.
+
+    The first centroids are tokens at equal distances among the real ones. A bit of a
+    centroid is what most members have, 0 in a tie; a cluster without members keeps its
+    centroid, and a token in the middle of several is in the first of them.
+
+    Letters: B batch, H heads, L length, N bits.
+
+    Args:
+        bits: `<float32>[B, H, L, N]`, 1 for a bit that is set and -1 for others.
+        real: `<bool>[B, 1, L]`, False for padding, which moves no centroid.
+        num_clusters: number of clusters.
+        num_iterations: number of times that centroids move.
+
+    Returns:
+        `<int32>[B, H, L]`, the cluster of each token.
+    """
+    centroids = _first_centroids(bits, real, num_clusters)
+    for _ in range(num_iterations):
+        cluster = _nearest(bits, centroids)
+        members = _members_of(cluster, real, num_clusters)
+        sums = ops.matmul(ops.swapaxes(members, -1, -2), bits)
+        has_members = ops.any(members > 0, axis=-2)[..., None]
+        moved = ops.where(sums > 0, 1.0, -1.0)
+        centroids = ops.where(has_members, moved, centroids)
+    return _nearest(bits, centroids)
+
+
+def _members_of(cluster, real, num_clusters):
+    """Returns 1 where a token is in a cluster and real, else 0.
+
+    `<float32>[batch, heads, length, clusters]`.
+    """
+    members = ops.one_hot(cluster, num_clusters, dtype="float32")
+    return members * ops.cast(real, "float32")[..., None]
+
+
+def _nearest(bits, centroids):
+    # Twice the Hamming distance is the number of bits minus this.
+    products = ops.matmul(bits, ops.swapaxes(centroids, -1, -2))
+    return ops.cast(ops.argmax(products, axis=-1), "int32")
+
+
+def _first_centroids(bits, real, num_clusters):
+    count = running_sum(ops.cast(real, "float32"))
+    rank = ops.where(real, ops.cast(count, "int32") - 1, -1)
+    total = ops.sum(ops.cast(real, "int32"), axis=-1, keepdims=True)
+    chosen = numbers(num_clusters) * total // num_clusters
+    picks = ops.cast(chosen[..., None] == rank[..., None, :], "float32")
+    return product(picks, bits)
 
 
 def _settings(sizes):

@@ -7,6 +7,8 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
+from routing_tf.layers import membership
+from routing_tf.layers.decoding import rows
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.initializers import cloned
 from routing_tf.layers.lengths import length_of
@@ -21,8 +23,9 @@ from routing_tf.layers.validation import initializer
 from routing_tf.zoo.parts import chosen_blocks
 from routing_tf.zoo.parts import near_tokens
 from routing_tf.zoo.parts import refusals
-from routing_tf.zoo.parts import sparse_branches
 from routing_tf.zoo.parts.block_compression import BlockCompression
+from routing_tf.zoo.parts.block_summaries import of_rows
+from routing_tf.zoo.parts.block_summaries import to_rows
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
 
@@ -347,16 +350,112 @@ class NativeSparseHeads(HeadGroup):
         return sum(gates[i] * output for i, output in enumerate(outputs))
 
     def make_cache(self, batch_size, max_length, grid=None):
-        return sparse_branches.make(self, batch_size, max_length)
+        """Returns an empty cache with room for `max_length` tokens.
+
+        A dict with the rows `[B, H, P, E]` of `"tokens"`, for each branch one after the
+        other on the last axis unless they share them, and with `"summaries"`, the
+        compressed keys and values and whether there is one, `[B, H, C, D]`.
+        """
+        num_blocks = -(-max_length // self.block_length)
+        num_places = num_blocks * self.block_length
+        num_summaries = num_places // self.compression_stride
+        shape, dtype = (batch_size, self.num_heads), self.compute_dtype
+        size = rows.row_size(self) * (1 if self.share_branches else 3)
+        return {
+            "tokens": ops.zeros((*shape, num_places, size), dtype),
+            "summaries": ops.zeros(
+                (*shape, num_summaries, self.key_dim + self.value_dim + 1), dtype
+            ),
+        }
 
     def fill_cache(self, cache, inputs):
-        return sparse_branches.fill(self, cache, inputs)
+        branches = self.branches(inputs)
+        summaries = to_rows(self.summaries(branches["compressed"]))
+        new = {"tokens": self._tokens(branches), "summaries": summaries}
+        return {name: _padded(x, cache[name].shape[2]) for name, x in new.items()}
 
     def step(self, cache, index, inputs):
-        return sparse_branches.step(self, cache, index, inputs)
+        branches = self.branches(inputs)
+        token = self._tokens(branches)
+        tokens = ops.slice_update(cache["tokens"], (0, 0, index, 0), token)
+        of_branch = dict(zip(branches, self._split(tokens), strict=True))
+        summaries = self._summarized(cache["summaries"], of_branch["compressed"], index)
+        cache = {"tokens": tokens, "summaries": summaries}
+        query, positions = inputs.query, ops.reshape(index, (1,))
+        compressed, importance = self.read_summaries(
+            query, of_rows(self, summaries), positions, training=False
+        )
+        chosen = self.choose(importance, positions)
+        selected = self._selected(of_branch["selected"], query, chosen, index)
+        window = self._window(of_branch["window"], query, index)
+        return self.gated(inputs, (compressed, selected, window)), cache
 
     def max_positions(self, cache):
-        return sparse_branches.num_places(cache)
+        return cache["tokens"].shape[2]
+
+    def _tokens(self, branches):
+        if self.share_branches:
+            return rows.of_inputs(self, branches["window"])
+        return ops.concatenate(
+            [rows.of_inputs(self, own) for own in branches.values()], axis=-1
+        )
+
+    def _split(self, tokens):
+        """Returns the rows of each branch."""
+        if self.share_branches:
+            return [tokens] * 3
+        return ops.split(tokens, 3, axis=-1)
+
+    def _summarized(self, summaries, tokens, index):
+        """Returns the summaries with that of the block that ends at `index`, if any."""
+        start = index + 1 - self.compression_length
+        number = ops.maximum(start, 0) // self.compression_stride
+        ends = ops.logical_and(start >= 0, start % self.compression_stride == 0)
+        places = start + np.arange(self.compression_length, dtype="int32")
+        places = ops.clip(places, 0, tokens.shape[2] - 1)
+        key, value, _, real = rows.split_rows(self, ops.take(tokens, places, axis=2))
+        mask = real[:, :1, None]
+        new = to_rows(
+            (
+                self.key_compression(key[:, :, None], mask),
+                self.value_compression(value[:, :, None], mask),
+                ops.any(mask, axis=-1),
+            )
+        )
+        number = ops.minimum(number, summaries.shape[2] - 1)
+        old = ops.take(summaries, ops.reshape(number, (1,)), axis=2)
+        return ops.slice_update(summaries, (0, 0, number, 0), ops.where(ends, new, old))
+
+    def _selected(self, tokens, query, chosen, index):
+        """Attends to the own block up to `index`, and to those that are chosen."""
+        size = self.block_length
+        batch, heads, num_places, row = ops.shape(tokens)
+        num_blocks = tokens.shape[2] // size
+        block = ops.zeros((batch, heads, 1), "int32") + index // size
+        if chosen is not None:
+            block = ops.concatenate([block, chosen[:, :, 0]], axis=-1)
+        blocks = ops.reshape(tokens, (batch, heads, num_blocks, size, row))
+        read = membership.gather_blocks(blocks, ops.minimum(block, num_blocks - 1))
+        places = block[..., None] * size + np.arange(size, dtype="int32")
+        shape = (batch, heads, block.shape[2] * size)
+        places = ops.reshape(places, shape)
+        read = ops.reshape(read, (*shape, row))
+        return rows.attend_to_rows(self, query, read, places <= index, places - index)
+
+    def _window(self, tokens, query, index):
+        """Attends to the last tokens up to `index`."""
+        window = min(self.attention_window, tokens.shape[2])
+        places = index - np.arange(window - 1, -1, -1, dtype="int32")
+        read = ops.take(tokens, ops.maximum(places, 0), axis=2)
+        visible = (places >= 0)[None, None]
+        return rows.attend_to_rows(
+            self, query, read, visible, (places - index)[None, None]
+        )
+
+
+def _padded(x, length):
+    """Pads axis 2 with zeros up to a length."""
+    return ops.pad(x, [(0, 0), (0, 0), (0, length - x.shape[2]), (0, 0)])
 
 
 def _settings(sizes):

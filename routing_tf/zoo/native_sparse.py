@@ -24,10 +24,10 @@ from routing_tf.zoo.parts import chosen_blocks
 from routing_tf.zoo.parts import near_tokens
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.block_compression import BlockCompression
-from routing_tf.zoo.parts.block_summaries import of_rows
-from routing_tf.zoo.parts.block_summaries import to_rows
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
+from routing_tf.zoo.parts.summaries import of_rows
+from routing_tf.zoo.parts.summaries import to_rows
 
 __all__ = ["NativeSparseHeads"]
 

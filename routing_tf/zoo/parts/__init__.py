@@ -1,1 +1,1 @@
-"""What some kinds of heads are made of, beside the layers that all share."""
+"""What several patterns of the zoo are made of, and what models must know of each."""

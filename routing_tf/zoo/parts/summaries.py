@@ -2,16 +2,18 @@
 
 import dataclasses
 
+import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
+from routing_tf.layers.decoding import recent_tokens
+from routing_tf.layers.decoding import rows
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import known_mask
 from routing_tf.layers.scaled_dot_product import ScaledDotProduct
 from routing_tf.layers.scaled_dot_product import joined_parts
-from routing_tf.zoo.parts import block_summaries
 from routing_tf.zoo.parts import near_tokens
 from routing_tf.zoo.parts import refusals
 
@@ -141,25 +143,106 @@ class SummaryHeads(HeadGroup):
         return joined_parts(ops.stack(outputs, axis=-2), ops.stack(sums, axis=-1))
 
     def make_cache(self, batch_size, max_length, grid=None):
-        return block_summaries.make(self, batch_size, max_length)
+        """Returns an empty cache with room for `max_length` tokens.
+
+        A dict with the rows of the last tokens, their `"positions"`, and `"summaries"`,
+        see `to_rows`.
+        """
+        num_blocks = -(-max_length // self.block_length)
+        num_places = num_blocks * self.block_length
+        window = min(self.attention_window or 1, num_places)
+        shape = (batch_size, self.num_heads, num_blocks * self.num_summaries)
+        size = self.key_dim + self.value_dim + 1
+        return {
+            **recent_tokens.make(self, batch_size, max(window, self.block_length)),
+            "summaries": ops.zeros((*shape, size), self.compute_dtype),
+        }
 
     def fill_cache(self, cache, inputs):
-        return block_summaries.fill(self, cache, inputs)
+        summaries, size = to_rows(self.summaries(inputs)), cache["summaries"].shape[2]
+        missing = size - summaries.shape[2]
+        summaries = ops.pad(summaries, [(0, 0), (0, 0), (0, missing), (0, 0)])
+        return {**recent_tokens.fill(self, cache, inputs), "summaries": summaries}
 
     def step(self, cache, index, inputs):
-        return block_summaries.step(self, cache, index, inputs)
+        cache = self._remembered(cache, index, inputs)
+        summaries = of_rows(self, cache["summaries"])
+        position = ops.reshape(index, (1,))
+        parts = [self.read_summaries(inputs.query, summaries, position)]
+        if self.attention_window is not None:
+            parts.append(self._read_window(cache, index, inputs.query))
+        return self.joined(parts), cache
 
     def max_positions(self, cache):
         num_blocks = cache["summaries"].shape[2] // self.num_summaries
         return num_blocks * self.block_length
 
     def make_memory(self, inputs, max_length):
-        return {"summaries": block_summaries.to_rows(self.summaries(inputs))}
+        return {"summaries": to_rows(self.summaries(inputs))}
 
     def read_memory(self, cache, index, inputs):
-        summaries = block_summaries.of_rows(self, cache["summaries"])
+        summaries = of_rows(self, cache["summaries"])
         output, _ = self.read_summaries(inputs.query, summaries, None)
         return output, cache
+
+    def _remembered(self, cache, index, inputs):
+        """Returns the cache with a token, and with the block that it ends, if any."""
+        slot = index % cache["rows"].shape[2]
+        new = rows.of_inputs(self, inputs)
+        position = ops.zeros((ops.shape(new)[0], 1), "int32") + index
+        tokens = ops.slice_update(cache["rows"], (0, 0, slot, 0), new)
+        positions = ops.slice_update(cache["positions"], (0, slot), position)
+        return {
+            "rows": tokens,
+            "positions": positions,
+            "summaries": self._summarized(cache["summaries"], tokens, positions, index),
+        }
+
+    def _summarized(self, summaries, tokens, positions, index):
+        length, number = self.block_length, self.num_summaries
+        places = index + np.arange(1 - length, 1, dtype="int32")
+        slots = places % tokens.shape[2]
+        key, value, bias, real = rows.split_rows(self, ops.take(tokens, slots, axis=2))
+        is_there = ops.take(positions, slots, axis=1) == places
+        real = ops.logical_and(real[:, :1], is_there[:, None])[:, :, None]
+        new = self.summarized(
+            key[:, :, None], value[:, :, None], real, bias[:, :, None]
+        )
+        has_real = ops.repeat(ops.any(real, axis=-1), number, axis=-1)
+        new = to_rows((*(x[:, :, 0] for x in new), has_real))
+        first = ops.minimum(index // length * number, summaries.shape[2] - number)
+        old = ops.take(summaries, first + np.arange(number, dtype="int32"), axis=2)
+        new = ops.where((index + 1) % length == 0, new, old)
+        return ops.slice_update(summaries, (0, 0, first, 0), new)
+
+    def _read_window(self, cache, index, query):
+        key, value, bias, real = rows.split_rows(self, cache["rows"])
+        key, value = self.near(key, value)
+        keys = cache["positions"][:, None]
+        visible = ops.logical_and(keys > index - self.attention_window, keys <= index)
+        visible = ops.logical_and(ops.logical_and(visible, keys >= 0), real)
+        return self.dot_product(
+            query,
+            key,
+            value,
+            attention_mask=visible[..., None, :],
+            bias=bias[..., None, :],
+            distances=(keys - index)[..., None, :],
+            return_logsumexp=True,
+            training=False,
+        )
+
+
+def to_rows(summaries):
+    """Joins keys, values and which are of real tokens to `<float>[B, H, S, E]`."""
+    key, value, real = summaries
+    real = ops.broadcast_to(real, ops.shape(key)[:-1])
+    return ops.concatenate([key, value, ops.cast(real, key.dtype)[..., None]], axis=-1)
+
+
+def of_rows(group, x):
+    """Undoes `to_rows`."""
+    return x[..., : group.key_dim], x[..., group.key_dim : -1], x[:, :1, :, -1] > 0
 
 
 def _flat(x):

@@ -45,7 +45,7 @@ def test_every_group_has_a_panel_or_none_to_show():
 
 
 def test_those_without_a_panel_refuse():
-    heads = layers.NativeSparseHeads(
+    heads = zoo.NativeSparseHeads(
         1,
         compression_length=4,
         compression_stride=2,

@@ -4,9 +4,9 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import HeadGroup
 from routing_tf.layers import membership
 from routing_tf.layers.blocks import running_sum
-from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import smaller

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import HeadGroup
 from routing_tf.layers import extremes
 from routing_tf.layers.decoding import rows
-from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.products import product

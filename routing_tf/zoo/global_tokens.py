@@ -4,6 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import ScaledDotProduct
 from routing_tf.layers import blocks
 from routing_tf.layers.axes import cut_axis
 from routing_tf.layers.axes import side_by_side
@@ -14,7 +15,6 @@ from routing_tf.layers.lengths import library
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import smaller
 from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.scaled_dot_product import ScaledDotProduct
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import is_integer

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers import HeadGroup
 from routing_tf.layers.initializers import cloned
 from routing_tf.layers.masks import known_mask
 from routing_tf.layers.validation import check_positive_integer

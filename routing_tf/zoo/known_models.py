@@ -1,6 +1,6 @@
 """Head groups in the manner of known sparse models, for `MixedAttention`."""
 
-from routing_tf.layers.heads.local import LocalHeads
+from routing_tf.layers import LocalHeads
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers import HeadGroup
 from routing_tf.layers.initializers import cloned
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.products import product

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import HeadGroup
 from routing_tf.layers.blocks import running_sum
 from routing_tf.layers.decoding import rows
-from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers

@@ -3,9 +3,9 @@
 import keras
 from keras import ops
 
+from routing_tf.layers import HeadGroup
 from routing_tf.layers import extremes
 from routing_tf.layers.blocks import break_into_blocks
-from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers

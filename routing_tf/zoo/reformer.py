@@ -4,7 +4,7 @@ Reference: Kitaev et al., "Reformer: The Efficient Transformer"
 (https://arxiv.org/abs/2001.04451), section 2.
 """
 
-from routing_tf.layers.heads.hashed import HashedHeads
+from routing_tf.layers import HashedHeads
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
 

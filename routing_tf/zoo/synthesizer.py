@@ -3,8 +3,8 @@
 import keras
 from keras import ops
 
+from routing_tf.layers import HeadGroup
 from routing_tf.layers.decoding.rows import make_rows
-from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.initializers import cloned
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of

@@ -1,6 +1,6 @@
 """Patterns that have no meaning between two sequences."""
 
-from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers import HeadGroup
 from routing_tf.layers.heads.head_inputs import of_one_length
 
 

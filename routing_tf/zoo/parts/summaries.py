@@ -5,14 +5,14 @@ import dataclasses
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import HeadGroup
+from routing_tf.layers import ScaledDotProduct
 from routing_tf.layers import blocks
 from routing_tf.layers.decoding import recent_tokens
 from routing_tf.layers.decoding import rows
-from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import known_mask
-from routing_tf.layers.scaled_dot_product import ScaledDotProduct
 from routing_tf.layers.scaled_dot_product import joined_parts
 from routing_tf.zoo.parts import near_tokens
 from routing_tf.zoo.parts import refusals

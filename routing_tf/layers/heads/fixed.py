@@ -7,8 +7,8 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
+from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.heads.head_inputs import of_one_length
 from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import library
@@ -116,7 +116,7 @@ class FixedHeads(HeadGroup):
 
     def attend(self, inputs, training=None):
         length = length_of(inputs.query, 2)
-        inputs = of_one_length(inputs, "fixed heads pair blocks of the two")
+        inputs = refusals.of_one_length(inputs, "fixed heads pair blocks of the two")
         bias = None
         if inputs.token_bias is not None:
             bias = self._slots(inputs.token_bias)[..., None, :]

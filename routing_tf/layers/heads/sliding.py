@@ -8,8 +8,8 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
+from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.heads.head_inputs import of_one_length
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
@@ -76,7 +76,7 @@ class SlidingHeads(HeadGroup):
 
     def attend(self, inputs, training=None):
         length = length_of(inputs.query, 2)
-        inputs = of_one_length(inputs, "sliding heads pair places of the two")
+        inputs = refusals.of_one_length(inputs, "sliding heads pair places of the two")
         real = known_mask(inputs.value, inputs.value_mask)
         inputs = dataclasses.replace(inputs, value_mask=real)
         size = min(self.radius, length) if is_known(length) else self.radius

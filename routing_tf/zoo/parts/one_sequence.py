@@ -1,7 +1,7 @@
 """Patterns that have no meaning between two sequences."""
 
 from routing_tf.layers import HeadGroup
-from routing_tf.layers.heads.head_inputs import of_one_length
+from routing_tf.layers.heads.refusals import of_one_length
 
 
 class OneSequenceHeads(HeadGroup):

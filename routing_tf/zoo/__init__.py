@@ -21,4 +21,4 @@ for _found in pkgutil.iter_modules(__path__):
         _module = importlib.import_module(f"{__name__}.{_found.name}")
         globals().update({name: getattr(_module, name) for name in _module.__all__})
         __all__ += _module.__all__
-        PATTERNS.update(_module.PATTERNS)
+        PATTERNS.update(getattr(_module, "PATTERNS", {}))

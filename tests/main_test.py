@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from routing_tf import __main__ as front
+from routing_tf.cli import main as front
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -31,12 +31,14 @@ def test_the_commands_are_listed(arguments, monkeypatch, capsys):
 
 
 def test_every_command_is_one():
+    folder = ROOT / "routing_tf"
     there = {
         path.stem
-        for path in (ROOT / "routing_tf").glob("*.py")
+        for path in (folder / "cli").glob("*.py")
         if "commands.main(" in path.read_text()
     }
     assert there == set(front.COMMANDS)
+    assert there <= {path.stem for path in folder.glob("*.py")}
 
 
 def test_a_command_runs_as_by_its_own_name():

@@ -13,9 +13,9 @@ from routing_tf import models
 from routing_tf import optimizers
 from routing_tf import problems
 from routing_tf import training
-from routing_tf.choices import SPLITS
 from routing_tf.models.release import conversion
 from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.problems.arguments import SPLITS
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.training import checkpoints
 from routing_tf.training import engines

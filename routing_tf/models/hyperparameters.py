@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from routing_tf.choices import did_you_mean
+from routing_tf.files.misspelt import did_you_mean
 from routing_tf.models.compatibility import EXACT
 from routing_tf.models.compatibility import level_of
 from routing_tf.models.hyperparameter_checks import HEADS

@@ -8,11 +8,11 @@ from absl import logging
 
 from routing_tf import models
 from routing_tf import problems
-from routing_tf.choices import PRECISIONS
 from routing_tf.files import safe_loading
 from routing_tf.files.atomic import write_whole
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
+from routing_tf.models.build import POLICIES
 from routing_tf.tokenizers import subword_tokenizer
 from routing_tf.training import checkpoints
 from routing_tf.training.run_folder import PREPROCESSOR
@@ -66,7 +66,7 @@ class RunConfig:
     accumulation_steps: int = 1
 
     def __post_init__(self):
-        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("precision", self.precision, POLICIES)
         check_positive_integer("accumulation_steps", self.accumulation_steps)
         for name in ("problem_options", "num_tokens", "checksums"):
             if not isinstance(getattr(self, name), dict):

@@ -388,13 +388,6 @@ class TestTrainer:
         with pytest.raises(ValueError, match="`steps_per_call` must be 1"):
             training.Trainer(config, problem, tmp_path, steps_per_call=2)
 
-    def test_a_run_of_an_earlier_version(self, configure, tmp_path):
-        config, problem = configure()
-        (tmp_path / "checkpoints").mkdir()
-        (tmp_path / "checkpoints" / "step_00000010.keras").write_bytes(b"")
-        with pytest.raises(ValueError, match="of an earlier one. .*step_00000010"):
-            training.Trainer(config, problem, tmp_path)
-
     def test_another_run_is_refused(self, finished, configure):
         config, problem = configure(seed=7, hidden_dim=18, train_steps=50)
         with pytest.raises(ValueError, match="Use another model_dir") as error:

@@ -215,7 +215,6 @@ class Trainer:
 
     def _open_model_dir(self):
         """Makes or checks the model directory; returns whether the run is a new one."""
-        loading.refuse_old_checkpoints(self.model_dir)
         is_new = not checkpoints.resumable(self.model_dir)
         if not is_new:
             earlier = run_config.RunConfig.load(self.model_dir)

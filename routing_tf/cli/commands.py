@@ -66,7 +66,8 @@ def command(run, options, argv):
         sys.stdout.flush()  # here, and not when Python ends
         return code
     except BrokenPipeError:
-        # Whoever reads has read enough; Python would complain again.
+        # The reader of stdout, such as `head`, has closed it; Python would complain
+        # again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

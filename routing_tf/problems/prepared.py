@@ -139,7 +139,9 @@ class PreparedProblem(Problem):
         raise NotImplementedError
 
     def parts(self, split, state):
-        """Yields what examples become, from one of them on; see `array_store.write`.
+        """Yields `(arrays, state)` for each example; resumes after a `state`.
+
+        `array_store.write` reads them.
 
         Args:
             split: string, the split.

@@ -31,14 +31,17 @@ def test_the_commands_are_listed(arguments, monkeypatch, capsys):
 
 
 def test_every_command_is_one():
-    folder = ROOT / "routing_tf"
     there = {
         path.stem
-        for path in (folder / "cli").glob("*.py")
+        for path in (ROOT / "routing_tf" / "cli").glob("*.py")
         if "commands.main(" in path.read_text()
     }
     assert there == set(front.COMMANDS)
-    assert there <= {path.stem for path in folder.glob("*.py")}
+    for name in there:
+        stub = importlib.import_module(f"routing_tf.{name}")
+        command = importlib.import_module(f"routing_tf.cli.{name}")
+        for part in ("__doc__", "define_flags", "main", "run"):
+            assert getattr(stub, part) is getattr(command, part)
 
 
 def test_a_command_runs_as_by_its_own_name():

@@ -1,4 +1,8 @@
-"""Layers for content-based sparse attention. They need Keras and NumPy alone."""
+"""Layers for content-based sparse attention.
+
+To import them takes Keras and NumPy alone. What only one backend can do is imported
+where it runs.
+"""
 
 import importlib as _importlib
 

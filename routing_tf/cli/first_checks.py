@@ -7,9 +7,9 @@ What uses a name or a file checks it again, and more closely.
 import os
 import sys
 
-from routing_tf import known_names
-from routing_tf.choices import did_you_mean
+from routing_tf.cli import known_names
 from routing_tf.files import named_files
+from routing_tf.files.misspelt import did_you_mean
 
 
 def check(options):

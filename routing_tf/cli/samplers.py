@@ -2,11 +2,11 @@
 
 import math
 
-import keras_hub
+from routing_tf.cli import commands
 
-from routing_tf.choices import DEFAULT_TOP_P
-from routing_tf.choices import refuse_flags
-
+SAMPLERS = ("greedy", "random", "top_k", "top_p", "beam", "contrastive")
+WHOLE_TEXTS = ("beam", "contrastive")
+DEFAULT_TOP_P = 0.95
 # Flag: the samplers that read it, and its name in keras_hub.
 SAMPLER_FLAGS = {
     "temperature": (("random", "top_k", "top_p", "beam", "contrastive"), "temperature"),
@@ -23,11 +23,13 @@ def make_sampler(name, seed, hyperparameters, **given):
     Without a name it is `"top_p"`, or `"random"` for images. `given` has the values of
     `SAMPLER_FLAGS`; None where one is not given.
     """
+    import keras_hub
+
     if name is None:
         name = "random" if hyperparameters.kind == "image" else "top_p"
     given = {flag: value for flag, value in given.items() if value is not None}
     unread = [flag for flag in given if name not in SAMPLER_FLAGS[flag][0]]
-    refuse_flags(unread, f"with --sampler={name}")
+    commands.refuse_flags(unread, f"with --sampler={name}")
     _check_ranges(hyperparameters.vocabulary_size, **given)
     arguments = {SAMPLER_FLAGS[flag][1]: value for flag, value in given.items()}
     if name == "top_p":

@@ -16,8 +16,7 @@ from absl import app
 from absl import flags
 from absl import logging
 
-from routing_tf import choices
-from routing_tf import first_checks
+from routing_tf.cli import first_checks
 from routing_tf.files import named_files
 
 # What is defined here belongs to the command, whose `--help` shows it.
@@ -30,15 +29,17 @@ HELP = {"--help", "-help", "-h", "-?"}
 NOTE = re.compile(
     rb"[IW]\d{4} |WARNING: All log messages before absl::|E\d{4} .*call to cuInit: "
 )
+BACKENDS = ("tensorflow", "jax")
 DEFAULT_PROBLEM = "python_source"
 
 
 def main(run, define_flags):
     """Defines the flags of a process's command, and runs it."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is not None:
-        sys.argv[0] = f"python -m {spec.name}"  # not a path, in what --help shows
+    command_name = run.__module__.rpartition(".")[2]
+    sys.argv[0] = f"python -m routing_tf.{command_name}"  # what --help shows
     define_flags()
+    for flag in flags.FLAGS.get_key_flags_for_module(run.__module__):
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     if not HELP.isdisjoint(sys.argv[1:]):
         app.define_help_flags()
         app.usage(shorthelp=True, writeto_stdout=True)
@@ -65,7 +66,8 @@ def command(run, options, argv):
         sys.stdout.flush()  # here, and not when Python ends
         return code
     except BrokenPipeError:
-        # Whoever reads has read enough; Python would complain again.
+        # The reader of stdout, such as `head`, has closed it; Python would complain
+        # again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -133,7 +135,7 @@ def use_backend(name):
             f"Received: KERAS_BACKEND={os.environ.get('KERAS_BACKEND')!r}: {error}"
         )
     running = keras.backend.backend()
-    if running not in choices.BACKENDS:
+    if running not in BACKENDS:
         raise ValueError(
             "The backend of Keras must be tensorflow or jax. Received: "
             f"{running}. Pass --backend or set KERAS_BACKEND"
@@ -176,8 +178,19 @@ def without_notes_of_tensorflow():
 
 
 def refuse(options, names, reason):
-    """Raises a `ValueError` if a flag is given that has no effect, see `choices`."""
-    choices.refuse_flags([name for name in names if options[name].present], reason)
+    """Raises a `ValueError` if one of some flags is given; see `refuse_flags`."""
+    refuse_flags([name for name in names if options[name].present], reason)
+
+
+def refuse_flags(given, reason):
+    """Raises a `ValueError` if there are flags that are not read.
+
+    `reason` is what they do not go together with: "with ..." or "without ...".
+    """
+    if given:
+        names = ", ".join(f"--{name}" for name in given)
+        verb, they = ("has", "it") if len(given) == 1 else ("have", "them")
+        raise ValueError(f"{names} {verb} no effect {reason}; remove {they}")
 
 
 @contextlib.contextmanager
@@ -294,7 +307,7 @@ def _define_required(define_flag, name, flag_values, help, **options):
 BACKEND = {
     "backend": choice(
         None,
-        choices.BACKENDS,
+        BACKENDS,
         "Backend of Keras. Default: that of KERAS_BACKEND or of Keras's settings, "
         "else tensorflow.",
     )

@@ -74,6 +74,9 @@ class MixedAttention(Projections):
         bias_constraint: the same on each bias.
         output_initializer: initializer of the kernel of the last projection; None (the
             default) for `kernel_initializer`.
+        use_gate: whether each entry of what the heads return is multiplied by a gate in
+            (0, 1), the sigmoid of one more projection of the query, before the last
+            projection, as in `keras.layers.MultiHeadAttention`. Defaults to False.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -180,6 +183,7 @@ class MixedAttention(Projections):
         kernel_constraint=None,
         bias_constraint=None,
         output_initializer=None,
+        use_gate=False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -194,6 +198,8 @@ class MixedAttention(Projections):
         self.remat = remat or False
         check_choice("remat", self.remat, REMATS)
         self.use_bias = use_bias
+        check_choice("use_gate", use_gate, (False, True))
+        self.use_gate = use_gate
         self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
         self.kernel_regularizer = regularizer("kernel_regularizer", kernel_regularizer)
         self.kernel_constraint = constraint("kernel_constraint", kernel_constraint)
@@ -336,9 +342,9 @@ class MixedAttention(Projections):
         ]
         outputs = self.joined(positions, outputs)
         if not return_attention_scores:
-            return positions.unflatten(self.combined(outputs))
+            return positions.unflatten(self.combined(outputs, query))
         size = self.size_of_value
-        output = positions.unflatten(self.combined(outputs[..., :size]))
+        output = positions.unflatten(self.combined(outputs[..., :size], query))
         return output, outputs[..., size:]
 
     def _attend(self, group, inputs, training):

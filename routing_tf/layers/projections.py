@@ -43,10 +43,11 @@ class Projections(LowRankAdaptation):
             "value": (memory_dim, heads * value_dim),
             "head": (value_dim, value_dim) if self.shared_head_projection else None,
             "output": (heads * value_dim, self.output_dim or dim),
+            "gate": (dim, heads * value_dim) if self.use_gate else None,
         }
         for name, shape in shapes.items():
             setattr(self, f"{name}_kernel", self._weight(name, "kernel", shape))
-        for name in ("query", "key", "value", "output"):
+        for name in ("query", "key", "value", "output", "gate"):
             has_bias = self.use_bias and shapes[name] is not None
             shape = shapes[name][1:] if has_bias else None
             setattr(self, f"{name}_bias", self._weight(name, "bias", shape))
@@ -90,13 +91,21 @@ class Projections(LowRankAdaptation):
             return [None] * len(self.head_groups)
         return self._projections(query, ["query"])["query"]
 
-    def combined(self, x):
-        """Projects the outputs of all heads, `<float>[B, H, L, value size]`."""
+    def combined(self, x, query):
+        """Projects the outputs of all heads back, through their gates if there are any.
+
+        Args:
+            x: `<float>[B, H, L, value size]`.
+            query: `<float>[B, *lengths, dim]`, L tokens in the order of `x`.
+        """
         if self.shared_head_projection:
             x = ops.matmul(x, ops.cast(self.adapted("head"), x.dtype))
         batch, heads, length, size = ops.shape(x)
         x = ops.transpose(x, (0, 2, 1, 3))
         x = ops.reshape(x, (batch, length, heads * size))
+        if self.use_gate:
+            gate = self._product(ops.cast(query, x.dtype), ["gate"])
+            x *= ops.reshape(ops.sigmoid(gate), (batch, length, heads * size))
         return self._product(x, ["output"])
 
     def _weight(self, name, kind, shape):

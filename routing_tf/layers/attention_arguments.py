@@ -140,6 +140,37 @@ def check_head_groups(head_groups):
     return groups
 
 
+def queries_per_key(num_key_value_heads, head_groups):
+    """Returns how many heads of queries read one head of keys and values."""
+    num_heads = sum(group.num_heads for group in head_groups)
+    if num_key_value_heads in (None, num_heads):
+        return 1
+    received = (
+        f"Received: num_key_value_heads={num_key_value_heads} with groups of "
+        f"{[group.num_heads for group in head_groups]} heads"
+    )
+    if num_heads % num_key_value_heads:
+        raise ValueError(
+            "`num_key_value_heads` must divide the number of heads in all groups, "
+            f"{num_heads}, so that each key head has as many queries. {received}"
+        )
+    number = num_heads // num_key_value_heads
+    if any(group.num_heads % number for group in head_groups):
+        raise ValueError(
+            "`num_key_value_heads` counts over all groups, each of which must have "
+            f"whole key heads: here each has {number} heads of queries, a number that "
+            f"must divide the heads of every group. {received}"
+        )
+    shared = [group.name for group in head_groups if not group.needs_keys]
+    if shared:
+        raise ValueError(
+            "`num_key_value_heads` must be None (or the number of heads) with shared "
+            f"queries and keys, as {shared} have. {received}. Pass "
+            "`share_query_key=False` to these heads"
+        )
+    return number
+
+
 def check_not_built(group):
     """Refuses a head group that belongs to another layer."""
     if group.built:

@@ -74,6 +74,15 @@ class MixedAttention(Projections):
         bias_constraint: the same on each bias.
         output_initializer: initializer of the kernel of the last projection; None (the
             default) for `kernel_initializer`.
+        num_key_value_heads: number of heads of keys and values of all groups (grouped
+            queries, as in `keras.layers.GroupQueryAttention`), each of which serves
+            as many heads of queries, side by side in a group: outputs are those of
+            keys and values that are repeated for these. It divides the number of heads,
+            and the quotient that of each group. Caches of full, local, sliding,
+            strided, fixed and routed heads hold key heads alone (not in expert choice
+            and with thresholds), and clusters of routed heads belong to a key head, all
+            of whose queries choose among them and move them. None (the default): as
+            many as heads. Heads that share queries and keys can have no other number.
         use_gate: whether each entry of what the heads return is multiplied by a gate in
             (0, 1), the sigmoid of one more projection of the query, before the last
             projection, as in `keras.layers.MultiHeadAttention`. Defaults to False.
@@ -133,10 +142,11 @@ class MixedAttention(Projections):
     Raises:
         ValueError: if a size is not a positive integer, or `head_groups` is empty,
             holds one group twice, something else than head groups, or groups with
-            blocks of different shapes on two axes; when built, if another layer has
-            built a group; when called, if a dense `attention_mask` is given, `query` or
-            `value` is no dense tensor, a `key_mask` is given, `value` or
-            a mask does not fit, `key` is another tensor than `value`, masks go by
+            blocks of different shapes on two axes, or `num_key_value_heads` does not
+            divide the heads or is given with shared queries and keys; when built, if
+            another layer has built a group; when called, if a dense `attention_mask` is
+            given, `query` or `value` is no dense tensor, a `key_mask` is given, `value`
+            or a mask does not fit, `key` is another tensor than `value`, masks go by
             position, positions have other axes than the blocks, `use_causal_mask=True`
             and `value` has another length than `query`, or a length is unknown while
             TensorFlow traces positions on two axes, random heads or a call with a
@@ -183,6 +193,7 @@ class MixedAttention(Projections):
         kernel_constraint=None,
         bias_constraint=None,
         output_initializer=None,
+        num_key_value_heads=None,
         use_gate=False,
         **kwargs,
     ):
@@ -213,8 +224,15 @@ class MixedAttention(Projections):
             self.block_shape = check_block_shape("block_shape", block_shape)
         blocks = arguments.blocks_on_two_axes(self.head_groups, self.block_shape)
         self._ordering_blocks = self.block_shape or blocks
+        self.num_key_value_heads = check_optional_integer(
+            "num_key_value_heads", num_key_value_heads
+        )
+        queries_per_key = arguments.queries_per_key(
+            self.num_key_value_heads, self.head_groups
+        )
         for group in self.head_groups:
             group.set_sizes(self.key_dim, self.size_of_value)
+            group.num_key_value_heads = group.num_heads // queries_per_key
         arguments.warn_of_other_dtypes(self)
 
     def build(self, query_shape, value_shape=None):

@@ -36,11 +36,12 @@ class Projections(LowRankAdaptation):
         self._has_keys = [
             self.project_shared_keys or not shares for shares in self._shares_queries
         ]
-        key_heads = sum(self._heads_of_groups(self._has_keys))
+        key_heads = sum(self._key_heads_of_groups(self._has_keys))
+        value_heads = sum(group.num_key_value_heads for group in self.head_groups)
         shapes = {
             "query": (dim, heads * self.key_dim),
             "key": (memory_dim, key_heads * self.key_dim) if key_heads else None,
-            "value": (memory_dim, heads * value_dim),
+            "value": (memory_dim, value_heads * value_dim),
             "head": (value_dim, value_dim) if self.shared_head_projection else None,
             "output": (heads * value_dim, self.output_dim or dim),
             "gate": (dim, heads * value_dim) if self.use_gate else None,
@@ -57,8 +58,8 @@ class Projections(LowRankAdaptation):
 
         `query` is `<float>[B, L, dim]`, None for a memory alone; `value`
         `<float>[B, M, memory dim]`, None for `query`. Returns a list with queries, keys
-        and values of each group, `<float>[B, H, L, D]`; keys are None where the queries
-        serve as keys.
+        and values of each group, `<float>[B, H, L, D]`, the last two with the number of
+        key heads for H; keys are None where the queries serve as keys.
         """
         is_cross = value is not None
         names = ["value"]
@@ -130,8 +131,9 @@ class Projections(LowRankAdaptation):
         """
         all_have = [True] * len(self.head_groups)
         counts = {
-            name: self._heads_of_groups(self._has_keys if name == "key" else all_have)
-            for name in names
+            "query": [group.num_heads for group in self.head_groups],
+            "key": self._key_heads_of_groups(self._has_keys),
+            "value": self._key_heads_of_groups(all_have),
         }
         # Heads of one size are transposed together.
         runs = [[name] for name in names]
@@ -170,10 +172,10 @@ class Projections(LowRankAdaptation):
         """
         return weight * self.key_dim**-0.5 if name == "query" else weight
 
-    def _heads_of_groups(self, has):
-        """Returns the number of heads of each group, 0 for those that have not."""
+    def _key_heads_of_groups(self, has):
+        """Returns the number of key heads of each group, 0 for those that have not."""
         return [
-            group.num_heads if own else 0
+            group.num_key_value_heads if own else 0
             for group, own in zip(self.head_groups, has, strict=True)
         ]
 

@@ -71,6 +71,7 @@ class FixedHeads(HeadGroup):
     """
 
     supports_entmax = True
+    remembers_key_heads = True
 
     def __init__(
         self,

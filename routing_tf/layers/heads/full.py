@@ -35,6 +35,7 @@ class FullHeads(HeadGroup):
     """
 
     supports_entmax = True
+    remembers_key_heads = True
 
     def sees(self, query, keys, cache):
         return keys >= 0, keys - query

@@ -94,6 +94,7 @@ class LocalHeads(HeadGroup):
     """
 
     supports_entmax = True
+    remembers_key_heads = True
     # Whether keys and values outside the sequence must be zero.
     reads_outside = False
     # Whether the padding of a memory is cut into blocks, too.

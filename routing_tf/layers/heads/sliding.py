@@ -61,6 +61,8 @@ class SlidingHeads(HeadGroup):
     union with A(2). Tested against NumPy code of this repository only.
     """
 
+    remembers_key_heads = True
+
     def __init__(self, num_heads, radius=128, is_strided=False, **kwargs):
         super().__init__(num_heads, **kwargs)
         self.radius = check_positive_integer("radius", radius)

@@ -54,6 +54,7 @@ class StridedHeads(HeadGroup):
     """
 
     supports_entmax = True
+    remembers_key_heads = True
 
     def __init__(self, num_heads, block_shape=(256,), **kwargs):
         super().__init__(num_heads, **kwargs)

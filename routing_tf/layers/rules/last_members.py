@@ -5,6 +5,7 @@ from keras import ops
 
 from routing_tf.layers import data_shapes
 from routing_tf.layers import fused_attention
+from routing_tf.layers import key_heads
 from routing_tf.layers import membership
 from routing_tf.layers import splash_attention
 from routing_tf.layers.cluster_blocks import ClusterBlocks
@@ -43,6 +44,7 @@ class LastMembers(Rule):
     """
 
     tokens_choose = True
+    remembers_key_heads = True
 
     def attend(self, tokens, training=None):
         by_kernel = self._takes_kernel(tokens, training)
@@ -188,7 +190,7 @@ class LastMembers(Rule):
         sees_itself = not self.group.key_shift and not self.group.routes_queries
         num_rows = max(self.group.attention_window - sees_itself, 1)
         num_rounds = self.group.num_rounds
-        shape = (batch_size, self.group.num_heads * num_rounds)
+        shape = (batch_size, self.group.num_key_heads * num_rounds)
         cache = {}
         if self.group.key_shift:
             # The row that was completed last, and the position of its key.
@@ -272,12 +274,16 @@ class LastMembers(Rule):
             ops.cast(ops.argmax(scores[:, :, 0], axis=-1), "int32")
             for scores in (tokens.query_scores, tokens.key_scores)
         )
+        heads = tokens.query.shape[1]
+        read, own_cluster, own_row = (
+            key_heads.for_queries(x, heads) for x in (read, cluster, row)
+        )
         # Whether the token is the last member of the cluster that it reads.
-        is_member = ops.logical_and(read == cluster, not self.group.key_shift)
+        is_member = ops.logical_and(read == own_cluster, not self.group.key_shift)
         is_member = is_member[..., None]
         members, near, distances, places = self._last_members(cache, read, is_member)
         if not self.group.key_shift:
-            members = ops.concatenate([members, row], axis=2)
+            members = ops.concatenate([members, own_row], axis=2)
             sees_itself = ops.logical_and(is_member, self.group.attends_to_self)
             near = ops.concatenate([near, sees_itself], axis=-1)
             own = ops.zeros_like(distances[..., :1])
@@ -324,19 +330,20 @@ class LastMembers(Rule):
         return rounds.of_group(self.group, place, first, end)
 
     def _last_members(self, cache, cluster, is_member):
-        """Returns what is remembered of a cluster `<int32>[B, H]`.
+        """Returns what is remembered of the clusters `<int32>[B, H]` that queries read.
 
         `is_member`, `<bool>[B, H, 1]`, tells whether the token is a member. Returns
         rows `[B, H, R, E]`, which of them it sees `<bool>[B, H, R]`, their relative
         positions `<int32>[B, H, R]`, and the places of their keys in all rounds, or
         None.
         """
-        num_rows = cache["rows"].shape[3]
+        num_heads, _, num_rows = cache["rows"].shape[1:4]
+        cluster = key_heads.of_queries(cluster, num_heads)
         members, places = (
-            None if x is None else rings.of_cluster(x, cluster)
+            None if x is None else key_heads.all_queries(rings.of_cluster(x, cluster))
             for x in (cache["rows"], cache.get("places"))
         )
-        count = entries_at(cache["counts"], cluster[..., None])
+        count = key_heads.all_queries(entries_at(cache["counts"], cluster))[..., None]
         ranks = rings.ranks(count[..., 0], num_rows)
         distances = ranks - count
         furthest = self.group.attention_window - ops.cast(is_member, "int32")

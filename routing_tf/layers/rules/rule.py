@@ -21,6 +21,9 @@ class Rule:
     #: Whether no other token has a part in which clusters a token is in.
     tokens_choose = False
 
+    #: Whether a cache holds key heads alone, for grouped queries.
+    remembers_key_heads = False
+
     #: Whether queries may explore, see `routing_tf.layers.exploring`.
     lets_explore = True
 

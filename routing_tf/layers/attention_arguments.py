@@ -9,6 +9,15 @@ from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.serialization import deserialize
 from routing_tf.layers.validation import check_choice
 
+#: Arguments of Keras's attention that have another name or no meaning here.
+OF_KERAS = {
+    "output_shape": "Pass the size of the output as `output_dim`",
+    "attention_axes": "Positions are all axes between the batch and the last one: put "
+    "other axes into the batch, or take `AxialHeads` for one axis of two",
+    "sliding_window": "Take `SlidingHeads(radius=sliding_window - 1)` among the "
+    "`head_groups` of `MixedAttention`",
+}
+
 
 def check_axes(name, x):
     """Refuses what is not a sequence of at least one position."""
@@ -138,6 +147,19 @@ def check_head_groups(head_groups):
             "`head_groups` must name at least one head group. Received: head_groups=[]"
         )
     return groups
+
+
+def refuse_keras_arguments(kwargs):
+    """Returns `kwargs` without arguments of Keras's attention; refuses their values."""
+    kwargs = dict(kwargs)
+    for name, way in OF_KERAS.items():
+        value = kwargs.pop(name, None)
+        if value is not None:
+            raise ValueError(
+                f"`{name}` of Keras's attention must be left out. Received: "
+                f"{name}={value!r}. {way}"
+            )
+    return kwargs
 
 
 def queries_per_key(num_key_value_heads, head_groups):

@@ -197,7 +197,7 @@ class MixedAttention(Projections):
         use_gate=False,
         **kwargs,
     ):
-        super().__init__(**kwargs)
+        super().__init__(**arguments.refuse_keras_arguments(kwargs))
         declare_call_argument(self, "routing_scope")
         self.supports_masking = True
         self._has_warned = False

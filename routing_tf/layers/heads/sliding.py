@@ -72,8 +72,8 @@ class SlidingHeads(HeadGroup):
         check_choice("is_strided", is_strided, (False, True))
         if is_strided and not self.radius:
             raise ValueError(
-                "`radius` must be at least 1 with `is_strided=True`, whose tokens are a "
-                f"multiple of it away. Received: radius={radius}. Leave `is_strided` "
+                "`radius` must be at least 1 with `is_strided=True`, where tokens are "
+                f"multiples of it away. Received: radius={radius}. Leave `is_strided` "
                 "out for queries that see themselves alone"
             )
         self.is_strided = is_strided

@@ -78,7 +78,7 @@ def list_pages(app, name, source):
         return
     for section in SECTION.finditer(source[0]):
         pages = [found["page"] for found in PAGE.finditer(section["text"])]
-        if pages:
+        if section["text"].lstrip().startswith("- "):
             options = f":caption: {section['title']}\n:hidden:\n:maxdepth: 1\n\n"
             listed = "\n".join(dict.fromkeys(pages))
             source[0] += f"\n```{{toctree}}\n{options}{listed}\n```\n"

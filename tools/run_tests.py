@@ -16,6 +16,7 @@ DATA = (
     "tests/benchmarks",
     "tests/commands_test.py",
     "tests/datagen_test.py",
+    "tests/documented_figures_test.py",
     "tests/output_file_test.py",
     "tests/preset_table_test.py",
     "tests/problems",

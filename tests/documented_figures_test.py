@@ -9,6 +9,8 @@ import math
 import pathlib
 import re
 import statistics
+import subprocess
+import sys
 
 import pytest
 from absl import flags
@@ -352,6 +354,22 @@ def test_the_readme_is_a_front_door():
     assert len(lines) <= 120
     assert lines.index("```python") < 40
     assert not any(line.startswith("| ") for line in lines)
+
+
+COMMANDS = ["analyse", "convert", "datagen", "evaluate", "export", "generate", "train"]
+
+
+def test_the_page_of_flags_has_all_flags():
+    found = set()
+    for name in COMMANDS:
+        command = [sys.executable, "-m", f"routing_tf.{name}", "--help"]
+        shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        own = shown.stdout.partition(f"routing_tf.{name}:\n")[2]
+        flag_names = re.findall(r"^  --(?:\[no\])?(\w+):", own, re.M)
+        assert flag_names, shown.stderr
+        found |= set(flag_names)
+    page = (ROOT / "docs/flags.md").read_text()
+    assert found == set(re.findall(r"`--(\w+)`", page)) - {"help"}
 
 
 def test_the_citation_has_the_version():

@@ -24,6 +24,7 @@ from routing_tf import models
 from routing_tf import optimizers
 from routing_tf import problems
 from routing_tf import tokenizers
+from routing_tf import zoo
 from routing_tf.version import __version__
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -386,7 +387,8 @@ def listed(page):
 @pytest.mark.parametrize(
     "module, pages",
     [
-        (layers, ("attention.md", "heads.md", "other_heads.md", "blocks.md")),
+        (layers, ("attention.md", "heads.md", "blocks.md")),
+        (zoo, ("other_heads.md",)),
         (models, ("models.md",)),
         (problems, ("problems.md",)),
         (tokenizers, ("tokenizers.md",)),

@@ -79,10 +79,11 @@ class MixedAttention(Projections):
             as many heads of queries, side by side in a group: outputs are those of
             keys and values that are repeated for these. It divides the number of heads,
             and the quotient that of each group. Caches of full, local, sliding,
-            strided, fixed and routed heads hold key heads alone (not in expert choice
-            and with thresholds), and clusters of routed heads belong to a key head, all
-            of whose queries choose among them and move them. None (the default): as
-            many as heads. Heads that share queries and keys can have no other number.
+            strided, fixed, routed and cluster-strided heads hold key heads alone, those
+            of others keys and values for all queries. Clusters of the last two belong
+            to a key head, all of whose queries choose among them and move them. None
+            (the default): as many as heads. Heads that share queries and keys can have
+            no other number.
         use_gate: whether each entry of what the heads return is multiplied by a gate in
             (0, 1), the sigmoid of one more projection of the query, before the last
             projection, as in `keras.layers.MultiHeadAttention`. Defaults to False.

@@ -204,13 +204,12 @@ class ClusteredHeads(HeadGroup):
 
     def fill_cache(self, cache, inputs):
         rule = self.causal_rule("prefix")
-        tokens = self._remembered(self.routed_tokens(inputs, rule), rule)
-        return rule.fill_cache(cache, tokens)
+        return rule.fill_cache(cache, self.routed_tokens(inputs, rule))
 
     def step(self, cache, index, inputs):
         rule = self.causal_rule("prefix")
         tokens = self.routed_token(inputs, rule, cache, index)
-        return rule.step(cache, index, self._remembered(tokens, rule))
+        return rule.step(cache, index, tokens)
 
     def max_positions(self, cache):
         return None
@@ -270,12 +269,6 @@ class ClusteredHeads(HeadGroup):
                 key_heads.in_heads(*each) for each in zip(scores, own, strict=True)
             ]
         return scores
-
-    def _remembered(self, tokens, rule):
-        """Returns `RoutedTokens` with those heads of keys that a rule remembers."""
-        if rule.remembers_key_heads:
-            return tokens
-        return tokens.for_queries(self.num_heads)
 
     def vectors(self, inputs):
         """Returns queries and keys, `<float32>`, normalised; the same if they are."""

@@ -24,8 +24,6 @@ class BestCluster(Rule):
     cluster. Padding gets zero. For steps the members are arranged once.
     """
 
-    remembers_key_heads = True
-
     def attend(self, tokens, training=None):
         inputs = tokens.inputs
         members, filled = self.group.choose(

@@ -44,7 +44,6 @@ class LastMembers(Rule):
     """
 
     tokens_choose = True
-    remembers_key_heads = True
 
     def attend(self, tokens, training=None):
         by_kernel = self._takes_kernel(tokens, training)

@@ -227,9 +227,10 @@ def check_segment_ids(segment_ids, is_cross_attention, num_axes):
             f"other. Received: positions on {num_axes} axes. Leave `segment_ids` out"
         )
     for ids in pair if is_pair else pair[:1]:
-        dtype = getattr(ids, "dtype", None)
-        if dtype is None or "int" not in keras.backend.standardize_dtype(dtype):
-            received = f"a {type(ids).__name__}" if dtype is None else f"dtype={dtype}"
+        received = f"a {type(ids).__name__}"
+        if hasattr(ids, "dtype"):
+            received = f"dtype={keras.backend.standardize_dtype(ids.dtype)}"
+        if "dtype=int" not in received and "dtype=uint" not in received:
             raise ValueError(
                 "`segment_ids` must be tensors of integers, the same for all tokens of "
                 f"a document. Received: {received}. Pass "

@@ -101,6 +101,25 @@ def segment_mask(segments, of_queries, of_keys):
     return query[..., :, None] == key[..., None, :]
 
 
+def offsets_behind(segment, segment_ids, index):
+    """Returns how far tokens behind a cache are into a segment that goes on there.
+
+    Added to `query_places` of their own `Segments` this gives their places.
+
+    Args:
+        segment: `"segment"` of the cache of a `MixedAttention`.
+        segment_ids: `<int>[B, L]`, of the tokens.
+        index: position of the first token, an integer or a tensor.
+
+    Returns:
+        `<int32>[B, L]`; 0 in segments that start behind the cache.
+    """
+    ids = ops.cast(segment_ids, "int32")
+    starts = Segments.of_ids(ids).query_starts[:, 0]
+    goes_on = ops.logical_and(starts == 0, ids[:, :1] == segment["id"][:, None])
+    return ops.where(goes_on, index - segment["start"][:, None], 0)
+
+
 def first_positions(is_first):
     """Returns the last position up to each one at which `<bool>[..., L]` is True.
 

@@ -148,6 +148,12 @@ class TextLanguageModel(Exportable):
                 `stop_token_ids="auto"`.
         """
         sample = getattr(inputs, "element_spec", inputs)
+        if without_segment_ids(sample)[1] is not None:
+            raise ValueError(
+                "`segment_ids` cannot be used with `generate`, which continues one "
+                "document in each row. Received: inputs with `segment_ids`. Give each "
+                "prompt a row, or call `call_with_cache`, which takes them"
+            )
         if not preprocessing.takes(self, sample):
             if self.preprocessor is None:
                 preprocessing.refuse(self, sample)

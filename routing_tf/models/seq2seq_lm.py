@@ -124,10 +124,10 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
 
     def check_takes_segments(self):
         raise ValueError(
-            "`segment_ids` cannot be used with `RoutingTransformerSeq2SeqLM`, whose two "
-            "sequences need ids of their own. Received: inputs with `segment_ids`. Give "
-            "one pair of texts in each row, or call `layers.TransformerBlock`, which "
-            "takes both"
+            "`segment_ids` cannot be used with `RoutingTransformerSeq2SeqLM`, whose "
+            "two sequences need ids of their own. Received: inputs with `segment_ids`. "
+            "Give one pair of texts in each row, or call `layers.TransformerBlock`, "
+            "which takes both"
         )
 
     def generate(

@@ -145,7 +145,9 @@ class MixedAttention(Projections):
             TensorFlow traces positions on two axes, random heads or a call with a
             cache; or if a cache is given while training, with attention scores, for
             attention to another sequence without its memory, for another number of
-            sequences, or without room for the tokens.
+            sequences, or without room for the tokens; or if `segment_ids` are no
+            integers, have no entry for each position, come with positions on two axes
+            or a cache of another sequence, or heads cannot have them.
 
     Example:
 

@@ -240,6 +240,38 @@ def test_documents_are_paired_by_their_ids(kind):
     assert not packed[:, BORDERS[2] :].any()
 
 
+def test_a_block_hands_the_ids_of_both_sequences_on():
+    make = functools.partial(layers.MixedAttention, key_dim=KEY_DIM)
+    block = layers.TransformerBlock(
+        make([routed()]), None, make([layers.FullHeads(HEADS)]), norm_position="pre"
+    )
+    x, memory = normal(BATCH, LENGTH, DIM), normal(BATCH, 21, DIM, seed=1)
+    ids = {"segment_ids": SEGMENT_IDS, "memory_segment_ids": MEMORY_IDS}
+    packed = called(block, x, memory, **ids)
+    alone = called(block, x[:, MIDDLE], memory[:, :9])
+    np.testing.assert_allclose(packed[:, MIDDLE], alone, rtol=1e-4, atol=2e-5)
+    for name in ids:
+        with pytest.raises(ValueError, match="`memory_segment_ids` must both be given"):
+            block(x, memory, **{name: ids[name]})
+
+
+COMPILED = {"token choice": True, "prefix": True, "expert choice": False}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_what_is_compiled_by_xla_computes_the_same(name):
+    causal = COMPILED[name]
+    attention = built((CAUSAL if causal else NOT_CAUSAL)[name])
+    x = normal(BATCH, LENGTH, DIM)
+
+    def call(x, ids):
+        return attention(x, segment_ids=ids, use_causal_mask=causal)
+
+    expected = golden_cases.to_numpy(call(x, SEGMENT_IDS))
+    found = helpers.compiled(call)(x, SEGMENT_IDS)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=5e-5)
+
+
 @pytest.mark.parametrize("kind", ["local", "strided"])
 def test_no_memory_moves_another_document(kind):
     make = (IN_BLOCKS | BOTH)[kind]

@@ -48,6 +48,8 @@ class LocalHeads(HeadGroup):
     d-th token each, and a query sees its block and the blocks beside it in its own one:
     a window d times as wide for the same work.
 
+    Packed documents have no blocks of their own: these lie at the positions of the row.
+
     Args:
         num_heads: number of heads in the group.
         block_shape: length of a block, in tokens, as a tuple of one integer, or of one

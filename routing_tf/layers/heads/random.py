@@ -19,11 +19,11 @@ class RandomHeads(ClusteredHeads):
     """Heads that attend inside clusters of random members, whatever their content.
 
     The clusters are drawn from `seed` for each position, the same ones for every text,
-    length and call; in packed documents for each position in a segment. All else is as in `RoutedHeads`, so that the two differ in the
-    content that routing uses and in nothing else: under a causal mask the token at
-    each position has one random cluster and attends to its last `attention_window`
-    tokens, itself included (token choice); else each cluster holds `attention_window`
-    random positions (expert choice).
+    length and call; in packed documents for each position in a segment. All else is as
+    in `RoutedHeads`, so that the two differ in the content that routing uses and in
+    nothing else: under a causal mask the token at each position has one random cluster
+    and attends to its last `attention_window` tokens, itself included (token choice);
+    else each cluster holds `attention_window` random positions (expert choice).
 
     Args:
         num_heads: number of heads in the group.

@@ -148,6 +148,8 @@ class Hyperparameters:
         scale_embeddings: whether token embeddings are multiplied by the square root of
             their size.
         timing_signal: whether sinusoidal positions are added to the embeddings.
+        restart_positions: whether these positions and those on a grid start anew in
+            each document of packed rows, told by `segment_ids` of a text model.
         num_key_value_heads: heads of keys and values of each attention, see
             `MixedAttention`; None for as many as heads of queries. Needs
             `share_query_key=False` where there are heads with clusters.
@@ -284,6 +286,7 @@ class Hyperparameters:
     relative_key_stddev: float = 0.0
     scale_embeddings: bool = False
     timing_signal: bool = False
+    restart_positions: bool = False
     num_key_value_heads: int | None = None
     use_gate: bool = False
     attention_bias: bool = False

@@ -121,6 +121,16 @@ def test_equals_repeated_keys_and_values(case):
     assert_same([attention, other], tokens(), use_causal_mask=True)
 
 
+@helpers.further_on_jax
+@pytest.mark.parametrize("case", ["full", "token_choice"])
+def test_packed_documents_equal_repeated_keys_and_values(case):
+    attention = built(CASES[case]())
+    other = repeated(attention, CASES[case]())
+    ids = np.repeat([[3, 5, 1]], LENGTH // 3, axis=1)
+    options = {"use_causal_mask": True, "segment_ids": ids}
+    assert_same([attention, other], tokens(), **options)
+
+
 @pytest.mark.parametrize("cluster_weight", [0.0, 1.0])
 def test_exploring_queries_equal_repeated_keys_and_values(cluster_weight):
     exploring = {"exploring_queries": 8, "exploring_cluster_weight": cluster_weight}

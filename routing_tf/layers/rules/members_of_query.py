@@ -19,6 +19,7 @@ from routing_tf.layers.membership import entries_at
 from routing_tf.layers.rules import rounds
 from routing_tf.layers.rules.routed_tokens import own_clusters
 from routing_tf.layers.rules.routed_tokens import real_tokens
+from routing_tf.layers.segments import segment_mask
 
 
 def attend(group, tokens, training=None):
@@ -41,7 +42,15 @@ def attend(group, tokens, training=None):
         lambda x: ranges.read(ranges.keys.arrange(x)),
         tokens.value,
         (ranges.queries.arrange(query), ranges.read(key)),
-        combine_masks(ranges.visible(), ranges.entries(inputs.value_mask)),
+        combine_masks(
+            ranges.visible(),
+            ranges.entries(inputs.value_mask),
+            segment_mask(
+                inputs.segments,
+                ranges.of_queries,
+                lambda x: ranges.entries(x)[..., 0, :],
+            ),
+        ),
         ranges.entries(inputs.token_bias),
         training,
         distances=ranges.distances(),
@@ -116,13 +125,13 @@ class _Ranges:
 
     def visible(self):
         """Tells which keys each query sees, `<bool>[B, H, N, C, R * C]`."""
-        ranks, ends = self._ranks(), self._of_queries(self.ends)
+        ranks, ends = self._ranks(), self.of_queries(self.ends)[..., None]
         near = ops.logical_and(ranks < ends, ranks >= ends - self.window)
         return ops.logical_and(near, ranks >= 0)
 
     def distances(self):
         """Returns relative positions, `<int32>[B, H, N, C, R * C]`."""
-        return self._ranks() - self._of_queries(self.num_earlier)
+        return self._ranks() - self.of_queries(self.num_earlier)[..., None]
 
     def _ranks(self):
         """Ranks of keys in the cluster of the last one, `<int32>[B, H, N, 1, R * C]`.
@@ -136,9 +145,9 @@ class _Ranges:
         batch, heads, num_chunks, rows, _ = ops.shape(ranks)
         return ops.reshape(ranks, (batch, heads, num_chunks, 1, rows * size))
 
-    def _of_queries(self, x):
-        """From `[B, H, L]` to `[B, H, N, C, 1]`."""
-        return self.queries.arrange(x[..., None])
+    def of_queries(self, x):
+        """From what is broadcastable to `[B, H, L]` to `[B, H, N, C]`."""
+        return membership.gather_entries(x, self.queries.tokens, self.length)
 
 
 def _num_keys(clusters, read, num_clusters, num_copies):

@@ -73,6 +73,8 @@ class ClusteredHeads(HeadGroup):
     compares_inputs = False
     #: Number of choices of clusters, whose results are joined, see `rules.rounds`.
     num_rounds = 1
+    #: Number of clusters that a query reads where each token has one, see `RoutedHeads`.
+    clusters_per_query = 1
     #: Whether a token sees itself where it sees others.
     attends_to_self = True
     #: How much exploring queries mind clusters, see `CentroidHeads`.
@@ -110,7 +112,8 @@ class ClusteredHeads(HeadGroup):
         return self.num_rounds > 1 or not self.attends_to_self
 
     def has_softmax_alone(self, inputs, training):
-        return super().has_softmax_alone(inputs, training) and not self.joins_rounds
+        joins = self.joins_rounds or self.clusters_per_query > 1
+        return super().has_softmax_alone(inputs, training) and not joins
 
     def build(self, query_shape, key_shape, value_shape):
         if query_shape[-1] < 2:
@@ -259,6 +262,11 @@ class ClusteredHeads(HeadGroup):
     def routed_token(self, inputs, rule, cache, index):
         """Returns the `RoutedTokens` of the token at `index`, behind a cache."""
         return self.routed_tokens(inputs, rule)
+
+    @property
+    def members_per_cluster(self):
+        """Number of members of each cluster that a query sees where tokens choose."""
+        return self.attention_window // self.clusters_per_query
 
     def window(self, length):
         """Number of members of a cluster among `length` tokens."""

@@ -68,6 +68,7 @@ HYPERPARAMETERS = {
         "num_clusters",
         "attention_window",
         "query_cluster",
+        "clusters_per_query",
         "exploring_queries",
         "exploring_cluster_weight",
         "routing_scope",

@@ -10,6 +10,7 @@ from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
 from routing_tf.layers.heads.head_group import check_key_shift
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.heads.routed import ROUTINGS
+from routing_tf.layers.heads.routed import TOKEN_CHOICE
 from routing_tf.layers.mixed_attention import REMATS
 from routing_tf.layers.scaled_dot_product import check_entmax_alpha
 from routing_tf.layers.validation import check_choice
@@ -49,6 +50,7 @@ _POSITIVE = (
     "num_summary_columns",
     "num_clusters",
     "attention_window",
+    "clusters_per_query",
     "max_relative_position",
     "warmup_steps",
     "batch_tokens",
@@ -107,6 +109,7 @@ def check(h):
             raise ValueError(
                 f"`{name}` must be finite and not negative. Received: {name}={value}"
             )
+    _check_clusters_per_query(h)
     _check_heads(h)
     _check_exploring(h)
     _check_rotary(h)
@@ -161,6 +164,24 @@ def _check_heads(h):
             "`hidden_dim` must be a multiple of the number of heads unless "
             f"`key_dim` is given. Received: hidden_dim={h.hidden_dim}, "
             f"{received}"
+        )
+
+
+def _check_clusters_per_query(h):
+    number = h.clusters_per_query
+    if number == 1:
+        return
+    if h.routing not in TOKEN_CHOICE or h.compatibility is not None:
+        raise ValueError(
+            '`clusters_per_query` must be 1 except with `routing="token_choice"`. '
+            f"Received: clusters_per_query={number} with routing={h.routing!r} and "
+            f"compatibility={h.compatibility!r}"
+        )
+    if h.attention_window % number or number > h.num_clusters:
+        raise ValueError(
+            "`clusters_per_query` must divide `attention_window` and be at most "
+            f"`num_clusters`. Received: clusters_per_query={number} with "
+            f"attention_window={h.attention_window} and num_clusters={h.num_clusters}"
         )
 
 

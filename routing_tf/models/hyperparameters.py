@@ -122,6 +122,8 @@ class Hyperparameters:
         share_query_key: whether routed heads share queries and keys.
         query_cluster: with separate queries and keys, whether a token reads the best
             cluster of its `"query"`, or of its `"key"`, see `ClusteredHeads`.
+        clusters_per_query: in token choice, number of clusters that a query reads, each
+            with an equal share of `attention_window`, see `RoutedHeads`.
         exploring_queries: how many random queries of each head with clusters see all
             that the mask lets them see while training, see `ClusteredHeads`; 0 for
             none, as in the release.
@@ -264,6 +266,7 @@ class Hyperparameters:
     strided_relative_positions: bool = False
     share_query_key: bool = True
     query_cluster: str = "query"
+    clusters_per_query: int = 1
     exploring_queries: int = 0
     exploring_cluster_weight: float = 0.0
     ema: bool = True

@@ -34,6 +34,12 @@ native_sparse = functools.partial(
     layers.NativeSparseHeads, HEADS, 4, 2, 4, 3, attention_window=6, **RELATIVE
 )
 OTHERS = {
+    "two_clusters": functools.partial(
+        routed, 6, routing="token_choice", clusters_per_query=2
+    ),
+    "two_clusters_apart": functools.partial(
+        routed, 6, routing="token_choice", clusters_per_query=2, share_query_key=False
+    ),
     "local": functools.partial(
         layers.LocalHeads, HEADS, (4,), flange_blocks=2, **RELATIVE
     ),
@@ -121,7 +127,7 @@ LINEAR = ("linear", "performer", "random_features")
 BOUNDED = (
     *("token_choice_5", "expert_choice_5", "hashed_5", "local", "dilated", "row"),
     "threshold_5",
-    *("sliding", "reformer", *LINEAR),
+    *("two_clusters", "sliding", "reformer", *LINEAR),
 )
 BOUNDED_APART = (
     "token_choice_5_apart",

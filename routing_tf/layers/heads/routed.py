@@ -12,6 +12,7 @@ from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
 
 ROUTINGS = (None, "expert_choice", "token_choice", "expert_threshold")
+TOKEN_CHOICE = (None, "token_choice")
 # Those in which each token attends to the last members of clusters up to itself.
 CAUSAL_ROUTINGS = ("token_choice", "expert_threshold")
 ROUTING_SCOPES = ("full", "prefix")
@@ -171,7 +172,7 @@ class RoutedHeads(CentroidHeads):
         number = self.clusters_per_query
         if number == 1:
             return
-        if self.routing not in (None, "token_choice"):
+        if self.routing not in TOKEN_CHOICE:
             raise ValueError(
                 '`clusters_per_query` must be 1 except with `routing="token_choice"`. '
                 f"Received: clusters_per_query={number} with routing={self.routing!r}"
@@ -216,7 +217,7 @@ class RoutedHeads(CentroidHeads):
         self._routing_scope = value
 
     def causal_rule(self, routing_scope=None):
-        if self.routing in (None, "token_choice"):
+        if self.routing in TOKEN_CHOICE:
             return LastMembers(self)
         if self.routing == "expert_threshold":
             return AboveThreshold(self)

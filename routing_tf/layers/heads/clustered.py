@@ -73,7 +73,7 @@ class ClusteredHeads(HeadGroup):
     compares_inputs = False
     #: Number of choices of clusters, whose results are joined, see `rules.rounds`.
     num_rounds = 1
-    #: Number of clusters that a query reads where each token has one, see `RoutedHeads`.
+    #: Number of clusters that a query reads in token choice, see `RoutedHeads`.
     clusters_per_query = 1
     #: Whether a token sees itself where it sees others.
     attends_to_self = True

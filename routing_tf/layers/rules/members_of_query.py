@@ -115,7 +115,7 @@ class _Ranges:
         self.chunks = last[..., None] - self._back
 
     def for_each_read(self, x):
-        """From what belongs to tokens, `[B, H, L, ...]`, to queries `[B, H, Q, ...]`."""
+        """From what tokens have, `[B, H, L, ...]`, to queries, `[B, H, Q, ...]`."""
         return ops.concatenate([x] * self.num_reads, axis=2)
 
     def joined(self, output, logsumexp):

@@ -8,8 +8,8 @@ import numpy as np
 from keras import ops
 
 from routing_tf import layers
-from routing_tf.models.patterns import PATTERNS
 from routing_tf.models.patterns import Sizes
+from routing_tf.zoo import PATTERNS
 
 NUM_HEADS, KEY_DIM, WIDTH = 8, 64, 512
 # Patterns of the package itself, by the names of the other benchmarks.

@@ -1,80 +1,9 @@
-"""Prepares the data of a problem: from raw files, or from the network.
+"""The command `datagen`, as `python -m routing_tf.datagen`."""
 
-    python -m routing_tf.datagen --problem=enwik8 --raw_dir=downloads --data_dir=data
-
-Raw files are checked while they are read; where one is damaged or something else the
-command says which, in what line and what is wrong, and leaves nothing behind. Work
-that is interrupted goes on where it was when the command is run again. Then
-
-    python -m routing_tf.train --problem=enwik8 --data_dir=data --model_dir=runs/enwik8
-
-trains on it.
-"""
-
-import os
-import sys
-
-from absl import flags
-
-from routing_tf import commands
-from routing_tf.choices import SPLITS
-from routing_tf.files.folders import make_folder
-
-FLAGS = {
-    **commands.BACKEND,
-    "problem": commands.string(
-        None, "Name of the problem; --problem=list lists all.", required=True
-    ),
-    "data_dir": commands.path(
-        "Folder to write to, made if missing. Problems can share it.", required=True
-    ),
-    "raw_dir": commands.path(
-        "Folder with the raw files. Default: they are downloaded."
-    ),
-    "train_split": commands.choice(
-        None,
-        SPLITS,
-        "Split to train on; a vocabulary is made of it where one is needed. Default: "
-        "train.",
-    ),
-    **commands.OPTIONS,
-}
-
-
-def define_flags(values=flags.FLAGS):
-    """Defines the flags of the command in `absl.flags.FlagValues`."""
-    commands.define(values, FLAGS)
-
-
-def run(options):
-    """Prepares the data as the flags say."""
-    import tensorflow_datasets as tfds
-
-    from routing_tf import problems
-
-    if not sys.stderr.isatty():
-        tfds.disable_progress_bar()
-    settings = commands.parse_problem_options(options.problem_option)
-    if options.train_split:
-        settings["train_split"] = options.train_split
-    data_dir = os.path.abspath(options.data_dir)
-    problem = problems.get(options.problem, data_dir=data_dir, **settings)
-    if problem.storage is None:
-        print(f"{options.problem} needs no preparation; train on it right away")
-        return
-    make_folder("--data_dir", data_dir)
-    raw_dir = options.raw_dir
-    if raw_dir is not None:
-        raw_dir = os.path.abspath(raw_dir)
-        if not os.path.isdir(raw_dir):
-            raise ValueError(
-                "`--raw_dir` must be a folder with raw files. Received: "
-                f"--raw_dir={raw_dir!r}, which is no folder"
-            )
-    for line in problem.generate(raw_dir):
-        print(line, flush=True)
-    print(f"data of {options.problem}: {data_dir}")
-
+from routing_tf.cli.datagen import __doc__ as __doc__
+from routing_tf.cli.datagen import define_flags as define_flags
+from routing_tf.cli.datagen import main
+from routing_tf.cli.datagen import run as run
 
 if __name__ == "__main__":
-    commands.main(run, define_flags)
+    main()

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from absl import flags
 
-from routing_tf import analyse
-from routing_tf import commands
 from routing_tf import models
 from routing_tf import training
 from routing_tf.analysis import Probe
 from routing_tf.analysis import looks
+from routing_tf.cli import analyse
+from routing_tf.cli import commands
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.training import evaluation
 from routing_tf.training import loading

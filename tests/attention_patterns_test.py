@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from routing_tf import layers
+from routing_tf import zoo
 from tools import attention_patterns
 
 ACCEPTED = ("yes", "same length", "with one round")
@@ -23,7 +24,7 @@ def exported():
     """The head groups of the package."""
     return {
         cls
-        for cls in vars(layers).values()
+        for cls in (*vars(layers).values(), *vars(zoo).values())
         if isinstance(cls, type)
         and issubclass(cls, layers.HeadGroup)
         and cls is not layers.HeadGroup
@@ -44,7 +45,7 @@ def test_every_group_has_a_panel_or_none_to_show():
 
 
 def test_those_without_a_panel_refuse():
-    heads = layers.NativeSparseHeads(
+    heads = zoo.NativeSparseHeads(
         1,
         compression_length=4,
         compression_stride=2,

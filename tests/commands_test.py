@@ -7,17 +7,23 @@ import keras
 import pytest
 from absl import flags
 
-from routing_tf import analyse
-from routing_tf import choices
-from routing_tf import commands
-from routing_tf import convert
-from routing_tf import datagen
-from routing_tf import evaluate
-from routing_tf import export
-from routing_tf import generate
-from routing_tf import train
+from routing_tf.analysis import looks
+from routing_tf.cli import analyse
+from routing_tf.cli import commands
+from routing_tf.cli import convert
+from routing_tf.cli import copies
+from routing_tf.cli import datagen
+from routing_tf.cli import evaluate
+from routing_tf.cli import export
+from routing_tf.cli import generate
+from routing_tf.cli import train
+from routing_tf.generation import pictures
+from routing_tf.generation import texts
 from routing_tf.layers.heads import routed
 from routing_tf.models import build
+from routing_tf.problems import arguments
+from routing_tf.training import engines
+from routing_tf.training import trainer
 
 COMMANDS = (analyse, convert, datagen, evaluate, export, generate, train)
 PATHS = {
@@ -103,8 +109,9 @@ def test_nobody_reads(flush, options, monkeypatch):
 def test_flags_are_read_before_anything_slow_is_imported(
     command, argument, code, answer
 ):
-    python = [sys.executable, "-X", "importtime", "-m", command.__name__]
-    folder = pathlib.Path(command.__file__).parents[1]
+    module = f"routing_tf.{command.__name__.rpartition('.')[2]}"
+    python = [sys.executable, "-X", "importtime", "-m", module]
+    folder = pathlib.Path(command.__file__).parents[2]
     done = subprocess.run(
         [*python, argument], capture_output=True, text=True, cwd=folder
     )
@@ -116,9 +123,20 @@ def test_flags_are_read_before_anything_slow_is_imported(
     assert not imported & {"jax", "keras", "numpy", "tensorflow", "tensorflow_datasets"}
 
 
-def test_names_that_stand_in_two_places():
-    assert choices.ROUTING_SCOPES == routed.ROUTING_SCOPES
-    assert tuple(build.POLICIES) == choices.PRECISIONS
+def test_copies_equal_what_they_are_copies_of():
+    owned = {
+        "SPLITS": arguments.SPLITS,
+        "ROUTING_SCOPES": routed.ROUTING_SCOPES,
+        "PRECISIONS": tuple(build.POLICIES),
+        "STRATEGIES": engines.STRATEGIES,
+        "ON_NAN": trainer.ON_NAN,
+        "MAX_DEFAULT_LENGTH": texts.MAX_DEFAULT_LENGTH,
+        "DEFAULT_LABELS": pictures.DEFAULT_LABELS,
+        "DEFAULT_LENGTHS": looks.DEFAULT_LENGTHS,
+        "DEFAULT_EXAMPLES": looks.DEFAULT_EXAMPLES,
+    }
+    copied = {name: getattr(copies, name) for name in vars(copies) if name.isupper()}
+    assert copied == owned
 
 
 def test_keras_without_a_backend(options, monkeypatch):
@@ -146,7 +164,7 @@ def test_notes_of_tensorflow_are_left_out(monkeypatch, capfd):
 
 def test_a_process_keeps_its_backend(options, capsys):
     running = keras.backend.backend()
-    (other,) = set(choices.BACKENDS) - {running}
+    (other,) = set(commands.BACKENDS) - {running}
     options.backend = other
     assert commands.command(lambda _: None, options, [""]) == 1
     assert capsys.readouterr().err == (
@@ -196,7 +214,7 @@ def test_the_first_line_of_a_command_is_no_error(tmp_path):
         capture_output=True,
         text=True,
         env=environment,
-        cwd=pathlib.Path(commands.__file__).parents[1],
+        cwd=pathlib.Path(commands.__file__).parents[2],
     )
     assert done.returncode == 1
     assert done.stderr.startswith("error: `--model_dir` must hold a run.json")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from absl import flags
 
-from routing_tf import commands
-from routing_tf import convert
 from routing_tf import models
+from routing_tf.cli import commands
+from routing_tf.cli import convert
 from tests import golden_cases
 
 FOLDER = golden_cases.FOLDER / "checkpoints"
@@ -119,7 +119,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
         check=True,
         capture_output=True,
         text=True,
-        cwd=pathlib.Path(convert.__file__).parents[1],
+        cwd=pathlib.Path(convert.__file__).parents[2],
     )
     assert "490,718,460 parameters" in result.stdout
     kilobytes = int(result.stdout.splitlines()[-1])

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from absl import flags
 
-from routing_tf import commands
-from routing_tf import datagen
 from routing_tf import models
 from routing_tf import problems
-from routing_tf import train
+from routing_tf.cli import commands
+from routing_tf.cli import datagen
+from routing_tf.cli import train
 from routing_tf.problems import builders
 from tests import tracing
 from tests import train_test

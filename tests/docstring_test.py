@@ -47,7 +47,7 @@ def marks(path, code):
         return [pytest.mark.slow] if ON_JAX else []
     if not ON_JAX:
         return [pytest.mark.thorough] if LONG.search(code) else []
-    of_interest = {"layers", "models"} & set(path.relative_to(ROOT).parts)
+    of_interest = {"layers", "models", "zoo"} & set(path.relative_to(ROOT).parts)
     is_short = of_interest and not LONG.search(code)
     return [pytest.mark.thorough if is_short else pytest.mark.slow]
 

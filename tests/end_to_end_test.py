@@ -5,11 +5,11 @@ import json
 import pytest
 from absl import flags
 
-from routing_tf import analyse
-from routing_tf import commands
-from routing_tf import evaluate
-from routing_tf import generate
-from routing_tf import train
+from routing_tf.cli import analyse
+from routing_tf.cli import commands
+from routing_tf.cli import evaluate
+from routing_tf.cli import generate
+from routing_tf.cli import train
 from routing_tf.training import loading
 
 pytestmark = pytest.mark.usefixtures("eager")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from absl import flags
 
-from routing_tf import commands
-from routing_tf import evaluate
-from routing_tf import train
+from routing_tf.cli import commands
+from routing_tf.cli import evaluate
+from routing_tf.cli import train
 from routing_tf.models.scoring import Score
 from routing_tf.training import checkpoints
 from routing_tf.training import evaluation

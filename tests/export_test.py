@@ -6,10 +6,10 @@ import pytest
 import tensorflow as tf
 from absl import flags
 
-from routing_tf import commands
-from routing_tf import export
 from routing_tf import models
 from routing_tf import tokenizers
+from routing_tf.cli import commands
+from routing_tf.cli import export
 from tests.models import small_models
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"

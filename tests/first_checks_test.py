@@ -6,13 +6,13 @@ import sys
 import pytest
 from absl import flags
 
-from routing_tf import convert
-from routing_tf import evaluate
-from routing_tf import first_checks
-from routing_tf import known_names
 from routing_tf import models
 from routing_tf import problems
-from routing_tf import train
+from routing_tf.cli import convert
+from routing_tf.cli import evaluate
+from routing_tf.cli import first_checks
+from routing_tf.cli import known_names
+from routing_tf.cli import train
 from routing_tf.models import hyperparameters
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from absl import flags
 
-from routing_tf import commands
-from routing_tf import generate
 from routing_tf import models
+from routing_tf.cli import commands
+from routing_tf.cli import generate
 from routing_tf.generation import display
 from routing_tf.generation import texts
 from routing_tf.problems import image
@@ -293,7 +293,7 @@ def start(model, *arguments):
     return subprocess.Popen(
         [sys.executable, "-m", "routing_tf.generate", f"--model_dir={model}"]
         + [*arguments],
-        cwd=pathlib.Path(generate.__file__).parents[1],
+        cwd=pathlib.Path(generate.__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # A shell makes what it starts in the background deaf to Ctrl-C.

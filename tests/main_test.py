@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from routing_tf import __main__ as front
+from routing_tf.cli import main as front
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -33,10 +33,15 @@ def test_the_commands_are_listed(arguments, monkeypatch, capsys):
 def test_every_command_is_one():
     there = {
         path.stem
-        for path in (ROOT / "routing_tf").glob("*.py")
+        for path in (ROOT / "routing_tf" / "cli").glob("*.py")
         if "commands.main(" in path.read_text()
     }
     assert there == set(front.COMMANDS)
+    for name in there:
+        stub = importlib.import_module(f"routing_tf.{name}")
+        command = importlib.import_module(f"routing_tf.cli.{name}")
+        for part in ("__doc__", "define_flags", "main", "run"):
+            assert getattr(stub, part) is getattr(command, part)
 
 
 def test_a_command_runs_as_by_its_own_name():

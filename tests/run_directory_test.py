@@ -123,24 +123,6 @@ def test_changed_data_of_the_same_size_is_noticed(folder):
             earlier.check_data(problem, split)
 
 
-def test_a_run_of_an_earlier_version_has_no_checksums(folder):
-    path = folder / "run" / "run.json"
-    fields = json.loads(path.read_text())
-    del fields["checksums"]
-    path.write_text(json.dumps(fields))
-    earlier = run_config.RunConfig.load(folder / "run")
-    config, problem = configure(folder)
-    config.check_continues(earlier, folder / "run")
-    earlier.check_data(problem, "train")
-    with (folder / "text").open("a") as file:
-        file.write(" token" * 100)
-    config, problem = configure(folder)
-    with pytest.raises(ValueError, match="the data of the split 'train' has changed"):
-        config.check_continues(earlier, folder / "run")
-    with pytest.raises(ValueError, match="split 'train' must be what the run has used"):
-        earlier.check_data(problem, "train")
-
-
 @pytest.mark.parametrize("name", ["problem_options", "num_tokens", "checksums"])
 @pytest.mark.parametrize("value", ["x", 5, [1]])
 def test_damaged_settings(folder, name, value):

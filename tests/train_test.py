@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from absl import flags
 
-from routing_tf import commands
 from routing_tf import problems
-from routing_tf import train
 from routing_tf import training
+from routing_tf.cli import commands
+from routing_tf.cli import train
 from routing_tf.generation import display
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.training import checkpoints
@@ -511,7 +511,7 @@ def test_another_backend(arguments, tmp_path):
     command += [f"--model_dir={tmp_path}", *arguments, "--train_steps=1"]
     result = subprocess.run(
         [*command, "--eval_examples=2", "--sample_bytes=0"],
-        cwd=pathlib.Path(train.__file__).parents[1],
+        cwd=pathlib.Path(train.__file__).parents[2],
         capture_output=True,
         text=True,
     )
@@ -535,7 +535,7 @@ def test_ctrl_c_leaves_a_checkpoint(arguments, tmp_path):
     command += [*arguments, "--train_steps=1000000", "--eval_examples=1"]
     with subprocess.Popen(
         command,
-        cwd=pathlib.Path(train.__file__).parents[1],
+        cwd=pathlib.Path(train.__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

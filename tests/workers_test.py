@@ -10,7 +10,7 @@ import sys
 import absl.flags
 import pytest
 
-from routing_tf import train
+from routing_tf.cli import train
 from routing_tf.training import checkpoints
 from tests.engines import small_runs
 

@@ -7,7 +7,8 @@ writes into `docs`, or the folder of `--output_dir`:
 - `attention_patterns.png`: the patterns of a Routing Transformer, with a colour for
   each cluster;
 - `head_groups_places.png`, `head_groups_content.png`, `head_groups_mixtures.png`: every
-  head group of `routing_tf.layers` that has a map of its weights, by family;
+  head group of `routing_tf.layers` and `routing_tf.zoo` that has a map of its weights,
+  by family;
 - `head_groups_images.png`: what one position of an image sees.
 
 Each panel is the attention matrix that the layers compute for one short sequence with
@@ -27,6 +28,7 @@ from absl import flags
 from keras import ops
 
 from routing_tf import layers
+from routing_tf import zoo
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.online_kmeans import normalize
 
@@ -41,7 +43,7 @@ SHORT_LENGTH, BLOCK, WIDTH = 32, 4, 8
 SHORT_CLUSTERS = {"num_clusters": 4, "attention_window": 6}
 LARGE_IMAGE, IMAGE_BLOCK, POSITION = (12, 12), (3, 3), (7, 7)
 #: Head groups that refuse to show their weights.
-NO_MAP = (layers.NativeSparseHeads,)
+NO_MAP = (zoo.NativeSparseHeads,)
 BLUE, LEAST_SHADE = "#1f5f8b", 0.18
 # In dots of the picture.
 DPI, PANELS_IN_A_ROW, PANEL_DOTS, GAP, TITLE, MARGIN = 150, 4, 352, 36, 84, 44
@@ -83,7 +85,7 @@ class Panel:
 def places():
     """Returns the panels of patterns of places, whatever the content."""
     block = {"block_shape": (BLOCK,)}
-    bigbird = layers.bigbird_heads(2, block_length=BLOCK, num_random_blocks=1)
+    bigbird = zoo.bigbird_heads(2, block_length=BLOCK, num_random_blocks=1)
     return [
         Panel("all tokens", "FullHeads", [layers.FullHeads(1)]),
         Panel("own block, neighbours", "LocalHeads", [layers.LocalHeads(1, **block)]),
@@ -104,12 +106,12 @@ def places():
         Panel(
             "first tokens, a window",
             "GlobalHeads",
-            [layers.GlobalHeads(1, range(2), attention_window=BLOCK)],
+            [zoo.GlobalHeads(1, range(2), attention_window=BLOCK)],
         ),
         Panel(
             "random far blocks",
             "RandomBlockHeads",
-            [layers.RandomBlockHeads(1, BLOCK, num_random_blocks=2)],
+            [zoo.RandomBlockHeads(1, BLOCK, num_random_blocks=2)],
         ),
         Panel("first, near and random", "bigbird_heads", bigbird),
         Panel(
@@ -118,12 +120,12 @@ def places():
         Panel(
             "row, column of an image",
             "AxialHeads",
-            [layers.AxialHeads(1, width=WIDTH)],
+            [zoo.AxialHeads(1, width=WIDTH)],
         ),
         Panel(
             "one block for each block",
             "BlockPairHeads",
-            [layers.BlockPairHeads(1, num_blocks=SHORT_LENGTH // BLOCK)],
+            [zoo.BlockPairHeads(1, num_blocks=SHORT_LENGTH // BLOCK)],
             has_causal_form=False,
         ),
     ]
@@ -185,7 +187,7 @@ def content():
         Panel(
             "own block, blocks like it",
             "BlockTopKHeads",
-            [layers.BlockTopKHeads(1, BLOCK, num_blocks=3)],
+            [zoo.BlockTopKHeads(1, BLOCK, num_blocks=3)],
         ),
     ]
 
@@ -194,25 +196,25 @@ def mixtures():
     """Returns the panels of patterns whose queries see mixtures, or all by features."""
 
     def feature_map(name):
-        return [layers.FeatureMapHeads(1, name, num_features=64)]
+        return [zoo.FeatureMapHeads(1, name, num_features=64)]
 
     return [
         Panel(
             "window, compressed rest",
             "CompressedHeads",
-            [layers.CompressedHeads(1, ratio=BLOCK, attention_window=BLOCK)],
+            [zoo.CompressedHeads(1, ratio=BLOCK, attention_window=BLOCK)],
         ),
         Panel(
             "window, mixed segments",
             "LongShortHeads",
-            [layers.LongShortHeads(1, BLOCK, segment_length=BLOCK)],
+            [zoo.LongShortHeads(1, BLOCK, segment_length=BLOCK)],
         ),
         Panel(
             "own block, mixed block",
             "SinkhornHeads",
-            [layers.SinkhornHeads(1, BLOCK, num_iterations=1)],
+            [zoo.SinkhornHeads(1, BLOCK, num_iterations=1)],
         ),
-        Panel("a few packed tokens", "LunaHeads", [layers.LunaHeads(1, 4)]),
+        Panel("a few packed tokens", "LunaHeads", [zoo.LunaHeads(1, 4)]),
         Panel("all, by features", "FeatureMapHeads, elu", feature_map("elu")),
         Panel(
             "all, near softmax", "FeatureMapHeads, positive", feature_map("positive")
@@ -223,30 +225,30 @@ def mixtures():
         Panel(
             "all, by place",
             "SynthesizerHeads",
-            [layers.SynthesizerHeads(1, max_length=SHORT_LENGTH)],
+            [zoo.SynthesizerHeads(1, max_length=SHORT_LENGTH)],
         ),
         Panel(
             "what queries like it see",
             "ClusteredQueryHeads",
-            [layers.ClusteredQueryHeads(1, num_clusters=4, num_keys=6)],
+            [zoo.ClusteredQueryHeads(1, num_clusters=4, num_keys=6)],
             has_causal_form=False,
         ),
         Panel(
             "learned points",
             "InducedHeads",
-            [layers.InducedHeads(1, num_points=4)],
+            [zoo.InducedHeads(1, num_points=4)],
             has_causal_form=False,
         ),
         Panel(
             "learned mixtures of all",
             "LinformerHeads",
-            [layers.LinformerHeads(1, SHORT_LENGTH, num_projected=8)],
+            [zoo.LinformerHeads(1, SHORT_LENGTH, num_projected=8)],
             has_causal_form=False,
         ),
         Panel(
             "all, by landmarks",
             "NystromHeads",
-            [layers.NystromHeads(1, num_landmarks=8, convolution_size=5)],
+            [zoo.NystromHeads(1, num_landmarks=8, convolution_size=5)],
             has_causal_form=False,
         ),
     ]
@@ -270,9 +272,9 @@ def images():
             "SlidingHeads",
             [layers.SlidingHeads(1, LARGE_IMAGE[1])],
         ),
-        Panel("its row", "AxialHeads, axis=1", [layers.AxialHeads(1, 1)]),
-        Panel("its column", "AxialHeads, axis=0", [layers.AxialHeads(1, 0)]),
-        Panel("its row and column", "AxialHeads", [layers.AxialHeads(1)]),
+        Panel("its row", "AxialHeads, axis=1", [zoo.AxialHeads(1, 1)]),
+        Panel("its column", "AxialHeads, axis=0", [zoo.AxialHeads(1, 0)]),
+        Panel("its row and column", "AxialHeads", [zoo.AxialHeads(1)]),
         Panel(
             "positions like it",
             "RoutedHeads, token choice",

@@ -9,7 +9,7 @@ import inspect
 import pathlib
 import re
 
-from routing_tf import known_names
+from routing_tf.cli import known_names
 from routing_tf.models import Hyperparameters
 
 

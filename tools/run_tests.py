@@ -42,8 +42,8 @@ ON_ONE_BACKEND = (
 )
 # Of all layers' tests the first compiles most: with the others a worker would hold too
 # much.
-HEADS = ("tests/layers/causality_test.py", "tests/layers/heads")
-LAYERS = ("tests/layers", *(f"--ignore={path}" for path in HEADS))
+HEADS = ("tests/layers/causality_test.py", "tests/layers/heads", "tests/zoo")
+LAYERS = ("tests/layers", *(f"--ignore={path}" for path in HEADS[:2]))
 MODELS = (
     "tests/models",
     "tests/optimizers",
@@ -61,7 +61,7 @@ def rest():
     """Returns the paths of the tests of both backends that no other part has."""
     found = sorted((ROOT / "tests").iterdir())
     paths = [f"tests/{path.name}" for path in found if _has_tests(path)]
-    others = (*DATA, *ON_ONE_BACKEND, *LAYERS, *MODELS)
+    others = (*DATA, *ON_ONE_BACKEND, *HEADS, *LAYERS, *MODELS)
     return [path for path in paths if path not in others]
 
 

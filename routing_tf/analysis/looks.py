@@ -17,10 +17,12 @@ from routing_tf.analysis.probe import Probe
 from routing_tf.analysis.scopes import compare_scopes
 from routing_tf.analysis.windows import complete_windows
 from routing_tf.analysis.windows import text_window
-from routing_tf.choices import DEFAULT_EXAMPLES
-from routing_tf.choices import DEFAULT_LENGTHS
 from routing_tf.files.folders import make_folder
 from routing_tf.training import evaluation
+
+DEFAULT_LENGTHS = {"jsd": 512, "maps": 256, "reads": 256}
+# Token by token takes long.
+DEFAULT_EXAMPLES = {"causality": 64, "decoding": 4}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from routing_tf.choices import DEFAULT_LABELS
 from routing_tf.problems import image
 
 COLUMNS = 10
+DEFAULT_LABELS = 10
 
 
 def sample_grid(model, sampler, labels, num_samples):

@@ -7,11 +7,13 @@ import functools
 import numpy as np
 from keras import ops
 
-from routing_tf.choices import MAX_DEFAULT_LENGTH
 from routing_tf.generation.stop_strings import StopStrings
 from routing_tf.generation.token_stream import TokenStream
 from routing_tf.models import steps
 from routing_tf.tokenizers.text_stream import text_stream
+
+# No weight shows how long a model's texts are.
+MAX_DEFAULT_LENGTH = 2**16
 
 
 class TextSample:

@@ -1,8 +1,8 @@
 """Tokens one by one, for as long as they are wanted, in constant memory."""
 
 from routing_tf.files import safe_loading
+from routing_tf.models import patterns
 from routing_tf.models import steps
-from routing_tf.models.patterns import PATTERNS
 
 # Positions are int32.
 MAX_TOKENS = 2**31 - 1
@@ -108,7 +108,7 @@ def remembers_all_tokens(hyperparameters):
         return None
     if h.num_cluster_strided_heads:
         return f"num_cluster_strided_heads={h.num_cluster_strided_heads}"
-    pattern = PATTERNS.get(h.routing)
+    pattern = patterns.find(h.routing)
     grows = h.routing in ("full", "random") or pattern and not pattern.is_bounded
     return f"routing={h.routing!r}" if h.num_routed_heads and grows else None
 

@@ -1,4 +1,10 @@
-"""Layers for content-based sparse attention. They need Keras and NumPy alone."""
+"""Layers for content-based sparse attention.
+
+To import them takes Keras and NumPy alone. What only one backend can do is imported
+where it runs.
+"""
+
+import importlib as _importlib
 
 from routing_tf.layers.clustering import Clustering as Clustering
 from routing_tf.layers.embeddings import GridEmbedding as GridEmbedding
@@ -6,39 +12,18 @@ from routing_tf.layers.embeddings import TimingSignal as TimingSignal
 from routing_tf.layers.embeddings import TokenDropout as TokenDropout
 from routing_tf.layers.embeddings import TokenEmbedding as TokenEmbedding
 from routing_tf.layers.feed_forward import FeedForward as FeedForward
-from routing_tf.layers.heads.axial import AxialHeads as AxialHeads
-from routing_tf.layers.heads.block_pair import BlockPairHeads as BlockPairHeads
-from routing_tf.layers.heads.block_top_k import BlockTopKHeads as BlockTopKHeads
 from routing_tf.layers.heads.cluster_strided import (
     ClusterStridedHeads as ClusterStridedHeads,
 )
-from routing_tf.layers.heads.clustered_queries import (
-    ClusteredQueryHeads as ClusteredQueryHeads,
-)
-from routing_tf.layers.heads.compressed import CompressedHeads as CompressedHeads
-from routing_tf.layers.heads.feature_map import FeatureMapHeads as FeatureMapHeads
 from routing_tf.layers.heads.fixed import FixedHeads as FixedHeads
 from routing_tf.layers.heads.full import FullHeads as FullHeads
-from routing_tf.layers.heads.global_tokens import GlobalHeads as GlobalHeads
 from routing_tf.layers.heads.hashed import HashedHeads as HashedHeads
 from routing_tf.layers.heads.head_group import HeadGroup as HeadGroup
-from routing_tf.layers.heads.induced import InducedHeads as InducedHeads
-from routing_tf.layers.heads.known_models import bigbird_heads as bigbird_heads
-from routing_tf.layers.heads.known_models import etc_heads as etc_heads
-from routing_tf.layers.heads.known_models import longformer_heads as longformer_heads
-from routing_tf.layers.heads.linformer import LinformerHeads as LinformerHeads
 from routing_tf.layers.heads.local import LocalHeads as LocalHeads
-from routing_tf.layers.heads.long_short import LongShortHeads as LongShortHeads
-from routing_tf.layers.heads.luna import LunaHeads as LunaHeads
-from routing_tf.layers.heads.native_sparse import NativeSparseHeads as NativeSparseHeads
-from routing_tf.layers.heads.nystrom import NystromHeads as NystromHeads
 from routing_tf.layers.heads.random import RandomHeads as RandomHeads
-from routing_tf.layers.heads.random_blocks import RandomBlockHeads as RandomBlockHeads
 from routing_tf.layers.heads.routed import RoutedHeads as RoutedHeads
-from routing_tf.layers.heads.sinkhorn import SinkhornHeads as SinkhornHeads
 from routing_tf.layers.heads.sliding import SlidingHeads as SlidingHeads
 from routing_tf.layers.heads.strided import StridedHeads as StridedHeads
-from routing_tf.layers.heads.synthesizer import SynthesizerHeads as SynthesizerHeads
 from routing_tf.layers.held_updates import hold_updates as hold_updates
 from routing_tf.layers.image_embeddings import RowColumnEmbedding as RowColumnEmbedding
 from routing_tf.layers.image_embeddings import SubpixelEmbedding as SubpixelEmbedding
@@ -52,3 +37,36 @@ from routing_tf.layers.stated_gradients import (
 )
 from routing_tf.layers.transformer_block import SublayerSteps as SublayerSteps
 from routing_tf.layers.transformer_block import TransformerBlock as TransformerBlock
+
+#: Names of `routing_tf.zoo` that are names here too; it is imported for them alone.
+_OF_THE_ZOO = (
+    "AxialHeads",
+    "BlockPairHeads",
+    "BlockTopKHeads",
+    "ClusteredQueryHeads",
+    "CompressedHeads",
+    "FeatureMapHeads",
+    "GlobalHeads",
+    "InducedHeads",
+    "LinformerHeads",
+    "LongShortHeads",
+    "LunaHeads",
+    "NativeSparseHeads",
+    "NystromHeads",
+    "RandomBlockHeads",
+    "SinkhornHeads",
+    "SynthesizerHeads",
+    "bigbird_heads",
+    "etc_heads",
+    "longformer_heads",
+)
+
+
+def __getattr__(name):
+    if name in _OF_THE_ZOO:
+        return getattr(_importlib.import_module("routing_tf.zoo"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *_OF_THE_ZOO})

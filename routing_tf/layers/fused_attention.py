@@ -1,7 +1,4 @@
-"""Softmax attention by kernels of JAX, which keep no weights of pairs in memory.
-
-One of the few files of `layers` that import a backend.
-"""
+"""Softmax attention by kernels of JAX, which keep no weights of pairs in memory."""
 
 import functools
 import math

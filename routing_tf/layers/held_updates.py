@@ -1,4 +1,4 @@
-"""Updates of centroids that wait until a batch was seen in all its parts."""
+"""Updates of centroids and thresholds that wait until all parts of a batch are seen."""
 
 import contextlib
 import threading
@@ -50,7 +50,10 @@ def hold_updates():
 
 
 def update_or_hold(layer, statistics):
-    """Moves an `OnlineKMeans` by one call's counts, or leaves it to `hold_updates`."""
+    """Moves a layer by the statistics of one call, or leaves it to `hold_updates`.
+
+    The layer is an `OnlineKMeans` or a `MovingThresholds`.
+    """
     stack = _stack()
     if stack:
         stack[-1].append((layer, statistics))

@@ -63,7 +63,7 @@ def is_compiled_by_xla():
 
 
 def computed_after(earlier, *tensors):
-    """Returns tensors that are there no sooner than another one.
+    """Adds a control dependency: `tensors` are computed after `earlier`.
 
     What is computed from them is computed anew, even if it was computed before. On a
     CPU, XLA may share it all the same.

@@ -41,9 +41,9 @@ def larger(first, second):
 
 
 def of_length(x, axis, length):
-    """Returns `x`, whose axis has this length; if it is unknown, it is told here.
+    """Asserts that an axis of `x` has this length, and returns `x`.
 
-    Where it turns out to be another one, the function that was traced fails.
+    A length that is unknown while tracing is checked when the function runs.
     """
     if x.shape[axis] is not None and is_known(length):
         return x

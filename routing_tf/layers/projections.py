@@ -1,4 +1,4 @@
-"""The way of a sequence to queries, keys and values of all heads, and back."""
+"""Projections to queries, keys and values of all heads, and of their output."""
 
 from keras import ops
 

@@ -232,14 +232,6 @@ class RoutingAttention(MixedAttention):
         del config["head_groups"]
         return config
 
-    @classmethod
-    def from_config(cls, config):
-        # What was saved before queries could choose a cluster.
-        if "key_shift" not in config and not config.get("share_query_key", True):
-            clustering = {"query_cluster": "key", **(config.get("clustering") or {})}
-            config = {**config, "clustering": clustering}
-        return super().from_config(config)
-
 
 def _check_num_local_heads(num_local_heads, num_heads):
     if not is_integer(num_local_heads) or not 0 <= num_local_heads <= num_heads:

@@ -1,6 +1,7 @@
 """Configs of layers, and of layers inside them."""
 
 import functools
+import importlib
 import inspect
 import itertools
 
@@ -54,8 +55,16 @@ def serialize(layer):
 def deserialize(layer):
     """Returns the layer of a config; layers and None stay as they are."""
     if isinstance(layer, dict):
+        _register_class(layer.get("registered_name"))
         return keras.saving.deserialize_keras_object(layer)
     return layer
+
+
+def _register_class(name):
+    """Imports `routing_tf.zoo` if a class of this package is none of the layers'."""
+    is_ours = isinstance(name, str) and name.startswith("routing_tf>")
+    if is_ours and keras.saving.get_registered_object(name) is None:
+        importlib.import_module("routing_tf.zoo")
 
 
 def class_of_config(cls, config):

@@ -21,7 +21,7 @@ LANES, LARGEST_BLOCK = 128, 512
 INTERPRET = False
 # The segment of keys that nobody sees.
 _NO_KEY = -1
-# What a query that sees nothing gives its weight to, in place of keys.
+# The logit of an attention sink, which takes the weight of a query without keys.
 _SINK = -1e30
 
 

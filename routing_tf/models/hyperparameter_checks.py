@@ -9,7 +9,6 @@ from routing_tf.layers.fused_attention import IMPLEMENTATIONS
 from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
 from routing_tf.layers.heads.head_group import check_key_shift
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
-from routing_tf.layers.heads.routed import ROUTINGS
 from routing_tf.layers.heads.routed import TOKEN_CHOICE
 from routing_tf.layers.mixed_attention import REMATS
 from routing_tf.layers.scaled_dot_product import check_entmax_alpha
@@ -17,10 +16,9 @@ from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
+from routing_tf.models.pattern_checks import check_names
 from routing_tf.models.pattern_checks import check_patterns
-from routing_tf.models.patterns import PATTERNS
 
-_ROUTINGS = (*ROUTINGS, "hashed", "random", "full")
 _CHOICES = {
     "feed_forward": (*ACTIVATIONS, "none"),
     "norm_position": ("pre", "post"),
@@ -28,8 +26,6 @@ _CHOICES = {
     "initializer": ("unit_scaling", "fan_in_normal"),
     "factorized_pattern": ("strided", "fixed"),
     "factorized_arrangement": ("interleaved", "merged", "separate"),
-    "routing": (*_ROUTINGS, *PATTERNS),
-    "encoder_routing": (*_ROUTINGS, *PATTERNS),
     "routing_scope": ROUTING_SCOPES,
     "centroid_initialization": CENTROID_INITIALIZATIONS,
     "query_cluster": QUERY_CLUSTERS,
@@ -91,6 +87,7 @@ def check(h):
             check_rate(field.name, getattr(h, field.name))
     for name, choices in _CHOICES.items():
         check_choice(name, getattr(h, name), choices)
+    check_names(h)
     for name in _POSITIVE:
         check_positive_integer(name, getattr(h, name))
     for name in _COUNTS:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from routing_tf.choices import did_you_mean
+from routing_tf.files.misspelt import did_you_mean
 from routing_tf.models.compatibility import EXACT
 from routing_tf.models.compatibility import level_of
 from routing_tf.models.hyperparameter_checks import HEADS
@@ -155,7 +155,7 @@ class Hyperparameters:
             matrix, the same for all heads (the release).
         project_shared_keys: whether keys are projected also for heads that share the
             queries and never read them (the release).
-        truncate_length: longer inputs are cut to this length without a word (the
+        truncate_length: longer inputs are silently truncated to this length (the
             release); None: nothing is cut.
         input_dropout: rate of elements of the encoder's inputs that are set to 0, the
             others unscaled.
@@ -213,7 +213,8 @@ class Hyperparameters:
     assert small.replace(num_layers=3).num_layers == 3
     ```
 
-    Reference: `sparse_transformer_local` of the release; `presets.py` maps its names.
+    Reference: `sparse_transformer_local` of the release; `release/conversion.py` maps
+    its names.
     """
 
     vocabulary_size: int = 98302

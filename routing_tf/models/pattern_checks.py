@@ -1,8 +1,7 @@
 """Which patterns go together with the other hyperparameters."""
 
-from routing_tf.models.patterns import PATTERNS
-from routing_tf.models.patterns import is_of_encoders
-from routing_tf.models.patterns import sizes_of
+from routing_tf.layers.validation import check_choice
+from routing_tf.models import patterns
 
 # Hyperparameters that heads may refuse, what these call them, and the neutral values.
 OPTIONS = {
@@ -13,9 +12,17 @@ OPTIONS = {
 }
 
 
+def check_names(h):
+    """Raises a `ValueError` if there are no heads of a name."""
+    for field in ("routing", "encoder_routing"):
+        name = getattr(h, field)
+        if name not in patterns.OWN and patterns.find(name) is None:
+            check_choice(field, name, (*patterns.OWN, *patterns.all_patterns()))
+
+
 def check_patterns(h):
     """Raises a `ValueError` if a pattern that is named makes no sense here."""
-    if h.routing in PATTERNS:
+    if patterns.find(h.routing) is not None:
         _check_decoder_pattern(h)
         _check_named_heads(h, "routing", h.num_layers)
     if h.encoder_routing is None:
@@ -26,7 +33,7 @@ def check_patterns(h):
             f"`encoder_routing` is for models with an encoder, of text. {received} "
             "with num_encoder_layers=0. Leave it out"
         )
-    if not is_of_encoders(h.encoder_routing):
+    if not patterns.is_of_encoders(h.encoder_routing):
         raise ValueError(
             "`encoder_routing` must name heads that need neither a causal mask nor an "
             f"image: an encoder has neither. {received}. Choose another, such as "
@@ -36,7 +43,7 @@ def check_patterns(h):
 
 
 def _check_decoder_pattern(h):
-    pattern, received = PATTERNS[h.routing], f"Received: routing={h.routing!r}"
+    pattern, received = patterns.find(h.routing), f"Received: routing={h.routing!r}"
     if not pattern.of_decoders:
         raise ValueError(
             f"`routing={h.routing!r}` has no causal form, which decoders need. "
@@ -74,12 +81,13 @@ def _check_named_heads(h, field, num_layers):
             f"{h.num_local_only_layers} of {num_layers} layers. Give some, or leave "
             f"`{field}` out"
         )
-    if name not in PATTERNS:
+    pattern = patterns.find(name)
+    if pattern is None:
         return
     is_decoder = field == "routing"
-    sizes = sizes_of(h, 0, is_decoder)
+    sizes = patterns.sizes_of(h, 0, is_decoder)
     try:
-        PATTERNS[name].groups(sizes, h.num_routed_heads)
+        pattern.groups(sizes, h.num_routed_heads)
     except ValueError as error:
         raise ValueError(
             f"`num_routed_heads` and `attention_window` must fit `{field}={name!r}`. "
@@ -91,7 +99,7 @@ def _check_named_heads(h, field, num_layers):
         if value == neutral or argument == "key_shift" and not is_decoder:
             continue
         try:
-            PATTERNS[name].groups(sizes, h.num_routed_heads, **{argument: value})
+            pattern.groups(sizes, h.num_routed_heads, **{argument: value})
         except ValueError as error:
             raise ValueError(
                 f"`{own}` must be {neutral} with `{field}={name!r}`. {received} with "

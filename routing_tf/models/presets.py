@@ -1,6 +1,6 @@
 """Presets as data: ours, those of other papers, and the sets of the release."""
 
-from routing_tf.choices import did_you_mean
+from routing_tf.files.misspelt import did_you_mean
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.models.release.conversion import hyperparameters_from_release
 from routing_tf.models.release.hparams_sets import RELEASE_SETS

@@ -212,7 +212,7 @@ def _routed_groups(
     h = hyperparameters
     relative = h.routed_relative_positions
     routing = patterns.routing_of(h, is_decoder=is_causal)
-    pattern = patterns.PATTERNS.get(routing)
+    pattern = patterns.find(routing)
     if pattern is None:
         cls, settings = _routed_kind(h, index, routing)
         if cls is not layers.FullHeads:

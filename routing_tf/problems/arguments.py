@@ -2,8 +2,9 @@
 
 import operator
 
-from routing_tf.choices import SPLITS
 from routing_tf.layers.validation import check_choice
+
+SPLITS = ("train", "validation", "test")
 
 
 def check_split(split, name="split"):

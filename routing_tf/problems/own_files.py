@@ -4,8 +4,8 @@ import hashlib
 import os
 import pathlib
 
-from routing_tf.choices import SPLITS
 from routing_tf.files.named_files import identity
+from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.raw_files import file_size
 from routing_tf.problems.sources import Source
 

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import tqdm
 
-from routing_tf.choices import SPLITS
 from routing_tf.problems import array_store
+from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.problem import Problem
 from routing_tf.problems.sources import Source
 from routing_tf.problems.sources import TfdsSource
@@ -139,7 +139,9 @@ class PreparedProblem(Problem):
         raise NotImplementedError
 
     def parts(self, split, state):
-        """Yields what examples become, from one of them on; see `array_store.write`.
+        """Yields `(arrays, state)` for each example; resumes after a `state`.
+
+        `array_store.write` reads them.
 
         Args:
             split: string, the split.

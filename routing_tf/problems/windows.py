@@ -180,6 +180,6 @@ def read_rows(ids, starts, lengths, row_length):
             row[until_end:length] = ids[: length - until_end]
         return rows
 
-    # An array on disk is no tensor.
+    # A memory-mapped array is read with NumPy inside tf.data.
     rows = tf.numpy_function(cut, [starts, lengths], tf.int32, stateful=False)
     return tf.ensure_shape(rows, (starts.shape[0], row_length))

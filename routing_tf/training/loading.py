@@ -9,12 +9,12 @@ import zipfile
 import numpy as np
 
 from routing_tf import models
-from routing_tf.choices import SPLITS
 from routing_tf.files import safe_loading
 from routing_tf.models.build import make_backbone
 from routing_tf.models.build import make_model
 from routing_tf.models.release.checkpoints import ReleaseCheckpoint
 from routing_tf.models.release.checkpoints import load_into
+from routing_tf.problems.arguments import SPLITS
 from routing_tf.training import checkpoints
 from routing_tf.training import run_folder
 from routing_tf.training.run_config import RunConfig
@@ -35,7 +35,6 @@ def find_run(source, which="last"):
         model_dir, saved = path, checkpoints.resumable(path, which)
     config = RunConfig.load(model_dir)
     if config is None or not saved:
-        refuse_old_checkpoints(model_dir)
         raise ValueError(
             "`--model_dir` must hold a run with a checkpoint; `python -m "
             f"routing_tf.train` makes one. Received: --model_dir={path!r}, with "
@@ -124,7 +123,6 @@ def load_language_model(source, which="last"):
             f"`checkpoint` must be 'last': there is no best one in {str(source)!r}, "
             f"as the run has not been evaluated. Received: checkpoint={which!r}"
         )
-    refuse_old_checkpoints(path)
     try:
         with warnings.catch_warnings():
             # It is not compiled for training, so its optimizer stays empty.
@@ -145,17 +143,6 @@ def load_language_model(source, which="last"):
         "without .index, a .keras file, or a preset directory with a config.json. "
         f"Received: {source!r}"
     )
-
-
-def refuse_old_checkpoints(model_dir):
-    """Raises a `ValueError` if a run of an earlier version lives in a folder."""
-    old = sorted(checkpoints.folder_of(model_dir).glob("step_*.keras"))
-    if old and not checkpoints.paths(model_dir):
-        raise ValueError(
-            "`model_dir` must hold a run of this version. Received: "
-            f"{str(model_dir)!r}, whose checkpoints are of an earlier one. Use another "
-            f"model_dir with init_checkpoint={str(old[-1])!r}, which takes its weights"
-        )
 
 
 def initialize(lm, source):

@@ -8,11 +8,11 @@ from absl import logging
 
 from routing_tf import models
 from routing_tf import problems
-from routing_tf.choices import PRECISIONS
 from routing_tf.files import safe_loading
 from routing_tf.files.atomic import write_whole
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
+from routing_tf.models.build import POLICIES
 from routing_tf.tokenizers import subword_tokenizer
 from routing_tf.training import checkpoints
 from routing_tf.training.run_folder import PREPROCESSOR
@@ -45,7 +45,7 @@ class RunConfig:
         num_tokens: dict of the number of ids in the splits that the run trains on and
             is scored on.
         checksums: dict of the checksums of these splits, by which changed data is
-            noticed; a run of an earlier version has none.
+            noticed.
         init_checkpoint: where the first weights come from; None for random ones.
         seed: seed of weights, data order and dropout.
         precision: type of computations: `"float32"`, `"bfloat16"` or `"float16"`, the
@@ -66,7 +66,7 @@ class RunConfig:
     accumulation_steps: int = 1
 
     def __post_init__(self):
-        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("precision", self.precision, POLICIES)
         check_positive_integer("accumulation_steps", self.accumulation_steps)
         for name in ("problem_options", "num_tokens", "checksums"):
             if not isinstance(getattr(self, name), dict):
@@ -116,7 +116,7 @@ class RunConfig:
 
     def check_continues(self, earlier, model_dir):
         """Raises a `ValueError` if a run with `earlier` cannot go on with this one."""
-        there, here = _flat(earlier._of_splits(self)), _flat(self._of_splits(earlier))
+        there, here = _flat(earlier), _flat(self)
         names = (there.keys() | here.keys()) - FREE_TO_CHANGE
         names = sorted(name for name in names if there.get(name) != here.get(name))
         differences = [
@@ -139,21 +139,6 @@ class RunConfig:
                 f"{'; '.join(differences)}. Use another model_dir, or leave these "
                 "settings out to continue that run"
             )
-
-    def _of_splits(self, other):
-        """This one without what it alone tells of splits.
-
-        Earlier versions had no checksums, and counted splits that a run does not use.
-        """
-        fields = {
-            name: {
-                split: value
-                for split, value in getattr(self, name).items()
-                if split in getattr(other, name)
-            }
-            for name in ("num_tokens", "checksums")
-        }
-        return dataclasses.replace(self, **fields)
 
     def check_data(self, problem, split):
         """Raises a `ValueError` if a split of the run is no longer what it was.

@@ -15,7 +15,6 @@ import zlib
 
 import numpy as np
 
-from routing_tf.choices import ON_NAN
 from routing_tf.files.folders import make_folder
 from routing_tf.layers.validation import check_choice
 from routing_tf.models.build import build_model
@@ -37,6 +36,7 @@ from routing_tf.training.optimizer import make_schedule
 from routing_tf.training.step import TrainingStep
 from routing_tf.training.stop_request import StopRequest
 
+ON_NAN = ("stop", "skip")
 MOST_SKIPPED_IN_A_ROW = 20
 STOPPING = "\nstopping after this step; once more to stop at once, unsaved\n"
 
@@ -215,7 +215,6 @@ class Trainer:
 
     def _open_model_dir(self):
         """Makes or checks the model directory; returns whether the run is a new one."""
-        loading.refuse_old_checkpoints(self.model_dir)
         is_new = not checkpoints.resumable(self.model_dir)
         if not is_new:
             earlier = run_config.RunConfig.load(self.model_dir)

@@ -8,10 +8,10 @@ import pytest
 from absl import flags
 
 from routing_tf import problems
-from routing_tf import train
 from routing_tf.analysis import compare_decoding
 from routing_tf.analysis import decoding
 from routing_tf.analysis import report
+from routing_tf.cli import train
 from routing_tf.training import checkpoints
 from routing_tf.training import loading
 from tests.analysis.scopes_test import Countdown

@@ -17,6 +17,7 @@ from routing_tf import layers
 from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo import cases
 
 HEADS, CLUSTERS, DIM, KEY_DIM = 2, 6, 8, 6
 RELATIVE = {"max_relative_position": 6, "embeddings_initializer": "zeros"}
@@ -52,47 +53,9 @@ OTHERS = {
     "sliding": functools.partial(layers.SlidingHeads, HEADS, 6, **RELATIVE),
     "sliding_strided": functools.partial(layers.SlidingHeads, HEADS, 6, True),
     "full": functools.partial(layers.FullHeads, HEADS, **RELATIVE),
-    "linear": functools.partial(layers.FeatureMapHeads, HEADS, chunk_length=7),
-    "performer": functools.partial(
-        layers.FeatureMapHeads, HEADS, "positive", num_features=9, chunk_length=2
-    ),
-    "random_features": functools.partial(
-        layers.FeatureMapHeads, HEADS, "fourier", num_features=9
-    ),
-    "synthesizer": functools.partial(layers.SynthesizerHeads, HEADS, max_length=50),
-    "synthesizer_factors": functools.partial(
-        layers.SynthesizerHeads, HEADS, max_length=50, rank=7
-    ),
-    "random_logits": functools.partial(
-        layers.SynthesizerHeads, HEADS, "random", max_length=50
-    ),
-    "random_factors": functools.partial(
-        layers.SynthesizerHeads, HEADS, "random", max_length=50, rank=3
-    ),
-    "global": functools.partial(layers.GlobalHeads, HEADS, (0, 20, 30), 7, **RELATIVE),
-    "random_blocks": functools.partial(
-        layers.RandomBlockHeads, HEADS, 3, 2, **RELATIVE
-    ),
-    "row": functools.partial(layers.AxialHeads, HEADS, 1, 9, **RELATIVE),
-    "column": functools.partial(layers.AxialHeads, HEADS, 0, 9, **RELATIVE),
-    "criss_cross": functools.partial(layers.AxialHeads, HEADS, None, 9),
-    "learned": functools.partial(layers.GlobalHeads, HEADS, (3,), 5, 2),
-    "best_blocks": functools.partial(layers.BlockTopKHeads, HEADS, 4, 3, **RELATIVE),
+    **cases.CAUSAL,
+    **cases.UNSHIFTED,
 }
-# Their logits are those of places: there are no keys to shift.
-SYNTHESIZED = (
-    "synthesizer",
-    "synthesizer_factors",
-    "random_logits",
-    "random_factors",
-)
-# They refuse shifted keys.
-UNSHIFTED = {
-    "native_sparse": functools.partial(
-        layers.NativeSparseHeads, HEADS, 4, 2, 4, 3, attention_window=6, **RELATIVE
-    ),
-}
-OTHERS |= UNSHIFTED
 # Where queries choose clusters apart from keys.
 APART = ("token_choice", "hashed", "hashed_in_rounds", "threshold")
 ON_JAX = keras.backend.backend() == "jax"
@@ -317,7 +280,7 @@ def test_one_and_many_random_clusters_are_causal(clusters):
         *(
             thorough(kind, kind != "strided")
             for kind in OTHERS
-            if kind not in (*SYNTHESIZED, *UNSHIFTED)
+            if kind not in cases.UNSHIFTED
         ),
     ],
 )
@@ -366,12 +329,10 @@ def ways_to_learn():
     ways = [
         (kind, True, shift)
         for kind in (*CLUSTERED, *OTHERS)
-        for shift in ((0,) if kind in SYNTHESIZED else (0, 1))
+        for shift in ((0,) if kind in cases.UNSHIFTED else (0, 1))
     ]
     ways += [(kind, False, shift) for kind in APART for shift in (0, 1)]
     for way in ways:
-        if way[0] in UNSHIFTED and way[2]:
-            continue
         once = ON_JAX or None
         yield (*way, once) if way in few else thorough(*way, once)
     for kind in () if ON_JAX else CLUSTERED:

@@ -12,6 +12,7 @@ from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers.helpers import normal
+from tests.zoo import cases
 
 HEADS, DIM, KEY_DIM, LENGTH = 2, 8, 6, 29
 RELATIVE = {"max_relative_position": 5, "embeddings_initializer": "zeros"}
@@ -30,9 +31,6 @@ CLUSTERED = {
     "random": functools.partial(layers.RandomHeads, HEADS, 3, **RELATIVE),
 }
 in_rounds = functools.partial(layers.HashedHeads, HEADS, 4, 5, num_rounds=3, **RELATIVE)
-native_sparse = functools.partial(
-    layers.NativeSparseHeads, HEADS, 4, 2, 4, 3, attention_window=6, **RELATIVE
-)
 OTHERS = {
     "two_clusters": functools.partial(
         routed, 6, routing="token_choice", clusters_per_query=2
@@ -50,42 +48,17 @@ OTHERS = {
     "full": functools.partial(layers.FullHeads, HEADS, **RELATIVE),
     "strided": functools.partial(layers.StridedHeads, HEADS, (5,), **RELATIVE),
     "fixed": functools.partial(layers.FixedHeads, HEADS, 5, 2),
-    "best_blocks": functools.partial(layers.BlockTopKHeads, HEADS, 4, 3, **RELATIVE),
     "fixed_separate": functools.partial(layers.FixedHeads, HEADS, 5, 2, "separate"),
-    "linear": functools.partial(layers.FeatureMapHeads, HEADS, chunk_length=4),
-    "performer": functools.partial(
-        layers.FeatureMapHeads, HEADS, "positive", num_features=9, chunk_length=2
-    ),
-    "random_features": functools.partial(
-        layers.FeatureMapHeads, HEADS, "fourier", num_features=9
-    ),
-    "global": functools.partial(layers.GlobalHeads, HEADS, (0, 11), 4, **RELATIVE),
-    "random_blocks": functools.partial(
-        layers.RandomBlockHeads, HEADS, 3, 2, **RELATIVE
-    ),
-    "row": functools.partial(layers.AxialHeads, HEADS, 1, 6, **RELATIVE),
-    "column": functools.partial(layers.AxialHeads, HEADS, 0, 6, **RELATIVE),
-    "criss_cross": functools.partial(layers.AxialHeads, HEADS, None, 6),
-    "learned": functools.partial(layers.GlobalHeads, HEADS, (2,), None, 3),
     "fixed_summaries": functools.partial(layers.FixedHeads, HEADS, 5, 2, "summaries"),
     "fixed_distinct": functools.partial(
         layers.FixedHeads, HEADS, 5, 2, distinct_summaries=True
     ),
     "sliding": functools.partial(layers.SlidingHeads, HEADS, 4, **RELATIVE),
     "sliding_strided": functools.partial(layers.SlidingHeads, HEADS, 4, True),
+    **cases.CAUSAL,
 }
 # They have no keys to shift, or refuse that.
 UNSHIFTED = {
-    "synthesizer": functools.partial(layers.SynthesizerHeads, HEADS, max_length=50),
-    "synthesizer_factors": functools.partial(
-        layers.SynthesizerHeads, HEADS, max_length=50, rank=7
-    ),
-    "random_logits": functools.partial(
-        layers.SynthesizerHeads, HEADS, "random", max_length=50
-    ),
-    "random_factors": functools.partial(
-        layers.SynthesizerHeads, HEADS, "random", max_length=50, rank=3
-    ),
     "reformer": functools.partial(
         layers.HashedHeads,
         HEADS,
@@ -97,8 +70,7 @@ UNSHIFTED = {
         attends_to_self=False,
         **RELATIVE,
     ),
-    "native_sparse": native_sparse,
-    "native_sparse_shared": functools.partial(native_sparse, share_branches=True),
+    **cases.UNSHIFTED,
 }
 CASES = {
     **{f"{kind}_5": functools.partial(make, 5) for kind, make in CLUSTERED.items()},
@@ -123,11 +95,10 @@ CASES |= {
 }
 CASES |= UNSHIFTED
 # What a query can see is bounded: so is what they remember.
-LINEAR = ("linear", "performer", "random_features")
 BOUNDED = (
-    *("token_choice_5", "expert_choice_5", "hashed_5", "local", "dilated", "row"),
+    *("token_choice_5", "expert_choice_5", "hashed_5", "local", "dilated"),
     "threshold_5",
-    *("two_clusters", "sliding", "reformer", *LINEAR),
+    *("two_clusters", "sliding", "reformer", *cases.BOUNDED),
 )
 BOUNDED_APART = (
     "token_choice_5_apart",
@@ -139,8 +110,8 @@ BOUNDED_SHIFTED = (
     "token_choice_5_apart_shifted",
     "threshold_5_apart_shifted",
     "expert_choice_5_shifted",
-    *("local_shifted", "dilated_shifted", "row_shifted", "sliding_shifted"),
-    *(f"{case}_shifted" for case in LINEAR),
+    *("local_shifted", "dilated_shifted", "sliding_shifted"),
+    *(f"{case}_shifted" for case in cases.BOUNDED),
 )
 
 
@@ -340,7 +311,7 @@ GROUPS = {
     "chosen": lambda: [
         layers.LocalHeads(HEADS, (2, 3)),
         OTHERS["best_blocks"](),
-        native_sparse(),
+        cases.native_sparse(),
     ],
     "shifted": lambda: [
         layers.LocalHeads(HEADS, (2, 3), flange_blocks=(0, 1), key_shift=1),
@@ -385,7 +356,7 @@ SEEN_ELSEWHERE = ("local", "local_one_block", "full", "strided", "best_blocks")
 MEMORIES = {
     **{kind: functools.partial(make, 5) for kind, make in CLUSTERED.items()},
     "expert_choice_apart": functools.partial(routed, 5, share_query_key=False),
-    **{kind: OTHERS[kind] for kind in (*LINEAR, *SEEN_ELSEWHERE)},
+    **{kind: OTHERS[kind] for kind in (*cases.LINEAR, *SEEN_ELSEWHERE)},
 }
 del MEMORIES["token_choice"], MEMORIES["threshold"]
 FEW_MEMORIES = ("expert_choice_apart", "hashed", "local", "strided", "performer")
@@ -555,7 +526,7 @@ def test_steps_in_half_precision(key_shift):
 @pytest.mark.thorough
 def test_chosen_blocks_in_half_precision():
     dtype = "mixed_bfloat16"
-    groups = [OTHERS["best_blocks"](dtype=dtype), native_sparse(dtype=dtype)]
+    groups = [OTHERS["best_blocks"](dtype=dtype), cases.native_sparse(dtype=dtype)]
     layer = attention(*groups, dtype=dtype)
 
     def both(x):

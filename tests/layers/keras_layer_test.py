@@ -7,6 +7,7 @@ from keras.src.testing import TestCase
 
 from routing_tf import layers
 from tests.layers import helpers
+from tests.zoo import cases
 
 SHAPE = (2, 6, 8)
 
@@ -34,37 +35,25 @@ CASES = {
         {**ROUTING, "use_bias": True, "kernel_regularizer": "l2", "seed": 1},
         {"expected_num_losses": 4, "expected_num_trainable_weights": 6},
     ),
+    **{
+        name: (
+            *mixed(make())[:2],
+            {"call_kwargs": {"use_causal_mask": name in cases.ONLY_CAUSAL}},
+        )
+        for name, make in cases.SMALL.items()
+    },
     "full": mixed(layers.FullHeads(2, max_relative_position=2)),
     "local": mixed(layers.LocalHeads(2, (4,))),
-    "sinkhorn": mixed(layers.SinkhornHeads(2, 4)),
     "strided": mixed(layers.StridedHeads(2, (4,))),
     "fixed": mixed(layers.FixedHeads(2, (4,), num_summary_columns=1)),
-    "feature_map": mixed(layers.FeatureMapHeads(2, "positive", num_features=4)),
-    "clustered_queries": mixed(layers.ClusteredQueryHeads(2, 2, 2, num_iterations=1)),
-    "compressed": mixed(layers.CompressedHeads(2, ratio=2, attention_window=2)),
-    "long_short": mixed(layers.LongShortHeads(2, 3, 2)),
-    "induced": mixed(layers.InducedHeads(2, 3)),
-    "luna": mixed(layers.LunaHeads(2, 3)),
-    "linformer": mixed(layers.LinformerHeads(2, 8, 4)),
-    "nystrom": mixed(layers.NystromHeads(2, 3)),
-    "synthesizer": mixed(layers.SynthesizerHeads(2, max_length=8, rank=3)),
-    "global": mixed(layers.GlobalHeads(2, (0, 3), 4, num_learned_tokens=1)),
-    "axial": mixed(layers.AxialHeads(2, width=3)),
-    "best_blocks": mixed(layers.BlockTopKHeads(2, 2, 2)),
-    "native_sparse": (
-        *mixed(layers.NativeSparseHeads(2, 4, 2, 4, 3))[:2],
-        {"call_kwargs": {"use_causal_mask": True}},
-    ),
     "sliding": mixed(layers.SlidingHeads(2, 2, True)),
     "threshold": (
         *mixed(layers.RoutedHeads(2, 2, 4, "expert_threshold"))[:2],
         {"call_kwargs": {"use_causal_mask": True}},
     ),
-    "block-pair": mixed(layers.BlockPairHeads(2)),
     "hashed": mixed(layers.HashedHeads(2, 2, 4)),
     "hashed-in-rounds": mixed(layers.HashedHeads(2, 2, 4, num_rounds=2)),
     "random": mixed(layers.RandomHeads(2, 2, 4)),
-    "random-blocks": mixed(layers.RandomBlockHeads(2, 1, 1)),
     "cluster-strided": mixed(layers.ClusterStridedHeads(2, 2, 4)),
     "kmeans": (layers.OnlineKMeans, {"num_clusters": 2}, {"input_shape": (2, 3, 6, 4)}),
     "dot_product": (
@@ -123,8 +112,8 @@ CASES = {
 
 # Their many small operations take long, above all to compile on JAX.
 LONG = (
-    *("best_blocks", "native_sparse"),
-    *("clustered_queries", "compressed", "induced", "threshold"),
+    *("BlockTopKHeads", "NativeSparseHeads", "ClusteredQueryHeads"),
+    *("CompressedHeads", "InducedHeads", "threshold"),
 )
 
 

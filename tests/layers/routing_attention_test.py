@@ -329,28 +329,6 @@ def test_shifted_keys_are_for_causal_self_attention(num_local_heads):
         attention.make_cache(BATCH, LENGTH, value=sequence(seed=1))
 
 
-@pytest.mark.parametrize("clustering", [None, {"decay": 0.9}])
-def test_what_was_saved_before_queries_chose_reads_the_clusters_of_keys(clustering):
-    options = {"share_query_key": False, "clustering": clustering}
-    config = built_attention(**options).get_config()
-    assert config.pop("key_shift") == 0
-    loaded = layers.RoutingAttention.from_config(config)
-    loaded.build((BATCH, LENGTH, DIM))
-    helpers.randomize(loaded)
-    options["clustering"] = {**(clustering or {}), "query_cluster": "key"}
-    assert loaded.get_config()["clustering"] == options["clustering"]
-    outputs = [
-        golden_cases.run(layer, sequence(), use_causal_mask=True)[0]
-        for layer in (
-            loaded,
-            built_attention(**options),
-            built_attention(share_query_key=False, clustering=clustering),
-        )
-    ]
-    np.testing.assert_array_equal(*outputs[:2])
-    assert golden_cases.relative_error(outputs[2], outputs[0]) > 0.1
-
-
 def test_clustering_reaches_the_routed_heads(tmp_path):
     clustering = {"decay": 0.9, "revive_after": 7, "centroid_initialization": "tokens"}
     layer = layers.RoutingAttention(4, 8, 3, 5, 2, clustering=clustering)

@@ -11,7 +11,7 @@ import pytest
 from routing_tf import models
 from routing_tf.models import patterns
 from routing_tf.models import stack
-from routing_tf.models.patterns import PATTERNS
+from routing_tf.zoo import PATTERNS
 from tests import golden_cases
 from tests.models import small_models
 from tests.models import small_seq2seq

@@ -50,8 +50,8 @@ def of_inputs(group, inputs):
 def newest(group, inputs, number=1):
     """Returns the rows up to the last token that is no padding, and its position.
 
-    For what has to tell the newest token from those before it: behind it there may be
-    room, masked, as where `generate` reads what all prompts of a batch have.
+    Use it where the last real token must be told from the padding behind it, which
+    there is where `generate` reads prompts of different lengths.
 
     Args:
         group: a head group.

@@ -44,8 +44,7 @@ class ClusteredHeads(HeadGroup):
             Defaults to True.
         query_cluster: where each token has one cluster and reads one, and queries are
             projected apart: whether it reads the best one of its `"query"` (the
-            default), or that of its `"key"`, as in models saved before there was the
-            choice.
+            default), or that of its `"key"`.
         exploring_queries: how many random queries of each head, drawn anew in each
             step, see all that the mask lets them see while training in self-attention,
             in place of their cluster: so a head learns of matches in other clusters.
@@ -278,13 +277,6 @@ class ClusteredHeads(HeadGroup):
         It sets sizes of chunks, which are integers though the length may be none.
         """
         return self.window(length) if is_known(length) else self.attention_window
-
-    @classmethod
-    def from_config(cls, config):
-        # What was saved before there was a choice.
-        if "query_cluster" not in config and not config.get("share_query_key", True):
-            config = {**config, "query_cluster": "key"}
-        return super().from_config(config)
 
 
 class CentroidHeads(ClusteredHeads):

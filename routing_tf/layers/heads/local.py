@@ -94,7 +94,7 @@ class LocalHeads(HeadGroup):
     """
 
     supports_entmax = True
-    # Whether it matters what keys and values stand outside the sequence.
+    # Whether keys and values outside the sequence must be zero.
     reads_outside = False
     # Whether the padding of a memory is cut into blocks, too.
     shares_padding = False

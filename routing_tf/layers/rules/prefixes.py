@@ -159,7 +159,7 @@ class _Candidates:
 
 
 class _Draws:
-    """Random draws of dropout inside `ops.map`, where JAX lets no state change.
+    """Seeds of dropout for each block, as JAX forbids changes of state in `ops.map`.
 
     `seeds`, `[number, ...]`, are what the draws of each block start from.
     """

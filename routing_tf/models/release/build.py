@@ -1,8 +1,4 @@
-"""The bridge to the original release: its settings, its variable names, its flaws.
-
-The release is TF1/tensor2tensor code (google-research/routing_transformer). What is
-built here computes what it computed, flaws included, to float32 precision.
-"""
+"""Builds layers and models with the settings and the flaws of the release."""
 
 from routing_tf import layers
 from routing_tf.models.causal_lm import RoutingTransformerCausalLM

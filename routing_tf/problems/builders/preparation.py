@@ -6,9 +6,9 @@ import sys
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from routing_tf.choices import SPLITS
 from routing_tf.files import named_files
 from routing_tf.problems import raw_files
+from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.builders import leftovers
 
 # Beside what tfds writes: the raw files that it was written from.

@@ -6,7 +6,7 @@ An engine runs one and the same `TrainingStep` on the devices that `tf.distribut
 
 import keras
 
-from routing_tf.choices import STRATEGIES
+STRATEGIES = ("one", "mirrored", "multi_worker", "tpu")
 
 
 def make(strategy="one", tpu=None, num_virtual_devices=None):

@@ -7,44 +7,28 @@ import numpy as np
 import pytest
 
 from routing_tf import layers
+from routing_tf import zoo
 from tests.layers import helpers
+from tests.zoo import cases
 
 KINDS = {
-    "AxialHeads": lambda **o: layers.AxialHeads(2, width=3, **o),
-    "BlockPairHeads": lambda **o: layers.BlockPairHeads(2, **o),
-    "BlockTopKHeads": lambda **o: layers.BlockTopKHeads(2, 3, 2, **o),
+    **{
+        name: make
+        for name, make in cases.SMALL.items()
+        if name not in cases.WITHOUT_DROPOUT
+    },
+    "SinkhornHeads": lambda **o: cases.SMALL["SinkhornHeads"](gumbel_noise=False, **o),
     "ClusterStridedHeads": lambda **o: layers.ClusterStridedHeads(2, 2, 4, **o),
-    "ClusteredQueryHeads": lambda **o: layers.ClusteredQueryHeads(
-        2, 2, 2, num_iterations=1, **o
-    ),
-    "CompressedHeads": lambda **o: layers.CompressedHeads(
-        2, ratio=2, attention_window=2, **o
-    ),
     "FixedHeads": lambda **o: layers.FixedHeads(2, (4,), num_summary_columns=1, **o),
     "FullHeads": lambda **o: layers.FullHeads(2, **o),
-    "GlobalHeads": lambda **o: layers.GlobalHeads(
-        2, (0, 3), 4, num_learned_tokens=1, **o
-    ),
     "HashedHeads": lambda **o: layers.HashedHeads(2, 2, 4, **o),
-    "InducedHeads": lambda **o: layers.InducedHeads(2, 3, **o),
-    "LinformerHeads": lambda **o: layers.LinformerHeads(2, 8, 4, **o),
     "LocalHeads": lambda **o: layers.LocalHeads(2, (4,), **o),
-    "LongShortHeads": lambda **o: layers.LongShortHeads(2, 3, 2, **o),
-    "LunaHeads": lambda **o: layers.LunaHeads(2, 3, **o),
-    "NativeSparseHeads": lambda **o: layers.NativeSparseHeads(2, 4, 2, 4, 3, **o),
-    "RandomBlockHeads": lambda **o: layers.RandomBlockHeads(2, 1, 2, **o),
     "RandomHeads": lambda **o: layers.RandomHeads(2, 2, 4, **o),
     "RoutedHeads": lambda **o: layers.RoutedHeads(2, 2, 4, **o),
-    "SinkhornHeads": lambda **o: layers.SinkhornHeads(2, 4, gumbel_noise=False, **o),
     "SlidingHeads": lambda **o: layers.SlidingHeads(2, 2, True, **o),
     "StridedHeads": lambda **o: layers.StridedHeads(2, (2,), **o),
-    "SynthesizerHeads": lambda **o: layers.SynthesizerHeads(
-        2, max_length=8, rank=3, **o
-    ),
-    "longformer": lambda **o: layers.longformer_heads(2, 4, **o)[0],
+    "longformer": lambda **o: zoo.longformer_heads(2, 4, **o)[0],
 }
-WITHOUT_WEIGHTS = ("FeatureMapHeads", "NystromHeads")
-CAUSAL = ("NativeSparseHeads",)
 
 
 def attention_with(kind, **options):
@@ -58,7 +42,7 @@ def outputs(layer, kind, training):
     with layers.hold_updates():
         output = layer(
             helpers.normal(2, 8, 6),
-            use_causal_mask=kind in CAUSAL,
+            use_causal_mask=kind in cases.ONLY_CAUSAL,
             training=training,
         )
     return keras.ops.convert_to_numpy(output)
@@ -67,10 +51,10 @@ def outputs(layer, kind, training):
 def test_every_group_stands_here():
     groups = {
         name
-        for name, x in vars(layers).items()
+        for name, x in {**vars(layers), **vars(zoo)}.items()
         if inspect.isclass(x) and issubclass(x, layers.HeadGroup)
     }
-    assert groups - {"HeadGroup", *WITHOUT_WEIGHTS} == set(KINDS) - {"longformer"}
+    assert groups - {"HeadGroup", *cases.WITHOUT_DROPOUT} == set(KINDS) - {"longformer"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

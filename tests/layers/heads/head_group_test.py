@@ -278,13 +278,7 @@ def test_refuses_wrong_shifts(kind):
 @pytest.mark.parametrize(
     "kind", ["routed", "token_choice", "cluster_strided", "random", "hashed"]
 )
-def test_what_was_saved_before_queries_chose_reads_the_clusters_of_keys(kind):
-    for name, cluster_of in ((kind, "query"), (f"{kind}_apart", "key")):
-        group = KINDS[name]()
-        config = group.get_config()
-        assert config.pop("query_cluster") == "query"
-        loaded = type(group).from_config(config)
-        assert loaded.get_config() == {**config, "query_cluster": cluster_of}
+def test_queries_may_read_the_clusters_of_keys(kind):
     helpers.assert_keeps_settings(KINDS[f"{kind}_apart"](query_cluster="key"))
 
 

@@ -234,27 +234,6 @@ def test_no_routing_is_sound_under_a_causal_mask_over_another_sequence():
         group(*tokens(), use_causal_mask=True, is_cross_attention=True)
 
 
-def test_what_was_saved_before_queries_chose_reads_the_clusters_of_keys():
-    arrays = tokens()
-    outputs = {}
-    for name, options in (
-        ("saved", {}),
-        ("key", {"query_cluster": "key"}),
-        ("query", {"query_cluster": "query"}),
-    ):
-        group = built_group(share_query_key=False, routing="token_choice", **options)
-        if name == "saved":
-            config = group.get_config()
-            assert config.pop("query_cluster") == "query"
-            group = RoutedHeads.from_config(config)
-            assert group.get_config()["query_cluster"] == "key"
-            group.build(*[x.shape for x in arrays])
-            helpers.randomize(group)
-        outputs[name], _ = golden_cases.run(group, *arrays, use_causal_mask=True)
-    np.testing.assert_array_equal(outputs["saved"], outputs["key"])
-    assert golden_cases.relative_error(outputs["query"], outputs["key"]) > 0.1
-
-
 @pytest.mark.parametrize("of_first_row", [False, True])
 def test_padding_may_be_routed_as_in_the_release(of_first_row):
     group = built_group(release_heads.ExactRoutedHeads, cache_padding_bias=of_first_row)

@@ -1,0 +1,174 @@
+"""Looks inside the last checkpoint of a run.
+
+Do later tokens reach earlier outputs, through which heads, and what is it worth?
+
+    python -m routing_tf.analyse --what=causality --model_dir=my_run
+
+Does decoding token by token, and a SavedModel, score what one pass scores?
+
+    python -m routing_tf.analyse --what=decoding --model_dir=my_run
+
+How far apart is what local and routed heads attend to (Table 6 of the paper), and how
+evenly are tokens spread over clusters?
+
+    python -m routing_tf.analyse --what=jsd --model_dir=my_run
+
+Pictures of the attention, and a text with the tokens of one cluster marked:
+
+    python -m routing_tf.analyse --what=maps --model_dir=my_run
+
+Which earlier places does each token of a text read, and is what comes next there?
+
+    python -m routing_tf.analyse --what=reads --model_dir=my_run
+"""
+
+import os
+
+from absl import flags
+
+from routing_tf.cli import commands
+from routing_tf.cli.copies import DEFAULT_EXAMPLES
+from routing_tf.cli.copies import DEFAULT_LENGTHS
+from routing_tf.cli.copies import ROUTING_SCOPES
+
+# Flags that all values of --what read, and those that only some do.
+SHARED = ("split", "routing_scope")
+READERS = {
+    "num_windows": ("causality",),
+    "num_perturbations": ("causality",),
+    "eval_examples": ("causality", "decoding"),
+    "num_runs": ("jsd",),
+    "length": ("jsd", "maps", "reads"),
+    "text": ("maps", "reads"),
+    "layer": ("maps", "reads"),
+    "head": ("maps", "reads"),
+    "cluster": ("maps",),
+    "token": ("reads",),
+    "output_dir": ("maps", "reads"),
+    "seed": ("causality", "jsd"),
+}
+
+
+FLAGS = {
+    **commands.BACKEND,
+    **commands.CHECKPOINT,
+    "what": commands.choice(
+        None,
+        ["causality", "decoding", "jsd", "maps", "reads"],
+        "What to look at: whether later tokens reach earlier outputs; whether decoding "
+        "token by token scores what one pass scores; the Jensen-Shannon divergence of "
+        "heads, and clusters; pictures of attention; or which earlier places tokens "
+        "read.",
+        required=True,
+    ),
+    "model_dir": commands.path("Folder of the run.", required=True),
+    **commands.DATA,
+    "split": commands.choice(
+        "test", ["validation", "test"], "Split of the data to look at."
+    ),
+    "routing_scope": commands.choice(
+        "full",
+        ROUTING_SCOPES,
+        "Which tokens compete where clusters choose their members (expert choice). "
+        "full: those of the whole window, as in training. prefix: those up to each "
+        "token, as in sampling. --what=causality scores in both. Other heads have one "
+        "scope.",
+    ),
+    "num_windows": commands.integer(
+        8, 1, "causality: held-out windows whose tokens are replaced."
+    ),
+    "num_perturbations": commands.integer(
+        4,
+        1,
+        "causality: positions of each window from which all tokens are replaced.",
+    ),
+    "eval_examples": commands.integer(
+        None,
+        0,
+        "causality, decoding: windows to score, evenly spaced; 0: all. Default: "
+        f"{DEFAULT_EXAMPLES['causality']} or {DEFAULT_EXAMPLES['decoding']}.",
+    ),
+    "num_runs": commands.integer(
+        10, 1, "jsd: runs, each on another window with other heads."
+    ),
+    "length": commands.integer(
+        None,
+        2,
+        "jsd, maps, reads: tokens of a window; memory grows with its square. "
+        f"Default: {DEFAULT_LENGTHS['jsd']}, {DEFAULT_LENGTHS['maps']} or "
+        f"{DEFAULT_LENGTHS['reads']}, at most the model's. Images are not cut.",
+    ),
+    "layer": commands.integer(
+        None,
+        0,
+        "maps: layer of the cluster. Default: the last with any. reads: layer of "
+        "the head. Default: the last that reads beyond the reach of local heads.",
+    ),
+    "head": commands.integer(
+        None,
+        0,
+        "maps: head of the cluster, among those with clusters. Default: 0. reads: "
+        "head among all of the layer. Default: the one that reads most strongly "
+        "beyond the reach of local heads.",
+    ),
+    "cluster": commands.integer(
+        None, 0, "maps: cluster to mark. Default: the biggest."
+    ),
+    "token": commands.integer(
+        None,
+        0,
+        "reads: token whose reads are shown; the first of a text is 1, behind the "
+        "start. Default: one that reads far away and strongly.",
+    ),
+    "seed": commands.integer(0, 0, "causality, jsd: seed of what is drawn at random."),
+    "text": commands.string(
+        None, "maps, reads: the text to look at. Default: the first held-out window."
+    ),
+    "output_dir": commands.path(
+        "maps, reads: folder of the pictures. Default: MODEL_DIR/maps or "
+        "MODEL_DIR/reads."
+    ),
+}
+
+
+def define_flags(values=flags.FLAGS):
+    """Defines the flags of the command in `absl.flags.FlagValues`."""
+    commands.define(values, FLAGS)
+
+
+def run(options):
+    """Analyses as the flags say."""
+    unread = [name for name in READERS if options.what not in READERS[name]]
+    commands.refuse(options, unread, f"with --what={options.what}")
+    from routing_tf.analysis import looks
+    from routing_tf.analysis import pictures
+
+    if options.what == "maps":
+        pictures.check_matplotlib()
+    lm, problem = load(options)
+    settings = {name: options[name].value for name in (*READERS, *SHARED)}
+    if not options.output_dir:
+        settings["output_dir"] = os.path.join(options.model_dir, options.what)
+    getattr(looks.Look(lm, problem, **settings), options.what)()
+
+
+def load(options):
+    """Loads the model and its problem, and says what they are."""
+    from routing_tf.training import loading
+
+    split = None if options.text else options.split
+    checkpoint, problem = commands.open_run(options, split)
+    if problem.kind == "seq2seq":
+        raise ValueError(
+            "`--model_dir` must hold a run without an encoder: other models are not "
+            f"looked into. Received: one of {problem.name!r} in {options.model_dir!r}"
+        )
+    if split is not None:
+        print(f"data: {problem.describe(split)}")
+    print(f"model: {checkpoint}", flush=True)
+    return loading.load_language_model(checkpoint), problem
+
+
+def main():
+    """Runs the command, whose flags are those of the process."""
+    commands.main(run, define_flags)

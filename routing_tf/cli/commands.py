@@ -1,0 +1,412 @@
+"""What all commands share: the flags that name a problem, errors for people.
+
+A command reads its flags before it imports TensorFlow and Keras, which takes seconds:
+what needs them is imported in the functions that run later.
+"""
+
+import contextlib
+import functools
+import gc
+import os
+import re
+import sys
+import tempfile
+
+from absl import app
+from absl import flags
+from absl import logging
+
+from routing_tf.cli import first_checks
+from routing_tf.files import named_files
+
+# What is defined here belongs to the command, whose `--help` shows it.
+flags.disclaim_key_flags()
+
+INTERRUPTED = 130
+HELP = {"--help", "-help", "-h", "-?"}
+# How TensorFlow begins a line that is no error, what it says before the first, and that
+# there is no driver of a GPU, which it calls an error.
+NOTE = re.compile(
+    rb"[IW]\d{4} |WARNING: All log messages before absl::|E\d{4} .*call to cuInit: "
+)
+BACKENDS = ("tensorflow", "jax")
+DEFAULT_PROBLEM = "python_source"
+
+
+def main(run, define_flags):
+    """Defines the flags of a process's command, and runs it."""
+    command_name = run.__module__.rpartition(".")[2]
+    sys.argv[0] = f"python -m routing_tf.{command_name}"  # what --help shows
+    define_flags()
+    for flag in flags.FLAGS.get_key_flags_for_module(run.__module__):
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+    if not HELP.isdisjoint(sys.argv[1:]):
+        app.define_help_flags()
+        app.usage(shorthelp=True, writeto_stdout=True)
+        return
+    sys.stdout.reconfigure(errors="replace")
+
+    def run_command(argv):
+        code = command(run, flags.FLAGS, argv)
+        gc.freeze()  # The end of the process would walk through all graphs.
+        return code
+
+    app.run(run_command)
+
+
+def command(run, options, argv):
+    """Runs a command and turns what users can mend into one line on stderr.
+
+    Where nobody reads standard output any more, as behind `head`, it ends quietly.
+    Returns the exit code: what `run`, a function of `options`, returns, or None for 0.
+    `argv` is the command line without its flags, as `absl.app.run` passes it.
+    """
+    try:
+        code = _run(run, options, argv)
+        sys.stdout.flush()  # here, and not when Python ends
+        return code
+    except BrokenPipeError:
+        # The reader of stdout, such as `head`, has closed it; Python would complain
+        # again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(run, options, argv):
+    try:
+        if len(argv) > 1:
+            raise ValueError(
+                f"Flags must be written as --name=value. Received: {argv[1:]}"
+            )
+        if not flags.FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)  # tensorflow-datasets tells a lot
+        first_checks.check(options)
+        use_backend(options.backend)
+        with named_by_flags({name: name for name in options}):
+            return run(options)
+    except (KeyboardInterrupt, SystemError) as error:
+        # C code may make a SystemError of an interrupt that comes while it runs.
+        if not _comes_of_interrupt(error):
+            raise
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except _errors_of_users() as error:
+        logging.debug("--verbosity=1 shows where", exc_info=True)
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _comes_of_interrupt(error):
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _errors_of_users():
+    """What users can mend; errors of TensorFlow only where it has been imported."""
+    errors = (ValueError, FloatingPointError, OSError)
+    if "tensorflow" not in sys.modules:
+        return errors
+    import tensorflow as tf
+
+    return (*errors, tf.errors.OpError)
+
+
+def use_backend(name):
+    """Imports Keras with the backend `name`; None for what the environment says.
+
+    Raises:
+        ValueError: if Keras has another one.
+        SystemExit: if Keras cannot import the one it is to have.
+    """
+    if name is not None and "keras" not in sys.modules:
+        os.environ["KERAS_BACKEND"] = name
+    try:
+        with without_notes_of_tensorflow():
+            import keras
+            import tensorflow as tf
+
+            tf.config.list_physical_devices()  # looks for a GPU, and complains
+    except (ImportError, ValueError) as error:
+        sys.exit(
+            "error: Keras must have a backend that it can import, tensorflow or jax. "
+            f"Received: KERAS_BACKEND={os.environ.get('KERAS_BACKEND')!r}: {error}"
+        )
+    running = keras.backend.backend()
+    if running not in BACKENDS:
+        raise ValueError(
+            "The backend of Keras must be tensorflow or jax. Received: "
+            f"{running}. Pass --backend or set KERAS_BACKEND"
+        )
+    if name not in (None, running):
+        raise ValueError(
+            "`--backend` must be that of the Keras that this process has imported "
+            f"already, {running}. Received: --backend={name}"
+        )
+    if running != "tensorflow":
+        # TensorFlow only reads data then; the accelerator's memory is not its own.
+        tf.config.set_visible_devices([], "GPU")
+
+
+@contextlib.contextmanager
+def without_notes_of_tensorflow():
+    """Leaves out what TensorFlow tells of processors and accelerators on its import.
+
+    Later lines are left out, too: what TensorFlow cannot do it raises, and what else it
+    calls an error is none, such as a processor without AVX-512. Whoever sets
+    TF_CPP_MIN_LOG_LEVEL to 0 or 1 sees what it lets through.
+    """
+    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") in ("0", "1"):
+        yield
+        return
+    # The level does not hold yet for what is written while libraries are loaded.
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            file.seek(0)
+            lines = (line for line in file if not NOTE.match(line))
+            sys.stderr.write(b"".join(lines).decode(errors="replace"))
+
+
+def refuse(options, names, reason):
+    """Raises a `ValueError` if one of some flags is given; see `refuse_flags`."""
+    refuse_flags([name for name in names if options[name].present], reason)
+
+
+def refuse_flags(given, reason):
+    """Raises a `ValueError` if there are flags that are not read.
+
+    `reason` is what they do not go together with: "with ..." or "without ...".
+    """
+    if given:
+        names = ", ".join(f"--{name}" for name in given)
+        verb, they = ("has", "it") if len(given) == 1 else ("have", "them")
+        raise ValueError(f"{names} {verb} no effect {reason}; remove {they}")
+
+
+@contextlib.contextmanager
+def named_by_flags(names):
+    """Gives arguments in the message of a `ValueError` the names of their flags.
+
+    "`seed` must be ... Received: seed=x" is of `--seed` then; what a user has written,
+    as in `--hparams=seed=x`, stays. `names` is a dict of flags by arguments.
+    """
+    try:
+        yield
+    except ValueError as error:
+        arguments = "|".join(map(re.escape, names))
+        named = rf"(?<![-\w.=,'\"])({arguments})(?=[`=])"
+        message = re.sub(named, lambda match: f"--{names[match[1]]}", str(error))
+        raise ValueError(message) from error
+
+
+class _PathParser(flags.ArgumentParser):
+    """Reads a path, in which a leading `~` is the home directory."""
+
+    syntactic_help = "a path"
+
+    def parse(self, argument):
+        if not argument.strip():
+            raise ValueError(
+                "The value must be a path. Received: an empty one, as of a variable "
+                "that is not set"
+            )
+        return os.path.expanduser(argument)
+
+
+class _PathsParser(_PathParser):
+    """Reads paths separated by commas."""
+
+    syntactic_help = "paths separated by commas"
+
+    def parse(self, argument):
+        paths = named_files.split_paths(argument)
+        return named_files.join_paths(map(super().parse, paths)) or super().parse("")
+
+
+def define(values, table):
+    """Defines the flags of a table of names and what the functions below return."""
+    for name, define_flag in table.items():
+        define_flag(name=name, flag_values=values)
+
+
+def path(text, required=False):
+    """A flag that is a path, with `~` as the home directory; never empty."""
+    return _flag(flags.DEFINE, None, text, parser=_PathParser(), required=required)
+
+
+def paths(text):
+    """A flag that is a list of paths separated by commas; see `path`."""
+    return _flag(flags.DEFINE, None, text, parser=_PathsParser())
+
+
+def choice(default, names, text, required=False):
+    """A flag that is one of some names."""
+    options = {"enum_values": names, "required": required}
+    return _flag(flags.DEFINE_enum, default, text, **options)
+
+
+def integer(default, smallest, text, largest=None):
+    """A flag that is a whole number in a range."""
+    bounds = {"lower_bound": smallest, "upper_bound": largest}
+    return _flag(flags.DEFINE_integer, default, text, **bounds)
+
+
+def number(default, text):
+    """A flag that is a number."""
+    return _flag(flags.DEFINE_float, default, text)
+
+
+def switch(default, text):
+    """A flag that is on or off."""
+    return _flag(flags.DEFINE_bool, default, text)
+
+
+def string(default, text, required=False):
+    """A flag that is a text."""
+    return _flag(flags.DEFINE_string, default, text, required=required)
+
+
+def strings(text):
+    """A flag that is a list of texts separated by commas."""
+    return _flag(flags.DEFINE_list, None, text)
+
+
+def repeated(text):
+    """A flag that is a text, and may be given several times."""
+    return _flag(flags.DEFINE_multi_string, [], text)
+
+
+def _flag(define_flag, default, text, required=False, **options):
+    if required:
+        text += " Required."
+        define_flag = functools.partial(_define_required, define_flag)
+    return functools.partial(define_flag, default=default, help=text, **options)
+
+
+def _define_required(define_flag, name, flag_values, help, **options):
+    define_flag(name=name, flag_values=flag_values, help=help, **options)
+    names = f" ({'|'.join(options['enum_values'])})" if "enum_values" in options else ""
+    flags.register_validator(
+        name,
+        lambda value: value is not None,
+        message=f"--{name} must be given{names}: {help.removesuffix(' Required.')}",
+        flag_values=flag_values,
+    )
+
+
+BACKEND = {
+    "backend": choice(
+        None,
+        BACKENDS,
+        "Backend of Keras. Default: that of KERAS_BACKEND or of Keras's settings, "
+        "else tensorflow.",
+    )
+}
+CHECKPOINT = {
+    "checkpoint": choice(
+        "last",
+        ("last", "best"),
+        "Which checkpoint of the run: the last, or the one with the lowest held-out "
+        "loss.",
+    )
+}
+OPTIONS = {"problem_option": repeated("A further option of the problem, as name=value")}
+DATA = {
+    "problem": string(
+        None,
+        "Name of the problem; --problem=list lists all. Default: the run's own; for a "
+        f"new run text_files if --files is given, else {DEFAULT_PROBLEM}.",
+    ),
+    "data_dir": path("Folder with the problem's data."),
+    "files": paths(
+        "Files or glob patterns for the problem text_files, separated by commas. Names "
+        "with commas are written in double quotes: --files='\"a, b.txt\",c.txt'."
+    ),
+    **OPTIONS,
+}
+COMPLETION_FLAGS = ("num_images", "split", *DATA)
+
+
+def problem_fields(options, earlier=None):
+    """Reads the flags of `DATA` into the fields of `RunConfig` that name a problem.
+
+    Where a flag is missing, the settings of the run `earlier` hold, if there is one.
+    Paths are absolute.
+    """
+    default = "text_files" if options.files else DEFAULT_PROBLEM
+    if earlier is not None and not options.files:
+        default = earlier.problem
+    problem = options.problem or default
+    fields = {"problem": problem, "data_dir": options.data_dir, "problem_options": {}}
+    if earlier is not None and problem == earlier.problem:
+        fields["data_dir"] = options.data_dir or earlier.data_dir
+        fields["problem_options"] = dict(earlier.problem_options)
+    if fields["data_dir"]:
+        fields["data_dir"] = os.path.abspath(fields["data_dir"])
+    fields["problem_options"].update(parse_problem_options(options.problem_option))
+    if options.files:
+        fields["problem_options"]["files"] = _absolute(options.files)
+    return fields
+
+
+def _absolute(paths):
+    """Paths separated by commas, so that the run goes on from any folder."""
+    return named_files.join_paths(map(_absolute_path, named_files.split_paths(paths)))
+
+
+def _absolute_path(path):
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def parse_problem_options(items):
+    """Reads the values of `--problem_option`, name=value, into a dict.
+
+    Values are strings; paths among them are absolute.
+    """
+    options = {}
+    for item in items:
+        name, separator, value = item.partition("=")
+        if not separator:
+            raise ValueError(
+                f"`--problem_option` must be name=value. Received: {item!r}"
+            )
+        name, value = name.strip(), value.strip()
+        is_path = name == "vocabulary" and value not in ("bytes", "subwords")
+        is_list = name.endswith("_files")
+        if is_path or is_list or name == "folder":
+            value = _absolute(value) if is_list else value and _absolute_path(value)
+            if not value:
+                raise ValueError(
+                    f"`--problem_option={name}` must name a path. Received: {item!r}"
+                )
+        options[name] = value
+    return options
+
+
+def open_run(options, split=None):
+    """Finds the run in `--model_dir`, and its problem or the one that flags name.
+
+    Returns the path of its checkpoint, and the problem with `split` alone loaded, if
+    there is one.
+
+    Raises:
+        ValueError: if there is no run with a checkpoint, or the data does not fit it.
+    """
+    from routing_tf.training import loading
+
+    checkpoint, config = loading.find_run(options.model_dir, options.checkpoint)
+    fields = problem_fields(options, config)
+    has_own_data = not any(getattr(options, name) for name in DATA)
+    return checkpoint, loading.open_problem(
+        checkpoint, config, fields, split, has_own_data
+    )

@@ -1,0 +1,202 @@
+"""Scores held-out data with the last checkpoint of a run.
+
+    python -m routing_tf.evaluate --model_dir=my_run
+
+Or other files than those of the run, as a text of it would be:
+
+    python -m routing_tf.evaluate --model_dir=my_run --files='books/*.txt'
+
+Or files of text, each a text of its own:
+
+    python -m routing_tf.evaluate --model_dir=my_run --texts='books/*.txt'
+
+The last line on standard output is the score.
+"""
+
+import dataclasses
+import os
+import pathlib
+
+from absl import flags
+
+from routing_tf.cli import commands
+from routing_tf.cli.copies import ROUTING_SCOPES
+from routing_tf.cli.copies import SPLITS
+from routing_tf.files import named_files
+
+FLAGS = {
+    **commands.BACKEND,
+    **commands.CHECKPOINT,
+    "model_dir": commands.path(
+        "Folder of the run to evaluate, or the path of one of its checkpoints; with "
+        "--texts also a .keras file or a preset directory.",
+        required=True,
+    ),
+    **commands.DATA,
+    "split": commands.choice(
+        "test",
+        SPLITS,
+        "Split of the data to score; no other one is loaded. Where it is not given, "
+        "--files that the run does not have are scored whole.",
+    ),
+    "eval_examples": commands.integer(
+        0,
+        0,
+        "Number of windows to score, evenly spaced; 0: all. `train` scores 64 of "
+        "the validation split.",
+    ),
+    "texts": commands.paths(
+        "Files or glob patterns of UTF-8 text to score instead of the run's data, "
+        "separated by commas. Each is a text of its own, cut into windows of the "
+        "model's length that are scored independently."
+    ),
+    "routing_scope": commands.choice(
+        None,
+        ROUTING_SCOPES,
+        "Which tokens compete where clusters choose their members (expert choice). "
+        "full: those of the whole window, as in published figures; later ones too: "
+        "the score leaks. prefix: those up to each token, as in sampling; slower. "
+        "Other heads have one scope. Default: that of the hyperparameters, full "
+        "unless they say otherwise.",
+    ),
+    "num_words": commands.integer(
+        None,
+        1,
+        "Number of words of all --texts together, for the total perplexity per word, "
+        "such as the original token count of a corpus. Default: the number of words "
+        "between white space.",
+    ),
+}
+
+
+def define_flags(values=flags.FLAGS):
+    """Defines the flags of the command in `absl.flags.FlagValues`."""
+    commands.define(values, FLAGS)
+    flags.DEFINE_alias("eval_split", "split", flag_values=values)
+
+
+def run(options):
+    """Evaluates as the flags say."""
+    if options.texts:
+        score_texts(options)
+        return
+    if options.num_words:
+        raise ValueError(
+            "`--num_words` is for `--texts`. Received: "
+            f"--num_words={options.num_words} without `--texts`"
+        )
+    path = pathlib.Path(options.model_dir)
+    if path.suffix == ".keras" or (path / "config.json").is_file():
+        raise ValueError(
+            "`--model_dir` must hold a run, which has data to score; a model alone "
+            f"needs `--texts`. Received: {options.model_dir!r} without `--texts`"
+        )
+    from routing_tf.models.token_scorer import TokenScorer
+    from routing_tf.training import evaluation
+    from routing_tf.training import loading
+
+    split = options.split
+    checkpoint, problem = open_data(options)
+    print(f"data: {problem.describe(split)}")
+    baseline = problem.baseline(split)
+    if baseline:
+        print(baseline)
+    print(f"model: {checkpoint}", flush=True)
+    lm = loading.load_language_model(checkpoint)
+    scorer = TokenScorer(lm, options.routing_scope)
+    result = evaluation.evaluate(scorer, problem, split, options.eval_examples or None)
+    for line in evaluation.report(problem, split, result, lm.hyperparameters):
+        print(line)
+    print(evaluation.final_line(problem, split, result))
+
+
+def open_data(options):
+    """Finds the run, and the problem to score; says what of `--files` is scored.
+
+    Files that the run does not have are scored whole, unless a split is named.
+    """
+    from routing_tf.training import loading
+
+    split = options.split
+    checkpoint, config = loading.find_run(options.model_dir, options.checkpoint)
+    fields = commands.problem_fields(options, config)
+    is_named = options["split"].present
+    if not options.files or is_named or fields["problem"] != "text_files":
+        return commands.open_run(options, split)
+    paths = named_files.find_files("--files", options.files)
+    own = loading.own_files(checkpoint, config)
+    used = own.intersection(map(os.path.realpath, paths))
+    if used:
+        print(
+            f"files: {len(used)} of {len(paths)} are the run's, so that they are split "
+            f"as for training, and the split {split!r} is scored; --texts scores whole "
+            "files"
+        )
+        if used != own or len(used) < len(paths):
+            # How files are shared out depends on all of them.
+            print("files: WARNING: the run may have been trained on what is scored")
+    else:
+        print(f"files: {len(paths)}, none of them the run's, scored whole")
+        fields["problem_options"][f"{split}_files"] = named_files.join_paths(paths)
+    return checkpoint, loading.open_problem(
+        checkpoint, config, fields, split, has_own_data=False
+    )
+
+
+def score_texts(options):
+    """Scores the files of `--texts`."""
+    names = (*commands.DATA, "split", "eval_examples")
+    given = [name for name in names if options[name].present]
+    if given:
+        raise ValueError(
+            "`--texts` are scored instead of a problem's data. Received also: "
+            f"{', '.join(f'--{name}' for name in given)}"
+        )
+    from routing_tf import models
+    from routing_tf.models import scoring
+    from routing_tf.training import evaluation
+    from routing_tf.training import loading
+
+    paths = named_files.find_files("--texts", options.texts)
+    check_texts(paths)
+    lm = loading.load_language_model(options.model_dir, options.checkpoint)
+    if not isinstance(lm, models.RoutingTransformerCausalLM):
+        raise ValueError(
+            "`--texts` need a language model without an encoder. Received: a "
+            f"{type(lm).__name__} in {options.model_dir!r}"
+        )
+    print(f"model: {options.model_dir}", flush=True)
+    scores = []
+    for path in paths:
+        if not named_files.read_file(path):
+            print(f"{path}: empty")
+            continue
+        scores.append(evaluation.score_file(lm, path, options.routing_scope))
+        print(evaluation.describe_score(path, scores[-1]), flush=True)
+    if not scores:
+        raise ValueError(
+            f"`--texts` must name a file that is not empty. Received: {options.texts!r}"
+        )
+    total = scoring.join(scores)
+    if options.num_words:
+        total = dataclasses.replace(total, num_words=options.num_words)
+    print(evaluation.describe_score("total", total))
+    print(evaluation.describe_scope(lm.hyperparameters, total.routing_scope))
+    print(f"held-out bits per byte: {total.bits_per_byte:.4f}")
+
+
+def check_texts(paths):
+    """Raises a `ValueError` for a file that is no UTF-8, before any is scored."""
+    for path in paths:
+        try:
+            named_files.read_file(path).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"`--texts` must be text in UTF-8. Received: {path!r}: {error}. "
+                "Convert it, such as with iconv"
+            ) from error
+
+
+def main():
+    """Runs the command, whose flags are those of the process."""
+    commands.main(run, define_flags)

@@ -1,0 +1,360 @@
+r"""Samples from a trained model: texts that continue prompts, or images.
+
+A text, shown while it is made:
+
+    python -m routing_tf.generate --model_dir=my_run --prompt='import os'
+
+One without end, until Ctrl-C, in constant memory:
+
+    python -m routing_tf.generate --model_dir=my_run --prompt='import os' --stream
+
+A text for each line of a file (-: of standard input), which ends before an empty line:
+
+    python -m routing_tf.generate --model_dir=my_run --prompt_file=prompts.txt \
+        --stop=$'\n\n' --output_file=texts.jsonl
+
+With a model that has an encoder, the text that belongs to each one, such as its
+translation:
+
+    python -m routing_tf.generate --model_dir=my_pairs --prompt='Guten Tag' \
+        --sampler=beam
+
+With a model of images, a picture of samples, or of held-out images completed:
+
+    python -m routing_tf.generate --model_dir=my_digits --output_file=samples.png
+    python -m routing_tf.generate --model_dir=my_digits --num_given_rows=4 \
+        --output_file=completions.png
+
+Texts go to standard output, all that is said about them to standard error.
+"""
+
+import os
+import pathlib
+import sys
+
+from absl import flags
+
+from routing_tf.cli import commands
+from routing_tf.cli import samplers
+from routing_tf.cli.copies import DEFAULT_LABELS
+from routing_tf.cli.copies import MAX_DEFAULT_LENGTH
+
+MAX_SEED = 2**32 - 1
+STREAM_FLAGS = ("stream", "num_tokens")
+TEXT_FLAGS = (
+    "prompt",
+    "prompt_file",
+    "max_length",
+    "batch_size",
+    "stop_at_end",
+    "stop",
+    *STREAM_FLAGS,
+)
+IMAGE_FLAGS = ("labels", "num_given_rows", *commands.COMPLETION_FLAGS)
+
+
+FLAGS = {
+    **commands.BACKEND,
+    **commands.CHECKPOINT,
+    "model_dir": commands.path(
+        "Folder of the run, whose last checkpoint is taken; a .keras file or a preset "
+        "directory.",
+        required=True,
+    ),
+    "output_file": commands.path(
+        "File to write. Texts: a JSON object on each line (prompt, sample, "
+        "continuation, tokens, ended), in the order of the prompts, as each is done; "
+        "FILE.partial until all are. With --stream the text itself. Images: the "
+        "picture, a .png; needed."
+    ),
+    "num_samples": commands.integer(
+        1,
+        1,
+        "Texts for each prompt; images for each label, or completions of each image.",
+    ),
+    # How tokens are chosen.
+    "sampler": commands.choice(
+        None,
+        samplers.SAMPLERS,
+        "How tokens are chosen. Default: top_p; random for images.",
+    ),
+    "temperature": commands.number(
+        None,
+        "Above 1 for more variety, below 1 for less; not for greedy. Default: 1.",
+    ),
+    "top_p": commands.number(
+        None,
+        "top_p: probability of the likeliest tokens, together, that are drawn from. "
+        f"Default: {samplers.DEFAULT_TOP_P}.",
+    ),
+    "alpha": commands.number(
+        None,
+        "contrastive: weight of the penalty for similarity to the text so far. "
+        "Default: 0.6.",
+    ),
+    "top_k": commands.integer(
+        None,
+        1,
+        "top_k, contrastive: number of the likeliest tokens to choose from; default: "
+        "5. top_p: the same, before its own cut; default: all.",
+    ),
+    "num_beams": commands.integer(None, 1, "beam: number of beams. Default: 5."),
+    "seed": commands.integer(
+        None,
+        0,
+        "Seed of the sampler: the same seed gives the same text, on one backend and "
+        "with the same flags. Default: a new one each time, which is printed.",
+        largest=MAX_SEED,
+    ),
+    # Texts.
+    "prompt": commands.string(
+        None,
+        "Texts: their beginning. Default: nothing. With an encoder: the source text, "
+        "which is required.",
+    ),
+    "prompt_file": commands.path(
+        "Texts: a file in UTF-8 with a prompt on each line; empty lines are skipped. "
+        "-: standard input."
+    ),
+    "max_length": commands.integer(
+        None,
+        2,
+        "Texts: largest number of tokens, including the prompt and the leading id 0. "
+        "Default: the model's max_sequence_length, at most "
+        f"{MAX_DEFAULT_LENGTH:,}. With an encoder: those of the "
+        "generated text and the leading id. Default: the length in training, which "
+        "decides what heads see of the source.",
+    ),
+    "batch_size": commands.integer(
+        16, 1, "Texts: how many are generated together, if there are several."
+    ),
+    "stop_at_end": commands.switch(
+        None,
+        "Texts: whether they end at the end id; otherwise it is shown as a line break. "
+        "Default: true, and false with --stream.",
+    ),
+    "stop": commands.repeated(
+        "Texts: a string before which they end; it is not shown. Prompts may contain it"
+    ),
+    "stream": commands.switch(
+        False,
+        "Texts: whether to generate one text without end, until Ctrl-C, beyond the "
+        "length that the model was trained with. Memory stays constant; not for heads "
+        "that remember all tokens.",
+    ),
+    "num_tokens": commands.integer(
+        0,
+        0,
+        "With --stream: number of new tokens, with heads of any kind; 0: no end.",
+    ),
+    # Images.
+    "labels": commands.strings(
+        "Images: classes to sample, separated by commas; a column of the picture for "
+        f"each. Default: all classes, at most {DEFAULT_LABELS}."
+    ),
+    "num_given_rows": commands.integer(
+        0,
+        0,
+        "Images: number of first rows of held-out images that are given; the rest is "
+        "completed. The picture has a column for each image: the given rows, its "
+        "completions and the true image. 0: sample from scratch.",
+    ),
+    "num_images": commands.integer(
+        10, 1, "With --num_given_rows: how many images to complete."
+    ),
+    "split": commands.choice(
+        "test",
+        ["validation", "test"],
+        "With --num_given_rows: split of the data that the images come from.",
+    ),
+    **commands.DATA,
+}
+
+
+def define_flags(values=flags.FLAGS):
+    """Defines the flags of the command in `absl.flags.FlagValues`."""
+    commands.define(values, FLAGS)
+
+
+def run(options):
+    """Samples as the flags say."""
+    import numpy as np
+
+    from routing_tf import models
+    from routing_tf.training import loading
+
+    check_output_file(options)
+    lm = loading.load_language_model(options.model_dir, options.checkpoint)
+    # By the class of the model: what generates, and flags of others.
+    kinds = {
+        models.RoutingTransformerCausalLM: (generate_texts, IMAGE_FLAGS),
+        models.RoutingTransformerSeq2SeqLM: (
+            generate_texts,
+            (*IMAGE_FLAGS, *STREAM_FLAGS),
+        ),
+        models.RoutingImageTransformer: (generate_images, TEXT_FLAGS),
+    }
+    if type(lm) not in kinds:
+        raise ValueError(
+            "`--model_dir` must hold a language model or a model of images. Received: "
+            f"a {type(lm).__name__} in {options.model_dir!r}"
+        )
+    generate, others = kinds[type(lm)]
+    commands.refuse(options, others, f"with a {type(lm).__name__}")
+    seed = options.seed
+    if seed is None:
+        seed = int(np.random.default_rng().integers(2**31))
+    given = {name: options[name].value for name in samplers.SAMPLER_FLAGS}
+    sampler = samplers.make_sampler(options.sampler, seed, lm.hyperparameters, **given)
+    told = f", seed {seed}" if hasattr(sampler, "seed") else ""
+    print(f"model: {options.model_dir}{told}", file=sys.stderr, flush=True)
+    generate(lm, sampler, options)
+
+
+def generate_texts(lm, sampler, options):
+    """Continues prompts, or generates the texts that belong to them."""
+    from routing_tf.generation import display
+    from routing_tf.generation import texts
+
+    prompts = read_prompts(options)
+    if not all(options.stop):
+        raise ValueError(
+            "`--stop` must not be empty. Received: --stop=''. To go on to the end, "
+            "leave it out"
+        )
+    samples = texts.make_samples(lm, prompts, options.num_samples, options.stop)
+    end_id = lm.preprocessor.tokenizer.end_token_id
+    if options.stream:
+        stream_text(lm, sampler, samples, options)
+        return
+    if options["num_tokens"].present:
+        raise ValueError(
+            "`--num_tokens` is for `--stream`. Received: --num_tokens="
+            f"{options.num_tokens} without it. Pass --stream, or --max_length"
+        )
+    h = lm.hyperparameters
+    is_exact = h.kind == "text" and h.sees_later_tokens("prefix") is None
+    continuation = texts.Continuation(
+        lm,
+        sampler,
+        texts.length_of_texts(lm, samples, options.max_length),
+        None if options.stop_at_end is False else end_id,
+        options.batch_size,
+        by_steps=is_exact and options.sampler not in samplers.WHOLE_TEXTS,
+    )
+    display.write_texts(continuation, samples, len(prompts), options.output_file)
+
+
+def stream_text(lm, sampler, samples, options):
+    """Continues a prompt, the one of `samples`, until Ctrl-C, or for `--num_tokens`."""
+    from routing_tf.generation import display
+    from routing_tf.generation.token_stream import TokenStream
+
+    commands.refuse(
+        options,
+        ["max_length", "batch_size"],
+        "with --stream, which reads --num_tokens",
+    )
+    if options.sampler in samplers.WHOLE_TEXTS:
+        by_token = [x for x in samplers.SAMPLERS if x not in samplers.WHOLE_TEXTS]
+        raise ValueError(
+            "`--stream` needs a sampler that draws one token after the other: "
+            f"{', '.join(by_token)}. Received: --sampler={options.sampler}, which "
+            "chooses among whole texts"
+        )
+    if len(samples) > 1:
+        raise ValueError(
+            f"`--stream` makes one text. Received: {len(samples)} prompts and samples. "
+            "Pass one --prompt and no --num_samples"
+        )
+    (sample,) = samples
+    num_tokens = None
+    if options.num_tokens:
+        num_tokens = len(sample.token_ids) + options.num_tokens
+    stream = TokenStream(lm, sampler, num_tokens)
+    stop = lm.preprocessor.tokenizer.end_token_id if options.stop_at_end else None
+    display.write_stream(stream, sample, stop, options.output_file)
+
+
+def read_prompts(options):
+    """Returns the list of prompts: that of `--prompt`, or the lines of a file."""
+    if options.prompt_file is None:
+        return [options.prompt or ""]
+    if options.prompt is not None:
+        raise ValueError(
+            "Prompts must come from `--prompt` or from `--prompt_file`. Received: "
+            f"--prompt={options.prompt!r}, --prompt_file={options.prompt_file!r}"
+        )
+    try:
+        if options.prompt_file == "-":
+            content = sys.stdin.buffer.read()
+        else:
+            content = pathlib.Path(options.prompt_file).read_bytes()
+        content = content.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            "`--prompt_file` must be a readable file of text in UTF-8. Received: "
+            f"{options.prompt_file!r}: {error}"
+        ) from error
+    # str.splitlines also breaks lines at characters that are part of texts.
+    lines = [line.removesuffix("\r") for line in content.split("\n")]
+    prompts = [line for line in lines if line]
+    if not prompts:
+        raise ValueError(
+            "`--prompt_file` must hold a line that is not empty. Received: "
+            f"{options.prompt_file!r}. To start from nothing, leave it out"
+        )
+    return prompts
+
+
+def generate_images(model, sampler, options):
+    """Samples or completes images."""
+    from routing_tf.generation import pictures
+
+    path = options.output_file
+    if path is None or pathlib.Path(path).suffix.lower() != ".png":
+        raise ValueError(
+            "`--output_file` must be the path of a .png for a model of images. "
+            f"Received: --output_file={path}"
+        )
+    if options.num_given_rows:
+        commands.refuse(
+            options, ["labels"], "with --num_given_rows: images have their own labels"
+        )
+        _, problem = commands.open_run(options)
+        picture = pictures.completion_grid(
+            model,
+            sampler,
+            problem.images(options.split)[: options.num_images],
+            problem.labels(options.split)[: options.num_images],
+            options.num_given_rows,
+            options.num_samples,
+        )
+    else:
+        commands.refuse(options, commands.COMPLETION_FLAGS, "without --num_given_rows")
+        num_classes, labels = model.hyperparameters.num_classes, None
+        if num_classes is None:
+            commands.refuse(options, ["labels"], "with a model without classes")
+        else:
+            labels = pictures.labels_to_sample(options.labels, num_classes)
+        picture = pictures.sample_grid(model, sampler, labels, options.num_samples)
+    pathlib.Path(path).write_bytes(picture)
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def check_output_file(options):
+    """Raises a `ValueError` if the output file cannot be one."""
+    if options.output_file is None:
+        return
+    path = pathlib.Path(options.output_file).absolute()
+    target = path if path.exists() else path.parent
+    if path.is_dir() or not path.parent.is_dir() or not os.access(target, os.W_OK):
+        raise ValueError(
+            "`--output_file` must be a file that can be written, in a folder that "
+            f"exists. Received: {options.output_file!r}"
+        )
+
+
+def main():
+    """Runs the command, whose flags are those of the process."""
+    commands.main(run, define_flags)

@@ -1,0 +1,323 @@
+r"""Trains a language model and says how well it predicts held-out text.
+
+With nothing but a model directory it trains on the source code of the running
+Python's standard library:
+
+    python -m routing_tf.train --model_dir=my_run
+
+On text of your own:
+
+    python -m routing_tf.train --model_dir=my_run --files='books/*.txt'
+
+A problem of images, such as digits, trains a model of images; one of pairs of texts a
+model with an encoder:
+
+    python -m routing_tf.train --model_dir=my_digits --problem=digits
+
+Images of your own are in a folder:
+
+    python -m routing_tf.train --model_dir=my_images --problem=image_folder \
+        --problem_option=folder=pictures
+
+The same model directory continues its run, with no need to repeat the settings. The
+last line on standard output is the score of the held-out data.
+"""
+
+import contextlib
+import signal
+import sys
+
+from absl import flags
+
+from routing_tf.cli import commands
+from routing_tf.cli import copies
+from routing_tf.cli import known_names
+
+# The flags of splits, and the splits of a problem.
+SPLITS = {"train_split": "train", "eval_split": "validation"}
+HPARAMS = "\n".join(
+    f"{subject}: {', '.join(names)}."
+    for subject, names in known_names.HYPERPARAMETERS.items()
+)
+# What a model of images takes from them.
+DECIDED_BY_IMAGES = (
+    "image_height",
+    "image_width",
+    "num_channels",
+    "num_classes",
+    "max_sequence_length",
+)
+FLAGS = {
+    **commands.BACKEND,
+    "model_dir": commands.path(
+        "Folder of the run: settings, checkpoints, logs. It is made if it is missing; "
+        "a run in it is continued.",
+        required=True,
+    ),
+    **commands.DATA,
+    "train_split": commands.choice(
+        None,
+        copies.SPLITS,
+        "Split of the data to train on. Default: the problem's, train.",
+    ),
+    "eval_split": commands.choice(
+        None,
+        copies.SPLITS,
+        "Split that is scored while training and at the end. Default: the problem's, "
+        "validation.",
+    ),
+    "hparams_set": commands.string(
+        None,
+        "Preset of the hyperparameters; docs/presets.md lists all. Default: that of "
+        "the problem, such as python_small.",
+    ),
+    "hparams": commands.string(
+        "",
+        "Changes of hyperparameters, as name=value,name=value. Their names, by "
+        "subject (docs/hyperparameters.md says what they mean):\n" + HPARAMS,
+    ),
+    "init_checkpoint": commands.path(
+        "Where a new run takes its initial weights from: a model directory, a .keras "
+        "file, a preset directory, or a checkpoint of the original release (its path "
+        "without .index; --hparams_set names its set)."
+    ),
+    # Where and how the run computes.
+    "strategy": commands.choice(
+        None,
+        copies.STRATEGIES,
+        "Where to compute: one device; mirrored: all devices of this machine; "
+        "multi_worker: those of several machines (TF_CONFIG names them on "
+        "TensorFlow, KERAS_DISTRIBUTION_* on JAX); tpu. A batch is shared by all "
+        "devices, and results are those of one. Default: one, with --tpu tpu.",
+    ),
+    "tpu": commands.string(
+        None, "Name or address of the TPU, for TensorFlow; 'local' on a TPU VM."
+    ),
+    "virtual_devices": commands.integer(
+        None,
+        1,
+        "Number of virtual devices to split the CPU into, to try a strategy without "
+        "accelerators.",
+    ),
+    "precision": commands.choice(
+        None,
+        copies.PRECISIONS,
+        "Type of computations; weights, centroids and optimizer stay float32. "
+        "float16 scales the loss. Default: float32.",
+    ),
+    "on_nan": commands.choice(
+        "stop",
+        copies.ON_NAN,
+        "What to do if the loss or a gradient is not finite (weights stay as they "
+        "are): stop, and report the place in the data and the first bad variable, or "
+        "skip the batch.",
+    ),
+    "jit_compile": commands.switch(
+        None,
+        "Whether XLA compiles the training step, on one device of TensorFlow. Default: "
+        "only with a GPU. On a CPU, XLA delays the first step and takes more memory.",
+    ),
+    "remat": commands.switch(
+        None,
+        "Whether to recompute the blocks' activations for the gradients: less memory, "
+        "more time, the same results. Default: the hyperparameter.",
+    ),
+    "accumulation_steps": commands.integer(
+        None,
+        1,
+        "Number of parts of a batch whose gradients are accumulated, one after the "
+        "other; saves memory. Results equal those of the whole batch up to rounding, "
+        "dropout and tokens that revive centroids. Default: 1.",
+    ),
+    "steps_per_call": commands.integer(
+        1, 1, "Training steps in one call: less overhead if steps are small."
+    ),
+    # How long it goes on, and what it tells.
+    "train_steps": commands.integer(
+        None, 1, "Total number of training steps. Default: the hyperparameter."
+    ),
+    "eval_every": commands.integer(
+        250, 0, "Steps between evaluations; 0: only before and after training."
+    ),
+    "eval_examples": commands.integer(
+        64, 0, "Number of held-out windows in an evaluation; 0: all."
+    ),
+    "checkpoint_every": commands.integer(
+        100, 0, "Steps between checkpoints; 0: only at the end."
+    ),
+    "log_every": commands.integer(10, 1, "Steps between entries in metrics.jsonl."),
+    "sample_bytes": commands.integer(
+        128,
+        0,
+        "Number of tokens (bytes) to sample at the end; with an encoder, to show of "
+        "a held-out text, its target and a sampled one; 0: none.",
+    ),
+    "sample_images": commands.integer(
+        40, 0, "Images to sample at the end, and half as many to complete; 0: none."
+    ),
+    "seed": commands.integer(
+        None,
+        0,
+        "Seed of weights, data order and dropout. Default: 0.",
+        largest=2**32 - 1,  # Keras's and NumPy's
+    ),
+}
+
+
+def define_flags(values=flags.FLAGS):
+    """Defines the flags of the command in `absl.flags.FlagValues`."""
+    commands.define(values, FLAGS)
+
+
+def configure(options):
+    """Makes the `RunConfig`, and its prepared problem, from the flags.
+
+    A flag that is not given has the value it has in the model directory's run.
+    """
+    from routing_tf import models
+    from routing_tf import problems
+    from routing_tf.models.hyperparameters import parse_overrides
+    from routing_tf.training import run_config
+
+    earlier = run_config.RunConfig.load(options.model_dir)
+    problem_fields = commands.problem_fields(options, earlier)
+    problem_options = problem_fields["problem_options"]
+    for split, default in SPLITS.items():
+        value = options[split].value
+        if value is not None and value != problem_options.get(split, default):
+            problem_options[split] = value
+    name, source = options.hparams_set, options.init_checkpoint
+    settings = {"seed": 0, "precision": "float32", "accumulation_steps": 1}
+    for setting, default in settings.items():
+        given = options[setting].value
+        if given is None:
+            given = getattr(earlier, setting, default)
+        settings[setting] = given
+    if earlier is not None:
+        source = source or earlier.init_checkpoint
+    if name is None and earlier is not None:
+        name, hyperparameters = earlier.hparams_set, earlier.hyperparameters
+    else:
+        name = name or problems.default_hparams_set(problem_fields["problem"])
+        hyperparameters = models.preset_hyperparameters(name)
+    changes = parse_overrides(options.hparams)
+    if "vocabulary_size" in changes:
+        raise ValueError(
+            "`vocabulary_size` is that of the problem. Received: "
+            f"vocabulary_size={changes['vocabulary_size']} in --hparams; remove it"
+        )
+    for field in ("train_steps", "remat"):
+        if getattr(options, field) is not None:
+            changes[field] = getattr(options, field)
+    hyperparameters = hyperparameters.replace(**changes)
+    config, problem = run_config.configure(
+        model_dir=options.model_dir,
+        hyperparameters=hyperparameters,
+        hparams_set=name,
+        init_checkpoint=source,
+        **settings,
+        **problem_fields,
+    )
+    check_changes(changes, config)
+    return config, problem
+
+
+def check_changes(changes, config):
+    """Raises a `ValueError` if the data decides what `--hparams` says otherwise."""
+    h = config.hyperparameters
+    others = [
+        name
+        for name, value in changes.items()
+        if name in DECIDED_BY_IMAGES and getattr(h, name) != value
+    ]
+    if others:
+        raise ValueError(
+            f"{', '.join(f'`{name}`' for name in others)} must be what follows from "
+            f"the images of {config.problem!r}, "
+            f"{', '.join(f'{name}={getattr(h, name)}' for name in others)}. Received: "
+            f"{', '.join(f'{name}={changes[name]}' for name in others)} in --hparams. "
+            "Leave it out"
+        )
+
+
+def make_engine(options):
+    """Makes the engine that the flags name."""
+    from routing_tf.training import engines
+
+    strategy = options.strategy or ("tpu" if options.tpu else "one")
+    return engines.make(strategy, options.tpu, options.virtual_devices)
+
+
+def run(options):
+    """Trains as the flags say; returns the exit code."""
+    from routing_tf.training import run_folder
+
+    engine = make_engine(options)  # before anything else uses the devices
+    config, problem = configure(options)
+    with contextlib.ExitStack() as stack:
+        if engine.is_chief:
+            stack.enter_context(run_folder.hold(options.model_dir))
+        return train(config, problem, engine, options)
+
+
+def train(config, problem, engine, options):
+    """Trains, reports and samples; returns the exit code."""
+    from routing_tf.training.report import describe
+    from routing_tf.training.trainer import Trainer
+
+    trainer = Trainer(
+        config,
+        problem,
+        options.model_dir,
+        "auto" if options.jit_compile is None else options.jit_compile,
+        engine,
+        options.steps_per_call,
+    )
+    if engine.is_chief:
+        for line in describe(trainer):
+            print(line, flush=True)
+    result = trainer.train(
+        eval_every=options.eval_every,
+        eval_examples=options.eval_examples,
+        checkpoint_every=options.checkpoint_every,
+        log_every=options.log_every,
+        on_nan=options.on_nan,
+    )
+    if result is None:
+        is_read = trainer.stopped_by != signal.SIGPIPE
+        if engine.is_chief:
+            print(
+                f"{'' if is_read else 'standard output is closed: '}"
+                f"stopped at step {trainer.step}; to continue: "
+                f"python -m routing_tf.train --model_dir={options.model_dir}",
+                file=sys.stdout if is_read else sys.stderr,
+            )
+        if not is_read:
+            return 1
+        # Who sends SIGTERM wants an orderly end, and gets one.
+        return 0 if trainer.stopped_by == signal.SIGTERM else commands.INTERRUPTED
+    if engine.is_chief:
+        finish(trainer, result, options)
+    engine.agree(False)  # the others wait until the first is done
+    return 0
+
+
+def finish(trainer, result, options):
+    """Reports and samples; the last line is the score."""
+    from routing_tf.generation import held_out
+    from routing_tf.training import evaluation
+    from routing_tf.training.report import report_scores
+
+    problem = trainer.problem
+    lm = held_out.model_to_sample_from(trainer)
+    for line in report_scores(lm, problem, result, options.eval_examples):
+        print(line, flush=True)
+    held_out.show_samples(lm, trainer, options.sample_bytes, options.sample_images)
+    print(evaluation.final_line(problem, problem.eval_split, result))
+
+
+def main():
+    """Runs the command, whose flags are those of the process."""
+    # Before the first step there is nothing to save.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    commands.main(run, define_flags)

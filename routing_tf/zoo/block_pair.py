@@ -1,0 +1,175 @@
+"""Pairs of blocks: queries see one block, which a permutation gives to theirs."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from routing_tf.layers import membership
+from routing_tf.layers.lengths import is_known
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
+from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.validation import check_non_negative_integer
+from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import is_integer
+from routing_tf.zoo.parts import refusals
+from routing_tf.zoo.parts.one_sequence import OneSequenceHeads
+from routing_tf.zoo.parts.pattern import Pattern
+
+__all__ = ["BlockPairHeads"]
+
+NO_CAUSAL_FORM = (
+    "of all permutations only the identity gives no block a later one, and that is "
+    "`LocalHeads` with `flange_blocks=0`"
+)
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class BlockPairHeads(OneSequenceHeads):
+    """Heads whose queries see the keys of one block, another one in each head.
+
+    A sequence is cut into `num_blocks` blocks, and the queries of block b see the keys
+    of block `permutation[b]`, and nothing else. With the identity a head is local; in
+    all other permutations tokens see others far away. Work and memory are those of full
+    attention divided by the number of blocks.
+
+    Blocks differ by one token at most where the length is no multiple of their number.
+    With fewer tokens than blocks some are empty, and who sees one of these gets zero.
+    Padding counts: who sees a block of padding alone gets zero too, so pad no further
+    than you must.
+
+    Args:
+        num_heads: number of heads in the group.
+        num_blocks: number of blocks. Defaults to 2.
+        permutations: a permutation of the numbers from 0 to `num_blocks` - 1 for each
+            head; None (the default) for random ones.
+        seed: integer seed of random permutations. Defaults to 0.
+        **kwargs: arguments of `HeadGroup`, without `key_shift`; relative positions are
+            in tokens.
+
+    Call arguments and Returns: as in `HeadGroup`.
+
+    Raises:
+        ValueError: if `num_blocks` is not a positive integer, `permutations` are not
+            one for each head, `seed` is not an integer of at least 0, or an argument is
+            refused by `HeadGroup`; when called, with a causal mask or another sequence
+            as value.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+    from routing_tf import zoo
+
+    heads = zoo.BlockPairHeads(2, num_blocks=2, permutations=[(0, 1), (1, 0)])
+    attention = layers.MixedAttention([heads], key_dim=8)
+    assert attention(np.ones((1, 10, 16))).shape == (1, 10, 16)
+    ```
+
+    Reference: Qiu et al., "Blockwise Self-Attention for Long Document Understanding"
+    (https://arxiv.org/abs/1911.02972), section 3.1, equations 3 and 4; tested against
+    NumPy code of this repository only.
+    """
+
+    def __init__(self, num_heads, num_blocks=2, permutations=None, seed=0, **kwargs):
+        super().__init__(num_heads, **kwargs)
+        refusals.refuse_arguments(self, NO_CAUSAL_FORM, "key_shift")
+        self.num_blocks = check_positive_integer("num_blocks", num_blocks)
+        self.seed = check_non_negative_integer("seed", seed)
+        self.permutations = permutations
+        if permutations is not None:
+            self.permutations = _check_permutations(
+                permutations, self.num_heads, self.num_blocks
+            )
+
+    def prepared(self, inputs):
+        refusals.refuse_causal_mask(inputs, NO_CAUSAL_FORM)
+        return super().prepared(inputs)
+
+    def attend(self, inputs, training=None):
+        length = length_of(inputs.query, 2)
+        blocks = np.arange(self.num_blocks + 1, dtype="int32")
+        starts = (blocks * length + self.num_blocks - 1) // self.num_blocks
+        # The slots of each block; the last one of a shorter block is no token of it.
+        size = -(-length // self.num_blocks)
+        places = starts[:-1, None] + numbers(size)
+        filled = places < starts[1:, None]
+        minimum = np.minimum if is_known(length) else ops.minimum
+        places = minimum(places, length - 1)
+        seen = self.permutation_of_each_head()
+        batch = ops.shape(inputs.query)[0]
+
+        def of_batch(table):
+            """From `[blocks, slots]` to that of each head's keys and batch row."""
+            table = ops.take(ops.convert_to_tensor(table), seen, axis=0)
+            return ops.broadcast_to(table, (batch, *ops.shape(table)))
+
+        keys, mask = of_batch(places), of_batch(filled)
+        queries = ops.broadcast_to(places, (batch, self.num_heads, *ops.shape(places)))
+        bias = None
+        if inputs.value_mask is not None:
+            real = membership.gather_entries(inputs.value_mask, keys, length)
+            mask = combine_masks(mask, real)
+        if inputs.token_bias is not None:
+            bias = membership.gather_entries(inputs.token_bias, keys, length)
+            bias = bias[..., None, :]
+        distances = None
+        if self.max_relative_position is not None:
+            distances = keys[..., None, :] - queries[..., None]
+        output = self.dot_product(
+            membership.gather(inputs.query, queries),
+            membership.gather(inputs.key, keys),
+            membership.gather(inputs.value, keys),
+            attention_mask=mask[..., None, :],
+            bias=bias,
+            distances=distances,
+            training=training,
+        )
+        position = numbers(length)
+        block = position * self.num_blocks // length
+        start = (block * length + self.num_blocks - 1) // self.num_blocks
+        slot = block * size + position - start
+        slot = ops.broadcast_to(slot, (batch, self.num_heads, length))
+        shape = (batch, self.num_heads, self.num_blocks * size, output.shape[-1])
+        return membership.gather(ops.reshape(output, shape), slot)
+
+    def permutation_of_each_head(self):
+        """Returns which block the queries of each block see, in NumPy.
+
+        `<int32>[heads, blocks]`.
+        """
+        if self.permutations is not None:
+            return np.array(self.permutations, "int32")
+        generator = np.random.default_rng(self.seed)
+        heads = [generator.permutation(self.num_blocks) for _ in range(self.num_heads)]
+        return np.array(heads, "int32")
+
+    def make_cache(self, batch_size, max_length, grid=None):
+        refusals.refuse_cache(self, NO_CAUSAL_FORM)
+
+
+def _check_permutations(permutations, num_heads, num_blocks):
+    """Returns permutations as lists of integers; raises a `ValueError` otherwise."""
+    message = (
+        f"`permutations` must hold one for each of {num_heads} heads, with each number "
+        f"from 0 to {num_blocks - 1} once. Received: permutations={permutations!r}"
+    )
+    if isinstance(permutations, str) or not hasattr(permutations, "__len__"):
+        raise ValueError(message)
+    if len(permutations) != num_heads:
+        raise ValueError(message)
+    for each in permutations:
+        if isinstance(each, str) or not hasattr(each, "__len__"):
+            raise ValueError(message)
+        if not all(map(is_integer, each)) or sorted(each) != list(range(num_blocks)):
+            raise ValueError(message)
+    return [[int(block) for block in each] for each in permutations]
+
+
+def _settings(sizes):
+    num_blocks = -(-sizes.max_length // sizes.attention_window)
+    return {"num_blocks": num_blocks, "seed": sizes.index}
+
+
+PATTERNS = {"block_pair": Pattern(BlockPairHeads, _settings, of_decoders=False)}

@@ -1,0 +1,268 @@
+"""Mixture of block attention: queries see their block and those most like them."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from routing_tf.layers import HeadGroup
+from routing_tf.layers import membership
+from routing_tf.layers.decoding import rows
+from routing_tf.layers.lengths import is_known
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
+from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.validation import check_positive_integer
+from routing_tf.zoo.parts import chosen_blocks
+from routing_tf.zoo.parts.pattern import Pattern
+from routing_tf.zoo.parts.pattern import share
+
+__all__ = ["BlockTopKHeads"]
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class BlockTopKHeads(HeadGroup):
+    """Heads whose queries see their own block and the blocks most like them.
+
+    A query scores a block by its product with the mean of the block's keys. It sees
+    its own block, with a causal mask up to itself, and of the other blocks, with a
+    causal mask of those before its own, the `num_blocks - 1` that score highest. The
+    own block counts as one of them, as in the code of the paper. In attention to
+    another sequence without a causal mask no block is the query's own, and it sees the
+    best `num_blocks` of that sequence.
+
+    Work and memory of a query grow with `num_blocks * block_length`, and with the
+    number of blocks for the scores. The choice itself has no gradient. Padding counts
+    in no mean, and a block of padding alone is never chosen. Positions on two axes
+    are cut into blocks in the order of their sequence.
+
+    Args:
+        num_heads: number of heads in the group.
+        block_length: length of a block, in tokens. Defaults to 64.
+        num_blocks: number of blocks that a query sees, the own block included.
+            Defaults to 4.
+        **kwargs: arguments of `HeadGroup`; relative positions are in tokens, and have
+            no part in the scores of blocks, nor has a token bias. With `key_shift=1`
+            the keys of a block are those that are read with its values.
+
+    Call arguments and Returns: as in `HeadGroup`.
+
+    Raises:
+        ValueError: if `block_length` or `num_blocks` is not a positive integer, or an
+            argument is refused by `HeadGroup`; when called, if `use_causal_mask=True`
+            and query and value differ in length.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+    from routing_tf import zoo
+
+    heads = zoo.BlockTopKHeads(2, block_length=4, num_blocks=2)
+    attention = layers.MixedAttention([heads], key_dim=8)
+    assert attention(np.ones((1, 10, 16)), use_causal_mask=True).shape == (1, 10, 16)
+    ```
+
+    Reference: Lu et al., "MoBA: Mixture of Block Attention for Long-Context LLMs"
+    (https://arxiv.org/abs/2502.13189), section 2.2; `moba_naive.py` of MoonshotAI/MoBA.
+    """
+
+    def __init__(self, num_heads, block_length=64, num_blocks=4, **kwargs):
+        super().__init__(num_heads, **kwargs)
+        self.block_length = check_positive_integer("block_length", block_length)
+        self.num_blocks = check_positive_integer("num_blocks", num_blocks)
+
+    def attend(self, inputs, training=None):
+        memory_length, size = length_of(inputs.value, 2), self.block_length
+        if is_known(memory_length):
+            size = min(size, memory_length)
+        memory = chosen_blocks.KeyBlocks.of(inputs, size)
+        own = None if inputs.is_cross_attention else "whole"
+        if inputs.use_causal_mask:
+            own = "causal"
+        count, chosen = self.num_blocks - (own is not None), None
+        if count:
+            candidates = self._candidates(inputs, memory, own is not None)
+            scores, has_keys = self._scores(inputs, memory)
+            chosen = chosen_blocks.best_blocks(
+                scores, combine_masks(candidates, has_keys), count
+            )
+        return chosen_blocks.attend(
+            self.dot_product, inputs.query, memory, chosen, own, training
+        )
+
+    def _scores(self, inputs, memory):
+        """Scores of blocks `[B, H, L, G]`, and which have keys `[B, 1, 1, G]`."""
+        sums, counts = chosen_blocks.key_sums(memory.key, memory.mask)
+        means = chosen_blocks.key_means(sums, counts)
+        query = ops.cast(inputs.query, "float32")
+        scores = ops.matmul(query, ops.swapaxes(means, 2, 3))
+        return scores, (counts > 0)[:, :, None]
+
+    def _candidates(self, inputs, memory, has_own):
+        """Which blocks a query may choose, `[L, G]`; None for all."""
+        if not has_own:
+            return None
+        block = numbers(memory.num_blocks)
+        own = numbers(length_of(inputs.query, 2))[:, None] // memory.key.shape[3]
+        return block < own if inputs.use_causal_mask else block != own
+
+    def make_cache(self, batch_size, max_length, grid=None):
+        return self._make_blocks(batch_size, max_length, self.block_length)
+
+    def _make_blocks(self, batch_size, num_tokens, block_length):
+        """Returns an empty cache with room for `num_tokens` tokens.
+
+        A dict of `keys` `[B, H, G, S, D + 1]` and `values` `[B, H, G, S, E + 2]`, of
+        `sums` `<float32>[B, H, G, D]` and of `counts` `<float32>[B, H, G]`. A row of
+        keys holds a key and whether it is that of a token; a row of values a value, its
+        bias and whether it is that of a token. With shifted keys a key stands one row
+        later than its own value, with the value that is read with it.
+        """
+        # With shifted keys the newest one waits for the value that follows it.
+        num_blocks = -(-(num_tokens + self.key_shift) // block_length)
+        shape = (batch_size, self.num_heads, num_blocks)
+        sizes = {"keys": self.key_dim + 1, "values": self.value_dim + 2}
+        cache = {
+            name: ops.zeros((*shape, block_length, size), self.compute_dtype)
+            for name, size in sizes.items()
+        }
+        return {
+            **cache,
+            "sums": ops.zeros((*shape, self.key_dim), "float32"),
+            "counts": ops.zeros(shape, "float32"),
+        }
+
+    def fill_cache(self, cache, inputs):
+        keys, values = self._rows(inputs)
+        filled = {
+            "keys": _in_blocks(keys, cache["keys"], self.key_shift),
+            "values": _in_blocks(values, cache["values"], 0),
+        }
+        sums, counts = self._sums(filled["keys"], filled["values"])
+        return {**filled, "sums": sums, "counts": counts}
+
+    def max_positions(self, cache):
+        return cache["keys"].shape[2] * cache["keys"].shape[3] - self.key_shift
+
+    def step(self, cache, index, inputs):
+        cache = self._remember(cache, index, inputs)
+        own = index // self.block_length
+        scores, candidates = _cached_scores(cache, inputs.query)
+        candidates = ops.logical_and(candidates, numbers(scores.shape[2]) < own)
+        chosen = ops.zeros_like(scores[..., :1], dtype="int32") + own
+        if self.num_blocks > 1:
+            others = chosen_blocks.best_blocks(scores, candidates, self.num_blocks - 1)
+            chosen = ops.concatenate([chosen, others], axis=2)
+        output = self._attend_step(cache, index, inputs.query, chosen, last=index)
+        return output, cache
+
+    def make_memory(self, inputs, max_length):
+        length = inputs.value.shape[2]
+        size = min(self.block_length, length)
+        empty = self._make_blocks(ops.shape(inputs.value)[0], length, size)
+        return self.fill_cache(empty, inputs)
+
+    def read_memory(self, cache, index, inputs):
+        scores, candidates = _cached_scores(cache, inputs.query)
+        chosen = chosen_blocks.best_blocks(scores, candidates, self.num_blocks)
+        return self._attend_step(cache, index, inputs.query, chosen), cache
+
+    def _remember(self, cache, index, inputs):
+        """Returns the cache with the token at `index`, which it may replace."""
+        new = dict(zip(("keys", "values"), self._rows(inputs), strict=True))
+        size = cache["keys"].shape[3]
+        own = index // size
+        cache = dict(cache)
+        for name, place in (("keys", index + self.key_shift), ("values", index)):
+            cache[name] = ops.slice_update(
+                cache[name],
+                (0, 0, place // size, place % size, 0),
+                new[name][:, :, None],
+            )
+        keys, values = (
+            ops.take(cache[n], own[None], axis=2) for n in ("keys", "values")
+        )
+        # Later places may hold tokens of before a start, or the key of this one.
+        is_there = own * size + np.arange(size, dtype="int32") <= index
+        sums, counts = self._sums(keys, values, is_there)
+        return {
+            **cache,
+            "sums": ops.slice_update(cache["sums"], (0, 0, own, 0), sums),
+            "counts": ops.slice_update(cache["counts"], (0, 0, own), counts),
+        }
+
+    def _attend_step(self, cache, index, query, blocks, last=None):
+        """Attends with the query at position `index` to some blocks.
+
+        `blocks` are `<int32>[B, H, K]`, one behind the last one for none. Positions
+        behind `last` are not seen; None for a memory, all of which is.
+        """
+        num_blocks, size = cache["keys"].shape[2:4]
+        batch, heads, count = ops.shape(blocks)
+        block = ops.minimum(blocks, num_blocks - 1)
+        keys, values = (_read(cache[name], block) for name in ("keys", "values"))
+        key, is_key = keys[..., :-1], keys[..., -1:]
+        read = ops.concatenate(
+            [key, values[..., :-1], values[..., -1:] * is_key], axis=-1
+        )
+        places = block[..., None] * size + np.arange(size, dtype="int32")
+        visible = ops.broadcast_to((blocks < num_blocks)[..., None], ops.shape(places))
+        if last is not None:
+            visible = ops.logical_and(visible, places <= last)
+        shape = (batch, heads, count * size)
+        return rows.attend_to_rows(
+            self,
+            query,
+            read,
+            ops.reshape(visible, shape),
+            ops.reshape(places - index, shape),
+        )
+
+    def _rows(self, inputs):
+        """Returns keys and values, each with what is known of it behind it."""
+        new = rows.of_inputs(self, inputs)
+        mask = ops.ones_like(new[..., :1])
+        if inputs.key_mask is not None:
+            mask = mask * ops.cast(inputs.key_mask, mask.dtype)[..., None]
+        key, rest = new[..., : self.key_dim], new[..., self.key_dim :]
+        return ops.concatenate([key, mask], axis=-1), rest
+
+    def _sums(self, keys, values, is_there=None):
+        mask = ops.logical_and(keys[..., -1] > 0, values[..., -1] > 0)
+        if is_there is not None:
+            mask = ops.logical_and(mask, is_there)
+        return chosen_blocks.key_sums(keys[..., :-1], mask)
+
+
+def _cached_scores(cache, query):
+    """Returns the products of a query with the mean keys, `<float32>[B, H, G]`.
+
+    And which blocks hold a token, `<bool>` likewise.
+    """
+    means = chosen_blocks.key_means(cache["sums"], cache["counts"])
+    query = ops.cast(query, "float32")
+    return ops.einsum("bhld,bhgd->bhg", query, means), cache["counts"] > 0
+
+
+def _in_blocks(x, like, first):
+    """Puts `[B, H, L, D]` into empty blocks of the shape of `like`, from a place on."""
+    batch, heads, num_blocks, size, dim = like.shape
+    length = x.shape[2]
+    after = num_blocks * size - length - first
+    x = ops.pad(x, [(0, 0), (0, 0), (first, after), (0, 0)])
+    return ops.reshape(x, (ops.shape(x)[0], heads, num_blocks, size, dim))
+
+
+def _read(x, blocks):
+    """From `[B, H, G, S, D]` to `[B, H, K * S, D]`, given the blocks `[B, H, K]`."""
+    read = membership.gather_blocks(x, blocks)
+    batch, heads, count, size, dim = ops.shape(read)
+    return ops.reshape(read, (batch, heads, count * size, dim))
+
+
+def _settings(sizes):
+    return {"block_length": share(sizes, 4), "num_blocks": 4}
+
+
+PATTERNS = {"block_top_k": Pattern(BlockTopKHeads, _settings)}

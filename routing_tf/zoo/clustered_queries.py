@@ -1,0 +1,294 @@
+"""Clustered attention: queries that are alike attend together."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from routing_tf.layers import HeadGroup
+from routing_tf.layers import membership
+from routing_tf.layers.blocks import running_sum
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
+from routing_tf.layers.lengths import smaller
+from routing_tf.layers.masks import known_mask
+from routing_tf.layers.products import product
+from routing_tf.layers.softmax_attention import softmax
+from routing_tf.layers.validation import check_non_negative_integer
+from routing_tf.layers.validation import check_optional_integer
+from routing_tf.layers.validation import check_positive_integer
+from routing_tf.zoo.parts import refusals
+from routing_tf.zoo.parts.pattern import Pattern
+from routing_tf.zoo.parts.pattern import share
+
+__all__ = ["ClusteredQueryHeads"]
+
+OF_ALL_QUERIES = "clusters are found among all queries of a sequence, later ones too"
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class ClusteredQueryHeads(HeadGroup):
+    """Heads that attend once for each cluster of similar queries.
+
+    Queries are hashed to `num_bits` signs of random projections, and k-means with
+    Hamming distances finds clusters among these in each sequence and head. The mean of
+    the queries of a cluster attends to all keys, in place of all of them (clustered
+    attention). With `num_keys` the keys with the largest weights of each cluster are
+    then weighed by each query itself, and share what the cluster gave them together
+    (improved clustered attention). Work is that of `num_clusters` queries, and of
+    `num_keys` keys for each query; memory is linear in the length. Clusters have no
+    gradient.
+
+    Unlike `OnlineKMeans`, whose centroids are learned from all batches, these clusters
+    are those of one sequence. As later queries move them, and with them what earlier
+    ones see, the rule has no causal form here; the one in the authors' code masks later
+    keys, but chooses clusters and their keys with later tokens.
+    The authors draw projections and first centroids at random in each call; here
+    projections stay as they are drawn, and the first centroids are queries at equal
+    distances.
+
+    Args:
+        num_heads: number of heads in the group.
+        num_clusters: number of clusters. Defaults to 100.
+        num_keys: number of keys of each cluster that queries weigh themselves; None for
+            clustered attention that is not improved. Defaults to 32.
+        num_bits: number of random projections. Defaults to 32.
+        num_iterations: number of iterations of k-means. Defaults to 10.
+        hash_bias: whether projections have random offsets, so that Hamming distances
+            are those of vectors and not of directions alone. Defaults to True.
+        seed: integer seed of the projections. Defaults to 0.
+        **kwargs: arguments of `HeadGroup`, without `max_relative_position`,
+            `key_shift` and `rotary_positions`.
+
+    Call arguments and Returns: as in `HeadGroup`.
+
+    Raises:
+        ValueError: if a number is not a positive integer, `seed` is not an integer of
+            at least 0, or an argument is refused by `HeadGroup` or has no meaning; when
+            called, with a causal mask; from `make_cache`, always.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+    from routing_tf import zoo
+
+    heads = zoo.ClusteredQueryHeads(2, num_clusters=3, num_keys=4)
+    attention = layers.MixedAttention([heads], key_dim=8)
+    assert attention(np.ones((1, 10, 16))).shape == (1, 10, 16)
+    ```
+
+    Reference: Vyas, Katharopoulos, Fleuret, "Fast Transformers with Clustered
+    Attention" (https://arxiv.org/abs/2007.04825), section 3, equations 4 to 11. Tested
+    against NumPy code of this repository only.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        num_clusters=100,
+        num_keys=32,
+        num_bits=32,
+        num_iterations=10,
+        hash_bias=True,
+        seed=0,
+        **kwargs,
+    ):
+        super().__init__(num_heads, **kwargs)
+        refusals.refuse_arguments(
+            self, "the queries of a cluster attend as one", "max_relative_position"
+        )
+        refusals.refuse_arguments(self, OF_ALL_QUERIES, "key_shift", "rotary_positions")
+        self.num_clusters = check_positive_integer("num_clusters", num_clusters)
+        self.num_keys = check_optional_integer("num_keys", num_keys)
+        self.num_bits = check_positive_integer("num_bits", num_bits)
+        self.num_iterations = check_positive_integer("num_iterations", num_iterations)
+        self.hash_bias = hash_bias
+        self.seed = check_non_negative_integer("seed", seed)
+
+    def build(self, query_shape, key_shape, value_shape):
+        super().build(query_shape, key_shape, value_shape)
+        self.projections = self.add_weight(
+            name="projections",
+            shape=(self.num_heads, self.key_dim + bool(self.hash_bias), self.num_bits),
+            initializer=self._draw,
+            dtype="float32",
+            trainable=False,
+            autocast=False,
+        )
+
+    def prepared(self, inputs):
+        refusals.refuse_causal_mask(inputs, OF_ALL_QUERIES)
+        return super().prepared(inputs)
+
+    def attend(self, inputs, training=None):
+        real = known_mask(inputs.query, inputs.query_mask)
+        cluster = self.clusters(inputs.query, real)
+        members = _members_of(cluster, real, self.num_clusters)
+        weights = self._weights_of_clusters(inputs, members)
+        if self.num_keys is None:
+            return membership.gather(self._sums(weights, inputs, training), cluster)
+        number = smaller(self.num_keys, length_of(inputs.value, 2))
+        shares, keys = ops.top_k(weights, number)
+        rest = ops.where(_is_among(keys, weights), 0.0, weights)
+        sums = membership.gather(self._sums(rest, inputs, training), cluster)
+        share = ops.sum(membership.gather(shares, cluster), axis=-1)
+        keys = membership.gather(keys, cluster)
+        return sums + self._read_keys(inputs, keys, share, training)
+
+    def clusters(self, query, real):
+        """Returns the cluster of each query.
+
+        Args:
+            query: `<float>[batch, heads, length, key_dim]`.
+            real: `<bool>[batch, 1, length]`, False for padding.
+
+        Returns:
+            `<int32>[batch, heads, length]`.
+        """
+        projections = ops.convert_to_tensor(self.projections)
+        # Offsets are those of queries that are not scaled.
+        query = ops.cast(query, "float32") * self.key_dim**0.5
+        products = product(query, projections[:, : self.key_dim])
+        if self.hash_bias:
+            products += projections[:, self.key_dim :]
+        bits = ops.where(products > 0, 1.0, -1.0)
+        return _cluster_bits(bits, real, self.num_clusters, self.num_iterations)
+
+    def make_cache(self, batch_size, max_length, grid=None):
+        refusals.refuse_cache(self, OF_ALL_QUERIES)
+
+    def make_memory(self, inputs, max_length):
+        refusals.refuse_cache(self, OF_ALL_QUERIES)
+
+    def _weights_of_clusters(self, inputs, members):
+        """Returns the weights of means of queries `<float32>[B, H, clusters, keys]`."""
+        query, key = (ops.cast(x, "float32") for x in (inputs.query, inputs.key))
+        count = ops.maximum(ops.sum(members, axis=-2), 1.0)[..., None]
+        members = ops.swapaxes(members, -1, -2)
+        if inputs.query_mask is not None:
+            # Not even a large number at padding may come near the mean.
+            query = ops.where(inputs.query_mask[..., None], query, 0.0)
+        means = ops.matmul(members, query) / count
+        logits = ops.matmul(means, ops.swapaxes(key, -1, -2))
+        mask, bias = (
+            None if x is None else x[:, :, None]
+            for x in (inputs.value_mask, inputs.token_bias)
+        )
+        return self._softmax(logits, mask, bias)
+
+    def _softmax(self, logits, mask, bias):
+        """Weighs keys; `mask` and `bias` are broadcastable to them, or None."""
+        weights = softmax(self.dot_product.masked(logits, mask, bias))
+        return weights if mask is None else ops.where(mask, weights, 0.0)
+
+    def _sums(self, weights, inputs, training):
+        """Returns sums of values, of each cluster."""
+        weights = ops.cast(weights, inputs.value.dtype)
+        weights = self.dot_product.dropout_layer(weights, training=training)
+        return ops.matmul(weights, inputs.value)
+
+    def _read_keys(self, inputs, places, share, training):
+        """Lets each query weigh the keys at its `places`, which have a share together.
+
+        These are `<int32>[B, H, length, keys]`, the share is `<float32>[B, H, length]`.
+        """
+        key, value = (membership.gather(x, places) for x in (inputs.key, inputs.value))
+        logits = ops.matmul(key, inputs.query[..., None])[..., 0]
+        memory_length = length_of(inputs.value, 2)
+        mask, bias = (
+            None if x is None else membership.gather_entries(x, places, memory_length)
+            for x in (inputs.value_mask, inputs.token_bias)
+        )
+        weights = self._softmax(ops.cast(logits, "float32"), mask, bias)
+        weights = ops.cast(weights * share[..., None], value.dtype)
+        weights = self.dot_product.dropout_layer(weights, training=training)
+        return ops.matmul(weights[..., None, :], value)[..., 0, :]
+
+    def _draw(self, shape, dtype=None):
+        """Draws the random projections of all heads."""
+        projections = np.random.default_rng(self.seed).normal(size=shape)
+        return ops.convert_to_tensor(projections.astype("float32"))
+
+
+def _is_among(places, weights):
+    """Tells which entries of the last axis of `weights` stand at some `places`."""
+    batch, heads, clusters, length = ops.shape(weights)
+    num_rows = batch * heads * clusters
+    places = ops.cast(places, "int32")
+    places = ops.reshape(places, (num_rows, ops.shape(places)[-1]))
+    row = ops.arange(num_rows, dtype="int32")[:, None] + ops.zeros_like(places)
+    # Two numbers for each place: one for all of them may be no 32-bit integer.
+    index = ops.reshape(ops.stack([row, places], axis=-1), (-1, 2))
+    ones = ops.ones_like(index[:, 0], dtype="float32")
+    found = ops.scatter(index, ones, (num_rows, length))
+    return ops.reshape(found, (batch, heads, clusters, length)) > 0
+
+
+def _cluster_bits(bits, real, num_clusters, num_iterations):
+    """Finds clusters of vectors of bits by k-means with Hamming distances.
+
+    The first centroids are tokens at equal distances among the real ones. A bit of a
+    centroid is what most members have, 0 in a tie; a cluster without members keeps its
+    centroid, and a token in the middle of several is in the first of them.
+
+    Letters: B batch, H heads, L length, N bits.
+
+    Args:
+        bits: `<float32>[B, H, L, N]`, 1 for a bit that is set and -1 for others.
+        real: `<bool>[B, 1, L]`, False for padding, which moves no centroid.
+        num_clusters: number of clusters.
+        num_iterations: number of times that centroids move.
+
+    Returns:
+        `<int32>[B, H, L]`, the cluster of each token.
+    """
+    centroids = _first_centroids(bits, real, num_clusters)
+    for _ in range(num_iterations):
+        cluster = _nearest(bits, centroids)
+        members = _members_of(cluster, real, num_clusters)
+        sums = ops.matmul(ops.swapaxes(members, -1, -2), bits)
+        has_members = ops.any(members > 0, axis=-2)[..., None]
+        moved = ops.where(sums > 0, 1.0, -1.0)
+        centroids = ops.where(has_members, moved, centroids)
+    return _nearest(bits, centroids)
+
+
+def _members_of(cluster, real, num_clusters):
+    """Returns 1 where a token is in a cluster and real, else 0.
+
+    `<float32>[batch, heads, length, clusters]`.
+    """
+    members = ops.one_hot(cluster, num_clusters, dtype="float32")
+    return members * ops.cast(real, "float32")[..., None]
+
+
+def _nearest(bits, centroids):
+    # Twice the Hamming distance is the number of bits minus this.
+    products = ops.matmul(bits, ops.swapaxes(centroids, -1, -2))
+    return ops.cast(ops.argmax(products, axis=-1), "int32")
+
+
+def _first_centroids(bits, real, num_clusters):
+    count = running_sum(ops.cast(real, "float32"))
+    rank = ops.where(real, ops.cast(count, "int32") - 1, -1)
+    total = ops.sum(ops.cast(real, "int32"), axis=-1, keepdims=True)
+    chosen = numbers(num_clusters) * total // num_clusters
+    picks = ops.cast(chosen[..., None] == rank[..., None, :], "float32")
+    return product(picks, bits)
+
+
+def _settings(sizes):
+    # A query sees the best keys of its cluster, and all keys as its cluster does.
+    return {
+        "num_clusters": sizes.num_clusters,
+        "num_keys": share(sizes, 2),
+        "seed": sizes.index,
+    }
+
+
+PATTERNS = {
+    "clustered_queries": Pattern(
+        ClusteredQueryHeads, _settings, has_relative_positions=False, of_decoders=False
+    )
+}

@@ -1,0 +1,218 @@
+"""Memory compressed attention: queries see one key for each block of tokens."""
+
+import keras
+from keras import ops
+
+from routing_tf.layers import extremes
+from routing_tf.layers.initializers import cloned
+from routing_tf.layers.masks import large_negative
+from routing_tf.layers.products import product
+from routing_tf.layers.validation import check_choice
+from routing_tf.layers.validation import check_optional_integer
+from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import initializer
+from routing_tf.zoo.parts import refusals
+from routing_tf.zoo.parts.pattern import Pattern
+from routing_tf.zoo.parts.pattern import share
+from routing_tf.zoo.parts.summaries import SummaryHeads
+
+__all__ = ["CompressedHeads"]
+
+COMPRESSIONS = ("convolution", "mean", "max")
+MANY_TOKENS = "a compressed key stands for several tokens"
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class CompressedHeads(SummaryHeads):
+    """Heads whose queries see one key and value for each block of `ratio` tokens.
+
+    Work and memory are those of full attention, divided by `ratio`. Under a causal mask
+    a query sees the blocks that end at it or before it. With an `attention_window` it
+    sees the tokens near it too, each with its own key, in the same softmax; blocks are
+    seen even if their tokens are. Without one each head has a learned key and value,
+    zero at first, which every query sees beside the blocks, as the first queries would
+    see nothing else.
+
+    The compressions, of keys and of values:
+
+    - `"convolution"` (Liu et al.): a convolution with a kernel and a stride of `ratio`,
+      for each head apart; padding counts as zeros.
+    - `"mean"` and `"max"` (pooling, as in the second level of Poolingformer, whose
+      first one is the window): of the real tokens.
+
+    Tensor2Tensor adds the first token of the sequence where there is a learned key
+    here, and hides a block from its last token.
+
+    Args:
+        num_heads: number of heads in the group.
+        compression: `"convolution"` (the default), `"mean"` or `"max"`.
+        ratio: length of a block, in tokens. Defaults to 3.
+        attention_window: number of tokens, the query's own included, that it sees with
+            keys of their own: the last ones under a causal mask, and else as many on
+            either side; None (the default) for none.
+        kernel_initializer: initializer of the kernels of the convolutions. Defaults to
+            `"glorot_uniform"`.
+        **kwargs: arguments of `HeadGroup`, without `key_shift`, `rotary_positions` and
+            `token_bias_weight`; relative positions are in tokens, and need a window.
+
+    Call arguments and Returns: as in `HeadGroup`. In a map of attention weights each
+    token of a block has an equal share of the weight of the block. The last block may
+    be shorter.
+
+    Raises:
+        ValueError: if `compression` is unknown, `ratio` or `attention_window` is not a
+            positive integer, relative positions are given without a window, or an
+            argument is refused by `HeadGroup` or has no meaning; when called, with a
+            token bias, with another sequence as value and a window, or if
+            `use_causal_mask=True` and query and value differ in length.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+    from routing_tf import zoo
+
+    heads = zoo.CompressedHeads(2, ratio=3, attention_window=4)
+    attention = layers.MixedAttention([heads], key_dim=8)
+    assert attention(np.ones((1, 10, 16)), use_causal_mask=True).shape == (1, 10, 16)
+    ```
+
+    Reference: Liu et al., "Generating Wikipedia by Summarizing Long Sequences"
+    (https://arxiv.org/abs/1801.10198), section 4.2.3; Zhang et al., "Poolingformer"
+    (https://arxiv.org/abs/2105.04371), section 3.
+    """
+
+    #: Of a block.
+    num_summaries = 1
+
+    def __init__(
+        self,
+        num_heads,
+        compression="convolution",
+        ratio=3,
+        attention_window=None,
+        kernel_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(num_heads, **kwargs)
+        refusals.refuse_arguments(
+            self, MANY_TOKENS, "key_shift", "rotary_positions", "token_bias_weight"
+        )
+        check_choice("compression", compression, COMPRESSIONS)
+        self.compression = compression
+        self.ratio = check_positive_integer("ratio", ratio)
+        self.attention_window = check_optional_integer(
+            "attention_window", attention_window
+        )
+        if attention_window is None:
+            refusals.refuse_arguments(
+                self, f"{MANY_TOKENS}, and there is no window", "max_relative_position"
+            )
+        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
+
+    @property
+    def block_length(self):
+        """Length of a block, in tokens."""
+        return self.ratio
+
+    def build(self, query_shape, key_shape, value_shape):
+        super().build(query_shape, key_shape, value_shape)
+        for name, dim in (("key", self.key_dim), ("value", self.value_dim)):
+            if self.compression == "convolution":
+                self._add_convolution(name, dim)
+            if self.attention_window is None:
+                weight = self.add_weight(
+                    name=f"null_{name}",
+                    shape=(self.num_heads, 1, dim),
+                    initializer="zeros",
+                )
+                setattr(self, f"null_{name}", weight)
+
+    def _add_convolution(self, name, dim):
+        """Makes kernel and bias as a convolution with a group for each head has them.
+
+        The axes of a kernel are slots of a block, inputs, and outputs of all heads.
+        """
+        kernel = self.add_weight(
+            name=f"{name}_kernel",
+            shape=(self.ratio, dim, self.num_heads * dim),
+            initializer=cloned(self.kernel_initializer),
+        )
+        bias = self.add_weight(
+            name=f"{name}_bias", shape=(self.num_heads * dim,), initializer="zeros"
+        )
+        setattr(self, f"{name}_kernel", kernel)
+        setattr(self, f"{name}_bias", bias)
+
+    def prepared(self, inputs):
+        refusals.refuse_bias(inputs, MANY_TOKENS)
+        return super().prepared(inputs)
+
+    def summarized(self, key, value, real, bias):
+        real = real[..., None]
+        dim, columns = self.value_dim, value.shape[-1]
+        summary = self._compressed(value[..., :dim], real, "value")
+        if columns is None or columns > dim:
+            shares = _mean(value[..., dim:], real)
+            summary = ops.concatenate([summary, shares], axis=-1)
+        return tuple(
+            x[..., None, :] for x in (self._compressed(key, real, "key"), summary)
+        )
+
+    def seen_by_all(self, key, value, visible):
+        if self.attention_window is not None:
+            return key, value, visible
+        first = [
+            ops.cast(ops.convert_to_tensor(weight), key.dtype)
+            for weight in (self.null_key, self.null_value)
+        ]
+        key, value = (_after(null, x) for null, x in zip(first, (key, value)))
+        return (
+            key,
+            value,
+            ops.pad(visible, [(0, 0)] * 3 + [(1, 0)], constant_values=True),
+        )
+
+    def _compressed(self, x, real, name):
+        """From `[batch, heads, blocks, ratio, dim]` to a vector for each block."""
+        if self.compression == "mean":
+            return _mean(x, real)
+        if self.compression == "max":
+            least = ops.cast(large_negative(x.dtype), x.dtype)
+            largest = extremes.largest(ops.where(real, x, least), axis=-2)
+            return ops.where(ops.any(real, axis=-2), largest, 0)
+        batch, heads, num_blocks, ratio, dim = ops.shape(x)
+        kernel, bias = (
+            ops.cast(ops.convert_to_tensor(getattr(self, f"{name}_{part}")), x.dtype)
+            for part in ("kernel", "bias")
+        )
+        kernel = ops.reshape(kernel, (ratio * dim, heads, dim))
+        x = ops.reshape(ops.where(real, x, 0), (batch, heads, num_blocks, ratio * dim))
+        x = product(x, ops.transpose(kernel, (1, 0, 2)))
+        return x + ops.reshape(bias, (heads, 1, dim))
+
+
+def _mean(x, real):
+    """Returns the mean over the real ones of axis -2, and zero of none."""
+    exact = ops.where(real, ops.cast(x, "float32"), 0.0)
+    number = ops.sum(ops.cast(real, "float32"), axis=-2)
+    return ops.cast(ops.sum(exact, axis=-2) / ops.maximum(number, 1.0), x.dtype)
+
+
+def _after(null, x):
+    """Puts a vector of each head, filled up with zeros, before `[B, H, S, E]`."""
+    batch, heads, _, columns = ops.shape(x)
+    null = ops.pad(null, [(0, 0), (0, 0), (0, columns - null.shape[-1])])
+    null = ops.broadcast_to(null, (batch, heads, 1, columns))
+    return ops.concatenate([null, x], axis=2)
+
+
+def _settings(sizes):
+    window = share(sizes, 2)
+    # As many blocks as the other half of the window has tokens.
+    ratio = -(-sizes.max_length // window)
+    return {"ratio": ratio, "attention_window": window}
+
+
+PATTERNS = {"compressed": Pattern(CompressedHeads, _settings)}

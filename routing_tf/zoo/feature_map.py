@@ -1,0 +1,343 @@
+"""Linear attention: products of features in place of a softmax."""
+
+import dataclasses
+
+import keras
+import numpy as np
+from keras import ops
+
+from routing_tf.layers import HeadGroup
+from routing_tf.layers import extremes
+from routing_tf.layers.decoding import rows
+from routing_tf.layers.heads.head_inputs import HeadInputs
+from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.products import product
+from routing_tf.layers.validation import check_choice
+from routing_tf.layers.validation import check_non_negative_integer
+from routing_tf.layers.validation import check_positive_integer
+from routing_tf.zoo.parts import refusals
+from routing_tf.zoo.parts.pattern import Pattern
+from routing_tf.zoo.parts.weighted_sums import NOTHING
+from routing_tf.zoo.parts.weighted_sums import joined_sums
+from routing_tf.zoo.parts.weighted_sums import running_sums
+from routing_tf.zoo.parts.weighted_sums import sums_of_keys
+
+__all__ = ["FeatureMapHeads"]
+
+FEATURE_MAPS = ("elu", "positive", "fourier")
+# The exact kernel of unit vectors is no smaller while `sigma` is 1; what sums of random
+# features have below it, or below zero, is their error.
+LEAST_FOURIER_SUM = float(np.exp(-2.0))
+LEAST_SUM = 1e-30
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class FeatureMapHeads(HeadGroup):
+    """Heads that weigh a key by the product of its features with those of the query.
+
+    Output i is `sum_j f(q_i)·f(k_j) v_j / sum_j f(q_i)·f(k_j)`, over all keys or with a
+    causal mask over those up to i. The sums over keys serve every query, so that work
+    and memory are linear in the length; decoding remembers the sums alone, as many
+    numbers for any context. All of it is computed in float32.
+
+    The maps f, of a query and a key of `key_dim` numbers d:
+
+    - `"elu"` (Linear Transformer): `elu(x) + 1`, d features.
+    - `"positive"` (Performer, FAVOR+): `exp(w·x - |x|²/2)` of `x / d**0.25` for m
+      random vectors w, orthogonal in blocks of d, so that products estimate the
+      weights of softmax attention. Where the paper's code divides by the maximum over
+      all keys and adds a small number, each sum here is relative to its largest key
+      so far: the same quotient, which later tokens do not touch.
+    - `"fourier"` (Random Feature Attention): sine and cosine of `sigma * w·x` for
+      m normal vectors w and x of length 1; products estimate
+      `exp(-|sigma * (q - k)|²/2)`. The weight `sigma`, for each head and number of x,
+      starts at 1 and learns. As estimates may come near zero or below it, the
+      denominator is at least exp(-2) times the factor of the largest bias.
+
+    The random vectors stay as they are drawn, also while training.
+
+    Args:
+        num_heads: number of heads in the group.
+        feature_map: `"elu"` (the default), `"positive"` or `"fourier"`.
+        num_features: number m of random vectors of each head. Defaults to 256;
+            `"elu"` has none.
+        seed: integer seed of the random vectors. Defaults to 0.
+        chunk_length: number of tokens in a chunk under a causal mask, inside which
+            weights of pairs are computed. Decides about time and memory, not about
+            results. Defaults to 128.
+        **kwargs: arguments of `HeadGroup`, without `max_relative_position` and
+            `dropout`: there are no logits and no weights to apply them to.
+
+    Call arguments and Returns: as in `HeadGroup`. A token bias multiplies the weights
+    of its key by its exponential. A query that sees no key returns zero.
+
+    Raises:
+        ValueError: if `feature_map` is unknown, `num_features` or `chunk_length` is
+            not a positive integer, `seed` is not an integer of at least 0,
+            `max_relative_position` or `dropout` is given, or an argument is refused by
+            `HeadGroup`; when called, if `use_causal_mask=True` and query and value
+            differ in length.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+    from routing_tf import zoo
+
+    heads = zoo.FeatureMapHeads(2, feature_map="positive", num_features=32)
+    attention = layers.MixedAttention([heads], key_dim=8)
+    assert attention(np.ones((1, 10, 16)), use_causal_mask=True).shape == (1, 10, 16)
+    ```
+
+    Reference: Katharopoulos et al., "Transformers are RNNs"
+    (https://arxiv.org/abs/2006.16236), equations 4 to 12; Choromanski et al.,
+    "Rethinking Attention with Performers" (https://arxiv.org/abs/2009.14794), section
+    2; Peng et al., "Random Feature Attention" (https://arxiv.org/abs/2103.02143),
+    section 3.1.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        feature_map="elu",
+        num_features=256,
+        seed=0,
+        chunk_length=128,
+        **kwargs,
+    ):
+        super().__init__(num_heads, **kwargs)
+        refusals.refuse_arguments(
+            self, "features take the place of logits", "max_relative_position"
+        )
+        refusals.refuse_arguments(self, refusals.NO_WEIGHTS, "dropout")
+        check_choice("feature_map", feature_map, FEATURE_MAPS)
+        self.feature_map = feature_map
+        self.num_features = check_positive_integer("num_features", num_features)
+        self.seed = check_non_negative_integer("seed", seed)
+        self.chunk_length = check_positive_integer("chunk_length", chunk_length)
+
+    def build(self, query_shape, key_shape, value_shape):
+        super().build(query_shape, key_shape, value_shape)
+        if self.feature_map == "elu":
+            return
+        self.random_vectors = self.add_weight(
+            name="random_vectors",
+            shape=(self.num_heads, self.num_features, self.key_dim),
+            initializer=self._draw,
+            dtype="float32",
+            trainable=False,
+            autocast=False,
+        )
+        if self.feature_map == "fourier":
+            self.sigma = self.add_weight(
+                name="sigma",
+                shape=(self.num_heads, self.key_dim),
+                initializer="ones",
+                dtype="float32",
+                autocast=False,
+            )
+
+    def attend(self, inputs, training=None):
+        query = self.query_features(inputs.query)
+        keys = self._weighted_keys(inputs)
+        if inputs.use_causal_mask:
+            return self._quotient(running_sums(query, *keys, self.chunk_length))
+        sums, _ = sums_of_keys(*keys)
+        return self._quotient(ops.matmul(query, sums))
+
+    def query_features(self, query):
+        """Returns features of scaled queries, up to a factor for each query.
+
+        Args:
+            query: `<float>[batch, heads, length, key_dim]`.
+
+        Returns:
+            `<float32>[batch, heads, length, features]`.
+        """
+        # The paper scales queries as much as keys, or not at all.
+        power = {"elu": 0.5, "positive": 0.25, "fourier": 0.0}[self.feature_map]
+        return self._features(ops.cast(query, "float32") * self.key_dim**power)[0]
+
+    def key_features(self, key):
+        """Returns features of keys, and the logarithms of factors of them.
+
+        Args:
+            key: `<float>[batch, heads, length, key_dim]`.
+
+        Returns:
+            `<float32>[batch, heads, length, features]`, and `<float32>[batch, heads,
+            length]` or None.
+        """
+        power = -0.25 if self.feature_map == "positive" else 0.0
+        return self._features(ops.cast(key, "float32") * self.key_dim**power)
+
+    def make_cache(self, batch_size, max_length, grid=None):
+        shape = (batch_size, self.num_heads)
+        features = {
+            "elu": self.key_dim,
+            "positive": self.num_features,
+            "fourier": 2 * self.num_features,
+        }[self.feature_map]
+        # The newest token may come again: it is no part of the sums yet. With shifted
+        # keys it needs the key before it, too.
+        num_rows = 1 + self.key_shift
+        return {
+            "sums": ops.zeros((*shape, features, self.value_dim + 1), "float32"),
+            "largest": ops.full(shape, NOTHING, dtype="float32"),
+            "rows": rows.empty_rows(self, *shape, num_rows),
+            "position": ops.full((batch_size,), -1, dtype="int32"),
+        }
+
+    def fill_cache(self, cache, inputs):
+        length, shifted = inputs.value.shape[2], self.shifted(inputs)
+        newest, position = rows.newest(self, inputs, cache["rows"].shape[2])
+        is_older = np.arange(length) < position[:, None, None]
+        mask = combine_masks(is_older, shifted.value_mask)
+        older = dataclasses.replace(shifted, value_mask=mask)
+        memory = self.make_memory(older, length)
+        return {**memory, "rows": newest, "position": position}
+
+    def step(self, cache, index, inputs):
+        position = cache["position"]
+        comes_again = (position == index)[:, None]
+        sums, largest = joined_sums(
+            cache["sums"], cache["largest"], *self._newest(cache["rows"])
+        )
+        largest = ops.where(comes_again, cache["largest"], largest)
+        comes_again = comes_again[..., None, None]
+        sums = ops.where(comes_again, cache["sums"], sums)
+        newest = rows.of_inputs(self, inputs)
+        if self.key_shift:
+            before, last = cache["rows"][:, :, :1], cache["rows"][:, :, 1:]
+            # What does not follow the last token follows padding.
+            follows = (position + 1 == index)[:, None, None, None]
+            last = ops.where(follows, last, ops.zeros_like(last))
+            before = ops.where(comes_again, before, last)
+            newest = ops.concatenate([before, newest], axis=2)
+        both, _ = joined_sums(sums, largest, *self._newest(newest))
+        output = ops.matmul(self.query_features(inputs.query), both)
+        return self._quotient(output), {
+            "sums": sums,
+            "largest": largest,
+            "rows": newest,
+            "position": ops.zeros_like(position) + index,
+        }
+
+    def max_positions(self, cache):
+        return None
+
+    def make_memory(self, inputs, max_length):
+        if inputs.token_bias is None:
+            # Tokens to come may have a bias.
+            bias = ops.zeros_like(inputs.value[:, :1, :, 0])
+            inputs = dataclasses.replace(inputs, token_bias=bias)
+        sums, largest = sums_of_keys(*self._weighted_keys(inputs))
+        largest = ops.broadcast_to(largest, ops.shape(sums)[:2])
+        return {"sums": sums, "largest": largest}
+
+    def read_memory(self, cache, index, inputs):
+        query = self.query_features(inputs.query)
+        return self._quotient(ops.matmul(query, cache["sums"])), cache
+
+    def _weighted_keys(self, inputs):
+        """Returns features of keys, values with a column of ones, and scales or None.
+
+        Values and ones are zero at padding.
+        """
+        key, scale = self.key_features(inputs.key)
+        value, mask = ops.cast(inputs.value, "float32"), inputs.value_mask
+        value = ops.concatenate([value, ops.ones_like(value[..., :1])], axis=-1)
+        if mask is not None:
+            value = ops.where(mask[..., None], value, 0.0)
+        if inputs.token_bias is not None:
+            bias = ops.cast(inputs.token_bias, "float32")
+            scale = bias if scale is None else scale + bias
+        if scale is not None:
+            scale = ops.maximum(scale, NOTHING / 2)
+            if mask is not None:
+                scale = ops.where(mask, scale, NOTHING)
+        return key, value, scale
+
+    def _newest(self, newest):
+        """Returns the sums of the newest token alone, and its scale.
+
+        `newest` are its row and, with shifted keys, before it that of the token whose
+        key it offers.
+        """
+        key, value, bias, real = rows.split_rows(self, newest)
+        token = HeadInputs(
+            key=key[:, :, :1],
+            value=value[:, :, -1:],
+            token_bias=bias[:, :, -1:],
+            value_mask=ops.all(real, axis=2, keepdims=True),
+        )
+        return sums_of_keys(*self._weighted_keys(token))
+
+    def _features(self, x):
+        """Returns features, and the logarithm of a factor of each token's or None."""
+        if self.feature_map == "elu":
+            return ops.elu(x) + 1.0, None
+        vectors = ops.convert_to_tensor(self.random_vectors)
+        if self.feature_map == "fourier":
+            squares = ops.sum(ops.square(x), axis=-1, keepdims=True)
+            x *= ops.rsqrt(ops.maximum(squares, 1e-12))
+            vectors *= ops.convert_to_tensor(self.sigma)[:, None]
+            angles = product(x, ops.swapaxes(vectors, -1, -2))
+            both = ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)
+            return both * self.num_features**-0.5, None
+        products = product(x, ops.swapaxes(vectors, -1, -2))
+        largest = ops.stop_gradient(extremes.largest(products, axis=-1))
+        features = ops.exp(products - largest[..., None])
+        return features, largest - ops.sum(ops.square(x), axis=-1) / 2.0
+
+    def _quotient(self, sums):
+        """Divides sums of values by those of ones, behind them; zero without a key."""
+        output, ones = sums[..., :-1], sums[..., -1:]
+        if self.feature_map == "fourier":
+            output /= ops.maximum(ones, LEAST_FOURIER_SUM)
+        else:
+            # Divided by a tiny number, nothing would have a gradient that is none.
+            sees = ones > LEAST_SUM
+            output = ops.where(sees, output / ops.where(sees, ones, 1.0), 0.0)
+        return ops.cast(output, self.compute_dtype)
+
+    def _draw(self, shape, dtype=None):
+        """Draws the random vectors of all heads."""
+        random = np.random.default_rng(self.seed)
+        vectors = random.normal(size=shape)
+        if self.feature_map == "positive":
+            vectors = np.stack([_orthogonal(each, random) for each in vectors])
+        return ops.convert_to_tensor(vectors.astype("float32"))
+
+
+def _orthogonal(vectors, random):
+    """Turns vectors so that each `dim` of them are orthogonal; keeps their lengths."""
+    number, dim = vectors.shape
+    blocks = []
+    for _ in range(-(-number // dim)):
+        orthogonal, triangle = np.linalg.qr(random.normal(size=(dim, dim)))
+        # Otherwise some numbers would always have the same sign.
+        blocks.append(orthogonal.T * np.sign(np.diag(triangle))[:, None])
+    norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.concatenate(blocks)[:number] * norms
+
+
+def _pattern(feature_map):
+    def settings(sizes):
+        return {
+            "feature_map": feature_map,
+            "num_features": sizes.attention_window,
+            "seed": sizes.index,
+        }
+
+    return Pattern(
+        FeatureMapHeads, settings, has_relative_positions=False, is_bounded=True
+    )
+
+
+PATTERNS = {
+    "linear": _pattern("elu"),
+    "performer": _pattern("positive"),
+    "random_features": _pattern("fourier"),
+}

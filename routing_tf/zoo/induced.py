@@ -1,0 +1,184 @@
+"""Induced attention: tokens read a few learned points, which have read all tokens."""
+
+import keras
+from keras import ops
+
+from routing_tf.layers import HeadGroup
+from routing_tf.layers.initializers import cloned
+from routing_tf.layers.masks import known_mask
+from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import initializer
+from routing_tf.zoo.parts import learned_queries
+from routing_tf.zoo.parts import refusals
+from routing_tf.zoo.parts.head_norm import HeadNorm
+from routing_tf.zoo.parts.pattern import Pattern
+
+__all__ = ["InducedHeads"]
+
+ALL_TOKENS = "inducing points have read all tokens of the sequence"
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class InducedHeads(HeadGroup):
+    """Heads whose queries see `num_points` learned points that have read all tokens.
+
+    The inducing points I first attend to the tokens with learned queries, and what they
+    find passes through a small block of its own, over all heads of the group:
+    `H = LN(O + relu(O W + b))` with `O = LN(I + attention)`. Queries of tokens then
+    attend to keys and values projected from H. Work and memory are linear in the
+    length. As the points have read all tokens, the rule has no causal form.
+
+    This is the attention in an induced set attention block. The residual and the
+    feed-forward layer behind it are those of the block that the layer is in. The paper
+    makes the learned queries from I; both are learned here.
+
+    Args:
+        num_heads: number of heads in the group.
+        num_points: number of inducing points. Defaults to 32.
+        use_layer_norm: whether there are layer normalizations LN, as in the paper; its
+            code leaves them out unless asked. Defaults to True.
+        kernel_initializer: initializer of points, queries and kernels. Defaults to
+            `"glorot_uniform"`.
+        **kwargs: arguments of `HeadGroup`, without `max_relative_position`,
+            `key_shift` and `rotary_positions`.
+
+    Call arguments and Returns: as in `HeadGroup`. A token bias is added to the logits
+    by which points read tokens. Maps show the weights of tokens through the points.
+
+    Raises:
+        ValueError: if `num_points` is not a positive integer, or an argument is refused
+            by `HeadGroup` or has no meaning; when called, with a causal mask.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+    from routing_tf import zoo
+
+    attention = layers.MixedAttention([zoo.InducedHeads(2, 4)], key_dim=8)
+    assert attention(np.ones((1, 10, 16))).shape == (1, 10, 16)
+    ```
+
+    Reference: Lee et al., "Set Transformer" (https://arxiv.org/abs/1810.00825),
+    section 3.1, equations 9 and 10.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        num_points=32,
+        use_layer_norm=True,
+        kernel_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(num_heads, **kwargs)
+        refusals.refuse_arguments(
+            self, ALL_TOKENS, "max_relative_position", "key_shift", "rotary_positions"
+        )
+        self.num_points = check_positive_integer("num_points", num_points)
+        self.use_layer_norm = use_layer_norm
+        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
+        self.norms = []
+        if use_layer_norm:
+            self.norms = [
+                HeadNorm(name=name, dtype=self.dtype_policy)
+                for name in ("point_norm", "output_norm")
+            ]
+
+    def build(self, query_shape, key_shape, value_shape):
+        super().build(query_shape, key_shape, value_shape)
+        for name, dim in (
+            ("inducing_queries", self.key_dim),
+            ("inducing_points", self.value_dim),
+        ):
+            weight = learned_queries.add_weight(
+                self, name, self.num_points, dim, self.kernel_initializer
+            )
+            setattr(self, name, weight)
+        for norm in self.norms:
+            norm.build((None, self.num_heads, None, self.value_dim))
+        for name, dim in (
+            ("hidden", self.value_dim),
+            ("key", self.key_dim),
+            ("value", self.value_dim),
+        ):
+            self._add_projection(name, self.num_heads * dim)
+
+    def _add_projection(self, name, size):
+        """Makes a projection of what the points of all heads have found."""
+        kernel = self.add_weight(
+            name=f"{name}_kernel",
+            shape=(self.num_heads * self.value_dim, size),
+            initializer=cloned(self.kernel_initializer),
+        )
+        bias = self.add_weight(name=f"{name}_bias", shape=(size,), initializer="zeros")
+        setattr(self, f"{name}_kernel", kernel)
+        setattr(self, f"{name}_bias", bias)
+
+    def prepared(self, inputs):
+        refusals.refuse_causal_mask(inputs, ALL_TOKENS)
+        return super().prepared(inputs)
+
+    def attend(self, inputs, training=None):
+        return self._read(inputs.query, self._points(inputs, training), training)
+
+    def make_cache(self, batch_size, max_length, grid=None):
+        refusals.refuse_cache(self, ALL_TOKENS)
+
+    def make_memory(self, inputs, max_length):
+        key, value, has_tokens = self._points(inputs)
+        return {"key": key, "value": value, "has_tokens": has_tokens}
+
+    def read_memory(self, cache, index, inputs):
+        points = (cache[name] for name in ("key", "value", "has_tokens"))
+        return self._read(inputs.query, points), cache
+
+    def _points(self, inputs, training=None):
+        """Returns keys and values of the points, and which sequences have tokens."""
+        dim, value = self.value_dim, inputs.value
+        found = learned_queries.attend(
+            self, self.inducing_queries, inputs, value, training
+        )
+        points = learned_queries.of_heads(self, self.inducing_points, found.dtype)
+        points = self._normalized(0, found[..., :dim] + points)
+        points = self._normalized(
+            1, points + ops.relu(self._projected("hidden", points))
+        )
+        key, value = (self._projected(name, points) for name in ("key", "value"))
+        if found.shape[-1] is None or found.shape[-1] > dim:
+            value = ops.concatenate([value, found[..., dim:]], axis=-1)
+        real = known_mask(inputs.value, inputs.value_mask)
+        return key, value, ops.any(real, axis=-1)[..., None, None]
+
+    def _read(self, query, points, training=None):
+        key, value, has_tokens = points
+        return self.dot_product(
+            query, key, value, attention_mask=has_tokens, training=training
+        )
+
+    def _normalized(self, number, x):
+        return self.norms[number](x) if self.use_layer_norm else x
+
+    def _projected(self, name, x):
+        """Projects `[batch, heads, points, dim]` over all heads together."""
+        kernel, bias = (
+            ops.cast(ops.convert_to_tensor(getattr(self, f"{name}_{part}")), x.dtype)
+            for part in ("kernel", "bias")
+        )
+        batch, heads, points, dim = ops.shape(x)
+        x = ops.reshape(ops.transpose(x, (0, 2, 1, 3)), (batch, points, heads * dim))
+        x = ops.matmul(x, kernel) + bias
+        x = ops.reshape(x, (batch, points, heads, kernel.shape[-1] // heads))
+        return ops.transpose(x, (0, 2, 1, 3))
+
+
+def _settings(sizes):
+    return {"num_points": sizes.attention_window}
+
+
+PATTERNS = {
+    "induced": Pattern(
+        InducedHeads, _settings, has_relative_positions=False, of_decoders=False
+    )
+}

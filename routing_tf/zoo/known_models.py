@@ -1,0 +1,237 @@
+"""Head groups in the manner of known sparse models, for `MixedAttention`."""
+
+from routing_tf.layers import LocalHeads
+from routing_tf.layers.validation import check_non_negative_integer
+from routing_tf.layers.validation import check_optional_integer
+from routing_tf.layers.validation import check_positive_integer
+from routing_tf.zoo.global_tokens import GlobalHeads
+from routing_tf.zoo.parts.pattern import Pattern
+from routing_tf.zoo.parts.pattern import share
+from routing_tf.zoo.random_blocks import RandomBlockHeads
+
+__all__ = ["bigbird_heads", "etc_heads", "longformer_heads"]
+
+
+def longformer_heads(
+    num_heads,
+    attention_window=512,
+    global_positions=(0,),
+    dilation=1,
+    num_dilated_heads=0,
+    **kwargs,
+):
+    """Returns head groups in the manner of Longformer.
+
+    A sliding window and global tokens, in one softmax, as in the paper. What differs:
+    global tokens have the projections of all others, where Longformer has three more
+    matrices for them; dilated heads see blocks in place of sliding windows, and no
+    global tokens; and under a causal mask, for which the paper has no global tokens,
+    nobody sees what is later.
+
+    Args:
+        num_heads: number of heads in all.
+        attention_window: length of the window, in tokens, see `GlobalHeads`. Defaults
+            to 512.
+        global_positions: positions of the global tokens. Defaults to `(0,)`.
+        dilation: dilation of some heads, see `LocalHeads`. Defaults to 1.
+        num_dilated_heads: how many heads have it; the paper gives it to two heads of
+            its upper layers. Their blocks are half as long as the window. Defaults
+            to 0.
+        **kwargs: arguments of `HeadGroup`, the same for all groups; a `name` becomes
+            that of the first, and the start of the others' names.
+
+    Returns:
+        List of a `GlobalHeads`, and a `LocalHeads` if there are dilated heads.
+
+    Raises:
+        ValueError: if there are no heads without dilation, or dilated heads and a
+            dilation are not given together, or an argument is refused by a group.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+    from routing_tf import zoo
+
+    heads = zoo.longformer_heads(4, 4, dilation=2, num_dilated_heads=1)
+    attention = layers.MixedAttention(heads, key_dim=8)
+    assert attention(np.ones((1, 10, 16))).shape == (1, 10, 16)
+    ```
+
+    Reference: Beltagy et al., "Longformer: The Long-Document Transformer"
+    (https://arxiv.org/abs/2004.05150), section 3.
+    """
+    num_plain = _num_others("num_dilated_heads", num_dilated_heads, num_heads)
+    attention_window = check_positive_integer("attention_window", attention_window)
+    if (check_positive_integer("dilation", dilation) > 1) != (num_dilated_heads > 0):
+        raise ValueError(
+            "`dilation` and `num_dilated_heads` must be given together. Received: "
+            f"dilation={dilation} with num_dilated_heads={num_dilated_heads}"
+        )
+    groups = [GlobalHeads(num_plain, global_positions, attention_window, **kwargs)]
+    if num_dilated_heads:
+        block_shape = (max(attention_window // 2, 1),)
+        kwargs = _of_second_group(kwargs, "dilated")
+        groups.append(
+            LocalHeads(num_dilated_heads, block_shape, dilation=dilation, **kwargs)
+        )
+    return groups
+
+
+def etc_heads(
+    num_heads, num_global_tokens, local_radius=84, max_relative_position=12, **kwargs
+):
+    """Returns head groups in the manner of ETC, the Extended Transformer Construction.
+
+    The first tokens of the sequence are the global input, all others the long input:
+    these see the global input and the tokens at most `local_radius` away, in one
+    softmax, and the global input sees all. What differs: one table of relative
+    positions serves all four pieces of attention, with the distances in the sequence,
+    where ETC labels relations between the two inputs and hides some pairs by them; and
+    one projection serves them, which is the default of ETC's code, not its only choice.
+
+    Args:
+        num_heads: number of heads.
+        num_global_tokens: length of the global input, in tokens.
+        local_radius: how far a token sees on each side, in tokens; under a causal mask
+            it sees the last `2 * local_radius` tokens. Defaults to 84.
+        max_relative_position: largest relative position with an embedding of its own,
+            in tokens; None for no relative positions. Defaults to 12.
+        **kwargs: arguments of `HeadGroup`.
+
+    Returns:
+        List of a `GlobalHeads`.
+
+    Raises:
+        ValueError: if a number is not a positive integer, or an argument is refused by
+            the group.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+    from routing_tf import zoo
+
+    attention = layers.MixedAttention(zoo.etc_heads(2, 3, 2), key_dim=8)
+    assert attention(np.ones((1, 10, 16))).shape == (1, 10, 16)
+    ```
+
+    Reference: Ainslie et al., "ETC: Encoding Long and Structured Inputs in
+    Transformers" (https://arxiv.org/abs/2004.08483), section 3.
+    """
+    number = check_positive_integer("num_global_tokens", num_global_tokens)
+    radius = check_positive_integer("local_radius", local_radius)
+    return [
+        GlobalHeads(
+            num_heads,
+            range(number),
+            2 * radius,
+            max_relative_position=max_relative_position,
+            **kwargs,
+        )
+    ]
+
+
+def bigbird_heads(
+    num_heads,
+    num_random_heads=None,
+    block_length=64,
+    num_random_blocks=3,
+    seed=0,
+    **kwargs,
+):
+    """Returns head groups in the manner of BigBird.
+
+    Some heads see a window of three blocks and the first block, whose tokens are
+    global; the others see random blocks. What differs: in BigBird every head sees all
+    of this in one softmax over the union, and here they are different heads side by
+    side; the window slides, where BigBird's is the own block and the two beside it; and
+    the last block is not global, as its place depends on the length.
+
+    Args:
+        num_heads: number of heads in all, at least 2.
+        num_random_heads: how many of them see random blocks; None (the default) for a
+            quarter, at least one.
+        block_length: length of a block, in tokens. Defaults to 64.
+        num_random_blocks: number of random blocks that a query sees. Defaults to 3.
+        seed: non-negative integer that decides the random blocks. Give each layer its
+            own one. Defaults to 0.
+        **kwargs: arguments of `HeadGroup`, the same for both groups; a `name` becomes
+            that of the first, and the start of the second one's name.
+
+    Returns:
+        List of a `GlobalHeads` and a `RandomBlockHeads`.
+
+    Raises:
+        ValueError: if there is no head of one of the two kinds, or an argument is
+            refused by a group.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+    from routing_tf import zoo
+
+    attention = layers.MixedAttention(zoo.bigbird_heads(4, block_length=2), 8)
+    assert attention(np.ones((1, 16, 16))).shape == (1, 16, 16)
+    ```
+
+    Reference: Zaheer et al., "Big Bird: Transformers for Longer Sequences"
+    (https://arxiv.org/abs/2007.14062), section 2 and appendix D.
+    """
+    num_heads = check_positive_integer("num_heads", num_heads)
+    block_length = check_positive_integer("block_length", block_length)
+    number = check_optional_integer("num_random_heads", num_random_heads)
+    number = max(num_heads // 4, 1) if number is None else number
+    num_near = _num_others("num_random_heads", number, num_heads)
+    near = GlobalHeads(num_near, range(block_length), 3 * block_length, **kwargs)
+    kwargs = _of_second_group(kwargs, "random")
+    far = RandomBlockHeads(number, block_length, num_random_blocks, seed, **kwargs)
+    return [near, far]
+
+
+def _of_second_group(kwargs, part):
+    """Gives a second group another name, so that its variables have other paths."""
+    name = kwargs.get("name")
+    return kwargs if name is None else {**kwargs, "name": f"{name}_{part}"}
+
+
+def _num_others(name, number, num_heads):
+    """Returns how many heads are left, at least one."""
+    num_heads = check_positive_integer("num_heads", num_heads)
+    number = check_non_negative_integer(name, number)
+    if number >= num_heads:
+        raise ValueError(
+            f"`{name}` must be less than `num_heads`. Received: {name}={number} with "
+            f"num_heads={num_heads}"
+        )
+    return num_heads - number
+
+
+def _bigbird(sizes):
+    # The near heads see four blocks too, a window of three and the first.
+    return {
+        "block_length": share(sizes, 4),
+        "num_random_blocks": 4,
+        "seed": sizes.index,
+    }
+
+
+def _etc(sizes):
+    chosen = share(sizes, 4)
+    radius = max(1, (sizes.attention_window - chosen) // 2)
+    return {"num_global_tokens": chosen, "local_radius": radius}
+
+
+def _longformer(sizes):
+    return {"attention_window": sizes.attention_window}
+
+
+PATTERNS = {
+    "bigbird": Pattern(bigbird_heads, _bigbird),
+    "etc": Pattern(etc_heads, _etc),
+    "longformer": Pattern(longformer_heads, _longformer),
+}

@@ -1,0 +1,163 @@
+"""Linformer attention: queries see learned mixtures of all keys."""
+
+import keras
+from keras import ops
+
+from routing_tf.layers import HeadGroup
+from routing_tf.layers.initializers import cloned
+from routing_tf.layers.masks import without_padding
+from routing_tf.layers.products import product
+from routing_tf.layers.validation import check_choice
+from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import initializer
+from routing_tf.layers.validation import static_length
+from routing_tf.zoo.parts import refusals
+from routing_tf.zoo.parts.pattern import Pattern
+
+__all__ = ["LinformerHeads"]
+
+SHARING = (None, "heads", "all")
+NO_PLACES = "the keys of these heads are mixtures of all tokens, at no place"
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class LinformerHeads(HeadGroup):
+    """Heads whose queries see a fixed number of mixtures of all keys and values.
+
+    The output is `softmax(Q (E K)^T) (F V)`, where the learned matrices E and F mix
+    the tokens of any length up to `max_length`, place by place, to `num_projected`
+    ones. Work and memory are linear in the length. As a mixture holds tokens of all
+    places, the rule has no causal form.
+
+    Args:
+        num_heads: number of heads in the group.
+        max_length: largest number of tokens of a sequence that is attended to.
+        num_projected: number of mixtures. Defaults to 256.
+        sharing: which heads of the group have the same mixtures: `"heads"` (the
+            default) for one E and one F for all of them, `"all"` for one matrix that
+            is E and F at once, None for an E and an F of each head.
+        projection_initializer: initializer of E and F; None (the default) for normal
+            numbers of variance `1 / num_projected`.
+        **kwargs: arguments of `HeadGroup`, without `max_relative_position`,
+            `key_shift` and `token_bias_weight`: mixtures have no place and no bias.
+
+    Call arguments and Returns: as in `HeadGroup`. Tokens that a mask hides are left
+    out of the mixtures.
+
+    Raises:
+        ValueError: if `max_length` or `num_projected` is not a positive integer,
+            `sharing` or `projection_initializer` is unknown, or an argument is refused
+            by `HeadGroup` or has no meaning; when called, with a causal mask or a
+            token bias, or if the length is larger than `max_length` or, while
+            TensorFlow traces, unknown.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+    from routing_tf import zoo
+
+    heads = zoo.LinformerHeads(2, max_length=16, num_projected=4)
+    attention = layers.MixedAttention([heads], key_dim=8)
+    assert attention(np.ones((1, 10, 16))).shape == (1, 10, 16)
+    ```
+
+    Reference: Wang et al., "Linformer: Self-Attention with Linear Complexity"
+    (https://arxiv.org/abs/2006.04768), section 4, equation 7.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        max_length,
+        num_projected=256,
+        sharing="heads",
+        projection_initializer=None,
+        **kwargs,
+    ):
+        super().__init__(num_heads, **kwargs)
+        refusals.refuse_arguments(
+            self, NO_PLACES, "max_relative_position", "key_shift", "token_bias_weight"
+        )
+        self.max_length = check_positive_integer("max_length", max_length)
+        self.num_projected = check_positive_integer("num_projected", num_projected)
+        check_choice("sharing", sharing, SHARING)
+        self.sharing = sharing
+        self.projection_initializer = initializer(
+            "projection_initializer", projection_initializer
+        )
+
+    def build(self, query_shape, key_shape, value_shape):
+        super().build(query_shape, key_shape, value_shape)
+        self.key_projection = self._projection("key_projection")
+        self.value_projection = self.key_projection
+        if self.sharing != "all":
+            self.value_projection = self._projection("value_projection")
+
+    def prepared(self, inputs):
+        refusals.refuse_causal_mask(inputs, NO_PLACES)
+        refusals.refuse_bias(inputs, NO_PLACES)
+        return super().prepared(inputs)
+
+    def attend(self, inputs, training=None):
+        return self.dot_product(
+            inputs.query, *self._mixtures(inputs), training=training
+        )
+
+    def make_cache(self, batch_size, max_length, grid=None):
+        refusals.refuse_cache(self, NO_PLACES)
+
+    def make_memory(self, inputs, max_length):
+        key, value = self._mixtures(inputs)
+        return {"key": key, "value": value}
+
+    def read_memory(self, cache, index, inputs):
+        output = self.dot_product(
+            inputs.query, cache["key"], cache["value"], training=False
+        )
+        return output, cache
+
+    def _projection(self, name):
+        """Makes a matrix that mixes tokens."""
+        shape = (self.max_length, self.num_projected)
+        initial = cloned(self.projection_initializer)
+        if initial is None:
+            initial = keras.initializers.RandomNormal(stddev=self.num_projected**-0.5)
+        return self.add_weight(
+            name=name,
+            shape=shape if self.sharing else (self.num_heads, *shape),
+            initializer=initial,
+        )
+
+    def _mixtures(self, inputs):
+        """Returns the mixtures of keys and those of values."""
+        name = "value" if inputs.is_cross_attention else "query"
+        length = static_length(name, inputs.value, axis=2)
+        if length > self.max_length:
+            raise ValueError(
+                "`max_length` must be at least the length of the sequence that is "
+                f"attended to. Received: max_length={self.max_length} with a sequence "
+                f"of {length} tokens. Cut the sequence, or make heads with a larger "
+                "`max_length`"
+            )
+        mixtures = []
+        for projection, x in (
+            (self.key_projection, inputs.key),
+            (self.value_projection, inputs.value),
+        ):
+            x = without_padding(x, inputs.value_mask)
+            weights = ops.swapaxes(projection[..., :length, :], -1, -2)
+            mixtures.append(product(weights, x))
+        return mixtures
+
+
+def _settings(sizes):
+    return {"max_length": sizes.max_length, "num_projected": sizes.attention_window}
+
+
+PATTERNS = {
+    "linformer": Pattern(
+        LinformerHeads, _settings, has_relative_positions=False, of_decoders=False
+    )
+}

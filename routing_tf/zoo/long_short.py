@@ -1,0 +1,177 @@
+"""Long-short attention: a window, and landmarks that the tokens choose themselves."""
+
+import keras
+from keras import ops
+
+from routing_tf.layers.initializers import cloned
+from routing_tf.layers.masks import large_negative
+from routing_tf.layers.softmax_attention import softmax
+from routing_tf.layers.validation import check_optional_integer
+from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import initializer
+from routing_tf.zoo.parts import refusals
+from routing_tf.zoo.parts.head_norm import HeadNorm
+from routing_tf.zoo.parts.pattern import Pattern
+from routing_tf.zoo.parts.pattern import share
+from routing_tf.zoo.parts.summaries import SummaryHeads
+
+__all__ = ["LongShortHeads"]
+
+NO_PLACE = "landmarks are mixtures of tokens, which nothing follows"
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class LongShortHeads(SummaryHeads):
+    """Heads whose queries see a window of tokens, and landmarks of whole segments.
+
+    The landmarks of a segment with keys K and values V are `P^T K` and `P^T V`, where
+    `P = softmax(K W)` over the tokens of the segment (dynamic projection). One softmax
+    weighs tokens of the window and landmarks; before it the keys and values of either
+    kind pass through a layer normalization of their own, over all heads of the group
+    (DualLN). With `segment_length=None` the whole sequence is one segment: work and
+    memory are then linear in the length. Under a causal mask there must be shorter
+    ones, of which a query sees those that end at it or before it.
+
+    W reads the projected keys of each head, where the paper and its code have the
+    features that keys are made of; keys and values have scales and offsets of their
+    own, as they may differ in size; the code of the paper hides a segment from its
+    last token, and has sliding windows only under a causal mask, as here always.
+
+    Args:
+        num_heads: number of heads in the group.
+        attention_window: number of tokens, the query's own included, that it sees in
+            its window: the last ones under a causal mask, and else as many on either
+            side. Defaults to 128.
+        segment_length: number of tokens of a segment; None for the whole sequence.
+            Defaults to 16.
+        num_landmarks: number of landmarks of a segment. Defaults to 1.
+        projection_initializer: initializer of W. Defaults to `"glorot_uniform"`.
+        **kwargs: arguments of `HeadGroup`, without `key_shift` and `rotary_positions`;
+            relative positions are in tokens, in the window.
+
+    Call arguments and Returns: as in `HeadGroup`. A token bias is added to the logits
+    of its key in windows, and to the scores `K W` of its token. Maps show weights of
+    tokens, also through landmarks, before the values are normalized.
+
+    Raises:
+        ValueError: if a number is not a positive integer, or an argument is refused by
+            `HeadGroup` or has no meaning; when called, with another sequence as value,
+            or with a causal mask and `segment_length=None`.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+    from routing_tf import zoo
+
+    heads = zoo.LongShortHeads(2, attention_window=4, segment_length=3)
+    attention = layers.MixedAttention([heads], key_dim=8)
+    assert attention(np.ones((1, 10, 16)), use_causal_mask=True).shape == (1, 10, 16)
+    ```
+
+    Reference: Zhu et al., "Long-Short Transformer" (https://arxiv.org/abs/2107.02192),
+    section 3.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        attention_window=128,
+        segment_length=16,
+        num_landmarks=1,
+        projection_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(num_heads, **kwargs)
+        refusals.refuse_arguments(self, NO_PLACE, "key_shift", "rotary_positions")
+        self.attention_window = check_positive_integer(
+            "attention_window", attention_window
+        )
+        self.segment_length = check_optional_integer("segment_length", segment_length)
+        self.num_landmarks = check_positive_integer("num_landmarks", num_landmarks)
+        self.projection_initializer = initializer(
+            "projection_initializer", projection_initializer
+        )
+        self.norms = {
+            name: HeadNorm(name=f"{name}_norm", dtype=self.dtype_policy)
+            for name in ("window_key", "window_value", "landmark_key", "landmark_value")
+        }
+
+    @property
+    def block_length(self):
+        """Length of a segment, in tokens; None for the whole sequence."""
+        return self.segment_length
+
+    @property
+    def num_summaries(self):
+        """Number of landmarks of a segment."""
+        return self.num_landmarks
+
+    def build(self, query_shape, key_shape, value_shape):
+        super().build(query_shape, key_shape, value_shape)
+        for name, norm in self.norms.items():
+            dim = self.key_dim if name.endswith("key") else self.value_dim
+            norm.build((None, self.num_heads, None, dim))
+        # With an axis for all heads its initializer knows the number of inputs.
+        self.projection = self.add_weight(
+            name="projection",
+            shape=(self.key_dim, self.num_heads * self.num_landmarks),
+            initializer=cloned(self.projection_initializer),
+        )
+
+    def prepared(self, inputs):
+        if inputs.use_causal_mask:
+            self._check_segments()
+        return super().prepared(inputs)
+
+    def make_cache(self, batch_size, max_length, grid=None):
+        self._check_segments()
+        return super().make_cache(batch_size, max_length, grid)
+
+    def _check_segments(self):
+        if self.segment_length is None:
+            raise ValueError(
+                "`segment_length` must be a positive integer under a causal mask: "
+                "landmarks of the whole sequence hold later tokens. Received: "
+                "segment_length=None. Give the number of tokens of a segment"
+            )
+
+    def near(self, key, value):
+        return self._normalized("window", key, value)
+
+    def summarized(self, key, value, real, bias):
+        dim, heads, landmarks = self.key_dim, self.num_heads, self.num_landmarks
+        projection = ops.cast(ops.convert_to_tensor(self.projection), key.dtype)
+        projection = ops.reshape(projection, (dim, heads, landmarks))
+        scores = ops.einsum("bhnld,dhr->bhnrl", key, projection)
+        scores = ops.cast(scores, "float32")
+        hidden = large_negative("float32")
+        real = real[:, :, :, None]
+        if bias is not None:
+            # What a bias hides is no padding: it counts if there is nothing else.
+            bias = ops.maximum(ops.cast(bias, "float32"), hidden / 2)
+            scores += bias[:, :, :, None]
+        weights = softmax(ops.where(real, scores, hidden))
+        weights = ops.cast(ops.where(real, weights, 0.0), key.dtype)
+        return self._normalized(
+            "landmark", *(ops.matmul(weights, x) for x in (key, value))
+        )
+
+    def _normalized(self, name, key, value):
+        """Normalizes keys and values; not the columns behind the value size."""
+        dim, norm = self.value_dim, self.norms[f"{name}_value"]
+        normalized = norm(value[..., :dim])
+        if value.shape[-1] is None or value.shape[-1] > dim:
+            rest = value[..., dim:]
+            normalized = ops.concatenate([normalized, rest], axis=-1)
+        return self.norms[f"{name}_key"](key), normalized
+
+
+def _settings(sizes):
+    window = share(sizes, 2)
+    segment = -(-sizes.max_length // window)
+    return {"attention_window": window, "segment_length": segment}
+
+
+PATTERNS = {"long_short": Pattern(LongShortHeads, _settings)}

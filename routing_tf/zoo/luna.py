@@ -1,0 +1,233 @@
+"""Luna attention: tokens are packed into a few, and these are unpacked."""
+
+import dataclasses
+import math
+
+import keras
+import numpy as np
+from keras import ops
+
+from routing_tf.layers import HeadGroup
+from routing_tf.layers.blocks import running_sum
+from routing_tf.layers.decoding import rows
+from routing_tf.layers.heads.head_inputs import HeadInputs
+from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
+from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.products import product
+from routing_tf.layers.softmax_attention import softmax
+from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import initializer
+from routing_tf.zoo.parts import learned_queries
+from routing_tf.zoo.parts import refusals
+from routing_tf.zoo.parts.pattern import Pattern
+from routing_tf.zoo.parts.weighted_sums import running_sums
+
+__all__ = ["LunaHeads"]
+
+PACKED = "tokens are read through packed ones, at no place"
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class LunaHeads(HeadGroup):
+    """Heads with a few learned queries that pack the sequence, which tokens then read.
+
+    Without a causal mask the packing weights are `A = softmax(P K^T)` for `num_packed`
+    learned queries P, and the output is `softmax(Q (A K)^T) (A V)`. With one they are
+    `A = log2(1 + 2**(P K^T))`, a softplus that is 1 at 0, and of query t the output is
+
+        softmax(q_t sum_j(k_j a_j) / t) sum_j(a_j v_j) / t,
+
+    with sums over the tokens j up to t, t of them. So work and memory are linear in the
+    length, and decoding remembers the sums alone, as many numbers for any context.
+    Sums are computed in float32.
+
+    In the authors' code a further projection lies between packing and unpacking, which
+    mixes heads; a causal layer has other weights than one that is not, with keys of
+    their own for packing; and packed tokens go on to the next layer.
+
+    Args:
+        num_heads: number of heads in the group.
+        num_packed: number of packed tokens. Defaults to 16.
+        packing_initializer: initializer of P. Defaults to `"glorot_uniform"`.
+        chunk_length: number of tokens in a chunk under a causal mask, inside which
+            weights of pairs are computed. Decides about time and memory, not about
+            results. Defaults to 128.
+        **kwargs: arguments of `HeadGroup`, without `max_relative_position`,
+            `key_shift` and `rotary_positions`. Dropout is on the weights of packing and
+            of unpacking.
+
+    Call arguments and Returns: as in `HeadGroup`. A token bias is added to the logits
+    `P K^T`. In a map of a causal layer the weights of a query do not add up to 1.
+
+    Raises:
+        ValueError: if `num_packed` or `chunk_length` is not a positive integer, or an
+            argument is refused by `HeadGroup` or has no meaning; when called, if
+            `use_causal_mask=True` and query and value differ in length.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+    from routing_tf import zoo
+
+    attention = layers.MixedAttention([zoo.LunaHeads(2, num_packed=4)], key_dim=8)
+    assert attention(np.ones((1, 10, 16)), use_causal_mask=True).shape == (1, 10, 16)
+    ```
+
+    Reference: Ma et al., "Luna: Linear Unified Nested Attention"
+    (https://arxiv.org/abs/2106.01540), section 3; `LunarCausalAttention` in
+    https://github.com/XuezheMax/fairseq-apollo.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        num_packed=16,
+        packing_initializer="glorot_uniform",
+        chunk_length=128,
+        **kwargs,
+    ):
+        super().__init__(num_heads, **kwargs)
+        refusals.refuse_arguments(
+            self, PACKED, "max_relative_position", "key_shift", "rotary_positions"
+        )
+        self.num_packed = check_positive_integer("num_packed", num_packed)
+        self.packing_initializer = initializer(
+            "packing_initializer", packing_initializer
+        )
+        self.chunk_length = check_positive_integer("chunk_length", chunk_length)
+
+    def build(self, query_shape, key_shape, value_shape):
+        super().build(query_shape, key_shape, value_shape)
+        self.packing_queries = learned_queries.add_weight(
+            self,
+            "packing_queries",
+            self.num_packed,
+            self.key_dim,
+            self.packing_initializer,
+        )
+
+    def attend(self, inputs, training=None):
+        if not inputs.use_causal_mask:
+            return self._unpacked(
+                inputs.query, *self._packed(inputs, training), training
+            )
+        packing = self._packing_weights(inputs, training)
+        query, key, value = (
+            ops.cast(x, "float32") for x in (inputs.query, inputs.key, inputs.value)
+        )
+        if inputs.value_mask is None:
+            count = ops.cast(numbers(length_of(query, 2)) + 1, "float32")[:, None]
+        else:
+            count = running_sum(ops.cast(inputs.value_mask, "float32"))
+            count = ops.maximum(count, 1.0)[..., None]
+        logits = running_sums(query, key, packing, None, self.chunk_length)
+        weights = self._unpacking_weights(logits / count, training)
+        output = running_sums(weights, packing, value, None, self.chunk_length)
+        return ops.cast(output / count, self.compute_dtype)
+
+    def make_cache(self, batch_size, max_length, grid=None):
+        shape = (batch_size, self.num_heads)
+        return {
+            "keys": ops.zeros((*shape, self.key_dim, self.num_packed), "float32"),
+            "values": ops.zeros((*shape, self.num_packed, self.value_dim), "float32"),
+            "count": ops.zeros((batch_size,), "float32"),
+            # The newest token may come again: it is no part of the sums yet.
+            "rows": rows.empty_rows(self, *shape, 1),
+            "position": ops.full((batch_size,), -1, dtype="int32"),
+        }
+
+    def fill_cache(self, cache, inputs):
+        newest, position = rows.newest(self, inputs)
+        is_older = np.arange(inputs.value.shape[2]) < position[:, None, None]
+        mask = combine_masks(is_older, inputs.value_mask)
+        older = dataclasses.replace(inputs, value_mask=mask)
+        return {**self._sums(older), "rows": newest, "position": position}
+
+    def step(self, cache, index, inputs):
+        is_new = ops.cast(cache["position"] != index, "float32")
+        before = self._sums_of_rows(cache["rows"])
+        before = {
+            name: cache[name] + _at_front(is_new, x) * x for name, x in before.items()
+        }
+        newest = rows.of_inputs(self, inputs)
+        sums = {
+            name: before[name] + x for name, x in self._sums_of_rows(newest).items()
+        }
+        count = ops.maximum(_at_front(sums["count"], sums["keys"]), 1.0)
+        query = ops.cast(inputs.query, "float32")
+        weights = self._unpacking_weights(ops.matmul(query, sums["keys"]) / count)
+        output = ops.cast(
+            ops.matmul(weights, sums["values"]) / count, self.compute_dtype
+        )
+        position = ops.zeros_like(cache["position"]) + index
+        return output, {**before, "rows": newest, "position": position}
+
+    def max_positions(self, cache):
+        return None
+
+    def make_memory(self, inputs, max_length):
+        key, value = self._packed(inputs)
+        return {"key": key, "value": value}
+
+    def read_memory(self, cache, index, inputs):
+        return self._unpacked(inputs.query, cache["key"], cache["value"]), cache
+
+    def _packed(self, inputs, training=None):
+        """Returns packed keys and values."""
+        both = ops.concatenate([inputs.key, inputs.value], axis=-1)
+        both = learned_queries.attend(
+            self, self.packing_queries, inputs, both, training
+        )
+        return both[..., : self.key_dim], both[..., self.key_dim :]
+
+    def _unpacked(self, query, key, value, training=None):
+        return self.dot_product(query, key, value, training=training)
+
+    def _packing_weights(self, inputs, training=None):
+        """Returns the causal weights `<float32>[batch, heads, length, num_packed]`."""
+        queries = learned_queries.of_heads(self, self.packing_queries, "float32")
+        queries = ops.swapaxes(queries, -1, -2) * self.key_dim**-0.5
+        logits = product(ops.cast(inputs.key, "float32"), queries)
+        if inputs.token_bias is not None:
+            logits += ops.cast(inputs.token_bias, "float32")[..., None]
+        scale = math.log(2.0)
+        weights = ops.softplus(logits * scale) / scale
+        if inputs.value_mask is not None:
+            weights = ops.where(inputs.value_mask[..., None], weights, 0.0)
+        return self.dot_product.dropout_layer(weights, training=training)
+
+    def _unpacking_weights(self, logits, training=None):
+        return self.dot_product.dropout_layer(softmax(logits), training=training)
+
+    def _sums(self, inputs):
+        """Returns the sums over all tokens, and the number of real ones."""
+        packing = self._packing_weights(inputs)
+        key, value = (ops.cast(x, "float32") for x in (inputs.key, inputs.value))
+        return {
+            "keys": ops.matmul(ops.swapaxes(key, -1, -2), packing),
+            "values": ops.matmul(ops.swapaxes(packing, -1, -2), value),
+            "count": ops.sum(ops.cast(inputs.value_mask[:, 0], "float32"), axis=-1),
+        }
+
+    def _sums_of_rows(self, newest):
+        key, value, bias, real = rows.split_rows(self, newest)
+        return self._sums(
+            HeadInputs(key=key, value=value, token_bias=bias, value_mask=real)
+        )
+
+
+def _at_front(x, like):
+    """Returns `[batch]` with axes of length 1 behind it, as many as `like` has."""
+    return ops.reshape(x, (-1, *[1] * (len(like.shape) - 1)))
+
+
+def _settings(sizes):
+    return {"num_packed": sizes.attention_window}
+
+
+PATTERNS = {
+    "luna": Pattern(LunaHeads, _settings, has_relative_positions=False, is_bounded=True)
+}

@@ -1,0 +1,1 @@
+"""What several patterns of the zoo are made of, and what models must know of each."""

@@ -1,0 +1,52 @@
+"""What a model must know of a pattern to have heads of it."""
+
+import dataclasses
+from collections.abc import Callable
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """A pattern that `Hyperparameters.routing` or `encoder_routing` can name.
+
+    `models.patterns.register` takes patterns of your own.
+
+    Args:
+        heads: the class of its heads, or a function that returns a list of groups.
+        settings: function of `models.patterns.Sizes` that returns arguments of these,
+            beside those that all heads have.
+        has_relative_positions: whether the heads may have relative positions. Defaults
+            to True.
+        of_images: whether it is a pattern of images alone. Defaults to False.
+        is_bounded: whether the heads remember as much for a text of any length.
+            Defaults to False.
+        of_decoders: whether it has a causal form. Defaults to True.
+        of_encoders: whether it has a form without a causal mask. Defaults to True.
+        shares_query_key: whether its queries are its keys. Defaults to False.
+        is_clustered: whether its heads are `ClusteredHeads`. Defaults to False.
+    """
+
+    heads: Callable
+    settings: Callable
+    has_relative_positions: bool = True
+    of_images: bool = False
+    is_bounded: bool = False
+    of_decoders: bool = True
+    of_encoders: bool = True
+    shares_query_key: bool = False
+    is_clustered: bool = False
+
+    def groups(self, sizes, num_heads, **options):
+        """Returns the list of head groups.
+
+        Args:
+            sizes: `models.patterns.Sizes`.
+            num_heads: number of heads in all.
+            **options: arguments that all heads have.
+        """
+        made = self.heads(num_heads, **options, **self.settings(sizes))
+        return made if isinstance(made, list) else [made]
+
+
+def share(sizes, number):
+    """Returns the length of one of some blocks that make up a window."""
+    return max(1, sizes.attention_window // number)

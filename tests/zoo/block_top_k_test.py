@@ -1,0 +1,97 @@
+"""Tests of heads that see the best blocks; `oracle_test` has their rule."""
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+
+
+def test_equals_the_code_of_the_paper():
+    """`moba_naive.py`, run by `tools/peers/block_top_k.py`, on packed sequences."""
+    golden = golden_cases.load("peers/block_top_k.npz")
+    heads = zoo.BlockTopKHeads(
+        golden["query"].shape[1], int(golden["block_length"]), int(golden["num_blocks"])
+    )
+    scale = golden["query"].shape[-1] ** -0.5
+    start = 0
+    for length in golden["lengths"]:
+        arrays = [
+            golden[name][start : start + length].swapaxes(0, 1)[None]
+            for name in ("query", "key", "value", "output")
+        ]
+        query, key, value, expected = arrays
+        output, _ = golden_cases.run(
+            heads, query * scale, key, value, use_causal_mask=True
+        )
+        golden_cases.assert_close(output, expected, 1e-5)
+        start += length
+
+
+@pytest.mark.parametrize(
+    "causal", [True, pytest.param(False, marks=pytest.mark.thorough)]
+)
+def test_gradients_equal_those_of_dense_attention_to_the_same_keys(causal):
+    """The map tells which keys a query sees; there a bias hides the others."""
+    length, shape = 19, (2, 2, 19, 6)
+    names = ("query", "key", "value")
+    arrays = {n: helpers.normal(*shape, seed=i) for i, n in enumerate(names)}
+    heads = zoo.BlockTopKHeads(2, block_length=4, num_blocks=3)
+    eye = np.broadcast_to(np.eye(length, dtype="float32"), (2, 2, length, length))
+    weights, _ = golden_cases.run(
+        heads, arrays["query"], arrays["key"], eye, use_causal_mask=causal
+    )
+
+    def squares(output, losses):
+        return keras.ops.sum(output**2)
+
+    actual, expected = (
+        golden_cases.gradients(layer, squares, {**arrays, **options}, wrt=names)
+        for layer, options in (
+            (heads, {"use_causal_mask": causal}),
+            (layers.ScaledDotProduct(), {"attention_mask": weights > 0}),
+        )
+    )
+    for name in names:
+        golden_cases.assert_close(actual.inputs[name], expected.inputs[name], 1e-4)
+
+
+def test_blocks_of_padding_are_never_chosen():
+    """Though their keys are like the query, and real ones are not."""
+    query = np.ones((1, 1, 12, 4), "float32")
+    key, value = -query, helpers.normal(1, 1, 12, 4)
+    key[:, :, 3:6] = 1.0
+    real = np.ones((1, 12), "bool")
+    real[:, 3:6] = False
+    heads = zoo.BlockTopKHeads(1, block_length=3, num_blocks=2)
+    place = np.eye(12, dtype="float32")[None, None]
+    seen, _ = golden_cases.run(
+        heads,
+        query,
+        key,
+        np.concatenate([value, place], axis=-1),
+        value_mask=real,
+        use_causal_mask=True,
+    )
+    # Of equal blocks the first one is chosen.
+    np.testing.assert_array_equal(
+        seen[0, 0, 11, 4:] > 0, np.isin(np.arange(12), [0, 1, 2, 9, 10, 11])
+    )
+
+
+def test_dropout_falls_on_single_keys():
+    """As in one softmax over all that a query sees: none is dropped with its block."""
+    heads = zoo.BlockTopKHeads(1, 4, 3, dropout=0.5, dropout_seed=1)
+    value = np.eye(64, dtype="float32")[None, None]
+    arrays = [helpers.normal(1, 1, 64, 4, seed=i) for i in range(2)]
+    kept, _ = golden_cases.run(heads, *arrays, value, use_causal_mask=True)
+    dropped, _ = golden_cases.run(
+        heads, *arrays, value, use_causal_mask=True, training=True
+    )
+    seen, left = kept > 0, dropped > 0
+    assert not np.any(left & ~seen)
+    assert 0.4 < left.sum() / seen.sum() < 0.6
+    np.testing.assert_allclose(dropped[left], 2 * kept[left], rtol=1e-4)

@@ -1,0 +1,139 @@
+"""Tests of clustered attention; `compressing_test` has what such kinds share."""
+
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 5, 4
+
+
+def built_group(clusters, keys, **options):
+    group = zoo.ClusteredQueryHeads(HEADS, clusters, keys, **options)
+    start = (None, HEADS, None)
+    group.build(*[(*start, KEY_DIM)] * 2, (*start, VALUE_DIM))
+    return group
+
+
+def tokens(length, memory_length):
+    sizes = (length, KEY_DIM), (memory_length, KEY_DIM), (memory_length, VALUE_DIM)
+    return [helpers.normal(BATCH, HEADS, *s, seed=i) for i, s in enumerate(sizes)]
+
+
+def clusters_of(group, query):
+    """Returns the clusters of the real queries of a head, `[length, key_dim]`."""
+    bits, number = query > 0, group.num_clusters
+    length = len(bits)
+    centroids = bits[[c * length // number for c in range(number)]].copy()
+    for iteration in range(group.num_iterations + 1):
+        distances = (bits[:, None] != centroids).sum(axis=-1)
+        cluster = distances.argmin(axis=-1)
+        if iteration == group.num_iterations:
+            return cluster
+        for c in set(cluster):
+            members = bits[cluster == c]
+            centroids[c] = 2 * members.sum(axis=0) > len(members)
+
+
+def softmax(x):
+    weights = np.exp(x - x.max())
+    return weights / weights.sum()
+
+
+def expected_output(group, query, key, value, query_real, real, bias):
+    """The equations of the paper, for one cluster after the other."""
+    projections = golden_cases.to_numpy(group.projections)
+    output = np.zeros((*query.shape[:3], VALUE_DIM))
+    for b, h in np.ndindex(BATCH, HEADS):
+        asks, seen = np.flatnonzero(query_real[b]), np.flatnonzero(real[b])
+        products = query[b, h, asks] @ projections[h, :KEY_DIM] * np.sqrt(KEY_DIM)
+        if group.hash_bias:
+            products += projections[h, KEY_DIM]
+        cluster = clusters_of(group, products)
+        keys, values, biases = key[b, h, seen], value[b, h, seen], bias[b, seen]
+        for c in set(cluster):
+            members = asks[cluster == c]
+            mean = query[b, h, members].mean(axis=0)
+            weights = softmax(keys @ mean + biases)
+            best = np.argsort(-weights, kind="stable")[: group.num_keys or 0]
+            for i in members:
+                own = weights.copy()
+                if len(best):
+                    exact = softmax(keys[best] @ query[b, h, i] + biases[best])
+                    own[best] = weights[best].sum() * exact
+                output[b, h, i] = own @ values
+    return output
+
+
+@pytest.mark.parametrize(
+    "clusters, keys, length, memory_length",
+    [(3, 4, 17, 17), (3, None, 17, 17), (1, 40, 9, 9), (30, 3, 8, 13)],
+)
+def test_equals_the_formula(clusters, keys, length, memory_length):
+    biased = clusters == 3
+    group = built_group(clusters, keys, num_bits=7, num_iterations=3, hash_bias=biased)
+    arrays = tokens(length, memory_length)
+    query_real = helpers.mask_with_a_hole(length, length - 2, length)
+    query_real[1, :2] = False
+    real = query_real
+    if length != memory_length:
+        real = helpers.mask_with_a_hole(memory_length, memory_length, 2)
+    bias = helpers.normal(BATCH, memory_length, seed=5)
+
+    output, _ = golden_cases.run(
+        group,
+        *arrays,
+        query_mask=query_real,
+        value_mask=real,
+        token_bias=bias,
+        is_cross_attention=length != memory_length,
+    )
+
+    arrays = [x.astype("float64") for x in arrays]
+    expected = expected_output(group, *arrays, query_real, real, bias)
+    shown = np.broadcast_to(query_real[:, None], output.shape[:3])
+    golden_cases.assert_close(output[shown], expected[shown], 1e-5)
+
+
+def test_one_query_for_each_cluster_is_full_attention():
+    """And so is any number of clusters whose queries weigh all keys."""
+    arrays = tokens(6, 11)
+    expected, _ = helpers.dense_attention(*arrays, True)
+    for clusters, keys, bits in ((6, None, 64), (2, 11, 3)):
+        group = built_group(clusters, keys, num_bits=bits)
+        output, _ = golden_cases.run(group, *arrays, is_cross_attention=True)
+        golden_cases.assert_close(output, expected, 1e-5)
+
+
+def test_projections_stay_as_they_are_drawn():
+    group, same, other = (built_group(2, 2, seed=seed) for seed in (3, 3, 4))
+    drawn = [golden_cases.to_numpy(g.projections) for g in (group, same, other)]
+    assert not group.trainable_weights
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert np.all(drawn[0] != drawn[2])
+
+
+def test_refuses_what_is_causal():
+    group = built_group(2, 2)
+    with pytest.raises(ValueError, match="`use_causal_mask` must be False: .*=True"):
+        group(*tokens(6, 6), use_causal_mask=True)
+    attention = layers.MixedAttention([zoo.ClusteredQueryHeads(HEADS)], KEY_DIM)
+    attention.build((None, None, KEY_DIM))
+    for memory in (None, helpers.normal(1, 4, KEY_DIM)):
+        with pytest.raises(ValueError, match="Received: ClusteredQueryHeads"):
+            attention.make_cache(1, 6, value=memory)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"max_relative_position": 3}, "`max_relative_position` must be None: .*=3"),
+        ({"key_shift": 1}, "`key_shift` must be 0: .*key_shift=1"),
+    ],
+)
+def test_refuses_what_has_no_meaning(options, message):
+    with pytest.raises(ValueError, match=message):
+        zoo.ClusteredQueryHeads(HEADS, **options)

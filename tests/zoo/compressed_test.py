@@ -1,0 +1,183 @@
+"""Tests of compressed attention; `compressing_test` has what such kinds share."""
+
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 5, 4
+
+
+def built_group(compression="convolution", **options):
+    group = zoo.CompressedHeads(
+        HEADS, compression, **{"embeddings_initializer": "zeros", **options}
+    )
+    start = (None, HEADS, None)
+    group.build(*[(*start, KEY_DIM)] * 2, (*start, VALUE_DIM))
+    helpers.randomize(group)
+    return group
+
+
+def tokens(length, memory_length):
+    sizes = (length, KEY_DIM), (memory_length, KEY_DIM), (memory_length, VALUE_DIM)
+    return [helpers.normal(BATCH, HEADS, *s, seed=i) for i, s in enumerate(sizes)]
+
+
+def compressed(group, name, x, real):
+    """Returns the vector of one block of one head `[tokens, dim]`, and of its head."""
+    if group.compression != "convolution":
+        pool = np.mean if group.compression == "mean" else np.max
+        return pool(x[:, real], axis=1)
+    kernel, bias = (
+        golden_cases.to_numpy(getattr(group, f"{name}_{part}")).astype("float64")
+        for part in ("kernel", "bias")
+    )
+    result = bias.reshape(HEADS, -1).copy()
+    for slot in np.flatnonzero(real):
+        rows = kernel[slot].reshape(-1, HEADS, x.shape[-1])
+        result += np.einsum("hd,dhe->he", x[:, slot], rows)
+    return result
+
+
+def expected_output(group, query, key, value, real, causal):
+    """For each query the keys that it sees, one after the other."""
+    output = np.zeros((*query.shape[:3], VALUE_DIM))
+    tables, window = helpers.relative_tables(group), group.attention_window
+    for b, _, i in np.ndindex(BATCH, 1, query.shape[2]):
+        keys, values, distances = [], [], []
+        if window is None:
+            keys.append(golden_cases.to_numpy(group.null_key)[:, 0])
+            values.append(golden_cases.to_numpy(group.null_value)[:, 0])
+        for start in range(0, key.shape[2], group.ratio):
+            block = slice(start, start + group.ratio)
+            if real[b, block].any() and not (causal and start + group.ratio > i + 1):
+                keys.append(compressed(group, "key", key[b, :, block], real[b, block]))
+                values.append(
+                    compressed(group, "value", value[b, :, block], real[b, block])
+                )
+        distances = [None] * len(keys)
+        for j in range(key.shape[2] if window else 0):
+            if real[b, j] and abs(i - j) < window and not (causal and j > i):
+                keys.append(key[b, :, j])
+                values.append(value[b, :, j])
+                distances.append(j - i)
+        if keys:
+            keys, values = (
+                np.stack(x, axis=1).astype("float64") for x in (keys, values)
+            )
+            if tables is not None:
+                limit = len(tables[0]) // 2
+                for n, distance in enumerate(distances):
+                    if distance is not None:
+                        entry = np.clip(distance, -limit, limit) + limit
+                        keys[:, n] += tables[0][entry]
+                        values[:, n] += tables[1][entry]
+            output[b, :, i] = helpers.dense_attention(
+                query[b, :, i, None], keys, values, np.ones((1, len(distances)), bool)
+            )[0][:, 0]
+    return output
+
+
+OF_ONE_SEQUENCE = (
+    ("convolution", 3, None, 14, 14),
+    ("convolution", 4, 5, 23, 23),
+    ("mean", 2, 1, 9, 9),
+    ("max", 3, 40, 10, 10),
+)
+OF_TWO = ("max", 30, None, 7, 11), ("convolution", 3, None, 5, 13)
+
+
+@pytest.mark.parametrize(
+    "compression, ratio, window, length, memory_length, causal",
+    [
+        *((*case, causal) for case in OF_ONE_SEQUENCE for causal in (False, True)),
+        *((*case, False) for case in OF_TWO),
+    ],
+)
+def test_equals_the_formula(compression, ratio, window, length, memory_length, causal):
+    options = {"ratio": ratio, "attention_window": window}
+    if window is not None:
+        options["max_relative_position"] = 3
+    group = built_group(compression, **options)
+    real = helpers.mask_with_a_hole(memory_length, memory_length - 1, memory_length)
+    real[1, 3:9] = False  # blocks of padding alone
+    arrays = tokens(length, memory_length)
+
+    output, _ = golden_cases.run(
+        group,
+        *arrays,
+        value_mask=real,
+        use_causal_mask=causal,
+        is_cross_attention=length != memory_length,
+    )
+
+    expected = expected_output(group, *arrays, real, causal)
+    golden_cases.assert_close(output, expected, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["full", "causal"])
+def test_equals_another_implementation(name):
+    """Of the package memory-compressed-attention; see `tools/peers`."""
+    golden = golden_cases.load("peers/compressed.npz")
+    kernel = golden["compress_fn.conv.weight"]
+    dim, key_dim, ratio = kernel.shape
+    attention = layers.MixedAttention(
+        [zoo.CompressedHeads(dim // key_dim, ratio=ratio)],
+        key_dim,
+        kernel_initializer="zeros",
+    )
+    attention.build((None, None, dim))
+    query, key, value = np.split(golden["to_qkv.weight"].T, 3, axis=1)
+    # It divides by the square root of all numbers, not of those of a head.
+    for part, weight in (
+        ("query", query * np.sqrt(key_dim / dim)),
+        ("key", key),
+        ("value", value),
+        ("output", golden["to_out.weight"].T),
+    ):
+        getattr(attention, f"{part}_kernel").assign(weight)
+    (group,) = attention.head_groups
+    for part in ("key", "value"):
+        null = golden[f"null_{part[0]}"].reshape(-1, 1, key_dim)
+        getattr(group, f"null_{part}").assign(null)
+        getattr(group, f"{part}_kernel").assign(kernel.transpose(2, 1, 0))
+        getattr(group, f"{part}_bias").assign(golden["compress_fn.conv.bias"])
+
+    output, _ = golden_cases.run(
+        attention, golden["input"], use_causal_mask=name == "causal"
+    )
+
+    golden_cases.assert_close(output, golden[name] - golden["to_out.bias"], 1e-5)
+
+
+def test_pooled_values_times_the_map_are_the_output():
+    group, arrays = built_group("mean", attention_window=3), tokens(11, 11)
+    eye = np.broadcast_to(np.eye(11, dtype="float32"), (BATCH, HEADS, 11, 11))
+    joined = np.concatenate([arrays[2], eye], axis=-1)
+    output, _ = golden_cases.run(group, *arrays[:2], joined, use_causal_mask=True)
+    scores = output[..., VALUE_DIM:]
+    golden_cases.assert_close(scores @ arrays[2], output[..., :VALUE_DIM], 1e-5)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"max_relative_position": 3}, "there is no window. Received: .*=3"),
+        ({"key_shift": 1}, "`key_shift` must be 0: .*several tokens"),
+        ({"token_bias_weight": "fixed"}, "`token_bias_weight` must be None: .*'fixed'"),
+    ],
+)
+def test_refuses_what_has_no_meaning(options, message):
+    with pytest.raises(ValueError, match=message):
+        zoo.CompressedHeads(HEADS, **options)
+
+
+def test_refuses_a_bias_and_a_window_in_another_sequence():
+    group, bias = built_group(attention_window=4), helpers.normal(BATCH, 9)
+    with pytest.raises(ValueError, match=r"`token_bias` must be None: .*\(2, 1, 9\)"):
+        group(*tokens(9, 9), token_bias=bias)
+    with pytest.raises(ValueError, match="`value` must not be another sequence: .*win"):
+        group(*tokens(9, 7), is_cross_attention=True)

@@ -1,0 +1,230 @@
+"""Tests of linear attention: feature maps in place of a softmax."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, LENGTH, DIM = 2, 2, 37, 6
+MAPS = ("elu", "positive", "fourier")
+every_map = pytest.mark.parametrize("feature_map", MAPS)
+
+
+def built_group(feature_map, dim=DIM, value_dim=DIM, **options):
+    group = zoo.FeatureMapHeads(HEADS, feature_map, **options)
+    group.build(*[(None, HEADS, None, dim)] * 2, (None, HEADS, None, value_dim))
+    return group
+
+
+def tokens(length=LENGTH, memory_length=None):
+    lengths = (length, memory_length or length, memory_length or length)
+    return [
+        helpers.normal(BATCH, HEADS, size, DIM, seed=seed)
+        for seed, size in enumerate(lengths)
+    ]
+
+
+def features(group, query, key):
+    """The papers' features of scaled queries and of keys, in float64."""
+    query, key = query.astype("float64") * DIM**0.5, key.astype("float64")
+    if group.feature_map == "elu":
+        return [np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))) for x in (query, key)]
+    vectors = golden_cases.to_numpy(group.random_vectors).astype("float64")
+    if group.feature_map == "positive":
+        query, key = query / DIM**0.25, key / DIM**0.25
+        return [
+            np.exp(
+                np.einsum("bhld,hmd->bhlm", x, vectors)
+                - np.sum(x**2, axis=-1, keepdims=True) / 2
+            )
+            for x in (query, key)
+        ]
+    vectors = vectors * golden_cases.to_numpy(group.sigma)[:, None]
+    query, key = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key))
+    angles = [np.einsum("bhld,hmd->bhlm", x, vectors) for x in (query, key)]
+    return [np.concatenate([np.sin(x), np.cos(x)], axis=-1) for x in angles]
+
+
+def expected_output(group, query, key, value, real, bias, causal):
+    query, key = features(group, query, key)
+    weights = np.einsum("bhif,bhjf->bhij", query, key)
+    factors = np.exp(bias.astype("float64"))[:, None, None] * real[:, None, None]
+    if causal:
+        factors = factors * np.tri(LENGTH)
+    weights = weights * factors
+    sums = weights.sum(axis=-1, keepdims=True)
+    if group.feature_map == "fourier":
+        weights, sums = (x / group.num_features for x in (weights, sums))
+        sums = np.maximum(sums, np.exp(-2) * factors.max(axis=-1, keepdims=True))
+    return weights @ value / np.maximum(sums, 1e-300)
+
+
+@every_map
+@pytest.mark.parametrize(
+    "causal, chunk_length", [(False, 8), (True, 1), (True, 8), (True, 128)]
+)
+def test_equals_the_formula(feature_map, causal, chunk_length):
+    """With 37 chunks in groups, with a chunk that is filled up, and with one."""
+    group = built_group(feature_map, num_features=40, chunk_length=chunk_length)
+    real = helpers.mask_with_a_hole(LENGTH, 29, LENGTH)
+    real[1, :3] = False
+    bias = 2 * helpers.normal(BATCH, LENGTH, seed=5)
+    arrays = tokens()
+
+    output, _ = golden_cases.run(
+        group, *arrays, value_mask=real, token_bias=bias, use_causal_mask=causal
+    )
+
+    expected = expected_output(group, *arrays, real, bias, causal)
+    golden_cases.assert_close(output, expected, 2e-5)
+    if causal:
+        assert np.all(output[1, :, :3] == 0.0)
+
+
+@pytest.mark.parametrize("name", [f"{m}/{k}" for m in MAPS for k in ("full", "causal")])
+def test_equals_other_implementations(name):
+    """Of idiap's fast-transformers and of performer-pytorch; see `tools/peers`."""
+    golden, (feature_map, kind) = (
+        golden_cases.load("peers/feature_map.npz"),
+        name.split("/"),
+    )
+    vectors, dim = golden["vectors"], golden["query"].shape[-1]
+    group = built_group(
+        feature_map, dim, golden["value"].shape[-1], num_features=len(vectors)
+    )
+    for weight in group.weights:
+        values = golden["sigma"] if weight.name == "sigma" else vectors
+        weight.assign(np.broadcast_to(values, weight.shape))
+
+    output, _ = golden_cases.run(
+        group,
+        golden["query"] * dim**-0.5,
+        golden["key"],
+        golden["value"],
+        use_causal_mask=kind == "causal",
+    )
+
+    golden_cases.assert_close(output, golden[name], 1e-5)
+
+
+def test_positive_features_estimate_softmax_attention():
+    """Their error falls with the number of features, as the paper's theorem says."""
+    query, key, value = (x / 2 for x in tokens())
+    query /= DIM**0.5
+    expected, _ = helpers.dense_attention(query, key, value, np.tri(LENGTH) > 0)
+    errors = []
+    for num_features in (16, 4096):
+        group = built_group("positive", num_features=num_features)
+        output, _ = golden_cases.run(group, query, key, value, use_causal_mask=True)
+        errors.append(golden_cases.relative_error(output, expected))
+    assert errors[1] < 0.04 and errors[0] > 4 * errors[1]
+
+
+def test_random_vectors_are_orthogonal_in_blocks_and_isotropic():
+    group = built_group("positive", num_features=600)
+    vectors = golden_cases.to_numpy(group.random_vectors).reshape(-1, DIM, DIM)
+    products = vectors @ vectors.swapaxes(1, 2)
+    np.testing.assert_allclose(products * (1 - np.eye(DIM)), 0, atol=1e-5)
+    flat = vectors.reshape(-1, DIM)
+    np.testing.assert_allclose(flat.mean(axis=0), 0, atol=0.15)
+    np.testing.assert_allclose(flat.T @ flat / len(flat), np.eye(DIM), atol=0.15)
+    again = built_group("positive", num_features=600)
+    other = built_group("positive", num_features=600, seed=1)
+    same, differs = (golden_cases.to_numpy(x.random_vectors) for x in (again, other))
+    np.testing.assert_array_equal(same.reshape(flat.shape), flat)
+    assert np.any(differs.reshape(flat.shape) != flat)
+
+
+def test_a_large_later_key_costs_earlier_queries_no_precision():
+    """A maximum over all keys would leave nothing of the earlier ones in float32."""
+    group = built_group("positive", num_features=64, chunk_length=8)
+    query, key, value = tokens()
+    bias = np.zeros((BATCH, LENGTH), "float32")
+    changed, changed_bias = key.copy(), bias.copy()
+    changed[:, :, 20:] *= 40
+    changed_bias[:, 20:] = 300.0
+    call = helpers.compiled(
+        lambda *x: group(*x[:3], token_bias=x[3], use_causal_mask=True)
+    )
+    outputs = call(query, key, value, bias), call(query, changed, value, changed_bias)
+    np.testing.assert_array_equal(*(x[:, :, :20] for x in outputs))
+    assert np.all(np.isfinite(outputs[1]))
+
+
+@pytest.mark.parametrize("hidden", [-1e9, -np.inf])
+def test_a_bias_hides_a_key_as_long_as_another_is_visible(hidden):
+    group, arrays = built_group("elu"), tokens(4)
+    bias = np.zeros((BATCH, 4), "float32")
+    bias[:, :2] = hidden
+    output, _ = golden_cases.run(group, *arrays, token_bias=bias, use_causal_mask=True)
+    golden_cases.assert_close(output[:, :, 0], arrays[2][:, :, 0], 1e-5)
+    golden_cases.assert_close(output[:, :, 2], arrays[2][:, :, 2], 1e-5)
+
+
+@every_map
+def test_shows_weights(feature_map):
+    attention = layers.MixedAttention(
+        [zoo.FeatureMapHeads(HEADS, feature_map, num_features=64)],
+        DIM,
+        kernel_initializer="zeros",
+    )
+    attention.build((None, None, 8))
+    helpers.randomize(attention, seed=1)
+    _, scores = golden_cases.run(
+        attention,
+        helpers.normal(BATCH, 9, 8),
+        use_causal_mask=True,
+        return_attention_scores=True,
+    )[0]
+    assert np.all(scores[..., ~np.tri(9, dtype="bool")] == 0.0)
+    if feature_map != "fourier":
+        np.testing.assert_allclose(scores.sum(axis=-1), 1.0, atol=1e-5)
+        assert np.all(scores >= 0.0)
+
+
+@every_map
+def test_sums_are_exact_in_half_precision(feature_map):
+    """Inputs and outputs are rounded, sums are not."""
+    group = built_group(feature_map, dtype="mixed_bfloat16", chunk_length=4)
+    exact = built_group(feature_map, chunk_length=4)
+    arrays = [golden_cases.to_numpy(keras.ops.cast(x, "bfloat16")) for x in tokens()]
+    arrays = [x.astype("float32") for x in arrays]
+    output, expected = (
+        golden_cases.run(g, *arrays, use_causal_mask=True)[0] for g in (group, exact)
+    )
+    assert keras.backend.standardize_dtype(output.dtype) == "bfloat16"
+    golden_cases.assert_close(output, expected, 2.0**-8)
+
+
+def test_learns_sigma_and_leaves_vectors():
+    group = built_group("fourier", num_features=8)
+    assert [w.name for w in group.trainable_weights] == ["sigma"]
+    result = golden_cases.gradients(
+        group,
+        lambda output, losses: keras.ops.sum(output**2),
+        dict(zip(("query", "key", "value"), tokens(5))) | {"use_causal_mask": True},
+        wrt=("query", "key", "value"),
+    )
+    for gradient in (*result.inputs.values(), *result.variables.values()):
+        assert np.all(np.isfinite(gradient)) and np.any(gradient)
+
+
+make = functools.partial(zoo.FeatureMapHeads, HEADS)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"max_relative_position": 3}, "`max_relative_position` must be None.*=3"),
+        ({"dropout": 0.1}, "`dropout` must be 0.*Received: dropout=0.1"),
+    ],
+)
+def test_refuses_what_has_no_meaning(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)

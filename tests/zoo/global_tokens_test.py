@@ -1,0 +1,105 @@
+"""Tests of global tokens; `oracle_test` has their rule."""
+
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+from tests.layers import patterns
+
+BATCH, HEADS, DIM = 2, 2, 6
+
+
+def tokens(length):
+    return [helpers.normal(BATCH, HEADS, length, DIM, seed=seed) for seed in range(3)]
+
+
+def built_group(length, *args, **options):
+    group = zoo.GlobalHeads(HEADS, *args, embeddings_initializer="zeros", **options)
+    group.build(*[(BATCH, HEADS, length, DIM)] * 3)
+    helpers.randomize(group)
+    return group
+
+
+@pytest.mark.parametrize("name", ["global", "window"])
+def test_equals_longformer_of_transformers(name):
+    case = golden_cases.load("peers/global_tokens.npz")
+    positions = case["global_positions"] if name == "global" else ()
+    heads = zoo.GlobalHeads(
+        HEADS,
+        [int(position) for position in positions],
+        int(case["attention_window"]),
+    )
+    attention = layers.MixedAttention([heads], key_dim=DIM, use_bias=True)
+    attention.build(case["x"].shape)
+    for part in ("query", "key", "value"):
+        getattr(attention, f"{part}_kernel").assign(case[f"{part}_kernel"])
+        getattr(attention, f"{part}_bias").assign(case[f"{part}_bias"])
+    attention.output_kernel.assign(np.eye(2 * DIM))
+
+    output, _ = golden_cases.run(attention, case["x"], query_mask=case["mask"])
+
+    real = case["mask"]
+    golden_cases.assert_close(output[real], case[f"output_{name}"][real], 1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_learned_tokens_are_seen_by_all(causal):
+    group = built_group(11, (4,), 3, num_learned_tokens=2)
+    query, key, value = tokens(11)
+    real, bias = helpers.mask_with_a_hole(11, 9, 11), helpers.normal(BATCH, 11, seed=3)
+    options = {"value_mask": real, "token_bias": bias, "use_causal_mask": causal}
+
+    output, _ = golden_cases.run(group, query, key, value, **options)
+
+    sees, _ = patterns.global_tokens(11, (4,), 3, causal)
+    sees = np.broadcast_to(real[:, None, None] & sees, (BATCH, HEADS, 11, 11))
+    dot_product = group.dot_product
+    learned = golden_cases.to_numpy(
+        [dot_product.learned_keys, dot_product.learned_values]
+    )
+    key, value = (
+        np.concatenate([x, np.broadcast_to(own, (BATCH, *own.shape))], axis=2)
+        for x, own in zip((key, value), learned, strict=True)
+    )
+    expected, _ = helpers.dense_attention(
+        query,
+        key,
+        value,
+        np.pad(sees, [(0, 0)] * 3 + [(0, 2)], constant_values=True),
+        np.pad(bias, [(0, 0), (0, 2)])[:, None, None],
+    )
+    golden_cases.assert_close(output, expected, 1e-5)
+
+
+def test_scores_of_learned_tokens_are_missing():
+    group = zoo.GlobalHeads(
+        HEADS, (), num_learned_tokens=1, embeddings_initializer="zeros"
+    )
+    layer = layers.MixedAttention([group], key_dim=DIM, kernel_initializer="zeros")
+    _, scores = layer(helpers.normal(1, 5, 8), return_attention_scores=True)
+    assert np.all(golden_cases.to_numpy(scores) == 0.0)
+
+
+def test_attends_inside_one_sequence_only():
+    group = built_group(8)
+    query, key, value = tokens(8)
+    with pytest.raises(ValueError, match="`GlobalHeads` .* is_cross_attention=True"):
+        group(query, key, value, is_cross_attention=True)
+    with pytest.raises(ValueError, match="lengths 8 and 5"):
+        group(query, key[:, :, :5], value[:, :, :5])
+
+
+def test_refuses_relative_positions_of_learned_tokens():
+    with pytest.raises(ValueError, match=r"`max_relative_position` .*Received: .*=4"):
+        zoo.GlobalHeads(2, num_learned_tokens=1, max_relative_position=4)
+
+
+def test_survives_saving(tmp_path):
+    group = zoo.GlobalHeads(
+        2, range(2), 4, num_learned_tokens=3, embeddings_initializer="zeros"
+    )
+    layer = layers.MixedAttention([group], key_dim=4, kernel_initializer="zeros")
+    helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, 9, 6))

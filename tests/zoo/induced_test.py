@@ -1,0 +1,145 @@
+"""Tests of induced heads; `compressing_test` has what such kinds share."""
+
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, KEY_DIM, VALUE_DIM, POINTS = 2, 2, 5, 4, 3
+
+
+def built_group(**options):
+    group = zoo.InducedHeads(HEADS, POINTS, **options)
+    start = (None, HEADS, None)
+    group.build(*[(*start, KEY_DIM)] * 2, (*start, VALUE_DIM))
+    helpers.randomize(group)
+    return group
+
+
+def tokens(length, memory_length):
+    sizes = (length, KEY_DIM), (memory_length, KEY_DIM), (memory_length, VALUE_DIM)
+    return [helpers.normal(BATCH, HEADS, *s, seed=i) for i, s in enumerate(sizes)]
+
+
+def expected_output(group, query, key, value, real, bias):
+    """The equations of the paper, for one sequence after the other."""
+    weights = {
+        w.name: golden_cases.to_numpy(w).astype("float64") for w in group.weights
+    }
+    norms = [
+        [golden_cases.to_numpy(w).reshape(-1).astype("float64") for w in norm.weights]
+        for norm in group.norms
+    ]
+    output = np.zeros((*query.shape[:3], VALUE_DIM))
+
+    def projected(name, x):
+        return x @ weights[f"{name}_kernel"] + weights[f"{name}_bias"]
+
+    def normalized(number, x):
+        if not norms:
+            return x
+        x = x - x.mean(axis=-1, keepdims=True)
+        scale, offset = norms[number]
+        return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5) * scale + offset
+
+    def in_heads(x):
+        return x.reshape(len(x), HEADS, -1).transpose(1, 0, 2)
+
+    for b in range(BATCH):
+        if not real[b].any():
+            continue
+        found, _ = helpers.dense_attention(
+            in_heads(weights["inducing_queries"]) / np.sqrt(KEY_DIM),
+            key[b],
+            value[b],
+            real[b],
+            bias[b],
+        )
+        points = found.transpose(1, 0, 2).reshape(POINTS, -1)
+        points = normalized(0, weights["inducing_points"] + points)
+        points = normalized(1, points + np.maximum(projected("hidden", points), 0.0))
+        keys, values = (in_heads(projected(name, points)) for name in ("key", "value"))
+        output[b], _ = helpers.dense_attention(query[b], keys, values, True)
+    return output
+
+
+@pytest.mark.parametrize(
+    "use_layer_norm, length, memory_length", [(True, 11, 11), (False, 5, 9)]
+)
+def test_equals_the_formula(use_layer_norm, length, memory_length):
+    group = built_group(use_layer_norm=use_layer_norm)
+    real = helpers.mask_with_a_hole(memory_length, memory_length - 2, 0)
+    bias = helpers.normal(BATCH, memory_length, seed=5)
+    arrays = tokens(length, memory_length)
+    output, _ = golden_cases.run(
+        group,
+        *arrays,
+        value_mask=real,
+        token_bias=bias,
+        is_cross_attention=length != memory_length,
+    )
+    expected = expected_output(group, *arrays, real, bias)
+    golden_cases.assert_close(output, expected, 1e-5)
+    assert np.all(output[1] == 0.0)
+
+
+@pytest.mark.parametrize("name", ["plain", "norm"])
+def test_equals_the_code_of_the_paper(name):
+    """juho-lee/set_transformer; see `tools/peers`.
+
+    It divides logits by the square root of all numbers, not of those of a head.
+    """
+    golden = golden_cases.load("peers/induced.npz")
+    weights, heads = golden.group(name), 3
+    points, dim = weights["points"].shape
+    key_dim, ratio = dim // heads, heads**-0.5
+    attention = layers.MixedAttention(
+        [zoo.InducedHeads(heads, points, name == "norm")],
+        key_dim,
+        kernel_initializer="zeros",
+        use_bias=True,
+    )
+    attention.build((None, None, dim))
+    attention.output_kernel.assign(np.eye(dim))
+    for ours, theirs, factor in (
+        ("query", "mab1.fc_q", ratio),
+        ("key", "mab0.fc_k", 1.0),
+        ("value", "mab0.fc_v", 1.0),
+    ):
+        getattr(attention, f"{ours}_kernel").assign(
+            weights[f"{theirs}.weight"].T * factor
+        )
+        getattr(attention, f"{ours}_bias").assign(weights[f"{theirs}.bias"] * factor)
+    (group,) = attention.head_groups
+    queries = weights["points"] @ weights["mab0.fc_q.weight"].T
+    queries = queries + weights["mab0.fc_q.bias"]
+    group.inducing_queries.assign(queries * ratio)
+    group.inducing_points.assign(queries)
+    for ours, theirs in (
+        ("hidden", "mab0.fc_o"),
+        ("key", "mab1.fc_k"),
+        ("value", "mab1.fc_v"),
+    ):
+        getattr(group, f"{ours}_kernel").assign(weights[f"{theirs}.weight"].T)
+        getattr(group, f"{ours}_bias").assign(weights[f"{theirs}.bias"])
+    for number, norm in enumerate(group.norms):
+        norm.gamma.assign(weights[f"mab0.ln{number}.weight"].reshape(heads, -1))
+        norm.beta.assign(weights[f"mab0.ln{number}.bias"].reshape(heads, -1))
+
+    output, _ = golden_cases.run(attention, golden["input"])
+
+    golden_cases.assert_close(output, weights["output"], 1e-5)
+
+
+def test_refuses_what_is_causal():
+    group, attention = (
+        built_group(),
+        layers.MixedAttention([zoo.InducedHeads(HEADS)], KEY_DIM),
+    )
+    with pytest.raises(ValueError, match="`use_causal_mask` must be False: .*=True"):
+        group(*tokens(6, 6), use_causal_mask=True)
+    with pytest.raises(ValueError, match="Received: InducedHeads"):
+        attention.make_cache(1, 6)

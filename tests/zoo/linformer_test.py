@@ -1,0 +1,110 @@
+"""Tests of Linformer heads; `not_causal_test` has what they refuse."""
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, LENGTH, DIM, MIXTURES = 2, 2, 11, 6, 4
+
+
+def built_group(**options):
+    group = zoo.LinformerHeads(HEADS, 14, MIXTURES, **options)
+    group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
+    helpers.randomize(group)
+    return group
+
+
+def tokens(length, memory_length):
+    lengths = (length, memory_length, memory_length)
+    return [
+        helpers.normal(BATCH, HEADS, size, DIM, seed=seed)
+        for seed, size in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize("sharing", [None, "heads", "all"])
+@pytest.mark.parametrize("length, memory_length", [(11, 11), (5, 14)])
+def test_equals_the_formula(sharing, length, memory_length):
+    group = built_group(sharing=sharing)
+    query, key, value = tokens(length, memory_length)
+    real = helpers.mask_with_a_hole(memory_length, memory_length, memory_length - 3)
+
+    output, _ = golden_cases.run(
+        group,
+        query,
+        key,
+        value,
+        value_mask=real,
+        is_cross_attention=length != memory_length,
+    )
+
+    matrices = golden_cases.to_numpy([group.key_projection, group.value_projection])
+    mix, mix_values = (
+        np.broadcast_to(x[..., :memory_length, :], (HEADS, memory_length, MIXTURES))
+        for x in matrices
+    )
+    shown = real[:, None, :, None]
+    keys = np.einsum("bhnd,hnk->bhkd", key * shown, mix)
+    values = np.einsum("bhnd,hnk->bhkd", value * shown, mix_values)
+    expected, _ = helpers.dense_attention(query, keys, values, np.ones(()) > 0)
+    golden_cases.assert_close(output, expected, 1e-5)
+    assert len(group.weights) == (1 if sharing == "all" else 2)
+
+
+@pytest.mark.parametrize("sharing", ["heads", "all"])
+def test_equals_another_implementation(sharing):
+    """Of the package linformer; see `tools/peers`."""
+    golden = golden_cases.load("peers/linformer.npz")
+    weights = golden.group(sharing)
+    max_length, num_projected = weights["proj_k"].shape
+    attention = layers.MixedAttention(
+        [zoo.LinformerHeads(3, max_length, num_projected, sharing)],
+        key_dim=4,
+        kernel_initializer="zeros",
+    )
+    attention.build((None, None, 12))
+    group = attention.head_groups[0]
+    group.key_projection.assign(weights["proj_k"])
+    if sharing == "heads":
+        group.value_projection.assign(weights["proj_v"])
+    for name, source in (
+        ("query", "to_q"),
+        ("key", "to_k"),
+        ("value", "to_v" if sharing == "heads" else "to_k"),
+        ("output", "to_out"),
+    ):
+        kernel = weights[f"{source}.weight"].T
+        getattr(attention, f"{name}_kernel").assign(kernel)
+    for length in (9, 14):
+        output, _ = golden_cases.run(attention, weights[f"{length}/input"])
+        expected = weights[f"{length}/output"] - weights["to_out.bias"]
+        golden_cases.assert_close(output, expected, 1e-5)
+
+
+def test_mixtures_start_with_the_variance_of_the_paper():
+    group = zoo.LinformerHeads(1, 400, 64)
+    group.build(*[(None, 1, None, 4)] * 3)
+    for weight in group.weights:
+        deviation = golden_cases.to_numpy(weight).std()
+        np.testing.assert_allclose(deviation, 64**-0.5, rtol=0.02)
+
+
+def test_refuses_lengths_that_do_not_fit():
+    group = built_group()
+    with pytest.raises(ValueError, match="`max_length` .*max_length=14 .* 15 tokens"):
+        group(*tokens(15, 15))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="JAX knows lengths")
+def test_refuses_unknown_lengths():
+    import tensorflow as tf
+
+    attention = layers.MixedAttention([zoo.LinformerHeads(2, 8)], key_dim=4)
+    attention.build((2, None, 8))
+    with pytest.raises(ValueError, match="length of `query` must be known.*Linformer"):
+        tf.function(attention).get_concrete_function(tf.TensorSpec([2, None, 8]))

@@ -1,0 +1,227 @@
+"""Tests of long-short attention; `compressing_test` has what such kinds share."""
+
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 5, 4
+NORMS = ("window_key", "window_value", "landmark_key", "landmark_value")
+
+
+def built_group(window, segment, landmarks, **options):
+    group = zoo.LongShortHeads(
+        HEADS, window, segment, landmarks, embeddings_initializer="zeros", **options
+    )
+    start = (None, HEADS, None)
+    group.build(*[(*start, KEY_DIM)] * 2, (*start, VALUE_DIM))
+    helpers.randomize(group)
+    return group
+
+
+def tokens(length):
+    return [
+        helpers.normal(BATCH, HEADS, length, dim, seed=seed)
+        for seed, dim in enumerate((KEY_DIM, KEY_DIM, VALUE_DIM))
+    ]
+
+
+def normalized(group, name, x):
+    """Normalizes `[heads, dim]`."""
+    scale, offset = (
+        golden_cases.to_numpy(getattr(group.norms[name], part)).astype("float64")
+        for part in ("gamma", "beta")
+    )
+    return (x - x.mean()) / np.sqrt(x.var() + 1e-5) * scale + offset
+
+
+def landmarks_of(group, key, value, bias):
+    """Returns the landmarks of the real tokens of a segment `[heads, tokens, dim]`."""
+    weights = golden_cases.to_numpy(group.projection).astype("float64")
+    weights = weights.reshape(KEY_DIM, HEADS, -1)
+    scores = np.exp(np.einsum("hld,dhr->hrl", key, weights) + bias)
+    scores /= scores.sum(axis=-1, keepdims=True)
+    return [
+        (
+            normalized(group, "landmark_key", (scores[:, r, None] @ key)[:, 0]),
+            normalized(group, "landmark_value", (scores[:, r, None] @ value)[:, 0]),
+        )
+        for r in range(scores.shape[1])
+    ]
+
+
+def expected_output(group, query, key, value, real, bias, causal):
+    """For each query the keys that it sees, one after the other."""
+    output = np.zeros((*query.shape[:3], VALUE_DIM))
+    length = query.shape[2]
+    segment = group.segment_length or length
+    tables = helpers.relative_tables(group)
+    for b, _, i in np.ndindex(BATCH, 1, length):
+        seen = []
+        for start in range(0, length, segment):
+            own = np.arange(start, min(start + segment, length))
+            own = own[real[b, own]]
+            if len(own) and not (causal and start + segment > i + 1):
+                arrays = key[b][:, own], value[b][:, own], bias[b, own]
+                for k, v in landmarks_of(group, *arrays):
+                    seen.append((k, v, 0.0))
+        for j in np.flatnonzero(real[b]):
+            if abs(i - j) < group.attention_window and not (causal and j > i):
+                k = normalized(group, "window_key", key[b, :, j])
+                v = normalized(group, "window_value", value[b, :, j])
+                if tables is not None:
+                    limit = len(tables[0]) // 2
+                    entry = np.clip(j - i, -limit, limit) + limit
+                    k, v = k + tables[0][entry], v + tables[1][entry]
+                seen.append((k, v, bias[b, j]))
+        if seen:
+            keys, values = (np.stack([x[n] for x in seen], axis=1) for n in (0, 1))
+            logits = [x[2] for x in seen]
+            output[b, :, i] = helpers.dense_attention(
+                query[b, :, i, None], keys, values, True, np.array(logits)
+            )[0][:, 0]
+    return output
+
+
+@pytest.mark.parametrize(
+    "window, segment, landmarks, length, causal",
+    [
+        (5, 4, 2, 23, True),
+        (1, 3, 1, 8, True),
+        (40, 30, 3, 9, True),
+        (4, 4, 2, 14, False),
+        (3, None, 3, 11, False),
+    ],
+)
+def test_equals_the_formula(window, segment, landmarks, length, causal):
+    group = built_group(window, segment, landmarks, max_relative_position=3)
+    real = helpers.mask_with_a_hole(length, length - 1, length)
+    real[1, :4] = False  # a segment of padding alone, and queries that see nothing
+    bias, arrays = helpers.normal(BATCH, length, seed=5), tokens(length)
+
+    output, _ = golden_cases.run(
+        group, *arrays, value_mask=real, token_bias=bias, use_causal_mask=causal
+    )
+
+    arrays = [x.astype("float64") for x in arrays]
+    expected = expected_output(group, *arrays, real, bias, causal)
+    golden_cases.assert_close(output, expected, 2e-5)
+    if causal:
+        assert np.all(output[1, :, :4] == 0.0)
+
+
+def attention_of_peer(heads, dim, window, segment, landmarks, kernels, norms):
+    """Makes an attention layer with the weights of another implementation."""
+    attention = layers.MixedAttention(
+        [zoo.LongShortHeads(heads, window, segment, landmarks)],
+        dim // heads,
+        kernel_initializer="zeros",
+    )
+    attention.build((None, None, dim))
+    for name, weight in kernels.items():
+        getattr(attention, f"{name}_kernel").assign(weight.T)
+    (group,) = attention.head_groups
+    for name in NORMS:
+        for part, values in zip(("gamma", "beta"), norms[name.split("_")[0]]):
+            getattr(group.norms[name], part).assign(values.reshape(heads, -1))
+    return attention
+
+
+@pytest.mark.parametrize("name", ["full", "causal"])
+def test_equals_another_implementation(name):
+    """Of the package long-short-transformer, in one window; see `tools/peers`."""
+    golden = golden_cases.load("peers/long_short.npz").group(name)
+    length, dim = golden["input"].shape[1:]
+    reads = golden["to_dynamic_proj.weight"].T
+    kernels = {
+        "query": golden["to_q.weight"],
+        "key": golden["to_kv.weight"],
+        "value": golden["to_kv.weight"],
+        "output": golden["to_out.weight"],
+    }
+    norms = {
+        ours: [golden[f"{theirs}_norm.{part}"] for part in ("weight", "bias")]
+        for ours, theirs in (("window", "local"), ("landmark", "global"))
+    }
+    segment = 4 if name == "causal" else None
+    attention = attention_of_peer(
+        1, dim, length, segment, reads.shape[1], kernels, norms
+    )
+    attention.head_groups[0].projection.assign(reads)
+
+    output, _ = golden_cases.run(
+        attention, golden["input"], use_causal_mask=name == "causal"
+    )
+
+    expected = golden["output"] - golden["to_out.bias"]
+    golden_cases.assert_close(output, expected, 1e-5)
+
+
+def test_equals_the_code_of_the_paper():
+    """NVIDIA/transformer-ls, of queries from the fifth on; see `tools/peers`.
+
+    It shows no query the segment that it ends.
+    """
+    golden, segment = golden_cases.load("peers/long_short.npz").group("paper"), 4
+    key_dim, heads, landmarks = golden["reads"].shape
+    kernels = {
+        ours: golden[f"proj_{theirs}.weight"]
+        for ours, theirs in (
+            ("query", "query"),
+            ("key", "key"),
+            ("value", "val"),
+            ("output", "out"),
+        )
+    }
+    norms = {
+        ours: [golden[f"dual_ln_{theirs}.{part}"] for part in ("weight", "bias")]
+        for ours, theirs in (("window", "win"), ("landmark", "dproj"))
+    }
+    sizes = 5, segment, landmarks
+    attention = attention_of_peer(heads, heads * key_dim, *sizes, kernels, norms)
+    attention.head_groups[0].projection.assign(golden["reads"].reshape(key_dim, -1))
+
+    output, _ = golden_cases.run(attention, golden["input"], use_causal_mask=True)
+
+    expected = golden["output"]
+    ours = output[:, 4:]
+    ends = np.arange(4, output.shape[1]) % segment == segment - 1
+    golden_cases.assert_close(ours[:, ~ends], expected[:, ~ends], 1e-5)
+    assert golden_cases.relative_error(ours[:, ends], expected[:, ends]) > 0.01
+
+
+@pytest.mark.parametrize("hidden", [-1e9, -np.inf])
+def test_a_bias_hides_tokens(hidden):
+    group, arrays = built_group(3, 4, 2), tokens(12)
+    hides = np.arange(12)[None] < [[5], [2]]
+    outputs = [
+        golden_cases.run(group, *arrays, use_causal_mask=True, **how)[0]
+        for how in (
+            {"token_bias": np.where(hides, hidden, 0.0).astype("float32")},
+            {"value_mask": ~hides},
+        )
+    ]
+    seen = np.broadcast_to(~hides[:, None], outputs[0].shape[:3])
+    # A segment that is hidden as a whole is there all the same.
+    seen = seen & ((np.arange(12) < 4) | (np.arange(2) > 0)[:, None])[:, None]
+    golden_cases.assert_close(outputs[0][seen], outputs[1][seen], 1e-5)
+
+
+def test_refuses_a_projection_of_the_whole_under_a_causal_mask():
+    group = built_group(3, None, 2)
+    for call in (
+        lambda: group(*tokens(6), use_causal_mask=True),
+        lambda: group.make_cache(1, 6),
+    ):
+        with pytest.raises(ValueError, match="`segment_length`.*segment_length=None"):
+            call()
+
+
+def test_refuses_what_has_no_meaning():
+    with pytest.raises(ValueError, match="`key_shift` must be 0: .*key_shift=1"):
+        zoo.LongShortHeads(HEADS, key_shift=1)
+    with pytest.raises(ValueError, match="`value` must not be another sequence: .*win"):
+        built_group(3, 2, 1)(*tokens(6), is_cross_attention=True)

@@ -1,0 +1,134 @@
+"""Tests of Luna heads; `compressing_test` has what such kinds share."""
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, LENGTH, KEY_DIM, VALUE_DIM, PACKED = 2, 2, 21, 5, 4, 3
+
+
+def built_group(**options):
+    group = zoo.LunaHeads(HEADS, PACKED, **options)
+    start = (None, HEADS, None)
+    group.build(*[(*start, KEY_DIM)] * 2, (*start, VALUE_DIM))
+    helpers.randomize(group)
+    return group
+
+
+def tokens(memory_length=LENGTH):
+    sizes = (LENGTH, KEY_DIM), (memory_length, KEY_DIM), (memory_length, VALUE_DIM)
+    return [helpers.normal(BATCH, HEADS, *s, seed=i) for i, s in enumerate(sizes)]
+
+
+def softmax(x):
+    weights = np.exp(x - x.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def expected_output(group, query, key, value, real, bias, causal):
+    packing = golden_cases.to_numpy(group.packing_queries).astype("float64")
+    packing = packing.reshape(PACKED, HEADS, KEY_DIM) / np.sqrt(KEY_DIM)
+    output = np.zeros((*query.shape[:3], VALUE_DIM))
+    for b, h, t in np.ndindex(query.shape[:3]):
+        seen = np.flatnonzero(real[b])
+        seen = seen[seen <= t] if causal else seen
+        if not len(seen):
+            continue
+        logits = packing[:, h] @ key[b, h, seen].T + bias[b, seen]
+        weights, divisor = softmax(logits), 1
+        if causal:
+            weights, divisor = np.log2(1 + 2**logits), len(seen)
+        packed = weights @ key[b, h, seen] / divisor
+        unpacking = softmax(packed @ query[b, h, t])
+        output[b, h, t] = unpacking @ weights @ value[b, h, seen] / divisor
+    return output
+
+
+@pytest.mark.parametrize(
+    "causal, chunk_length, memory_length",
+    [(True, 1, LENGTH), (True, 8, LENGTH), (True, 128, LENGTH), (False, 8, 9)],
+)
+def test_equals_the_formula(causal, chunk_length, memory_length):
+    group = built_group(chunk_length=chunk_length)
+    real = helpers.mask_with_a_hole(memory_length, memory_length - 2, memory_length)
+    real[1, :3] = False
+    bias, arrays = helpers.normal(BATCH, memory_length, seed=5), tokens(memory_length)
+
+    output, _ = golden_cases.run(
+        group,
+        *arrays,
+        value_mask=real,
+        token_bias=bias,
+        use_causal_mask=causal,
+        is_cross_attention=not causal,
+    )
+
+    arrays = [x.astype("float64") for x in arrays]
+    expected = expected_output(group, *arrays, real, bias, causal)
+    golden_cases.assert_close(output, expected, 1e-5)
+    if causal:
+        assert np.all(output[1, :, :3] == 0.0)
+
+
+@pytest.mark.parametrize("name, heads", [("causal", 3), ("full", 1)])
+def test_equals_the_code_of_the_paper(name, heads):
+    """XuezheMax/fairseq-apollo; see `tools/peers`."""
+    golden = golden_cases.load("peers/luna.npz")
+    packed, dim = golden["packing"].shape
+    attention = layers.MixedAttention(
+        [zoo.LunaHeads(heads, packed, chunk_length=4)],
+        dim // heads,
+        kernel_initializer="zeros",
+    )
+    attention.build((None, None, dim))
+    for part in ("query", "key", "value"):
+        getattr(attention, f"{part}_kernel").assign(golden[part].T)
+    attention.output_kernel.assign(np.eye(dim))
+    attention.head_groups[0].packing_queries.assign(golden["packing"])
+    output, _ = golden_cases.run(
+        attention, golden["input"], use_causal_mask=name == "causal"
+    )
+    golden_cases.assert_close(output, golden[name], 1e-5)
+
+
+def test_remembers_as_much_for_any_context():
+    group = built_group()
+    sizes = [
+        [tuple(x.shape) for x in keras.tree.flatten(group.make_cache(2, length))]
+        for length in (100, 64_000)
+    ]
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("hidden", [-1e9, -np.inf])
+def test_a_bias_hides_tokens(hidden, causal):
+    group, arrays = built_group(), tokens()
+    bias = np.zeros((BATCH, LENGTH), "float32")
+    bias[:, 4:7] = hidden
+    changed = [arrays[0], *(x.copy() for x in arrays[1:])]
+    for x in changed[1:]:
+        x[:, :, 4:7] += 1.0
+    outputs = [
+        golden_cases.run(group, *a, token_bias=bias, use_causal_mask=causal)[0]
+        for a in (arrays, changed)
+    ]
+    golden_cases.assert_close(*outputs, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"max_relative_position": 3}, "`max_relative_position` must be None: .*=3"),
+        ({"key_shift": 1}, "`key_shift` must be 0: .*key_shift=1"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["Luna", "Induced"])
+def test_refuses_what_has_no_meaning(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        getattr(layers, f"{kind}Heads")(HEADS, **options)

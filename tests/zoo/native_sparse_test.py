@@ -1,0 +1,271 @@
+"""Tests of native sparse attention."""
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, LENGTH, KEY_DIM, VALUE_DIM, DIM = 2, 2, 23, 5, 4, 7
+SIZES = {
+    "compression_length": 4,
+    "compression_stride": 2,
+    "block_length": 4,
+    "num_blocks": 3,
+    "attention_window": 5,
+}
+
+
+def built_group(**options):
+    group = zoo.NativeSparseHeads(
+        HEADS,
+        **{**SIZES, "embeddings_initializer": "zeros", **options},
+        kernel_initializer="zeros",
+    )
+    start = (BATCH, HEADS, LENGTH)
+    shapes = [(*start, KEY_DIM)] * 2 + [(*start, VALUE_DIM)]
+    group.build(*shapes, features_shape=(BATCH, LENGTH, DIM))
+    helpers.randomize(group)
+    return group
+
+
+def tokens(length=LENGTH):
+    start = (BATCH, HEADS, LENGTH)
+    arrays = {
+        "query": helpers.normal(*start, KEY_DIM),
+        "key": helpers.normal(*start, KEY_DIM, seed=1),
+        "value": helpers.normal(*start, VALUE_DIM, seed=2),
+    }
+    arrays = {name: x[:, :, :length] for name, x in arrays.items()}
+    features = helpers.normal(BATCH, LENGTH, DIM, seed=3)[:, :length]
+    return {**arrays, "features": features}
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def weights_of(layer):
+    return {
+        weight.name: golden_cases.to_numpy(weight).astype("float64")
+        for weight in layer.weights
+    }
+
+
+def compressed(layer, x, real):
+    """Returns one vector for a block `[heads, length, dim]`."""
+    own = weights_of(layer)
+    x = np.where(real[:, None], x + own["places"][:, 0], 0.0)
+    hidden = x.reshape(len(x), -1) @ own["hidden_kernel"] + own["hidden_bias"]
+    return np.maximum(hidden, 0.0) @ own["output_kernel"] + own["output_bias"]
+
+
+def expected_output(group, query, key, value, features, real):
+    """The equations of the paper, for one query after the other."""
+    own = weights_of(group)
+    branches = [(key, value)] * 3
+    if not group.share_branches:
+        made = features.astype("float64") @ own["branch_kernel"]
+        made = made.reshape(*features.shape[:2], 2, HEADS, -1).transpose(2, 0, 3, 1, 4)
+        branches[:2] = [(x[..., :KEY_DIM], x[..., KEY_DIM:]) for x in made]
+    gates = sigmoid(features @ own["gate_kernel"] + own["gate_bias"])
+    gates = gates.reshape(*features.shape[:2], HEADS, 3)
+    output = np.zeros(value.shape)
+    for b, t in np.ndindex(features.shape[:2]):
+        coarse, blocks = coarse_branch(group, query[b, :, t], branches[0], b, t, real)
+        near = np.arange(t + 1) > t - group.attention_window
+        for h in range(HEADS):
+            chosen = np.isin(np.arange(t + 1) // group.block_length, blocks[h])
+            fine, window = (
+                helpers.dense_attention(
+                    query[b, h, t][None],
+                    keys[b, h, : t + 1],
+                    values[b, h, : t + 1],
+                    (seen & real[b, : t + 1])[None],
+                    0.0,
+                    helpers.relative_tables(group),
+                    np.arange(-t, 1)[None],
+                )[0][0]
+                for seen, (keys, values) in zip((chosen, near), branches[1:])
+            )
+            results = np.stack([coarse[h], fine, window])
+            output[b, h, t] = gates[b, t, h] @ results
+    return output
+
+
+def coarse_branch(group, query, branch, b, t, real):
+    """Returns its output for each head, and the numbers of the blocks it chooses."""
+    keys, values = branch
+    size, stride, block = (
+        group.compression_length,
+        group.compression_stride,
+        group.block_length,
+    )
+    output, own = np.zeros((HEADS, VALUE_DIM)), t // block
+    importance = np.zeros((HEADS, own + 1))
+    starts = [s for s in range(0, t + 2 - size, stride) if real[b, s : s + size].any()]
+    if starts:
+        summary_keys, summary_values = (
+            np.stack(
+                [
+                    compressed(network, x[b, :, s : s + size], real[b, s : s + size])
+                    for s in starts
+                ],
+                axis=1,
+            )
+            for network, x in (
+                (group.key_compression, keys),
+                (group.value_compression, values),
+            )
+        )
+        logits = np.einsum("hd,hcd->hc", query, summary_keys)
+        weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        output = np.einsum("hc,hcd->hd", weights, summary_values)
+        for c, start in enumerate(starts):
+            for place in range(start, start + size, stride):
+                importance[:, place // block] += weights[:, c]
+    forced = [*range(group.num_initial_blocks)]
+    forced += range(own - group.num_local_blocks + 1, own + 1)
+    importance[:, [j for j in set(forced) if 0 <= j <= own]] = np.inf
+    order = np.argsort(-importance, axis=-1, kind="stable")
+    return output, order[:, : group.num_blocks]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"share_branches": True, "max_relative_position": 4, "num_blocks": 4},
+        {"compression_length": 2, "block_length": 6, "num_initial_blocks": 0},
+        {"compression_stride": 1, "block_length": 5, "num_local_blocks": 1},
+        {"num_blocks": 1, "num_local_blocks": 1, "num_initial_blocks": 0},
+        {"block_length": 32, "attention_window": 40, "num_blocks": 20},
+    ],
+)
+@pytest.mark.parametrize("padded", [False, pytest.param(True, id="padded")])
+def test_equals_the_equations(options, padded):
+    group, arrays = built_group(**options), tokens()
+    real = np.ones((BATCH, LENGTH), "bool")
+    if padded:
+        real = helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH - 5)
+        real[1, :5] = False
+    masks = {"query_mask": real, "value_mask": real} if padded else {}
+    output, _ = golden_cases.run(group, **arrays, **masks, use_causal_mask=True)
+    expected = expected_output(group, **arrays, real=real)
+    shown = real[:, None, :, None] & np.ones_like(expected, "bool")
+    golden_cases.assert_close(output[shown], expected[shown], 2e-5)
+
+
+def test_equals_the_code_of_others():
+    """See `tools/peers/native_sparse.py`."""
+    golden = golden_cases.load("peers/native_sparse.npz")
+    query, key, value = (
+        golden[name].swapaxes(1, 2) for name in ("query", "key", "value")
+    )
+    block, dim = int(golden["block_length"]), query.shape[-1]
+    group = zoo.NativeSparseHeads(
+        query.shape[1],
+        compression_length=block,
+        compression_stride=block,
+        block_length=block,
+        num_blocks=int(golden["num_blocks"]),
+        attention_window=int(golden["attention_window"]),
+        compression_dim=golden["key/hidden_bias"].shape[0],
+        share_branches=True,
+    )
+    shapes = [x.shape for x in (query, key, value)]
+    group.build(*shapes, features_shape=golden["features"].shape)
+    group.gate_kernel.assign(golden["gate_kernel"])
+    group.gate_bias.assign(golden["gate_bias"])
+    for name in ("key", "value"):
+        compression = getattr(group, f"{name}_compression")
+        for weight in compression.weights:
+            weight.assign(golden[f"{name}/{weight.name}"])
+    output, _ = golden_cases.run(
+        group,
+        query * dim**-0.5,
+        key,
+        value,
+        features=golden["features"],
+        use_causal_mask=True,
+    )
+    golden_cases.assert_close(output, golden["output"].swapaxes(1, 2), 1e-5)
+
+
+def test_what_stands_at_padding_has_no_influence():
+    group, length = built_group(), 15
+    real = helpers.mask_with_a_hole(LENGTH, length, 12)
+    results = []
+    for used, noise in ((length, 0.0), (LENGTH, 0.0), (LENGTH, 50.0)):
+        arrays = {
+            name: x + noise * ~real[:, None, :, None]
+            if x.ndim == 4
+            else x + noise * ~real[..., None]
+            for name, x in tokens().items()
+        }
+        arrays = {
+            name: x[:, :, :used] if x.ndim == 4 else x[:, :used]
+            for name, x in arrays.items()
+        }
+        output, _ = golden_cases.run(
+            group,
+            **arrays,
+            query_mask=real[:, :used],
+            value_mask=real[:, :used],
+            use_causal_mask=True,
+        )
+        results.append(output.swapaxes(1, 2)[:, :length][real[:, :length]])
+    for other in results[1:]:
+        golden_cases.assert_close(other, results[0], 1e-5)
+
+
+def test_all_weights_learn():
+    """But relative positions, of which there are none here."""
+    group = built_group()
+    gradients = golden_cases.gradients(
+        group,
+        lambda output, losses: keras.ops.sum(output**2),
+        {**tokens(), "use_causal_mask": True},
+        wrt=("query", "key", "value", "features"),
+    )
+    for table in (gradients.inputs, gradients.variables):
+        assert len(table) >= 4
+        for name, gradient in table.items():
+            assert np.all(np.isfinite(gradient)) and np.any(gradient != 0), name
+
+
+def test_refused():
+    with pytest.raises(ValueError, match="multiple of .*compression_length=3, comp"):
+        built_group(compression_length=3)
+    with pytest.raises(ValueError, match="multiple of .*block_length=5, comp"):
+        built_group(block_length=5)
+    with pytest.raises(ValueError, match="not exceed .*compression_length=8, block"):
+        built_group(compression_length=8)
+    with pytest.raises(ValueError, match="always seen.*num_blocks=2, num_initial"):
+        built_group(num_blocks=2)
+    with pytest.raises(ValueError, match="token_bias_weight.*logit for many"):
+        built_group(token_bias_weight="fixed")
+    with pytest.raises(ValueError, match="`key_shift` must be 0: .*key_shift=1"):
+        built_group(key_shift=1)
+    group, arrays = built_group(), tokens()
+    for options, message in (
+        ({}, "causal mask.*use_causal_mask=False"),
+        (
+            {"use_causal_mask": True, "is_cross_attention": True},
+            "causal mask.*is_cross_attention=True",
+        ),
+        (
+            {"use_causal_mask": True, "token_bias": np.zeros((BATCH, LENGTH))},
+            "`token_bias` must be None",
+        ),
+        ({"use_causal_mask": True, "features": None}, "`features` must be given"),
+        (
+            {"use_causal_mask": True, "value": np.ones((BATCH, HEADS, LENGTH, 9))},
+            "`return_attention_scores` must be False.*size 9 in place of 4",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            group(**{**arrays, **options})

@@ -1,0 +1,258 @@
+"""Tests of Sinkhorn heads."""
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, DIM = 2, 2, 6
+OPTIONS = {"num_iterations": 3, "temperature": 0.6}
+
+
+def built_group(length, block, **options):
+    group = zoo.SinkhornHeads(HEADS, block, **{**OPTIONS, **options})
+    group.build(*[(BATCH, HEADS, length, DIM)] * 3)
+    return group
+
+
+def tokens(length, scale=1.0):
+    return [
+        scale * helpers.normal(BATCH, HEADS, length, DIM, seed=seed)
+        for seed in range(3)
+    ]
+
+
+def sorting_matrix(group, query, key, parts, real, causal):
+    """R of one head, by division of a matrix of exponentials."""
+    size = len(parts)
+    matrix = np.zeros((size, size))
+    for i, j in np.ndindex(size, size):
+        asks = [t for t in parts[i] if real[t]]
+        if causal:
+            asks = [t for t in range(parts[i][0] + 1) if real[t]]
+        offers = [t for t in parts[j] if real[t]]
+        hidden = (causal and j >= i) or not offers or not real[parts[i]].any()
+        if not hidden:
+            mean = np.mean(query[asks], axis=0) if asks else np.zeros(DIM)
+            score = mean @ np.mean(key[offers], axis=0)
+            matrix[i, j] = np.exp(score / group.temperature)
+    for _ in range(group.num_iterations):
+        matrix = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1e-30)
+        sums = matrix.sum(axis=0, keepdims=True)
+        if causal:
+            sums = np.cumsum(matrix, axis=0)
+        matrix = matrix / np.maximum(sums, 1e-30)
+    if causal:
+        matrix = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1e-30)
+    return matrix
+
+
+def expected_output(group, query, key, value, real, causal):
+    query, key, value = (np.asarray(x, "float64") for x in (query, key, value))
+    length, block = query.shape[2], group.block_length
+    parts = [
+        np.arange(start, min(start + block, length))
+        for start in range(0, length, block)
+    ]
+    output = np.zeros(value.shape)
+    for b, h in np.ndindex(query.shape[:2]):
+        matrix = sorting_matrix(group, query[b, h], key[b, h], parts, real[b], causal)
+        for i, part in enumerate(parts):
+            mixed = []
+            for slot in range(block):
+                those = [j for j, p in enumerate(parts) if slot < len(p)]
+                those = [j for j in those if real[b, parts[j][slot]]]
+                weights = matrix[i, those]
+                if weights.sum() > 0:
+                    places = [parts[j][slot] for j in those]
+                    weights = weights * matrix[i].sum() / weights.sum()
+                    mixed.append(
+                        (weights @ key[b, h, places], weights @ value[b, h, places])
+                    )
+            for t in part:
+                own = [s for s in part if real[b, s] and (s <= t or not causal)]
+                pairs = mixed + [(key[b, h, s], value[b, h, s]) for s in own]
+                if pairs:
+                    keys, values = map(np.array, zip(*pairs))
+                    weights = np.exp(keys @ query[b, h, t])
+                    output[b, h, t] = weights @ values / weights.sum()
+    return output
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length, block", [(20, 4), (19, 4), (5, 8), (1, 1)])
+def test_sees_its_own_and_a_sorted_block(length, block, causal):
+    group = built_group(length, block)
+    arrays = tokens(length)
+    real = helpers.mask_with_a_hole(length, length, max(length - 6, 1))
+    if length == 20:
+        real[0, 8:12] = False
+    output, _ = golden_cases.run(
+        group, *arrays, value_mask=real, use_causal_mask=causal
+    )
+    expected = expected_output(group, *arrays, real, causal)
+    golden_cases.assert_close(output, expected, 1e-5)
+
+
+def test_equals_sinkhorn_transformer():
+    case = golden_cases.load("peers/sinkhorn_heads.npz")
+    group = zoo.SinkhornHeads(
+        HEADS,
+        int(case["block_length"]),
+        int(case["num_iterations"]),
+        float(case["temperature"]),
+    )
+    query, key = case["query"], case["key"]
+    output, _ = golden_cases.run(group, query * DIM**-0.5, key, key)
+    golden_cases.assert_close(output, case["output"], 1e-5)
+
+
+def test_many_iterations_lead_to_sums_of_one():
+    """Of triangular matrices only one has them, which gives the block before."""
+    group = built_group(20, 4, num_iterations=40)
+    query, key, _ = (x.reshape(BATCH, HEADS, 5, 4, DIM) for x in tokens(20))
+    real = np.ones((BATCH, 1, 5, 4), "bool")
+    # In a graph: each iteration is the same few operations.
+    call = helpers.compiled(
+        lambda *x: [group.sorting(*x, use_causal_mask=y) for y in (False, True)], False
+    )
+    balanced, before = call(query, key, real)
+    np.testing.assert_allclose(balanced.sum(axis=-2), 1.0, atol=1e-4)
+    np.testing.assert_allclose(balanced.sum(axis=-1), 1.0, atol=1e-4)
+    np.testing.assert_allclose(
+        before, np.broadcast_to(np.eye(5, k=-1), before.shape), atol=0.05
+    )
+
+
+def test_later_tokens_change_no_bit_of_earlier_outputs():
+    group = built_group(19, 4)
+    arrays = tokens(19)
+    others = [helpers.normal(*x.shape, seed=9 + i) for i, x in enumerate(arrays)]
+    real = helpers.mask_with_a_hole(19, 19, 15)
+    before, _ = golden_cases.run(group, *arrays, value_mask=real, use_causal_mask=True)
+    for last in (0, 7, 8, 17):
+        later = np.arange(19) > last
+        changed = [
+            np.where(later[:, None], other, x) for x, other in zip(arrays, others)
+        ]
+        for values, mask in ((changed, real), (arrays, real & ~later)):
+            after, _ = golden_cases.run(
+                group, *values, value_mask=mask, use_causal_mask=True
+            )
+            np.testing.assert_array_equal(after[:, :, ~later], before[:, :, ~later])
+            assert np.any(after != before)
+
+
+def test_no_gradient_flows_to_later_tokens():
+    group, names = built_group(19, 4), ("query", "key", "value")
+    result = golden_cases.gradients(
+        group,
+        lambda output, losses: keras.ops.sum(output[:, :, :10] ** 2),
+        dict(zip(names, tokens(19))) | {"use_causal_mask": True},
+        wrt=names,
+    )
+    for name in names:
+        gradient = result.inputs[name]
+        assert np.all(gradient[:, :, 10:] == 0.0)
+        # The third block reads the first two in another order.
+        assert np.all(np.any(gradient[:, :, 1:10] != 0.0, axis=(0, 1, 3)))
+
+
+@pytest.mark.parametrize(
+    "dtype, tolerance", [("float32", 1e-5), ("mixed_float16", 0.02)]
+)
+def test_steps_equal_the_whole(dtype, tolerance):
+    group = zoo.SinkhornHeads(HEADS, 4, **OPTIONS, dtype=dtype)
+    layer = layers.MixedAttention([group], 6, kernel_initializer="zeros", dtype=dtype)
+    layer.build((None, None, 8))
+    helpers.randomize(layer)
+    real = helpers.mask_with_a_hole(17, 17, 14)
+    x, noise = helpers.normal(2, 17, 8), helpers.normal(2, 3, 8, seed=1)
+
+    def ways(x, real, noise):
+        def fed(x, real, cache, index):
+            return layer(x, query_mask=real, cache=cache, cache_index=index)
+
+        cache = layer.make_cache(2, 19)
+        start, cache = fed(x[:, :6], real[:, :6], cache, 0)
+        again, cache = fed(x[:, 5:9], real[:, 5:9], cache, 5)
+        # The newest token replaces others.
+        _, cache = fed(noise[:, :1], real[:, :1] | True, cache, 9)
+        _, cache = fed(noise[:, 1:2], real[:, :1] & False, cache, 9)
+        rest, _ = fed(x[:, 9:], real[:, 9:], cache, 9)
+        steps = keras.ops.concatenate([start[:, :5], again, rest], axis=1)
+        return steps, layer(x, query_mask=real, use_causal_mask=True)
+
+    call = helpers.compiled(ways, keras.backend.backend() == "jax" or None)
+    steps, expected = (y.astype("float32") for y in call(x, real, noise))
+    golden_cases.assert_close(steps[real], expected[real], tolerance)
+
+
+def test_padding_has_no_influence():
+    """Not its numbers, nor whether it is there."""
+    group, length = built_group(14, 4), 9
+    real = helpers.tail_mask(14, length, 7)
+    real[:, [0, 3]] = False
+    results = []
+    for used, noise in ((length, 0.0), (14, 0.0), (14, 50.0)):
+        arrays = [
+            (x + noise * ~real[:, None, :, None])[:, :, :used] for x in tokens(14)
+        ]
+        masks = {"query_mask": real[:, :used], "value_mask": real[:, :used]}
+        output, _ = golden_cases.run(group, *arrays, **masks)
+        results.append(output[:, :, :length].swapaxes(1, 2)[real[:, :length]])
+    for other in results[1:]:
+        golden_cases.assert_close(other, results[0], 1e-5)
+
+
+def test_noise_comes_in_training_alone():
+    group, arrays = built_group(20, 4, dropout_seed=3), tokens(20)
+    plain, _ = golden_cases.run(group, *arrays)
+    quiet, _ = golden_cases.run(
+        built_group(20, 4, gumbel_noise=False), *arrays, training=True
+    )
+    noisy, _ = golden_cases.run(group, *arrays, training=True)
+    golden_cases.assert_close(quiet, plain, 1e-6)
+    assert np.all(np.isfinite(noisy)) and np.abs(noisy - plain).max() > 1e-3
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_stays_finite_with_large_scores(causal):
+    """A column may get no weight at all."""
+    group, arrays = built_group(20, 4), tokens(20, scale=30.0)
+    result = golden_cases.gradients(
+        group,
+        lambda output, losses: keras.ops.sum(output**2),
+        dict(zip(("query", "key", "value"), arrays)) | {"use_causal_mask": causal},
+        wrt=("query", "key", "value"),
+    )
+    for gradient in result.inputs.values():
+        assert np.all(np.isfinite(gradient)) and np.any(gradient)
+
+
+def test_refuses_what_has_no_meaning():
+    group, arrays = built_group(8, 4), tokens(8)
+    with pytest.raises(ValueError, match="`token_bias` must be None: a place"):
+        group(*arrays, token_bias=helpers.normal(BATCH, 8))
+    with pytest.raises(ValueError, match="`SinkhornHeads` .* is_cross_attention=True"):
+        group(*arrays, is_cross_attention=True)
+
+
+def test_survives_saving(tmp_path):
+    group = zoo.SinkhornHeads(2, 3, 2, 0.5, gumbel_noise=False)
+    helpers.assert_keeps_settings(group)
+    layer = layers.MixedAttention([group], key_dim=4, kernel_initializer="ones")
+    helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, 9, 6))
+
+
+@pytest.mark.thorough
+def test_a_start_may_have_room_behind_it():
+    group = zoo.SinkhornHeads(HEADS, 4, **OPTIONS)
+    layer = layers.MixedAttention([group], 6, kernel_initializer="zeros")
+    layer.build((None, None, 8))
+    helpers.randomize(layer)
+    helpers.assert_starts_with_room(layer, 8, has_bias=False)

@@ -1,0 +1,109 @@
+"""Tests of Synthesizer heads, against NumPy."""
+
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, DIM, MAX_LENGTH = 2, 2, 6, 16
+FORMS = [("dense", None), ("dense", 3), ("random", None), ("random", 3)]
+every_form = pytest.mark.parametrize("kind, rank", FORMS)
+
+
+def built_group(kind, rank, **options):
+    options = {"max_length": MAX_LENGTH, "rank": rank, **options}
+    group = zoo.SynthesizerHeads(HEADS, kind, **options)
+    group.build((None, HEADS, None, DIM), None, (None, HEADS, None, DIM))
+    return group
+
+
+def tokens(length):
+    return [helpers.normal(BATCH, HEADS, length, DIM, seed=i) for i in range(2)]
+
+
+def logits(group, query):
+    """The logits of the paper, in float64, for all places there may be."""
+    weights = [golden_cases.to_numpy(w).astype("float64") for w in group.weights]
+    if group.kind == "random" and group.rank is None:
+        return weights[0][None]
+    if group.kind == "random":
+        return np.einsum("hik,hjk->hij", *weights)[None]
+    hidden = np.maximum(query * DIM**0.5, 0.0)
+    parts = [np.einsum("bhid,hdj->bhij", hidden, w) for w in weights]
+    if group.rank is None:
+        return parts[0]
+    number = parts[1].shape[-1]
+    places = np.arange(group.rank * number)
+    return parts[0][..., places // number] * parts[1][..., places % number]
+
+
+@every_form
+@pytest.mark.parametrize("causal, length", [(False, 11), (True, 16), (True, 1)])
+def test_equals_the_formula(kind, rank, causal, length):
+    group = built_group(kind, rank)
+    query, value = tokens(length)
+    real = helpers.mask_with_a_hole(length, length, max(length - 3, 1))
+    bias = helpers.normal(BATCH, length, seed=5)
+
+    output, _ = golden_cases.run(
+        group,
+        query,
+        None,
+        value,
+        value_mask=real,
+        token_bias=bias,
+        use_causal_mask=causal,
+    )
+
+    own = logits(group, query)[..., :length, :length] + bias[:, None, None]
+    sees = real[:, None, None] & (np.tri(length, dtype="bool") | (not causal))
+    expected, _ = helpers.dense_attention(
+        np.zeros_like(query), np.zeros_like(query), value, sees, own
+    )
+    golden_cases.assert_close(output, expected, 1e-5)
+
+
+@every_form
+def test_starts_with_logits_like_those_of_dot_products(kind, rank):
+    group = built_group(kind, rank, max_length=200)
+    query = helpers.normal(1, HEADS, 200, DIM) * DIM**-0.5
+    assert 0.4 < logits(group, query).std() < 1.6
+
+
+def test_learns_what_the_layer_is_told_to():
+    arguments = {"kind": "random", "rank": None}
+    assert len(built_group(**arguments).trainable_weights) == 1
+    assert built_group(**arguments, trainable=False).trainable_weights == []
+
+
+def test_each_sequence_drops_other_weights():
+    group = built_group("random", None, dropout=0.5, dropout_seed=1)
+    value = np.broadcast_to(np.eye(12, DIM, dtype="float32"), (BATCH, HEADS, 12, DIM))
+    output, _ = golden_cases.run(group, tokens(12)[0], None, value, training=True)
+    assert np.any(output[0] != output[1])
+
+
+@every_form
+def test_has_no_key_projection(kind, rank):
+    group = zoo.SynthesizerHeads(HEADS, kind, MAX_LENGTH, rank)
+    attention = layers.MixedAttention([group], DIM, kernel_initializer="zeros")
+    attention.build((None, None, 8))
+    assert attention.key_kernel is None
+
+
+def test_refusals():
+    group = built_group("dense", None)
+    message = "`max_length` must be .*max_length=16 .* with a {} of 17 tokens"
+    query, value = tokens(17)
+    with pytest.raises(ValueError, match=message.format("sequence")):
+        group(query, None, value)
+    with pytest.raises(ValueError, match=message.format("cache")):
+        group.make_cache(1, 17)
+    with pytest.raises(ValueError, match="`value` must not be another sequence"):
+        group(*tokens(5), tokens(5)[1], is_cross_attention=True)
+    for name, value in (("max_relative_position", 3), ("key_shift", 1)):
+        with pytest.raises(ValueError, match=f"`{name}` must be .*{name}={value}"):
+            zoo.SynthesizerHeads(1, **{name: value})

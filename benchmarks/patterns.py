@@ -14,6 +14,8 @@ there; all of it takes about five hours of two cores.
 """
 
 import functools
+import itertools
+import math
 import subprocess
 
 import tqdm
@@ -199,32 +201,71 @@ def _cost(value):
     return f"{value['seconds']:.2f} s, {value['bytes'] / 2**20:,.0f} MiB"
 
 
-def draw(path, figures, length):
-    """Draws bits per byte against the seconds of a layer, a point for each row."""
+def draw(figures, length):
+    """Returns a figure of bits per byte against the seconds of a layer."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5.5), layout="constrained")
+    figure = Figure(figsize=(9, 7), layout="constrained")
     axes = figure.subplots()
+    points = {}
     for row in pattern_heads.ROWS:
         bits = _figure(figures, row, "language")
         seconds = _figure(figures, row, f"cost at {length}")
         if bits and isinstance(seconds, dict):
             # What sampling can reach.
-            point = seconds["seconds"], list(bits.values())[-1]
+            points[row] = seconds["seconds"], list(bits.values())[-1]
             is_routed = row in pattern_heads.ROUTED
-            axes.plot(*point, "o", color="tab:red" if is_routed else "tab:blue")
-            place = {"xytext": (3, 4), "textcoords": "offset points"}
-            axes.annotate(row, point, **place, rotation=30, fontsize=8)
+            axes.plot(*points[row], "o", color="tab:red" if is_routed else "tab:blue")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("{x:g}")
-    axes.margins(0.1)
+    axes.margins(0.12, 0.1)
     axes.set(
         xlabel=f"seconds of forward+backward of a layer, {length:,} tokens",
         ylabel="bits per byte of the main job",
     )
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)
+    figure.draw_without_rendering()  # settles where points and labels lie
+    _write_names(axes, points)
+    return figure
+
+
+def _write_names(axes, points):
+    """Writes a name beside each point, where it lies on no other name or point."""
+    frame = axes.get_window_extent()
+    pixels = axes.figure.dpi / 72  # of a point of type
+    style = {"xytext": (0, 0), "textcoords": "offset points", "fontsize": 8}
+    line = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.5}
+    centres = {name: axes.transData.transform(at) for name, at in points.items()}
+    radius = 4 * pixels
+    taken = [
+        (x - radius, y - radius, x + radius, y + radius) for x, y in centres.values()
+    ]
+    for name, (x, y) in centres.items():
+        label = axes.annotate(name, points[name], arrowprops=line, **style)
+        size = label.get_window_extent().size
+        for distance, angle in itertools.product(range(8, 90, 4), range(0, 360, 30)):
+            box = _box(x, y, size, distance * pixels, math.radians(angle))
+            inside = frame.x0 < box[0] and box[2] < frame.x1
+            inside &= frame.y0 < box[1] and box[3] < frame.y1
+            if inside and not any(_meet(box, other) for other in taken):
+                break
+        taken.append(box)
+        label.set_position(((box[0] - x) / pixels, (box[1] - y) / pixels))
+
+
+def _box(x, y, size, distance, angle):
+    """Returns the box (left, bottom, right, top) of a name in a direction."""
+    width, height = size
+    right, up = distance * math.cos(angle), distance * math.sin(angle)
+    left = x + right - (width if right < 0 else 0)
+    return left, y + up - height / 2, left + width, y + up + height / 2
+
+
+def _meet(one, other):
+    """Whether two boxes (left, bottom, right, top) share a place."""
+    apart = one[2] < other[0] or other[2] < one[0]
+    return not (apart or one[3] < other[1] or other[3] < one[1])
 
 
 def benchmark(options):
@@ -235,7 +276,8 @@ def benchmark(options):
     print("\n".join(table(figures, options)))
     if options.plot:
         lengths = contest.lengths_of(options)
-        draw(options.plot, figures, min(lengths, key=lambda n: abs(n - STATE_LENGTH)))
+        length = min(lengths, key=lambda n: abs(n - STATE_LENGTH))
+        draw(figures, length).savefig(options.plot, dpi=150)
 
 
 def define_flags(values=flags.FLAGS):

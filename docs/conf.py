@@ -1,5 +1,6 @@
 """How Sphinx builds the documentation: `python -m sphinx -W docs docs/_build`."""
 
+import inspect
 import os
 import re
 
@@ -7,12 +8,19 @@ import re
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
+from sphinx.util.inspect import stringify_signature
+
 from routing_tf import __version__
 
 project = "routing_tf"
 author = "the routing_tf authors"
 version = release = __version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"routing_tf {version}"
@@ -23,12 +31,15 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 600
 default_role = "literal"
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True, "imported-members": True}
+autodoc_default_options = {"members": True}
+autosummary_generate = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Call arguments", "params_style"), ("State", "notes")]
 CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w+)$")
+SECTION = re.compile(r"^## (?P<title>.*)\n(?P<text>(?:(?!^## ).*\n?)*)", re.M)
+PAGE = re.compile(r"\]\((?P<page>[\w/]+)\.md\)")
 
 
 def to_restructured_text(app, what, name, of, options, lines):
@@ -49,6 +60,32 @@ def to_restructured_text(app, what, name, of, options, lines):
     lines[:] = found
 
 
+def real_signature(app, what, name, of, options, signature, returns):
+    """Shows the arguments of a class's `__init__`: `__new__` of Keras hides them."""
+    if what != "class" or signature != "(*args, **kwargs)":
+        return None
+    first, *arguments = inspect.signature(of.__init__).parameters.values()
+    shown = inspect.Signature(arguments)
+    return stringify_signature(shown, show_annotation=False), None
+
+
+def list_pages(app, name, source):
+    """Makes the links of the home page the contents of the site.
+
+    On GitHub the page is a plain list of links, a section for each part.
+    """
+    if name != app.config.root_doc:
+        return
+    for section in SECTION.finditer(source[0]):
+        pages = [found["page"] for found in PAGE.finditer(section["text"])]
+        if section["text"].lstrip().startswith("- "):
+            options = f":caption: {section['title']}\n:hidden:\n:maxdepth: 1\n\n"
+            listed = "\n".join(dict.fromkeys(pages))
+            source[0] += f"\n```{{toctree}}\n{options}{listed}\n```\n"
+
+
 def setup(app):
     """Registers what turns docstrings, before napoleon reads their sections."""
     app.connect("autodoc-process-docstring", to_restructured_text, priority=400)
+    app.connect("autodoc-process-signature", real_signature)
+    app.connect("source-read", list_pages)

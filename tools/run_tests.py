@@ -9,6 +9,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # They compute nothing with Keras: one backend is enough.
@@ -16,6 +17,7 @@ DATA = (
     "tests/benchmarks",
     "tests/commands_test.py",
     "tests/datagen_test.py",
+    "tests/documented_figures_test.py",
     "tests/output_file_test.py",
     "tests/preset_table_test.py",
     "tests/problems",
@@ -86,22 +88,32 @@ def parts(backends):
         yield backend, rest()
 
 
+def shared_cache(folder):
+    """Returns settings of JAX: all processes share what one of them has compiled."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": folder,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--backends", default="tensorflow")
     parser.add_argument("pytest", nargs="*", help="arguments of pytest")
     options = parser.parse_args()
     failed = []
-    for backend, paths in parts(options.backends.split(",")):
-        print(f"\n== {backend}: {' '.join(paths)}", flush=True)
-        finished = subprocess.run(
-            [sys.executable, "-m", "pytest", *IN_PARALLEL, *options.pytest, *paths],
-            cwd=ROOT,
-            env={**os.environ, "KERAS_BACKEND": backend},
-        )
-        # 5: all tests of this part were left out, as by `-m`
-        if finished.returncode not in (0, 5):
-            failed.append(f"{backend}: {' '.join(paths)}")
+    with tempfile.TemporaryDirectory() as cache:
+        for backend, paths in parts(options.backends.split(",")):
+            print(f"\n== {backend}: {' '.join(paths)}", flush=True)
+            finished = subprocess.run(
+                [sys.executable, "-m", "pytest", *IN_PARALLEL, *options.pytest, *paths],
+                cwd=ROOT,
+                env={**shared_cache(cache), **os.environ, "KERAS_BACKEND": backend},
+            )
+            # 5: all tests of this part were left out, as by `-m`
+            if finished.returncode not in (0, 5):
+                failed.append(f"{backend}: {' '.join(paths)}")
     for name in failed:
         print(f"failed: {name}", file=sys.stderr)
     return 1 if failed else 0

@@ -97,7 +97,7 @@ class Hyperparameters:
             `"reformer"`, `"sinkhorn"` or `"synthesizer"`. Attention to an encoder's
             output is hashed, random or full if `routing` is, and expert choice with all
             other names.
-        encoder_routing: the routed heads of an encoder: any name of `routing` but
+        encoder_routing: the routed heads of an encoder: any name of `routing` except
             `"token_choice"`, `"expert_threshold"`, `"native_sparse"` (they need a
             causal mask) and `"axial"`; or `"block_pair"`, `"clustered_queries"`,
             `"induced"`, `"linformer"` or `"nystrom"`, which have no causal form. None
@@ -106,7 +106,7 @@ class Hyperparameters:
         routed_key_shift: whose key a position offers with its own value in the routed
             heads (whatever their `routing`) and the cluster-strided and strided ones of
             a decoder's self-attention: its own (0), or that of the token before it (1),
-            with which they find what followed their like, see `HeadGroup`.
+            so that they read what followed similar tokens, see `HeadGroup`.
         local_key_shift: the same for local and factorized heads.
         routing_scope: the tokens that compete in expert choice under a causal mask:
             `"full"` or `"prefix"`, see `RoutedHeads`. Sampling is always in the
@@ -134,7 +134,7 @@ class Hyperparameters:
         centroid_decay: share of the old average kept at each training step.
         centroid_initialization: `"normal"` for random centroids; `"tokens"`: the first
             training step sets them to tokens, see `OnlineKMeans`.
-        balance_rate: how fast clusters are made even, see `OnlineKMeans`; 0: not.
+        balance_rate: how fast clusters are made even, see `OnlineKMeans`; 0: never.
         anchor_weight: how much of a fixed random vector is added to each centroid, so
             that those that meet part again, see `OnlineKMeans`; 0: nothing.
         revive_centroids_after: number of training steps without a token after which a
@@ -165,21 +165,21 @@ class Hyperparameters:
         attention_dropout: rate of dropped attention weights.
         drops_inputs: whether the input of the first block has `residual_dropout` too.
         feed_forward_dropout: rate of dropout inside the feed-forward parts.
-        remat: whether training computes the activations inside a block once more for
-            the gradients, in place of keeping them: less memory, more time.
-        remat_attention: whether it does so with what lies between the projections of
-            attention alone: less time. Or `"weights"`, for attention weights alone,
-            which cost most memory and little time; see `MixedAttention`.
-        remat_feed_forward: whether it does so with the feed-forward parts alone. With
-            `remat_attention` nearly as little memory as with `remat`, and less time.
+        remat: whether training recomputes the activations inside a block for the
+            gradients instead of keeping them: less memory, more time.
+        remat_attention: whether it recomputes only what lies between the projections
+            of attention: less time. Or `"weights"`, for only the attention weights,
+            which need most memory and little time; see `MixedAttention`.
+        remat_feed_forward: whether it recomputes only the feed-forward parts. Together
+            with `remat_attention`, nearly as little memory as `remat`, and less time.
         attention_implementation: what computes the attention inside a window or a
             cluster: `"plain"`, or `"auto"` for the kernels of cuDNN on JAX with a GPU,
             and of splash attention with a TPU, see `ScaledDotProduct`.
         initializer: `"unit_scaling"`, the uniform one of tensor2tensor; or
             `"fan_in_normal"`, that of the Sparse Transformer: weights are normal with a
             deviation of `initializer_gain / sqrt(inputs)`, embeddings of
-            `initializer_gain / sqrt(size)`, those of coordinates together of as much,
-            and logits start at 0.
+            `initializer_gain / sqrt(size)`, the embeddings of coordinates together the
+            same, and logits start at 0.
         initializer_gain: scale of the initializer of all weights.
         scale_residual_initializer: whether the initial weights of the last projection
             of each part of a block are divided by `sqrt(2 * layers)` of its stack.

@@ -1,7 +1,11 @@
 """The table of all patterns: every row has heads, and its figures their places."""
 
+import itertools
+import pathlib
+
 import pytest
 from absl import flags
+from matplotlib.text import Text
 
 from benchmarks import compare_patterns
 from benchmarks import pattern_heads
@@ -85,3 +89,18 @@ def test_cells(tmp_path):
         "| 1.00 MiB |",
         "| nystrom | 0 | not causal |  |  |  |  |  |",
     ]
+
+
+def test_names_in_the_plot_lie_apart():
+    folder = pathlib.Path(patterns.__file__).parent
+    record = compare_patterns.Figures(folder / "all_patterns.json")
+    (axes,) = patterns.draw(record, 8192).axes
+    names = [Text.get_window_extent(text) for text in axes.texts]
+    frame = axes.get_window_extent()
+    assert len(names) > 15
+    assert not any(
+        one.overlaps(other) for one, other in itertools.combinations(names, 2)
+    )
+    assert all(
+        frame.contains(*corner) for box in names for corner in (box.min, box.max)
+    )

@@ -70,7 +70,6 @@ HYPERPARAMETERS = {
         "query_cluster",
         "clusters_per_query",
         "exploring_queries",
-        "exploring_cluster_weight",
         "routing_scope",
         "prefix_block_size",
         "ema",

@@ -14,7 +14,7 @@ from routing_tf.layers.validation import is_integer
 
 CLUSTERING = (
     *Clustering.names(),
-    *("query_cluster", "clusters_per_query", "exploring_cluster_weight"),
+    *("query_cluster", "clusters_per_query"),
     *("max_clusters_per_token", "threshold_decay"),
 )
 
@@ -64,8 +64,8 @@ class RoutingAttention(MixedAttention):
             where query and value have the same depth. Defaults to True.
         clustering: dict of further arguments of `RoutedHeads` on its clusters: those
             of `Clustering`, `query_cluster`, `clusters_per_query`,
-            `exploring_cluster_weight`, `max_clusters_per_token` and
-            `threshold_decay`. A `Clustering` will do. None (the default) for none.
+            `max_clusters_per_token` and `threshold_decay`. A `Clustering` will do.
+            None (the default) for none.
         key_shift: whose key a position offers with its own value, in all heads: its
             own (0, the default), or that of the token before it (1), so that a query
             finds what followed its like. 1 is for self-attention under a causal mask.

@@ -70,7 +70,6 @@ _NOT_NEGATIVE = (
     "commitment_weight",
     "balance_rate",
     "anchor_weight",
-    "exploring_cluster_weight",
     "relative_key_stddev",
     "initializer_gain",
     "learning_rate",

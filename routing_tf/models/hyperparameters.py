@@ -127,9 +127,6 @@ class Hyperparameters:
         exploring_queries: how many random queries of each head with clusters see all
             that the mask lets them see while training, see `ClusteredHeads`; 0 for
             none, as in the release.
-        exploring_cluster_weight: how much exploring queries of heads with centroids
-            mind whether a key shares their cluster, so that the loss teaches clusters,
-            see `CentroidHeads`; 0: not at all.
         ema: whether centroids follow moving averages (True) or gradients.
         centroid_decay: share of the old average kept at each training step.
         centroid_initialization: `"normal"` for random centroids; `"tokens"`: the first
@@ -269,7 +266,6 @@ class Hyperparameters:
     query_cluster: str = "query"
     clusters_per_query: int = 1
     exploring_queries: int = 0
-    exploring_cluster_weight: float = 0.0
     ema: bool = True
     centroid_decay: float = 0.999
     centroid_initialization: str = "normal"

@@ -344,7 +344,6 @@ def _clustering(hyperparameters):
         "centroid_initialization": h.centroid_initialization,
         "balance_rate": h.balance_rate,
         "anchor_weight": h.anchor_weight,
-        "exploring_cluster_weight": h.exploring_cluster_weight,
     }
 
 

@@ -37,7 +37,7 @@ RANGES = {
     ),
     "finite and not negative": (
         (-0.1, float("nan"), float("inf")),
-        "balance_rate anchor_weight exploring_cluster_weight learning_rate",
+        "balance_rate anchor_weight learning_rate",
     ),
 }
 

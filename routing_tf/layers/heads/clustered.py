@@ -17,7 +17,6 @@ from routing_tf.layers.rules.inside_clusters import InsideClusters
 from routing_tf.layers.rules.routed_tokens import RoutedTokens
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_not_negative
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer
 
@@ -76,8 +75,6 @@ class ClusteredHeads(HeadGroup):
     clusters_per_query = 1
     #: Whether a token sees itself where it sees others.
     attends_to_self = True
-    #: How much exploring queries mind clusters, see `CentroidHeads`.
-    exploring_cluster_weight = 0.0
 
     def __init__(
         self,
@@ -286,11 +283,7 @@ class CentroidHeads(ClusteredHeads):
     long as there are enough tokens, is never seen, and moves no centroid. The
     clustering loss is added to `losses`. `prefix_block_size` is the number of queries
     that go at once where membership is judged for each prefix; None for
-    `attention_window`. `exploring_cluster_weight` is the factor, at least 0, of the
-    logarithm of the probability that query and key share a cluster, by a softmax of
-    their scores, which is added to the logits of exploring queries: the loss of the
-    model then teaches clusters, too. With 0.0, the default, exploring queries know no
-    clusters. Other arguments are those of `Clustering` and `ClusteredHeads`.
+    `attention_window`. Other arguments are those of `Clustering` and `ClusteredHeads`.
     """
 
     kmeans_class = OnlineKMeans
@@ -302,7 +295,6 @@ class CentroidHeads(ClusteredHeads):
         attention_window,
         *,
         prefix_block_size=None,
-        exploring_cluster_weight=0.0,
         **kwargs,
     ):
         clustering, kwargs = Clustering.taken_from(kwargs)
@@ -311,9 +303,6 @@ class CentroidHeads(ClusteredHeads):
         self.num_clusters = num_clusters
         self.prefix_block_size = check_optional_integer(
             "prefix_block_size", prefix_block_size
-        )
-        self.exploring_cluster_weight = check_not_negative(
-            "exploring_cluster_weight", exploring_cluster_weight
         )
         self.kmeans = self.kmeans_class(
             num_clusters=num_clusters,

@@ -96,8 +96,7 @@ class RoutedHeads(CentroidHeads):
             self-attention queries and keys are then the same and have one routing.
             Defaults to True.
         **kwargs: arguments of `Clustering`, which say how centroids move;
-            `query_cluster` and `exploring_queries` of `ClusteredHeads`;
-            `exploring_cluster_weight` of `CentroidHeads`; and those of
+            `query_cluster` and `exploring_queries` of `ClusteredHeads`; and those of
             `HeadGroup`, where relative positions are in ranks.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences

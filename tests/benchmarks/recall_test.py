@@ -341,7 +341,8 @@ def test_a_short_run(pattern, monkeypatch, eager):
 
 @pytest.mark.parametrize("pattern", recall.PATTERNS[:-1])
 def test_heads_of_a_pattern(pattern):
-    options = parse("--num_heads=3", "--windows=10", "--options=share_query_key=False")
+    changes = "--options=share_query_key=False,num_rounds=2"
+    options = parse("--num_heads=3", "--windows=10", changes)
     settings = recall.settings_of(options, pattern, 1, (64, 4, 10, 1))
     (group,) = recall_model.head_groups(settings)
     config = group.get_config()
@@ -351,6 +352,7 @@ def test_heads_of_a_pattern(pattern):
     if pattern in recall.CLUSTERED:
         assert config["attention_window"] == 10 and not config["share_query_key"]
         assert 12 in (config.get("num_clusters"), config.get("num_buckets"))
+    assert config.get("num_rounds") == (2 if pattern == "hashed" else None)
 
 
 @pytest.mark.thorough

@@ -84,6 +84,7 @@ HYPERPARAMETERS = {
         "position_embeddings",
         "coordinate_embeddings",
         "timing_signal",
+        "restart_positions",
         "rotary_positions",
         "local_relative_positions",
         "routed_relative_positions",

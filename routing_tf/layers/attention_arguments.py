@@ -3,6 +3,7 @@
 import warnings
 
 import keras
+from keras import ops
 
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
@@ -198,6 +199,61 @@ def refuse_attention_mask(attention_mask):
             "`value_mask`, or a mask of shape (batch, 1, memory length), for padding "
             "and `use_causal_mask=True` for causality."
         )
+
+
+def check_segment_ids(segment_ids, is_cross_attention, num_axes):
+    """Returns `segment_ids` as a pair, of query and of value; None twice without them.
+
+    Args:
+        segment_ids: as in a call of `MixedAttention`.
+        is_cross_attention: whether there is another sequence.
+        num_axes: number of axes of the positions.
+    """
+    if segment_ids is None:
+        return None, None
+    is_pair = isinstance(segment_ids, (tuple, list))
+    pair = tuple(segment_ids) if is_pair else (segment_ids, None)
+    if is_pair != is_cross_attention or len(pair) != 2:
+        kind = f"{len(pair)} tensors" if is_pair else "one tensor"
+        raise ValueError(
+            "`segment_ids` must be one tensor in self-attention, and a pair, of query "
+            f"and of value, in attention to another sequence. Received: {kind} with "
+            f"is_cross_attention={is_cross_attention}. Pass "
+            "`segment_ids=(query_segment_ids, value_segment_ids)` with a `value`"
+        )
+    if num_axes != 1:
+        raise ValueError(
+            "`segment_ids` need positions on one axis, in which documents follow each "
+            f"other. Received: positions on {num_axes} axes. Leave `segment_ids` out"
+        )
+    for ids in pair if is_pair else pair[:1]:
+        received = f"a {type(ids).__name__}"
+        if hasattr(ids, "dtype"):
+            received = f"dtype={keras.backend.standardize_dtype(ids.dtype)}"
+        if "dtype=int" not in received and "dtype=uint" not in received:
+            raise ValueError(
+                "`segment_ids` must be tensors of integers, the same for all tokens of "
+                f"a document. Received: {received}. Pass "
+                '`keras.ops.cast(segment_ids, "int32")`'
+            )
+    return pair
+
+
+def masks_of_ids(ids, query_mask, value_mask):
+    """Returns masks that hide the id 0 of segments where no mask is given.
+
+    Args:
+        ids: pair of the ids of query and value; None for the latter in self-attention.
+        query_mask: `<bool>[batch, length]`, or None.
+        value_mask: `<bool>[batch, memory length]`, or None.
+    """
+    query_ids, value_ids = ids
+    if value_ids is not None and value_mask is None:
+        value_mask = ops.not_equal(value_ids, 0)
+    has_mask = value_ids is None and value_mask is not None
+    if query_mask is None and not has_mask:
+        query_mask = ops.not_equal(query_ids, 0)
+    return query_mask, value_mask
 
 
 def check_routing_scope(routing_scope):

@@ -13,6 +13,8 @@ from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import smaller
 from routing_tf.layers.membership import entries_at
+from routing_tf.layers.segments import changes
+from routing_tf.layers.segments import first_positions
 from routing_tf.layers.stated_gradients import stated_gradient
 
 LARGEST_INTEGER = 2**31 - 1
@@ -189,15 +191,21 @@ def _check_sizes(length, num_clusters):
         )
 
 
-def ranks_in_clusters(clusters, num_clusters):
+def ranks_in_clusters(clusters, num_clusters, starts=None):
     """Returns how many earlier tokens have the cluster of each one.
 
-    From `<int32>[B, H, L]` to `<int32>[B, H, L]`.
+    From `<int32>[B, H, L]` to `<int32>[B, H, L]`. With `starts`, `<int32>[B, H, L]`,
+    where the segment of each token starts, those of its segment alone count.
     """
-    counts = _count(clusters, num_clusters)
-    first_token = ops.cumsum(counts, axis=-1) - counts
     by_cluster, token_at = sort_by_cluster(clusters, num_clusters)
-    rank = numbers(length_of(clusters, 2)) - entries_at(first_token, by_cluster)
+    if starts is None:
+        counts = _count(clusters, num_clusters)
+        first_token = ops.cumsum(counts, axis=-1) - counts
+        first = entries_at(first_token, by_cluster)
+    else:
+        start = entries_at(starts, token_at)
+        first = first_positions(ops.logical_or(changes(by_cluster), changes(start)))
+    rank = numbers(length_of(clusters, 2)) - first
     return inverse(token_at, rank)
 
 

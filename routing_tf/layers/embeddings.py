@@ -7,9 +7,11 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers.initializers import cloned
+from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
+from routing_tf.layers.segments import Segments
 from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
@@ -107,12 +109,16 @@ class TimingSignal(ConfiguredLayer):
         max_timescale: the last frequency is about `min_timescale**2 / max_timescale`,
             in radians per token. Defaults to 1.0e4.
         start_index: position of the first token, in tokens. Defaults to 0.
+        restart: whether positions start anew in each segment of packed documents.
+            Defaults to False.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
         inputs: `<float>[batch, length, dim]`.
         offset: number of tokens before the first one of `inputs`, an integer or a
             tensor. Defaults to 0.
+        segment_ids: `<int32>[batch, length]`, see `MixedAttention`, for `restart`; None
+            (the default) for one document in each row.
 
     Returns:
         `<float>[batch, length, dim]`.
@@ -130,19 +136,32 @@ class TimingSignal(ConfiguredLayer):
     release.
     """
 
-    def __init__(self, min_timescale=1.0, max_timescale=1.0e4, start_index=0, **kwargs):
+    def __init__(
+        self,
+        min_timescale=1.0,
+        max_timescale=1.0e4,
+        start_index=0,
+        restart=False,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
+        declare_call_argument(self, "segment_ids")
         self.supports_masking = True
+        self.restart = restart
         self.min_timescale = min_timescale
         self.max_timescale = max_timescale
         self.start_index = start_index
         self._build_at_init()
 
-    def call(self, inputs, offset=0):
-        signal = self._signal(length_of(inputs, 1), inputs.shape[-1], offset)
+    def call(self, inputs, offset=0, segment_ids=None):
+        positions = numbers(length_of(inputs, 1))
+        if self.restart and segment_ids is not None:
+            positions = Segments.of_ids(segment_ids).query_places[:, 0]
+        signal = self._signal(positions, inputs.shape[-1], offset)
         return inputs + ops.cast(signal, inputs.dtype)
 
-    def _signal(self, length, channels, offset):
+    def _signal(self, positions, channels, offset):
+        """Returns the signal at positions `<int32>[..., length]`."""
         num_timescales = channels // 2
         step = math.log(self.max_timescale / self.min_timescale)
         step /= max(num_timescales - 1, 1)
@@ -150,15 +169,16 @@ class TimingSignal(ConfiguredLayer):
         # position shows the precision of the frequencies.
         steps = np.arange(num_timescales, dtype="float32")
         frequencies = np.float32(self.min_timescale) * np.exp(steps * np.float32(-step))
-        positions, library = numbers(length), np
-        if not is_known(length, offset):
+        library = np
+        if not (isinstance(positions, np.ndarray) and is_known(offset)):
             library, offset = ops, ops.cast(offset, "float32")
             positions = ops.cast(positions, "float32")
         positions = positions + np.float32(self.start_index)
-        phases = (positions + offset)[:, None] * frequencies[None, :]
+        phases = (positions + offset)[..., None] * frequencies
         waves = [library.sin(phases), library.cos(phases)]
-        signal = library.concatenate(waves, axis=1)
-        return library.pad(signal, [(0, 0), (0, channels % 2)])[None]
+        signal = library.concatenate(waves, axis=-1)
+        padding = [(0, 0)] * (len(signal.shape) - 1) + [(0, channels % 2)]
+        return library.pad(signal, padding)
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
@@ -176,12 +196,16 @@ class GridEmbedding(ConfiguredLayer):
         grid_shape: tuple of the lengths of the axes, such as rows, columns and channels
             of an image; the last axis is the one along which neighbours lie.
         embeddings_initializer: initializer of the tables. Defaults to `"uniform"`.
+        restart: whether positions start anew in each segment of packed documents.
+            Defaults to False.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
         inputs: `<float>[batch, length, dim]`.
         offset: number of positions before the first one of `inputs`, an integer or a
             tensor. Defaults to 0.
+        segment_ids: `<int32>[batch, length]`, see `MixedAttention`, for `restart`; None
+            (the default) for one document in each row.
 
     Returns:
         `<float>[batch, length, dim]`.
@@ -204,9 +228,13 @@ class GridEmbedding(ConfiguredLayer):
     (https://arxiv.org/abs/1904.10509), section 5.1.
     """
 
-    def __init__(self, grid_shape, embeddings_initializer="uniform", **kwargs):
+    def __init__(
+        self, grid_shape, embeddings_initializer="uniform", restart=False, **kwargs
+    ):
         super().__init__(**kwargs)
+        declare_call_argument(self, "segment_ids")
         self.supports_masking = True
+        self.restart = restart
         if not isinstance(grid_shape, (tuple, list)) or not grid_shape:
             raise ValueError(
                 "`grid_shape` must be a tuple of the lengths of the axes. Received: "
@@ -227,7 +255,7 @@ class GridEmbedding(ConfiguredLayer):
             for axis, length in enumerate(self.grid_shape)
         ]
 
-    def call(self, inputs, offset=0):
+    def call(self, inputs, offset=0, segment_ids=None):
         length, size = length_of(inputs, 1), math.prod(self.grid_shape)
         if is_known(length, offset) and length + offset > size:
             raise ValueError(
@@ -236,7 +264,10 @@ class GridEmbedding(ConfiguredLayer):
                 f"of {self.grid_shape}, which has {size}. Cut the sequences, or make "
                 "the grid larger (in models: `max_sequence_length`)"
             )
-        positions = numbers(length) + (
+        positions = numbers(length)
+        if self.restart and segment_ids is not None:
+            positions = Segments.of_ids(segment_ids).query_places[:, 0]
+        positions = positions + (
             offset if is_known(offset) else ops.cast(offset, "int32")
         )
         for table, places in zip(self.tables, self._coordinates(positions)):

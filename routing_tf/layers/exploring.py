@@ -5,7 +5,8 @@ one: no gradient says that the two should be alike, so no clustering ever brings
 together. Some queries at random positions, drawn anew in each step, attend densely, and
 their outputs stand in place of those of the pattern. Their number is constant, so work
 is linear in the length. Positions differ between heads, and are the same for all
-sequences of a batch. Evaluation and decoding know nothing of this.
+sequences of a batch. In packed documents a query sees its own segment alone. Evaluation
+and decoding know nothing of this.
 
 Letters: B batch, H heads, L length, E exploring queries, D dim.
 """
@@ -21,6 +22,7 @@ from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import large_negative
 from routing_tf.layers.products import product
 from routing_tf.layers.rules.routed_tokens import real_tokens
+from routing_tf.layers.segments import segment_mask
 
 # Of the generators of positions. A training loop in parts and replicas, each of which
 # sees other sequences of one batch, gives them one state for all of them.
@@ -106,9 +108,11 @@ def _mask(group, inputs, positions, length):
     if inputs.use_causal_mask:
         # Values stand at their keys, so a shifted key that is the query's own is later.
         mask = numbers(length) <= positions[..., None] - group.key_shift
-    if inputs.value_mask is None:
-        return mask
-    return combine_masks(mask, inputs.value_mask[:, :, None])
+    own = segment_mask(
+        inputs.segments, lambda x: ops.take(x[:, 0], positions, axis=1), lambda x: x
+    )
+    real = inputs.value_mask
+    return combine_masks(mask, own, None if real is None else real[:, :, None])
 
 
 def _bias(group, inputs, positions, length):

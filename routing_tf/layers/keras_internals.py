@@ -14,13 +14,13 @@ from keras.src.backend import get_keras_mask
 _of_thread = threading.local()
 
 
-def declare_call_argument(layer, name):
-    """Lets a layer, not called yet, take an argument that reaches all layers inside.
+def declare_call_argument(layer, *names):
+    """Lets a layer, not called yet, take arguments that reach all layers inside.
 
-    As `training` does: layers that declare it and have it in their `call` get it, in
+    As `training` does: layers that declare one and have it in their `call` get it, in
     models of the functional API too.
     """
-    layer._register_call_context_args(name)
+    layer._register_call_context_args(*names)
 
 
 def layers_inside(layer):

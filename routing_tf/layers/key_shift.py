@@ -23,9 +23,11 @@ def offer_previous_keys(inputs):
     """Moves keys one position later, to the values that are read with them.
 
     For self-attention under a causal mask. The value mask is then False at the first
-    position, at padding and behind padding.
+    position, also that of a segment, at padding and behind padding.
     """
     has_previous = (numbers(length_of(inputs.value, 2)) > 0)[None, None]
+    if inputs.segments is not None:
+        has_previous = inputs.segments.value_places > 0
     previous_is_real = None
     if inputs.key_mask is not None:
         previous_is_real = _one_later(inputs.key_mask)
@@ -40,11 +42,15 @@ def read_next_values(inputs):
     """Moves values, with their mask and bias, one position earlier, to their keys.
 
     For self-attention under a causal mask. The value mask is then False at padding and
-    before padding. Nothing follows the last position: no query may read it.
+    before padding, and at the last position of a segment. Nothing follows the last
+    position of all: no query may read it.
     """
     mask, bias = inputs.value_mask, inputs.token_bias
     if mask is not None:
         mask = combine_masks(_one_earlier(mask), inputs.key_mask)
+    if inputs.segments is not None:
+        next_is_own = _one_earlier(inputs.segments.value_places) > 0
+        mask = combine_masks(mask, next_is_own)
     return dataclasses.replace(
         inputs,
         value=_one_earlier(inputs.value),

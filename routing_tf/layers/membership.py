@@ -29,7 +29,7 @@ def expert_choice(scores, attention_window, mask=None, near_tie=0.0):
 
     Reference: paper, Algorithm 1, lines 13-16; `gather_cluster_attention_items`.
     """
-    scores = _padding_last(scores, mask)
+    scores = padding_last(scores, mask)
     # Their order is that of positions in the end.
     scores_of_clusters = ops.swapaxes(scores, 2, 3)
     if near_tie:
@@ -60,7 +60,7 @@ def strided_choice(scores, attention_window, mask=None):
     Reference: `gather_cluster_attention_items(strided_attention=True)` of the release.
     """
     length = length_of(scores, 2)
-    scores = ops.swapaxes(_padding_last(scores, mask), 2, 3)
+    scores = ops.swapaxes(padding_last(scores, mask), 2, 3)
     nearest_first = ops.cast(ops.argsort(-scores, axis=-1), "int32")
     num_tokens = length
     if mask is not None:
@@ -72,7 +72,7 @@ def strided_choice(scores, attention_window, mask=None):
     return _in_order(members, mask, ops.swapaxes(scores, 2, 3))
 
 
-def _padding_last(scores, mask):
+def padding_last(scores, mask):
     """Gives padding the lowest scores."""
     if mask is None:
         return scores

@@ -19,6 +19,7 @@ from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.positions import Positions
 from routing_tf.layers.projections import Projections
 from routing_tf.layers.rematerialization import train_and_forget
+from routing_tf.layers.segments import Segments
 from routing_tf.layers.softmax_attention import weights_again
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_optional_integer
@@ -118,6 +119,11 @@ class MixedAttention(Projections):
         routing_scope: `"full"` or `"prefix"`, the tokens that compete in expert choice
             under a causal mask, see `RoutedHeads`; None (the default) for what the
             heads were made with. Blocks and models hand it on, as `training`.
+        segment_ids: `<int32>[batch, length]`, for packed documents; None (the default)
+            for one document in each row. No token sees another segment: a run of tokens
+            with one id. In attention to another sequence a pair, of `query` and of
+            `value`, where equal ids see each other. 0 is padding where no mask is
+            given. With a cache, those of its new tokens: it starts anew with a segment.
 
     Returns:
         `<float>[batch, length, output_dim]`; with `return_attention_scores=True` also
@@ -139,7 +145,9 @@ class MixedAttention(Projections):
             TensorFlow traces positions on two axes, random heads or a call with a
             cache; or if a cache is given while training, with attention scores, for
             attention to another sequence without its memory, for another number of
-            sequences, or without room for the tokens.
+            sequences, or without room for the tokens; or if `segment_ids` are no
+            integers, have no entry for each position, come with positions on two axes
+            or a cache of another sequence, or heads cannot have them.
 
     Example:
 
@@ -303,6 +311,7 @@ class MixedAttention(Projections):
         mask=None,
         self_attention=None,
         routing_scope=None,
+        segment_ids=None,
     ):
         arguments.check_routing_scope(routing_scope)
         query_mask = mask if query_mask is None else query_mask
@@ -318,6 +327,7 @@ class MixedAttention(Projections):
             "query_mask": query_mask,
             "value_mask": value_mask,
             "token_bias": token_bias,
+            "segment_ids": segment_ids,
         }
         if cache is not None:
             arguments.check_cache(cache.cache, value, training, return_attention_scores)
@@ -356,6 +366,7 @@ class MixedAttention(Projections):
         query_mask=None,
         value_mask=None,
         token_bias=None,
+        segment_ids=None,
         positions=None,
         shows_weights=False,
         **options,
@@ -368,6 +379,7 @@ class MixedAttention(Projections):
             query_mask: as in a call.
             value_mask: as in a call.
             token_bias: as in a call.
+            segment_ids: as in a call.
             positions: `Positions` of the query; None (the default) for those that its
                 shape tells.
             shows_weights: whether values have an identity matrix behind them, the
@@ -380,12 +392,20 @@ class MixedAttention(Projections):
         batch = (value if query is None else query).shape[0]
         positions = positions or self.positions_of("query", query)
         memory_positions = positions
-        if value is None:
-            value_mask = query_mask if value_mask is None else value_mask
-        else:
+        if value is not None:
             arguments.check_value(value, batch, self.value_kernel.shape[0])
             memory_positions = self.positions_of("value", value)
             value = memory_positions.flatten(value)
+        if segment_ids is not None:
+            ids = arguments.check_segment_ids(
+                segment_ids, value is not None, len(positions.lengths)
+            )
+            options["segments"] = self._segments(
+                query, ids, positions, memory_positions
+            )
+            query_mask, value_mask = arguments.masks_of_ids(ids, query_mask, value_mask)
+        if value is None:
+            value_mask = query_mask if value_mask is None else value_mask
         if query is not None:
             query = positions.flatten(query)
         projected = self.projected(query, value)
@@ -417,6 +437,18 @@ class MixedAttention(Projections):
                 self.head_groups, projected, strict=True
             )
         ]
+
+    def _segments(self, query, ids, positions, memory_positions):
+        """Returns the `Segments` of the ids of query and value; those may be None."""
+        batch = ops.shape(query)[0]
+        pairs = zip(ids, (positions, memory_positions), strict=True)
+        ids = [own.sequence("segment_ids", x, query.shape[0]) for x, own in pairs]
+        return Segments.of_ids(
+            *(
+                None if x is None else ops.broadcast_to(x, (batch, ops.shape(x)[1]))
+                for x in ids
+            )
+        )
 
     def joined(self, positions, outputs):
         """Returns the outputs of all head groups side by side, in order of position."""
@@ -458,8 +490,17 @@ class MixedAttention(Projections):
         return (*query_shape[:-1], self.output_dim or query_shape[-1])
 
     def compute_output_spec(
-        self, query, value=None, *args, return_attention_scores=False, **kwargs
+        self,
+        query,
+        value=None,
+        *args,
+        return_attention_scores=False,
+        segment_ids=None,
+        **kwargs,
     ):
+        arguments.check_segment_ids(
+            segment_ids, value is not None, len(query.shape) - 2
+        )
         for name, x in (("query", query), ("value", value)):
             if x is not None and None not in x.shape[1:]:
                 self.positions_of(name, x)

@@ -51,6 +51,8 @@ def obstacle(group, inputs, training):
         return f"the kernel computes in float32 and bfloat16, not in {dtype}"
     if inputs.token_bias is not None:
         return "a bias of tokens needs the logits of each pair"
+    if inputs.segments is not None:
+        return "its segments are clusters, so packed documents have none"
     if group.joins_rounds:
         return "the sums of exponentials are asked for"
     return group.dot_product.needs_logits(False, training)

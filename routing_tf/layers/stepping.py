@@ -1,16 +1,23 @@
 """How a `MixedAttention` attends with a cache: all at once, or token by token."""
 
+import dataclasses
 import math
 
 import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import attention_arguments as arguments
 from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.heads.head_inputs import features_for
+from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.positions import Positions
+from routing_tf.layers.segments import Segments
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import static_length
+
+# The id before the first token.
+NO_ID = -(2**31)
 
 
 def make_cache(attention, batch_size, max_length, value, value_mask, token_bias):
@@ -23,7 +30,7 @@ def make_cache(attention, batch_size, max_length, value, value_mask, token_bias)
     length, groups = positions.num_positions, attention.head_groups
     if value is None:
         caches = [group.cache_for(batch_size, positions) for group in groups]
-        return {"tokens": caches}
+        return {"tokens": caches, "segment": _no_segment(batch_size)}
     if not attention.built:
         raise ValueError(
             "The layer must be built before `value` is put into a cache. Received: "
@@ -47,11 +54,13 @@ def make_cache(attention, batch_size, max_length, value, value_mask, token_bias)
 def call_with_cache(attention, query, masks, cache):
     """Attends with tokens that follow those in a cache.
 
-    `masks` are `query_mask`, `value_mask` and `token_bias` by their names. `cache` is a
-    `NotCast` of what `make_cache` returned and the position of the first token, an
-    integer or a tensor, None for 0. A cache is a dict with a list of the caches of the
-    head groups, `"tokens"` in self-attention, else `"memory"`. Returns the output, and
-    the cache with the tokens of `query`.
+    `masks` are `query_mask`, `value_mask`, `token_bias` and `segment_ids` by their
+    names. `cache` is a `NotCast` of what `make_cache` returned and the position of the
+    first token, an integer or a tensor, None for 0. A cache is a dict with a list of
+    the caches of the head groups, `"tokens"` in self-attention, else `"memory"`. In
+    self-attention it also has the `"segment"` of the newest token: its id, and the
+    position at which it starts. Returns the output, and the cache with the tokens of
+    `query`.
     """
     cache, index = cache.cache, cache.cache_index
     index = 0 if index is None else index
@@ -60,6 +69,7 @@ def call_with_cache(attention, query, masks, cache):
     _check_room(attention, query, cache, index)
     starts = isinstance(index, int) and index == 0
     if "memory" in cache:
+        _refuse_segments_of_memory(masks["segment_ids"])
         if starts:
             cache = _restarted(attention, cache)
     elif starts and attention.fits_blocks(len(query.shape) - 2):
@@ -78,7 +88,7 @@ def call_with_cache(attention, query, masks, cache):
 
 def _check_room(attention, query, cache, index):
     """Refuses tokens that do not fit a cache, as far as sizes are known."""
-    (caches,) = cache.values()
+    caches = cache["memory" if "memory" in cache else "tokens"]
     sequences = keras.tree.flatten(caches)[0].shape[0]
     if None not in (sequences, query.shape[0]) and sequences != query.shape[0]:
         raise ValueError(
@@ -123,12 +133,16 @@ def _start(attention, query, masks, cache):
         group(inputs=own, training=False)
         for group, own in zip(groups, inputs, strict=True)
     ]
+    segment = _no_segment(ops.shape(query)[0])
+    if masks["segment_ids"] is not None:
+        inputs = [_last_segment(own, query.shape[1]) for own in inputs]
+        segment = _segment_behind(inputs[0].segments, masks["segment_ids"])
     caches = [
         group.fill_cache(group_cache, own)
         for group, group_cache, own in zip(groups, cache["tokens"], inputs, strict=True)
     ]
     output = attention.combined(attention.joined(positions, outputs))
-    return positions.unflatten(output), {"tokens": caches}
+    return positions.unflatten(output), {"tokens": caches, "segment": segment}
 
 
 def _steps(attention, query, masks, cache, index):
@@ -157,12 +171,19 @@ def _steps(attention, query, masks, cache, index):
 
 def _step(attention, query, masks, cache, index):
     """Attends with one token; `index` is a tensor."""
-    ((kind, caches),) = cache.items()
-    positions = Positions((1,), None)
+    kind = "memory" if "memory" in cache else "tokens"
+    caches, positions, options = cache[kind], Positions((1,), None), {}
+    if masks.get("segment_ids") is not None:
+        cache, options["segments"] = _in_segment(attention, query, masks, cache, index)
+        caches, ids = cache[kind], (masks["segment_ids"], None)
+        given = masks.get("query_mask"), masks.get("value_mask")
+        query_mask, value_mask = arguments.masks_of_ids(ids, *given)
+        masks = {**masks, "query_mask": query_mask, "value_mask": value_mask}
     if kind == "tokens":
         _, inputs = attention.head_inputs(
             query,
-            **masks,
+            **{name: x for name, x in masks.items() if name != "segment_ids"},
+            **options,
             positions=positions,
             first_position=index,
             use_causal_mask=True,
@@ -178,7 +199,71 @@ def _step(attention, query, masks, cache, index):
     ]
     outputs, caches = zip(*steps, strict=True)
     output = attention.combined(attention.joined(positions, outputs))
-    return output, {kind: list(caches)}
+    return output, {**cache, kind: list(caches)}
+
+
+def _no_segment(batch_size):
+    """Returns the segment of a cache without a token that has one."""
+    return {
+        "id": ops.full((batch_size,), NO_ID, dtype="int32"),
+        "start": ops.zeros((batch_size,), "int32"),
+    }
+
+
+def _segment_behind(segments, segment_ids):
+    """Returns the segment of the last token of a sequence, as it stands in a cache."""
+    length = segment_ids.shape[1]
+    starts = segments.query_starts[:, 0, length - 1]
+    ids = ops.cast(segment_ids, "int32")[:, -1]
+    return {"id": ops.broadcast_to(ids, ops.shape(starts)), "start": starts}
+
+
+def _last_segment(inputs, length):
+    """Returns `HeadInputs` in which all but the last segment is padding."""
+    starts = inputs.segments.query_starts
+    is_last = starts == starts[:, :, length - 1 : length]
+    names = ("query_mask", "key_mask", "value_mask")
+    masks = {name: combine_masks(getattr(inputs, name), is_last) for name in names}
+    return dataclasses.replace(inputs, **masks)
+
+
+def _in_segment(attention, query, masks, cache, index):
+    """Starts the cache anew where the token at `index` is not in the segment before it.
+
+    Returns the cache and the token's `Segments`.
+    """
+    ids, _ = arguments.check_segment_ids(masks["segment_ids"], False, 1)
+    ids = Positions((1,), None).sequence("segment_ids", ids, query.shape[0])
+    segment = cache["segment"]
+    ids = ops.broadcast_to(ops.cast(ids, "int32")[:, 0], ops.shape(segment["id"]))
+    differs = ids != segment["id"]
+    start = ops.where(differs, index, segment["start"])
+    caches = [
+        keras.tree.map_structure(
+            lambda new, old: ops.where(_rows_like(differs, old), new, old),
+            group.restart_cache(own),
+            own,
+        )
+        for group, own in zip(attention.head_groups, cache["tokens"], strict=True)
+    ]
+    cache = {"tokens": caches, "segment": {"id": ids, "start": start}}
+    numbers = ops.zeros_like(ids)[:, None, None]
+    starts = (start - index)[:, None, None]
+    return cache, Segments(numbers, numbers, starts, starts)
+
+
+def _rows_like(x, other):
+    """Gives `[batch]` as many axes as another tensor has."""
+    return ops.reshape(x, (-1, *[1] * (len(other.shape) - 1)))
+
+
+def _refuse_segments_of_memory(segment_ids):
+    if segment_ids is not None:
+        raise ValueError(
+            "`segment_ids` cannot be used with a cache for attention to another "
+            "sequence. Received: segment_ids and a cache with a memory. Make a cache "
+            "of each document's own memory, or call the layer without a cache"
+        )
 
 
 def _queries_alone(attention, positions, query, masks):

@@ -130,6 +130,9 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
             none. The memory is in the cache and is not given again.
         cache_index: position of the first token, see `MixedAttention`.
         routing_scope: the tokens that compete in expert choice, see `MixedAttention`.
+        segment_ids: `<int32>[batch, length]`, for packed documents, see
+            `MixedAttention`; None (the default) for one in each row.
+        memory_segment_ids: `<int32>[batch, memory length]`, the same for `memory`.
 
     Returns:
         Tensor of the shape of `inputs`; with a cache a pair of it and the cache with
@@ -138,6 +141,7 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
     Raises:
         ValueError: if `norm_position` is unknown or `dropout` is not in [0, 1); when
             called, if there is a memory without `cross_attention` or the other way
+            round, or segments of `inputs` and none of the memory, or the other way
             round.
 
     Example:
@@ -171,7 +175,7 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
     ):
         super().__init__(**kwargs)
         check_choice("norm_position", norm_position, tuple(STEPS))
-        declare_call_argument(self, "routing_scope")
+        declare_call_argument(self, "routing_scope", "segment_ids")
         self.supports_masking = True
         self.attention = deserialize(attention)
         self.feed_forward = deserialize(feed_forward)
@@ -253,8 +257,11 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         cache=None,
         cache_index=None,
         routing_scope=None,
+        segment_ids=None,
+        memory_segment_ids=None,
     ):
         masks = {"padding_mask": padding_mask, "memory_mask": memory_mask}
+        masks["segments"] = self._segments(segment_ids, memory_segment_ids, cache)
         if cache is not None:
             return self._call_parts(inputs, **masks, training=False, cache=cache)
         self._check_memory(memory)
@@ -265,7 +272,7 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
             return self._call_parts(inputs, memory, **masks, **options)[0]
         tensors = [inputs] if memory is None else [inputs, memory]
         # Keras masks do not reach the tensors inside.
-        for name, tensor in zip(masks, tensors):
+        for name, tensor in zip(("padding_mask", "memory_mask"), tensors):
             if masks[name] is None:
                 masks[name] = mask_of(tensor)
 
@@ -280,6 +287,7 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         memory=None,
         padding_mask=None,
         memory_mask=None,
+        segments=None,
         training=None,
         routing_scope=None,
         cache=None,
@@ -287,7 +295,8 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
     ):
         """Returns the output, and a dict of the caches of the parts that have one.
 
-        With `forgets` it keeps no activations of the feed-forward part.
+        `segments` are the `segment_ids` of each attention by its name. With `forgets`
+        it keeps no activations of the feed-forward part.
         """
         options = {
             "attention": {
@@ -308,13 +317,18 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
             y = getattr(self, f"{name}_input")(x, training=training)
             if cache is None:
                 y = getattr(self, name)(
-                    y, query_mask=padding_mask, training=training, **options[name]
+                    y,
+                    query_mask=padding_mask,
+                    training=training,
+                    segment_ids=segments.get(name),
+                    **options[name],
                 )
             else:
                 y, caches[name] = getattr(self, name)(
                     y,
                     query_mask=padding_mask,
                     training=training,
+                    segment_ids=segments.get(name),
                     cache=cache.cache[name],
                     cache_index=cache.cache_index,
                 )
@@ -336,6 +350,21 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
             return call(x)
         return call_and_forget(self, call, [x], parts=[first, inner, last])
 
+    def _segments(self, segment_ids, memory_segment_ids, cache):
+        """Returns the `segment_ids` of each attention by its name."""
+        if segment_ids is None and memory_segment_ids is None:
+            return {}
+        pair = segment_ids, memory_segment_ids
+        has_memory = self.cross_attention is not None
+        if cache is None and any(x is None for x in pair[: 1 + has_memory]):
+            raise ValueError(
+                "`segment_ids` and `memory_segment_ids` must both be given to a block "
+                "with `cross_attention`. Received: segment_ids="
+                f"{_shape_of(segment_ids)}, memory_segment_ids="
+                f"{_shape_of(memory_segment_ids)}. Pass the ids of both sequences"
+            )
+        return {"attention": segment_ids, "cross_attention": pair}
+
     def _check_memory(self, memory):
         if (memory is None) != (self.cross_attention is None):
             raise ValueError(
@@ -346,3 +375,7 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
 
     def compute_output_shape(self, inputs_shape, memory_shape=None):
         return inputs_shape
+
+
+def _shape_of(x):
+    return None if x is None else f"a tensor of shape {tuple(x.shape)}"

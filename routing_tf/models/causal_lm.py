@@ -13,6 +13,7 @@ from routing_tf.models import preprocessing
 from routing_tf.models import scoring
 from routing_tf.models import stack
 from routing_tf.models import steps
+from routing_tf.models.packed_documents import without_segment_ids
 from routing_tf.models.release import checkpoints
 from routing_tf.models.routing_transformer import RoutingTransformer
 from routing_tf.models.routing_transformer import refuse_changes
@@ -94,7 +95,18 @@ class TextLanguageModel(Exportable):
         # === Functional model ===
         logits = self.logits_of(backbone(backbone.input))
         super().__init__(inputs=backbone.input, outputs=logits, **kwargs)
-        declare_call_argument(self, "routing_scope")
+        declare_call_argument(self, "routing_scope", "segment_ids")
+
+    def call(self, inputs, training=None, mask=None, **kwargs):
+        inputs, segment_ids = without_segment_ids(inputs)
+        if segment_ids is not None:
+            self.check_takes_segments()
+            mask, _ = without_segment_ids(mask)
+            kwargs["segment_ids"] = segment_ids
+        return super().call(inputs, training=training, mask=mask, **kwargs)
+
+    def check_takes_segments(self):
+        """Raises a `ValueError` if the model cannot have `segment_ids`."""
 
     def get_config(self):
         config = super().get_config()
@@ -136,6 +148,12 @@ class TextLanguageModel(Exportable):
                 `stop_token_ids="auto"`.
         """
         sample = getattr(inputs, "element_spec", inputs)
+        if without_segment_ids(sample)[1] is not None:
+            raise ValueError(
+                "`segment_ids` cannot be used with `generate`, which continues one "
+                "document in each row. Received: inputs with `segment_ids`. Give each "
+                "prompt a row, or call `call_with_cache`, which takes them"
+            )
         if not preprocessing.takes(self, sample):
             if self.preprocessor is None:
                 preprocessing.refuse(self, sample)
@@ -299,7 +317,9 @@ class TextLanguageModel(Exportable):
         """
         return self.backbone.make_cache(batch_size, max_length, memory, memory_mask)
 
-    def call_with_cache(self, token_ids, cache, cache_index, padding_mask=None):
+    def call_with_cache(
+        self, token_ids, cache, cache_index, padding_mask=None, segment_ids=None
+    ):
         """Computes the logits of tokens that follow those in a cache.
 
         Expert choice has the routing scope `"prefix"`.
@@ -313,6 +333,8 @@ class TextLanguageModel(Exportable):
                 the cache anew; anywhere else tokens go one by one.
             padding_mask: `<bool>[batch, length]`, True for real tokens, others are not
                 remembered; None (the default) for no padding.
+            segment_ids: `<int32>[batch, length]`, those of packed documents: the cache
+                starts anew with each; None (the default) for one in each row.
 
         Returns:
             Logits of the next tokens `<float>[batch, length, vocabulary_size]`, hidden
@@ -324,7 +346,7 @@ class TextLanguageModel(Exportable):
                 `cache_index` is an integer, without room for the tokens.
         """
         hidden, cache = self.backbone.decode_with_cache(
-            token_ids, cache, cache_index, padding_mask
+            token_ids, cache, cache_index, padding_mask, segment_ids
         )
         return self.logits_of(hidden), hidden, cache
 
@@ -336,6 +358,10 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
     Called with a dict of `token_ids` `<int>[batch, length]` and `padding_mask`
     `<bool>[batch, length]` it returns the logits of the next token,
     `<float>[batch, length, vocabulary_size]`. `losses` holds the clustering losses.
+
+    `segment_ids` `<int32>[batch, length]` in the dict, which may be left out, are for
+    rows that pack several documents: no token sees another one, see
+    `layers.MixedAttention`, and with `restart_positions` positions start anew in each.
 
     With `routing="token_choice"`, the default of this package's own presets, logits
     depend on earlier tokens alone. With `routing="expert_choice"`, that of the release,

@@ -116,6 +116,7 @@ def check(h):
     _check_image(h)
     check_patterns(h)
     _check_coordinates(h)
+    _check_restart(h)
 
 
 def _check_type(h, field):
@@ -249,6 +250,14 @@ def _check_factorized(h):
             "`num_summary_columns` must not exceed the block. Received: "
             f"num_summary_columns={h.num_summary_columns}, "
             f"local_block_length={h.local_block_length}"
+        )
+
+
+def _check_restart(h):
+    if h.restart_positions and h.kind != "text":
+        raise ValueError(
+            "`restart_positions` is for texts alone, whose rows may pack documents. "
+            f"Received: restart_positions=True with kind={h.kind!r}. Leave it out"
         )
 
 

@@ -147,6 +147,8 @@ class Hyperparameters:
         scale_embeddings: whether token embeddings are multiplied by the square root of
             their size.
         timing_signal: whether sinusoidal positions are added to the embeddings.
+        restart_positions: whether these positions and those on a grid start anew in
+            each document of packed rows, told by `segment_ids` of a text model.
         attention_bias: whether the projections of attention have biases.
         shared_head_projection: whether each head's output passes through one more
             matrix, the same for all heads (the release).
@@ -279,6 +281,7 @@ class Hyperparameters:
     relative_key_stddev: float = 0.0
     scale_embeddings: bool = False
     timing_signal: bool = False
+    restart_positions: bool = False
     attention_bias: bool = False
     shared_head_projection: bool = False
     project_shared_keys: bool = False

@@ -7,11 +7,13 @@ from routing_tf import layers
 from routing_tf.files import safe_loading
 from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.keras_internals import layers_inside
+from routing_tf.layers.segments import offsets_behind
 from routing_tf.layers.transformer_block import LAYER_NORM_EPSILON
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.models import stack
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.models.hyperparameters import field_names
+from routing_tf.models.packed_documents import without_segment_ids
 from routing_tf.models.presets import preset_description
 from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.models.presets import preset_names
@@ -164,7 +166,9 @@ class TextBackbone(PresetBackbone):
             for block in self.blocks
         ]
 
-    def decode_with_cache(self, token_ids, cache, cache_index, padding_mask=None):
+    def decode_with_cache(
+        self, token_ids, cache, cache_index, padding_mask=None, segment_ids=None
+    ):
         """Applies the decoder to tokens that follow those in a cache.
 
         Args:
@@ -175,19 +179,33 @@ class TextBackbone(PresetBackbone):
                 all the same.
             padding_mask: `<bool>[batch, length]`, True for real tokens; None (the
                 default) for no padding.
+            segment_ids: `<int32>[batch, length]`, those of packed documents, see
+                `MixedAttention`; None (the default) for one document in each row.
 
         Returns:
             `<float>[batch, length, hidden_dim]`, and the cache with these tokens.
         """
         cache_index = 0 if cache_index is None else cache_index
+        offset, segments = cache_index, {}
+        if segment_ids is not None:
+            segments["segment_ids"] = segment_ids
+            if self.hyperparameters.restart_positions:
+                starts_anew = isinstance(cache_index, int) and cache_index == 0
+                segment = cache[0]["attention"]["segment"]
+                behind = offsets_behind(segment, segment_ids, cache_index)
+                offset = 0 if starts_anew else behind
         x = token_ids
         for layer in self.embedding_layers:
             moves = isinstance(layer, (layers.TimingSignal, layers.GridEmbedding))
-            x = layer(x, offset=cache_index) if moves else layer(x)
+            x = layer(x, offset=offset, **segments) if moves else layer(x)
         caches = []
         for block, block_cache in zip(self.blocks, cache, strict=True):
             x, block_cache = block(
-                x, padding_mask=padding_mask, cache=block_cache, cache_index=cache_index
+                x,
+                padding_mask=padding_mask,
+                cache=block_cache,
+                cache_index=cache_index,
+                **segments,
             )
             caches.append(block_cache)
         x = x if self.final_norm is None else self.final_norm(x)
@@ -244,7 +262,9 @@ class RoutingTransformer(TextBackbone):
 
     Maps token ids to hidden states. Called with a dict of `token_ids`
     `<int>[batch, length]` and `padding_mask` `<bool>[batch, length]`, True for real
-    tokens, it returns `<float>[batch, length, hidden_dim]`.
+    tokens, it returns `<float>[batch, length, hidden_dim]`. With `segment_ids`
+    `<int32>[batch, length]` in the dict too, no token sees another segment, see
+    `layers.MixedAttention`: a row packs several documents.
 
     Args:
         hyperparameters: `Hyperparameters`, or a dict of its fields.
@@ -290,7 +310,17 @@ class RoutingTransformer(TextBackbone):
         }
         outputs = self.decode(**inputs)
         super().__init__(inputs=inputs, outputs=outputs, dtype=dtype, **kwargs)
-        declare_call_argument(self, "routing_scope")
+        declare_call_argument(self, "routing_scope", "segment_ids")
+
+    def call(self, inputs, training=None, mask=None, segment_ids=None, **kwargs):
+        inputs, own_ids = without_segment_ids(inputs)
+        segment_ids = segment_ids if own_ids is None else own_ids
+        if segment_ids is not None:
+            segment_ids = segment_ids[:, : self.hyperparameters.truncate_length]
+            mask, _ = without_segment_ids(mask)
+        return super().call(
+            inputs, training=training, mask=mask, segment_ids=segment_ids, **kwargs
+        )
 
 
 def hyperparameters_of_kind(kind, hyperparameters):
@@ -357,7 +387,11 @@ def _embedding_layers(hyperparameters, policy):
             )
         )
     if h.timing_signal:
-        made.append(layers.TimingSignal(name="timing_signal", dtype=policy))
+        made.append(
+            layers.TimingSignal(
+                restart=h.restart_positions, name="timing_signal", dtype=policy
+            )
+        )
     if h.coordinate_embeddings:
         length = h.local_block_length
         grid_shape = (-(-h.max_sequence_length // length), length)
@@ -365,6 +399,7 @@ def _embedding_layers(hyperparameters, policy):
             layers.GridEmbedding(
                 grid_shape,
                 stack.embeddings_initializer(h, h.hidden_dim, len(grid_shape)),
+                restart=h.restart_positions,
                 name="grid_embedding",
                 dtype=policy,
             )

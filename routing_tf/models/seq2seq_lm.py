@@ -122,6 +122,14 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
     preprocessor_cls = RoutingTransformerSeq2SeqLMPreprocessor
     presets = RoutingTransformerEncoderDecoder.presets
 
+    def check_takes_segments(self):
+        raise ValueError(
+            "`segment_ids` cannot be used with `RoutingTransformerSeq2SeqLM`, whose "
+            "two sequences need ids of their own. Received: inputs with `segment_ids`. "
+            "Give one pair of texts in each row, or call `layers.TransformerBlock`, "
+            "which takes both"
+        )
+
     def generate(
         self, inputs, max_length=None, stop_token_ids="auto", strip_prompt=False
     ):

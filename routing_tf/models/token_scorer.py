@@ -6,6 +6,7 @@ from keras import ops
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.validation import check_choice
 from routing_tf.models.compiled import compiled_once
+from routing_tf.models.packed_documents import inputs_of
 
 
 class TokenScorer:
@@ -26,7 +27,7 @@ class TokenScorer:
             self._score = engine.compile_scorer(lm, self._nats)
 
     def _nats(self, batch):
-        inputs = {name: batch[name] for name in self.model.input}
+        inputs = inputs_of(self.model, batch)
         logits = self.model(inputs, training=False, routing_scope=self.routing_scope)
         return keras.losses.sparse_categorical_crossentropy(
             batch["targets"], ops.cast(logits, "float32"), from_logits=True
@@ -37,8 +38,8 @@ class TokenScorer:
 
         Inputs and targets are `[batch, length]`, or what an image model takes.
         """
-        batch = {name: inputs[name] for name in self.model.input}
-        key = (self.routing_scope, *targets.shape)
+        batch = inputs_of(self.model, inputs)
+        key = (self.routing_scope, *batch, *targets.shape)
         score = self._score or compiled_once(self.model, self._nats, key)
         return ops.convert_to_numpy(score({**batch, "targets": targets}))
 

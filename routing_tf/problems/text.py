@@ -6,8 +6,10 @@ import numpy as np
 
 from routing_tf.layers.validation import check_choice
 from routing_tf.problems import packing
+from routing_tf.problems.arguments import boolean
 from routing_tf.problems.prepared import PreparedProblem
 from routing_tf.problems.windows import Tokens
+from routing_tf.problems.windows import segment_ids_of
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers.base_tokenizer import END_ID
 
@@ -30,6 +32,10 @@ class TextProblem(PreparedProblem):
 
     Args:
         packing: string, "stream" (the default) or "release".
+        segment_ids: boolean or a string of one, whether batches tell the texts of a
+            window apart: inputs then have "segment_ids", with which no token of a model
+            sees another text. For the packing "stream", where the end id stands between
+            texts. Defaults to False.
         **options: arguments of `Problem`.
 
     Attributes:
@@ -37,7 +43,8 @@ class TextProblem(PreparedProblem):
             says, unless the model's sequences are shorter.
 
     Raises:
-        ValueError: if there is no such packing.
+        ValueError: if there is no such packing, or `segment_ids` are asked of the
+            packing "release".
 
     Example:
     ```python
@@ -56,10 +63,17 @@ class TextProblem(PreparedProblem):
     has_length_in_name = False
     id_arrays = ("ids",)
 
-    def __init__(self, packing="stream", **options):
+    def __init__(self, packing="stream", segment_ids=False, **options):
         super().__init__(**options)
         check_choice("packing", packing, PACKINGS)
         self.packing = packing
+        self.segment_ids = boolean("segment_ids", segment_ids)
+        if self.segment_ids and packing != "stream":
+            raise ValueError(
+                '`segment_ids` needs `packing="stream"`: windows of the release do not '
+                f"tell where texts end. Received: packing={packing!r}. Leave one of "
+                "the two out"
+            )
 
     @classmethod
     def options_for(cls, hyperparameters):
@@ -97,7 +111,7 @@ class TextProblem(PreparedProblem):
 
     @property
     def options_without_effect(self):
-        names = super().options_without_effect
+        names = super().options_without_effect | {"segment_ids"}
         return names - {"sequence_length"} if self.packing == "release" else names
 
     @property
@@ -149,6 +163,13 @@ class TextProblem(PreparedProblem):
             yield arrays, (place, rule and rule.state, False)
         if rule:
             yield packing.joined([rule.finish()]), (place, None, True)
+
+    def read(self, split, starts, lengths):
+        inputs, targets, weights = super().read(split, starts, lengths)
+        if self.segment_ids:
+            ids = segment_ids_of(targets, inputs["padding_mask"], END_ID)
+            inputs = {**inputs, "segment_ids": ids}
+        return inputs, targets, weights
 
     def tokens_of(self, split, arrays):
         num_words = int(arrays["num_words"].sum()) or None

@@ -160,6 +160,21 @@ def read_windows(ids, starts, lengths, sequence_length):
     return inputs, targets, tf.cast(mask, tf.float32)
 
 
+def segment_ids_of(targets, mask, end_id):
+    """Returns the segment of each input: texts are counted from 1, 0 is padding.
+
+    The input behind which a text starts, the end of the one before, belongs to it.
+
+    Args:
+        targets: `<int32>[batch, length]`, in which `end_id` ends each text.
+        mask: `<bool>[batch, length]`, True for targets that are no padding.
+        end_id: the id at the end of a text.
+    """
+    ends = tf.cast(targets == end_id, tf.int32)
+    number = 1 + tf.cumsum(ends, axis=1, exclusive=True)
+    return tf.where(mask, number, 0)
+
+
 def shifted(targets):
     """Returns a batch of targets, shifted right by one behind a leading 0."""
     return tf.pad(targets[:, :-1], [[0, 0], [1, 0]])

@@ -12,6 +12,7 @@ from routing_tf import layers
 from routing_tf.layers.exploring import is_exploring_seed
 from routing_tf.layers.keras_internals import decays
 from routing_tf.layers.replicas import sum_over_replicas
+from routing_tf.models.packed_documents import inputs_of
 
 # More random draws than one layer makes in one part of a step.
 DRAWS_PER_PART = 256
@@ -118,7 +119,7 @@ class TrainingStep:
             logits, _, losses = lm.stateless_call(
                 [values[id(variable)] for variable in lm.trainable_variables],
                 [values[id(variable)] for variable in lm.non_trainable_variables],
-                {name: inputs[name] for name in lm.input},
+                inputs_of(lm, inputs),
                 training=True,
                 return_losses=True,
             )

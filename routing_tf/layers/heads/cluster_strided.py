@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from routing_tf.layers import membership
+from routing_tf.layers import segment_members
 from routing_tf.layers.heads.clustered import CentroidHeads
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.rules.all_scores import AllScores
@@ -75,6 +76,10 @@ class ClusterStridedHeads(CentroidHeads):
     def choose(self, scores, mask, training=None):
         window = self.window(length_of(scores, 2))
         return membership.strided_choice(scores, window, mask), None
+
+    def choose_in_segments(self, scores, starts, mask, training=None):
+        window = self.attention_window
+        return segment_members.strided_choice(scores, window, starts, mask)
 
     def num_candidates(self, length):
         return length

@@ -4,6 +4,7 @@ import dataclasses
 
 from routing_tf.layers import exploring
 from routing_tf.layers import membership
+from routing_tf.layers import segment_members
 from routing_tf.layers.clustering import Clustering
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.key_shift import read_next_values
@@ -67,6 +68,7 @@ class ClusteredHeads(HeadGroup):
     """
 
     supports_entmax = True
+    supports_segments = True
     # Clusters are found by content alone, what is in them is compared by position too.
     compares_inputs = False
     #: Number of choices of clusters, whose results are joined, see `rules.rounds`.
@@ -174,6 +176,23 @@ class ClusteredHeads(HeadGroup):
         near_tie = 0.0 if training else self.near_tie
         return membership.expert_choice(scores, window, mask, near_tie), None
 
+    def choose_in_segments(self, scores, starts, mask, training=None):
+        """Decides who is a member of which cluster, within each segment.
+
+        Args:
+            scores: as in `choose`.
+            starts: `<int32>[batch, 1, length]`, the position at which the segment of
+                each token starts.
+            mask: as in `choose`; padding is no member.
+            training: as in `choose`.
+
+        Returns:
+            `<bool>[batch, heads, clusters, length]`.
+        """
+        near_tie = 0.0 if training else self.near_tie
+        window = self.attention_window
+        return segment_members.expert_choice(scores, window, starts, mask, near_tie)
+
     def shifted(self, inputs):
         # Members are keys, so values are moved to them.
         return read_next_values(inputs) if self.key_shift else inputs
@@ -190,10 +209,12 @@ class ClusteredHeads(HeadGroup):
 
     def _rule(self, inputs):
         if inputs.use_causal_mask:
-            return self.causal_rule(inputs.routing_scope)
-        if inputs.is_cross_attention:
-            return self.memory_rule()
-        return self.whole_sequence_rule()
+            rule = self.causal_rule(inputs.routing_scope)
+        elif inputs.is_cross_attention:
+            rule = self.memory_rule()
+        else:
+            rule = self.whole_sequence_rule()
+        return rule if inputs.segments is None else rule.in_segments()
 
     def make_cache(self, batch_size, max_length, grid=None):
         return self.causal_rule("prefix").make_cache(batch_size, max_length)
@@ -206,6 +227,9 @@ class ClusteredHeads(HeadGroup):
         rule = self.causal_rule("prefix")
         tokens = self.routed_token(inputs, rule, cache, index)
         return rule.step(cache, index, tokens)
+
+    def restart_cache(self, cache):
+        return self.causal_rule("prefix").restart(cache)
 
     def max_positions(self, cache):
         return None

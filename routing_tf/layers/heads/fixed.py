@@ -15,6 +15,7 @@ from routing_tf.layers.lengths import library
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import known_mask
+from routing_tf.layers.segments import segment_mask
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 
@@ -71,6 +72,7 @@ class FixedHeads(HeadGroup):
     """
 
     supports_entmax = True
+    supports_segments = True
 
     def __init__(
         self,
@@ -184,7 +186,8 @@ class FixedHeads(HeadGroup):
         real = self._slots(real)[..., None, :]
         num_blocks = length_of(real, 2)
         pattern = self._pattern(num_blocks, inputs.use_causal_mask)
-        return combine_masks(real, pattern)
+        own = segment_mask(inputs.segments, self._blocks, self._slots)
+        return combine_masks(real, pattern, own)
 
     def _pattern(self, num_blocks, causal):
         """Which slots each block and query sees, `<bool>[blocks, queries, slots]`.

@@ -3,6 +3,8 @@
 import keras
 
 from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.segments import segment_mask
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -35,6 +37,7 @@ class FullHeads(HeadGroup):
     """
 
     supports_entmax = True
+    supports_segments = True
 
     def sees(self, query, keys, cache):
         return keys >= 0, keys - query
@@ -44,11 +47,12 @@ class FullHeads(HeadGroup):
             None if x is None else x[:, :, None, :]
             for x in (inputs.value_mask, inputs.token_bias)
         )
+        own = segment_mask(inputs.segments, lambda x: x, lambda x: x)
         return self.dot_product(
             inputs.query,
             inputs.key,
             inputs.value,
-            attention_mask=mask,
+            attention_mask=combine_masks(mask, own),
             bias=bias,
             use_causal_mask=inputs.use_causal_mask,
             training=training,

@@ -5,6 +5,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
+from routing_tf.layers import segment_members
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.rules.last_members import LastMembers
@@ -241,6 +242,15 @@ class HashedHeads(ClusteredHeads):
         # Strangers stand behind the members, so that ranks count members alone.
         places = ops.sort(ops.where(filled, members, members + length), axis=-1)
         return places % length, places < length
+
+    def choose_in_segments(self, scores, starts, mask, training=None):
+        buckets = ops.cast(ops.argmax(scores, axis=-1), "int32")
+        is_member = buckets[:, :, None] == np.arange(self.num_clusters)[:, None]
+        if mask is not None:
+            is_member = ops.logical_and(is_member, mask[:, :, None])
+        # The first ones of a bucket in each segment.
+        ranks = segment_members.ranks_of_members(is_member, starts)
+        return ops.logical_and(is_member, ranks < self.attention_window)
 
 
 def _orthogonal_for_each_head(shape, dtype=None):

@@ -9,6 +9,7 @@ from routing_tf.layers import key_shift as shift
 from routing_tf.layers.decoding import recent_tokens
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.heads.head_inputs import HeadInputs
+from routing_tf.layers.heads.refusals import refuse_segments
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import of_length
@@ -102,6 +103,8 @@ class HeadGroup(ConfiguredLayer):
     needs_features = False
     #: Whether `entmax_alpha` may replace the softmax, which sees all keys of a query.
     supports_entmax = False
+    #: Whether the pattern keeps inside the segments of packed sequences.
+    supports_segments = False
     #: Whether queries and keys are compared as `prepared` returns them. Else the group
     #: calls `rotated` for what it compares.
     compares_inputs = True
@@ -224,6 +227,8 @@ class HeadGroup(ConfiguredLayer):
             ValueError: if the group cannot attend in this way.
         """
         value = inputs.value
+        if inputs.segments is not None and not self.supports_segments:
+            refuse_segments(self, "their pattern does not keep inside them")
         if inputs.use_causal_mask:
             value = self._of_length(inputs.query, value)
         if self.key_shift:
@@ -378,6 +383,10 @@ class HeadGroup(ConfiguredLayer):
             `<float>[batch, heads, 1, value_dim]`, and the cache with this token.
         """
         return recent_tokens.step(self, cache, index, inputs)
+
+    def restart_cache(self, cache):
+        """Returns a cache of steps as it was before the first token."""
+        return {**cache, "positions": ops.full_like(cache["positions"], -1)}
 
     def max_positions(self, cache):
         """Returns how many positions a cache has room for; None for any number."""

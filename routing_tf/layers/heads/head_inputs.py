@@ -5,6 +5,8 @@ from typing import Any
 
 from keras import ops
 
+from routing_tf.layers.segments import Segments
+
 
 # Without `repr`: Keras shows arguments in its messages, and these are large.
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -40,6 +42,8 @@ class HeadInputs:
             to 0.
         routing_scope: the tokens that compete in expert choice under a causal mask, see
             `RoutedHeads`; None (the default) for what the group has been made with.
+        segments: `Segments`, outside of which no token sees anything; None (the
+            default) for one of all tokens.
     """
 
     query: Any = None
@@ -58,6 +62,7 @@ class HeadInputs:
     adds_losses: bool = True
     first_position: Any = 0
     routing_scope: str | None = None
+    segments: Segments | None = None
 
     @classmethod
     def of(

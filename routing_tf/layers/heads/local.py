@@ -19,6 +19,8 @@ from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import library
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import smaller
+from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.segments import segment_mask
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import is_integer
@@ -45,6 +47,8 @@ class LocalHeads(HeadGroup):
     With a `dilation` of d the sequence is dealt out to d sequences, which have every
     d-th token each, and a query sees its block and the blocks beside it in its own one:
     a window d times as wide for the same work.
+
+    Packed documents have no blocks of their own: these lie at the positions of the row.
 
     Args:
         num_heads: number of heads in the group.
@@ -94,6 +98,7 @@ class LocalHeads(HeadGroup):
     """
 
     supports_entmax = True
+    supports_segments = True
     # Whether keys and values outside the sequence must be zero.
     reads_outside = False
     # Whether the padding of a memory is cut into blocks, too.
@@ -146,8 +151,13 @@ class LocalHeads(HeadGroup):
             first = ops.moveaxis(cut, 3, 1)
             return ops.reshape(first, (-1, *ops.shape(first)[2:]))
 
+        segments = inputs.segments
+        if segments is not None:
+            query, value = (deal_out(x) for x in (segments.query, segments.value))
+            segments = dataclasses.replace(segments, query=query, value=value)
         parts = dataclasses.replace(
             inputs,
+            segments=segments,
             **{
                 name: None if x is None else deal_out(x)
                 for name, x in (
@@ -194,11 +204,15 @@ class LocalHeads(HeadGroup):
         mask = self.padding_mask(real)[..., None, :]
         if is_causal and len(grid) > 1:
             mask = ops.logical_and(mask, self._earlier(block, num_slots))
+        in_blocks = functools.partial(
+            blocks.break_into_blocks, block_length=block, axis=2
+        )
+        own = segment_mask(inputs.segments, in_blocks, windows())
         output = self.dot_product(
-            blocks.break_into_blocks(inputs.query, block, axis=2),
+            in_blocks(inputs.query),
             window(inputs.key),
             window(inputs.value),
-            attention_mask=mask,
+            attention_mask=combine_masks(mask, own),
             bias=bias,
             offset=self.offset(memory_block, block, num_slots),
             use_causal_mask=is_causal and len(grid) == 1,

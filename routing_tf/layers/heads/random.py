@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.rules.last_members import LastMembers
 from routing_tf.layers.validation import check_non_negative_integer
@@ -18,11 +19,11 @@ class RandomHeads(ClusteredHeads):
     """Heads that attend inside clusters of random members, whatever their content.
 
     The clusters are drawn from `seed` for each position, the same ones for every text,
-    length and call. All else is as in `RoutedHeads`, so that the two differ in the
-    content that routing uses and in nothing else: under a causal mask the token at
-    each position has one random cluster and attends to its last `attention_window`
-    tokens, itself included (token choice); else each cluster holds `attention_window`
-    random positions (expert choice).
+    length and call; in packed documents for each position in a segment. All else is as
+    in `RoutedHeads`, so that the two differ in the content that routing uses and in
+    nothing else: under a causal mask the token at each position has one random cluster
+    and attends to its last `attention_window` tokens, itself included (token choice);
+    else each cluster holds `attention_window` random positions (expert choice).
 
     Args:
         num_heads: number of heads in the group.
@@ -97,6 +98,18 @@ class RandomHeads(ClusteredHeads):
             for each, stream in zip(scores, streams, strict=True)
         ]
 
+    def routed_tokens(self, inputs, rule, training=False):
+        tokens = super().routed_tokens(inputs, rule, training)
+        segments = inputs.segments
+        if segments is None:
+            return tokens
+        # Each segment has the clusters that it would have alone.
+        return dataclasses.replace(
+            tokens,
+            query_scores=_at_places(tokens.query_scores, segments.query_places),
+            key_scores=_at_places(tokens.key_scores, segments.value_places),
+        )
+
     def make_cache(self, batch_size, max_length, grid=None):
         cache = super().make_cache(batch_size, max_length, grid)
         return {**cache, "clusters": self._clusters(batch_size, max_length)}
@@ -115,8 +128,18 @@ class RandomHeads(ClusteredHeads):
         return ops.broadcast_to(clusters, (batch_size, *clusters.shape[1:]))
 
     def routed_token(self, inputs, rule, cache, index):
-        tokens = super().routed_token(inputs, rule, cache, index)
-        index = ops.minimum(index, cache["clusters"].shape[2] - 1)
-        clusters = ops.take(cache["clusters"], [index], axis=2)
+        tokens = super().routed_tokens(inputs, rule)
+        if inputs.segments is not None:
+            index = inputs.segments.query_places
+        clusters = cache["clusters"]
+        place = ops.minimum(index, clusters.shape[2] - 1)
+        place = ops.broadcast_to(place, (*ops.shape(clusters)[:2], 1))
+        clusters = membership.entries_at(clusters, place)
         scores = ops.one_hot(clusters, self.num_clusters, dtype="float32")
         return dataclasses.replace(tokens, query_scores=scores, key_scores=scores)
+
+
+def _at_places(scores, places):
+    """Returns scores `[batch, heads, length, clusters]` of places in segments."""
+    places = ops.broadcast_to(places, ops.shape(scores)[:3])
+    return membership.gather(scores, places)

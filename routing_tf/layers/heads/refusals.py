@@ -20,3 +20,12 @@ def of_one_length(inputs, reason):
             "for another sequence"
         )
     return dataclasses.replace(inputs, value=of_length(inputs.value, 2, length))
+
+
+def refuse_segments(group, reason):
+    """Raises the `ValueError` of heads that cannot have `segment_ids`."""
+    raise ValueError(
+        f"`segment_ids` cannot be used with `{type(group).__name__}`: {reason}. "
+        f"Received: segment_ids for {group.name!r}. Leave them out, with one document "
+        "in each row, or take heads such as `RoutedHeads` or `LocalHeads`"
+    )

@@ -13,7 +13,9 @@ from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
+from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import known_mask
+from routing_tf.layers.segments import segment_mask
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 
@@ -60,6 +62,8 @@ class SlidingHeads(HeadGroup):
     (https://arxiv.org/abs/1904.10509), section 4.3, A(1) of strided attention, and its
     union with A(2). Tested against NumPy code of this repository only.
     """
+
+    supports_segments = True
 
     def __init__(self, num_heads, radius=128, is_strided=False, **kwargs):
         super().__init__(num_heads, **kwargs)
@@ -113,6 +117,10 @@ class SlidingHeads(HeadGroup):
             )
         is_far = self._is_far(num_blocks, inputs.use_causal_mask)
         far_mask = ops.logical_and(far(inputs.value_mask)[:, :, None], is_far)
+        if inputs.segments is not None:
+            own = blocks.break_into_blocks(inputs.segments.query, size, axis=2)
+            own = own[..., None] == far(inputs.segments.value)[:, :, None]
+            far_mask = ops.logical_and(far_mask, own)
         mask = _side_by_side(self._near_mask(inputs, size), far_mask)
         weights = self.dot_product.attention_weights(
             _side_by_side(*logits), mask, bias, training=training
@@ -134,7 +142,12 @@ class SlidingHeads(HeadGroup):
         in_reach = np.abs(distance) <= self.radius
         if causal:
             in_reach &= distance <= 0
-        return ops.logical_and(real, in_reach)
+        own = segment_mask(
+            inputs.segments,
+            lambda x: blocks.break_into_blocks(x, size, axis=2),
+            functools.partial(_near, size, causal),
+        )
+        return combine_masks(real, in_reach, own)
 
     def _is_far(self, num_blocks, causal):
         """Which blocks have a strided token that is no neighbour, for each block."""

@@ -12,6 +12,7 @@ from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import known_mask
+from routing_tf.layers.segments import segment_mask
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -54,6 +55,7 @@ class StridedHeads(HeadGroup):
     """
 
     supports_entmax = True
+    supports_segments = True
 
     def __init__(self, num_heads, block_shape=(256,), **kwargs):
         super().__init__(num_heads, **kwargs)
@@ -62,6 +64,7 @@ class StridedHeads(HeadGroup):
     def attend(self, inputs, training=None):
         length = length_of(inputs.query, 2)
         mask, bias = self.mask_and_bias(inputs)
+        own = segment_mask(inputs.segments, self.at_places, self.at_places)
         query = self.at_places(inputs.query)
         key = self.at_places(inputs.key)
         if inputs.use_causal_mask:
@@ -71,7 +74,7 @@ class StridedHeads(HeadGroup):
             query,
             key,
             self.at_places(inputs.value),
-            attention_mask=mask,
+            attention_mask=combine_masks(mask, own),
             bias=bias,
             training=training,
         )

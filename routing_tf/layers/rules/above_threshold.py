@@ -11,6 +11,7 @@ from routing_tf.layers.masks import without_padding
 from routing_tf.layers.membership import entries_at
 from routing_tf.layers.rules import rings
 from routing_tf.layers.rules.last_members import LastMembers
+from routing_tf.layers.rules.last_members import restarted
 from routing_tf.layers.rules.routed_tokens import real_keys
 from routing_tf.layers.rules.routed_tokens import real_tokens
 from routing_tf.layers.rules.rule import Rule
@@ -73,9 +74,12 @@ class AboveThreshold(Rule):
             own = ops.reshape(own, (batch, heads, length * number))
             return ops.one_hot(own, tokens.num_clusters + 1, dtype="float32")
 
+        segments = tokens.inputs.segments
         names = ("value", "query_mask", "key_mask", "value_mask", "token_bias")
         inputs = dataclasses.replace(
-            tokens.inputs, **{n: repeated(getattr(tokens.inputs, n)) for n in names}
+            tokens.inputs,
+            segments=segments and segments.repeated(number),
+            **{n: repeated(getattr(tokens.inputs, n)) for n in names},
         )
         query = repeated(tokens.query)
         return dataclasses.replace(
@@ -116,6 +120,9 @@ class AboveThreshold(Rule):
                 "position": ops.full(shape, -1, dtype="int32"),
             },
         }
+
+    def restart(self, cache):
+        return restarted(cache)
 
     def fill_cache(self, cache, tokens):
         num_clusters, num_rows = cache["rows"].shape[2:4]

@@ -28,6 +28,10 @@ class AllScores(Prefixes):
             }
         return cache
 
+    def restart(self, cache):
+        names = [name for name in ("key_mask", "query_mask") if name in cache]
+        return {**cache, **{name: ops.zeros_like(cache[name]) for name in names}}
+
     def fill_cache(self, cache, tokens):
         return _update(cache, 0, tokens, rows.make_offers(self.group, tokens))
 
@@ -46,7 +50,11 @@ class AllScores(Prefixes):
             query_mask=cache.get("query_mask", cache["key_mask"]),
             key_mask=cache["key_mask"],
             inputs=dataclasses.replace(
-                tokens.inputs, value=value, value_mask=real, token_bias=bias
+                tokens.inputs,
+                value=value,
+                value_mask=real,
+                token_bias=bias,
+                segments=None,
             ),
         )
         output = self.attend_block(remembered, index, query, training=False)

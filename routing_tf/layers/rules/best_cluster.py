@@ -10,6 +10,7 @@ from routing_tf.layers.decoding import rows
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import without_padding
+from routing_tf.layers.rules.inside_segments import BestClusterOfSegment
 from routing_tf.layers.rules.routed_tokens import own_clusters
 from routing_tf.layers.rules.rule import Rule
 
@@ -22,6 +23,9 @@ class BestCluster(Rule):
     rank of a key among the members minus that of the query among the queries of the
     cluster. Padding gets zero. For steps the members are arranged once.
     """
+
+    def in_segments(self):
+        return BestClusterOfSegment(self.group)
 
     def attend(self, tokens, training=None):
         inputs = tokens.inputs
@@ -66,7 +70,6 @@ class BestCluster(Rule):
         }
 
     def restart(self, cache):
-        """Returns the cache before the first query."""
         position = cache["newest"]["position"]
         newest = {**cache["newest"], "position": ops.full_like(position, -1)}
         counts = ops.zeros_like(cache["counts"])

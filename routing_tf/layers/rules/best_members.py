@@ -49,6 +49,15 @@ class BestMembers(Prefixes):
             },
         }
 
+    def restart(self, cache):
+        newest = cache["newest"]
+        position = ops.full_like(newest["position"], -1)
+        if "open" in cache:
+            cache = {**cache, "open": {**cache["open"], "position": position}}
+        names = _lists(cache)
+        newest = {**newest, "position": position, **_without_tokens(newest, names)}
+        return {**cache, **_without_tokens(cache, names), "newest": newest}
+
     def fill_cache(self, cache, tokens):
         batch, _, length, _ = ops.shape(tokens.value)
         new_rows = rows.make_offers(self.group, tokens)
@@ -177,6 +186,11 @@ class BestMembers(Prefixes):
 def _lists(cache):
     """Names of the lists of members: of the keys, and of queries apart from them."""
     return [name for name in ("key_scores", "query_scores") if name in cache]
+
+
+def _without_tokens(scores, names):
+    """Returns the lists of these names as they are without a token."""
+    return {name: ops.full_like(scores[name], NO_TOKEN) for name in names}
 
 
 def _real(tokens, shape):

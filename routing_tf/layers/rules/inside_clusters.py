@@ -6,6 +6,7 @@ from routing_tf.layers import membership
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.rules.inside_segments import InsideSegments
 from routing_tf.layers.rules.rule import Rule
 
 
@@ -17,6 +18,9 @@ class InsideClusters(Rule):
 
     Reference: `clustered_local_attention_helper` of the release.
     """
+
+    def in_segments(self):
+        return InsideSegments(self.group)
 
     def compares_ranks(self, tokens):
         """Tells whether a causal mask may compare ranks in place of positions."""

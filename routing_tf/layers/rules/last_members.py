@@ -27,6 +27,7 @@ from routing_tf.layers.rules.routed_tokens import own_clusters
 from routing_tf.layers.rules.routed_tokens import real_keys
 from routing_tf.layers.rules.routed_tokens import real_tokens
 from routing_tf.layers.rules.rule import Rule
+from routing_tf.layers.segments import segment_mask
 
 # Blocks of first members are worth it up to so many windows of members of a cluster.
 MOST_WINDOWS = 2
@@ -55,7 +56,7 @@ class LastMembers(Rule):
         window = self.group.known_window(tokens.length // tokens.num_copies)
         if by_kernel:
             return self._attend_by_kernel(tokens, clusters, num_clusters, window)
-        joins = self._rounds(clusters, num_clusters, window)
+        joins = self._rounds(clusters, num_clusters, window, inputs.segments)
         if joins is None and self._fits_blocks(tokens, window, training):
             all_have_one = num_clusters == tokens.num_clusters
             blocks = self._blocks(tokens, clusters, window, all_have_one)
@@ -67,7 +68,14 @@ class LastMembers(Rule):
             query = order.arrange(ops.cast(tokens.query, self.group.compute_dtype))
         # The token itself stands in its window, seen or not.
         window += self.group.key_shift
-        mask = order.window_mask(window, self._nearest)
+        mask = combine_masks(
+            order.window_mask(window, self._nearest),
+            segment_mask(
+                inputs.segments,
+                lambda x: gather_entries(x, order.tokens, tokens.length),
+                lambda x: _entries(x, inputs, order, window)[..., 0, :],
+            ),
+        )
         if self.group.key_shift:
             mask = combine_masks(
                 mask, _entries(inputs.value_mask, inputs, order, window)
@@ -155,11 +163,12 @@ class LastMembers(Rule):
         value_mask = inputs.value_mask if group.key_shift else None
         mask, later_mask = blocks.entries(value_mask)
         bias, later_bias = blocks.entries(inputs.token_bias)
+        own, later_own = _own_segments(blocks, inputs.segments)
         first = group.dot_product(
             query,
             key,
             value,
-            attention_mask=combine_masks(blocks.mask(self._nearest), mask),
+            attention_mask=combine_masks(blocks.mask(self._nearest), mask, own),
             bias=bias,
             use_causal_mask=True,
             training=training,
@@ -168,7 +177,9 @@ class LastMembers(Rule):
             later_query,
             key_windows,
             value_windows,
-            attention_mask=combine_masks(blocks.window_mask(self._nearest), later_mask),
+            attention_mask=combine_masks(
+                blocks.window_mask(self._nearest), later_mask, later_own
+            ),
             bias=later_bias,
             offset=blocks.offset,
             training=training,
@@ -176,7 +187,7 @@ class LastMembers(Rule):
         output = blocks.restore(first, later)
         return without_padding(output, real_tokens(inputs))
 
-    def _rounds(self, clusters, num_clusters, window):
+    def _rounds(self, clusters, num_clusters, window, segments):
         if not self.group.joins_rounds:
             return None
         ranks = ranks_in_clusters(clusters, num_clusters)
@@ -185,6 +196,10 @@ class LastMembers(Rule):
         first, end = rounds.range_of_bucket(
             clusters, ends, window, self.group.num_clusters
         )
+        if segments is not None:
+            starts = ops.broadcast_to(segments.query_starts, ops.shape(clusters))
+            first_own = places - ranks_in_clusters(clusters, num_clusters, starts)
+            first = ops.maximum(first, first_own)
         return rounds.of_group(self.group, places, first, end)
 
     def make_cache(self, batch_size, max_length):
@@ -218,6 +233,9 @@ class LastMembers(Rule):
                 **newest,
             },
         }
+
+    def restart(self, cache):
+        return restarted(cache)
 
     def fill_cache(self, cache, tokens):
         num_clusters, num_rows = cache["rows"].shape[2:4]
@@ -388,6 +406,29 @@ class LastMembers(Rule):
             "rows": rings.updated(cache["rows"], place, new),
             "counts": counts + added * ops.cast(is_older, "int32")[..., None],
         }
+
+
+def restarted(cache):
+    """Returns a cache of last members in which there is none."""
+    parts = {
+        name: {**cache[name], "position": ops.full_like(cache[name]["position"], -1)}
+        for name in ("newest", "open")
+        if name in cache
+    }
+    return {**cache, "counts": ops.zeros_like(cache["counts"]), **parts}
+
+
+def _own_segments(blocks, segments):
+    """Tells which keys lie in a token's segment, in blocks and in chunks.
+
+    Returns `<bool>[B, H, K, T, T]` and `<bool>[N, C, S]`, or None twice.
+    """
+    if segments is None:
+        return None, None
+    keys = blocks.entries(segments.value)
+    first, windows = (x[..., 0, :, None] for x in keys)
+    own = first, windows[:, -blocks.chunk_size :]
+    return [query == key for query, key in zip(own, keys)]
 
 
 def _entries(x, inputs, order, window):

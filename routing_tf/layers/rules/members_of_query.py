@@ -25,6 +25,7 @@ from routing_tf.layers.rules.routed_tokens import best_clusters
 from routing_tf.layers.rules.routed_tokens import own_clusters
 from routing_tf.layers.rules.routed_tokens import real_tokens
 from routing_tf.layers.scaled_dot_product import joined_parts
+from routing_tf.layers.segments import segment_mask
 
 
 def attend(group, tokens, training=None):
@@ -42,37 +43,40 @@ def attend(group, tokens, training=None):
     key = ranges.keys.arrange(ops.cast(tokens.key, group.compute_dtype))
     query = ranges.for_each_read(ops.cast(tokens.query, group.compute_dtype))
     vectors = ranges.queries.arrange(query), ranges.read(key)
-    options = {
-        "attention_mask": combine_masks(
-            ranges.visible(), ranges.entries(inputs.value_mask)
-        ),
-        "bias": ranges.entries(inputs.token_bias),
-        "distances": ranges.distances(),
-        "training": training,
-    }
+    own_segment = segment_mask(
+        inputs.segments, ranges.of_tokens, lambda x: ranges.entries(x)[..., 0, :]
+    )
+    mask = combine_masks(
+        ranges.visible(), ranges.entries(inputs.value_mask), own_segment
+    )
+    bias, distances = ranges.entries(inputs.token_bias), ranges.distances()
 
     def read(x):
         return ranges.read(ranges.keys.arrange(x))
 
     if group.clusters_per_query > 1:
-        output = ranges.joined(
-            *group.dot_product(
-                *vectors, read(tokens.value), return_logsumexp=True, **options
-            )
+        parts = group.dot_product(
+            *vectors,
+            read(tokens.value),
+            attention_mask=mask,
+            bias=bias,
+            distances=distances,
+            training=training,
+            return_logsumexp=True,
         )
-    else:
-        mask, bias = options.pop("attention_mask"), options.pop("bias")
-        output = rounds.attend(
-            group,
-            ranges.rounds(group),
-            ranges.queries,
-            read,
-            tokens.value,
-            vectors,
-            mask,
-            bias,
-            **options,
-        )
+        return without_padding(ranges.joined(*parts), real_tokens(inputs))
+    output = rounds.attend(
+        group,
+        ranges.rounds(group),
+        ranges.queries,
+        read,
+        tokens.value,
+        vectors,
+        mask,
+        bias,
+        training,
+        distances=distances,
+    )
     return without_padding(output, real_tokens(inputs))
 
 
@@ -161,13 +165,13 @@ class _Ranges:
 
     def visible(self):
         """Tells which keys each query sees, `<bool>[B, H, N, C, R * C]`."""
-        ranks, ends = self._ranks(), self._of_queries(self.ends)
+        ranks, ends = self._ranks(), self.of_queries(self.ends)[..., None]
         near = ops.logical_and(ranks < ends, ranks >= ends - self.window)
         return ops.logical_and(near, ranks >= 0)
 
     def distances(self):
         """Returns relative positions, `<int32>[B, H, N, C, R * C]`."""
-        return self._ranks() - self._of_queries(self.num_earlier)
+        return self._ranks() - self.of_queries(self.num_earlier)[..., None]
 
     def _ranks(self):
         """Ranks of keys in the cluster of the last one, `<int32>[B, H, N, 1, R * C]`.
@@ -181,9 +185,15 @@ class _Ranges:
         batch, heads, num_chunks, rows, _ = ops.shape(ranks)
         return ops.reshape(ranks, (batch, heads, num_chunks, 1, rows * size))
 
-    def _of_queries(self, x):
-        """From `[B, H, L]` to `[B, H, N, C, 1]`."""
-        return self.queries.arrange(x[..., None])
+    def of_tokens(self, x):
+        """From what is broadcastable to `[B, H, L]` to `[B, H, N, C]`."""
+        return membership.gather_entries(
+            x, self.queries.tokens % self.length, self.length
+        )
+
+    def of_queries(self, x):
+        """From `[B, H, Q]` to `[B, H, N, C]`."""
+        return self.queries.arrange(x[..., None])[..., 0]
 
 
 def _num_keys(clusters, read, num_clusters, num_copies, num_reads):

@@ -65,9 +65,16 @@ class Prefixes(Rule):
         `start` is the position of the first; tokens behind the block are not looked at.
         """
         size = query.shape[2]
-        keys = queries = self._find(tokens.key_scores, tokens.key_mask, start, size)
+        segment_starts = None
+        if tokens.inputs.segments is not None:
+            segment_starts = tokens.inputs.segments.query_starts
+        keys = queries = self._find(
+            tokens.key_scores, tokens.key_mask, segment_starts, start, size
+        )
         if not tokens.shares_vectors:
-            queries = self._find(tokens.query_scores, tokens.query_mask, start, size)
+            queries = self._find(
+                tokens.query_scores, tokens.query_mask, segment_starts, start, size
+            )
         visible = keys.is_member
         real = self.member_mask(tokens.inputs, keys.positions)
         visible = combine_masks(visible, real)
@@ -86,13 +93,20 @@ class Prefixes(Rule):
         )
         return self.mean_over_clusters(output, queries.own(), axis=2)
 
-    def _find(self, scores, mask, start, size):
-        """Finds who can be a member, and who is, at the queries of a block."""
+    def _find(self, scores, mask, segment_starts, start, size):
+        """Finds who can be a member, and who is, at the queries of a block.
+
+        `segment_starts`, `<int32>[B, 1, L]` or None, are those of the tokens' segments.
+        Before the block, tokens in the segment of its first one are candidates.
+        """
         batch, heads, length, clusters = ops.shape(scores)
         scores = ops.swapaxes(scores, 2, 3)
         real = ops.ones((1, 1, length), "bool") if mask is None else mask
         real = ops.broadcast_to(real, (batch, heads, length))
         before = ops.logical_and(real, numbers(length) < start)
+        if segment_starts is not None:
+            first = ops.take(segment_starts, start[None], axis=2)
+            before = ops.logical_and(before, segment_starts == first)
         best = _best(
             ops.where(before[:, :, None], scores, large_negative(scores.dtype)),
             self.group.num_candidates(length),
@@ -112,19 +126,27 @@ class Prefixes(Rule):
             ],
             axis=-1,
         )
+        segments = None
+        if segment_starts is not None:
+            segments = membership.gather_entries(segment_starts, positions, length)
         ranks = _ranks(
             _entries(scores, positions),
             exists,
             ops.argsort(best),
             size,
             self.group.near_tie,
+            segments,
         )
-        num_tokens = ops.cumsum(ops.cast(real, "int32"), axis=-1)
+        num_tokens = _num_tokens(real, segment_starts)
         num_tokens = membership.gather_entries(num_tokens, own, length)[..., None]
         members = self.group.is_member(ranks, num_tokens)
         earlier = positions[..., None, :] <= own[..., None]
+        in_segment = None
+        if segments is not None:
+            in_segment = segments[..., -size:, None] == segments[..., None, :]
         return _Candidates(
-            positions, combine_masks(members, earlier, exists[..., None, :])
+            positions,
+            combine_masks(members, earlier, exists[..., None, :], in_segment),
         )
 
 
@@ -201,16 +223,20 @@ def _best(scores, count, near_tie):
     return ops.take_along_axis(positions, order, axis=-1)
 
 
-def _ranks(scores, exists, ranks_before, size, near_tie):
+def _ranks(scores, exists, ranks_before, size, near_tie, segments):
     """Counts who outranks the candidates at each query of a block: `[B, H, K, C, J]`.
 
     Of equal scores the earlier one wins. Scores are `<float32>[B, H, K, J]`, those of
     the block's `size` queries C last; `exists` is False for what is no token;
-    `ranks_before`, `<int>[B, H, K, J - C]`, are the ranks before the block.
+    `ranks_before`, `<int>[B, H, K, J - C]`, are the ranks before the block. Tokens of
+    one segment alone, `<int32>[B, H, K, J]` or None, outrank each other.
     """
     first, own = scores[..., :-size], scores[..., -size:]
     wins = first[..., None, :] >= own[..., None] - near_tie
     wins = ops.logical_and(wins, exists[..., None, :-size])
+    if segments is not None:
+        of_segment = segments[..., None, :-size] == segments[..., -size:, None]
+        wins = ops.logical_and(wins, of_segment)
     own_before = ops.sum(ops.cast(wins, "int32"), axis=-1)
     ranks_before = ops.cast(ranks_before, "int32")
     ranks_before = ops.concatenate([ranks_before, own_before], axis=-1)
@@ -221,8 +247,21 @@ def _ranks(scores, exists, ranks_before, size, near_tie):
     padding = [(0, 0)] * 3 + [(length_of(first, -1), 0), (0, 0)]
     wins = ops.logical_or(wins, ops.pad(ties, padding))
     wins = ops.logical_and(wins, exists[..., None, -size:])
+    if segments is not None:
+        of_segment = segments[..., None, -size:] == segments[..., None]
+        wins = ops.logical_and(wins, of_segment)
     ranks = ranks_before[..., None] + _count(wins)
     return ops.swapaxes(ranks, -1, -2)
+
+
+def _num_tokens(real, starts):
+    """Counts the real tokens up to each one, in its segment: `<int32>[B, H, L]`."""
+    real = ops.cast(real, "int32")
+    count = ops.cumsum(real, axis=-1)
+    if starts is None:
+        return count
+    starts = ops.broadcast_to(starts, ops.shape(real))
+    return count - ops.take_along_axis(count - real, starts, axis=-1)
 
 
 def _count(x):

@@ -27,6 +27,14 @@ class Rule:
     def __init__(self, group):
         self.group = group
 
+    def in_segments(self):
+        """Returns the rule of this kind for `Segments`; refuses if there is none."""
+        return self
+
+    def restart(self, cache):
+        """Returns a cache as it was before the first token, or the first query."""
+        raise NotImplementedError
+
     def members(self, scores):
         """Tells who sits in which cluster, where `tokens_choose`.
 

@@ -5,6 +5,7 @@ from keras import ops
 from routing_tf.layers import blocks
 from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import sort_by_cluster
+from routing_tf.layers.heads.refusals import refuse_segments
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
@@ -27,6 +28,12 @@ class SortedChunks(Rule):
     Reference: Kitaev et al., "Reformer: The Efficient Transformer", section 2, the
     sets after equation 5.
     """
+
+    def in_segments(self):
+        refuse_segments(
+            self.group,
+            "without a causal mask their chunks hold tokens of several segments",
+        )
 
     def attend(self, tokens, training=None):
         if not tokens.shares_scores:

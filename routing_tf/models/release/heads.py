@@ -12,6 +12,7 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.layers.heads.refusals import refuse_segments
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import causal_mask
 from routing_tf.layers.masks import combine_masks
@@ -65,6 +66,11 @@ class _WithFlaws:
                 f" sees nothing would see later tokens. Received: key_shift={key_shift}"
             )
         super().__init__(*args, **kwargs)
+
+    def prepared(self, inputs):
+        if inputs.segments is not None:
+            refuse_segments(self, "heads with flaws of the release know none")
+        return super().prepared(inputs)
 
 
 class _TrainedClusters(_WithFlaws):

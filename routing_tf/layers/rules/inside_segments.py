@@ -1,0 +1,126 @@
+"""Clusters that choose their members within each segment of packed sequences."""
+
+from keras import ops
+
+from routing_tf.layers import blocks
+from routing_tf.layers import membership
+from routing_tf.layers import segment_members
+from routing_tf.layers.cluster_order import ranks_in_clusters
+from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import without_padding
+from routing_tf.layers.rules.routed_tokens import own_clusters
+from routing_tf.layers.rules.rule import Rule
+from routing_tf.layers.segments import segment_mask
+
+
+class InsideSegments(Rule):
+    """Attention of the members that a cluster has in a segment to each other.
+
+    What `InsideClusters` does for a sequence, this does for each of its segments. How
+    many there are is known when a batch is there, so each cluster has room for all
+    tokens: the work is `3 * L * K * W` pairs, W the attention window.
+    """
+
+    def attend(self, tokens, training=None):
+        group, segments = self.group, tokens.inputs.segments
+        size, shift = group.window(tokens.length), group.key_shift
+        members, filled = keys = self._lists(tokens, "key", training)
+        asking, asks = keys
+        if not tokens.shares_scores:
+            asking, asks = self._lists(tokens, "query", training)
+
+        def cut(x):
+            return _joined(blocks.break_into_blocks(x, size, axis=3))
+
+        def read(x):
+            x = blocks.break_into_blocks(x, size, axis=3)
+            return _joined(blocks.memory_windows(x, (1,), (1,), axis=3))
+
+        def of_clusters(x):
+            return ops.repeat(x[:, :, None], tokens.num_clusters, axis=2)
+
+        own = segment_mask(
+            segments, lambda x: cut(of_clusters(x)), lambda x: read(of_clusters(x))
+        )
+        last = cut(asking)[..., :, None] - shift
+        is_causal = tokens.inputs.use_causal_mask
+        earlier = read(members)[..., None, :] <= last if is_causal else None
+        bias = self.member_bias(tokens.inputs, members)
+        if bias is not None:
+            bias = read(bias[:, :, :, 0])[..., None, :]
+        real = self.member_mask(tokens.inputs, members, filled)[:, :, :, 0]
+        output = group.dot_product(
+            cut(self._gathered(tokens.query, asking)),
+            read(self._gathered(tokens.key, members)),
+            read(membership.gather(tokens.value, members)),
+            attention_mask=combine_masks(own, read(real)[..., None, :], earlier),
+            bias=bias,
+            offset=size,
+            training=training,
+        )
+        shape = (*ops.shape(members)[:3], -1, *ops.shape(output)[3:])
+        output = ops.reshape(output, shape)
+        output = blocks.put_back_blocks(output, tokens.length, axis=3)
+        return membership.scatter_mean(
+            output, asking, tokens.length, asks, group.count_offset
+        )
+
+    def _lists(self, tokens, name, training):
+        scores, mask = (getattr(tokens, f"{name}_{x}") for x in ("scores", "mask"))
+        starts = tokens.inputs.segments.query_starts
+        is_member = self.group.choose_in_segments(scores, starts, mask, training)
+        return segment_members.lists(is_member, starts)
+
+    def _gathered(self, x, members):
+        return membership.gather(ops.cast(x, self.group.compute_dtype), members)
+
+
+class BestClusterOfSegment(Rule):
+    """Attention of each query to its best cluster's members in one segment.
+
+    What `BestCluster` does for another sequence, this does for the segment that a query
+    sees in one. The work is that of full attention. Relative positions are ranks in the
+    segments.
+    """
+
+    def attend(self, tokens, training=None):
+        group, inputs = self.group, tokens.inputs
+        segments = inputs.segments
+        is_member = group.choose_in_segments(
+            tokens.key_scores, segments.value_starts, tokens.key_mask, training
+        )
+        clusters, num_clusters = own_clusters(tokens.query_scores, inputs.query_mask)
+        # Padding may read what it likes.
+        read = ops.minimum(clusters, tokens.num_clusters - 1)
+        distances = None
+        if group.max_relative_position is not None:
+            starts = ops.broadcast_to(segments.query_starts, ops.shape(clusters))
+            ranks = ranks_in_clusters(clusters, num_clusters, starts)
+            key_ranks = segment_members.ranks_of_members(
+                is_member, segments.value_starts
+            )
+            distances = membership.gather(key_ranks, read) - ranks[..., None]
+        mask, bias = (
+            None if x is None else x[:, :, None]
+            for x in (inputs.value_mask, inputs.token_bias)
+        )
+        output = group.dot_product(
+            ops.cast(tokens.query, group.compute_dtype),
+            ops.cast(tokens.key, group.compute_dtype),
+            tokens.value,
+            attention_mask=combine_masks(
+                membership.gather(is_member, read),
+                segment_mask(segments, lambda x: x, lambda x: x),
+                mask,
+            ),
+            bias=bias,
+            distances=distances,
+            training=training,
+        )
+        return without_padding(output, inputs.query_mask)
+
+
+def _joined(x):
+    """Joins the blocks of all clusters, `[B, H, K, N, ...]`, in one axis."""
+    batch, heads, clusters, num_blocks, *rest = ops.shape(x)
+    return ops.reshape(x, (batch, heads, clusters * num_blocks, *rest))

@@ -1,0 +1,155 @@
+"""Models and problems with rows that pack several documents."""
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import problems
+from routing_tf.models.packed_documents import inputs_of
+from routing_tf.models.token_scorer import TokenScorer
+from tests import golden_cases
+from tests.models import small_models
+from tests.models import small_seq2seq
+
+LENGTHS = 7, 12, 5
+BORDERS = np.cumsum((0, *LENGTHS))
+# The last document has the id of the first one.
+ROW = np.repeat((5, 2, 5), LENGTHS).astype("int32")
+ROUTED = {"num_local_heads": 0, "num_routed_heads": 4, "routing": "token_choice"}
+POSITIONS = {
+    "timing_signal": {"timing_signal": True},
+    "coordinates": {"coordinate_embeddings": True},
+}
+
+
+def packed(**changes):
+    """Returns inputs of two rows with three documents each."""
+    x = small_models.inputs()
+    return {**x, "segment_ids": np.stack([ROW] * len(x["token_ids"])), **changes}
+
+
+def part(x, start, end):
+    """Returns the inputs of one document alone."""
+    return {name: x[name][:, start:end] for name in ("token_ids", "padding_mask")}
+
+
+def logits(lm, x, **options):
+    return golden_cases.to_numpy(lm(x, **options))
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_a_document_is_scored_as_it_is_alone(positions):
+    settings = {**ROUTED, **POSITIONS[positions]}
+    lm = small_models.language_model(restart_positions=True, **settings)
+    x = packed()
+    found = logits(lm, x)
+    for start, end in zip(BORDERS, BORDERS[1:]):
+        alone = logits(lm, part(x, start, end))
+        np.testing.assert_allclose(found[:, start:end], alone, rtol=1e-3, atol=1e-4)
+    # Positions go on by default.
+    going_on = logits(small_models.language_model(**settings), x)
+    second = slice(*BORDERS[1:3])
+    np.testing.assert_allclose(going_on[:, :7], found[:, :7], rtol=1e-3, atol=1e-4)
+    assert np.abs(going_on - found)[:, second].max() > 1e-2
+
+
+def test_no_document_moves_another_one():
+    """In a model with local heads too, and in all its layers."""
+    lm, x = small_models.language_model(routing="token_choice"), packed()
+    ids = np.where(ROW == 2, x["token_ids"], small_models.inputs(seed=3)["token_ids"])
+    changed = {**x, "token_ids": ids}
+    second = slice(*BORDERS[1:3])
+    before, after = logits(lm, x), logits(lm, changed)
+    np.testing.assert_allclose(after[:, second], before[:, second], atol=1e-4)
+    without = [logits(lm, part(each, 0, None)) for each in (x, changed)]
+    assert np.abs(without[1] - without[0])[:, second].max() > 1e-2
+
+
+def test_models_around_it_and_scorers_hand_the_ids_on(tmp_path):
+    lm, x = small_models.language_model(**ROUTED), packed()
+    expected = logits(lm, x)
+    outer_inputs = {
+        name: keras.Input(array.shape[1:], dtype=array.dtype, name=name)
+        for name, array in x.items()
+    }
+    outer = keras.Model(outer_inputs, lm(outer_inputs))
+    variables = [
+        [variable.value for variable in kind]
+        for kind in (lm.trainable_variables, lm.non_trainable_variables)
+    ]
+    stateless, _ = lm.stateless_call(*variables, inputs_of(lm, {**x, "other": 0}))
+    hidden = lm.backbone(x)
+    for found in (outer(x), stateless, lm.logits_of(hidden), lm.predict(x, verbose=0)):
+        found = golden_cases.to_numpy(found)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    nats = TokenScorer(lm).score(x, x["token_ids"])
+    shifted = expected - np.log(np.exp(expected).sum(-1, keepdims=True))
+    wanted = -np.take_along_axis(shifted, x["token_ids"][..., None], -1)[..., 0]
+    np.testing.assert_allclose(nats, wanted, rtol=1e-3, atol=1e-3)
+    path = tmp_path / "model.keras"
+    lm.save(path)
+    loaded = keras.saving.load_model(path)
+    np.testing.assert_allclose(logits(loaded, x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("remat", ["remat", "remat_attention"])
+def test_activations_that_are_computed_again(remat):
+    results = []
+    for value in (False, True):
+        lm = small_models.language_model(**ROUTED, **{remat: value})
+        results.append(logits(lm, packed(), training=True))
+    np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    ["timing_signal", pytest.param("coordinates", marks=pytest.mark.thorough)],
+)
+def test_steps_start_anew_with_a_document(positions):
+    settings = {**ROUTED, **POSITIONS[positions]}
+    lm = small_models.language_model(restart_positions=True, **settings)
+    x = packed()
+    whole = logits(lm, x)
+    ids, segments = x["token_ids"], x["segment_ids"]
+    cache = lm.make_cache(len(ids), small_models.LENGTH)
+    found = []
+    for start, end in ((0, 10), (10, 11), (11, small_models.LENGTH)):
+        now = slice(start, end)
+        output, _, cache = lm.call_with_cache(
+            ids[:, now], cache, start, segment_ids=segments[:, now]
+        )
+        found.append(golden_cases.to_numpy(output))
+    found = np.concatenate(found, axis=1)
+    np.testing.assert_allclose(found, whole, rtol=1e-3, atol=1e-4)
+
+
+def test_refusals():
+    with pytest.raises(
+        ValueError, match="`segment_ids` cannot be used with `generate`"
+    ):
+        small_models.language_model(**ROUTED).generate(packed())
+    lm = small_seq2seq.language_model()
+    x = {**small_seq2seq.inputs(), "segment_ids": np.ones((2, 24), "int32")}
+    with pytest.raises(ValueError, match="used with `RoutingTransformerSeq2SeqLM`"):
+        lm(x)
+    with pytest.raises(ValueError, match="`restart_positions` is for texts"):
+        small_seq2seq.hyperparameters(restart_positions=True)
+
+
+def test_text_problems_tell_documents_apart():
+    class Texts(problems.TextProblem):
+        def load_split(self, split):
+            return [b"abc", b"de", b"fghijk"]
+
+    problem = Texts(sequence_length=10, segment_ids="true")
+    batches = problem.dataset("validation", batch_size=2).as_numpy_iterator()
+    inputs, targets, _ = next(batches)
+    # An end id, the last target of a text, is the input in front of the next one.
+    assert targets[0, [3, 6]].tolist() == [1, 1]
+    assert inputs["token_ids"][0, [0, 4, 7]].tolist() == [0, 1, 1]
+    expected = [[1, 1, 1, 1, 2, 2, 2, 3, 3, 3], [1, 1, 1, 1, 0, 0, 0, 0, 0, 0]]
+    assert inputs["segment_ids"].tolist() == expected
+    plain, _, _ = next(iter(Texts(sequence_length=10).dataset("validation", 2)))
+    assert "segment_ids" not in plain
+    with pytest.raises(ValueError, match='`segment_ids` needs `packing="stream"`'):
+        Texts(packing="release", segment_ids=True)

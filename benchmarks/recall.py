@@ -40,6 +40,7 @@ PATTERNS = (
 )
 CLUSTERED, ROUTED = PATTERNS[2:], PATTERNS[4:]
 OF_ALL_CLUSTERED = ("share_query_key", "query_cluster")  # arguments
+OF_HASHED = ("num_rounds",)
 DEFAULTS = {
     "vocabulary": 512,
     "batch_tokens": 8192,
@@ -74,8 +75,7 @@ def settings_of(options, pattern, key_shift, place, rate=None, seed=0):
     length, pairs, window, steps = place
     own = PRESET_DEFAULTS if pattern == PRESET else DEFAULTS
     arguments = parse_options(options.options) if pattern in CLUSTERED else {}
-    if pattern not in ROUTED:
-        arguments = {k: v for k, v in arguments.items() if k in OF_ALL_CLUSTERED}
+    arguments = {k: v for k, v in arguments.items() if takes(pattern, k)}
     num_clusters = options.num_clusters or max(2, 2 * length // window)
     vocabulary = options.vocabulary or max(own["vocabulary"], 2 * length)
     recall_data.check_sizes(length, pairs, vocabulary, options.synonyms)
@@ -98,6 +98,13 @@ def settings_of(options, pattern, key_shift, place, rate=None, seed=0):
         synonyms=options.synonyms,
         exploring_queries=options.exploring_queries if pattern in CLUSTERED else 0,
     )
+
+
+def takes(pattern, name):
+    """Tells whether heads of a pattern take an argument that is not of all."""
+    if name in OF_ALL_CLUSTERED:
+        return True
+    return pattern == "hashed" if name in OF_HASHED else pattern in ROUTED
 
 
 def parse_options(items):
@@ -317,7 +324,8 @@ def define_flags(values=flags.FLAGS):
         "options",
         ["balance_rate=0.01"],
         f"NAME=VALUE for routed heads ({', '.join(OF_ALL_CLUSTERED)}: for hashed and "
-        f"random ones too), or hyperparameters of {PRESET}.",
+        f"random ones too; {', '.join(OF_HASHED)}: for hashed ones alone), or "
+        f"hyperparameters of {PRESET}.",
     )
     size("num_heads", None, "Heads of the pattern; default: 1.")
     size("key_dim", None, "Size of a head; default: 64.")

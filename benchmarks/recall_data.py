@@ -131,15 +131,15 @@ def routing_figures(
 
     Args:
         examples: `Examples`.
-        query_clusters: `<int>[B, H, L]`, the cluster that each query reads.
+        query_clusters: `<int>[B, H, L, R]`, the R clusters that each query reads.
         key_clusters: `<int>[B, H, L]`, that of which each position is a member.
-        window: number of members that a query sees.
+        window: number of members that a query sees, the same of each cluster.
         key_shift: 0 or 1, see `HeadGroup`.
         num_clusters: number of clusters of a head.
 
     Returns:
         Dict of lists with an entry for each head, and of a number:
-        `same_cluster`: share of the labelled positions whose cluster is that of their
+        `same_cluster`: share of the labelled positions that read the cluster of their
         match;
         `pushed_out`: share of these whose window ends before the match, as too many
         members came in between;
@@ -153,10 +153,12 @@ def routing_figures(
     last = (examples.positions - key_shift)[..., None]
     between = (places > matches[..., None]) & (places <= last)
     wanted = np.take_along_axis(key_clusters, matches[:, None], axis=2)
-    read = np.take_along_axis(query_clusters, examples.positions[:, None], axis=2)
-    is_same = wanted == read
+    positions = examples.positions[:, None, :, None]
+    read = np.take_along_axis(query_clusters, positions, axis=2)
+    is_same = (wanted[..., None] == read).any(axis=-1)
     members = key_clusters[:, :, None] == wanted[..., None]
-    is_pushed_out = (members & between[:, None]).sum(axis=-1) >= window
+    share = window // query_clusters.shape[-1]
+    is_pushed_out = (members & between[:, None]).sum(axis=-1) >= share
     found = is_same & ~is_pushed_out
     same = is_same.mean(axis=(0, 2))
     pushed_out = (is_same & is_pushed_out).mean(axis=(0, 2)) / np.maximum(same, 1e-9)

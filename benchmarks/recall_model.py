@@ -187,10 +187,12 @@ class Network:
         with recorded([group], "scores") as calls:
             self._last(self._before_last(examples.tokens))
         ((_, scores),) = calls
-        queries, keys = (np.argmax(x, axis=-1) for x in (scores[0], scores[-1]))
+        number = getattr(group, "clusters_per_query", 1)
+        read = np.argsort(-np.asarray(scores[0]), axis=-1, kind="stable")[..., :number]
+        keys = np.argmax(scores[-1], axis=-1)
         s = self.settings
         return recall_data.routing_figures(
-            examples, queries, keys, s.window, s.key_shift, scores[0].shape[-1]
+            examples, read, keys, s.window, s.key_shift, scores[0].shape[-1]
         )
 
 

@@ -8,11 +8,6 @@ is linear in the length. Positions differ between heads, and are the same for al
 sequences of a batch. In packed documents a query sees its own segment alone. Evaluation
 and decoding know nothing of this.
 
-Heads with centroids may add to the logits of exploring queries how likely a query and a
-key share a cluster, were clusters drawn by a softmax of the scores. What the gradients
-of the model's loss then ask of the vectors is not only to be alike, but to lie in one
-cluster: without, nothing pushes two that agree over the border between their clusters.
-
 Letters: B batch, H heads, L length, E exploring queries, D dim.
 """
 
@@ -32,11 +27,6 @@ from routing_tf.layers.segments import segment_mask
 # Of the generators of positions. A training loop in parts and replicas, each of which
 # sees other sequences of one batch, gives them one state for all of them.
 SEED_NAME = "exploring_seed"
-# Of the softmax of scores: vectors and centroids of length sqrt(dim) have scores of up
-# to dim, and so logits of up to twice sqrt(dim).
-SHARPNESS = 2.0
-# The least probability, so that a key in a far cluster still gets a gradient.
-LEAST = 1e-6
 
 
 def make_seed(seed=None):
@@ -106,30 +96,10 @@ def _attend(group, tokens, inputs, positions, places, training):
     query = membership.gather(query, places)
     mask = _mask(group, inputs, positions, tokens.length)
     bias = _bias(group, inputs, positions, tokens.length)
-    if weight := group.exploring_cluster_weight:
-        shared = weight * log_of_sharing(tokens, places)
-        bias = shared if bias is None else shared + ops.cast(bias, "float32")
-        bias = ops.cast(bias, group.compute_dtype)
     logits = product(query, key, transpose_y=True)
     weights = group.dot_product.attention_weights(logits, mask, bias, training)
     output = product(weights, inputs.value)
     return output if mask is None else group.dot_product.of_seeing(output, mask)
-
-
-def log_of_sharing(tokens, places):
-    """Returns how likely queries at `places` share a cluster with keys, as a logarithm.
-
-    Args:
-        tokens: `RoutedTokens`, one entry for each token.
-        places: `<int32>[B, H, E]`.
-
-    Returns:
-        `<float32>[B, H, E, M]`.
-    """
-    scale = SHARPNESS / tokens.key.shape[-1] ** 0.5
-    query = membership.gather(tokens.query_scores, places)
-    query, key = (ops.softmax(scale * x) for x in (query, tokens.key_scores))
-    return ops.log(product(query, key, transpose_y=True) + LEAST)
 
 
 def _mask(group, inputs, positions, length):

@@ -14,8 +14,8 @@ from routing_tf.layers.validation import is_integer
 
 CLUSTERING = (
     *Clustering.names(),
-    *("query_cluster", "max_clusters_per_token", "threshold_decay"),
-    "exploring_cluster_weight",
+    *("query_cluster", "clusters_per_query"),
+    *("max_clusters_per_token", "threshold_decay"),
 )
 
 
@@ -63,8 +63,8 @@ class RoutingAttention(MixedAttention):
         share_query_key: whether routed heads use one projection for queries and keys,
             where query and value have the same depth. Defaults to True.
         clustering: dict of further arguments of `RoutedHeads` on its clusters: those
-            of `Clustering`, `query_cluster`, `max_clusters_per_token`,
-            `threshold_decay` and `exploring_cluster_weight`. A `Clustering` will do.
+            of `Clustering`, `query_cluster`, `clusters_per_query`,
+            `max_clusters_per_token` and `threshold_decay`. A `Clustering` will do.
             None (the default) for none.
         key_shift: whose key a position offers with its own value, in all heads: its
             own (0, the default), or that of the token before it (1), so that a query

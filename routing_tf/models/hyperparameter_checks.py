@@ -9,6 +9,7 @@ from routing_tf.layers.fused_attention import IMPLEMENTATIONS
 from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
 from routing_tf.layers.heads.head_group import check_key_shift
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
+from routing_tf.layers.heads.routed import TOKEN_CHOICE
 from routing_tf.layers.mixed_attention import REMATS
 from routing_tf.layers.scaled_dot_product import check_entmax_alpha
 from routing_tf.layers.validation import check_choice
@@ -46,6 +47,7 @@ _POSITIVE = (
     "num_summary_columns",
     "num_clusters",
     "attention_window",
+    "clusters_per_query",
     "max_relative_position",
     "warmup_steps",
     "batch_tokens",
@@ -69,7 +71,6 @@ _NOT_NEGATIVE = (
     "commitment_weight",
     "balance_rate",
     "anchor_weight",
-    "exploring_cluster_weight",
     "relative_key_stddev",
     "initializer_gain",
     "learning_rate",
@@ -105,6 +106,7 @@ def check(h):
             raise ValueError(
                 f"`{name}` must be finite and not negative. Received: {name}={value}"
             )
+    _check_clusters_per_query(h)
     _check_heads(h)
     _check_key_heads(h)
     _check_exploring(h)
@@ -190,6 +192,24 @@ def _check_key_heads(h):
             "`num_key_value_heads` must be None (or the number of heads) with shared "
             f"queries and keys. {received}, share_query_key=True. Pass "
             "`share_query_key=False`"
+        )
+
+
+def _check_clusters_per_query(h):
+    number = h.clusters_per_query
+    if number == 1:
+        return
+    if h.routing not in TOKEN_CHOICE or h.compatibility is not None:
+        raise ValueError(
+            '`clusters_per_query` must be 1 except with `routing="token_choice"`. '
+            f"Received: clusters_per_query={number} with routing={h.routing!r} and "
+            f"compatibility={h.compatibility!r}"
+        )
+    if h.attention_window % number or number > h.num_clusters:
+        raise ValueError(
+            "`clusters_per_query` must divide `attention_window` and be at most "
+            f"`num_clusters`. Received: clusters_per_query={number} with "
+            f"attention_window={h.attention_window} and num_clusters={h.num_clusters}"
         )
 
 

@@ -122,12 +122,11 @@ class Hyperparameters:
         share_query_key: whether routed heads share queries and keys.
         query_cluster: with separate queries and keys, whether a token reads the best
             cluster of its `"query"`, or of its `"key"`, see `ClusteredHeads`.
+        clusters_per_query: in token choice, number of clusters that a query reads, each
+            with an equal share of `attention_window`, see `RoutedHeads`.
         exploring_queries: how many random queries of each head with clusters see all
             that the mask lets them see while training, see `ClusteredHeads`; 0 for
             none, as in the release.
-        exploring_cluster_weight: how much exploring queries of heads with centroids
-            mind whether a key shares their cluster, so that the loss teaches clusters,
-            see `CentroidHeads`; 0: not at all.
         ema: whether centroids follow moving averages (True) or gradients.
         centroid_decay: share of the old average kept at each training step.
         centroid_initialization: `"normal"` for random centroids; `"tokens"`: the first
@@ -271,8 +270,8 @@ class Hyperparameters:
     strided_relative_positions: bool = False
     share_query_key: bool = True
     query_cluster: str = "query"
+    clusters_per_query: int = 1
     exploring_queries: int = 0
-    exploring_cluster_weight: float = 0.0
     ema: bool = True
     centroid_decay: float = 0.999
     centroid_initialization: str = "normal"

@@ -7,6 +7,7 @@ import re
 import keras
 
 from routing_tf import layers
+from routing_tf.layers.heads.routed import TOKEN_CHOICE
 from routing_tf.models import patterns
 
 
@@ -321,8 +322,12 @@ def _routed_kind(hyperparameters, index, routing):
         return layers.RandomHeads, settings
     if routing == "full":
         return layers.FullHeads, {}
+    reads = {}
+    if routing in TOKEN_CHOICE:
+        reads = {"clusters_per_query": h.clusters_per_query}
     return layers.RoutedHeads, {
         "routing": routing,
+        **reads,
         "routing_scope": h.routing_scope,
         "prefix_block_size": h.prefix_block_size,
         **_clustering(h),
@@ -341,7 +346,6 @@ def _clustering(hyperparameters):
         "centroid_initialization": h.centroid_initialization,
         "balance_rate": h.balance_rate,
         "anchor_weight": h.anchor_weight,
-        "exploring_cluster_weight": h.exploring_cluster_weight,
     }
 
 

@@ -117,7 +117,8 @@ def example():
 def figures(example, queries, window, key_shift, keys=None):
     queries = np.array(queries)[None]
     keys = queries if keys is None else np.array(keys)[None]
-    return recall_data.routing_figures(example, queries, keys, window, key_shift, 2)
+    read = queries if queries.ndim == 4 else queries[..., None]
+    return recall_data.routing_figures(example, read, keys, window, key_shift, 2)
 
 
 def test_figures_of_shifted_heads(example):
@@ -130,6 +131,18 @@ def test_figures_of_shifted_heads(example):
     np.testing.assert_allclose(found["evenness"], [0.954434, 0.543564], rtol=1e-4)
     found = figures(example, heads, window=3, key_shift=1)
     assert found["pushed_out"] == [0.0, 1.0]
+    assert found["found_by_any"] == 1.0
+
+
+def test_figures_of_heads_that_read_two_clusters(example):
+    # Their shares of the window are half of it: one member of each cluster.
+    keys = [[0, 1, 1, 0, 0, 1, 1, 1]]
+    read = [[[1, 0]] * len(keys[0])]
+    found = figures(example, read, window=2, key_shift=1, keys=keys)
+    assert found["same_cluster"] == [1.0]
+    assert found["pushed_out"] == [1.0]
+    found = figures(example, read, window=6, key_shift=1, keys=keys)
+    assert found["pushed_out"] == [0.0]
     assert found["found_by_any"] == 1.0
 
 
@@ -341,7 +354,8 @@ def test_a_short_run(pattern, monkeypatch, eager):
 
 @pytest.mark.parametrize("pattern", recall.PATTERNS[:-1])
 def test_heads_of_a_pattern(pattern):
-    options = parse("--num_heads=3", "--windows=10", "--options=share_query_key=False")
+    changes = "--options=share_query_key=False,num_rounds=2"
+    options = parse("--num_heads=3", "--windows=10", changes)
     settings = recall.settings_of(options, pattern, 1, (64, 4, 10, 1))
     (group,) = recall_model.head_groups(settings)
     config = group.get_config()
@@ -351,6 +365,7 @@ def test_heads_of_a_pattern(pattern):
     if pattern in recall.CLUSTERED:
         assert config["attention_window"] == 10 and not config["share_query_key"]
         assert 12 in (config.get("num_clusters"), config.get("num_buckets"))
+    assert config.get("num_rounds") == (2 if pattern == "hashed" else None)
 
 
 @pytest.mark.thorough

@@ -38,6 +38,9 @@ CLUSTERED = {
     "random": functools.partial(layers.RandomHeads, HEADS, **RELATIVE),
 }
 OTHERS = {
+    "two_clusters": functools.partial(
+        routed, CLUSTERS, 4, routing="token_choice", clusters_per_query=2
+    ),
     "local": functools.partial(
         layers.LocalHeads, HEADS, (7,), flange_blocks=2, **RELATIVE
     ),

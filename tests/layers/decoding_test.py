@@ -32,6 +32,12 @@ CLUSTERED = {
 }
 in_rounds = functools.partial(layers.HashedHeads, HEADS, 4, 5, num_rounds=3, **RELATIVE)
 OTHERS = {
+    "two_clusters": functools.partial(
+        routed, 6, routing="token_choice", clusters_per_query=2
+    ),
+    "two_clusters_apart": functools.partial(
+        routed, 6, routing="token_choice", clusters_per_query=2, share_query_key=False
+    ),
     "local": functools.partial(
         layers.LocalHeads, HEADS, (4,), flange_blocks=2, **RELATIVE
     ),
@@ -92,7 +98,7 @@ CASES |= UNSHIFTED
 BOUNDED = (
     *("token_choice_5", "expert_choice_5", "hashed_5", "local", "dilated"),
     "threshold_5",
-    *("sliding", "reformer", *cases.BOUNDED),
+    *("two_clusters", "sliding", "reformer", *cases.BOUNDED),
 )
 BOUNDED_APART = (
     "token_choice_5_apart",

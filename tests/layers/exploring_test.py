@@ -107,29 +107,6 @@ def test_what_sees_itself_only_alone_explores_so(causal):
     golden_cases.assert_close(actual, expected, 1e-5)
 
 
-def log_of_sharing(scores):
-    """Logarithm of the probability that two tokens have the same cluster."""
-    logits = scores * 2 / DIM**0.5
-    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    shares /= shares.sum(axis=-1, keepdims=True)
-    return np.log(shares @ np.swapaxes(shares, 2, 3) + 1e-6)
-
-
-@pytest.mark.parametrize("kind", ["token choice", "expert choice", "cluster-strided"])
-def test_logits_may_mind_whether_tokens_share_a_cluster(kind):
-    query, _, value = sequences()
-    group = heads(**KINDS[kind], exploring_cluster_weight=0.7)
-    call(group, query, value, training=False)
-    centroids = golden_cases.to_numpy(group.kmeans.centroids)
-    actual = call(group, query, value, token_bias=BIAS)
-    scores = np.einsum("bhld,hkd->bhlk", helpers.normalize(query), centroids)
-    bias = 0.7 * log_of_sharing(scores) + BIAS[:, None, None]
-    unit = helpers.normalize(query)
-    sees = np.tri(LENGTH, dtype="bool")
-    expected, _ = helpers.dense_attention(unit, unit, value, sees, bias)
-    golden_cases.assert_close(actual, expected, 1e-5)
-
-
 def test_so_many_queries_of_each_head_explore():
     query, _, value = sequences()
     group, other = heads(number=5), heads(number=0)
@@ -315,7 +292,7 @@ def test_half_precision(dtype):
     [
         lambda: heads(number=3),
         lambda: heads(layers.HashedHeads, 3),
-        lambda: heads(layers.ClusterStridedHeads, 3, exploring_cluster_weight=0.5),
+        lambda: heads(layers.ClusterStridedHeads, 3),
         lambda: layers.RoutingAttention(2, 6, 3, 4, exploring_queries=3),
     ],
 )
@@ -325,19 +302,13 @@ def test_keeps_its_number(layer):
     helpers.assert_keeps_settings(layer)
 
 
-def test_routing_attention_hands_on_what_teaches_clusters():
-    clustering = {"exploring_cluster_weight": 0.5, "anchor_weight": 0.25}
+def test_routing_attention_hands_on_what_helps_to_find_matches():
+    clustering = {"clusters_per_query": 2, "anchor_weight": 0.25}
     layer = layers.RoutingAttention(2, 6, 3, 4, clustering=clustering)
     (group,) = layer.head_groups
-    assert group.exploring_cluster_weight == 0.5
+    assert group.clusters_per_query == 2
     assert group.kmeans.anchor_weight == 0.25
     helpers.assert_keeps_settings(layer)
-
-
-def test_refuses_a_negative_weight():
-    message = "`exploring_cluster_weight` must be finite and must not be negative"
-    with pytest.raises(ValueError, match=message):
-        heads(exploring_cluster_weight=-0.5)
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, None, True])

@@ -315,7 +315,19 @@ def _group(draw, kind, case, rectangle):
         _choose_routing(draw, case, options)
         if _chance(draw, 50):
             options["routing_scope"] = draw(_pick("full", "prefix"))
+        _choose_clusters_per_query(draw, options)
     return options
+
+
+def _choose_clusters_per_query(draw, options):
+    """Lets queries of token choice read several clusters, where they can."""
+    chooses = options.get("routing") in (None, "token_choice")
+    if not chooses or "entmax_alpha" in options or not _chance(draw, 30):
+        return
+    window, clusters = options["attention_window"], options["num_clusters"]
+    numbers = [n for n in (2, 3, 4) if n <= clusters and window % n == 0]
+    if numbers:
+        options["clusters_per_query"] = draw(_pick(*numbers))
 
 
 def _sequence_lengths(case, rectangle):

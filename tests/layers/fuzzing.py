@@ -99,6 +99,11 @@ def _check_answer(case, counts):
     )
     kinds = {type(group).__name__ for group in layer.head_groups}
     shifted = {"key_shift=1" for group in layer.head_groups if group.key_shift}
+    shifted |= {
+        "several clusters for a query"
+        for group in layer.head_groups
+        if getattr(group, "clusters_per_query", 1) > 1
+    }
     counts.update(f"valid, with {kind}" for kind in kinds | shifted)
     with_scores = call.get("return_attention_scores")
     output, losses = run(layer, arrays, call, case.compiled)

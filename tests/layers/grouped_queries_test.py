@@ -29,6 +29,15 @@ POSITIONS = {
 ROUTED = {
     "token_choice": routed,
     "token_choice_of_keys": functools.partial(routed, query_cluster="key"),
+    "several_clusters": functools.partial(
+        layers.RoutedHeads,
+        HEADS,
+        4,
+        6,
+        share_query_key=False,
+        clusters_per_query=2,
+        **RELATIVE,
+    ),
     "token_choice_shifted": functools.partial(routed, key_shift=1),
     "turned": functools.partial(routed, rotary_positions=True),
     "expert_choice": functools.partial(routed, "expert_choice"),
@@ -131,10 +140,8 @@ def test_packed_documents_equal_repeated_keys_and_values(case):
     assert_same([attention, other], tokens(), **options)
 
 
-@pytest.mark.parametrize("cluster_weight", [0.0, 1.0])
-def test_exploring_queries_equal_repeated_keys_and_values(cluster_weight):
-    exploring = {"exploring_queries": 8, "exploring_cluster_weight": cluster_weight}
-    group = functools.partial(routed, dropout_seed=1, ema=False, **exploring)
+def test_exploring_queries_equal_repeated_keys_and_values():
+    group = functools.partial(routed, dropout_seed=1, ema=False, exploring_queries=8)
     attention = built(group())
     other = repeated(attention, group())
     assert_same([attention, other], tokens(), use_causal_mask=True, training=True)

@@ -385,10 +385,7 @@ class _Call:
         if self.causal and getattr(group, "routing", None) == "expert_threshold":
             return self._above_thresholds(arrays)
         if self.causal and self._tokens_choose():
-            read = self._own_clusters(0) if self._queries_choose() else None
-            sees, distances = helpers.last_members(
-                self._own_clusters(1), self.real, window, read, **shift
-            )
+            sees, distances = self._last_members()
             sees &= self.offered[:, None, None]
             return helpers.rule_attention(group, *arrays, sees, distances, self.bias)
         if self.is_cross and not self.causal:
@@ -411,6 +408,27 @@ class _Call:
             self.offered,
             **shift,
         )
+
+    def _last_members(self):
+        """What `helpers.last_members` returns, of all clusters that a query reads."""
+        group = self.group
+        number = getattr(group, "clusters_per_query", 1)
+        clusters = self._own_clusters(1)
+        if number > 1:
+            reads = self._best_clusters(0 if self._queries_choose() else 1, number)
+        else:
+            reads = [self._own_clusters(0) if self._queries_choose() else clusters]
+        sees = distances = 0
+        for read in reads:
+            seen, distance = helpers.last_members(
+                clusters,
+                self.real,
+                group.attention_window // number,
+                read,
+                group.key_shift,
+            )
+            sees, distances = sees | seen, distances + np.where(seen, distance, 0)
+        return sees.astype("bool"), distances
 
     def _above_thresholds(self, arrays):
         """The mean over the clusters that a query is in of their last members."""
@@ -506,6 +524,16 @@ class _Call:
             last, first = np.moveaxis(np.sort(scores, axis=-1)[..., -2:], -1, 0)
             self._doubt(first - last, error, real)
         return scores.argmax(axis=-1)
+
+    def _best_clusters(self, number, size):
+        """Some best clusters of each token, a list of `<int>[batch, heads, length]`."""
+        scores, error = self._scores(number)
+        ordered = np.sort(scores, axis=-1)[..., ::-1]
+        if size < scores.shape[-1]:
+            real = self._stream(number)[1]
+            self._doubt(ordered[..., size - 1] - ordered[..., size], error, real)
+        best = np.argsort(-scores, axis=-1, kind="stable")[..., :size]
+        return list(np.moveaxis(best, -1, 0))
 
     def _routes(self, numbers):
         """The members of each cluster, as `clustered_attention` takes them."""

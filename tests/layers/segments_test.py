@@ -49,6 +49,9 @@ CAUSAL = {
     **BOTH,
     "token choice": routed,
     "token choice, apart": functools.partial(routed, **APART),
+    "two clusters": functools.partial(
+        layers.RoutedHeads, HEADS, 3, 6, clusters_per_query=2, **RELATIVE
+    ),
     "threshold": functools.partial(routed, routing="expert_threshold"),
     "threshold, apart": functools.partial(routed, routing="expert_threshold", **APART),
     "prefix": prefix,

@@ -36,6 +36,15 @@ def output(model, x, training=False):
     return hidden
 
 
+def test_queries_read_several_clusters_where_tokens_choose():
+    model = backbone(routing="token_choice", clusters_per_query=2)
+    own, memory = (
+        attention.head_groups[0].clusters_per_query
+        for attention in (model.blocks[0].attention, model.blocks[0].cross_attention)
+    )
+    assert (own, memory) == (2, 1)
+
+
 def copy_weights(source, target):
     values = small_models.arrays(source.variables)
     for variable in target.variables:

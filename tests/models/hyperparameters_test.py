@@ -37,7 +37,7 @@ RANGES = {
     ),
     "finite and not negative": (
         (-0.1, float("nan"), float("inf")),
-        "balance_rate anchor_weight exploring_cluster_weight learning_rate",
+        "balance_rate anchor_weight learning_rate",
     ),
 }
 
@@ -85,6 +85,14 @@ def test_no_such_choice(field, value):
         ),
         ("must be a name or None. Received: routing=3", {"routing": 3}),
         ("`balance_rate` must be 0 where", {"balance_rate": 0.1, "ema": False}),
+        (
+            "`clusters_per_query` must be 1 except.*routing='hashed'",
+            {"clusters_per_query": 2, "routing": "hashed"},
+        ),
+        (
+            "`clusters_per_query` must divide.*attention_window=15",
+            {"clusters_per_query": 2, "routing": None, "attention_window": 15},
+        ),
         ("`routed_key_shift` must be 0.*=2", {"routed_key_shift": 2}),
         ("`local_key_shift` must be .*int.*=True", {"local_key_shift": True}),
         (

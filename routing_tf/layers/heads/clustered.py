@@ -21,7 +21,6 @@ from routing_tf.layers.rules.inside_clusters import InsideClusters
 from routing_tf.layers.rules.routed_tokens import RoutedTokens
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_not_negative
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_positive_integer
 
@@ -77,10 +76,10 @@ class ClusteredHeads(HeadGroup):
     compares_inputs = False
     #: Number of choices of clusters, whose results are joined, see `rules.rounds`.
     num_rounds = 1
+    #: Number of clusters that a query reads in token choice, see `RoutedHeads`.
+    clusters_per_query = 1
     #: Whether a token sees itself where it sees others.
     attends_to_self = True
-    #: How much exploring queries mind clusters, see `CentroidHeads`.
-    exploring_cluster_weight = 0.0
 
     def __init__(
         self,
@@ -114,7 +113,8 @@ class ClusteredHeads(HeadGroup):
         return self.num_rounds > 1 or not self.attends_to_self
 
     def has_softmax_alone(self, inputs, training):
-        return super().has_softmax_alone(inputs, training) and not self.joins_rounds
+        joins = self.joins_rounds or self.clusters_per_query > 1
+        return super().has_softmax_alone(inputs, training) and not joins
 
     def build(self, query_shape, key_shape, value_shape):
         if query_shape[-1] < 2:
@@ -303,6 +303,11 @@ class ClusteredHeads(HeadGroup):
         """Returns the `RoutedTokens` of the token at `index`, behind a cache."""
         return self.routed_tokens(inputs, rule)
 
+    @property
+    def members_per_cluster(self):
+        """Number of members of each cluster that a query sees where tokens choose."""
+        return self.attention_window // self.clusters_per_query
+
     def window(self, length):
         """Number of members of a cluster among `length` tokens."""
         return smaller(self.attention_window, length)
@@ -322,11 +327,7 @@ class CentroidHeads(ClusteredHeads):
     long as there are enough tokens, is never seen, and moves no centroid. The
     clustering loss is added to `losses`. `prefix_block_size` is the number of queries
     that go at once where membership is judged for each prefix; None for
-    `attention_window`. `exploring_cluster_weight` is the factor, at least 0, of the
-    logarithm of the probability that query and key share a cluster, by a softmax of
-    their scores, which is added to the logits of exploring queries: the loss of the
-    model then teaches clusters, too. With 0.0, the default, exploring queries know no
-    clusters. Other arguments are those of `Clustering` and `ClusteredHeads`.
+    `attention_window`. Other arguments are those of `Clustering` and `ClusteredHeads`.
     """
 
     kmeans_class = OnlineKMeans
@@ -339,7 +340,6 @@ class CentroidHeads(ClusteredHeads):
         attention_window,
         *,
         prefix_block_size=None,
-        exploring_cluster_weight=0.0,
         **kwargs,
     ):
         clustering, kwargs = Clustering.taken_from(kwargs)
@@ -348,9 +348,6 @@ class CentroidHeads(ClusteredHeads):
         self.num_clusters = num_clusters
         self.prefix_block_size = check_optional_integer(
             "prefix_block_size", prefix_block_size
-        )
-        self.exploring_cluster_weight = check_not_negative(
-            "exploring_cluster_weight", exploring_cluster_weight
         )
         self.kmeans = self.kmeans_class(
             num_clusters=num_clusters,

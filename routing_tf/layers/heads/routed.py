@@ -12,6 +12,7 @@ from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
 
 ROUTINGS = (None, "expert_choice", "token_choice", "expert_threshold")
+TOKEN_CHOICE = (None, "token_choice")
 # Those in which each token attends to the last members of clusters up to itself.
 CAUSAL_ROUTINGS = ("token_choice", "expert_threshold")
 ROUTING_SCOPES = ("full", "prefix")
@@ -84,14 +85,18 @@ class RoutedHeads(CentroidHeads):
         max_clusters_per_token: number of clusters that a token may sit in with
             `"expert_threshold"`. If scores were independent, about 8 of 100 tokens
             would be in more than 2, the default.
+        clusters_per_query: in token choice, number of clusters that a query reads, its
+            best ones: the last `attention_window // clusters_per_query` members of
+            each. What lies behind the border of the best cluster is not lost then. A
+            token is still a member of one. It must divide `attention_window`. Defaults
+            to 1.
         threshold_decay: share of the thresholds' old average kept at each training
             step, in [0, 1). Defaults to 0.99.
         share_query_key: whether keys are made by the projection of the queries. In
             self-attention queries and keys are then the same and have one routing.
             Defaults to True.
         **kwargs: arguments of `Clustering`, which say how centroids move;
-            `query_cluster` and `exploring_queries` of `ClusteredHeads`;
-            `exploring_cluster_weight` of `CentroidHeads`; and those of
+            `query_cluster` and `exploring_queries` of `ClusteredHeads`; and those of
             `HeadGroup`, where relative positions are in ranks.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
@@ -136,6 +141,7 @@ class RoutedHeads(CentroidHeads):
         routing_scope="full",
         max_clusters_per_token=2,
         threshold_decay=0.99,
+        clusters_per_query=1,
         **kwargs,
     ):
         super().__init__(num_heads, num_clusters, attention_window, **kwargs)
@@ -147,6 +153,10 @@ class RoutedHeads(CentroidHeads):
             "max_clusters_per_token", max_clusters_per_token
         )
         self.threshold_decay = threshold_decay
+        self.clusters_per_query = check_positive_integer(
+            "clusters_per_query", clusters_per_query
+        )
+        self._check_clusters_per_query()
         self.thresholds = None
         if routing == "expert_threshold":
             self.thresholds = MovingThresholds(
@@ -154,6 +164,30 @@ class RoutedHeads(CentroidHeads):
                 decay=threshold_decay,
                 name="thresholds",
                 dtype="float32",
+            )
+
+    def _check_clusters_per_query(self):
+        """Refuses numbers of clusters that the routing has no rule for."""
+        number = self.clusters_per_query
+        if number == 1:
+            return
+        if self.routing not in TOKEN_CHOICE:
+            raise ValueError(
+                '`clusters_per_query` must be 1 except with `routing="token_choice"`. '
+                f"Received: clusters_per_query={number} with routing={self.routing!r}"
+            )
+        if self.entmax_alpha is not None:
+            raise ValueError(
+                "`clusters_per_query` must be 1 with `entmax_alpha`, whose weights in "
+                "several clusters cannot be joined. Received: "
+                f"clusters_per_query={number} with entmax_alpha={self.entmax_alpha!r}"
+            )
+        if number > self.num_clusters or self.attention_window % number:
+            raise ValueError(
+                "`clusters_per_query` must divide `attention_window` and be at most "
+                f"`num_clusters`. Received: clusters_per_query={number} with "
+                f"attention_window={self.attention_window} and "
+                f"num_clusters={self.num_clusters}"
             )
 
     def build(self, query_shape, key_shape, value_shape):
@@ -182,7 +216,7 @@ class RoutedHeads(CentroidHeads):
         self._routing_scope = value
 
     def causal_rule(self, routing_scope=None):
-        if self.routing in (None, "token_choice"):
+        if self.routing in TOKEN_CHOICE:
             return LastMembers(self)
         if self.routing == "expert_threshold":
             return AboveThreshold(self)

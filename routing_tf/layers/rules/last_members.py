@@ -23,6 +23,7 @@ from routing_tf.layers.membership import gather_entries
 from routing_tf.layers.rules import members_of_query
 from routing_tf.layers.rules import rings
 from routing_tf.layers.rules import rounds
+from routing_tf.layers.rules.routed_tokens import best_clusters
 from routing_tf.layers.rules.routed_tokens import own_clusters
 from routing_tf.layers.rules.routed_tokens import real_keys
 from routing_tf.layers.rules.routed_tokens import real_tokens
@@ -36,7 +37,8 @@ MOST_WINDOWS = 2
 class LastMembers(Rule):
     """Attention of each token to the last members of its cluster, itself included.
 
-    A token has one cluster; where queries choose on their own, see `members_of_query`.
+    A token has one cluster; where queries choose on their own, or read several, see
+    `members_of_query`.
     With shifted keys a token reads the values that follow the last members before it.
     Relative positions are differences of rank in the cluster. Padding belongs to a
     cluster of its own that nobody reads, and gets zero. The work is `(L + K * C) *
@@ -48,7 +50,7 @@ class LastMembers(Rule):
 
     def attend(self, tokens, training=None):
         by_kernel = self._takes_kernel(tokens, training)
-        if not tokens.shares_scores:
+        if not tokens.shares_scores or self.group.clusters_per_query > 1:
             return members_of_query.attend(self.group, tokens, training)
         inputs = tokens.inputs
         clusters, num_clusters = own_clusters(tokens.key_scores, inputs.key_mask)
@@ -102,6 +104,8 @@ class LastMembers(Rule):
         reason = splash_attention.obstacle(self.group, tokens.inputs, training)
         if not tokens.shares_scores:
             reason = "queries choose clusters apart from keys"
+        if self.group.clusters_per_query > 1:
+            reason = "queries read several clusters"
         if reason is not None:
             fused_attention.decline(implementation, reason)
         return reason is None
@@ -200,9 +204,11 @@ class LastMembers(Rule):
         return rounds.of_group(self.group, places, first, end)
 
     def make_cache(self, batch_size, max_length):
+        group = self.group
         # Where a token always sees itself, it is the window's last one.
-        sees_itself = not self.group.key_shift and not self.group.routes_queries
-        num_rows = max(self.group.attention_window - sees_itself, 1)
+        sees_itself = not group.key_shift and not group.routes_queries
+        sees_itself = sees_itself and group.clusters_per_query == 1
+        num_rows = max(group.members_per_cluster - sees_itself, 1)
         num_rounds = self.group.num_rounds
         shape = (batch_size, self.group.num_key_heads * num_rounds)
         cache = {}
@@ -287,21 +293,22 @@ class LastMembers(Rule):
         row = rows.of_tokens(tokens)
         cache = self._remember_newest(cache, index, row[:, :, 0])
         shape = ops.shape(cache["counts"])[:2]
-        read, cluster = (
-            ops.cast(ops.argmax(scores[:, :, 0], axis=-1), "int32")
-            for scores in (tokens.query_scores, tokens.key_scores)
-        )
-        heads = tokens.query.shape[1]
+        cluster = ops.cast(ops.argmax(tokens.key_scores[:, :, 0], axis=-1), "int32")
+        scores = tokens.query_scores[:, :, 0]
+        read = best_clusters(scores, self.group.clusters_per_query)
         read, own_cluster, own_row = (
-            key_heads.for_queries(x, heads) for x in (read, cluster, row)
+            key_heads.for_queries(x, tokens.query.shape[1])
+            for x in (read, cluster, row)
         )
-        # Whether the token is the last member of the cluster that it reads.
-        is_member = ops.logical_and(read == own_cluster, not self.group.key_shift)
-        is_member = is_member[..., None]
+        # Whether the token is the last member of a cluster that it reads.
+        is_member = ops.logical_and(
+            read == own_cluster[..., None], not self.group.key_shift
+        )
         members, near, distances, places = self._last_members(cache, read, is_member)
         if not self.group.key_shift:
             members = ops.concatenate([members, own_row], axis=2)
-            sees_itself = ops.logical_and(is_member, self.group.attends_to_self)
+            sees_itself = ops.any(is_member, axis=-1, keepdims=True)
+            sees_itself = ops.logical_and(sees_itself, self.group.attends_to_self)
             near = ops.concatenate([near, sees_itself], axis=-1)
             own = ops.zeros_like(distances[..., :1])
             distances = ops.concatenate([distances, own], axis=-1)
@@ -336,36 +343,42 @@ class LastMembers(Rule):
         return output, {**cache, "newest": newest}
 
     def _rounds_of_token(self, counts, cluster, read, is_member):
-        """Returns the `Rounds` of the newest token."""
+        """Returns the `Rounds` of the newest token, which reads one cluster."""
         num_clusters = self.group.num_clusters
-        rank, end = (entries_at(counts, each[..., None]) for each in (cluster, read))
+        rank, end = (entries_at(counts, each) for each in (cluster[..., None], read))
         end += ops.cast(is_member, "int32")
         first, end = rounds.range_of_bucket(
-            read[..., None], end, self.group.attention_window, num_clusters
+            read, end, self.group.attention_window, num_clusters
         )
         place = cluster[..., None] * rounds.stride(num_clusters) + rank
         return rounds.of_group(self.group, place, first, end)
 
-    def _last_members(self, cache, cluster, is_member):
-        """Returns what is remembered of the clusters `<int32>[B, H]` that queries read.
+    def _last_members(self, cache, clusters, is_member):
+        """Returns what is remembered of the N clusters `<int32>[B, H, N]` of a token.
 
-        `is_member`, `<bool>[B, H, 1]`, tells whether the token is a member. Returns
-        rows `[B, H, R, E]`, which of them it sees `<bool>[B, H, R]`, their relative
-        positions `<int32>[B, H, R]`, and the places of their keys in all rounds, or
+        `is_member`, `<bool>[B, H, N]`, tells whether the token is a member. Returns M
+        rows `[B, H, M, E]`, which of them it sees `<bool>[B, H, M]`, their relative
+        positions `<int32>[B, H, M]`, and the places of their keys in all rounds, or
         None.
         """
-        num_heads, _, num_rows = cache["rows"].shape[1:4]
-        cluster = key_heads.of_queries(cluster, num_heads)
-        members, places = (
-            None if x is None else key_heads.all_queries(rings.of_cluster(x, cluster))
-            for x in (cache["rows"], cache.get("places"))
-        )
-        count = key_heads.all_queries(entries_at(cache["counts"], cluster))[..., None]
-        ranks = rings.ranks(count[..., 0], num_rows)
-        distances = ranks - count
-        furthest = self.group.attention_window - ops.cast(is_member, "int32")
-        near = ops.logical_and(ranks >= 0, distances >= -furthest)
-        return members, near, distances, places
+        num_key_heads, _, num_rows = cache["rows"].shape[1:4]
+        batch, heads, number = ops.shape(clusters)
+        shape = (batch, heads, number * num_rows)
+        clusters = key_heads.of_queries(clusters, num_key_heads)
+
+        def members_of(x):
+            found = rings.of_cluster(x, clusters)
+            return ops.reshape(found, (*shape, ops.shape(x)[-1]))
+
+        places = cache.get("places")
+        places = None if places is None else members_of(places)
+        counts = key_heads.all_queries(entries_at(cache["counts"], clusters))
+        ranks = rings.ranks(counts, num_rows)
+        distances = ranks - counts[..., None]
+        furthest = self.group.members_per_cluster - ops.cast(is_member, "int32")
+        near = ops.logical_and(ranks >= 0, distances >= -furthest[..., None])
+        near, distances = (ops.reshape(x, shape) for x in (near, distances))
+        return members_of(cache["rows"]), near, distances, places
 
     def _remember_newest(self, cache, index, row):
         """Puts the newest token among the others, unless it is to be replaced.

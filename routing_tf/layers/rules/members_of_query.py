@@ -1,8 +1,12 @@
-"""Attention to the last members of the cluster that a query chooses: strictly causal.
+"""Attention to the last members of clusters that a query chooses: strictly causal.
 
-Queries choose a cluster on their own, and keys another one. What a query sees is still
-one range of the keys in the order of their clusters. Queries whose ranges end in the
-same chunk of keys are put together, so that they read the same chunks.
+Queries choose clusters on their own, and keys another one. What a query sees of a
+cluster is still one range of the keys in the order of their clusters. Queries whose
+ranges end in the same chunk of keys are put together, so that they read the same
+chunks. A query that reads several clusters stands there once for each of them; what it
+gets from each is joined to one softmax.
+
+Letters: B batch, H heads, L length, Q queries: length times clusters that each reads.
 """
 
 import numpy as np
@@ -17,43 +21,61 @@ from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.membership import entries_at
 from routing_tf.layers.rules import rounds
+from routing_tf.layers.rules.routed_tokens import best_clusters
 from routing_tf.layers.rules.routed_tokens import own_clusters
 from routing_tf.layers.rules.routed_tokens import real_tokens
+from routing_tf.layers.scaled_dot_product import joined_parts
 from routing_tf.layers.segments import segment_mask
 
 
 def attend(group, tokens, training=None):
-    """Lets each token attend to the last members of the best cluster of its query.
+    """Lets each token attend to the last members of the best clusters of its query.
 
     Members are the tokens up to it whose keys chose this cluster. Relative positions
     are the rank of a member minus the number of members before the token, so that only
-    the token itself has the position 0. The work is `(2 L + K * C) * (W + C)` pairs,
+    the token itself has the position 0. The work is `(2 Q + K * C) * (W + C)` pairs,
     linear in the length.
     """
     inputs = tokens.inputs
     window = group.known_window(tokens.length // tokens.num_copies)
+    window = min(window, group.members_per_cluster)
     ranges = _Ranges(group, tokens, window)
     key = ranges.keys.arrange(ops.cast(tokens.key, group.compute_dtype))
-    query = ops.cast(tokens.query, group.compute_dtype)
+    query = ranges.for_each_read(ops.cast(tokens.query, group.compute_dtype))
+    vectors = ranges.queries.arrange(query), ranges.read(key)
+    own_segment = segment_mask(
+        inputs.segments, ranges.of_tokens, lambda x: ranges.entries(x)[..., 0, :]
+    )
+    mask = combine_masks(
+        ranges.visible(), ranges.entries(inputs.value_mask), own_segment
+    )
+    bias, distances = ranges.entries(inputs.token_bias), ranges.distances()
+
+    def read(x):
+        return ranges.read(ranges.keys.arrange(x))
+
+    if group.clusters_per_query > 1:
+        parts = group.dot_product(
+            *vectors,
+            read(tokens.value),
+            attention_mask=mask,
+            bias=bias,
+            distances=distances,
+            training=training,
+            return_logsumexp=True,
+        )
+        return without_padding(ranges.joined(*parts), real_tokens(inputs))
     output = rounds.attend(
         group,
         ranges.rounds(group),
         ranges.queries,
-        lambda x: ranges.read(ranges.keys.arrange(x)),
+        read,
         tokens.value,
-        (ranges.queries.arrange(query), ranges.read(key)),
-        combine_masks(
-            ranges.visible(),
-            ranges.entries(inputs.value_mask),
-            segment_mask(
-                inputs.segments,
-                ranges.of_queries,
-                lambda x: ranges.entries(x)[..., 0, :],
-            ),
-        ),
-        ranges.entries(inputs.token_bias),
+        vectors,
+        mask,
+        bias,
         training,
-        distances=ranges.distances(),
+        distances=distances,
     )
     return without_padding(output, real_tokens(inputs))
 
@@ -72,13 +94,16 @@ class _Ranges:
         inputs, length = tokens.inputs, tokens.length
         self.window, self.length = window, length
         size = chunk_size_for(window)
+        self.num_reads = group.clusters_per_query
         clusters, num_clusters = own_clusters(tokens.key_scores, inputs.key_mask)
-        read, _ = own_clusters(tokens.query_scores, None)
+        read = best_clusters(tokens.query_scores, self.num_reads)
+        # One read of all queries behind the other.
+        read = ops.concatenate(ops.unstack(read, axis=-1), axis=-1)
         self._clusters, self._read = clusters, read
         self._num_clusters = num_clusters
         self.keys = ClusterOrder(clusters, num_clusters, size)
         self.num_earlier, own = _num_keys(
-            clusters, read, num_clusters, tokens.num_copies
+            clusters, read, num_clusters, tokens.num_copies, self.num_reads
         )
         self.ends = self.num_earlier if group.key_shift else self.num_earlier + own
         last = ops.maximum(self.ends - 1, 0) // size
@@ -86,12 +111,27 @@ class _Ranges:
         num_chunks = self.keys.num_chunks
         last = ops.minimum(last, num_chunks - 1)
         if inputs.query_mask is not None:
-            last = ops.where(inputs.query_mask, last, num_chunks)
+            last = ops.where(self.for_each_read(inputs.query_mask), last, num_chunks)
             num_chunks += 1
         self.queries = ClusterOrder(last, num_chunks, size)
         last = ops.minimum(self.queries.cluster_of_chunk, self.keys.num_chunks - 1)
         self._back = np.arange(-(-(window - 1) // size), -1, -1, dtype="int32")
         self.chunks = last[..., None] - self._back
+
+    def for_each_read(self, x):
+        """From what tokens have, `[B, H, L, ...]`, to queries, `[B, H, Q, ...]`."""
+        return ops.concatenate([x] * self.num_reads, axis=2)
+
+    def joined(self, output, logsumexp):
+        """Joins what tokens get from each of their reads.
+
+        From `<float>[B, H, N, C, D]` and `<float32>[B, H, N, C]` to `[B, H, L, D]`.
+        """
+        output, logsumexp = (
+            ops.stack(ops.split(self.queries.restore(x), self.num_reads, axis=2), 3)
+            for x in (output, logsumexp[..., None])
+        )
+        return joined_parts(output, logsumexp[..., 0])
 
     def read(self, chunks):
         """Returns what each chunk of queries reads; anything where no key is visible.
@@ -145,23 +185,33 @@ class _Ranges:
         batch, heads, num_chunks, rows, _ = ops.shape(ranks)
         return ops.reshape(ranks, (batch, heads, num_chunks, 1, rows * size))
 
-    def of_queries(self, x):
+    def of_tokens(self, x):
         """From what is broadcastable to `[B, H, L]` to `[B, H, N, C]`."""
-        return membership.gather_entries(x, self.queries.tokens, self.length)
+        return membership.gather_entries(
+            x, self.queries.tokens % self.length, self.length
+        )
+
+    def of_queries(self, x):
+        """From `[B, H, Q]` to `[B, H, N, C]`."""
+        return self.queries.arrange(x[..., None])[..., 0]
 
 
-def _num_keys(clusters, read, num_clusters, num_copies):
+def _num_keys(clusters, read, num_clusters, num_copies, num_reads):
     """Returns how many keys of earlier tokens chose the cluster that each query reads.
 
-    And how many of its own token, at most one: `<int32>[B, H, L]` twice.
+    And how many of its own token, at most one: `<int32>[B, H, Q]` twice.
     """
     batch, heads, length = ops.shape(clusters)
-    shape = (batch, heads, length // num_copies, num_copies)
+    shape = (batch, heads, length // num_copies)
     chosen = ops.one_hot(clusters, num_clusters, dtype="int32")
-    chosen = ops.sum(ops.reshape(chosen, (*shape, num_clusters)), axis=3)
+    chosen = ops.sum(ops.reshape(chosen, (*shape, num_copies, num_clusters)), axis=3)
     earlier = ops.cumsum(chosen, axis=2) - chosen
-    read = ops.reshape(read, shape)
-    return (
-        ops.reshape(ops.take_along_axis(x, read, axis=-1), (batch, heads, length))
-        for x in (earlier, chosen)
-    )
+    parts = ops.split(read, num_reads, axis=2)
+    read = ops.concatenate([ops.reshape(x, (*shape, num_copies)) for x in parts], -1)
+
+    def of_queries(x):
+        found = ops.split(ops.take_along_axis(x, read, axis=-1), num_reads, axis=-1)
+        found = [ops.reshape(x, (batch, heads, length)) for x in found]
+        return ops.concatenate(found, axis=-1)
+
+    return of_queries(earlier), of_queries(chosen)

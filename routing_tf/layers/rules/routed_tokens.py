@@ -87,6 +87,13 @@ def own_clusters(scores, mask):
     return ops.where(mask, clusters, num_clusters), num_clusters + 1
 
 
+def best_clusters(scores, number):
+    """Returns the best clusters of each token, `<int32>[B, H, L, number]`."""
+    if number == 1:  # Much cheaper.
+        return ops.cast(ops.argmax(scores, axis=-1), "int32")[..., None]
+    return ops.cast(ops.top_k(scores, number)[1], "int32")
+
+
 def real_tokens(inputs):
     """Returns where both query and key are no padding; None for everywhere."""
     return combine_masks(inputs.query_mask, inputs.key_mask)

@@ -334,3 +334,35 @@ def test_trains_on_normalized_real_tokens(shared, routing, cluster_of):
 def test_refuses_causal_mask_over_two_lengths():
     with pytest.raises(ValueError, match="use_causal_mask.*lengths 12 and 7"):
         built_group()(*tokens(memory_length=7), use_causal_mask=True)
+
+
+def test_several_clusters_need_token_choice_and_shares_of_the_window():
+    options = {"attention_window": 6, "clusters_per_query": 2}
+    group = RoutedHeads(HEADS, CLUSTERS, **options)
+    helpers.assert_keeps_settings(group)
+    for more, received in (
+        ({"routing": "expert_choice"}, "routing='expert_choice'"),
+        ({"entmax_alpha": 1.5}, "entmax_alpha=1.5"),
+        ({"attention_window": 5}, "attention_window=5"),
+        ({"clusters_per_query": 6}, "num_clusters=3"),
+        ({"clusters_per_query": 0}, "clusters_per_query=0"),
+    ):
+        with pytest.raises(ValueError, match=f"`clusters_per_query`.*{received}"):
+            RoutedHeads(HEADS, CLUSTERS, **{**options, **more})
+
+
+def test_a_match_behind_the_border_of_a_cluster_is_seen_by_the_next_best():
+    """A query beside a border reads what lies on the other side of it, too."""
+    centroids = np.array([[[1.0, 0, -1, 0], [0, 1.0, 0, -1]]])
+    key, query = np.array([1.0, 0.9, -1, -0.9]), np.array([0.9, 1.0, -0.9, -1])
+    query = np.stack([key, query])[None, None].astype("float32")
+    value = np.array([[3.0], [5.0]])[None, None].astype("float32")
+    found = []
+    for number in (1, 2):
+        group = RoutedHeads(1, 2, attention_window=4, clusters_per_query=number)
+        group.build(query.shape, query.shape, value.shape)
+        group.kmeans.centroids.assign(centroids)
+        output = group(query, None, value, use_causal_mask=True)
+        found.append(keras.ops.convert_to_numpy(output)[0, 0, :, 0])
+    np.testing.assert_allclose(found[0], [3, 5])  # each in a cluster of its own
+    assert 3 < found[1][1] < 5

@@ -23,6 +23,7 @@ from routing_tf.layers.segments import Segments
 from routing_tf.layers.softmax_attention import weights_again
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_optional_integer
+from routing_tf.layers.validation import check_optional_number
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import constraint
 from routing_tf.layers.validation import initializer
@@ -65,8 +66,9 @@ class MixedAttention(Projections):
             the same results. False (the default): nothing. `"weights"`: matrices of
             attention weights, which saves most of the memory and costs little time.
             True: all that the heads do between the projections, which costs more.
-            `"weights"` is True for heads with relative positions, a token bias, dropout
-            or entmax, and for those without one softmax over the keys of a query.
+            `"weights"` is True for heads with relative positions, a token bias, a soft
+            cap, dropout or entmax, and for those without one softmax over the keys of a
+            query.
         use_bias: whether projections have biases. Defaults to False.
         bias_initializer: initializer of the biases. Defaults to `"zeros"`.
         kernel_regularizer: regularizer of each kernel; None (the default) for none.
@@ -75,6 +77,10 @@ class MixedAttention(Projections):
         bias_constraint: the same on each bias.
         output_initializer: initializer of the kernel of the last projection; None (the
             default) for `kernel_initializer`.
+        logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` in all
+            head groups that have no `logit_soft_cap` of their own, before the bias and
+            masks are added; logits of relative positions are part of the logits. None
+            (the default) for what the groups have.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -136,7 +142,8 @@ class MixedAttention(Projections):
     Raises:
         ValueError: if a size is not a positive integer, or `head_groups` is empty,
             holds one group twice, something else than head groups, or groups with
-            blocks of different shapes on two axes; when built, if another layer has
+            blocks of different shapes on two axes, or `logit_soft_cap` is no positive
+            number or one of the groups can have none; when built, if another layer has
             built a group; when called, if a dense `attention_mask` is given, `query` or
             `value` is no dense tensor, a `key_mask` is given, `value` or
             a mask does not fit, `key` is another tensor than `value`, masks go by
@@ -188,6 +195,7 @@ class MixedAttention(Projections):
         kernel_constraint=None,
         bias_constraint=None,
         output_initializer=None,
+        logit_soft_cap=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -209,6 +217,7 @@ class MixedAttention(Projections):
         self.bias_regularizer = regularizer("bias_regularizer", bias_regularizer)
         self.bias_constraint = constraint("bias_constraint", bias_constraint)
         self.output_initializer = initializer("output_initializer", output_initializer)
+        self.logit_soft_cap = check_optional_number("logit_soft_cap", logit_soft_cap)
         self.head_groups = arguments.check_head_groups(head_groups)
         self.block_shape = block_shape
         if block_shape is not None:
@@ -217,6 +226,8 @@ class MixedAttention(Projections):
         self._ordering_blocks = self.block_shape or blocks
         for group in self.head_groups:
             group.set_sizes(self.key_dim, self.size_of_value)
+            if group.logit_soft_cap is None:
+                group.set_soft_cap(self.logit_soft_cap)
         arguments.warn_of_other_dtypes(self)
 
     def build(self, query_shape, value_shape=None):

@@ -82,8 +82,8 @@ class RoutingAttention(MixedAttention):
             training, all that the mask lets them see, see `ClusteredHeads`. Defaults
             to 0.
         **kwargs: arguments of `MixedAttention`, such as `use_bias` (defaults to False,
-            unlike in `keras.layers.MultiHeadAttention`) and `remat`; and those of
-            `keras.layers.Layer`, such as `name`.
+            unlike in `keras.layers.MultiHeadAttention`), `remat` and `logit_soft_cap`
+            (defaults to None); and those of `keras.layers.Layer`, such as `name`.
 
     Call arguments and Returns: as in `MixedAttention`.
 

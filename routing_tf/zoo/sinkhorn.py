@@ -88,6 +88,8 @@ class SinkhornHeads(OneSequenceHeads):
     form is tested against NumPy code of this repository only.
     """
 
+    supports_soft_cap = True
+
     def __init__(
         self,
         num_heads,

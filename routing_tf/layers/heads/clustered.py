@@ -68,6 +68,7 @@ class ClusteredHeads(HeadGroup):
     """
 
     supports_entmax = True
+    supports_soft_cap = True
     supports_segments = True
     # Clusters are found by content alone, what is in them is compared by position too.
     compares_inputs = False

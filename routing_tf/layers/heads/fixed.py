@@ -72,6 +72,7 @@ class FixedHeads(HeadGroup):
     """
 
     supports_entmax = True
+    supports_soft_cap = True
     supports_segments = True
 
     def __init__(

@@ -37,6 +37,7 @@ class FullHeads(HeadGroup):
     """
 
     supports_entmax = True
+    supports_soft_cap = True
     supports_segments = True
 
     def sees(self, query, keys, cache):

@@ -22,6 +22,7 @@ from routing_tf.layers.serialization import class_of_config
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_optional_integer
+from routing_tf.layers.validation import check_optional_number
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_positive_number
 from routing_tf.layers.validation import initializer
@@ -72,6 +73,9 @@ class HeadGroup(ConfiguredLayer):
         attention_implementation: what computes the attention inside a window or a
             cluster: `"plain"` (the default), `"auto"`, `"cudnn"`, `"splash"` or
             `"xla"`, see `ScaledDotProduct`.
+        logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` before
+            the bias and masks are added, see `ScaledDotProduct`; None (the default)
+            for that of the `MixedAttention` that holds the group.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -88,12 +92,13 @@ class HeadGroup(ConfiguredLayer):
             integer, `dropout` is not in [0, 1), an initializer or `token_bias_weight`
             is unknown, `key_shift` is neither 0 nor 1, `entmax_alpha` is out of range
             or given to heads without one softmax for a query, `rotary_positions` no
-            truth value, `rotary_wavelength` no positive number or
-            `attention_implementation` is unknown; when built, if keys have an odd size
-            for rotary positions; when called, if `use_causal_mask=True` and query and
-            value differ in length, with `key_shift=1` without a causal mask or with
-            another sequence as value, with rotary positions and such a value, or
-            without features that it reads.
+            truth value, `rotary_wavelength` no positive number,
+            `attention_implementation` is unknown, or `logit_soft_cap` is no positive
+            number or given to heads whose weights are no softmax of products; when
+            built, if keys have an odd size for rotary positions; when called, if
+            `use_causal_mask=True` and query and value differ in length, with
+            `key_shift=1` without a causal mask or with another sequence as value, with
+            rotary positions and such a value, or without features that it reads.
     """
 
     #: Whether the group wants keys of its own in self-attention.
@@ -103,6 +108,9 @@ class HeadGroup(ConfiguredLayer):
     needs_features = False
     #: Whether `entmax_alpha` may replace the softmax, which sees all keys of a query.
     supports_entmax = False
+    #: Whether all logits are products of queries and keys that `dot_product` weighs, so
+    #: that `logit_soft_cap` may limit them.
+    supports_soft_cap = False
     #: Whether the pattern keeps inside the segments of packed sequences.
     supports_segments = False
     #: Whether queries and keys are compared as `prepared` returns them. Else the group
@@ -125,6 +133,7 @@ class HeadGroup(ConfiguredLayer):
         rotary_positions=False,
         rotary_wavelength=10000,
         attention_implementation="plain",
+        logit_soft_cap=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -171,6 +180,7 @@ class HeadGroup(ConfiguredLayer):
             name="dot_product",
             dtype=self.dtype_policy,
         )
+        self.set_soft_cap(logit_soft_cap)
 
     def build(self, query_shape, key_shape, value_shape):
         self.set_sizes(query_shape[-1], value_shape[-1])
@@ -193,6 +203,18 @@ class HeadGroup(ConfiguredLayer):
         """Sets the sizes of a key and of a value of one head."""
         self.key_dim = key_dim
         self.value_dim = value_dim
+
+    def set_soft_cap(self, logit_soft_cap):
+        """Sets the `logit_soft_cap`; raises a `ValueError` if there can be none."""
+        logit_soft_cap = check_optional_number("logit_soft_cap", logit_soft_cap)
+        if logit_soft_cap is not None and not self.supports_soft_cap:
+            raise ValueError(
+                f"`logit_soft_cap` must be None for {type(self).__name__}: not all of "
+                "their weights are a softmax of products of queries and keys. "
+                f"Received: logit_soft_cap={logit_soft_cap!r} for {self.name!r}. Leave "
+                "it out, or take heads such as `RoutedHeads` or `LocalHeads`"
+            )
+        self.logit_soft_cap = self.dot_product.logit_soft_cap = logit_soft_cap
 
     def __call__(
         self, query=None, key=None, value=None, *, inputs=None, training=None, **options

@@ -98,6 +98,7 @@ class LocalHeads(HeadGroup):
     """
 
     supports_entmax = True
+    supports_soft_cap = True
     supports_segments = True
     # Whether keys and values outside the sequence must be zero.
     reads_outside = False

@@ -63,6 +63,7 @@ class SlidingHeads(HeadGroup):
     union with A(2). Tested against NumPy code of this repository only.
     """
 
+    supports_soft_cap = True
     supports_segments = True
 
     def __init__(self, num_heads, radius=128, is_strided=False, **kwargs):

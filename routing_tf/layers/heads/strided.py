@@ -55,6 +55,7 @@ class StridedHeads(HeadGroup):
     """
 
     supports_entmax = True
+    supports_soft_cap = True
     supports_segments = True
 
     def __init__(self, num_heads, block_shape=(256,), **kwargs):

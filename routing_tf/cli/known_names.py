@@ -49,6 +49,8 @@ HYPERPARAMETERS = {
         "local_key_shift",
         "share_query_key",
         "entmax_alpha",
+        "num_key_value_heads",
+        "use_gate",
         "attention_bias",
         "shared_head_projection",
         "project_shared_keys",

@@ -10,6 +10,15 @@ from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.serialization import deserialize
 from routing_tf.layers.validation import check_choice
 
+#: Arguments of Keras's attention that have another name or no meaning here.
+OF_KERAS = {
+    "output_shape": "Pass the size of the output as `output_dim`",
+    "attention_axes": "Positions are all axes between the batch and the last one: put "
+    "other axes into the batch, or take `AxialHeads` for one axis of two",
+    "sliding_window": "Take `SlidingHeads(radius=sliding_window - 1)` among the "
+    "`head_groups` of `MixedAttention`",
+}
+
 
 def check_axes(name, x):
     """Refuses what is not a sequence of at least one position."""
@@ -139,6 +148,50 @@ def check_head_groups(head_groups):
             "`head_groups` must name at least one head group. Received: head_groups=[]"
         )
     return groups
+
+
+def refuse_keras_arguments(kwargs):
+    """Returns `kwargs` without arguments of Keras's attention; refuses their values."""
+    kwargs = dict(kwargs)
+    for name, way in OF_KERAS.items():
+        value = kwargs.pop(name, None)
+        if value is not None:
+            raise ValueError(
+                f"`{name}` of Keras's attention must be left out. Received: "
+                f"{name}={value!r}. {way}"
+            )
+    return kwargs
+
+
+def queries_per_key(num_key_value_heads, head_groups):
+    """Returns how many heads of queries read one head of keys and values."""
+    num_heads = sum(group.num_heads for group in head_groups)
+    if num_key_value_heads in (None, num_heads):
+        return 1
+    received = (
+        f"Received: num_key_value_heads={num_key_value_heads} with groups of "
+        f"{[group.num_heads for group in head_groups]} heads"
+    )
+    if num_heads % num_key_value_heads:
+        raise ValueError(
+            "`num_key_value_heads` must divide the number of heads in all groups, "
+            f"{num_heads}, so that each key head has as many queries. {received}"
+        )
+    number = num_heads // num_key_value_heads
+    if any(group.num_heads % number for group in head_groups):
+        raise ValueError(
+            "`num_key_value_heads` counts over all groups, each of which must have "
+            f"whole key heads: here each has {number} heads of queries, a number that "
+            f"must divide the heads of every group. {received}"
+        )
+    shared = [group.name for group in head_groups if not group.needs_keys]
+    if shared:
+        raise ValueError(
+            "`num_key_value_heads` must be None (or the number of heads) with shared "
+            f"queries and keys, as {shared} have. {received}. Pass "
+            "`share_query_key=False` to these heads"
+        )
+    return number
 
 
 def check_not_built(group):

@@ -77,6 +77,19 @@ class MixedAttention(Projections):
         bias_constraint: the same on each bias.
         output_initializer: initializer of the kernel of the last projection; None (the
             default) for `kernel_initializer`.
+        num_key_value_heads: number of heads of keys and values of all groups (grouped
+            queries, as in `keras.layers.GroupQueryAttention`), each of which serves
+            as many heads of queries, side by side in a group: outputs are those of
+            keys and values that are repeated for these. It divides the number of heads,
+            and the quotient that of each group. Caches of full, local, sliding,
+            strided, fixed, routed and cluster-strided heads hold key heads alone, those
+            of others keys and values for all queries. Clusters of the last two belong
+            to a key head, all of whose queries choose among them and move them. None
+            (the default): as many as heads. Heads that share queries and keys can have
+            no other number.
+        use_gate: whether each entry of what the heads return is multiplied by a gate in
+            (0, 1), the sigmoid of one more projection of the query, before the last
+            projection, as in `keras.layers.MultiHeadAttention`. Defaults to False.
         logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` in all
             head groups that have no `logit_soft_cap` of their own, before the bias and
             masks are added; logits of relative positions are part of the logits. None
@@ -142,19 +155,21 @@ class MixedAttention(Projections):
     Raises:
         ValueError: if a size is not a positive integer, or `head_groups` is empty,
             holds one group twice, something else than head groups, or groups with
-            blocks of different shapes on two axes, or `logit_soft_cap` is no positive
-            number or one of the groups can have none; when built, if another layer has
-            built a group; when called, if a dense `attention_mask` is given, `query` or
-            `value` is no dense tensor, a `key_mask` is given, `value` or
-            a mask does not fit, `key` is another tensor than `value`, masks go by
-            position, positions have other axes than the blocks, `use_causal_mask=True`
-            and `value` has another length than `query`, or a length is unknown while
-            TensorFlow traces positions on two axes, random heads or a call with a
-            cache; or if a cache is given while training, with attention scores, for
-            attention to another sequence without its memory, for another number of
-            sequences, or without room for the tokens; or if `segment_ids` are no
-            integers, have no entry for each position, come with positions on two axes
-            or a cache of another sequence, or heads cannot have them.
+            blocks of different shapes on two axes, or `num_key_value_heads` does not
+            divide the heads or is given with shared queries and keys, or
+            `logit_soft_cap` is no positive number or one of the groups can have none;
+            when built, if another layer has built a group; when called, if a dense
+            `attention_mask` is given, `query` or `value` is no dense tensor, a
+            `key_mask` is given, `value` or a mask does not fit, `key` is another tensor
+            than `value`, masks go by position, positions have other axes than the
+            blocks, `use_causal_mask=True` and `value` has another length than `query`,
+            or a length is unknown while TensorFlow traces positions on two axes, random
+            heads or a call with a cache; or if a cache is given while training, with
+            attention scores, for attention to another sequence without its memory, for
+            another number of sequences, or without room for the tokens; or if
+            `segment_ids` are no integers, have no entry for each position, come with
+            positions on two axes or a cache of another sequence, or heads cannot have
+            them.
 
     Example:
 
@@ -195,10 +210,12 @@ class MixedAttention(Projections):
         kernel_constraint=None,
         bias_constraint=None,
         output_initializer=None,
+        num_key_value_heads=None,
+        use_gate=False,
         logit_soft_cap=None,
         **kwargs,
     ):
-        super().__init__(**kwargs)
+        super().__init__(**arguments.refuse_keras_arguments(kwargs))
         declare_call_argument(self, "routing_scope")
         self.supports_masking = True
         self._has_warned = False
@@ -210,6 +227,8 @@ class MixedAttention(Projections):
         self.remat = remat or False
         check_choice("remat", self.remat, REMATS)
         self.use_bias = use_bias
+        check_choice("use_gate", use_gate, (False, True))
+        self.use_gate = use_gate
         self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
         self.kernel_regularizer = regularizer("kernel_regularizer", kernel_regularizer)
         self.kernel_constraint = constraint("kernel_constraint", kernel_constraint)
@@ -224,8 +243,15 @@ class MixedAttention(Projections):
             self.block_shape = check_block_shape("block_shape", block_shape)
         blocks = arguments.blocks_on_two_axes(self.head_groups, self.block_shape)
         self._ordering_blocks = self.block_shape or blocks
+        self.num_key_value_heads = check_optional_integer(
+            "num_key_value_heads", num_key_value_heads
+        )
+        queries_per_key = arguments.queries_per_key(
+            self.num_key_value_heads, self.head_groups
+        )
         for group in self.head_groups:
             group.set_sizes(self.key_dim, self.size_of_value)
+            group.num_key_value_heads = group.num_heads // queries_per_key
             if group.logit_soft_cap is None:
                 group.set_soft_cap(self.logit_soft_cap)
         arguments.warn_of_other_dtypes(self)
@@ -357,9 +383,9 @@ class MixedAttention(Projections):
         ]
         outputs = self.joined(positions, outputs)
         if not return_attention_scores:
-            return positions.unflatten(self.combined(outputs))
+            return positions.unflatten(self.combined(outputs, query))
         size = self.size_of_value
-        output = positions.unflatten(self.combined(outputs[..., :size]))
+        output = positions.unflatten(self.combined(outputs[..., :size], query))
         return output, outputs[..., size:]
 
     def _attend(self, group, inputs, training):

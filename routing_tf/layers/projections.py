@@ -36,17 +36,19 @@ class Projections(LowRankAdaptation):
         self._has_keys = [
             self.project_shared_keys or not shares for shares in self._shares_queries
         ]
-        key_heads = sum(self._heads_of_groups(self._has_keys))
+        key_heads = sum(self._key_heads_of_groups(self._has_keys))
+        value_heads = sum(group.num_key_value_heads for group in self.head_groups)
         shapes = {
             "query": (dim, heads * self.key_dim),
             "key": (memory_dim, key_heads * self.key_dim) if key_heads else None,
-            "value": (memory_dim, heads * value_dim),
+            "value": (memory_dim, value_heads * value_dim),
             "head": (value_dim, value_dim) if self.shared_head_projection else None,
             "output": (heads * value_dim, self.output_dim or dim),
+            "gate": (dim, heads * value_dim) if self.use_gate else None,
         }
         for name, shape in shapes.items():
             setattr(self, f"{name}_kernel", self._weight(name, "kernel", shape))
-        for name in ("query", "key", "value", "output"):
+        for name in ("query", "key", "value", "output", "gate"):
             has_bias = self.use_bias and shapes[name] is not None
             shape = shapes[name][1:] if has_bias else None
             setattr(self, f"{name}_bias", self._weight(name, "bias", shape))
@@ -56,8 +58,8 @@ class Projections(LowRankAdaptation):
 
         `query` is `<float>[B, L, dim]`, None for a memory alone; `value`
         `<float>[B, M, memory dim]`, None for `query`. Returns a list with queries, keys
-        and values of each group, `<float>[B, H, L, D]`; keys are None where the queries
-        serve as keys.
+        and values of each group, `<float>[B, H, L, D]`, the last two with the number of
+        key heads for H; keys are None where the queries serve as keys.
         """
         is_cross = value is not None
         names = ["value"]
@@ -90,13 +92,21 @@ class Projections(LowRankAdaptation):
             return [None] * len(self.head_groups)
         return self._projections(query, ["query"])["query"]
 
-    def combined(self, x):
-        """Projects the outputs of all heads, `<float>[B, H, L, value size]`."""
+    def combined(self, x, query):
+        """Projects the outputs of all heads back, through their gates if there are any.
+
+        Args:
+            x: `<float>[B, H, L, value size]`.
+            query: `<float>[B, *lengths, dim]`, L tokens in the order of `x`.
+        """
         if self.shared_head_projection:
             x = ops.matmul(x, ops.cast(self.adapted("head"), x.dtype))
         batch, heads, length, size = ops.shape(x)
         x = ops.transpose(x, (0, 2, 1, 3))
         x = ops.reshape(x, (batch, length, heads * size))
+        if self.use_gate:
+            gate = self._product(ops.cast(query, x.dtype), ["gate"])
+            x *= ops.reshape(ops.sigmoid(gate), (batch, length, heads * size))
         return self._product(x, ["output"])
 
     def _weight(self, name, kind, shape):
@@ -121,8 +131,9 @@ class Projections(LowRankAdaptation):
         """
         all_have = [True] * len(self.head_groups)
         counts = {
-            name: self._heads_of_groups(self._has_keys if name == "key" else all_have)
-            for name in names
+            "query": [group.num_heads for group in self.head_groups],
+            "key": self._key_heads_of_groups(self._has_keys),
+            "value": self._key_heads_of_groups(all_have),
         }
         # Heads of one size are transposed together.
         runs = [[name] for name in names]
@@ -161,10 +172,10 @@ class Projections(LowRankAdaptation):
         """
         return weight * self.key_dim**-0.5 if name == "query" else weight
 
-    def _heads_of_groups(self, has):
-        """Returns the number of heads of each group, 0 for those that have not."""
+    def _key_heads_of_groups(self, has):
+        """Returns the number of key heads of each group, 0 for those that have not."""
         return [
-            group.num_heads if own else 0
+            group.num_key_value_heads if own else 0
             for group, own in zip(self.head_groups, has, strict=True)
         ]
 

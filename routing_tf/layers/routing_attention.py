@@ -82,8 +82,9 @@ class RoutingAttention(MixedAttention):
             training, all that the mask lets them see, see `ClusteredHeads`. Defaults
             to 0.
         **kwargs: arguments of `MixedAttention`, such as `use_bias` (defaults to False,
-            unlike in `keras.layers.MultiHeadAttention`), `remat` and `logit_soft_cap`
-            (defaults to None); and those of `keras.layers.Layer`, such as `name`.
+            unlike in `keras.layers.MultiHeadAttention`), `num_key_value_heads` (with
+            `share_query_key=False`), `use_gate`, `logit_soft_cap` and `remat`; and
+            those of `keras.layers.Layer`, such as `name`.
 
     Call arguments and Returns: as in `MixedAttention`.
 

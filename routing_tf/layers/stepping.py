@@ -141,7 +141,7 @@ def _start(attention, query, masks, cache):
         group.fill_cache(group_cache, own)
         for group, group_cache, own in zip(groups, cache["tokens"], inputs, strict=True)
     ]
-    output = attention.combined(attention.joined(positions, outputs))
+    output = attention.combined(attention.joined(positions, outputs), query)
     return positions.unflatten(output), {"tokens": caches, "segment": segment}
 
 
@@ -198,7 +198,7 @@ def _step(attention, query, masks, cache, index):
         )
     ]
     outputs, caches = zip(*steps, strict=True)
-    output = attention.combined(attention.joined(positions, outputs))
+    output = attention.combined(attention.joined(positions, outputs), query)
     return output, {**cache, kind: list(caches)}
 
 

@@ -18,6 +18,7 @@ from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
 from routing_tf.models.pattern_checks import check_names
 from routing_tf.models.pattern_checks import check_patterns
+from routing_tf.models.patterns import OWN
 
 _CHOICES = {
     "feed_forward": (*ACTIVATIONS, "none"),
@@ -107,6 +108,7 @@ def check(h):
             )
     _check_clusters_per_query(h)
     _check_heads(h)
+    _check_key_heads(h)
     _check_exploring(h)
     _check_rotary(h)
     _check_entmax(h)
@@ -161,6 +163,35 @@ def _check_heads(h):
             "`hidden_dim` must be a multiple of the number of heads unless "
             f"`key_dim` is given. Received: hidden_dim={h.hidden_dim}, "
             f"{received}"
+        )
+
+
+def _check_key_heads(h):
+    number = h.num_key_value_heads
+    if number in (None, h.num_heads):
+        return
+    counts = {name: getattr(h, name) for name in HEADS}
+    received = ", ".join(f"{name}={count}" for name, count in counts.items())
+    received = f"Received: num_key_value_heads={number}, {received}"
+    if h.compatibility is not None:
+        raise ValueError(
+            "`num_key_value_heads` must be None with flaws of the release, which has "
+            f"no grouped queries. {received}, compatibility={h.compatibility!r}"
+        )
+    per_key = h.num_heads // number
+    if h.num_heads % number or any(count % per_key for count in counts.values()):
+        raise ValueError(
+            "`num_key_value_heads` must divide the number of heads, and the quotient "
+            f"that of each kind of heads. {received}"
+        )
+    shared = h.num_cluster_strided_heads
+    if h.routing in OWN and h.routing != "full":
+        shared += h.num_routed_heads
+    if shared and h.share_query_key:
+        raise ValueError(
+            "`num_key_value_heads` must be None (or the number of heads) with shared "
+            f"queries and keys. {received}, share_query_key=True. Pass "
+            "`share_query_key=False`"
         )
 
 

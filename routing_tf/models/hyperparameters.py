@@ -149,6 +149,10 @@ class Hyperparameters:
         timing_signal: whether sinusoidal positions are added to the embeddings.
         restart_positions: whether these positions and those on a grid start anew in
             each document of packed rows, told by `segment_ids` of a text model.
+        num_key_value_heads: heads of keys and values of each attention, see
+            `MixedAttention`; None for as many as heads of queries. Needs
+            `share_query_key=False` where there are heads with clusters.
+        use_gate: whether what heads return passes a gate, see `MixedAttention`.
         attention_bias: whether the projections of attention have biases.
         shared_head_projection: whether each head's output passes through one more
             matrix, the same for all heads (the release).
@@ -282,6 +286,8 @@ class Hyperparameters:
     scale_embeddings: bool = False
     timing_signal: bool = False
     restart_positions: bool = False
+    num_key_value_heads: int | None = None
+    use_gate: bool = False
     attention_bias: bool = False
     shared_head_projection: bool = False
     project_shared_keys: bool = False

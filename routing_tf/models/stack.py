@@ -122,6 +122,8 @@ def _attention(hyperparameters, groups, name, policy, output_initializer):
         kernel_initializer=initializer(h),
         output_initializer=output_initializer,
         use_bias=h.attention_bias,
+        num_key_value_heads=h.num_key_value_heads,
+        use_gate=h.use_gate,
         remat=h.remat_attention,
         name=name,
         dtype=policy,

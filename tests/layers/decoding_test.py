@@ -329,7 +329,9 @@ GROUPS = {
     ],
 )
 def test_steps_on_two_axes_follow_the_blocked_order(groups):
-    layer = layers.MixedAttention(GROUPS[groups](), KEY_DIM, kernel_initializer="zeros")
+    layer = layers.MixedAttention(
+        GROUPS[groups](), KEY_DIM, kernel_initializer="zeros", use_gate=True
+    )
     layer.build((None, None, None, DIM))
     helpers.randomize(layer)
     image = normal(2, 4, 9, DIM)
@@ -370,7 +372,7 @@ FEW_MEMORIES = ("expert_choice_apart", "hashed", "local", "strided", "performer"
     ],
 )
 def test_steps_of_attention_to_a_memory(kind):
-    layer = attention(MEMORIES[kind]())
+    layer = attention(MEMORIES[kind](), use_gate=True)
     x, memory = normal(2, 9, DIM), normal(2, 17, DIM, seed=1)
     query_mask = helpers.mask_with_a_hole(9, 9, 7)
     real, bias = helpers.tail_mask(17, 17, 12), normal(2, 17, seed=2)

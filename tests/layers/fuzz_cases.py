@@ -529,7 +529,7 @@ WRONG = {
         "compression_dim": OPTIONAL_SIZES,
         "kernel_initializer": INITIALIZERS,
     },
-    "SlidingHeads": {"radius": SIZES, "is_strided": ("yes", None, 2)},
+    "SlidingHeads": {"radius": SIZES[1:], "is_strided": ("yes", None, 2)},
     "RoutedHeads": {
         "max_clusters_per_token": SIZES,
         "threshold_decay": (1, -0.1, 1.5, "0.1", None, nan),

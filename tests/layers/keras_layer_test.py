@@ -35,6 +35,14 @@ CASES = {
         {**ROUTING, "use_bias": True, "kernel_regularizer": "l2", "seed": 1},
         {"expected_num_losses": 4, "expected_num_trainable_weights": 6},
     ),
+    "grouped": (
+        layers.RoutingAttention,
+        {
+            **{**ROUTING, "num_heads": 4, "num_local_heads": 2},
+            **{"share_query_key": False, "num_key_value_heads": 2, "use_gate": True},
+        },
+        {**MASKS, "expected_num_trainable_weights": 5},
+    ),
     **{
         name: (
             *mixed(make())[:2],

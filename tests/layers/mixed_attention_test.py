@@ -114,14 +114,15 @@ def test_splits_projections_over_groups(memory_dim, project_shared_keys):
     golden_cases.assert_close(output, expected, 1e-5)
 
 
-@pytest.mark.parametrize("use_bias", [False, True])
-def test_equals_keras_multi_head_attention(use_bias):
+@pytest.mark.parametrize("use_bias, use_gate", [(False, False), (True, True)])
+def test_equals_keras_multi_head_attention(use_bias, use_gate):
     attention = built_attention(
         [full()],
         (BATCH, MEMORY, 7),
         value_dim=5,
         output_dim=9,
         use_bias=use_bias,
+        use_gate=use_gate,
     )
     other = keras.layers.MultiHeadAttention(
         2,
@@ -129,6 +130,7 @@ def test_equals_keras_multi_head_attention(use_bias):
         value_dim=5,
         output_shape=(9,),
         use_bias=use_bias,
+        use_gate=use_gate,
         kernel_initializer="zeros",
     )
     query, memory = sequence(), sequence(MEMORY, 7, seed=1)
@@ -152,6 +154,27 @@ def test_equals_keras_multi_head_attention(use_bias):
     )
     for actual, wanted in zip(outputs, expected, strict=True):
         golden_cases.assert_close(actual, wanted, 1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [1, 4])
+def test_equals_sliding_windows_of_keras(window, causal):
+    attention = built_attention([layers.SlidingHeads(2, radius=window - 1)])
+    other = keras.layers.MultiHeadAttention(
+        2, KEY_DIM, use_bias=False, kernel_initializer="zeros", sliding_window=window
+    )
+    x, real = sequence(), helpers.tail_mask(LENGTH, LENGTH, 9)
+    other.build(x.shape, x.shape)
+    for name in ("query", "key", "value", "output"):
+        kernel = golden_cases.to_numpy(getattr(attention, f"{name}_kernel"))
+        own = getattr(other, f"_{name}_dense").kernel
+        own.assign(kernel.reshape(own.shape))
+    options = {"query_mask": real, "use_causal_mask": causal}
+
+    output, _ = golden_cases.run(attention, x, **options)
+
+    expected, _ = golden_cases.run(other, x, x, value_mask=real, **options)
+    golden_cases.assert_close(output[real], expected[real], 1e-5)
 
 
 def test_unused_key_columns_get_no_gradient():
@@ -323,7 +346,7 @@ def test_symbolic_shapes():
 def test_mixed_precision_keeps_the_state_in_float32():
     with_dtype = {"dtype": "mixed_bfloat16"}
     groups = [routed(max_relative_position=2, **with_dtype), local(**with_dtype)]
-    attention = built_attention(groups, **with_dtype)
+    attention = built_attention(groups, use_gate=True, **with_dtype)
     before = attention.get_weights()
     bias = helpers.normal(BATCH, LENGTH, seed=2)
     (output, scores), losses = golden_cases.run(
@@ -398,6 +421,7 @@ def test_survives_saving(tmp_path):
         shared_head_projection=True,
         project_shared_keys=True,
         kernel_initializer="ones",
+        use_gate=True,
         name="attention",
     )
     helpers.assert_survives_saving(attention, tmp_path, sequence())
@@ -418,6 +442,10 @@ def test_head_groups_keep_their_settings(group):
     [
         ("`key_dim`.*Received: key_dim=0", {"key_dim": 0}),
         ("`value_dim`.*Received: value_dim=-1", {"value_dim": -1}),
+        ("`use_gate`.*Received: use_gate='sigmoid'", {"use_gate": "sigmoid"}),
+        ("`output_shape`.*output_shape=9. Pass.*`output_dim`", {"output_shape": 9}),
+        (r"`attention_axes`.*attention_axes=\(1,\)", {"attention_axes": (1,)}),
+        ("`sliding_window`.*`SlidingHeads", {"sliding_window": 4}),
         ("`output_dim`.*Received: output_dim=1.5", {"output_dim": 1.5}),
         (r"`head_groups`.*Received: head_groups=\[\]", {"head_groups": []}),
         ("`head_groups`.*Received: head_groups=None", {"head_groups": None}),

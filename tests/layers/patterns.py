@@ -69,7 +69,7 @@ def sliding(length, radius, is_strided, causal):
     """
     i, j = np.ogrid[:length, :length]
     apart = np.abs(i - j)
-    sees = (apart <= radius) | (is_strided & (apart % radius == 0))
+    sees = (apart <= radius) | (is_strided & (apart % max(radius, 1) == 0))
     return sees & ((j <= i) | (not causal)), j - i
 
 

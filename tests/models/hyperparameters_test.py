@@ -117,6 +117,18 @@ def test_no_such_choice(field, value):
             {"hidden_dim": 64, "num_strided_heads": 1},
         ),
         (
+            "`num_key_value_heads` must divide.*=2, num_local_heads=3, num_routed",
+            {"num_key_value_heads": 2, "num_local_heads": 3, "num_routed_heads": 1},
+        ),
+        (
+            "`num_key_value_heads` must be None.*Pass `share_query_key=False`",
+            {"num_key_value_heads": 4, "num_local_heads": 4, "num_routed_heads": 4},
+        ),
+        (
+            "`num_key_value_heads` must be None.*compatibility='trained'",
+            {"num_key_value_heads": 4, "compatibility": "trained"},
+        ),
+        (
             "must be given together. Received: image_height=4, image_width=None",
             {"image_height": 4},
         ),

@@ -155,6 +155,15 @@ def test_settings_reach_the_layers():
         assert (local.block_shape, local.flange_blocks) == ((6,), 2)
 
 
+def test_grouped_queries_and_gates_reach_the_layers():
+    options = {"num_key_value_heads": 2, "use_gate": True, "share_query_key": False}
+    for block in shapes(**options).blocks:
+        assert block.attention.gate_kernel is not None
+        assert [group.num_heads for group in block.attention.head_groups] == [2, 2]
+        key_kernel = block.attention.key_kernel
+        assert key_kernel.shape[-1] == 2 * block.attention.key_dim
+
+
 @pytest.mark.parametrize("kind", ["local", "routed"])
 def test_heads_without_relative_positions(kind):
     model = shapes(**{f"{kind}_relative_positions": False})

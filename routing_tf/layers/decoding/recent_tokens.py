@@ -11,7 +11,7 @@ from routing_tf.layers.key_shift import to_remember
 def make(group, batch_size, num_tokens):
     """Returns an empty cache for `num_tokens` tokens of a group that has `sees`."""
     return {
-        "rows": rows.empty_rows(group, batch_size, group.num_heads, num_tokens),
+        "rows": rows.empty_rows(group, batch_size, group.num_key_heads, num_tokens),
         "positions": ops.full((batch_size, num_tokens), -1, dtype="int32"),
     }
 

@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import extremes
+from routing_tf.layers import key_heads
 from routing_tf.layers import membership
 from routing_tf.layers.key_shift import to_remember
 from routing_tf.layers.lengths import length_of
@@ -118,12 +119,14 @@ def complete_rows(group, rows, new, follows):
 
 
 def attend_to_rows(group, query, rows, visible, distances, bias=None, **options):
-    """Attends with one query `<float>[..., 1, D]` to rows `<float>[..., R, E]`.
+    """Attends with one query `<float>[B, H, ..., 1, D]` to rows `[B, H, ..., R, E]`.
 
+    Rows may be those of key heads, which serve the queries of several heads.
     `visible` (None for all there are) and `distances`, the relative positions, are
     broadcastable to `[..., R]`; `bias`, `<float>[..., 1, R]` or None, is added to that
     of the rows. Other options are those of the dot product.
     """
+    rows = key_heads.for_queries(rows, query.shape[1])
     key, value, own_bias, real = split_rows(group, rows)
     own_bias = own_bias[..., None, :]
     bias = own_bias if bias is None else bias + ops.cast(own_bias, bias.dtype)

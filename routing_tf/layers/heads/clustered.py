@@ -2,7 +2,10 @@
 
 import dataclasses
 
+from keras import ops
+
 from routing_tf.layers import exploring
+from routing_tf.layers import key_heads
 from routing_tf.layers import membership
 from routing_tf.layers import segment_members
 from routing_tf.layers.clustering import Clustering
@@ -200,12 +203,13 @@ class ClusteredHeads(HeadGroup):
 
     def attend(self, inputs, training=None):
         rule = self._rule(inputs)
-        tokens = self.routed_tokens(inputs, rule, training)
+        tokens = self.routed_tokens(inputs, rule, training).for_queries(self.num_heads)
         output = rule.attend(tokens, training=training)
         if not (training and self.exploring_queries and rule.lets_explore):
             return output
         if inputs.is_cross_attention:
             return output
+        inputs = self.for_queries(inputs)
         return exploring.explore(self, tokens, inputs, output, training)
 
     def _rule(self, inputs):
@@ -257,10 +261,7 @@ class ClusteredHeads(HeadGroup):
         streams, masks = [query, key], [inputs.query_mask, inputs.key_mask]
         if shares_scores:
             streams, masks = streams[1:], masks[1:]
-        if inputs.adds_losses:
-            scores = self.scores(streams, masks, training=training)
-        else:
-            scores = self.bare_scores(streams)
+        scores = self._scores(streams, masks, training, inputs.adds_losses)
         shares_vectors = query is key
         query = self.rotated(query, inputs)
         return RoutedTokens(
@@ -274,6 +275,25 @@ class ClusteredHeads(HeadGroup):
             shares_vectors,
             shares_scores,
         )
+
+    def _scores(self, streams, masks, training, adds_losses):
+        """Returns what `scores` does, for streams of queries with all their heads."""
+        if self.num_key_heads < self.num_heads:
+            own, number = streams, self.num_key_heads
+            streams = [key_heads.in_one_sequence(x, number) for x in own]
+            masks = [
+                None if mask is None else ops.tile(mask, (1, 1, x.shape[1] // number))
+                for mask, x in zip(masks, own, strict=True)
+            ]
+        if adds_losses:
+            scores = self.scores(streams, masks, training=training)
+        else:
+            scores = self.bare_scores(streams)
+        if self.num_key_heads < self.num_heads:
+            scores = [
+                key_heads.in_heads(*each) for each in zip(scores, own, strict=True)
+            ]
+        return scores
 
     def vectors(self, inputs):
         """Returns queries and keys, `<float32>`, normalised; the same if they are."""
@@ -312,6 +332,7 @@ class CentroidHeads(ClusteredHeads):
     """
 
     kmeans_class = OnlineKMeans
+    remembers_key_heads = True
 
     def __init__(
         self,
@@ -340,7 +361,8 @@ class CentroidHeads(ClusteredHeads):
 
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)
-        self.kmeans.build(query_shape)
+        batch, _, *rest = query_shape
+        self.kmeans.build((batch, self.num_key_heads, *rest))
 
     def scores(self, streams, masks, training=None):
         return self.kmeans(tuple(streams), token_mask=masks, training=training)

@@ -74,6 +74,7 @@ class FixedHeads(HeadGroup):
     supports_entmax = True
     supports_soft_cap = True
     supports_segments = True
+    remembers_key_heads = True
 
     def __init__(
         self,

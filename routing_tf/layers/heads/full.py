@@ -39,6 +39,7 @@ class FullHeads(HeadGroup):
     supports_entmax = True
     supports_soft_cap = True
     supports_segments = True
+    remembers_key_heads = True
 
     def sees(self, query, keys, cache):
         return keys >= 0, keys - query

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import key_heads
 from routing_tf.layers import key_shift as shift
 from routing_tf.layers.decoding import recent_tokens
 from routing_tf.layers.decoding import rows
@@ -116,6 +117,9 @@ class HeadGroup(ConfiguredLayer):
     #: Whether queries and keys are compared as `prepared` returns them. Else the group
     #: calls `rotated` for what it compares.
     compares_inputs = True
+    #: Whether caches hold keys and values of key heads alone, which are repeated where
+    #: queries read them. Else `prepared` repeats them.
+    remembers_key_heads = False
     #: The layer that attends inside each window or cluster.
     dot_product_class = ScaledDotProduct
 
@@ -144,6 +148,8 @@ class HeadGroup(ConfiguredLayer):
             dropout_seed = check_non_negative_integer("dropout_seed", dropout_seed)
         check_choice("token_bias_weight", token_bias_weight, TOKEN_BIAS_WEIGHTS)
         self.num_heads = check_positive_integer("num_heads", num_heads)
+        # The layer that holds the group may set a smaller one.
+        self.num_key_value_heads = self.num_heads
         self.max_relative_position = max_relative_position
         self.dropout = dropout
         self.embeddings_initializer = initializer(
@@ -198,6 +204,11 @@ class HeadGroup(ConfiguredLayer):
                 autocast=False,
                 trainable=self.token_bias_weight == "trainable",
             )
+
+    @property
+    def num_key_heads(self):
+        """Number of heads of the keys and values that `prepared` returns."""
+        return self.num_key_value_heads if self.remembers_key_heads else self.num_heads
 
     def set_sizes(self, key_dim, value_dim):
         """Sets the sizes of a key and of a value of one head."""
@@ -267,7 +278,7 @@ class HeadGroup(ConfiguredLayer):
         )
         if self.compares_inputs:
             query, key = (self.rotated(x, inputs) for x in (query, key))
-        return dataclasses.replace(
+        inputs = dataclasses.replace(
             inputs,
             query=query,
             key=key,
@@ -275,6 +286,7 @@ class HeadGroup(ConfiguredLayer):
             features=features,
             token_bias=self._weighted(inputs.token_bias),
         )
+        return inputs if self.remembers_key_heads else self.for_queries(inputs)
 
     def rotated(self, x, inputs):
         """Returns queries or keys as they are compared, turned by their positions.
@@ -307,7 +319,19 @@ class HeadGroup(ConfiguredLayer):
         Args:
             inputs: `HeadInputs` as `prepared` returns them.
         """
+        inputs = self.for_queries(inputs)
         return shift.offer_previous_keys(inputs) if self.key_shift else inputs
+
+    def for_queries(self, inputs):
+        """Returns `HeadInputs` with a key and a value for each head of queries.
+
+        Args:
+            inputs: `HeadInputs`, whose keys and values may be those of key heads.
+        """
+        key, value = (
+            key_heads.for_queries(x, self.num_heads) for x in (inputs.key, inputs.value)
+        )
+        return dataclasses.replace(inputs, key=key, value=value)
 
     def attend(self, inputs, training=None):
         """The pattern.

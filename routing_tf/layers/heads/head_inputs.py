@@ -16,7 +16,8 @@ class HeadInputs:
     Args:
         query: `<float>[batch, heads, length, key_dim]`, scaled.
         key: `<float>[batch, heads, memory length, key_dim]`; None where the group
-            shares the queries (`needs_keys` is False).
+            shares the queries (`needs_keys` is False). With grouped queries keys and
+            values have fewer heads, see `HeadGroup.remembers_key_heads`.
         value: `<float>[batch, heads, memory length, value_dim]`.
         query_mask: `<bool>[batch, 1, length]`; None (the default) for no padding.
         key_mask: `<bool>[batch, 1 or heads, memory length]`, which keys are those of

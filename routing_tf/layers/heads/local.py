@@ -100,6 +100,7 @@ class LocalHeads(HeadGroup):
     supports_entmax = True
     supports_soft_cap = True
     supports_segments = True
+    remembers_key_heads = True
     # Whether keys and values outside the sequence must be zero.
     reads_outside = False
     # Whether the padding of a memory is cut into blocks, too.

@@ -193,7 +193,7 @@ class RoutedHeads(CentroidHeads):
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)
         if self.thresholds is not None:
-            self.thresholds.build((None, self.num_heads, None, self.num_clusters))
+            self.thresholds.build((None, self.num_key_heads, None, self.num_clusters))
 
     def scores(self, streams, masks, training=None):
         scores = super().scores(streams, masks, training=training)

@@ -17,7 +17,7 @@ from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import known_mask
 from routing_tf.layers.segments import segment_mask
 from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import check_non_negative_integer
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -25,16 +25,18 @@ class SlidingHeads(HeadGroup):
     """Heads whose queries see the tokens that are at most `radius` away.
 
     With a causal mask a query sees itself and the `radius` tokens before it; without
-    one also as many behind it. With `is_strided=True` it sees, in the same softmax,
-    every token too that is a multiple of `radius` away: the merged head of the Sparse
-    Transformer's strided pattern. Each query is compared with up to `2 * radius`
-    neighbours (without a causal mask 3), those out of reach being masked, and
-    `length / radius` strided tokens. On positions with two axes neighbours are those
-    in the order of the sequence.
+    one also as many behind it. So `radius=w - 1` is the `sliding_window=w` of
+    `keras.layers.MultiHeadAttention` and of most models with causal windows. With
+    `is_strided=True` a query sees, in the same softmax, every token too that is a
+    multiple of `radius` away: the merged head of the Sparse Transformer's strided
+    pattern. Each query is compared with up to `2 * radius` neighbours (without a causal
+    mask 3), those out of reach being masked, and `length / radius` strided tokens. On
+    positions with two axes neighbours are those in the order of the sequence.
 
     Args:
         num_heads: number of heads in the group.
-        radius: how far away a token may be, in tokens. Defaults to 128.
+        radius: how far away a token may be, in tokens; 0 for a query that sees itself
+            alone. Defaults to 128.
         is_strided: whether a query also sees the tokens that are a multiple of
             `radius` away. Defaults to False.
         **kwargs: arguments of `HeadGroup`; relative positions, without `is_strided`
@@ -43,9 +45,10 @@ class SlidingHeads(HeadGroup):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if `radius` is not a positive integer, `is_strided` no truth value,
-            `max_relative_position` is given with `is_strided=True`, or an argument is
-            refused by `HeadGroup`; when called, if query and value differ in length.
+        ValueError: if `radius` is not an integer of at least 0, or of at least 1 with
+            `is_strided=True`, `is_strided` is no truth value, `max_relative_position`
+            is given with `is_strided=True`, or an argument is refused by `HeadGroup`;
+            when called, if query and value differ in length.
 
     Example:
 
@@ -65,11 +68,18 @@ class SlidingHeads(HeadGroup):
 
     supports_soft_cap = True
     supports_segments = True
+    remembers_key_heads = True
 
     def __init__(self, num_heads, radius=128, is_strided=False, **kwargs):
         super().__init__(num_heads, **kwargs)
-        self.radius = check_positive_integer("radius", radius)
+        self.radius = check_non_negative_integer("radius", radius)
         check_choice("is_strided", is_strided, (False, True))
+        if is_strided and not self.radius:
+            raise ValueError(
+                "`radius` must be at least 1 with `is_strided=True`, where tokens are "
+                f"multiples of it away. Received: radius={radius}. Leave `is_strided` "
+                "out for queries that see themselves alone"
+            )
         self.is_strided = is_strided
         if is_strided and self.max_relative_position is not None:
             raise ValueError(
@@ -84,7 +94,8 @@ class SlidingHeads(HeadGroup):
         inputs = refusals.of_one_length(inputs, "sliding heads pair places of the two")
         real = known_mask(inputs.value, inputs.value_mask)
         inputs = dataclasses.replace(inputs, value_mask=real)
-        size = min(self.radius, length) if is_known(length) else self.radius
+        size = max(self.radius, 1)
+        size = min(size, length) if is_known(length) else size
         attend = self._attend_merged if self.is_strided else self._attend_near
         return blocks.put_back_blocks(attend(inputs, size, training), length, axis=2)
 

@@ -57,6 +57,7 @@ class StridedHeads(HeadGroup):
     supports_entmax = True
     supports_soft_cap = True
     supports_segments = True
+    remembers_key_heads = True
 
     def __init__(self, num_heads, block_shape=(256,), **kwargs):
         super().__init__(num_heads, **kwargs)

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import key_heads
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.masks import without_padding
@@ -99,7 +100,7 @@ class AboveThreshold(Rule):
         # Where a member always sees itself, it is the window's last one.
         sees_itself = not group.key_shift and not group.routes_queries
         num_rows = max(group.attention_window - sees_itself, 1)
-        shape = (batch_size, group.num_heads)
+        shape = (batch_size, group.num_key_heads)
         chosen = (*shape, self.num_copies)
         cache = {}
         if group.key_shift:
@@ -169,22 +170,29 @@ class AboveThreshold(Rule):
         cache = self._remember_newest(cache, index, row)
         asks, read = self._best(tokens.query_scores[:, :, 0])
         is_member, clusters = self._best(tokens.key_scores[:, :, 0])
+        asks, read, own_is_member, own_clusters, own_row = (
+            key_heads.for_queries(x, tokens.query.shape[1])
+            for x in (asks, read, is_member, clusters, row)
+        )
         # Whether the token is the last member of the clusters that it reads.
         sees_itself = ops.logical_and(
-            read[..., None] == clusters[..., None, :], is_member[..., None, :]
+            read[..., None] == own_clusters[..., None, :], own_is_member[..., None, :]
         )
         sees_itself = ops.logical_and(
             ops.any(sees_itself, axis=-1, keepdims=True), not group.key_shift
         )
-        members = rings.of_cluster(cache["rows"], read)
-        counts = entries_at(cache["counts"], read)
+        read_of_keys = key_heads.of_queries(read, cache["rows"].shape[1])
+        members, counts = (
+            key_heads.all_queries(find(cache[name], read_of_keys))
+            for name, find in (("rows", rings.of_cluster), ("counts", entries_at))
+        )
         ranks = rings.ranks(counts, cache["rows"].shape[3])
         distances = ranks - counts[..., None]
         furthest = group.attention_window - ops.cast(sees_itself, "int32")
         near = ops.logical_and(ranks >= 0, distances >= -furthest)
         if not group.key_shift:
             shape = (*ops.shape(read), 1, row.shape[-1])
-            own = ops.broadcast_to(row[:, :, None], shape)
+            own = ops.broadcast_to(own_row[:, :, None], shape)
             members = ops.concatenate([members, own], axis=3)
             near = ops.concatenate([near, sees_itself], axis=-1)
             own = ops.zeros_like(distances[..., :1])
@@ -193,7 +201,7 @@ class AboveThreshold(Rule):
         output = rows.attend_to_rows(group, query, members, near, distances)
         output = self.mean_over_clusters(output[..., 0, :], asks, axis=-2)
         output = output[:, :, None]
-        real = real_keys(tokens, (*ops.shape(read)[:2], 1))[..., 0]
+        real = real_keys(tokens, (*ops.shape(clusters)[:2], 1))[..., 0]
         newest = {
             "row": row[:, :, 0],
             "clusters": clusters,

@@ -4,6 +4,7 @@ import dataclasses
 
 from keras import ops
 
+from routing_tf.layers import key_heads
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.rules.prefixes import Prefixes
@@ -13,19 +14,16 @@ class AllScores(Prefixes):
     """Prefixes in which any token may become a member later; a cache holds them all."""
 
     def make_cache(self, batch_size, max_length):
-        heads = self.group.num_heads
-        scores = (batch_size, heads, max_length, self.group.num_clusters)
-        real = (batch_size, heads, max_length)
-        cache = {
-            "rows": rows.empty_rows(self.group, batch_size, heads, max_length),
-            "key_scores": ops.zeros(scores, "float32"),
-            "key_mask": ops.zeros(real, "bool"),
-        }
+        names = {"key": self.group.num_key_heads}
         if not self.group.share_query_key:
-            cache |= {
-                "query_scores": ops.zeros(scores, "float32"),
-                "query_mask": ops.zeros(real, "bool"),
-            }
+            names["query"] = self.group.num_heads
+        keys = (batch_size, self.group.num_key_heads, max_length)
+        cache = {"rows": rows.empty_rows(self.group, *keys)}
+        for name, heads in names.items():
+            real = (batch_size, heads, max_length)
+            scores = (*real, self.group.num_clusters)
+            cache[f"{name}_scores"] = ops.zeros(scores, "float32")
+            cache[f"{name}_mask"] = ops.zeros(real, "bool")
         return cache
 
     def restart(self, cache):
@@ -40,15 +38,19 @@ class AllScores(Prefixes):
         if self.group.key_shift:
             cache = {**cache, "rows": self._complete(cache["rows"], index, tokens)}
         cache = _update(cache, index, tokens, row)
-        key, value, bias, real = rows.split_rows(self.group, cache["rows"])
+        remembered_rows, key_scores, key_mask = (
+            key_heads.for_queries(cache[name], tokens.query.shape[1])
+            for name in ("rows", "key_scores", "key_mask")
+        )
+        key, value, bias, real = rows.split_rows(self.group, remembered_rows)
         query = ops.cast(tokens.query, self.group.compute_dtype)
         remembered = dataclasses.replace(
             tokens,
             key=key,
-            query_scores=cache.get("query_scores", cache["key_scores"]),
-            key_scores=cache["key_scores"],
-            query_mask=cache.get("query_mask", cache["key_mask"]),
-            key_mask=cache["key_mask"],
+            query_scores=cache.get("query_scores", key_scores),
+            key_scores=key_scores,
+            query_mask=cache.get("query_mask", key_mask),
+            key_mask=key_mask,
             inputs=dataclasses.replace(
                 tokens.inputs,
                 value=value,

@@ -3,6 +3,7 @@
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import key_heads
 from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
@@ -59,7 +60,8 @@ class BestCluster(Rule):
         if filled is not None:
             real = memory[..., -1:] * ops.cast(filled, memory.dtype)[..., None]
             memory = ops.concatenate([memory[..., :-1], real], axis=-1)
-        shape = ops.shape(members)[:3]
+        batch, _, num_clusters, _ = ops.shape(members)
+        shape = (batch, self.group.num_heads, num_clusters)
         return {
             "rows": memory,
             "counts": ops.zeros(shape, "int32"),
@@ -82,17 +84,17 @@ class BestCluster(Rule):
         added = ops.one_hot(newest["cluster"], num_clusters, dtype="int32")
         counts = counts + added * ops.cast(is_older, "int32")[..., None]
         cluster = ops.cast(ops.argmax(tokens.query_scores[:, :, 0], axis=-1), "int32")
-        batch, heads = ops.shape(counts)[:2]
-        window, size = cache["rows"].shape[3:]
-        flat = ops.reshape(cache["rows"], (batch, heads, num_clusters, window * size))
-        members = membership.gather(flat, cluster[..., None])
+        num_key_heads = cache["rows"].shape[1]
+        members = membership.gather_blocks(
+            cache["rows"], key_heads.of_queries(cluster, num_key_heads)
+        )
         rank = membership.entries_at(counts, cluster[..., None])
         output = rows.attend_to_rows(
             self.group,
             ops.cast(tokens.query, self.group.compute_dtype),
-            ops.reshape(members, (batch, heads, window, size)),
+            key_heads.all_queries(members),
             None,
-            np.arange(window, dtype="int32") - rank,
+            np.arange(members.shape[3], dtype="int32") - rank,
         )
         mask = tokens.inputs.query_mask
         position = ops.zeros_like(newest["position"]) + index

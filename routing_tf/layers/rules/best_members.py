@@ -4,6 +4,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import extremes
+from routing_tf.layers import key_heads
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.masks import large_negative
@@ -25,14 +26,21 @@ class BestMembers(Prefixes):
     lets_explore = False
 
     def make_cache(self, batch_size, max_length):
-        heads, clusters = self.group.num_heads, self.group.num_clusters
-        members = (batch_size, heads, clusters, self.group.attention_window)
-        newest = (batch_size, heads, clusters)
-        scores = {"key_scores": NO_TOKEN}
-        if not self.group.share_query_key:
-            scores["query_scores"] = NO_TOKEN
+        group, heads = self.group, self.group.num_key_heads
+        newest = (batch_size, heads, group.num_clusters)
+        # Those of each list of members, and of the newest token alone.
+        shapes = {"key_scores": newest}
+        if not group.share_query_key:
+            shapes["query_scores"] = (batch_size, group.num_heads, group.num_clusters)
+        members, newest_scores = (
+            {
+                name: ops.full((*x, *end), NO_TOKEN, "float32")
+                for name, x in shapes.items()
+            }
+            for end in ((group.attention_window,), ())
+        )
         cache = {}
-        if self.group.key_shift:
+        if group.key_shift:
             # The last rows of lists that were completed last, and the key's position.
             cache["open"] = {
                 "is_last": ops.zeros(newest, "bool"),
@@ -40,12 +48,12 @@ class BestMembers(Prefixes):
             }
         return {
             **cache,
-            "rows": rows.empty_rows(self.group, *members),
-            **{name: ops.full(members, x, "float32") for name, x in scores.items()},
+            "rows": rows.empty_rows(group, *newest, group.attention_window),
+            **members,
             "newest": {
-                "row": rows.empty_rows(self.group, batch_size, heads),
+                "row": rows.empty_rows(group, batch_size, heads),
                 "position": ops.full((batch_size,), -1, dtype="int32"),
-                **{name: ops.full(newest, x, "float32") for name, x in scores.items()},
+                **newest_scores,
             },
         }
 
@@ -93,6 +101,10 @@ class BestMembers(Prefixes):
             )
             members = ops.concatenate([members, everywhere], axis=3)
         query = ops.cast(tokens.query, self.group.compute_dtype)[:, :, None]
+        visible, distances, enters = (
+            key_heads.for_queries(x, query.shape[1])
+            for x in (visible, distances, enters)
+        )
         output = rows.attend_to_rows(self.group, query, members, visible, distances)
         output = output[..., 0, :]
         is_member = enters

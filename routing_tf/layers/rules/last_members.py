@@ -5,6 +5,7 @@ from keras import ops
 
 from routing_tf.layers import data_shapes
 from routing_tf.layers import fused_attention
+from routing_tf.layers import key_heads
 from routing_tf.layers import membership
 from routing_tf.layers import splash_attention
 from routing_tf.layers.cluster_blocks import ClusterBlocks
@@ -209,7 +210,7 @@ class LastMembers(Rule):
         sees_itself = sees_itself and group.clusters_per_query == 1
         num_rows = max(group.members_per_cluster - sees_itself, 1)
         num_rounds = self.group.num_rounds
-        shape = (batch_size, self.group.num_heads * num_rounds)
+        shape = (batch_size, self.group.num_key_heads * num_rounds)
         cache = {}
         if self.group.key_shift:
             # The row that was completed last, and the position of its key.
@@ -295,13 +296,17 @@ class LastMembers(Rule):
         cluster = ops.cast(ops.argmax(tokens.key_scores[:, :, 0], axis=-1), "int32")
         scores = tokens.query_scores[:, :, 0]
         read = best_clusters(scores, self.group.clusters_per_query)
+        read, own_cluster, own_row = (
+            key_heads.for_queries(x, tokens.query.shape[1])
+            for x in (read, cluster, row)
+        )
         # Whether the token is the last member of a cluster that it reads.
         is_member = ops.logical_and(
-            read == cluster[..., None], not self.group.key_shift
+            read == own_cluster[..., None], not self.group.key_shift
         )
         members, near, distances, places = self._last_members(cache, read, is_member)
         if not self.group.key_shift:
-            members = ops.concatenate([members, row], axis=2)
+            members = ops.concatenate([members, own_row], axis=2)
             sees_itself = ops.any(is_member, axis=-1, keepdims=True)
             sees_itself = ops.logical_and(sees_itself, self.group.attends_to_self)
             near = ops.concatenate([near, sees_itself], axis=-1)
@@ -356,9 +361,10 @@ class LastMembers(Rule):
         positions `<int32>[B, H, M]`, and the places of their keys in all rounds, or
         None.
         """
-        num_rows = cache["rows"].shape[3]
+        num_key_heads, _, num_rows = cache["rows"].shape[1:4]
         batch, heads, number = ops.shape(clusters)
         shape = (batch, heads, number * num_rows)
+        clusters = key_heads.of_queries(clusters, num_key_heads)
 
         def members_of(x):
             found = rings.of_cluster(x, clusters)
@@ -366,7 +372,7 @@ class LastMembers(Rule):
 
         places = cache.get("places")
         places = None if places is None else members_of(places)
-        counts = entries_at(cache["counts"], clusters)
+        counts = key_heads.all_queries(entries_at(cache["counts"], clusters))
         ranks = rings.ranks(counts, num_rows)
         distances = ranks - counts[..., None]
         furthest = self.group.members_per_cluster - ops.cast(is_member, "int32")

@@ -5,6 +5,7 @@ from typing import Any
 
 from keras import ops
 
+from routing_tf.layers import key_heads
 from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
@@ -13,6 +14,9 @@ from routing_tf.layers.masks import combine_masks
 @dataclasses.dataclass(frozen=True)
 class RoutedTokens:
     """Tokens with their scores against the clusters.
+
+    With grouped queries keys, values and the scores of keys are those of key heads,
+    unless `for_queries` has repeated them.
 
     Args:
         query: `<float32>[B, H, L, D]`, normalised.
@@ -44,6 +48,21 @@ class RoutedTokens:
     def value(self):
         """Values `<float>[B, H, M, D]`."""
         return self.inputs.value
+
+    def for_queries(self, num_heads):
+        """Returns tokens with a key and a value for each head of queries."""
+        if self.query.shape[1] == self.key_scores.shape[1]:
+            return self
+        names = ("key", "query_scores", "key_scores")
+        parts = {
+            name: key_heads.for_queries(getattr(self, name), num_heads)
+            for name in names
+        }
+        key, value = (
+            key_heads.for_queries(x, num_heads) for x in (self.inputs.key, self.value)
+        )
+        inputs = dataclasses.replace(self.inputs, key=key, value=value)
+        return dataclasses.replace(self, inputs=inputs, **parts)
 
     @property
     def length(self):

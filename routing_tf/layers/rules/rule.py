@@ -15,7 +15,9 @@ class Rule:
     on axis 0. A token that is fed again at the same position replaces the one before.
     With `key_shift=1` the row of a token's key is opened without a value, and completed
     with the next token's, which may replace it in the same way. The group is one of
-    `ClusteredHeads`, which say who is a member.
+    `ClusteredHeads`, which say who is a member. With grouped queries a cache, and the
+    tokens that it is made of, have the key heads of the group; `attend` gets tokens
+    with keys for all queries.
     """
 
     #: Whether no other token has a part in which clusters a token is in.

@@ -249,6 +249,8 @@ def sliding():
             own = {"radius": radius, "causal": causal}
             yield name, case("Sliding", length, **own, **relative(2))
             yield f"{name}, strided", case("Sliding", length, is_strided=True, **own)
+    for causal in (False, True):
+        yield f"sliding, itself, {causal=}", case("Sliding", 5, radius=0, causal=causal)
     own = {"radius": 3, "is_strided": True}
     yield "sliding, shifted", case("Sliding", 11, radius=3, **relative(2), **SHIFTED)
     yield "sliding, strided, shifted", case("Sliding", 11, **own, **SHIFTED)
@@ -457,6 +459,11 @@ NUMBERS = {
     "HashedHeads": {"num_buckets": 4, "attention_window": 4},
     "RandomHeads": {"num_clusters": 2, "attention_window": 4},
 }
+
+
+def test_every_nth_token_needs_a_radius():
+    with pytest.raises(ValueError, match="`radius`.*`is_strided=True`.*radius=0"):
+        layers.SlidingHeads(2, radius=0, is_strided=True)
 
 
 @pytest.mark.parametrize("kind", NUMBERS)

@@ -1,0 +1,324 @@
+"""Tests of grouped queries: heads of keys and values that serve several queries."""
+
+import functools
+import math
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from routing_tf import layers
+from tests import golden_cases
+from tests.layers import helpers
+
+HEADS, KEY_HEADS, KEY_DIM, VALUE_DIM, DIM, LENGTH, MEMORY = 4, 2, 6, 5, 10, 21, 17
+RELATIVE = {"max_relative_position": 3, "embeddings_initializer": "zeros"}
+routed = functools.partial(
+    layers.RoutedHeads, HEADS, 3, 5, share_query_key=False, **RELATIVE
+)
+POSITIONS = {
+    "full": functools.partial(layers.FullHeads, HEADS, **RELATIVE),
+    "local": functools.partial(layers.LocalHeads, HEADS, (4,), **RELATIVE),
+    "sliding": functools.partial(layers.SlidingHeads, HEADS, 3, **RELATIVE),
+    "strided": functools.partial(layers.StridedHeads, HEADS, (4,), **RELATIVE),
+    "fixed": functools.partial(
+        layers.FixedHeads, HEADS, 5, 2, "separate", distinct_summaries=True
+    ),
+}
+ROUTED = {
+    "token_choice": routed,
+    "token_choice_of_keys": functools.partial(routed, query_cluster="key"),
+    "several_clusters": functools.partial(
+        layers.RoutedHeads,
+        HEADS,
+        4,
+        6,
+        share_query_key=False,
+        clusters_per_query=2,
+        **RELATIVE,
+    ),
+    "token_choice_shifted": functools.partial(routed, key_shift=1),
+    "turned": functools.partial(routed, rotary_positions=True),
+    "expert_choice": functools.partial(routed, "expert_choice"),
+    "expert_choice_shifted": functools.partial(routed, "expert_choice", key_shift=1),
+    "threshold": functools.partial(routed, "expert_threshold"),
+    "threshold_shifted": functools.partial(routed, "expert_threshold", key_shift=1),
+    "threshold_of_keys": functools.partial(
+        routed, "expert_threshold", query_cluster="key"
+    ),
+    "cluster_strided": functools.partial(
+        layers.ClusterStridedHeads, HEADS, 3, 5, share_query_key=False, **RELATIVE
+    ),
+}
+# Their caches hold keys and values for all heads.
+WIDE = {
+    "hashed": functools.partial(
+        layers.HashedHeads, HEADS, 4, 5, share_query_key=False, num_rounds=2, **RELATIVE
+    ),
+    "random": functools.partial(
+        layers.RandomHeads, HEADS, 3, 5, share_query_key=False, **RELATIVE
+    ),
+    "global": functools.partial(layers.GlobalHeads, HEADS, (0, 3), 4),
+    "best_blocks": functools.partial(layers.BlockTopKHeads, HEADS, 4, 2),
+}
+# There they hold scores of all queries, too.
+HALF_WIDE = ("expert_choice", "expert_choice_shifted", "cluster_strided")
+CASES = {**POSITIONS, **ROUTED, **WIDE}
+FEW = ("full", "local", "sliding", "token_choice", "expert_choice", "hashed")
+each_case = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case in FEW else pytest.mark.thorough)
+        for case in CASES
+    ],
+)
+
+
+def built(*groups, memory_dim=None, **options):
+    """An attention with random weights and grouped queries."""
+    options = {"num_key_value_heads": KEY_HEADS, "value_dim": VALUE_DIM, **options}
+    attention = layers.MixedAttention(
+        groups, KEY_DIM, kernel_initializer="zeros", **options
+    )
+    attention.build(
+        (None, None, DIM), None if memory_dim is None else (None, None, memory_dim)
+    )
+    helpers.randomize(attention)
+    return attention
+
+
+def repeated(attention, group, **options):
+    """The same attention without grouped queries: keys and values are repeated."""
+    other = built(group, num_key_value_heads=None, **options)
+    for weight, own in zip(other.weights, attention.weights, strict=True):
+        values = golden_cases.to_numpy(own)
+        if weight.shape != own.shape:
+            if weight.name.endswith("_kernel"):
+                values = np.reshape(values, (len(values), KEY_HEADS, -1))
+                axis = 1
+            else:
+                pairs = zip(weight.shape, own.shape, strict=True)
+                axis = [a == b for a, b in pairs].index(False)
+            values = np.repeat(values, HEADS // KEY_HEADS, axis=axis)
+        weight.assign(np.reshape(values, weight.shape))
+    return other
+
+
+def assert_same(layers_, arrays, **options):
+    """Fails unless two layers return the same for what is no padding."""
+
+    def outputs(x, real, *memory):
+        own = {"query_mask": real, **options}
+        if memory:
+            own |= {"value": memory[0], "value_mask": memory[1]}
+        return [layer(x, **own) for layer in layers_]
+
+    own, expected = helpers.compiled(outputs, jit_compile=None)(*arrays)
+    real = arrays[1]
+    golden_cases.assert_close(own[real], expected[real], 1e-5)
+
+
+def tokens():
+    return helpers.normal(2, LENGTH, DIM), helpers.mask_with_a_hole(LENGTH, LENGTH, 15)
+
+
+@each_case
+def test_equals_repeated_keys_and_values(case):
+    attention = built(CASES[case]())
+    other = repeated(attention, CASES[case]())
+    assert_same([attention, other], tokens(), use_causal_mask=True)
+
+
+@helpers.further_on_jax
+@pytest.mark.parametrize("case", ["full", "token_choice"])
+def test_packed_documents_equal_repeated_keys_and_values(case):
+    attention = built(CASES[case]())
+    other = repeated(attention, CASES[case]())
+    ids = np.repeat([[3, 5, 1]], LENGTH // 3, axis=1)
+    options = {"use_causal_mask": True, "segment_ids": ids}
+    assert_same([attention, other], tokens(), **options)
+
+
+def test_exploring_queries_equal_repeated_keys_and_values():
+    group = functools.partial(routed, dropout_seed=1, ema=False, exploring_queries=8)
+    attention = built(group())
+    other = repeated(attention, group())
+    assert_same([attention, other], tokens(), use_causal_mask=True, training=True)
+
+
+MEMORIES = {
+    "full": POSITIONS["full"],
+    "local": POSITIONS["local"],
+    "routed": routed,
+}
+
+
+@pytest.mark.parametrize("memory_dim", [DIM, 7])
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_attends_to_a_memory(kind, memory_dim):
+    attention = built(MEMORIES[kind](), memory_dim=memory_dim)
+    other = repeated(attention, MEMORIES[kind](), memory_dim=memory_dim)
+    memory = helpers.normal(2, MEMORY, memory_dim, seed=1)
+    real = helpers.tail_mask(MEMORY, MEMORY, 12)
+    assert_same([attention, other], (*tokens(), memory, real))
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_steps_of_attention_to_a_memory(kind):
+    attention = built(MEMORIES[kind]())
+    helpers.assert_steps_read_a_memory(attention, DIM)
+    caches = [
+        built(MEMORIES[kind](), num_key_value_heads=number).make_cache(
+            2, 4, value=helpers.normal(2, MEMORY, DIM)
+        )
+        for number in (HEADS, KEY_HEADS)
+    ]
+    wide, narrow = map(num_floats, caches)
+    assert narrow * HEADS == wide * KEY_HEADS
+
+
+def num_floats(cache):
+    """Returns how many floats there are in a cache."""
+    leaves = keras.tree.flatten(cache)
+    return sum(math.prod(x.shape) for x in leaves if "float" in str(x.dtype))
+
+
+@each_case
+def test_steps_equal_the_whole(case):
+    attention = built(CASES[case]())
+    x, real = tokens()
+
+    def both(x, real):
+        expected = attention(
+            x, query_mask=real, use_causal_mask=True, routing_scope="prefix"
+        )
+        cache = attention.make_cache(2, LENGTH)
+        start, cache = attention(x[:, :8], query_mask=real[:, :8], cache=cache)
+        rest, cache = attention(
+            x[:, 8:], query_mask=real[:, 8:], cache=cache, cache_index=np.int32(8)
+        )
+        return expected, ops.concatenate([start, rest], axis=1)
+
+    expected, steps = helpers.compiled(both, jit_compile=None)(x, real)
+    golden_cases.assert_close(steps[real], expected[real], 1e-5)
+    wide, narrow = (
+        num_floats(
+            built(CASES[case](), num_key_value_heads=number).make_cache(2, LENGTH)
+        )
+        for number in (HEADS, KEY_HEADS)
+    )
+    if case in WIDE:
+        assert narrow == wide
+    elif case in HALF_WIDE:
+        assert narrow < wide
+    else:
+        assert narrow * HEADS == wide * KEY_HEADS
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_equals_grouped_query_attention_of_keras(causal):
+    options = {"use_bias": True, "use_gate": True}
+    attention = built(layers.FullHeads(HEADS), value_dim=None, **options)
+    other = keras.layers.GroupQueryAttention(
+        KEY_DIM, HEADS, KEY_HEADS, kernel_initializer="zeros", **options
+    )
+    x, real = tokens()
+    other.build(x.shape, x.shape)
+    own = {weight.name: weight for weight in attention.weights}
+    helpers.randomize(other)
+    for weight in other.weights:
+        projection, kind = weight.path.split("/")[-2:]
+        weight_of_ours = own.pop(f"{projection.removeprefix('attention_')}_{kind}")
+        values = golden_cases.to_numpy(weight)
+        weight_of_ours.assign(values.reshape(weight_of_ours.shape))
+    assert not own
+    options = {"use_causal_mask": causal, "return_attention_scores": True}
+    outputs, _ = golden_cases.run(attention, x, query_mask=real, **options)
+    expected, _ = golden_cases.run(
+        other, x, x, query_mask=real, value_mask=real, **options
+    )
+    for actual, wanted in zip(outputs, expected, strict=True):
+        if actual.ndim == 4:  # Weights, with an axis of heads in front of the length.
+            actual, wanted = (np.moveaxis(each, 1, 2) for each in (actual, wanted))
+        golden_cases.assert_close(actual[real], wanted[real], 1e-5)
+
+
+def test_queries_of_a_key_head_choose_among_its_clusters_and_move_them():
+    attention = built(routed(decay=0.5))
+    kmeans = attention.head_groups[0].kmeans
+    assert kmeans.centroids.shape == (KEY_HEADS, 3, KEY_DIM)
+    before = golden_cases.to_numpy(kmeans.counts).sum(axis=-1)
+    x, real = tokens()
+    attention(x, query_mask=real, use_causal_mask=True, training=True)
+    number = real.sum()
+    # First by queries, then by keys.
+    expected = 0.5 * before + 0.5 * number * HEADS / KEY_HEADS
+    expected = 0.5 * expected + 0.5 * number
+    counts = golden_cases.to_numpy(kmeans.counts).sum(axis=-1)
+    np.testing.assert_allclose(counts, expected, rtol=1e-5)
+
+
+@helpers.further_on_jax
+@pytest.mark.parametrize("remat", [True, "weights"])
+def test_gradients_are_the_same_when_activations_are_forgotten(remat):
+    results = []
+    for what in (False, remat):
+        groups = [
+            routed(ema=False, name="routed"),
+            layers.LocalHeads(2, (4,), name="local"),
+        ]
+        attention = built(*groups, num_key_value_heads=3, remat=what, name="attention")
+        results.append(
+            golden_cases.gradients(
+                attention,
+                lambda output, losses: ops.sum(output**2) + sum(losses),
+                {"query": tokens()[0], "use_causal_mask": True, "training": True},
+                wrt=("query",),
+            )
+        )
+    expected, actual = (result.variables for result in results)
+    for name, gradient in expected.items():
+        golden_cases.assert_close(actual[name], gradient, 1e-5, label=name)
+
+
+def test_all_queries_may_have_one_key():
+    attention = built(layers.FullHeads(HEADS), num_key_value_heads=1)
+    assert attention.key_kernel.shape == (DIM, KEY_DIM)
+    assert attention.value_kernel.shape == (DIM, VALUE_DIM)
+    x = helpers.normal(2, LENGTH, DIM)
+    cache = attention.make_cache(2, LENGTH)
+    output, _ = attention(x, cache=cache)
+    golden_cases.assert_close(
+        output, golden_cases.to_numpy(attention(x, use_causal_mask=True)), 1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "message, number, groups",
+    [
+        ("positive integer", 0, [layers.FullHeads(4)]),
+        ("must divide the number of heads in all groups, 4", 3, [layers.FullHeads(4)]),
+        (
+            r"counts over all groups.*Received: num_key_value_heads=2 with groups of "
+            r"\[3, 1\] heads",
+            2,
+            [layers.FullHeads(3), layers.LocalHeads(1)],
+        ),
+        (
+            r"shared queries and keys, as \['routed'\] have.*`share_query_key=False`",
+            2,
+            [layers.RoutedHeads(4, 2, 8, name="routed")],
+        ),
+    ],
+)
+def test_refuses_numbers_that_do_not_fit(message, number, groups):
+    with pytest.raises(ValueError, match=f"`num_key_value_heads`.*{message}"):
+        layers.MixedAttention(groups, KEY_DIM, num_key_value_heads=number)
+
+
+def test_as_many_as_heads_may_be_said_of_shared_queries_and_keys():
+    options = {"num_heads": 2, "key_dim": 4, "num_clusters": 2, "attention_window": 4}
+    attention = layers.RoutingAttention(**options, num_key_value_heads=2)
+    attention.build((None, None, DIM))
+    assert attention.key_kernel is None

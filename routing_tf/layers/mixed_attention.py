@@ -94,6 +94,9 @@ class MixedAttention(Projections):
             head groups that have no `logit_soft_cap` of their own, before the bias and
             masks are added; logits of relative positions are part of the logits. None
             (the default) for what the groups have.
+        qk_norm: whether all head groups normalise each query and each key of a head,
+            with learned scales of their own, see `HeadGroup`. Defaults to False, for
+            what the groups have.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -157,19 +160,19 @@ class MixedAttention(Projections):
             holds one group twice, something else than head groups, or groups with
             blocks of different shapes on two axes, or `num_key_value_heads` does not
             divide the heads or is given with shared queries and keys, or
-            `logit_soft_cap` is no positive number or one of the groups can have none;
-            when built, if another layer has built a group; when called, if a dense
-            `attention_mask` is given, `query` or `value` is no dense tensor, a
-            `key_mask` is given, `value` or a mask does not fit, `key` is another tensor
-            than `value`, masks go by position, positions have other axes than the
-            blocks, `use_causal_mask=True` and `value` has another length than `query`,
-            or a length is unknown while TensorFlow traces positions on two axes, random
-            heads or a call with a cache; or if a cache is given while training, with
-            attention scores, for attention to another sequence without its memory, for
-            another number of sequences, or without room for the tokens; or if
-            `segment_ids` are no integers, have no entry for each position, come with
-            positions on two axes or a cache of another sequence, or heads cannot have
-            them.
+            `logit_soft_cap` is no positive number or `qk_norm` no truth value or one of
+            the groups cannot have it; when built, if another layer has built a group;
+            when called, if a dense `attention_mask` is given, `query` or `value` is no
+            dense tensor, a `key_mask` is given, `value` or a mask does not fit, `key`
+            is another tensor than `value`, masks go by position, positions have other
+            axes than the blocks, `use_causal_mask=True` and `value` has another length
+            than `query`, or a length is unknown while TensorFlow traces positions on
+            two axes, random heads or a call with a cache; or if a cache is given while
+            training, with attention scores, for attention to another sequence without
+            its memory, for another number of sequences, or without room for the tokens;
+            or if `segment_ids` are no integers, have no entry for each position, come
+            with positions on two axes or a cache of another sequence, or heads cannot
+            have them.
 
     Example:
 
@@ -213,6 +216,7 @@ class MixedAttention(Projections):
         num_key_value_heads=None,
         use_gate=False,
         logit_soft_cap=None,
+        qk_norm=False,
         **kwargs,
     ):
         super().__init__(**arguments.refuse_keras_arguments(kwargs))
@@ -237,6 +241,8 @@ class MixedAttention(Projections):
         self.bias_constraint = constraint("bias_constraint", bias_constraint)
         self.output_initializer = initializer("output_initializer", output_initializer)
         self.logit_soft_cap = check_optional_number("logit_soft_cap", logit_soft_cap)
+        check_choice("qk_norm", qk_norm, (False, True))
+        self.qk_norm = qk_norm
         self.head_groups = arguments.check_head_groups(head_groups)
         self.block_shape = block_shape
         if block_shape is not None:
@@ -254,6 +260,8 @@ class MixedAttention(Projections):
             group.num_key_value_heads = group.num_heads // queries_per_key
             if group.logit_soft_cap is None:
                 group.set_soft_cap(self.logit_soft_cap)
+            if self.qk_norm:
+                group.set_qk_norm(True)
         arguments.warn_of_other_dtypes(self)
 
     def build(self, query_shape, value_shape=None):

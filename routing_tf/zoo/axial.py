@@ -70,7 +70,7 @@ class AxialHeads(OneSequenceHeads):
     3.2, tested against NumPy code of this repository only.
     """
 
-    supports_soft_cap = True
+    compares_by_products = True
 
     def __init__(self, num_heads, axis=None, width=None, **kwargs):
         super().__init__(num_heads, **kwargs)

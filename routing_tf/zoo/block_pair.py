@@ -72,7 +72,7 @@ class BlockPairHeads(OneSequenceHeads):
     NumPy code of this repository only.
     """
 
-    supports_soft_cap = True
+    compares_by_products = True
 
     def __init__(self, num_heads, num_blocks=2, permutations=None, seed=0, **kwargs):
         super().__init__(num_heads, **kwargs)

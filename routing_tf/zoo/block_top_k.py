@@ -67,7 +67,7 @@ class BlockTopKHeads(HeadGroup):
     (https://arxiv.org/abs/2502.13189), section 2.2; `moba_naive.py` of MoonshotAI/MoBA.
     """
 
-    supports_soft_cap = True
+    compares_by_products = True
 
     def __init__(self, num_heads, block_length=64, num_blocks=4, **kwargs):
         super().__init__(num_heads, **kwargs)

@@ -67,7 +67,7 @@ class LinformerHeads(HeadGroup):
     (https://arxiv.org/abs/2006.04768), section 4, equation 7.
     """
 
-    supports_soft_cap = True
+    compares_by_products = True
 
     def __init__(
         self,

@@ -65,7 +65,7 @@ class RandomBlockHeads(OneSequenceHeads):
     code of this repository only.
     """
 
-    supports_soft_cap = True
+    compares_by_products = True
 
     def __init__(
         self, num_heads, block_length=64, num_random_blocks=3, seed=0, **kwargs

@@ -88,7 +88,7 @@ class SinkhornHeads(OneSequenceHeads):
     form is tested against NumPy code of this repository only.
     """
 
-    supports_soft_cap = True
+    compares_by_products = True
 
     def __init__(
         self,

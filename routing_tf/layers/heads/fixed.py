@@ -72,7 +72,7 @@ class FixedHeads(HeadGroup):
     """
 
     supports_entmax = True
-    supports_soft_cap = True
+    compares_by_products = True
     supports_segments = True
     remembers_key_heads = True
 

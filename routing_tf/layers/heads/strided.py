@@ -55,7 +55,7 @@ class StridedHeads(HeadGroup):
     """
 
     supports_entmax = True
-    supports_soft_cap = True
+    compares_by_products = True
     supports_segments = True
     remembers_key_heads = True
 

@@ -23,6 +23,7 @@ from routing_tf.layers.segments import Segments
 from routing_tf.layers.softmax_attention import weights_again
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_optional_integer
+from routing_tf.layers.validation import check_optional_number
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import constraint
 from routing_tf.layers.validation import initializer
@@ -65,8 +66,9 @@ class MixedAttention(Projections):
             the same results. False (the default): nothing. `"weights"`: matrices of
             attention weights, which saves most of the memory and costs little time.
             True: all that the heads do between the projections, which costs more.
-            `"weights"` is True for heads with relative positions, a token bias, dropout
-            or entmax, and for those without one softmax over the keys of a query.
+            `"weights"` is True for heads with relative positions, a token bias, a soft
+            cap, dropout or entmax, and for those without one softmax over the keys of a
+            query.
         use_bias: whether projections have biases. Defaults to False.
         bias_initializer: initializer of the biases. Defaults to `"zeros"`.
         kernel_regularizer: regularizer of each kernel; None (the default) for none.
@@ -88,6 +90,13 @@ class MixedAttention(Projections):
         use_gate: whether each entry of what the heads return is multiplied by a gate in
             (0, 1), the sigmoid of one more projection of the query, before the last
             projection, as in `keras.layers.MultiHeadAttention`. Defaults to False.
+        logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` in all
+            head groups that have no `logit_soft_cap` of their own, before the bias and
+            masks are added; logits of relative positions are part of the logits. None
+            (the default) for what the groups have.
+        qk_norm: whether all head groups normalise each query and each key of a head,
+            with learned scales of their own, see `HeadGroup`. Defaults to False, for
+            what the groups have.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -150,18 +159,20 @@ class MixedAttention(Projections):
         ValueError: if a size is not a positive integer, or `head_groups` is empty,
             holds one group twice, something else than head groups, or groups with
             blocks of different shapes on two axes, or `num_key_value_heads` does not
-            divide the heads or is given with shared queries and keys; when built, if
-            another layer has built a group; when called, if a dense `attention_mask` is
-            given, `query` or `value` is no dense tensor, a `key_mask` is given, `value`
-            or a mask does not fit, `key` is another tensor than `value`, masks go by
-            position, positions have other axes than the blocks, `use_causal_mask=True`
-            and `value` has another length than `query`, or a length is unknown while
-            TensorFlow traces positions on two axes, random heads or a call with a
-            cache; or if a cache is given while training, with attention scores, for
-            attention to another sequence without its memory, for another number of
-            sequences, or without room for the tokens; or if `segment_ids` are no
-            integers, have no entry for each position, come with positions on two axes
-            or a cache of another sequence, or heads cannot have them.
+            divide the heads or is given with shared queries and keys, or
+            `logit_soft_cap` is no positive number or `qk_norm` no truth value or one of
+            the groups cannot have it; when built, if another layer has built a group;
+            when called, if a dense `attention_mask` is given, `query` or `value` is no
+            dense tensor, a `key_mask` is given, `value` or a mask does not fit, `key`
+            is another tensor than `value`, masks go by position, positions have other
+            axes than the blocks, `use_causal_mask=True` and `value` has another length
+            than `query`, or a length is unknown while TensorFlow traces positions on
+            two axes, random heads or a call with a cache; or if a cache is given while
+            training, with attention scores, for attention to another sequence without
+            its memory, for another number of sequences, or without room for the tokens;
+            or if `segment_ids` are no integers, have no entry for each position, come
+            with positions on two axes or a cache of another sequence, or heads cannot
+            have them.
 
     Example:
 
@@ -204,6 +215,8 @@ class MixedAttention(Projections):
         output_initializer=None,
         num_key_value_heads=None,
         use_gate=False,
+        logit_soft_cap=None,
+        qk_norm=False,
         **kwargs,
     ):
         super().__init__(**arguments.refuse_keras_arguments(kwargs))
@@ -227,6 +240,9 @@ class MixedAttention(Projections):
         self.bias_regularizer = regularizer("bias_regularizer", bias_regularizer)
         self.bias_constraint = constraint("bias_constraint", bias_constraint)
         self.output_initializer = initializer("output_initializer", output_initializer)
+        self.logit_soft_cap = check_optional_number("logit_soft_cap", logit_soft_cap)
+        check_choice("qk_norm", qk_norm, (False, True))
+        self.qk_norm = qk_norm
         self.head_groups = arguments.check_head_groups(head_groups)
         self.block_shape = block_shape
         if block_shape is not None:
@@ -242,6 +258,10 @@ class MixedAttention(Projections):
         for group in self.head_groups:
             group.set_sizes(self.key_dim, self.size_of_value)
             group.num_key_value_heads = group.num_heads // queries_per_key
+            if group.logit_soft_cap is None:
+                group.set_soft_cap(self.logit_soft_cap)
+            if self.qk_norm:
+                group.set_qk_norm(True)
         arguments.warn_of_other_dtypes(self)
 
     def build(self, query_shape, value_shape=None):

@@ -83,8 +83,8 @@ class RoutingAttention(MixedAttention):
             to 0.
         **kwargs: arguments of `MixedAttention`, such as `use_bias` (defaults to False,
             unlike in `keras.layers.MultiHeadAttention`), `num_key_value_heads` (with
-            `share_query_key=False`), `use_gate` and `remat`; and those of
-            `keras.layers.Layer`, such as `name`.
+            `share_query_key=False`), `use_gate`, `logit_soft_cap`, `qk_norm` and
+            `remat`; and those of `keras.layers.Layer`, such as `name`.
 
     Call arguments and Returns: as in `MixedAttention`.
 

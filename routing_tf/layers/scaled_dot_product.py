@@ -27,6 +27,7 @@ from routing_tf.layers.softmax_attention import can_attend
 from routing_tf.layers.softmax_attention import softmax
 from routing_tf.layers.softmax_attention import softmax_attention
 from routing_tf.layers.validation import check_choice
+from routing_tf.layers.validation import check_optional_number
 from routing_tf.layers.validation import check_rate
 
 # Fewer queries than this make matrix products slow.
@@ -60,14 +61,18 @@ class ScaledDotProduct(ConfiguredLayer):
             (compute capability 8.0 or more) the kernel of cuDNN, which keeps no weights
             of pairs, where its constraints hold: float16 or bfloat16, keys and values
             of at most 128, even numbers of queries and keys, no relative positions, no
-            dropout while training, no entmax and no sums of exponentials. Where they do
-            not, a message says why, once, and `"plain"` computes. Results are equal up
-            to rounding. A mask that differs between blocks or clusters stays in memory,
-            as a number for each pair. On a TPU it is the splash kernel for token choice
-            and hashed heads, whose queries are routed as their keys are; all else is
-            `"plain"` there. For tests and benchmarks: `"cudnn"`, and `"splash"` for
-            these heads, raise an error in place of the message, and `"xla"` is JAX's
-            reference.
+            dropout while training, no entmax, no soft cap and no sums of exponentials.
+            Where they do not, a message says why, once, and `"plain"` computes. Results
+            are equal up to rounding. A mask that differs between blocks or clusters
+            stays in memory, as a number for each pair. On a TPU it is the splash kernel
+            for token choice and hashed heads, whose queries are routed as their keys
+            are; all else is `"plain"` there. For tests and benchmarks: `"cudnn"`, and
+            `"splash"` for these heads, raise an error in place of the message, and
+            `"xla"` is JAX's reference.
+        logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` between
+            -c and c (Gemma 2); None (the default) for logits as they are. Relative
+            positions have been added to the logits before, the bias and masks are
+            added after.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -97,10 +102,11 @@ class ScaledDotProduct(ConfiguredLayer):
 
     Raises:
         ValueError: if `dropout` is not in [0, 1), `max_relative_position` is neither
-            None nor a positive integer, or `entmax_alpha` or `attention_implementation`
-            is none of the above; when called, if the sum of exponentials is asked of
-            entmax, or `"cudnn"` or `"xla"` cannot compute it. (`"splash"` raises it in
-            heads of clusters, and is `"plain"` here.)
+            None nor a positive integer, `logit_soft_cap` is no positive number, or
+            `entmax_alpha` or `attention_implementation` is none of the above; when
+            called, if the sum of exponentials is asked of entmax, or `"cudnn"` or
+            `"xla"` cannot compute it. (`"splash"` raises it in heads of clusters, and
+            is `"plain"` here.)
 
     Example:
 
@@ -125,6 +131,7 @@ class ScaledDotProduct(ConfiguredLayer):
         seed=None,
         entmax_alpha=None,
         attention_implementation="plain",
+        logit_soft_cap=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -136,6 +143,7 @@ class ScaledDotProduct(ConfiguredLayer):
         )
         self.attention_implementation = attention_implementation
         self.entmax_alpha = check_entmax_alpha("entmax_alpha", entmax_alpha)
+        self.logit_soft_cap = check_optional_number("logit_soft_cap", logit_soft_cap)
         self.max_relative_position = max_relative_position
         self.dropout = dropout
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
@@ -312,6 +320,8 @@ class ScaledDotProduct(ConfiguredLayer):
             return "relative positions need the logits of each pair"
         if self.entmax_alpha is not None:
             return "entmax is no softmax"
+        if self.logit_soft_cap is not None:
+            return "a soft cap needs the logits of each pair"
         if needs_sum:
             return "the sums of exponentials are asked for"
         if self.dropout and training:
@@ -326,7 +336,7 @@ class ScaledDotProduct(ConfiguredLayer):
         if self.relative_position is not None:
             num_keys = length_of(key, -2)
             logits += self._relative_logits(query, num_keys, distances, **place)
-        logits = self.masked(logits, **pairs)
+        logits = self.masked(self.capped(logits), **pairs)
         if needs_sum:
             weights, logsumexp = _softmax_and_sum(logits)
         else:
@@ -374,8 +384,14 @@ class ScaledDotProduct(ConfiguredLayer):
             bias: as in a call.
             training: whether dropout is on.
         """
-        weights = self.normalized(self.masked(logits, mask, bias))
+        weights = self.normalized(self.masked(self.capped(logits), mask, bias))
         return self.dropout_layer(weights, training=training)
+
+    def capped(self, logits):
+        """Returns logits within the soft cap, if there is one."""
+        if self.logit_soft_cap is None:
+            return logits
+        return ops.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap
 
     def of_seeing(self, output, mask):
         """Returns the output with zeros for queries that may see nothing."""

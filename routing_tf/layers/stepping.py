@@ -271,7 +271,7 @@ def _queries_alone(attention, positions, query, masks):
     mask = positions.sequence("query_mask", masks.get("query_mask"), query.shape[0])
     return [
         HeadInputs.of(
-            ops.cast(own, group.compute_dtype),
+            _compared_query(group, ops.cast(own, group.compute_dtype)),
             query_mask=mask,
             features=features_for(group, positions, query),
             is_cross_attention=True,
@@ -281,3 +281,8 @@ def _queries_alone(attention, positions, query, masks):
             attention.head_groups, attention.queries(query), strict=True
         )
     ]
+
+
+def _compared_query(group, query):
+    """Returns queries as `prepared` does; those of another sequence have no turns."""
+    return group.normalized_query(query) if group.compares_inputs else query

@@ -44,6 +44,11 @@ def check_positive_number(name, value):
     return int(value) if is_integer(value) else float(value)
 
 
+def check_optional_number(name, value):
+    """Does what `check_positive_number` does; None stays None."""
+    return None if value is None else check_positive_number(name, value)
+
+
 def check_not_negative(name, value):
     """Returns a finite number of at least 0; else raises a `ValueError`."""
     if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:

@@ -70,6 +70,8 @@ class AxialHeads(OneSequenceHeads):
     3.2, tested against NumPy code of this repository only.
     """
 
+    compares_by_products = True
+
     def __init__(self, num_heads, axis=None, width=None, **kwargs):
         super().__init__(num_heads, **kwargs)
         if axis is not None and not (is_integer(axis) and axis in (0, 1)):

@@ -72,6 +72,8 @@ class BlockPairHeads(OneSequenceHeads):
     NumPy code of this repository only.
     """
 
+    compares_by_products = True
+
     def __init__(self, num_heads, num_blocks=2, permutations=None, seed=0, **kwargs):
         super().__init__(num_heads, **kwargs)
         refusals.refuse_arguments(self, NO_CAUSAL_FORM, "key_shift")

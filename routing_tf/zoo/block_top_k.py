@@ -67,6 +67,8 @@ class BlockTopKHeads(HeadGroup):
     (https://arxiv.org/abs/2502.13189), section 2.2; `moba_naive.py` of MoonshotAI/MoBA.
     """
 
+    compares_by_products = True
+
     def __init__(self, num_heads, block_length=64, num_blocks=4, **kwargs):
         super().__init__(num_heads, **kwargs)
         self.block_length = check_positive_integer("block_length", block_length)

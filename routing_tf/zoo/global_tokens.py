@@ -152,6 +152,7 @@ class GlobalHeads(OneSequenceHeads):
     3.2; Zaheer et al., "Big Bird" (https://arxiv.org/abs/2007.14062), section 2.
     """
 
+    compares_by_products = True
     dot_product_class = LearnedTokens
 
     def __init__(

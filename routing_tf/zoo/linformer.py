@@ -67,6 +67,8 @@ class LinformerHeads(HeadGroup):
     (https://arxiv.org/abs/2006.04768), section 4, equation 7.
     """
 
+    compares_by_products = True
+
     def __init__(
         self,
         num_heads,

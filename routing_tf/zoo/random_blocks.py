@@ -65,6 +65,8 @@ class RandomBlockHeads(OneSequenceHeads):
     code of this repository only.
     """
 
+    compares_by_products = True
+
     def __init__(
         self, num_heads, block_length=64, num_random_blocks=3, seed=0, **kwargs
     ):

@@ -88,6 +88,8 @@ class SinkhornHeads(OneSequenceHeads):
     form is tested against NumPy code of this repository only.
     """
 
+    compares_by_products = True
+
     def __init__(
         self,
         num_heads,

@@ -197,6 +197,7 @@ OBSTACLES = [
     ("the backend is tensorflow", "xla", {}, {}),
     ("relative positions", "xla", {"max_relative_position": 3}, {}),
     ("entmax", "xla", {"entmax_alpha": 1.5}, {}),
+    ("a soft cap", "xla", {"logit_soft_cap": 1.5}, {}),
     ("dropout", "xla", {"dropout": 0.1}, {"training": True}),
     ("sums of exponentials", "xla", {}, {"return_logsumexp": True}),
     ("no attention in float32", "cudnn", {}, {}),

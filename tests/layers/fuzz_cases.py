@@ -378,6 +378,8 @@ GROUP = {
     "entmax_alpha": (1, 1.0, 0.5, 2.5, "free", True, nan, [1.5]),
     "rotary_positions": ("yes", None, 2),
     "rotary_wavelength": (0, -1.5, "a", None, True, nan, float("inf")),
+    "logit_soft_cap": (0, -1.5, "a", True, nan, float("inf")),
+    "qk_norm": ("yes", None, 2),
 }
 BLOCKS = (0, -3, (), (2, 0), (1.5,), "ab", "4", None, (2, 2, 2), (True,), nan)
 OPTIONAL_BLOCKS = tuple(block for block in BLOCKS if block is not None)

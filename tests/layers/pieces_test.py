@@ -109,6 +109,10 @@ def test_entmax(monkeypatch):
     check(monkeypatch, attention(entmax_alpha=1.5))
 
 
+def test_soft_cap(monkeypatch):
+    check(monkeypatch, attention(logit_soft_cap=1.5), use_causal_mask=True, offset=32)
+
+
 @pytest.mark.parametrize("limit", [None, 3])
 def test_causal_masks_and_relative_positions(monkeypatch, limit):
     layer = attention(max_relative_position=limit)

@@ -117,6 +117,7 @@ def test_a_step_is_lowered_for_tpus(monkeypatch):
 REFUSED = {
     "relative positions": ({"max_relative_position": 4}, {}),
     "entmax": ({"entmax_alpha": 1.5}, {}),
+    "a soft cap": ({"logit_soft_cap": 1.5}, {}),
     "dropout": ({"dropout": 0.5}, {"training": True}),
     "a bias of tokens": ({}, {"token_bias": np.zeros((BATCH, LENGTH), "float32")}),
     "not in float16": ({"dtype": "mixed_float16"}, {}),

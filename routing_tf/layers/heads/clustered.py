@@ -37,6 +37,9 @@ class ClusteredHeads(HeadGroup):
     are averaged over the clusters it sits in. Queries and keys are normalised and
     scored in float32, with `dtype="float64"` too. Rotary positions turn them after
     that: clusters are chosen by content alone, and positions show inside a cluster.
+    With `qk_norm` these vectors are multiplied by the learned scales before they are
+    compared, and by no `key_dim**-0.5`, so that scales of one change no logit. Where
+    queries are keys, each is multiplied by the scale of queries and by that of keys.
 
     Args:
         num_heads: number of heads in the group.
@@ -71,6 +74,7 @@ class ClusteredHeads(HeadGroup):
     """
 
     supports_entmax = True
+    compares_by_products = True
     supports_segments = True
     # Clusters are found by content alone, what is in them is compared by position too.
     compares_inputs = False
@@ -261,6 +265,7 @@ class ClusteredHeads(HeadGroup):
         if shares_scores:
             streams, masks = streams[1:], masks[1:]
         scores = self._scores(streams, masks, training, inputs.adds_losses)
+        query, key = self.normalized_query(query), self.normalized_key(key)
         shares_vectors = query is key
         query = self.rotated(query, inputs)
         return RoutedTokens(
@@ -293,6 +298,16 @@ class ClusteredHeads(HeadGroup):
                 key_heads.in_heads(*each) for each in zip(scores, own, strict=True)
             ]
         return scores
+
+    def normalized_query(self, query):
+        if not self.qk_norm:
+            return query
+        return query * ops.cast(self.query_scale, query.dtype)
+
+    def normalized_key(self, key):
+        if not self.qk_norm:
+            return key
+        return key * ops.cast(self.key_scale, key.dtype)
 
     def vectors(self, inputs):
         """Returns queries and keys, `<float32>`, normalised; the same if they are."""

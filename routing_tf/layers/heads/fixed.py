@@ -72,6 +72,7 @@ class FixedHeads(HeadGroup):
     """
 
     supports_entmax = True
+    compares_by_products = True
     supports_segments = True
     remembers_key_heads = True
 

@@ -37,6 +37,7 @@ class FullHeads(HeadGroup):
     """
 
     supports_entmax = True
+    compares_by_products = True
     supports_segments = True
     remembers_key_heads = True
 

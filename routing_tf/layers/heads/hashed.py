@@ -7,6 +7,7 @@ from keras import ops
 from routing_tf.layers import membership
 from routing_tf.layers import segment_members
 from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.rules.last_members import LastMembers
 from routing_tf.layers.rules.rounds import fold_inputs
@@ -58,7 +59,8 @@ class HashedHeads(ClusteredHeads):
         num_rounds: number of hashes of each token. Defaults to 1. Work grows with it.
         normalization: `"layer"` (the default), so that queries and keys are
             layer-normalised; or `"unit_keys"`, so that keys have the length 1, and
-            queries stay as they are (the Reformer).
+            queries stay as they are (the Reformer); with `qk_norm` these are compared
+            as in `HeadGroup`.
         attends_to_self: whether a token sees itself (the default), which takes most of
             the weight where it is its own key; False for itself only where it sees
             nothing else in any round (the Reformer). Then it gets its own value.
@@ -202,6 +204,17 @@ class HashedHeads(ClusteredHeads):
         key = query if inputs.key is None else ops.cast(inputs.key, "float32")
         squares = ops.sum(ops.square(key), axis=-1, keepdims=True)
         return query, key * ops.rsqrt(ops.maximum(squares, LEAST_SQUARE))
+
+    def normalized_query(self, query):
+        # Those of unit keys are not normalised yet.
+        has_unit_keys = self.normalization == "unit_keys"
+        base = HeadGroup if has_unit_keys else ClusteredHeads
+        return base.normalized_query(self, query)
+
+    def normalized_key(self, key):
+        has_unit_keys = self.normalization == "unit_keys"
+        base = HeadGroup if has_unit_keys else ClusteredHeads
+        return base.normalized_key(self, key)
 
     def routed_tokens(self, inputs, rule, training=False):
         inputs = fold_inputs(inputs, self.num_heads, self.num_rounds)

@@ -7,9 +7,11 @@ from keras import ops
 
 from routing_tf.layers import key_heads
 from routing_tf.layers import key_shift as shift
+from routing_tf.layers import root_mean_square
 from routing_tf.layers.decoding import recent_tokens
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.heads.head_inputs import HeadInputs
+from routing_tf.layers.heads.refusals import refuse_comparison
 from routing_tf.layers.heads.refusals import refuse_segments
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
@@ -23,6 +25,7 @@ from routing_tf.layers.serialization import class_of_config
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_optional_integer
+from routing_tf.layers.validation import check_optional_number
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_positive_number
 from routing_tf.layers.validation import initializer
@@ -73,6 +76,15 @@ class HeadGroup(ConfiguredLayer):
         attention_implementation: what computes the attention inside a window or a
             cluster: `"plain"` (the default), `"auto"`, `"cudnn"`, `"splash"` or
             `"xla"`, see `ScaledDotProduct`.
+        logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` before
+            the bias and masks are added, see `ScaledDotProduct`; None (the default)
+            for that of the `MixedAttention` that holds the group.
+        qk_norm: whether each query and each key of a head is divided by the root of its
+            mean square and multiplied by a learned scale, one vector for the queries of
+            the group and one for its keys, before rotary positions turn them (Gemma 3).
+            Logits are then products of these, times `key_dim**-0.5`. Clusters are
+            chosen by the same vectors as without it, blocks by those that are compared.
+            Defaults to False.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -89,10 +101,12 @@ class HeadGroup(ConfiguredLayer):
             integer, `dropout` is not in [0, 1), an initializer or `token_bias_weight`
             is unknown, `key_shift` is neither 0 nor 1, `entmax_alpha` is out of range
             or given to heads without one softmax for a query, `rotary_positions` no
-            truth value, `rotary_wavelength` no positive number or
-            `attention_implementation` is unknown; when built, if keys have an odd size
-            for rotary positions; when called, if `use_causal_mask=True` and query and
-            value differ in length, with `key_shift=1` without a causal mask or with
+            truth value, `rotary_wavelength` no positive number,
+            `attention_implementation` is unknown, or `logit_soft_cap` is no positive
+            number, `qk_norm` no truth value, or one of these two is given to heads
+            whose weights are no softmax of products; when built, if keys have an odd
+            size for rotary positions; when called, if `use_causal_mask=True` and query
+            and value differ in length, with `key_shift=1` without a causal mask or with
             another sequence as value, with rotary positions and such a value, or
             without features that it reads.
     """
@@ -104,6 +118,9 @@ class HeadGroup(ConfiguredLayer):
     needs_features = False
     #: Whether `entmax_alpha` may replace the softmax, which sees all keys of a query.
     supports_entmax = False
+    #: Whether all logits are products of queries and keys that `dot_product` weighs.
+    #: `logit_soft_cap` and `qk_norm` need that.
+    compares_by_products = False
     #: Whether the pattern keeps inside the segments of packed sequences.
     supports_segments = False
     #: Whether queries and keys are compared as `prepared` returns them. Else the group
@@ -129,6 +146,8 @@ class HeadGroup(ConfiguredLayer):
         rotary_positions=False,
         rotary_wavelength=10000,
         attention_implementation="plain",
+        logit_soft_cap=None,
+        qk_norm=False,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -177,6 +196,8 @@ class HeadGroup(ConfiguredLayer):
             name="dot_product",
             dtype=self.dtype_policy,
         )
+        self.set_soft_cap(logit_soft_cap)
+        self.set_qk_norm(qk_norm)
 
     def build(self, query_shape, key_shape, value_shape):
         self.set_sizes(query_shape[-1], value_shape[-1])
@@ -186,6 +207,16 @@ class HeadGroup(ConfiguredLayer):
                 f"of entries. Received: key_dim={query_shape[-1]}"
             )
         self.dot_product.build(query_shape, key_shape, value_shape)
+        if self.qk_norm:
+            self.query_scale, self.key_scale = (
+                self.add_weight(
+                    name=f"{name}_scale",
+                    shape=query_shape[-1:],
+                    initializer="ones",
+                    autocast=False,
+                )
+                for name in ("query", "key")
+            )
         if self.token_bias_weight is not None:
             self.bias_weight = self.add_weight(
                 name="token_bias_weight",
@@ -204,6 +235,20 @@ class HeadGroup(ConfiguredLayer):
         """Sets the sizes of a key and of a value of one head."""
         self.key_dim = key_dim
         self.value_dim = value_dim
+
+    def set_soft_cap(self, logit_soft_cap):
+        """Sets the `logit_soft_cap`; raises a `ValueError` if there can be none."""
+        logit_soft_cap = check_optional_number("logit_soft_cap", logit_soft_cap)
+        if logit_soft_cap is not None and not self.compares_by_products:
+            refuse_comparison(self, "logit_soft_cap", None, logit_soft_cap)
+        self.logit_soft_cap = self.dot_product.logit_soft_cap = logit_soft_cap
+
+    def set_qk_norm(self, qk_norm):
+        """Sets `qk_norm`; raises a `ValueError` if the group cannot have it."""
+        check_choice("qk_norm", qk_norm, (False, True))
+        if qk_norm and not self.compares_by_products:
+            refuse_comparison(self, "qk_norm", False, qk_norm)
+        self.qk_norm = qk_norm
 
     def __call__(
         self, query=None, key=None, value=None, *, inputs=None, training=None, **options
@@ -255,6 +300,7 @@ class HeadGroup(ConfiguredLayer):
             for x in (inputs.query, inputs.key, value, inputs.features)
         )
         if self.compares_inputs:
+            query, key = self.normalized_query(query), self.normalized_key(key)
             query, key = (self.rotated(x, inputs) for x in (query, key))
         inputs = dataclasses.replace(
             inputs,
@@ -265,6 +311,28 @@ class HeadGroup(ConfiguredLayer):
             token_bias=self._weighted(inputs.token_bias),
         )
         return inputs if self.remembers_key_heads else self.for_queries(inputs)
+
+    def normalized_query(self, query):
+        """Returns scaled queries as they are compared, not yet turned; None for None.
+
+        Args:
+            query: `<float>[batch, heads, length, key_dim]`, or None.
+        """
+        if query is None or not self.qk_norm:
+            return query
+        # Projections have multiplied queries by it.
+        factor = query.shape[-1] ** -0.5
+        return root_mean_square.normalized(query, self.query_scale, factor)
+
+    def normalized_key(self, key):
+        """Returns keys as they are compared, not yet turned; None for None.
+
+        Args:
+            key: `<float>[batch, heads, length, key_dim]`, or None.
+        """
+        if key is None or not self.qk_norm:
+            return key
+        return root_mean_square.normalized(key, self.key_scale)
 
     def rotated(self, x, inputs):
         """Returns queries or keys as they are compared, turned by their positions.

@@ -98,6 +98,7 @@ class LocalHeads(HeadGroup):
     """
 
     supports_entmax = True
+    compares_by_products = True
     supports_segments = True
     remembers_key_heads = True
     # Whether keys and values outside the sequence must be zero.

@@ -22,6 +22,16 @@ def of_one_length(inputs, reason):
     return dataclasses.replace(inputs, value=of_length(inputs.value, 2, length))
 
 
+def refuse_comparison(group, name, neutral, value):
+    """Raises the `ValueError` of heads whose weights are no softmax of products."""
+    raise ValueError(
+        f"`{name}` must be {neutral} for {type(group).__name__}: not all of their "
+        "weights are a softmax of products of queries and keys. Received: "
+        f"{name}={value!r} for {group.name!r}. Leave it out, or take heads such as "
+        "`RoutedHeads` or `LocalHeads`"
+    )
+
+
 def refuse_segments(group, reason):
     """Raises the `ValueError` of heads that cannot have `segment_ids`."""
     raise ValueError(

@@ -66,6 +66,7 @@ class SlidingHeads(HeadGroup):
     union with A(2). Tested against NumPy code of this repository only.
     """
 
+    compares_by_products = True
     supports_segments = True
     remembers_key_heads = True
 

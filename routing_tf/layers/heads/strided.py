@@ -55,6 +55,7 @@ class StridedHeads(HeadGroup):
     """
 
     supports_entmax = True
+    compares_by_products = True
     supports_segments = True
     remembers_key_heads = True
 

@@ -1,0 +1,26 @@
+"""Vectors divided by the root of their mean square, times a learned scale."""
+
+import keras
+from keras import ops
+
+EPSILON = 1e-6
+
+
+def normalized(x, scale, factor=1.0):
+    """Normalises the last axis, in float32 at least.
+
+    Args:
+        x: `<float>[..., dim]`, what is normalised times `factor`.
+        scale: `<float>[dim]`.
+        factor: number that the result is multiplied by too. Defaults to 1.0.
+
+    Returns:
+        Tensor of the shape and type of `x`.
+
+    Reference: Zhang, Sennrich, "Root Mean Square Layer Normalization"
+    (https://arxiv.org/abs/1910.07467).
+    """
+    exact = ops.cast(x, keras.backend.result_type(x.dtype, "float32"))
+    mean = ops.mean(ops.square(exact), axis=-1, keepdims=True)
+    unit = exact * ops.rsqrt(mean + EPSILON * factor**2) * factor
+    return ops.cast(unit * ops.cast(scale, unit.dtype), x.dtype)

@@ -165,6 +165,37 @@ def test_scales_learn_with_grouped_queries_and_half_precision():
         assert np.all(np.isfinite(gradient)) and np.any(gradient)
 
 
+def test_queries_that_explore():
+    query, _, value = soft_cap.sequences()
+    make = functools.partial(layers.RoutedHeads, HEADS, 3, 4, exploring_queries=LENGTH)
+    group = soft_cap.built(make, qk_norm=True)
+    output, _ = golden_cases.run(
+        group, query, None, value, use_causal_mask=True, training=True
+    )
+    query = helpers.normalize(query)
+    causal = np.tri(LENGTH, dtype="bool")
+    expected, _ = helpers.dense_attention(*scaled(group, query, query), value, causal)
+    golden_cases.assert_close(output, expected, 1e-5)
+
+
+@pytest.mark.parametrize("remat", [True, "weights"])
+def test_gradients_with_remat(remat):
+    expected, found = (
+        golden_cases.gradients(
+            attention_of(
+                [layers.LocalHeads(1, (4,)), layers.RoutedHeads(1, 3, 6)], remat=each
+            ),
+            lambda output, losses: ops.sum(ops.sin(output)),
+            {"query": helpers.normal(BATCH, LENGTH, 8)}
+            | {"use_causal_mask": True, "training": True},
+        )
+        for each in (False, remat)
+    )
+    expected, found = (list(x.variables.values()) for x in (expected, found))
+    for one, other in zip(expected, found, strict=True):
+        golden_cases.assert_close(other, one, 1e-4)
+
+
 def test_settings_and_saving(tmp_path):
     attention = layers.RoutingAttention(
         2, DIM, 3, 4, num_local_heads=1, qk_norm=True, share_query_key=False

@@ -121,6 +121,29 @@ def test_recall():
         assert cells == found[ROWS[name]], name
 
 
+def test_recall_of_keys_that_come_again_as_other_tokens():
+    cells = {
+        name: found
+        for name, *found in rows_below("### Reading beyond", "docs/induction.md")
+    }
+    common = (
+        *("--key_shifts=1", "--synonyms=4", "--steps=1600", "--seeds=0,1,2"),
+        "--exploring_queries=32",
+    )
+    changes = "balance_rate=0.01,decay=0.99,anchor_weight=0.5,clusters_per_query=2"
+    three = (f"--options={changes}", "--patterns=token choice")
+    for column, (size, clusters) in enumerate((("128x8", 16), ("256x16", 32))):
+        place = (*common, f"--sizes={size}")
+        learned = recalled(*place, *three, f"--num_clusters={clusters}")
+        others = recalled(*place, "--patterns=token choice,hashed")
+        for name, found in (
+            ("token choice, with the three settings", learned["token choice", "full"]),
+            ("token choice, exploring only", others["token choice", "full"]),
+            ("hashed", others["hashed", "full"]),
+        ):
+            assert cells[name][column] == found[0], (name, size)
+
+
 def test_language():
     speeds = compare_patterns.Figures(ROOT / "benchmarks/patterns.json")
     rows = rows_below("### Language modelling")

@@ -121,6 +121,25 @@ def test_recall():
         assert cells == found[ROWS[name]], name
 
 
+def test_recall_of_keys_that_come_again_as_other_tokens():
+    for name, *cells in rows_below("### Reading beyond", "docs/induction.md"):
+        assert cells == [recalled_as_others(name, column) for column in (0, 1)], name
+
+
+def recalled_as_others(name, column):
+    """Returns a cell of the table of exploring heads, whose rows have these names."""
+    size, clusters = (("128x8", 16), ("256x16", 32))[column]
+    arguments = (
+        *("--key_shifts=1", "--synonyms=4", "--steps=1600", "--seeds=0,1,2"),
+        *("--exploring_queries=32", f"--sizes={size}"),
+    )
+    if name == "token choice, with the three settings":
+        changes = "balance_rate=0.01,decay=0.99,anchor_weight=0.5,clusters_per_query=2"
+        arguments += (f"--num_clusters={clusters}", f"--options={changes}")
+    pattern = name.partition(",")[0]
+    return recalled(*arguments, f"--patterns={pattern}")[pattern, "full"][0]
+
+
 def test_language():
     speeds = compare_patterns.Figures(ROOT / "benchmarks/patterns.json")
     rows = rows_below("### Language modelling")
@@ -238,6 +257,14 @@ def sentences():
         "README.md",
         f"predicts {large['token choice']} of the values. With local heads in that "
         f"layer it predicts {large['local']}, and with full attention {large['full']}.",
+    )
+    taught, untaught = "token choice, with the three settings", "hashed"
+    short, long = (recalled_as_others(taught, column)[:5] for column in (0, 1))
+    yield (
+        "README.md",
+        f"one head then predicts {long} of 16 values, and in a text half as long "
+        f"{short} of 8, where hashed heads predict "
+        f"{recalled_as_others(untaught, 0)[:5]}.",
     )
     scores = {name: mean(name, 1) for name in ("token choice", "local", "full")}
     routed, local, full = scores.values()

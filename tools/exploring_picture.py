@@ -1,0 +1,72 @@
+"""Draws how many queries read the cluster of their match, by step of training.
+
+Usage: python tools/exploring_picture.py [--output=docs/exploring.png]
+
+The runs are those of `benchmarks/recall.json` that docs/induction.md has the commands
+of: a key comes again as another token, and routing was looked at while training.
+"""
+
+import argparse
+import pathlib
+import statistics
+
+from matplotlib.figure import Figure
+
+from benchmarks import recall_data
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SIZE = {"synonyms": 4, "length": 128, "pairs": 8, "window": 32, "steps": 1600}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--output", default=ROOT / "docs/exploring.png")
+    draw(lines(ROOT / "benchmarks/recall.json")).savefig(
+        parser.parse_args().output, dpi=150
+    )
+
+
+def lines(path):
+    """Returns the runs of a record: dict from the name of a line to a list of them."""
+    found = {}
+    for run in recall_data.Record(path).runs:
+        settings = run["settings"]
+        if "diagnosis" in run and all(settings.get(k) == v for k, v in SIZE.items()):
+            found.setdefault(name_of(settings), []).append(run)
+    return found
+
+
+def name_of(settings):
+    """Returns what a line shows."""
+    parts = [settings["pattern"]]
+    if number := settings.get("exploring_queries", 0):
+        parts.append(f"{number} exploring queries")
+    if (number := settings["options"].get("clusters_per_query", 1)) > 1:
+        parts.append(f"{number} clusters for a query")
+    return ", ".join(parts)
+
+
+def draw(runs_of_lines):
+    """Draws lines: dict from names to lists of runs, the mean of which is shown."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, runs in sorted(runs_of_lines.items()):
+        shares = [
+            {step: statistics.mean(found["same_cluster"]) for step, found in each}
+            for each in (run["diagnosis"] for run in runs)
+        ]
+        steps = sorted(set.intersection(*map(set, shares)))
+        means = [statistics.mean(share[step] for share in shares) for step in steps]
+        axes.plot(steps, means, label=name)
+    axes.set(
+        xlabel="step",
+        ylabel="queries that read the cluster of their match",
+        ylim=(-0.02, 1.02),
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    return figure
+
+
+if __name__ == "__main__":
+    main()

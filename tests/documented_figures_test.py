@@ -258,13 +258,11 @@ def sentences():
         f"predicts {large['token choice']} of the values. With local heads in that "
         f"layer it predicts {large['local']}, and with full attention {large['full']}.",
     )
-    taught, untaught = "token choice, with the three settings", "hashed"
-    short, long = (recalled_as_others(taught, column)[:5] for column in (0, 1))
+    names = "token choice, with the three settings", "hashed"
+    taught, hashed = (recalled_as_others(name, 0)[:5] for name in names)
     yield (
         "README.md",
-        f"one head then predicts {long} of 16 values, and in a text half as long "
-        f"{short} of 8, where hashed heads predict "
-        f"{recalled_as_others(untaught, 0)[:5]}.",
+        f"one head then predicts {taught}, and a hashed head that explores {hashed}.",
     )
     scores = {name: mean(name, 1) for name in ("token choice", "local", "full")}
     routed, local, full = scores.values()

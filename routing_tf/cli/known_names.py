@@ -51,6 +51,8 @@ HYPERPARAMETERS = {
         "entmax_alpha",
         "num_key_value_heads",
         "use_gate",
+        "logit_soft_cap",
+        "qk_norm",
         "attention_bias",
         "shared_head_projection",
         "project_shared_keys",

@@ -14,7 +14,7 @@ from keras import ops
 from routing_tf.layers.lengths import length_of
 
 
-def rotate(x, first_position, wavelength):
+def rotate(x, first_position, wavelength, positions=None):
     """Turns vectors by their positions.
 
     The planes are those of `keras_hub.layers.RotaryEmbedding`: entry i of the first
@@ -25,6 +25,9 @@ def rotate(x, first_position, wavelength):
         first_position: position of the first token, an integer or a tensor.
         wavelength: that of the plane that turns slowest, over `2 * pi`, if there were
             one more.
+        positions: `<int32>`, broadcastable to `[batch, heads, length]`, those of the
+            tokens, in place of those that follow the first; None (the default) for the
+            latter.
 
     Returns:
         Tensor of the shape and type of `x`.
@@ -32,10 +35,12 @@ def rotate(x, first_position, wavelength):
     size = x.shape[-1]
     exponents = np.arange(0, size, 2, dtype="float32") / np.float32(size)
     frequencies = np.float32(wavelength) ** -exponents
-    # In the graph: as constants of long sequences they would be as large as a model.
-    positions = ops.arange(length_of(x, 2), dtype="int32")
-    positions = positions + ops.cast(first_position, "int32")
-    angles = ops.cast(positions, "float32")[:, None] * frequencies
+    if positions is None:
+        # In the graph: as constants of long sequences they would be as large as a
+        # model.
+        positions = ops.arange(length_of(x, 2), dtype="int32")
+        positions = positions + ops.cast(first_position, "int32")
+    angles = ops.cast(positions, "float32")[..., None] * frequencies
     dtype = keras.backend.standardize_dtype(x.dtype)
     exact = dtype if dtype == "float64" else "float32"
     cos, sin = (ops.cast(wave(angles), exact) for wave in (ops.cos, ops.sin))

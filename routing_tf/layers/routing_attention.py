@@ -1,5 +1,7 @@
 """The drop-in multi-head attention layer."""
 
+from collections.abc import Mapping
+
 import keras
 
 from routing_tf.layers.clustering import Clustering
@@ -156,6 +158,11 @@ class RoutingAttention(MixedAttention):
         local_block_size = check_optional_integer("local_block_size", local_block_size)
         if isinstance(clustering, Clustering):
             clustering = clustering.to_dict()
+        if not isinstance(clustering, (Mapping, type(None))):
+            raise ValueError(
+                "`clustering` must be a dict, a `Clustering` or None. Received: "
+                f"clustering={clustering!r}"
+            )
         clustering = dict(clustering or {})
         unknown = sorted(set(clustering) - set(CLUSTERING))
         if unknown:

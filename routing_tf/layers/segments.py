@@ -53,11 +53,11 @@ class Segments:
 
         Without `value_ids` queries see their own sequence.
         """
-        query_ids = ops.cast(query_ids, "int32")
+        # As they come: ids of 64 bits may differ in those that int32 lacks.
         starts = first_positions(changes(query_ids))
         if value_ids is None:
             return cls(*[starts[:, None]] * 4)
-        value_ids = ops.cast(value_ids, "int32")
+        value_ids = ops.cast(value_ids, query_ids.dtype)
         value_starts = first_positions(changes(value_ids))
         numbers = _numbers_of_pair(query_ids, value_ids)
         return cls(*(x[:, None] for x in (*numbers, starts, value_starts)))

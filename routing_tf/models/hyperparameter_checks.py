@@ -14,6 +14,7 @@ from routing_tf.layers.mixed_attention import REMATS
 from routing_tf.layers.scaled_dot_product import check_entmax_alpha
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
+from routing_tf.layers.validation import check_optional_number
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
 from routing_tf.models.pattern_checks import check_names
@@ -107,6 +108,7 @@ def check(h):
                 f"`{name}` must be finite and not negative. Received: {name}={value}"
             )
     _check_clusters_per_query(h)
+    _check_comparison(h)
     _check_heads(h)
     _check_key_heads(h)
     _check_exploring(h)
@@ -131,6 +133,8 @@ def _check_type(h, field):
             check(field.name, value)
     elif field.name == "entmax_alpha":
         check_entmax_alpha(field.name, value)
+    elif field.type == (float | None):
+        check_optional_number(field.name, value)
     elif field.type == (str | None):
         if value is not None and type(value) is not str:
             raise ValueError(
@@ -195,6 +199,17 @@ def _check_key_heads(h):
         )
 
 
+def _check_comparison(h):
+    for name, none in (("logit_soft_cap", None), ("qk_norm", False)):
+        value = getattr(h, name)
+        if value != none and h.compatibility is not None:
+            raise ValueError(
+                f"`{name}` must be {none} with flaws of the release, which has none. "
+                f"Received: {name}={value!r} with compatibility={h.compatibility!r}. "
+                "Leave one of the two out"
+            )
+
+
 def _check_clusters_per_query(h):
     number = h.clusters_per_query
     if number == 1:
@@ -204,6 +219,11 @@ def _check_clusters_per_query(h):
             '`clusters_per_query` must be 1 except with `routing="token_choice"`. '
             f"Received: clusters_per_query={number} with routing={h.routing!r} and "
             f"compatibility={h.compatibility!r}"
+        )
+    if h.entmax_alpha is not None:
+        raise ValueError(
+            "`clusters_per_query` must be 1 with `entmax_alpha`. Received: "
+            f"clusters_per_query={number} with entmax_alpha={h.entmax_alpha!r}"
         )
     if h.attention_window % number or number > h.num_clusters:
         raise ValueError(

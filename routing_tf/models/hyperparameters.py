@@ -153,6 +153,10 @@ class Hyperparameters:
             `MixedAttention`; None for as many as heads of queries. Needs
             `share_query_key=False` where there are heads with clusters.
         use_gate: whether what heads return passes a gate, see `MixedAttention`.
+        logit_soft_cap: a positive number that logits of attention approach and do not
+            exceed, see `MixedAttention`; None for no limit.
+        qk_norm: whether queries and keys pass a norm with learned scales, see
+            `MixedAttention`.
         attention_bias: whether the projections of attention have biases.
         shared_head_projection: whether each head's output passes through one more
             matrix, the same for all heads (the release).
@@ -288,6 +292,8 @@ class Hyperparameters:
     restart_positions: bool = False
     num_key_value_heads: int | None = None
     use_gate: bool = False
+    logit_soft_cap: float | None = None
+    qk_norm: bool = False
     attention_bias: bool = False
     shared_head_projection: bool = False
     project_shared_keys: bool = False
@@ -451,10 +457,9 @@ def _parse_value(name, value, kind):
             return words[low] if low in words else float(value)
         if kind == (bool | str):
             return booleans.get(value.lower(), value)
-        if kind in (int | None, str | None):
-            if value.lower() == "none":
-                return None
-            return int(value) if kind == (int | None) else value
+        for own in (int, float, str):
+            if kind == (own | None):
+                return None if value.lower() == "none" else own(value)
         return kind(value)
     except (KeyError, ValueError):
         words = str(kind).replace(" | ", " or ").replace("None", "none")

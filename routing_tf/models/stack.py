@@ -124,6 +124,8 @@ def _attention(hyperparameters, groups, name, policy, output_initializer):
         use_bias=h.attention_bias,
         num_key_value_heads=h.num_key_value_heads,
         use_gate=h.use_gate,
+        logit_soft_cap=h.logit_soft_cap,
+        qk_norm=h.qk_norm,
         remat=h.remat_attention,
         name=name,
         dtype=policy,

@@ -342,3 +342,6 @@ def test_clustering_reaches_the_routed_heads(tmp_path):
 def test_refuses_other_settings_of_the_clustering():
     with pytest.raises(ValueError, match="`clustering`.*Received: .*'num_clusters'"):
         layers.RoutingAttention(4, 8, 3, 5, clustering={"num_clusters": 3})
+    for value in (3, "decay"):
+        with pytest.raises(ValueError, match=f"`clustering` must be.*={value!r}"):
+            layers.RoutingAttention(4, 8, 3, 5, clustering=value)

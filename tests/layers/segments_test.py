@@ -37,7 +37,9 @@ REFORMER = {"hash": "rotation", "normalization": "unit_keys", "attends_to_self":
 # Those whose outputs are the same as for each document alone.
 BOTH = {
     "full": functools.partial(layers.FullHeads, HEADS, **RELATIVE),
-    "rotary": functools.partial(layers.FullHeads, HEADS, rotary_positions=True),
+    "rotary": functools.partial(
+        layers.FullHeads, HEADS, rotary_positions=True, **RELATIVE
+    ),
     "sliding": functools.partial(layers.SlidingHeads, HEADS, 4, **RELATIVE),
     "sliding, strided": functools.partial(layers.SlidingHeads, HEADS, 4, True),
     "strided": functools.partial(layers.StridedHeads, HEADS, (4,), **RELATIVE),
@@ -457,3 +459,11 @@ def test_lengths_may_be_unknown(make, causal):
             attention, inputs[0], segment_ids=inputs[1], use_causal_mask=causal
         )
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=5e-5)
+
+
+def test_ids_of_64_bits_may_differ_in_the_upper_ones():
+    """As long as the backend has 64 bits; JAX cuts them off before the layer."""
+    ids = np.array([[1, 1, 1 + 2**32]])
+    expected = [[[0, 0, 0]]] if keras.backend.backend() == "jax" else [[[0, 0, 2]]]
+    starts = Segments.of_ids(ops.convert_to_tensor(ids)).query_starts
+    assert golden_cases.to_numpy(starts).tolist() == expected

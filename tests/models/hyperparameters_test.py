@@ -90,6 +90,15 @@ def test_no_such_choice(field, value):
             {"clusters_per_query": 2, "routing": "hashed"},
         ),
         (
+            "`clusters_per_query` must be 1 with `entmax_alpha`",
+            {"clusters_per_query": 2, "routing": None, "entmax_alpha": 1.5},
+        ),
+        ("`logit_soft_cap` must.*=-1.0", {"logit_soft_cap": -1.0}),
+        (
+            "`qk_norm` must be False with flaws.*compatibility='trained'",
+            {"qk_norm": True, "compatibility": "trained"},
+        ),
+        (
             "`clusters_per_query` must divide.*attention_window=15",
             {"clusters_per_query": 2, "routing": None, "attention_window": 15},
         ),
@@ -261,6 +270,10 @@ def test_round_trip_through_json(h):
         (
             "embedding_dim=12,key_dim=None,value_dim=none",
             {"embedding_dim": 12, "key_dim": None, "value_dim": None},
+        ),
+        (
+            "logit_soft_cap=30,entmax_alpha=none,num_key_value_heads=2",
+            {"logit_soft_cap": 30.0, "entmax_alpha": None, "num_key_value_heads": 2},
         ),
         (
             "routing=none,query_cluster=key,routed_key_shift=1",

@@ -164,6 +164,12 @@ def test_grouped_queries_and_gates_reach_the_layers():
         assert key_kernel.shape[-1] == 2 * block.attention.key_dim
 
 
+def test_how_queries_and_keys_are_compared_reaches_the_layers():
+    for block in shapes(logit_soft_cap=30.0, qk_norm=True).blocks:
+        for group in block.attention.head_groups:
+            assert (group.logit_soft_cap, group.qk_norm) == (30.0, True)
+
+
 @pytest.mark.parametrize("kind", ["local", "routed"])
 def test_heads_without_relative_positions(kind):
     model = shapes(**{f"{kind}_relative_positions": False})

@@ -343,7 +343,11 @@ class HeadGroup(ConfiguredLayer):
         """
         if x is None or not self.rotary_positions:
             return x
-        return rotate(x, inputs.first_position, self.rotary_wavelength)
+        # Turned queries are also compared with tables of relative positions, so it
+        # matters where in its document a token stands.
+        segments = inputs.segments
+        places = None if segments is None else segments.query_places
+        return rotate(x, inputs.first_position, self.rotary_wavelength, places)
 
     def _of_length(self, query, value):
         """Returns `value`; refuses one of another length than `query`."""

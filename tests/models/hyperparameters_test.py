@@ -272,8 +272,8 @@ def test_round_trip_through_json(h):
             {"embedding_dim": 12, "key_dim": None, "value_dim": None},
         ),
         (
-            "logit_soft_cap=30,entmax_alpha=none,num_key_value_heads=2",
-            {"logit_soft_cap": 30.0, "entmax_alpha": None, "num_key_value_heads": 2},
+            "logit_soft_cap=30,entmax_alpha=none",
+            {"logit_soft_cap": 30.0, "entmax_alpha": None},
         ),
         (
             "routing=none,query_cluster=key,routed_key_shift=1",

@@ -1,4 +1,4 @@
-"""Draws how many queries read the cluster of their match, by step of training.
+"""Draws how many queries see their match in their clusters, by step of training.
 
 Usage: python tools/exploring_picture.py [--output=docs/exploring.png]
 
@@ -52,15 +52,15 @@ def draw(runs_of_lines):
     axes = figure.subplots()
     for name, runs in sorted(runs_of_lines.items()):
         shares = [
-            {step: statistics.mean(found["same_cluster"]) for step, found in each}
-            for each in (run["diagnosis"] for run in runs)
+            {step: found["found_by_any"] for step, found in run["diagnosis"]}
+            for run in runs
         ]
         steps = sorted(set.intersection(*map(set, shares)))
         means = [statistics.mean(share[step] for share in shares) for step in steps]
         axes.plot(steps, means, label=name)
     axes.set(
         xlabel="step",
-        ylabel="queries that read the cluster of their match",
+        ylabel="queries that see their match",
         ylim=(-0.02, 1.02),
     )
     axes.grid(alpha=0.3)

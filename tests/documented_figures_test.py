@@ -137,7 +137,7 @@ def recalled_as_others(name, column):
         changes = "balance_rate=0.01,decay=0.99,anchor_weight=0.5,clusters_per_query=2"
         arguments += (f"--num_clusters={clusters}", f"--options={changes}")
     if name == "token choice, no exploring":
-        arguments += ("--exploring_queries=0", "--seeds=0")
+        arguments += ("--exploring_queries=0", "--seeds=0,1")
     pattern = name.partition(",")[0]
     return recalled(*arguments, f"--patterns={pattern}")[pattern, "full"][0]
 

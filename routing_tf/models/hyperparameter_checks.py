@@ -9,7 +9,7 @@ from routing_tf.layers.fused_attention import IMPLEMENTATIONS
 from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
 from routing_tf.layers.heads.head_group import check_key_shift
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
-from routing_tf.layers.heads.routed import TOKEN_CHOICE
+from routing_tf.layers.heads.routed import check_clusters_per_query
 from routing_tf.layers.mixed_attention import REMATS
 from routing_tf.layers.scaled_dot_product import check_entmax_alpha
 from routing_tf.layers.validation import check_choice
@@ -107,11 +107,10 @@ def check(h):
             raise ValueError(
                 f"`{name}` must be finite and not negative. Received: {name}={value}"
             )
-    _check_clusters_per_query(h)
-    _check_comparison(h)
+    check_clusters_per_query(h)
+    _check_flaws_of_the_release(h)
     _check_heads(h)
     _check_key_heads(h)
-    _check_exploring(h)
     _check_rotary(h)
     _check_entmax(h)
     _check_dilation(h)
@@ -199,8 +198,15 @@ def _check_key_heads(h):
         )
 
 
-def _check_comparison(h):
-    for name, none in (("logit_soft_cap", None), ("qk_norm", False)):
+def _check_flaws_of_the_release(h):
+    """Refuses what heads with these flaws do not have."""
+    nothing = {
+        "clusters_per_query": 1,
+        "exploring_queries": 0,
+        "logit_soft_cap": None,
+        "qk_norm": False,
+    }
+    for name, none in nothing.items():
         value = getattr(h, name)
         if value != none and h.compatibility is not None:
             raise ValueError(
@@ -208,38 +214,6 @@ def _check_comparison(h):
                 f"Received: {name}={value!r} with compatibility={h.compatibility!r}. "
                 "Leave one of the two out"
             )
-
-
-def _check_clusters_per_query(h):
-    number = h.clusters_per_query
-    if number == 1:
-        return
-    if h.routing not in TOKEN_CHOICE or h.compatibility is not None:
-        raise ValueError(
-            '`clusters_per_query` must be 1 except with `routing="token_choice"`. '
-            f"Received: clusters_per_query={number} with routing={h.routing!r} and "
-            f"compatibility={h.compatibility!r}"
-        )
-    if h.entmax_alpha is not None:
-        raise ValueError(
-            "`clusters_per_query` must be 1 with `entmax_alpha`. Received: "
-            f"clusters_per_query={number} with entmax_alpha={h.entmax_alpha!r}"
-        )
-    if h.attention_window % number or number > h.num_clusters:
-        raise ValueError(
-            "`clusters_per_query` must divide `attention_window` and be at most "
-            f"`num_clusters`. Received: clusters_per_query={number} with "
-            f"attention_window={h.attention_window} and num_clusters={h.num_clusters}"
-        )
-
-
-def _check_exploring(h):
-    if h.exploring_queries and h.compatibility is not None:
-        raise ValueError(
-            "`exploring_queries` must be 0 with flaws of the release, which has none. "
-            f"Received: exploring_queries={h.exploring_queries} with compatibility="
-            f"{h.compatibility!r}. Leave one of the two out"
-        )
 
 
 def _check_rotary(h):

@@ -11,6 +11,7 @@ from keras_hub.src.models.gemma.gemma_attention import CachedGemmaAttention
 from routing_tf import layers
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import rotary_position_test
 from tests.zoo import cases
 
 BATCH, HEADS, LENGTH, DIM, CAP = 2, 2, 24, 6, 1.5
@@ -44,20 +45,11 @@ CLUSTERED = {
     "rounds": functools.partial(layers.HashedHeads, HEADS, 4, 6, num_rounds=2),
     "random": functools.partial(layers.RandomHeads, HEADS, 3, 6),
 }
-# Results of several clusters or members that differ for each query are averaged.
-ONE = {"num_clusters": 1, "attention_window": 100}
+# Results of several clusters or members that differ for each query are averaged: here
+# there is one, for all.
 WHOLE = {
-    "expert_choice": functools.partial(
-        layers.RoutedHeads, HEADS, routing="expert_choice", **ONE
-    ),
-    "prefix": functools.partial(
-        layers.RoutedHeads,
-        HEADS,
-        routing="expert_choice",
-        routing_scope="prefix",
-        **ONE,
-    ),
-    "cluster_strided": functools.partial(layers.ClusterStridedHeads, HEADS, **ONE),
+    kind: rotary_position_test.CLUSTERED[kind]
+    for kind in ("expert_choice", "prefix", "cluster_strided")
 }
 KINDS = {**POSITIONAL, **CLUSTERED, **WHOLE}
 REFUSING = {

@@ -93,6 +93,10 @@ def test_no_such_choice(field, value):
             "`clusters_per_query` must be 1 with `entmax_alpha`",
             {"clusters_per_query": 2, "routing": None, "entmax_alpha": 1.5},
         ),
+        (
+            "`exploring_queries` must be 0 with flaws.*compatibility='trained'",
+            {"exploring_queries": 4, "compatibility": "trained"},
+        ),
         ("`logit_soft_cap` must.*=-1.0", {"logit_soft_cap": -1.0}),
         (
             "`qk_norm` must be False with flaws.*compatibility='trained'",

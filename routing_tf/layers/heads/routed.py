@@ -156,7 +156,7 @@ class RoutedHeads(CentroidHeads):
         self.clusters_per_query = check_positive_integer(
             "clusters_per_query", clusters_per_query
         )
-        self._check_clusters_per_query()
+        check_clusters_per_query(self)
         self.thresholds = None
         if routing == "expert_threshold":
             self.thresholds = MovingThresholds(
@@ -164,30 +164,6 @@ class RoutedHeads(CentroidHeads):
                 decay=threshold_decay,
                 name="thresholds",
                 dtype="float32",
-            )
-
-    def _check_clusters_per_query(self):
-        """Refuses numbers of clusters that the routing has no rule for."""
-        number = self.clusters_per_query
-        if number == 1:
-            return
-        if self.routing not in TOKEN_CHOICE:
-            raise ValueError(
-                '`clusters_per_query` must be 1 except with `routing="token_choice"`. '
-                f"Received: clusters_per_query={number} with routing={self.routing!r}"
-            )
-        if self.entmax_alpha is not None:
-            raise ValueError(
-                "`clusters_per_query` must be 1 with `entmax_alpha`, whose weights in "
-                "several clusters cannot be joined. Received: "
-                f"clusters_per_query={number} with entmax_alpha={self.entmax_alpha!r}"
-            )
-        if number > self.num_clusters or self.attention_window % number:
-            raise ValueError(
-                "`clusters_per_query` must divide `attention_window` and be at most "
-                f"`num_clusters`. Received: clusters_per_query={number} with "
-                f"attention_window={self.attention_window} and "
-                f"num_clusters={self.num_clusters}"
             )
 
     def build(self, query_shape, key_shape, value_shape):
@@ -256,3 +232,32 @@ class RoutedHeads(CentroidHeads):
 
     def is_member(self, ranks, num_tokens):
         return ranks < self.attention_window
+
+
+def check_clusters_per_query(settings):
+    """Raises a `ValueError` unless a query can read so many clusters.
+
+    Args:
+        settings: the heads, or what has their settings under the same names.
+    """
+    number = settings.clusters_per_query
+    if number == 1:
+        return
+    if settings.routing not in TOKEN_CHOICE:
+        raise ValueError(
+            '`clusters_per_query` must be 1 except with `routing="token_choice"`. '
+            f"Received: clusters_per_query={number} with routing={settings.routing!r}"
+        )
+    if settings.entmax_alpha is not None:
+        raise ValueError(
+            "`clusters_per_query` must be 1 with `entmax_alpha`, whose weights in "
+            "several clusters cannot be joined. Received: clusters_per_query="
+            f"{number} with entmax_alpha={settings.entmax_alpha!r}"
+        )
+    if number > settings.num_clusters or settings.attention_window % number:
+        raise ValueError(
+            "`clusters_per_query` must divide `attention_window` and be at most "
+            f"`num_clusters`. Received: clusters_per_query={number} with "
+            f"attention_window={settings.attention_window} and "
+            f"num_clusters={settings.num_clusters}"
+        )

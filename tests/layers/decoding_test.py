@@ -180,6 +180,7 @@ def at(tokens, index):
 
 # They take long to trace, and these differ from others little.
 FEW = (
+    "two_clusters",
     "token_choice_5_apart_shifted",
     "threshold_5_apart_shifted",
     "expert_choice_5_shifted",

@@ -353,16 +353,20 @@ def test_several_clusters_need_token_choice_and_shares_of_the_window():
 
 def test_a_match_behind_the_border_of_a_cluster_is_seen_by_the_next_best():
     """A query beside a border reads what lies on the other side of it, too."""
-    centroids = np.array([[[1.0, 0, -1, 0], [0, 1.0, 0, -1]]])
-    key, query = np.array([1.0, 0.9, -1, -0.9]), np.array([0.9, 1.0, -0.9, -1])
-    query = np.stack([key, query])[None, None].astype("float32")
-    value = np.array([[3.0], [5.0]])[None, None].astype("float32")
+    centroids = np.array([[[1.0, 0, -1, 0], [-1, 0, 1, 0], [0, 1, 0, -1]]])
+    key, far = np.array([1.0, 0.9, -1, -0.9]), np.array([-1.0, -0.9, 1, 0.9])
+    query = np.array([0.9, 1.0, -0.9, -1])
+    tokens = np.stack([far, key, query])[None, None].astype("float32")
+    value = np.array([[7.0], [3.0], [5.0]])[None, None].astype("float32")
     found = []
     for number in (1, 2):
-        group = RoutedHeads(1, 2, attention_window=4, clusters_per_query=number)
-        group.build(query.shape, query.shape, value.shape)
+        group = RoutedHeads(1, 3, attention_window=4, clusters_per_query=number)
+        group.build(tokens.shape, tokens.shape, value.shape)
         group.kmeans.centroids.assign(centroids)
-        output = group(query, None, value, use_causal_mask=True)
+        output = group(tokens, None, value, use_causal_mask=True)
         found.append(keras.ops.convert_to_numpy(output)[0, 0, :, 0])
-    np.testing.assert_allclose(found[0], [3, 5])  # each in a cluster of its own
-    assert 3 < found[1][1] < 5
+    np.testing.assert_allclose(found[0], [7, 3, 5])  # each in a cluster of its own
+    unit = helpers.normalize(tokens)[0, 0]
+    weights = np.exp(unit[1:] @ unit[2])
+    expected = weights @ [3, 5] / weights.sum()
+    np.testing.assert_allclose(found[1], [7, 3, expected], rtol=1e-5)

@@ -65,7 +65,7 @@ WIDE = {
 # There they hold scores of all queries, too.
 HALF_WIDE = ("expert_choice", "expert_choice_shifted", "cluster_strided")
 CASES = {**POSITIONS, **ROUTED, **WIDE}
-FEW = ("full", "local", "sliding", "token_choice", "expert_choice", "hashed")
+FEW = ("full", "local", "token_choice")
 each_case = pytest.mark.parametrize(
     "case",
     [

@@ -232,7 +232,9 @@ def test_token_by_token_with_packed_documents():
     golden_cases.assert_close(steps, expected, 2e-5)
 
 
-@pytest.mark.parametrize("remat", [True, "weights"])
+@pytest.mark.parametrize(
+    "remat", [True, pytest.param("weights", marks=pytest.mark.thorough)]
+)
 def test_gradients_are_finite_and_those_with_remat(remat):
     """Also of logits so large that the cap leaves them no gradient."""
     for scale in (1.0, 1e4):

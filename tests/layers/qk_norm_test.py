@@ -127,8 +127,15 @@ def groups_of_all(**options):
     ]
 
 
-def test_token_by_token():
-    attention = attention_of(groups_of_all())
+@pytest.mark.parametrize(
+    "some",
+    [
+        pytest.param(slice(3), id="first"),
+        pytest.param(slice(None), marks=pytest.mark.thorough, id="all"),
+    ],
+)
+def test_token_by_token(some):
+    attention = attention_of(groups_of_all()[some])
     x = helpers.normal(BATCH, LENGTH, 8)
 
     def both(x):
@@ -178,7 +185,9 @@ def test_queries_that_explore():
     golden_cases.assert_close(output, expected, 1e-5)
 
 
-@pytest.mark.parametrize("remat", [True, "weights"])
+@pytest.mark.parametrize(
+    "remat", [True, pytest.param("weights", marks=pytest.mark.thorough)]
+)
 def test_gradients_with_remat(remat):
     expected, found = (
         golden_cases.gradients(

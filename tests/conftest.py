@@ -34,6 +34,16 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def rules_of_torch():
+    import keras  # after the settings above
+
+    if keras.backend.backend() == "torch":
+        from tests import torch_rules
+
+        torch_rules.enforce()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def memory_is_given_back():
     """A worker runs many files: what one of them has compiled must not stay."""

@@ -89,7 +89,7 @@ class TokenEmbedding(ConfiguredLayer):
     def call(self, token_ids):
         embedded = dense_take(self.embeddings, ops.cast(token_ids, "int32"))
         if self.scale:
-            embedded *= self.embedding_dim**0.5
+            embedded = embedded * self.embedding_dim**0.5
         return ops.cast(embedded, self.compute_dtype)
 
     def compute_output_shape(self, token_ids_shape):
@@ -271,7 +271,7 @@ class GridEmbedding(ConfiguredLayer):
             offset if is_known(offset) else ops.cast(offset, "int32")
         )
         for table, places in zip(self.tables, self._coordinates(positions)):
-            inputs += ops.cast(dense_take(table, places), inputs.dtype)
+            inputs = inputs + ops.cast(dense_take(table, places), inputs.dtype)
         return inputs
 
     def _coordinates(self, positions):

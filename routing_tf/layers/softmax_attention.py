@@ -171,5 +171,5 @@ def _sum_of_prefixes(tensors):
     for x in shorter:
         missing = [(0, 0)] * len(x.shape)
         missing[-2] = (0, total.shape[-2] - x.shape[-2])
-        total += ops.pad(x, missing)
+        total = total + ops.pad(x, missing)
     return total

@@ -151,7 +151,7 @@ class ClusteredQueryHeads(HeadGroup):
         query = ops.cast(query, "float32") * self.key_dim**0.5
         products = product(query, projections[:, : self.key_dim])
         if self.hash_bias:
-            products += projections[:, self.key_dim :]
+            products = products + projections[:, self.key_dim :]
         bits = ops.where(products > 0, 1.0, -1.0)
         return _cluster_bits(bits, real, self.num_clusters, self.num_iterations)
 

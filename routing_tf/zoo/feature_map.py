@@ -10,6 +10,7 @@ from routing_tf.layers import HeadGroup
 from routing_tf.layers import extremes
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.heads.head_inputs import HeadInputs
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.products import product
 from routing_tf.layers.validation import check_choice
@@ -192,7 +193,7 @@ class FeatureMapHeads(HeadGroup):
     def fill_cache(self, cache, inputs):
         length, shifted = inputs.value.shape[2], self.shifted(inputs)
         newest, position = rows.newest(self, inputs, cache["rows"].shape[2])
-        is_older = np.arange(length) < position[:, None, None]
+        is_older = numbers(length) < position[:, None, None]
         mask = combine_masks(is_older, shifted.value_mask)
         older = dataclasses.replace(shifted, value_mask=mask)
         memory = self.make_memory(older, length)
@@ -281,8 +282,8 @@ class FeatureMapHeads(HeadGroup):
         vectors = ops.convert_to_tensor(self.random_vectors)
         if self.feature_map == "fourier":
             squares = ops.sum(ops.square(x), axis=-1, keepdims=True)
-            x *= ops.rsqrt(ops.maximum(squares, 1e-12))
-            vectors *= ops.convert_to_tensor(self.sigma)[:, None]
+            x = x * ops.rsqrt(ops.maximum(squares, 1e-12))
+            vectors = vectors * ops.convert_to_tensor(self.sigma)[:, None]
             angles = product(x, ops.swapaxes(vectors, -1, -2))
             both = ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)
             return both * self.num_features**-0.5, None
@@ -295,7 +296,7 @@ class FeatureMapHeads(HeadGroup):
         """Divides sums of values by those of ones, behind them; zero without a key."""
         output, ones = sums[..., :-1], sums[..., -1:]
         if self.feature_map == "fourier":
-            output /= ops.maximum(ones, LEAST_FOURIER_SUM)
+            output = output / ops.maximum(ones, LEAST_FOURIER_SUM)
         else:
             # Divided by a tiny number, nothing would have a gradient that is none.
             sees = ones > LEAST_SUM

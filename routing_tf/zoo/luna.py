@@ -4,7 +4,6 @@ import dataclasses
 import math
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import HeadGroup
@@ -141,7 +140,7 @@ class LunaHeads(HeadGroup):
 
     def fill_cache(self, cache, inputs):
         newest, position = rows.newest(self, inputs)
-        is_older = np.arange(inputs.value.shape[2]) < position[:, None, None]
+        is_older = numbers(inputs.value.shape[2]) < position[:, None, None]
         mask = combine_masks(is_older, inputs.value_mask)
         older = dataclasses.replace(inputs, value_mask=mask)
         return {**self._sums(older), "rows": newest, "position": position}
@@ -192,7 +191,7 @@ class LunaHeads(HeadGroup):
         queries = ops.swapaxes(queries, -1, -2) * self.key_dim**-0.5
         logits = product(ops.cast(inputs.key, "float32"), queries)
         if inputs.token_bias is not None:
-            logits += ops.cast(inputs.token_bias, "float32")[..., None]
+            logits = logits + ops.cast(inputs.token_bias, "float32")[..., None]
         scale = math.log(2.0)
         weights = ops.softplus(logits * scale) / scale
         if inputs.value_mask is not None:

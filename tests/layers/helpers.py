@@ -51,7 +51,7 @@ def compiled(function, jit_compile=True):
     Args:
         function: takes tensors and returns a structure of tensors.
         jit_compile: False for no XLA, None to compile nothing at all; on JAX these are
-            the same.
+            the same, and torch compiles nothing.
 
     Returns:
         The function with arrays, or structures of them, in place of tensors.

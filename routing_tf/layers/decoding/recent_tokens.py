@@ -1,11 +1,11 @@
 """A memory of the last tokens: as many as a head can see, or all of them."""
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.key_shift import to_remember
+from routing_tf.layers.lengths import numbers
 
 
 def make(group, batch_size, num_tokens):
@@ -25,7 +25,7 @@ def fill(group, cache, inputs):
         offers = rows.of_inputs(group, to_remember(inputs))
     real = rows.split_rows(group, new_rows)[-1][:, 0]
     last = rows.last_token(real)[:, None]
-    slots = np.arange(num_tokens, dtype="int32")
+    slots = numbers(num_tokens)
     positions = last - (last - slots) % num_tokens
     index = ops.clip(positions, 0, length - 1)[:, None]
     index = ops.broadcast_to(index, (ops.shape(index)[0], heads, num_tokens))

@@ -3,7 +3,6 @@
 import dataclasses
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import extremes
@@ -66,7 +65,7 @@ def newest(group, inputs, number=1):
     position = last_token(mask)
     found = of_inputs(group, inputs)
     found = ops.pad(found, [(0, 0), (0, 0), (number, 0), (0, 0)])
-    places = position[:, None, None] + np.arange(1, number + 1, dtype="int32")
+    places = position[:, None, None] + 1 + numbers(number)
     places = ops.broadcast_to(places, (*ops.shape(found)[:2], number))
     return membership.gather(found, places), position
 

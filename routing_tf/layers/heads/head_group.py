@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import key_heads
@@ -15,6 +14,7 @@ from routing_tf.layers.heads.refusals import refuse_comparison
 from routing_tf.layers.heads.refusals import refuse_segments
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import of_length
 from routing_tf.layers.masks import large_negative
 from routing_tf.layers.rotary_position import rotate
@@ -506,7 +506,7 @@ class HeadGroup(ConfiguredLayer):
 
     def read_memory(self, cache, index, inputs):
         """Attends with one token to another sequence; see `step`."""
-        keys = np.arange(cache["rows"].shape[2], dtype="int32")[None, None]
+        keys = numbers(cache["rows"].shape[2])[None, None]
         visible, distances = self.sees(index, keys, cache)
         output = rows.attend_to_rows(
             self, inputs.query, cache["rows"], visible, distances

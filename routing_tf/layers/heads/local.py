@@ -5,7 +5,6 @@ import functools
 import math
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
@@ -282,7 +281,7 @@ class LocalHeads(HeadGroup):
             inputs.query,
             ops.reshape(rows, (*ops.shape(own)[:2], window, size)),
             None,
-            np.arange(window, dtype="int32") - offset - index % block,
+            numbers(window) - offset - index % block,
         )
         return output, cache
 
@@ -376,8 +375,8 @@ class LocalHeads(HeadGroup):
 
     def _earlier(self, block, window):
         """Tells which slots of a window are earlier than a query, `[block, window]`."""
-        slots = np.arange(window) - self._first_own_slot(block)
-        return slots <= np.arange(block)[:, None]
+        slots = numbers(window) - self._first_own_slot(block)
+        return slots <= numbers(block)[:, None]
 
     def _first_own_slot(self, block):
         """Where the query's own block starts in a window: all before it is earlier."""

@@ -2,12 +2,12 @@
 
 import dataclasses
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import key_heads
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import rows
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.membership import entries_at
 from routing_tf.layers.rules import rings
@@ -132,7 +132,7 @@ class AboveThreshold(Rule):
         is_member, clusters = self._best(tokens.key_scores)
         real = real_keys(tokens, (batch, heads, length))
         last = rows.last_token(real)
-        positions = np.arange(length, dtype="int32")
+        positions = numbers(length)
         older = ops.logical_and(real, positions != last[..., None])
         stored = ops.logical_and(is_member, older[..., None])
         member_of = ops.where(stored, clusters, num_clusters)

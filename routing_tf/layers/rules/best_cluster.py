@@ -1,6 +1,5 @@
 """Attention to the members of the best cluster in another sequence."""
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import key_heads
@@ -94,7 +93,7 @@ class BestCluster(Rule):
             ops.cast(tokens.query, self.group.compute_dtype),
             key_heads.all_queries(members),
             None,
-            np.arange(members.shape[3], dtype="int32") - rank,
+            numbers(members.shape[3]) - rank,
         )
         mask = tokens.inputs.query_mask
         position = ops.zeros_like(newest["position"]) + index

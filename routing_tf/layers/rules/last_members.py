@@ -1,6 +1,5 @@
 """Attention to the last members of a token's cluster: strictly causal."""
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import data_shapes
@@ -16,6 +15,7 @@ from routing_tf.layers.cluster_order import ranks_in_clusters
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.membership import entries_at
@@ -246,7 +246,7 @@ class LastMembers(Rule):
         real = real_keys(tokens, (batch, heads, length))
         last = rows.last_token(real)
         places = self._places(clusters, real)
-        positions = np.arange(length, dtype="int32")
+        positions = numbers(length)
         older = ops.logical_and(real, positions != last[..., None])
         member_of = ops.where(older, clusters, num_clusters)
         members, counts = rings.last_entries(member_of, num_clusters, num_rows)
@@ -285,7 +285,7 @@ class LastMembers(Rule):
             return None
         clusters = ops.where(real, clusters, group.num_clusters)
         places = clusters * rounds.stride(group.num_clusters)
-        places += ranks_in_clusters(clusters, group.num_clusters + 1)
+        places = places + ranks_in_clusters(clusters, group.num_clusters + 1)
         return rounds.of_each_round(places, group.num_rounds)
 
     def step(self, cache, index, tokens):
@@ -346,7 +346,7 @@ class LastMembers(Rule):
         """Returns the `Rounds` of the newest token, which reads one cluster."""
         num_clusters = self.group.num_clusters
         rank, end = (entries_at(counts, each) for each in (cluster[..., None], read))
-        end += ops.cast(is_member, "int32")
+        end = end + ops.cast(is_member, "int32")
         first, end = rounds.range_of_bucket(
             read, end, self.group.attention_window, num_clusters
         )

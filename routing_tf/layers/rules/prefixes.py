@@ -112,7 +112,7 @@ class Prefixes(Rule):
             self.group.num_candidates(length),
             self.group.near_tie,
         )
-        block = start + np.arange(size, dtype="int32")
+        block = start + numbers(size)
         own = ops.broadcast_to(
             ops.minimum(block, length - 1), (batch, heads, clusters, size)
         )
@@ -165,7 +165,7 @@ class _Candidates:
     def before(self, start):
         """Tells which ones come before each query, `<bool>[B, H, K, C, J]`."""
         size = self.is_member.shape[-2]
-        query = start + np.arange(size, dtype="int32")[:, None]
+        query = start + numbers(size)[:, None]
         return self.positions[..., None, :] < query
 
     def own(self):

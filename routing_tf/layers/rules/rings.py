@@ -4,10 +4,10 @@ The member of rank r stands in the ring of its cluster at r modulo the number of
 Letters: B batch, H heads, L length, K clusters, R places of a ring, E size of a row.
 """
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.membership import entries_at
 
 
@@ -19,7 +19,7 @@ def last_entries(clusters, num_clusters, num_places):
     """
     length = clusters.shape[2]
     # Sorted by cluster and position.
-    keys = clusters * length + np.arange(length, dtype="int32")
+    keys = clusters * length + numbers(length)
     by_cluster = ops.sort(keys, axis=-1) % length
     counts = ops.sum(ops.one_hot(clusters, num_clusters, dtype="int32"), axis=2)
     first = ops.cumsum(counts, axis=-1) - counts
@@ -33,7 +33,7 @@ def ranks(counts, num_places):
     From `[...]` to `[..., R]`.
     """
     newest = counts[..., None] - 1
-    places = np.arange(num_places, dtype="int32")
+    places = numbers(num_places)
     return newest - (newest - places) % num_places
 
 

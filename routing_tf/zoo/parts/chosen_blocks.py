@@ -18,6 +18,7 @@ from routing_tf.layers.blocks import put_back_blocks
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import known_mask
 from routing_tf.layers.scaled_dot_product import joined_parts
 
@@ -153,7 +154,7 @@ def _chosen_blocks(dot_product, query, blocks, chosen, training):
 
     distances = None
     if dot_product.max_relative_position is not None:
-        slots = np.arange(size, dtype="int32")
+        slots = numbers(size)
         keys = (block[..., None] * size + slots)[..., None, :]
         distances = keys - order.tokens[..., None] // number
     mask = ops.logical_and(read(blocks.mask), (own < num_blocks)[..., None])

@@ -17,3 +17,8 @@ def states_gradients():
     That of torch has one output at most, and no second derivatives.
     """
     return keras.backend.backend() != "torch"
+
+
+def takes_first_of_equals():
+    """Whether `keras.ops.top_k` takes the first ones of equal entries."""
+    return keras.backend.backend() != "torch"

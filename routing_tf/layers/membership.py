@@ -34,7 +34,7 @@ def expert_choice(scores, attention_window, mask=None, near_tie=0.0):
     scores_of_clusters = ops.swapaxes(scores, 2, 3)
     if near_tie:
         scores_of_clusters = settled(scores_of_clusters, attention_window, near_tie)
-    _, members = ops.top_k(scores_of_clusters, attention_window, sorted=False)
+    _, members = extremes.top_k(scores_of_clusters, attention_window, sorted=False)
     return _in_order(members, mask, scores)
 
 

@@ -5,6 +5,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import HeadGroup
+from routing_tf.layers import extremes
 from routing_tf.layers import membership
 from routing_tf.layers.blocks import running_sum
 from routing_tf.layers.lengths import length_of
@@ -129,7 +130,7 @@ class ClusteredQueryHeads(HeadGroup):
         if self.num_keys is None:
             return membership.gather(self._sums(weights, inputs, training), cluster)
         number = smaller(self.num_keys, length_of(inputs.value, 2))
-        shares, keys = ops.top_k(weights, number)
+        shares, keys = extremes.top_k(weights, number)
         rest = ops.where(_is_among(keys, weights), 0.0, weights)
         sums = membership.gather(self._sums(rest, inputs, training), cluster)
         share = ops.sum(membership.gather(shares, cluster), axis=-1)

@@ -4,6 +4,7 @@ import dataclasses
 
 from keras import ops
 
+from routing_tf.layers import extremes
 from routing_tf.layers import key_heads
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import rows
@@ -59,7 +60,7 @@ class AboveThreshold(Rule):
         And these, `<int32>[..., M]`, all different, the one with the highest score
         first.
         """
-        best, clusters = ops.top_k(scores, self.num_copies)
+        best, clusters = extremes.top_k(scores, self.num_copies)
         return best >= 0, ops.cast(clusters, "int32")
 
     def _copies(self, tokens, of_queries, of_keys):

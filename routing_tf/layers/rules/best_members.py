@@ -123,7 +123,7 @@ class BestMembers(Prefixes):
         length = scores.shape[-1]
         count = min(window, length)
         settled = membership.settled(scores, count, self.group.near_tie)
-        _, members = ops.top_k(settled, count)
+        _, members = extremes.top_k(settled, count)
         best = ops.take_along_axis(scores, members, axis=-1)
         members = ops.cast(members, "int32")
         # Sorted together with their places in the list: what is no token comes first.

@@ -147,6 +147,30 @@ def gradients(layer, objective, arguments, wrt=(), variables=None):
     return on_backend(layer, objective, arguments, wrt, variables)
 
 
+def gradient(function):
+    """Returns the gradient of a scalar function of tensors by the first of them."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.grad(function)
+
+    def on_tensorflow(first, *rest):
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(first)
+            value = function(first, *rest)
+        return tape.gradient(value, first)
+
+    def on_torch(first, *rest):
+        import torch
+
+        first = first.clone().requires_grad_(True)
+        return torch.autograd.grad(function(first, *rest), first)[0]
+
+    return on_tensorflow if keras.backend.backend() == "tensorflow" else on_torch
+
+
 def to_numpy(structure):
     """Returns a structure of tensors and variables as arrays; None stays None."""
 

@@ -5,6 +5,7 @@ Letters: B batch, H heads, L length, K clusters, N chunks, C slots of a chunk, D
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.blocks import memory_windows
 from routing_tf.layers.lengths import is_known
@@ -212,7 +213,7 @@ def _count(numbers, size):
     """Returns how often each number below `size` occurs; larger ones count as last."""
     batch, heads, _ = ops.shape(numbers)
     flat = membership.flat_positions(ops.minimum(numbers, size - 1), size)
-    counts = ops.segment_sum(
+    counts = backends.segment_sum(
         ops.ones_like(flat), flat, num_segments=batch * heads * size
     )
     return ops.reshape(counts, (batch, heads, size))
@@ -222,7 +223,7 @@ def inverse(order, values):
     """Returns `values` so that the one at place i stands at `order[i]`."""
     batch, heads, length = ops.shape(order)
     positions = membership.flat_positions(order, length)
-    flat = ops.scatter(
+    flat = backends.scatter(
         positions[:, None], ops.reshape(values, (-1,)), (batch * heads * length,)
     )
     return ops.reshape(flat, (batch, heads, length))

@@ -173,6 +173,7 @@ class TimingSignal(ConfiguredLayer):
         if not (isinstance(positions, np.ndarray) and is_known(offset)):
             library, offset = ops, ops.cast(offset, "float32")
             positions = ops.cast(positions, "float32")
+            frequencies = ops.convert_to_tensor(frequencies)
         positions = positions + np.float32(self.start_index)
         phases = (positions + offset)[..., None] * frequencies
         waves = [library.sin(phases), library.cos(phases)]

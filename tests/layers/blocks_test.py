@@ -58,13 +58,13 @@ def test_windows_with_anything_outside_are_the_same_inside(num_before, num_after
             keras.layers.Lambda(
                 lambda x: blocks.memory_windows(x, *arguments, zero_outside)
             ),
-            lambda windows, losses: ops.sum(windows * weights),
+            lambda windows, losses: ops.sum(ops.multiply(windows, weights)),
             {"inputs": x},
             wrt=["inputs"],
         )
 
     zeros, anything = gradients(True), gradients(False)
-    found = golden_cases.to_numpy(anything.outputs * is_inside)
+    found = golden_cases.to_numpy(anything.outputs) * is_inside
     np.testing.assert_array_equal(found, zeros.outputs)
     golden_cases.assert_close(anything.inputs["inputs"], zeros.inputs["inputs"], 1e-6)
 

@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers import segment_members
 from routing_tf.layers.heads.clustered import ClusteredHeads
@@ -239,7 +240,7 @@ class HashedHeads(ClusteredHeads):
 
     def scores(self, streams, masks, training=None):
         return [
-            ops.one_hot(self.buckets(stream), self.num_clusters, dtype="float32")
+            backends.one_hot(self.buckets(stream), self.num_clusters, dtype="float32")
             for stream in streams
         ]
 

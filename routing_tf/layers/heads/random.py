@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.rules.last_members import LastMembers
@@ -135,7 +136,7 @@ class RandomHeads(ClusteredHeads):
         place = ops.minimum(index, clusters.shape[2] - 1)
         place = ops.broadcast_to(place, (*ops.shape(clusters)[:2], 1))
         clusters = membership.entries_at(clusters, place)
-        scores = ops.one_hot(clusters, self.num_clusters, dtype="float32")
+        scores = backends.one_hot(clusters, self.num_clusters, dtype="float32")
         return dataclasses.replace(tokens, query_scores=scores, key_scores=scores)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 from keras import ops
 
-from routing_tf.layers import extremes
+from routing_tf.layers import backends
 from routing_tf.layers import key_heads
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import rows
@@ -42,7 +42,7 @@ class AboveThreshold(Rule):
 
     def members(self, scores):
         is_member, clusters = self._best(scores)
-        chosen = ops.one_hot(clusters, scores.shape[-1], dtype="bool")
+        chosen = backends.one_hot(clusters, scores.shape[-1], dtype="bool")
         return ops.any(ops.logical_and(chosen, is_member[..., None]), axis=-2)
 
     def attend(self, tokens, training=None):
@@ -60,7 +60,7 @@ class AboveThreshold(Rule):
         And these, `<int32>[..., M]`, all different, the one with the highest score
         first.
         """
-        best, clusters = extremes.top_k(scores, self.num_copies)
+        best, clusters = backends.top_k(scores, self.num_copies)
         return best >= 0, ops.cast(clusters, "int32")
 
     def _copies(self, tokens, of_queries, of_keys):
@@ -74,7 +74,7 @@ class AboveThreshold(Rule):
             own = ops.where(is_member, clusters, tokens.num_clusters)
             batch, heads, length, _ = ops.shape(own)
             own = ops.reshape(own, (batch, heads, length * number))
-            return ops.one_hot(own, tokens.num_clusters + 1, dtype="float32")
+            return backends.one_hot(own, tokens.num_clusters + 1, dtype="float32")
 
         segments = tokens.inputs.segments
         names = ("value", "query_mask", "key_mask", "value_mask", "token_bias")
@@ -237,7 +237,7 @@ class AboveThreshold(Rule):
             follows = ops.logical_and(position >= 0, position == index - 1)
             follows = ops.logical_and(is_open, follows[..., None])
             new = rows.complete_rows(self.group, new, row, follows)
-        added = ops.one_hot(clusters, num_clusters, dtype="int32")
+        added = backends.one_hot(clusters, num_clusters, dtype="int32")
         added = added * ops.cast(enters, "int32")[..., None]
         return {
             **cache,

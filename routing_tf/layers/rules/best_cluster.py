@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import key_heads
 from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import ClusterOrder
@@ -80,7 +81,7 @@ class BestCluster(Rule):
         newest, counts = cache["newest"], cache["counts"]
         num_clusters = counts.shape[-1]
         is_older = ops.logical_and(newest["position"] >= 0, newest["position"] < index)
-        added = ops.one_hot(newest["cluster"], num_clusters, dtype="int32")
+        added = backends.one_hot(newest["cluster"], num_clusters, dtype="int32")
         counts = counts + added * ops.cast(is_older, "int32")[..., None]
         cluster = ops.cast(ops.argmax(tokens.query_scores[:, :, 0], axis=-1), "int32")
         num_key_heads = cache["rows"].shape[1]

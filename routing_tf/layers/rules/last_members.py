@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import data_shapes
 from routing_tf.layers import fused_attention
 from routing_tf.layers import key_heads
@@ -406,7 +407,7 @@ class LastMembers(Rule):
             old = cache["places"]
             own = ops.where(is_older[..., None], newest["places"], rings.at(old, place))
             cache = {**cache, "places": rings.updated(old, place, own)}
-        added = ops.one_hot(newest["cluster"], num_clusters, dtype="int32")
+        added = backends.one_hot(newest["cluster"], num_clusters, dtype="int32")
         return {
             **cache,
             "rows": rings.updated(cache["rows"], place, new),

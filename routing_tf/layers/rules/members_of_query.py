@@ -11,6 +11,7 @@ Letters: B batch, H heads, L length, Q queries: length times clusters that each 
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
@@ -204,7 +205,7 @@ def _num_keys(clusters, read, num_clusters, num_copies, num_reads):
     """
     batch, heads, length = ops.shape(clusters)
     shape = (batch, heads, length // num_copies)
-    chosen = ops.one_hot(clusters, num_clusters, dtype="int32")
+    chosen = backends.one_hot(clusters, num_clusters, dtype="int32")
     chosen = ops.sum(ops.reshape(chosen, (*shape, num_copies, num_clusters)), axis=3)
     earlier = ops.cumsum(chosen, axis=2) - chosen
     parts = ops.split(read, num_reads, axis=2)

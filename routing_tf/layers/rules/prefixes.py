@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers import extremes
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.blocks import break_into_blocks
 from routing_tf.layers.blocks import put_back_blocks
@@ -216,7 +216,7 @@ def _best(scores, count, near_tie):
     """Positions of the best tokens, the best first, of equal ones the first one."""
     length = length_of(scores, -1)
     scores = membership.settled(scores, count, near_tie)
-    best, positions = extremes.top_k(scores, count)
+    best, positions = backends.top_k(scores, count)
     differs = ops.cast(best[..., :-1] - best[..., 1:] > near_tie, "int32")
     level = ops.pad(ops.cumsum(differs, axis=-1), [(0, 0)] * 3 + [(1, 0)])
     positions = ops.cast(positions, "int32")

@@ -6,6 +6,7 @@ Letters: B batch, H heads, L length, K clusters, R places of a ring, E size of a
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.membership import entries_at
@@ -21,7 +22,7 @@ def last_entries(clusters, num_clusters, num_places):
     # Sorted by cluster and position.
     keys = clusters * length + numbers(length)
     by_cluster = ops.sort(keys, axis=-1) % length
-    counts = ops.sum(ops.one_hot(clusters, num_clusters, dtype="int32"), axis=2)
+    counts = ops.sum(backends.one_hot(clusters, num_clusters, dtype="int32"), axis=2)
     first = ops.cumsum(counts, axis=-1) - counts
     index = first[..., None] + ranks(counts, num_places)
     return entries_at(by_cluster, ops.clip(index, 0, length - 1)), counts

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from routing_tf.layers import extremes
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.blocks import break_into_blocks
 from routing_tf.layers.blocks import put_back_blocks
@@ -88,7 +88,7 @@ def best_blocks(scores, candidates, count):
     else:
         padding = [(0, 0)] * (len(scores.shape) - 1) + [(0, count)]
         scores = ops.pad(scores, padding, constant_values=-np.inf)
-    best, blocks = extremes.top_k(scores, count)
+    best, blocks = backends.top_k(scores, count)
     return ops.where(best > -np.inf, ops.cast(blocks, "int32"), num_blocks)
 
 

@@ -188,6 +188,7 @@ def _add_up(rows, positions, num_rows):
 
 def flat_positions(members, length):
     """Returns `members` as indices into the flattened `[B * H * L]` axis."""
+    members = ops.convert_to_tensor(members)
     batch, heads, *rest = ops.shape(members)
     starts = ops.arange(batch * heads, dtype=members.dtype) * length
     starts = ops.reshape(starts, (batch, heads, *[1] * len(rest)))

@@ -244,7 +244,7 @@ def test_causal_parts_equal_a_dense_mask(num_queries, with_mask, limit):
     def run(**options):
         return golden_cases.gradients(
             layer,
-            lambda outputs, losses: ops.sum(outputs * np.arange(6.0)),
+            lambda outputs, losses: ops.sum(ops.multiply(outputs, np.arange(6.0))),
             {"query": query, "key": key, "value": value, "offset": offset, **options},
             wrt=("query", "key", "value"),
         )
@@ -284,6 +284,7 @@ def test_a_scalar_bias_changes_nothing():
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_a_single_key_has_all_the_weight():
     x = np.random.default_rng(0).normal(size=(3, 2, 1, 4)).astype("float32")
     layer, mask = ScaledDotProduct(), np.array([True, False])[:, None, None]

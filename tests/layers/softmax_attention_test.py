@@ -35,7 +35,9 @@ def gradients(tensors, cotangent, dtype="float32", **arguments):
     layer.build(*(x.shape for x in tensors.values()))
     result = golden_cases.gradients(
         layer,
-        lambda output, losses: ops.sum(ops.cast(output, "float32") * cotangent),
+        lambda output, losses: ops.sum(
+            ops.multiply(ops.cast(output, "float32"), cotangent)
+        ),
         {**tensors, **arguments},
         wrt=names,
     )

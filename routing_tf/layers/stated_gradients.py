@@ -47,15 +47,18 @@ def automatic_gradients():
         _are_stated.reset(token)
 
 
+def are_stated():
+    """Whether layers state gradients: not in `automatic_gradients`, and not on torch."""
+    return _are_stated.get() and states_gradients()
+
+
 def stated_gradient(function):
     """Returns what `keras.ops.custom_gradient` does, unless gradients are automatic.
-
-    On torch they always are.
 
     Args:
         function: function of tensors that returns its result and its gradient.
     """
-    if _are_stated.get() and states_gradients():
+    if are_stated():
         return ops.custom_gradient(function)
 
     @functools.wraps(function)

@@ -48,7 +48,7 @@ def automatic_gradients():
 
 
 def are_stated():
-    """Whether layers state gradients: not in `automatic_gradients`, and not on torch."""
+    """Whether layers state gradients: neither in `automatic_gradients` nor on torch."""
     return _are_stated.get() and states_gradients()
 
 

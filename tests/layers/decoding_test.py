@@ -519,8 +519,11 @@ def test_steps_in_half_precision(key_shift):
     x, cache = normal(1, 3, DIM), layer.make_cache(1, LENGTH)
     for index in range(3):
         output, after = layer(x[:, :1], cache=cache, cache_index=np.int64(index))
-        for old, new in zip(*map(keras.tree.flatten, (cache, after)), strict=True):
-            assert old.dtype == new.dtype and tuple(old.shape) == tuple(new.shape)
+        kinds = [
+            keras.tree.map_structure(lambda x: (x.dtype, tuple(x.shape)), each)
+            for each in (cache, after)
+        ]
+        assert kinds[0] == kinds[1]
         cache = after
     assert keras.backend.standardize_dtype(output.dtype) == "bfloat16"
 

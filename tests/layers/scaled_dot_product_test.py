@@ -283,8 +283,8 @@ def test_a_scalar_bias_changes_nothing():
     golden_cases.assert_close(output, expected, 1e-5)
 
 
-@pytest.mark.filterwarnings("error")
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.filterwarnings("error")
 def test_a_single_key_has_all_the_weight():
     x = np.random.default_rng(0).normal(size=(3, 2, 1, 4)).astype("float32")
     layer, mask = ScaledDotProduct(), np.array([True, False])[:, None, None]

@@ -49,7 +49,7 @@ def automatic_gradients():
 
 def are_stated():
     """Whether layers state gradients: neither in `automatic_gradients` nor on torch."""
-    return _are_stated.get() and states_gradients()
+    return states_gradients() and _are_stated.get()
 
 
 def stated_gradient(function):

@@ -159,6 +159,7 @@ def test_trains_with_dropout(kind):
     assert all(np.all(np.isfinite(x)) and np.any(x) for x in gradients)
 
 
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="Torch has no XLA")
 @pytest.mark.thorough
 def test_trains_under_xla_where_the_batch_size_varies():
     """Then TensorFlow's shapes in the loop are not all static."""

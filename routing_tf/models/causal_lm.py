@@ -141,12 +141,15 @@ class TextLanguageModel(Exportable):
             strip_prompt: whether to return what is new alone. Defaults to False.
 
         Returns:
-            A text, or a list of them; for ids a dict of ids and mask.
+            A text, or a list of them; for ids a dict of ids and mask. For no text, or
+            no batch, an empty list.
 
         Raises:
             ValueError: if there is no preprocessor, for texts or for
                 `stop_token_ids="auto"`.
         """
+        if preprocessing.holds_nothing(self, inputs):
+            return []
         sample = getattr(inputs, "element_spec", inputs)
         if without_segment_ids(sample)[1] is not None:
             raise ValueError(
@@ -180,6 +183,9 @@ class TextLanguageModel(Exportable):
                 for name in inputs:
                     if name in ("padding_mask", "decoder_padding_mask"):
                         steps.check_prompt_mask(name, inputs[name])
+                prompts = _prompts(inputs)
+                if any(x.shape[0] == 0 for x in prompts.values()):
+                    return prompts
                 return generate(inputs, stop_token_ids=stop_token_ids)
 
             self.generate_function = generate_checked
@@ -469,6 +475,10 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
             raise ValueError(
                 "Either `texts` or `token_ids` must be given. Received: both"
             )
+        if scoring.is_mask(targets):  # by position, as keras_hub has it
+            kwargs["padding_mask"], targets = targets, None
+            if reduction in scoring.SCORING_MODES:
+                kwargs["scoring_mode"], reduction = reduction, "none"
         if kwargs.get("token_ids") is None:
             kwargs.pop("token_ids", None)
             if not scoring.POSITION_ARGUMENTS & set(kwargs):
@@ -483,6 +493,13 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
                 '`target_ids` and `scoring_mode="loss"`'
             )
         return scoring.score_positions(self, routing_scope=routing_scope, **kwargs)
+
+
+def _prompts(inputs):
+    """Returns the ids and the mask of the prompts among inputs, as tensors."""
+    prefix = "decoder_" if "decoder_token_ids" in inputs else ""
+    names = (f"{prefix}token_ids", f"{prefix}padding_mask")
+    return {name: ops.convert_to_tensor(inputs[name]) for name in names}
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import keras
 import keras_hub
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from routing_tf import models
 from routing_tf import tokenizers
@@ -69,8 +70,24 @@ def test_batches_without_a_row():
     logits, losses = logits_and_losses(lm, x)
     assert logits.shape[:2] == (0, 8)
     assert np.isfinite(losses).all()
-    lm.compile(sampler="greedy", run_eagerly=keras.backend.backend() != "jax")
-    assert lm.generate(x, stop_token_ids=None)["token_ids"].shape == (0, 8)
+    lm.compile(sampler="greedy")
+    for prompts in (x, tf.data.Dataset.from_tensors(x)):
+        found = lm.generate(prompts, stop_token_ids=None)
+        assert {name: array.shape for name, array in found.items()} == {
+            "token_ids": (0, 8),
+            "padding_mask": (0, 8),
+        }
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [[], (), np.array([]), np.array([], "object"), tf.constant([], tf.string)],
+)
+def test_no_prompt_has_no_continuation(prompts, greedy):
+    lm, *_ = greedy
+    assert lm.generate(prompts, max_length=8) == []
+    batches = tf.data.Dataset.from_tensor_slices(tf.constant([], tf.string)).batch(2)
+    assert lm.generate(batches, max_length=8) == []
 
 
 def test_losses_are_those_of_the_clustering():

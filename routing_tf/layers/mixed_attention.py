@@ -45,8 +45,8 @@ class MixedAttention(Projections):
     block after block; "earlier" means earlier in this order.
 
     Args:
-        head_groups: list of `HeadGroup` layers such as `RoutedHeads` or `LocalHeads`,
-            which have dtype policies of their own.
+        head_groups: list of `HeadGroup` layers such as `RoutedHeads` or `LocalHeads`.
+            Those without a `dtype` of their own have that of this layer.
         key_dim: size of a query or key of one head.
         value_dim: size of a value of one head; None (the default) for `key_dim`.
         output_dim: size of the output; None (the default) for the size of the query.
@@ -256,6 +256,7 @@ class MixedAttention(Projections):
             self.num_key_value_heads, self.head_groups
         )
         for group in self.head_groups:
+            group.follow_dtype(self.dtype_policy)
             group.set_sizes(self.key_dim, self.size_of_value)
             group.num_key_value_heads = group.num_heads // queries_per_key
             if group.logit_soft_cap is None:

@@ -19,6 +19,12 @@ _SIZE_STEP, _MAX_SIZE = 8, 128
 _MAX_BATCH = 65535
 
 
+def chosen(implementation):
+    """Returns the implementation to use: Keras can turn kernels on for all layers."""
+    is_on = implementation == "plain" and keras.config.is_flash_attention_enabled()
+    return "auto" if is_on else implementation
+
+
 def obstacle(implementation, query, key, value):
     """Returns what keeps the kernels from these inputs, in words; or None.
 

@@ -20,9 +20,10 @@ _MAX_BATCH = 65535
 
 
 def chosen(implementation):
-    """Returns the implementation to use: Keras can turn kernels on for all layers."""
-    is_on = implementation == "plain" and keras.config.is_flash_attention_enabled()
-    return "auto" if is_on else implementation
+    """Returns the implementation to use: Keras can turn kernels off for all layers."""
+    # None is Keras' word for kernels where there are some.
+    is_off = keras.config.is_flash_attention_enabled() is False
+    return "plain" if is_off and implementation == "auto" else implementation
 
 
 def obstacle(implementation, query, key, value):

@@ -66,8 +66,8 @@ class ScaledDotProduct(ConfiguredLayer):
             are equal up to rounding. A mask that differs between blocks or clusters
             stays in memory, as a number for each pair. On a TPU it is the splash kernel
             for token choice and hashed heads, whose queries are routed as their keys
-            are; all else is `"plain"` there. `keras.config.enable_flash_attention()`
-            makes `"auto"` of `"plain"` in all layers. For tests and benchmarks:
+            are; all else is `"plain"` there. `keras.config.disable_flash_attention()`
+            makes `"plain"` of `"auto"` in all layers. For tests and benchmarks:
             `"cudnn"`, and `"splash"` for these heads, raise an error in place of the
             message, and `"xla"` is JAX's reference.
         logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` between

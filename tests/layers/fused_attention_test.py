@@ -256,21 +256,20 @@ def test_auto_is_plain_without_a_gpu_and_says_so_once():
 
 
 @pytest.fixture
-def flash_attention():
-    keras.config.enable_flash_attention()
+def without_flash_attention():
+    keras.config.disable_flash_attention()
     yield
-    keras.config.disable_flash_attention()
+    keras.config.enable_flash_attention()
 
 
-def test_the_switch_of_keras_makes_auto_of_plain(flash_attention):
-    group = built_group("local")
-    fused_attention.warn_once.cache_clear()
-    with pytest.warns(UserWarning, match='="auto" is "plain" here'):
-        group(**inputs(group), use_causal_mask=True)
-    keras.config.disable_flash_attention()
+def test_the_switch_of_keras_makes_plain_of_auto(without_flash_attention):
+    group = built_group("local", attention_implementation="auto")
     fused_attention.warn_once.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        group(**inputs(group), use_causal_mask=True)
+    keras.config.enable_flash_attention()
+    with pytest.warns(UserWarning, match='="auto" is "plain" here'):
         group(**inputs(group), use_causal_mask=True)
 
 

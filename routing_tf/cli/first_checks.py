@@ -1,4 +1,4 @@
-"""What commands refuse at once: names and paths that cannot be right.
+"""What commands refuse at once: names, values and paths that cannot be right.
 
 A command imports TensorFlow for seconds; mistakes that show without it are told before.
 What uses a name or a file checks it again, and more closely.
@@ -8,6 +8,7 @@ import os
 import sys
 
 from routing_tf.cli import known_names
+from routing_tf.cli import known_values
 from routing_tf.files import named_files
 from routing_tf.files.misspelt import did_you_mean
 
@@ -18,6 +19,8 @@ def check(options):
         value = options[name].value if name in options else None
         if value:
             check_value(name, value)
+    if "problem_option" in options:
+        _check_problem_options(options)
     if "checkpoint" not in options:
         return
     if "model_dir" in options:
@@ -50,7 +53,7 @@ def _hint(name, names):
 def _check_hyperparameters(flag, text):
     names = [name for names in known_names.HYPERPARAMETERS.values() for name in names]
     for item in filter(None, (item.strip() for item in text.split(","))):
-        name, separator, _ = (part.strip() for part in item.partition("="))
+        name, separator, value = (part.strip() for part in item.partition("="))
         if not separator:
             raise ValueError(
                 f"`--{flag}` must be name=value, joined by commas. Received: {item!r}"
@@ -61,6 +64,20 @@ def _check_hyperparameters(flag, text):
                 f"`--{flag}` must name hyperparameters, which --help lists. Received: "
                 f"{item!r}.{_hint(name, names)}"
             )
+        known_values.check(flag, name, value)
+
+
+def _check_problem_options(options):
+    for item in options.problem_option:
+        name, _, value = (part.strip() for part in item.partition("="))
+        flag, value = f"problem_option={name}", os.path.expanduser(value)
+        # What was made of images is in the data folder, without them too.
+        is_folder = name == "folder" and not options.data_dir
+        is_file = name == "vocabulary" and value not in ("bytes", "subwords")
+        if value and (is_folder or is_file):
+            _check_exists(flag, value)
+        if value and (name == "files" or name.endswith("_files")):
+            _check_files(flag, value)
 
 
 def _check_files(flag, patterns):

@@ -1,3 +1,4 @@
+import inspect
 import os
 import pathlib
 import re
@@ -37,6 +38,8 @@ def test_names_are_those_of_what_there_is():
     # Tests register others.
     here = [n for n in problems.names() if not n.startswith(("test_", "count_"))]
     assert list(known_names.PROBLEMS) == here
+    for name, line in known_names.PROBLEMS.items():
+        assert line == inspect.getdoc(problems.get_class(name)).splitlines()[0]
 
 
 VALUES = ("-1", "0", "1", "2", "0.5", "1.5", "2.1", "1e400", "none", "true", "word", "")
@@ -123,6 +126,21 @@ def test_mistakes_are_told_before_anything_slow_is_imported(
     assert "absl.flags" in imported
     assert not imported & {"jax", "keras", "numpy", "tensorflow", "tensorflow_datasets"}
     assert not list(tmp_path.iterdir())
+
+
+def test_problems_are_listed_at_once(tmp_path):
+    python = [sys.executable, "-X", "importtime", "-m", "routing_tf.train"]
+    done = subprocess.run(
+        [*python, "--model_dir=new", "--problem=list"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0
+    names = [line.partition(": ")[0] for line in done.stdout.splitlines()]
+    assert names == list(known_names.PROBLEMS)
+    assert "| keras\n" not in done.stderr
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.json", "checkpoints"])

@@ -17,6 +17,7 @@ from absl import flags
 from absl import logging
 
 from routing_tf.cli import first_checks
+from routing_tf.cli import known_names
 from routing_tf.files import named_files
 
 # What is defined here belongs to the command, whose `--help` shows it.
@@ -80,6 +81,9 @@ def _run(run, options, argv):
             )
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # tensorflow-datasets tells a lot
+        if _asks_for_problems(options):
+            print("\n".join(map(": ".join, known_names.PROBLEMS.items())))
+            return 0
         first_checks.check(options)
         use_backend(options.backend)
         with named_by_flags({name: name for name in options}):
@@ -96,6 +100,15 @@ def _run(run, options, argv):
         logging.debug("--verbosity=1 shows where", exc_info=True)
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _asks_for_problems(options):
+    """Whether `--problem=list` asks for those of this package; they are all there are.
+
+    Unless somebody has registered others, which the message of the run names, too.
+    """
+    are_all = "routing_tf.problems" not in sys.modules
+    return are_all and "problem" in options and options.problem == "list"
 
 
 def _comes_of_interrupt(error):

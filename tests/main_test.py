@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from routing_tf.cli import datagen
 from routing_tf.cli import main as front
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -52,6 +53,16 @@ def test_a_command_runs_as_by_its_own_name():
     done = run("evaluate", "--model_dir=no/where")
     assert done.returncode == 1
     assert done.stderr.startswith("error: `--model_dir` must hold a run")
+
+
+def test_help_has_required_flags_first_and_others_by_subject():
+    lines = run("datagen", "--help").stdout.splitlines()
+    names = [line.split()[0] for line in lines if line.startswith("  --")]
+    others = [f"--{name}:" for name in datagen.FLAGS]
+    required = ["--problem:", "--data_dir:"]
+    assert names == [*required, *[name for name in others if name not in required]]
+    lines = run("evaluate", "--help").stdout.splitlines()
+    assert "    (default: test)" in lines
 
 
 def test_unknown_commands(monkeypatch, capsys):

@@ -39,11 +39,13 @@ def main(run, define_flags):
     command_name = run.__module__.rpartition(".")[2]
     sys.argv[0] = f"python -m routing_tf.{command_name}"  # what --help shows
     define_flags()
-    for flag in flags.FLAGS.get_key_flags_for_module(run.__module__):
+    own = flags.FLAGS.get_key_flags_for_module(run.__module__)
+    for flag in own:
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     if not HELP.isdisjoint(sys.argv[1:]):
-        app.define_help_flags()
-        app.usage(shorthelp=True, writeto_stdout=True)
+        with contextlib.suppress(BrokenPipeError):
+            print(sys.modules["__main__"].__doc__)
+            print(f"flags:\n\n{sys.argv[0]}:\n{_help(own)}", flush=True)
         return
     sys.stdout.reconfigure(errors="replace")
 
@@ -53,6 +55,19 @@ def main(run, define_flags):
         return code
 
     app.run(run_command)
+
+
+def _help(own):
+    """Returns what `--help` says of flags: required ones first, others by subject.
+
+    The subject is that of the code that defines them; absl would sort them by name.
+    """
+    lines = []
+    for flag in sorted(own, key=lambda flag: not flag.help.endswith(" Required.")):
+        flags.FLAGS.register_key_flag_for_module(f"--{flag.name}", flag)
+        _, _, text = flags.FLAGS.module_help(f"--{flag.name}").split("\n", 2)
+        lines.append(text.replace("\n    (default: [])", ""))
+    return re.sub(r"\(default: '(.*)'\)", r"(default: \1)", "\n".join(lines))
 
 
 def command(run, options, argv):

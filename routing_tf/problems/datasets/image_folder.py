@@ -320,7 +320,7 @@ def _images(folder):
     others = len(files) - len(found)
     if others:
         first = min(set(files) - set(found))
-        message = "left out of %s: %s files that are no %s, such as %s"
+        message = "left out of %s: %s of other kinds than %s, such as %s"
         logging.warning(message, folder, f"{others:,}", FORMS, first)
     return named_files.each_once(sorted(found))
 

@@ -118,7 +118,8 @@ def test_other_data(model_dir, tmp_path, run):
 def test_files_of_the_run_are_never_scored_whole(model_dir, tmp_path, run):
     own = run_config.RunConfig.load(model_dir).problem_options["files"]
     (tmp_path / "link.txt").symlink_to(own)
-    for name in (own, tmp_path / "link.txt"):
+    (tmp_path / "hard.txt").hardlink_to(own)
+    for name in (own, tmp_path / "link.txt", tmp_path / "hard.txt"):
         code, out, err = run(f"--model_dir={model_dir}", f"--files={name}")
         assert not code, err
         assert "files: 1 of 1 are the run's, so that they are split as for" in out

@@ -422,7 +422,9 @@ class TestImageFolder:
             (folder / "train" / name).write_text("other")
         problem = problems.get("image_folder", folder=str(folder))
         (record,) = caplog.records
-        expected = f"train: 2 of other kinds than PNG, .* such as {folder}/train/ant/b.he"
+        expected = (
+            f"train: 2 of other kinds than PNG, .* such as {folder}/train/ant/b.he"
+        )
         assert re.search(expected, record.getMessage())
         assert set(problem.source.paths["train"].values()) == {"ant", "cat"}
 

@@ -16,6 +16,7 @@ from routing_tf.models import steps
 from routing_tf.models.packed_documents import without_segment_ids
 from routing_tf.models.release import checkpoints
 from routing_tf.models.routing_transformer import RoutingTransformer
+from routing_tf.models.routing_transformer import naming_presets
 from routing_tf.models.routing_transformer import refuse_changes
 from routing_tf.models.saved_model import Exportable
 from routing_tf.tokenizers import ByteTokenizer
@@ -253,7 +254,8 @@ class TextLanguageModel(Exportable):
         if preset not in cls.presets:
             refuse_changes(preset, kwargs)
             safe_loading.check_preset(preset)
-            return super().from_preset(preset, load_weights=load_weights, **kwargs)
+            with naming_presets(cls, preset):
+                return super().from_preset(preset, load_weights=load_weights, **kwargs)
         own = {
             key: kwargs.pop(key) for key in ("preprocessor", "compile") if key in kwargs
         }

@@ -11,6 +11,7 @@ from absl import flags
 from routing_tf import models
 from routing_tf import problems
 from routing_tf.cli import convert
+from routing_tf.cli import datagen
 from routing_tf.cli import evaluate
 from routing_tf.cli import first_checks
 from routing_tf.cli import known_names
@@ -141,6 +142,21 @@ def test_problems_are_listed_at_once(tmp_path):
     names = [line.partition(": ")[0] for line in done.stdout.splitlines()]
     assert names == list(known_names.PROBLEMS)
     assert "| keras\n" not in done.stderr
+
+
+def test_places_where_nothing_can_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    for command, *arguments in (
+        (train, "--model_dir={}/file"),
+        (train, "--model_dir={}/file/run"),
+        (train, "--model_dir=x", "--data_dir={}/file"),
+        (datagen, "--problem=digits", "--data_dir={}/file/deeper/still"),
+        (datagen, "--problem=digits", "--data_dir={}/x", "--raw_dir={}/file"),
+    ):
+        options = parse(command, *(x.format(tmp_path) for x in arguments))
+        with pytest.raises(ValueError, match="must be a folder.*/file'"):
+            first_checks.check(options)
+    first_checks.check(parse(train, f"--model_dir={tmp_path}/new/run"))
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.json", "checkpoints"])

@@ -22,6 +22,8 @@ def check(options):
     if "problem_option" in options:
         _check_problem_options(options)
     if "checkpoint" not in options:
+        if "model_dir" in options:  # of `train`, which makes it
+            _check_folder_to_make("model_dir", options.model_dir)
         return
     if "model_dir" in options:
         _check_model(options.model_dir)
@@ -91,6 +93,31 @@ def _check_exists(flag, path):
         )
 
 
+def _check_folder(flag, path):
+    if not os.path.isdir(path):
+        raise ValueError(
+            f"`--{flag}` must be a folder. Received: --{flag}={path!r}, which is none"
+        )
+
+
+def _check_folder_to_make(flag, path):
+    while not os.path.exists(path) and os.path.dirname(path) not in ("", path):
+        path = os.path.dirname(path)
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise ValueError(
+            f"`--{flag}` must be a folder that can be written. Received: a path with "
+            f"the file {path!r} in it"
+        )
+
+
+def _check_file_to_make(flag, path):
+    if os.path.isdir(path):
+        raise ValueError(
+            f"`--{flag}` must be a file. Received: --{flag}={path!r}, a folder"
+        )
+    _check_folder_to_make(flag, os.path.dirname(path) or os.curdir)
+
+
 def _check_prompts(flag, path):
     if path != "-":  # standard input
         _check_exists(flag, path)
@@ -138,5 +165,10 @@ CHECKS = {
     "prompt_file": _check_prompts,
     "init_checkpoint": _check_weights,
     "hparams_file": _check_exists,
+    "raw_dir": _check_folder,
+    "data_dir": _check_folder_to_make,
+    "export_dir": _check_folder_to_make,
+    "output_dir": _check_folder_to_make,
+    "output_file": _check_file_to_make,
     "vocabulary": _check_exists,
 }

@@ -501,7 +501,14 @@ def _prompts(inputs):
     """Returns the ids and the mask of the prompts among inputs, as tensors."""
     prefix = "decoder_" if "decoder_token_ids" in inputs else ""
     names = (f"{prefix}token_ids", f"{prefix}padding_mask")
-    return {name: ops.convert_to_tensor(inputs[name]) for name in names}
+    prompts = {name: ops.convert_to_tensor(inputs[name]) for name in names}
+    shapes = [tuple(x.shape) for x in prompts.values()]
+    if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
+        raise ValueError(
+            f"`{names[0]}` and `{names[1]}` must both be (batch, length). Received: "
+            f"shapes {shapes[0]} and {shapes[1]}"
+        )
+    return prompts
 
 
 @contextlib.contextmanager

@@ -400,6 +400,14 @@ def test_padding_that_is_not_behind_the_prompt_is_refused(greedy, start):
         lm.generate_step(keras.tree.map_structure(keras.ops.convert_to_tensor, inputs))
 
 
+def test_ids_and_mask_of_other_shapes_are_refused(greedy):
+    lm, x, _ = greedy
+    for cut in (lambda a: a[0], lambda a: a[:, :4] if a.dtype == bool else a):
+        wrong = {name: cut(array) for name, array in x.items()}
+        with pytest.raises(ValueError, match="must both be .batch, length.. Received"):
+            lm.generate(wrong, stop_token_ids=None)
+
+
 def test_generation_ends_where_inputs_are_cut():
     lm = small_models.language_model(num_layers=1, truncate_length=BUFFER - 1)
     with pytest.raises(

@@ -47,6 +47,12 @@ def rules_of_torch():
         torch_rules.enforce()
 
 
+def pytest_collection_finish():
+    """Nobody looks for garbage in what was imported: it stays, and is a lot."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def memory_is_given_back():
     """A worker runs many files: what one of them has compiled must not stay."""

@@ -72,6 +72,12 @@ class Segments:
         """The place of each value in its segment, `<int32>[B, 1, M]`."""
         return numbers(length_of(self.value_starts, 2)) - self.value_starts
 
+    @property
+    def is_in_last(self):
+        """Tells which tokens are in the last segment, `<bool>[B, 1, L]`."""
+        starts = self.query_starts
+        return starts == starts[:, :, length_of(starts, 2) - 1 :]
+
     def repeated(self, number):
         """Returns the segments of `number` copies of each token, side by side."""
         names = [field.name for field in dataclasses.fields(self)]

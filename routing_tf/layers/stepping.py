@@ -1,6 +1,5 @@
-"""How a `MixedAttention` attends with a cache: all at once, or token by token."""
+"""How a `MixedAttention` attends with a cache: from the start, or behind tokens."""
 
-import dataclasses
 import math
 
 import keras
@@ -10,7 +9,6 @@ from keras import ops
 from routing_tf.layers import attention_arguments as arguments
 from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.heads.head_inputs import features_for
-from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.positions import Positions
 from routing_tf.layers.segments import Segments
 from routing_tf.layers.validation import check_positive_integer
@@ -76,14 +74,15 @@ def call_with_cache(attention, query, masks, cache):
         return _start(attention, query, masks, cache)
     if len(query.shape) != 3:
         raise ValueError(
-            "`query` must be (batch, length, dim) where tokens go one by one, on "
+            "`query` must be (batch, length, dim) behind the tokens of a cache, on "
             "two axes of positions in their blocked order. Received: query.shape="
             f"{tuple(query.shape)} with cache_index={index}"
         )
+    static_length("query", query)
     index = ops.cast(index, "int32")
-    if query.shape[1] == 1:
-        return _step(attention, query, masks, cache, index)
-    return _steps(attention, query, masks, cache, index)
+    if query.shape[1] > 1 and masks["segment_ids"] is not None:
+        return _one_by_one(attention, query, masks, cache, index)
+    return _step(attention, query, masks, cache, index)
 
 
 def _check_room(attention, query, cache, index):
@@ -128,26 +127,23 @@ def _start(attention, query, masks, cache):
         adds_losses=False,
         routing_scope="prefix",
     )
-    groups = attention.head_groups
-    outputs = [
-        group(inputs=own, training=False)
-        for group, own in zip(groups, inputs, strict=True)
+    started = [
+        group.start(group_cache, own)
+        for group, group_cache, own in zip(
+            attention.head_groups, cache["tokens"], inputs, strict=True
+        )
     ]
+    outputs, caches = zip(*started, strict=True)
     segment = _no_segment(ops.shape(query)[0])
     if masks["segment_ids"] is not None:
-        inputs = [_last_segment(own, query.shape[1]) for own in inputs]
         segment = _segment_behind(inputs[0].segments, masks["segment_ids"])
-    caches = [
-        group.fill_cache(group_cache, own)
-        for group, group_cache, own in zip(groups, cache["tokens"], inputs, strict=True)
-    ]
     output = attention.combined(attention.joined(positions, outputs), query)
-    return positions.unflatten(output), {"tokens": caches, "segment": segment}
+    return positions.unflatten(output), {"tokens": list(caches), "segment": segment}
 
 
-def _steps(attention, query, masks, cache, index):
-    """Attends with one token after the other."""
-    length = static_length("query", query)
+def _one_by_one(attention, query, masks, cache, index):
+    """Attends with one token after the other: any may start a segment."""
+    length = query.shape[1]
     tokens = {
         name: ops.convert_to_tensor(x)
         for name, x in {"query": query, **masks}.items()
@@ -170,9 +166,10 @@ def _steps(attention, query, masks, cache, index):
 
 
 def _step(attention, query, masks, cache, index):
-    """Attends with one token; `index` is a tensor."""
+    """Attends with tokens; `index` is a tensor. Only one may have a segment."""
     kind = "memory" if "memory" in cache else "tokens"
-    caches, positions, options = cache[kind], Positions((1,), None), {}
+    caches, options = cache[kind], {}
+    positions = Positions((query.shape[1],), None)
     if masks.get("segment_ids") is not None:
         cache, options["segments"] = _in_segment(attention, query, masks, cache, index)
         caches, ids = cache[kind], (masks["segment_ids"], None)
@@ -192,7 +189,13 @@ def _step(attention, query, masks, cache, index):
     else:
         inputs = _queries_alone(attention, positions, query, masks)
     steps = [
-        (group.step if kind == "tokens" else group.read_memory)(own_cache, index, own)
+        _in_pieces(
+            group.step if kind == "tokens" else group.read_memory,
+            group,
+            own_cache,
+            index,
+            own,
+        )
         for group, own_cache, own in zip(
             attention.head_groups, caches, inputs, strict=True
         )
@@ -200,6 +203,26 @@ def _step(attention, query, masks, cache, index):
     outputs, caches = zip(*steps, strict=True)
     output = attention.combined(attention.joined(positions, outputs), query)
     return output, {**cache, kind: list(caches)}
+
+
+def _in_pieces(step, group, cache, index, inputs):
+    """Calls `step` of a head group with as many tokens at once as it takes."""
+    size, length = group.tokens_per_step, inputs.query.shape[2]
+    if size is None or length <= size:
+        return step(cache, index, inputs)
+
+    def next_piece(first, cache, outputs, size=size):
+        output, cache = step(cache, index + first, inputs.tokens(first, size))
+        output = ops.cast(output, outputs.dtype)
+        outputs = ops.slice_update(outputs, (0, 0, first, 0), output)
+        return first + size, cache, outputs
+
+    shape = (ops.shape(inputs.query)[0], group.num_heads, length, group.value_dim)
+    state = (ops.zeros((), "int32"), cache, ops.zeros(shape, group.compute_dtype))
+    state = ops.while_loop(lambda first, *_: first + size <= length, next_piece, state)
+    rest = length % size
+    _, cache, outputs = next_piece(*state, size=rest) if rest else state
+    return outputs, cache
 
 
 def _no_segment(batch_size):
@@ -216,15 +239,6 @@ def _segment_behind(segments, segment_ids):
     starts = segments.query_starts[:, 0, length - 1]
     ids = ops.cast(segment_ids, "int32")[:, -1]
     return {"id": ops.broadcast_to(ids, ops.shape(starts)), "start": starts}
-
-
-def _last_segment(inputs, length):
-    """Returns `HeadInputs` in which all but the last segment is padding."""
-    starts = inputs.segments.query_starts
-    is_last = starts == starts[:, :, length - 1 : length]
-    names = ("query_mask", "key_mask", "value_mask")
-    masks = {name: combine_masks(getattr(inputs, name), is_last) for name in names}
-    return dataclasses.replace(inputs, **masks)
 
 
 def _in_segment(attention, query, masks, cache, index):

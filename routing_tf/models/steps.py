@@ -1,10 +1,11 @@
 """The way all models go on from a prefix, token by token.
 
 A row of tokens starts behind an id 0; those of an image are its sub-pixels. What is
-given is read at once, where that is exact, and then each step computes the logits of
-one token with a cache, in the routing scope `"prefix"`. With settings of the release
-that let later tokens decide who is a member, each step computes the whole row anew
-instead, in which what lies behind the prefix is padding.
+given is read at once but for the last of it, where that is exact, and then each step
+feeds one token and computes the logits of the next one with a cache, in the routing
+scope `"prefix"`. So each token is fed once. With settings of the release that let later
+tokens decide who is a member, each step computes the whole row anew instead, in which
+what lies behind the prefix is padding.
 
 `continue_rows` goes on in a compiled function, for `generate` and SavedModels;
 `stream` in Python, for texts without end and for progress that is told.
@@ -25,9 +26,9 @@ class Steps:
 
     `begin` makes the state of no tokens: what steps carry along, such as a cache, with
     the batch on axis 0. `read` adds the first tokens of rows to it; it returns hidden
-    states too, or None, of which those of later places mean nothing. `step` computes
-    the tokens at one place, of which the newest may be fed again, and `recompute` whole
-    rows up to a place; both return logits of the next tokens
+    states too, or None, of which those of later places mean nothing. `step` feeds the
+    tokens at the next place, and `recompute` whole rows up to a place; both return
+    logits of the next tokens
     `<float>[batch, vocabulary_size]`, hidden states `<float>[batch, hidden_dim]` or
     None, and the state.
 
@@ -48,7 +49,6 @@ class Steps:
         """Returns what `step` does for the tokens before `index`, in rows of all."""
         if not self.are_exact:
             return self.recompute(tokens, state, index - 1)
-        # The last token that was read is fed again: the state replaces it.
         return self.step(ops.take(tokens, index - 1, axis=1), state, index - 1)
 
 
@@ -181,9 +181,20 @@ def continue_rows(
         # A row starts behind its first id, which is there in any case.
         lengths = ops.maximum(ops.sum(ops.cast(is_given, "int32"), axis=-1), 1)
         index = ops.minimum(extremes.smallest(lengths), tokens.shape[1])
-        hidden, state = steps.read(tokens[:, :num_inputs], index, state)
+        # The last of these tokens goes through the first step.
+        number = index - 1 if steps.are_exact else index
+        hidden, state = steps.read(tokens[:, :num_inputs], number, state)
+
+    def next_logits(tokens, state, index):
+        return steps.next_logits(tokens[:, :num_inputs], state, index)
+
+    if isinstance(sampler, keras_hub.samplers.ContrastiveSampler) and steps.are_exact:
+        # It compares with the hidden states of all tokens: the last one's, too.
+        _, last, _ = next_logits(tokens, state, index)
+        last = ops.cast(last, hidden.dtype)[:, None]
+        hidden = ops.slice_update(hidden, (0, index - 1, 0), last)
     tokens = sampler(
-        next=lambda tokens, *rest: steps.next_logits(tokens[:, :num_inputs], *rest),
+        next=next_logits,
         prompt=tokens,
         cache=state,
         index=index,

@@ -165,10 +165,7 @@ class AxialHeads(OneSequenceHeads):
         return dot_product.of_seeing(output, mask)
 
     def sees(self, query, keys, cache):
-        places = [
-            self._place(cache, ops.maximum(x, 0))
-            for x in (ops.reshape(query, ()), keys)
-        ]
+        places = [self._place(cache, ops.maximum(x, 0)) for x in (query, keys)]
         (row, column), (key_rows, key_columns) = places
         if self.axis == 0:
             return key_columns == column, key_rows - row

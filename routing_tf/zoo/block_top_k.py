@@ -68,6 +68,7 @@ class BlockTopKHeads(HeadGroup):
     """
 
     compares_by_products = True
+    tokens_per_step = 1
 
     def __init__(self, num_heads, block_length=64, num_blocks=4, **kwargs):
         super().__init__(num_heads, **kwargs)
@@ -171,7 +172,7 @@ class BlockTopKHeads(HeadGroup):
         return self._attend_step(cache, index, inputs.query, chosen), cache
 
     def _remember(self, cache, index, inputs):
-        """Returns the cache with the token at `index`, which it may replace."""
+        """Returns the cache with the token at `index`."""
         new = dict(zip(("keys", "values"), self._rows(inputs), strict=True))
         size = cache["keys"].shape[3]
         own = index // size
@@ -217,8 +218,8 @@ class BlockTopKHeads(HeadGroup):
             self,
             query,
             read,
-            ops.reshape(visible, shape),
-            ops.reshape(places - index, shape),
+            ops.reshape(visible, shape)[:, :, None],
+            ops.reshape(places - index, shape)[:, :, None],
         )
 
     def _rows(self, inputs):

@@ -8,9 +8,7 @@ from keras import ops
 
 from routing_tf.layers import HeadGroup
 from routing_tf.layers import extremes
-from routing_tf.layers.decoding import rows
-from routing_tf.layers.heads.head_inputs import HeadInputs
-from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.decoding import pending_keys
 from routing_tf.layers.products import product
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
@@ -19,6 +17,7 @@ from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.weighted_sums import NOTHING
 from routing_tf.zoo.parts.weighted_sums import joined_sums
+from routing_tf.zoo.parts.weighted_sums import running_largest
 from routing_tf.zoo.parts.weighted_sums import running_sums
 from routing_tf.zoo.parts.weighted_sums import sums_of_keys
 
@@ -172,6 +171,11 @@ class FeatureMapHeads(HeadGroup):
         power = -0.25 if self.feature_map == "positive" else 0.0
         return self._features(ops.cast(key, "float32") * self.key_dim**power)
 
+    @property
+    def tokens_per_step(self):
+        # A step is one chunk.
+        return self.chunk_length
+
     def make_cache(self, batch_size, max_length, grid=None):
         shape = (batch_size, self.num_heads)
         features = {
@@ -179,60 +183,48 @@ class FeatureMapHeads(HeadGroup):
             "positive": self.num_features,
             "fourier": 2 * self.num_features,
         }[self.feature_map]
-        # The newest token may come again: it is no part of the sums yet. With shifted
-        # keys it needs the key before it, too.
-        num_rows = 1 + self.key_shift
-        return {
+        cache = {
             "sums": ops.zeros((*shape, features, self.value_dim + 1), "float32"),
             "largest": ops.full(shape, NOTHING, dtype="float32"),
-            "rows": rows.empty_rows(self, *shape, num_rows),
-            "position": ops.full((batch_size,), -1, dtype="int32"),
         }
+        if self.key_shift:
+            key = ops.zeros((*shape, 1, self.key_dim), self.compute_dtype)
+            cache["pending"] = pending_keys.none(batch_size, key=key)
+        return cache
 
     def fill_cache(self, cache, inputs):
-        length, shifted = inputs.value.shape[2], self.shifted(inputs)
-        newest, position = rows.newest(self, inputs, cache["rows"].shape[2])
-        is_older = np.arange(length) < position[:, None, None]
-        mask = combine_masks(is_older, shifted.value_mask)
-        older = dataclasses.replace(shifted, value_mask=mask)
-        memory = self.make_memory(older, length)
-        return {**memory, "rows": newest, "position": position}
+        pending = {}
+        if self.key_shift:
+            inputs, pending["pending"] = pending_keys.offer_inputs(
+                pending_keys.forgotten(cache["pending"]), 0, inputs
+            )
+        return {**self.make_memory(inputs, inputs.value.shape[2]), **pending}
 
     def step(self, cache, index, inputs):
-        position = cache["position"]
-        comes_again = (position == index)[:, None]
-        sums, largest = joined_sums(
-            cache["sums"], cache["largest"], *self._newest(cache["rows"])
-        )
-        largest = ops.where(comes_again, cache["largest"], largest)
-        comes_again = comes_again[..., None, None]
-        sums = ops.where(comes_again, cache["sums"], sums)
-        newest = rows.of_inputs(self, inputs)
         if self.key_shift:
-            before, last = cache["rows"][:, :, :1], cache["rows"][:, :, 1:]
-            # What does not follow the last token follows padding.
-            follows = (position + 1 == index)[:, None, None, None]
-            last = ops.where(follows, last, ops.zeros_like(last))
-            before = ops.where(comes_again, before, last)
-            newest = ops.concatenate([before, newest], axis=2)
-        both, _ = joined_sums(sums, largest, *self._newest(newest))
-        output = ops.matmul(self.query_features(inputs.query), both)
-        return self._quotient(output), {
-            "sums": sums,
-            "largest": largest,
-            "rows": newest,
-            "position": ops.zeros_like(position) + index,
-        }
+            inputs, pending = pending_keys.offer_inputs(cache["pending"], index, inputs)
+            cache = {**cache, "pending": pending}
+        query = self.query_features(inputs.query)
+        key, value, scale = self._weighted_keys(_with_bias(inputs))
+        largest = cache["largest"][..., None]
+        scale = ops.broadcast_to(scale, ops.shape(key)[:3])
+        sums = running_sums(query, key, value, scale, self.tokens_per_step)
+        own_largest = running_largest(scale)
+        both = ops.maximum(largest, own_largest)
+        sums *= ops.exp(own_largest - both)[..., None]
+        before = ops.matmul(query, cache["sums"])
+        sums += ops.exp(largest - both)[..., None] * before
+        new = joined_sums(
+            cache["sums"], cache["largest"], *sums_of_keys(key, value, scale)
+        )
+        cache = {**cache, "sums": new[0], "largest": new[1]}
+        return self._quotient(sums), cache
 
     def max_positions(self, cache):
         return None
 
     def make_memory(self, inputs, max_length):
-        if inputs.token_bias is None:
-            # Tokens to come may have a bias.
-            bias = ops.zeros_like(inputs.value[:, :1, :, 0])
-            inputs = dataclasses.replace(inputs, token_bias=bias)
-        sums, largest = sums_of_keys(*self._weighted_keys(inputs))
+        sums, largest = sums_of_keys(*self._weighted_keys(_with_bias(inputs)))
         largest = ops.broadcast_to(largest, ops.shape(sums)[:2])
         return {"sums": sums, "largest": largest}
 
@@ -258,21 +250,6 @@ class FeatureMapHeads(HeadGroup):
             if mask is not None:
                 scale = ops.where(mask, scale, NOTHING)
         return key, value, scale
-
-    def _newest(self, newest):
-        """Returns the sums of the newest token alone, and its scale.
-
-        `newest` are its row and, with shifted keys, before it that of the token whose
-        key it offers.
-        """
-        key, value, bias, real = rows.split_rows(self, newest)
-        token = HeadInputs(
-            key=key[:, :, :1],
-            value=value[:, :, -1:],
-            token_bias=bias[:, :, -1:],
-            value_mask=ops.all(real, axis=2, keepdims=True),
-        )
-        return sums_of_keys(*self._weighted_keys(token))
 
     def _features(self, x):
         """Returns features, and the logarithm of a factor of each token's or None."""
@@ -309,6 +286,14 @@ class FeatureMapHeads(HeadGroup):
         if self.feature_map == "positive":
             vectors = np.stack([_orthogonal(each, random) for each in vectors])
         return ops.convert_to_tensor(vectors.astype("float32"))
+
+
+def _with_bias(inputs):
+    """Returns inputs that have a token bias, as tokens to come may."""
+    if inputs.token_bias is not None:
+        return inputs
+    bias = ops.zeros_like(inputs.value[:, :1, :, 0])
+    return dataclasses.replace(inputs, token_bias=bias)
 
 
 def _orthogonal(vectors, random):

@@ -206,7 +206,8 @@ class GlobalHeads(OneSequenceHeads):
     def sees(self, query, keys, cache):
         positions = self._positions()
         visible = ops.any(keys[..., None] == positions, axis=-1)
-        visible = ops.logical_or(visible, ops.any(query == positions))
+        is_global = ops.any(query == positions, axis=-1, keepdims=True)
+        visible = ops.logical_or(visible, is_global)
         if self.attention_window is not None:
             visible = ops.logical_or(visible, query - keys < self.attention_window)
         return visible, keys - query

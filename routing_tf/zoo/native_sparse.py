@@ -119,6 +119,7 @@ class NativeSparseHeads(HeadGroup):
     """
 
     needs_features = True
+    tokens_per_step = 1
 
     def __init__(
         self,
@@ -440,17 +441,15 @@ class NativeSparseHeads(HeadGroup):
         shape = (batch, heads, block.shape[2] * size)
         places = ops.reshape(places, shape)
         read = ops.reshape(read, (*shape, row))
-        return rows.attend_to_rows(self, query, read, places <= index, places - index)
+        distances = (places - index)[:, :, None]
+        return rows.attend_to_rows(self, query, read, distances <= 0, distances)
 
     def _window(self, tokens, query, index):
         """Attends to the last tokens up to `index`."""
         window = min(self.attention_window, tokens.shape[2])
         places = index - np.arange(window - 1, -1, -1, dtype="int32")
         read = ops.take(tokens, ops.maximum(places, 0), axis=2)
-        visible = (places >= 0)[None, None]
-        return rows.attend_to_rows(
-            self, query, read, visible, (places - index)[None, None]
-        )
+        return rows.attend_to_rows(self, query, read, places >= 0, places - index)
 
 
 def _padded(x, length):

@@ -149,7 +149,7 @@ class RandomBlockHeads(OneSequenceHeads):
 
     def sees(self, query, keys, cache):
         own = ops.minimum(query // self.block_length, cache["blocks"].shape[2] - 1)
-        drawn = ops.take(cache["blocks"], ops.reshape(own, (1,)), axis=2)
+        drawn = ops.take(cache["blocks"], own[:, 0], axis=2)[..., None, :]
         block = (keys // self.block_length)[..., None]
         return ops.any(block == drawn, axis=-1), keys - query
 

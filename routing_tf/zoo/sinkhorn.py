@@ -89,6 +89,7 @@ class SinkhornHeads(OneSequenceHeads):
     """
 
     compares_by_products = True
+    tokens_per_step = 1
 
     def __init__(
         self,

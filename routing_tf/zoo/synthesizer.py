@@ -1,6 +1,7 @@
 """Synthesizer attention: logits of places, without products of queries and keys."""
 
 import keras
+import numpy as np
 from keras import ops
 
 from routing_tf.layers import HeadGroup
@@ -158,13 +159,14 @@ class SynthesizerHeads(HeadGroup):
     def step(self, cache, index, inputs):
         rows = ops.slice_update(cache["rows"], (0, 0, index, 0), _rows(inputs))
         length = rows.shape[2]
-        query, key, bias = self._logits(inputs.query, index[None], length)
-        real = combine_masks(rows[..., -1] > 0, numbers(length) <= index)
+        places = index + np.arange(inputs.query.shape[2], dtype="int32")
+        query, key, bias = self._logits(inputs.query, places, length)
+        earlier = numbers(length) <= places[:, None]
         output = self.dot_product(
             query,
             key,
             rows[..., :-2],
-            attention_mask=real[..., None, :],
+            attention_mask=combine_masks(rows[..., None, :, -1] > 0, earlier),
             bias=_sum(bias, rows[..., -2]),
             training=False,
         )
@@ -181,7 +183,7 @@ class SynthesizerHeads(HeadGroup):
     def _logits(self, query, places, length):
         """Returns what makes the logits of queries at some places.
 
-        `places` are a slice or a tensor with one place, `length` the number of keys.
+        `places` are a slice or a tensor of places, `length` the number of keys.
         Returns queries and keys to be multiplied, and a bias or None.
         """
         factors = [

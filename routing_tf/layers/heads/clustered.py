@@ -224,16 +224,26 @@ class ClusteredHeads(HeadGroup):
             rule = self.whole_sequence_rule()
         return rule if inputs.segments is None else rule.in_segments()
 
+    @property
+    def tokens_per_step(self):
+        # Each of them reads a copy of the members that it sees.
+        return self.causal_rule("prefix").tokens_per_step
+
     def make_cache(self, batch_size, max_length, grid=None):
         return self.causal_rule("prefix").make_cache(batch_size, max_length)
 
-    def fill_cache(self, cache, inputs):
+    def start(self, cache, inputs):
+        # What attends and what is remembered has the same scores.
         rule = self.causal_rule("prefix")
-        return rule.fill_cache(cache, self.routed_tokens(inputs, rule))
+        tokens = self.routed_tokens(inputs, rule)
+        shifted = dataclasses.replace(tokens, inputs=self.shifted(tokens.inputs))
+        attending = self._rule(inputs)
+        output = attending.attend(shifted.for_queries(self.num_heads), training=False)
+        return output, rule.fill_cache(cache, tokens.in_last_segment())
 
     def step(self, cache, index, inputs):
         rule = self.causal_rule("prefix")
-        tokens = self.routed_token(inputs, rule, cache, index)
+        tokens = self.next_tokens(inputs, rule, cache, index)
         return rule.step(cache, index, tokens)
 
     def restart_cache(self, cache):
@@ -253,7 +263,7 @@ class ClusteredHeads(HeadGroup):
 
     def read_memory(self, cache, index, inputs):
         rule = self.memory_rule()
-        tokens = self.routed_token(inputs, rule, cache, index)
+        tokens = self.next_tokens(inputs, rule, cache, index)
         return rule.step(cache, index, tokens)
 
     def routed_tokens(self, inputs, rule, training=False):
@@ -314,8 +324,8 @@ class ClusteredHeads(HeadGroup):
         query = normalize(inputs.query)
         return query, query if inputs.key is None else normalize(inputs.key)
 
-    def routed_token(self, inputs, rule, cache, index):
-        """Returns the `RoutedTokens` of the token at `index`, behind a cache."""
+    def next_tokens(self, inputs, rule, cache, index):
+        """Returns the `RoutedTokens` of tokens from `index` on, behind a cache."""
         return self.routed_tokens(inputs, rule)
 
     @property

@@ -137,13 +137,13 @@ class FixedHeads(HeadGroup):
     def sees(self, query, keys, cache):
         size = self.block_length
         own = keys // size == query // size
-        place = keys % size - self._first_columns()[:, None]
+        place = keys % size - self._first_columns()[:, None, None]
         summary = ops.logical_and(place >= 0, place < self.num_summary_columns)
         if self.arrangement == "merged":
             return ops.logical_or(own, summary), keys
         if self.arrangement == "summaries":
             return summary, keys
-        is_local = np.arange(self.num_heads)[:, None] < self.num_heads // 2
+        is_local = np.arange(self.num_heads)[:, None, None] < self.num_heads // 2
         return ops.where(is_local, own, summary), keys
 
     def _first_columns(self):

@@ -129,6 +129,9 @@ class HeadGroup(ConfiguredLayer):
     #: Whether caches hold keys and values of key heads alone, which are repeated where
     #: queries read them. Else `prepared` repeats them.
     remembers_key_heads = False
+    #: How many tokens `step` and `read_memory` take at once, which may be a property;
+    #: None for any number. Longer calls go in pieces.
+    tokens_per_step = None
     #: The layer that attends inside each window or cluster.
     dot_product_class = ScaledDotProduct
 
@@ -411,17 +414,17 @@ class HeadGroup(ConfiguredLayer):
         return self.supports_entmax and is_alone
 
     def sees(self, query, keys, cache):
-        """The pattern, for the query at one position.
+        """The pattern, for some queries and keys by their positions.
 
         Args:
-            query: `<int32>`, position of the query.
-            keys: `<int32>[batch, 1, keys]`, positions of keys; under a causal mask none
-                is later than the query.
+            query: `<int32>[queries, 1]`, positions of the queries.
+            keys: `<int32>[batch, 1, 1, keys]`, positions of keys; under a causal mask
+                a query sees none that is later.
             cache: as returned by `make_cache` or `make_memory`.
 
         Returns:
-            `<bool>`, broadcastable to `[batch, heads, keys]`, which keys the query
-            sees, and their relative positions, `<int32>` likewise.
+            `<bool>`, broadcastable to `[batch, heads, queries, keys]`, which keys each
+            query sees, and their relative positions, `<int32>` likewise.
 
         Raises:
             NotImplementedError: if the subclass has no pattern of this kind.
@@ -452,8 +455,7 @@ class HeadGroup(ConfiguredLayer):
         Returns:
             Dict of tensors with the batch on axis 0; see `routing_tf.layers.decoding`.
         """
-        # With shifted keys the newest one waits for the value that follows it.
-        num_tokens = self.cache_length(max_length, grid) + self.key_shift
+        num_tokens = self.cache_length(max_length, grid)
         return recent_tokens.make(self, batch_size, num_tokens)
 
     def cache_for(self, batch_size, positions):
@@ -463,30 +465,43 @@ class HeadGroup(ConfiguredLayer):
         """
         return self.make_cache(batch_size, positions.num_positions, positions.grid)
 
+    def start(self, cache, inputs):
+        """Attends with a sequence from its first token on, in one parallel pass.
+
+        Args:
+            cache: as returned by `make_cache`, or any later one, which is forgotten.
+            inputs: `HeadInputs` of the sequence.
+
+        Returns:
+            `<float>[batch, heads, length, value_dim]`, and the cache behind it.
+        """
+        output = self(inputs=inputs, training=False)
+        return output, self.fill_cache(cache, inputs.in_last_segment())
+
     def fill_cache(self, cache, inputs):
         """Returns the cache behind a sequence, given its `HeadInputs`."""
         return recent_tokens.fill(self, cache, inputs)
 
     def step(self, cache, index, inputs):
-        """Attends with one token.
+        """Attends with the tokens that follow those in a cache.
 
         Args:
             cache: as returned by `make_cache`, `fill_cache` or this method.
-            index: `<int32>`, position of the token.
-            inputs: `HeadInputs` of the token.
+            index: `<int32>`, position of the first token.
+            inputs: `HeadInputs` of the tokens, of at most `tokens_per_step`.
 
         Returns:
-            `<float>[batch, heads, 1, value_dim]`, and the cache with this token.
+            `<float>[batch, heads, length, value_dim]`, and the cache with the tokens.
         """
         return recent_tokens.step(self, cache, index, inputs)
 
     def restart_cache(self, cache):
         """Returns a cache of steps as it was before the first token."""
-        return {**cache, "positions": ops.full_like(cache["positions"], -1)}
+        return recent_tokens.restarted(cache)
 
     def max_positions(self, cache):
         """Returns how many positions a cache has room for; None for any number."""
-        return cache["rows"].shape[2] - self.key_shift
+        return cache["rows"].shape[2]
 
     def make_memory(self, inputs, max_length):
         """Makes the cache for steps of attention to another sequence.
@@ -505,9 +520,10 @@ class HeadGroup(ConfiguredLayer):
         return cache
 
     def read_memory(self, cache, index, inputs):
-        """Attends with one token to another sequence; see `step`."""
-        keys = np.arange(cache["rows"].shape[2], dtype="int32")[None, None]
-        visible, distances = self.sees(index, keys, cache)
+        """Attends with tokens to another sequence; see `step`."""
+        query = index + np.arange(inputs.query.shape[2], dtype="int32")[:, None]
+        keys = np.arange(cache["rows"].shape[2], dtype="int32")[None, None, None]
+        visible, distances = self.sees(query, keys, cache)
         output = rows.attend_to_rows(
             self, inputs.query, cache["rows"], visible, distances
         )

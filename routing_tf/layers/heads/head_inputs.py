@@ -3,9 +3,13 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 from keras import ops
 
+from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.segments import Segments
+
+MASKS = ("query_mask", "key_mask", "value_mask")
 
 
 # Without `repr`: Keras shows arguments in its messages, and these are large.
@@ -94,6 +98,29 @@ class HeadInputs:
             token_bias,
             **options,
         )
+
+    def tokens(self, first, number):
+        """Returns the inputs of some tokens alone, without segments.
+
+        Args:
+            first: the first of them, an integer or a tensor.
+            number: how many they are, an integer.
+        """
+        places, parts = first + np.arange(number, dtype="int32"), {}
+        for name in (*MASKS, "query", "key", "value", "token_bias", "features"):
+            x, axis = getattr(self, name), 1 if name == "features" else 2
+            parts[name] = None if x is None else ops.take(x, places, axis=axis)
+        first_position = self.first_position + first
+        parts |= {"positions": None, "segments": None, "first_position": first_position}
+        return dataclasses.replace(self, **parts)
+
+    def in_last_segment(self):
+        """Returns the inputs in which all but the last segment, if any, is padding."""
+        if self.segments is None:
+            return self
+        own = self.segments.is_in_last
+        masks = {name: combine_masks(getattr(self, name), own) for name in MASKS}
+        return dataclasses.replace(self, **masks)
 
 
 def _mask_of_all_heads(mask):

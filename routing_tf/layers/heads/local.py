@@ -239,7 +239,7 @@ class LocalHeads(HeadGroup):
 
     def sees(self, query, keys, cache):
         size, flange = math.prod(self.block_shape), (*self._flange(), 0)[:2]
-        columns = cache["columns"][:, None, None] if "columns" in cache else 1
+        columns = cache["columns"][:, None, None, None] if "columns" in cache else 1
         is_own_part = keys % self.dilation == query % self.dilation
         keys, query = keys // self.dilation, query // self.dilation
         block, own_block = keys // size, query // size
@@ -271,20 +271,22 @@ class LocalHeads(HeadGroup):
 
     def read_memory(self, cache, index, inputs):
         block, offset = (cache[name][:, None, None] for name in ("block", "offset"))
-        _, heads, num_blocks, window, size = cache["rows"].shape
-        own = ops.minimum(index // block, num_blocks - 1)
-        own = ops.broadcast_to(own, (ops.shape(block)[0], heads, 1))
-        shape = (*ops.shape(own)[:2], num_blocks, window * size)
-        flat = ops.reshape(cache["rows"], shape)
-        rows = membership.gather(flat, own)
+        _, heads, num_blocks, window, _ = cache["rows"].shape
+        number = inputs.query.shape[2]
+        place = index + np.arange(number, dtype="int32")
+        own = ops.minimum(place // block, num_blocks - 1)
+        own = ops.broadcast_to(own, (ops.shape(block)[0], heads, number))
+        distances = (
+            np.arange(window, dtype="int32") - (offset + place % block)[..., None]
+        )
         output = attend_to_rows(
             self,
-            inputs.query,
-            ops.reshape(rows, (*ops.shape(own)[:2], window, size)),
+            inputs.query[:, :, :, None],
+            membership.gather_blocks(cache["rows"], own),
             None,
-            np.arange(window, dtype="int32") - offset - index % block,
+            distances[:, :, :, None],
         )
-        return output, cache
+        return output[:, :, :, 0], cache
 
     def _windows(self, inputs, length, grid, block, memory_block, zero_outside=True):
         """Returns the function that arranges `[batch, heads, memory length, ...]`."""

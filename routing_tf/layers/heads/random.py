@@ -127,14 +127,15 @@ class RandomHeads(ClusteredHeads):
         clusters = np.argmax(self.random_scores(max_length), axis=-1).astype("int32")
         return ops.broadcast_to(clusters, (batch_size, *clusters.shape[1:]))
 
-    def routed_token(self, inputs, rule, cache, index):
-        tokens = super().routed_tokens(inputs, rule)
+    def next_tokens(self, inputs, rule, cache, index):
+        tokens, number = super().routed_tokens(inputs, rule), inputs.query.shape[2]
+        places = index + np.arange(number, dtype="int32")
         if inputs.segments is not None:
-            index = inputs.segments.query_places
+            places = inputs.segments.query_places
         clusters = cache["clusters"]
-        place = ops.minimum(index, clusters.shape[2] - 1)
-        place = ops.broadcast_to(place, (*ops.shape(clusters)[:2], 1))
-        clusters = membership.entries_at(clusters, place)
+        places = ops.minimum(places, clusters.shape[2] - 1)
+        places = ops.broadcast_to(places, (*ops.shape(clusters)[:2], number))
+        clusters = membership.entries_at(clusters, places)
         scores = ops.one_hot(clusters, self.num_clusters, dtype="float32")
         return dataclasses.replace(tokens, query_scores=scores, key_scores=scores)
 

@@ -64,6 +64,18 @@ class RoutedTokens:
         inputs = dataclasses.replace(self.inputs, key=key, value=value)
         return dataclasses.replace(self, inputs=inputs, **parts)
 
+    def in_last_segment(self):
+        """Returns tokens of which all but the last segment, if any, is padding."""
+        if self.inputs.segments is None:
+            return self
+        own, inputs = self.inputs.segments.is_in_last, self.inputs.in_last_segment()
+        return dataclasses.replace(
+            self,
+            query_mask=combine_masks(self.query_mask, own),
+            key_mask=combine_masks(self.key_mask, own),
+            inputs=inputs,
+        )
+
     @property
     def length(self):
         """Number of queries."""

@@ -3,6 +3,7 @@
 from keras import ops
 
 from routing_tf.layers import membership
+from routing_tf.layers.decoding import pending_keys
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
 
@@ -12,12 +13,10 @@ class Rule:
 
     Subclasses implement `attend`; and `make_cache`, `fill_cache` and `step` where
     tokens can go one by one. A cache is a dict of tensors of fixed sizes with the batch
-    on axis 0. A token that is fed again at the same position replaces the one before.
-    With `key_shift=1` the row of a token's key is opened without a value, and completed
-    with the next token's, which may replace it in the same way. The group is one of
-    `ClusteredHeads`, which say who is a member. With grouped queries a cache, and the
-    tokens that it is made of, have the key heads of the group; `attend` gets tokens
-    with keys for all queries.
+    on axis 0. With `key_shift=1` the newest key waits in it for the value that follows,
+    see `decoding.pending_keys`. The group is one of `ClusteredHeads`, which say who is
+    a member. With grouped queries a cache, and the tokens that it is made of, have the
+    key heads of the group; `attend` gets tokens with keys for all queries.
     """
 
     #: Whether no other token has a part in which clusters a token is in.
@@ -25,6 +24,9 @@ class Rule:
 
     #: Whether queries may explore, see `routing_tf.layers.exploring`.
     lets_explore = True
+
+    #: How many tokens `step` takes at once; None for any number.
+    tokens_per_step = 32
 
     def __init__(self, group):
         self.group = group
@@ -72,8 +74,41 @@ class Rule:
         raise NotImplementedError
 
     def step(self, cache, index, tokens):
-        """Attends with one token at `index`; returns `[B, H, 1, D]` and the cache."""
+        """Attends with tokens from `index` on, of at most `tokens_per_step`.
+
+        Returns `<float>[B, H, T, D]`, and the cache with the tokens.
+        """
         raise NotImplementedError
+
+    def _no_pending_key(self, batch_size):
+        """Returns what a cache holds of shifted keys: a dict, empty without any."""
+        group = self.group
+        if not group.key_shift:
+            return {}
+        shape, dtype = (
+            (batch_size, group.num_key_heads * group.num_rounds, 1),
+            "float32",
+        )
+        key = ops.zeros((*shape, group.key_dim), group.compute_dtype)
+        scores = ops.zeros((*shape, group.num_clusters), dtype)
+        pending = pending_keys.none(batch_size, key=key, key_scores=scores)
+        return {"pending": pending}
+
+    def _restarted(self, cache):
+        """Returns a cache without its pending key."""
+        if "pending" not in cache:
+            return cache
+        return {**cache, "pending": pending_keys.forgotten(cache["pending"])}
+
+    def _offered(self, cache, index, tokens):
+        """Returns the cache, and tokens each of which has the key that it offers.
+
+        With shifted keys that is the one before it.
+        """
+        if not self.group.key_shift:
+            return cache, tokens
+        tokens, pending = pending_keys.offer_tokens(cache["pending"], index, tokens)
+        return {**cache, "pending": pending}, tokens
 
     def mean_over_clusters(self, output, asks, axis):
         """Averages what a token got from its clusters, which are on an axis.

@@ -32,6 +32,8 @@ class SummaryHeads(HeadGroup):
     Args and call arguments: as in `HeadGroup`.
     """
 
+    tokens_per_step = 1
+
     def __init__(self, num_heads, **kwargs):
         super().__init__(num_heads, **kwargs)
         # Summaries have no place: no relative positions.
@@ -189,7 +191,14 @@ class SummaryHeads(HeadGroup):
         """Returns the cache with a token, and with the block that it ends, if any."""
         slot = index % cache["rows"].shape[2]
         new = rows.of_inputs(self, inputs)
-        position = ops.zeros((ops.shape(new)[0], 1), "int32") + index
+        real = known_mask(inputs.value, inputs.value_mask)
+        # Padding takes no place: it may be room, and tokens before it be seen again.
+        old, position = (
+            ops.take(cache[name], ops.reshape(slot, (1,)), axis=axis)
+            for name, axis in (("rows", 2), ("positions", 1))
+        )
+        new = ops.where(real[..., None], new, old)
+        position = ops.where(real[:, 0], index, position)
         tokens = ops.slice_update(cache["rows"], (0, 0, slot, 0), new)
         positions = ops.slice_update(cache["positions"], (0, slot), position)
         return {

@@ -86,16 +86,22 @@ def running_sums(query, key, value, scale, chunk_length):
         sums += ops.matmul(query, before)
     else:
         before, largest_before = _before(*sums_of_keys(key, value, scale))
-        pairs = ops.where(earlier, scale[..., None, :], NOTHING)
-        largest = extremes.largest(pairs, axis=-1)
+        largest = running_largest(scale)
         largest = ops.maximum(largest, largest_before[..., None])
         largest = ops.stop_gradient(largest)
         # What is masked here has no gradient, and cannot overflow.
-        pairs = ops.where(earlier, pairs - largest[..., None], NOTHING)
+        pairs = ops.where(earlier, scale[..., None, :] - largest[..., None], NOTHING)
         sums = ops.matmul(weights * ops.exp(pairs), value)
         factor = ops.exp(largest_before[..., None] - largest)
         sums += factor[..., None] * ops.matmul(query, before)
     return put_back_blocks(sums, length, axis=2)
+
+
+def running_largest(scale):
+    """Returns the largest one of scales `[..., L]` up to each place, for a few."""
+    places = numbers(length_of(scale, -1))
+    pairs = ops.where(places <= places[:, None], scale[..., None, :], NOTHING)
+    return extremes.largest(pairs, axis=-1)
 
 
 def _before(sums, largest):

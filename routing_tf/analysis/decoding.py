@@ -123,15 +123,23 @@ def _check_model(lm):
 def scorer_by_steps(lm):
     """Returns the function that scores token by token."""
 
-    def logits(token_ids, index):
-        cache = lm.make_cache(*ops.shape(token_ids))
-        # A tensor for the start: the tokens go one by one.
-        return lm.call_with_cache(token_ids, cache, index)[0]
+    def logits(token_ids):
+        batch, length = ops.shape(token_ids)
+
+        def step(place, cache, result):
+            token = ops.take(token_ids, place[None], axis=1)
+            logits, _, cache = lm.call_with_cache(token, cache, place)
+            logits = ops.cast(logits, result.dtype)
+            return place + 1, cache, ops.slice_update(result, (0, place, 0), logits)
+
+        shape = (batch, length, lm.hyperparameters.vocabulary_size)
+        start = ops.zeros((), "int32"), lm.make_cache(batch, length), ops.zeros(shape)
+        return ops.while_loop(lambda place, *_: place < length, step, start)[-1]
 
     call = compiled(lm, logits)
 
     def score(inputs, targets):
-        result = call(ops.convert_to_tensor(inputs["token_ids"], "int32"), np.int32(0))
+        result = call(ops.convert_to_tensor(inputs["token_ids"], "int32"))
         nats = keras.losses.sparse_categorical_crossentropy(
             targets, ops.cast(result, "float32"), from_logits=True
         )

@@ -104,10 +104,10 @@ def entries_at(table, index):
 
 def gather(x, members):
     """Returns rows of `[B, H, L, D]` at places `<int>[B, H, ...]`: `[B, H, ..., D]`."""
-    dim = length_of(x, -1)
+    _, _, length, dim = ops.shape(x)
     flat = ops.reshape(x, (-1, dim))
     # A flat index is many times faster on CPU than `take_along_axis`.
-    rows = ops.take(flat, flat_positions(members, length_of(x, 2)), axis=0)
+    rows = ops.take(flat, flat_positions(members, length), axis=0)
     return ops.reshape(rows, (*ops.shape(members), dim))
 
 
@@ -127,8 +127,8 @@ def replaced(x, members, rows):
 
     No place may come twice in a head.
     """
-    dim = length_of(x, -1)
-    places = flat_positions(members, length_of(x, 2))
+    _, _, length, dim = ops.shape(x)
+    places = flat_positions(members, length)
     flat = ops.scatter_update(
         ops.reshape(x, (-1, dim)), places[:, None], ops.reshape(rows, (-1, dim))
     )

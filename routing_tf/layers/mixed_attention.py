@@ -118,12 +118,13 @@ class MixedAttention(Projections):
             none. With a cache self-attention is causal, and expert choice has the
             routing scope `"prefix"`. A cache with a memory has its mask and bias, and
             `value` and what belongs to it is not read again.
-        cache_index: position of the first token of `query`, an integer or a tensor;
-            None (the default) for 0. Tokens follow each other; the newest may be fed
-            again and is replaced. At the integer 0 a sequence is computed in one
-            parallel pass and starts the cache anew; else tokens go one by one, as
-            `[batch, length, dim]` (on two axes of positions: in the blocked order).
-            Padding is not remembered.
+        cache_index: position of the first token of `query`, which is the number of
+            tokens that the cache was fed: an integer or a scalar tensor; None (the
+            default) for 0. A call takes any number of tokens, as `[batch, length, dim]`
+            (on two axes of positions: in the blocked order), and each token is fed
+            once; outputs are those of one pass. The integer 0 starts the cache anew, on
+            two axes with all positions. Padding is not remembered: where it is the end
+            of all rows, the next call may begin in its place.
         attention_mask: `<bool>[batch, 1, memory length]`, the same as `value_mask`, as
             calls of `keras.layers.MultiHeadAttention` have it for padding; not for
             positions on two axes, nor with a cache. Any other is refused: sparse
@@ -169,7 +170,8 @@ class MixedAttention(Projections):
             than `query`, or a length is unknown while TensorFlow traces positions on
             two axes, random heads or a call with a cache; or if a cache is given while
             training, with attention scores, for attention to another sequence without
-            its memory, for another number of sequences, or without room for the tokens;
+            its memory, for another number of sequences, or without room for the tokens,
+            or `cache_index` is negative or no integer;
             or if `segment_ids` are no integers, have no entry for each position, come
             with positions on two axes or a cache of another sequence, or heads cannot
             have them.
@@ -279,7 +281,10 @@ class MixedAttention(Projections):
     def make_cache(
         self, batch_size, max_length, value=None, value_mask=None, token_bias=None
     ):
-        """Makes an empty cache, for calls that go token by token.
+        """Makes an empty cache, for calls that go on behind earlier tokens.
+
+        A cache is a value: a call returns another one, and the old one still stands for
+        the tokens before. So a draft of several tokens that is rejected costs nothing.
 
         Args:
             batch_size: number of sequences.
@@ -314,7 +319,8 @@ class MixedAttention(Projections):
         )
         x = np.random.normal(size=(1, 20, 16)).astype("float32")
         cache = attention.make_cache(batch_size=1, max_length=20)
-        y, cache = attention(x[:, :19], cache=cache, cache_index=0)
+        first, cache = attention(x[:, :12], cache=cache, cache_index=0)
+        more, cache = attention(x[:, 12:19], cache=cache, cache_index=12)
         last, cache = attention(x[:, 19:], cache=cache, cache_index=19)
         ```
         """

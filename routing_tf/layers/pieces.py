@@ -45,6 +45,12 @@ def num_pieces(query, key, value, pairs):
         pairs: tensors broadcastable to `[..., queries, keys]`, or None.
     """
     *leading, num_queries, _ = query.shape
+    sizes = (*leading, num_queries, key.shape[-2])
+    # Several devices share the sequences of a batch, which pieces would mix.
+    if None in sizes or math.prod(sizes) <= PIECE_SIZE:
+        return 1
+    if _is_at_once.get() or not is_on_one_cpu():
+        return 1
     pairs = [x for x in pairs if x is not None]
     if not all(is_known(*x.shape) for x in (query, key, value, *pairs)):
         return 1
@@ -52,11 +58,7 @@ def num_pieces(query, key, value, pairs):
         return 1
     if not all(is_broadcastable(x.shape[:-2], leading) for x in pairs):
         return 1
-    count = math.prod(leading)
-    size = count * num_queries * key.shape[-2]
-    # Several devices share the sequences of a batch, which pieces would mix.
-    if size <= PIECE_SIZE or _is_at_once.get() or not is_on_one_cpu():
-        return 1
+    count, size = math.prod(leading), math.prod(sizes)
     # Axes of sequences, heads and blocks become one, so what has some will have all.
     grown = [count * math.prod(x.shape[-2:]) for x in pairs if _has_some_of(x, leading)]
     if max(grown, default=0) > PIECE_SIZE:

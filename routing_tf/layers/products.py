@@ -24,7 +24,8 @@ def product(x, y, transpose_x=False, transpose_y=False):
         x = x[None]
     while len(y.shape) < len(x.shape):
         y = y[None]
-    x, y = _repeated(x, y), _repeated(y, x)
+    if x.shape[:-2] != y.shape[:-2]:
+        x, y = _repeated(x, y), _repeated(y, x)
     if keras.backend.backend() == "tensorflow" and x.dtype == y.dtype:
         # A graph would transpose by an operation of its own, and keep the result.
         import tensorflow as tf

@@ -3,7 +3,6 @@
 import math
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import attention_arguments as arguments
@@ -12,6 +11,7 @@ from routing_tf.layers.heads.head_inputs import features_for
 from routing_tf.layers.positions import Positions
 from routing_tf.layers.segments import Segments
 from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import is_integer
 from routing_tf.layers.validation import static_length
 
 # The id before the first token.
@@ -61,9 +61,7 @@ def call_with_cache(attention, query, masks, cache):
     `query`.
     """
     cache, index = cache.cache, cache.cache_index
-    index = 0 if index is None else index
-    if isinstance(index, np.integer):
-        index = int(index)
+    index = _checked_index(index)
     _check_room(attention, query, cache, index)
     starts = isinstance(index, int) and index == 0
     if "memory" in cache:
@@ -83,6 +81,25 @@ def call_with_cache(attention, query, masks, cache):
     if query.shape[1] > 1 and masks["segment_ids"] is not None:
         return _one_by_one(attention, query, masks, cache, index)
     return _step(attention, query, masks, cache, index)
+
+
+def _checked_index(index):
+    """Returns an integer, or a scalar tensor of integers."""
+    if index is None:
+        return 0
+    if is_integer(index):
+        return int(index)
+    dtype = getattr(index, "dtype", None)
+    is_whole = dtype is not None and keras.backend.is_int_dtype(dtype)
+    if not is_whole or tuple(index.shape) != ():
+        shape = getattr(index, "shape", None)
+        received = repr(index) if shape is None else f"{dtype}{tuple(shape)}"
+        raise ValueError(
+            "`cache_index` must be an integer or a scalar tensor of integers, the "
+            "number of tokens that all sequences of the cache were fed. Received: "
+            f"cache_index={received}"
+        )
+    return index
 
 
 def _check_room(attention, query, cache, index):
@@ -207,7 +224,8 @@ def _step(attention, query, masks, cache, index):
 
 def _in_pieces(step, group, cache, index, inputs):
     """Calls `step` of a head group with as many tokens at once as it takes."""
-    size, length = group.tokens_per_step, inputs.query.shape[2]
+    length = inputs.query.shape[2]
+    size = 1 if length == 1 else group.tokens_per_step
     if size is None or length <= size:
         return step(cache, index, inputs)
 

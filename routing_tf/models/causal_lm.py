@@ -327,10 +327,9 @@ class TextLanguageModel(Exportable):
         Args:
             token_ids: `<int>[batch, length]`.
             cache: as returned by `make_cache` or this method.
-            cache_index: position of the first token, an integer or a tensor. Tokens
-                follow each other; the newest may be fed again and is replaced. A
-                sequence at the integer 0 is computed in one parallel pass and starts
-                the cache anew; anywhere else tokens go one by one.
+            cache_index: position of the first token, which is the number of tokens that
+                the cache was fed: an integer or a scalar tensor. Any number of tokens
+                follow, and each is fed once. The integer 0 starts the cache anew.
             padding_mask: `<bool>[batch, length]`, True for real tokens, others are not
                 remembered; None (the default) for no padding.
             segment_ids: `<int32>[batch, length]`, those of packed documents: the cache
@@ -342,8 +341,9 @@ class TextLanguageModel(Exportable):
             tokens.
 
         Raises:
-            ValueError: if the cache is for another number of sequences or, where
-                `cache_index` is an integer, without room for the tokens.
+            ValueError: if the cache is for another number of sequences, or
+                `cache_index` is no integer or, where it is no tensor, negative or
+                without room for the tokens.
         """
         hidden, cache = self.backbone.decode_with_cache(
             token_ids, cache, cache_index, padding_mask, segment_ids

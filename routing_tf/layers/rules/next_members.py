@@ -9,7 +9,6 @@ from keras import ops
 
 from routing_tf.layers import key_heads
 from routing_tf.layers import membership
-from routing_tf.layers.membership import entries_at
 from routing_tf.layers.rules import rings
 
 
@@ -35,30 +34,27 @@ class NextMembers:
     def __init__(
         self, cache, joins, read, num_places, window, key_shift=0, sees_itself=True
     ):
-        counts, number = cache["counts"], joins.shape[2]
-        up_to = counts[:, :, None] + ops.cumsum(joins, axis=2)
-        earlier = up_to - joins
+        number = joins.shape[2]
         self.read, self._read = read, key_heads.of_queries(read, joins.shape[1])
-        up_to_query, before_query = (
-            ops.take_along_axis(key_heads.for_queries(x, read.shape[1]), read, axis=-1)
-            for x in (up_to, earlier)
-        )
-        self.ends = up_to_query
-        ranks = rings.ranks(self._of_clusters(counts, entries_at), num_places)
-        new_ranks, is_read = (
-            self._of_clusters(ops.swapaxes(x, 2, 3), membership.gather)
-            for x in (earlier, joins)
-        )
-        places = np.arange(number, dtype="int32")
-        is_earlier = places[:, None] >= places + (not sees_itself)
-        is_read = ops.logical_and(is_read > 0, is_earlier[:, None])
+        # Of each cluster: members before the call, before each token, and these.
+        joins = ops.swapaxes(joins, 2, 3)
+        counts = cache["counts"][..., None]
+        earlier = counts + ops.cumsum(joins, axis=-1) - joins
+        table = ops.concatenate([counts, earlier, joins], axis=-1)
+        table = self._of_clusters(table, membership.gather)
+        new_ranks, joins = table[..., 1 : number + 1], table[..., number + 1 :]
+        own = np.eye(number, dtype="int32")[:, None]
+        before, joins_own = ops.sum(new_ranks * own, -1), ops.sum(joins * own, -1)
+        self.ends = before + joins_own
+        ranks = rings.ranks(table[..., 0], num_places)
+        is_earlier = np.tri(number, k=int(sees_itself) - 1, dtype="bool")
+        is_read = ops.logical_and(joins > 0, is_earlier[:, None])
         exists = ops.concatenate([ranks >= 0, is_read], axis=-1)
         ranks = ops.concatenate([ranks, new_ranks], axis=-1)
-        near = ranks >= (up_to_query - window)[..., None]
+        near = ranks >= (self.ends - window)[..., None]
         self.visible = ops.logical_and(exists, near)
         # A shifted key is that of an earlier token.
-        before = up_to_query if key_shift else before_query
-        self.distances = ranks - before[..., None]
+        self.distances = ranks - (self.ends if key_shift else before)[..., None]
 
     def rows(self, ring, new):
         """Returns what stands at the members, `[B, H, T, N, R + T, E]`.

@@ -59,15 +59,6 @@ def read_next_values(inputs):
     )
 
 
-def to_remember(inputs):
-    """Does `read_next_values`, and masks the last position: its value comes later."""
-    length = length_of(inputs.value, 2)
-    inputs = read_next_values(inputs)
-    has_next = (numbers(length) < length - 1)[None, None]
-    mask = combine_masks(has_next, inputs.value_mask)
-    return dataclasses.replace(inputs, value_mask=mask)
-
-
 def _one_later(x):
     """Moves axis 2 of `[batch, heads, length, ...]`; the first entry stays too."""
     if x.shape[2] is None:

@@ -253,7 +253,8 @@ def test_steps_on_two_axes_follow_the_blocked_order(groups):
     helpers.randomize(layer)
     image = normal(2, 4, 9, DIM)
     order = layers.blocks.BlockedOrder((4, 9), (2, 3))
-    decoder = helpers.Decoder(layer)
+    # Native sparse heads refuse a bias.
+    decoder = helpers.Decoder(layer, has_bias=groups != "chosen")
 
     def in_order(image):
         sequence = np.reshape(image, (2, 36, DIM))

@@ -359,10 +359,6 @@ def test_a_segment_may_start_in_one_row_alone():
         step, cache = attention(
             x[:, t : t + 1], segment_ids=ids[:, t : t + 1], cache=cache, cache_index=t
         )
-        # Fed again, a token is replaced.
-        step, cache = attention(
-            x[:, t : t + 1], segment_ids=ids[:, t : t + 1], cache=cache, cache_index=t
-        )
         step = golden_cases.to_numpy(step)[:, 0]
         np.testing.assert_allclose(step, whole[:, t], rtol=1e-4, atol=2e-5)
 

@@ -457,11 +457,17 @@ class MixedAttention(Projections):
             query_mask, value_mask = arguments.masks_of_ids(ids, query_mask, value_mask)
         if value is None:
             value_mask = query_mask if value_mask is None else value_mask
-        if query is not None:
+        if query is not None and len(positions.lengths) > 1:
             query = positions.flatten(query)
         projected = self.projected(query, value)
         if shows_weights:
             projected = [(*rest, _with_identity(value)) for *rest, value in projected]
+        if positions.order is not None or memory_positions.order is not None:
+            orders = positions, memory_positions, memory_positions
+            projected = [
+                [order.arrange(x) for order, x in zip(orders, own, strict=True)]
+                for own in projected
+            ]
         shared = HeadInputs.of(
             query_mask=positions.sequence("query_mask", query_mask, batch, fill=True),
             value_mask=memory_positions.sequence(
@@ -478,15 +484,13 @@ class MixedAttention(Projections):
             group.prepared(
                 dataclasses.replace(
                     shared,
-                    query=positions.arrange(own_query),
-                    key=memory_positions.arrange(own_key),
-                    value=memory_positions.arrange(own_value),
+                    query=own[0],
+                    key=own[1],
+                    value=own[2],
                     features=features_for(group, positions, query),
                 )
             )
-            for group, (own_query, own_key, own_value) in zip(
-                self.head_groups, projected, strict=True
-            )
+            for group, own in zip(self.head_groups, projected, strict=True)
         ]
 
     def _segments(self, query, ids, positions, memory_positions):

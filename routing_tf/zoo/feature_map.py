@@ -211,9 +211,9 @@ class FeatureMapHeads(HeadGroup):
         sums = running_sums(query, key, value, scale, self.tokens_per_step)
         own_largest = running_largest(scale)
         both = ops.maximum(largest, own_largest)
-        sums *= ops.exp(own_largest - both)[..., None]
+        sums = sums * ops.exp(own_largest - both)[..., None]
         before = ops.matmul(query, cache["sums"])
-        sums += ops.exp(largest - both)[..., None] * before
+        sums = sums + ops.exp(largest - both)[..., None] * before
         new = joined_sums(
             cache["sums"], cache["largest"], *sums_of_keys(key, value, scale)
         )

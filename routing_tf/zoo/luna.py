@@ -143,11 +143,11 @@ class LunaHeads(HeadGroup):
         real = known_mask(inputs.value, inputs.value_mask)
         count = cache["count"][:, None, None] + running_sum(ops.cast(real, "float32"))
         count = ops.maximum(count, 1.0)[..., None]
-        logits = ops.matmul(query, cache["keys"])
-        logits += running_sums(query, key, packing, None, self.chunk_length)
+        logits = running_sums(query, key, packing, None, self.chunk_length)
+        logits = logits + ops.matmul(query, cache["keys"])
         weights = self._unpacking_weights(logits / count)
-        output = ops.matmul(weights, cache["values"])
-        output += running_sums(weights, packing, value, None, self.chunk_length)
+        output = running_sums(weights, packing, value, None, self.chunk_length)
+        output = output + ops.matmul(weights, cache["values"])
         new = self._sums(inputs, packing)
         cache = {name: x + new[name] for name, x in cache.items()}
         return ops.cast(output / count, self.compute_dtype), cache

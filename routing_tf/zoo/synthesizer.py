@@ -1,7 +1,6 @@
 """Synthesizer attention: logits of places, without products of queries and keys."""
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import HeadGroup
@@ -66,8 +65,7 @@ class SynthesizerHeads(HeadGroup):
     Example:
 
     ```python
-    import numpy as np
-    from routing_tf import layers
+        from routing_tf import layers
     from routing_tf import zoo
 
     heads = zoo.SynthesizerHeads(2, kind="random", max_length=16, rank=4)
@@ -159,7 +157,7 @@ class SynthesizerHeads(HeadGroup):
     def step(self, cache, index, inputs):
         rows = ops.slice_update(cache["rows"], (0, 0, index, 0), _rows(inputs))
         length = rows.shape[2]
-        places = index + np.arange(inputs.query.shape[2], dtype="int32")
+        places = index + numbers(inputs.query.shape[2])
         query, key, bias = self._logits(inputs.query, places, length)
         earlier = numbers(length) <= places[:, None]
         output = self.dot_product(

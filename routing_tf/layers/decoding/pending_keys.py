@@ -9,11 +9,11 @@ Letters: B batch, H heads, T tokens of a call, D dim, K clusters.
 
 import dataclasses
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
 from routing_tf.layers.decoding.rows import last_token
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import known_mask
 
@@ -56,7 +56,7 @@ def offer(pending, index, mask, **keys):
     }
     is_earlier = _first(mask[..., None])[..., 0]
     is_there = ops.concatenate([before >= 0, is_earlier], axis=2)
-    is_there = ops.logical_and(is_there, _numbers(mask) <= last[..., None])
+    is_there = ops.logical_and(is_there, numbers(mask.shape[2]) <= last[..., None])
     follows = ops.concatenate([before == index - 1, is_earlier], axis=2)
     place = ops.maximum(last, 0)
     has_real = last >= 0
@@ -100,10 +100,6 @@ def offer_tokens(pending, index, tokens):
 def _first(x):
     """Returns all but the last token of `[B, H, T, ...]`."""
     return x[:, :, : x.shape[2] - 1]
-
-
-def _numbers(mask):
-    return np.arange(mask.shape[2], dtype="int32")
 
 
 def _held(x, place, is_new, old):

@@ -1,11 +1,11 @@
 """A memory of the last tokens: as many as a head can see, or all of them."""
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import pending_keys
 from routing_tf.layers.decoding import rows
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import known_mask
 
 
@@ -40,7 +40,7 @@ def step(group, cache, index, inputs):
     """Attends with tokens from position `index` on; returns output and cache."""
     cache, new_rows, real = _offered(group, cache, index, inputs)
     number = inputs.query.shape[2]
-    query = index + np.arange(number, dtype="int32")
+    query = index + numbers(number)
     if number == 1 or group.max_positions(cache) is not None:
         seen = cache = _written(cache, index, new_rows, query)
     else:
@@ -87,7 +87,7 @@ def _remembered(cache, index, new_rows, real):
     """Returns the cache with the last tokens up to the last real one of each row."""
     _, heads, num_tokens, _ = cache["rows"].shape
     last = index + rows.last_token(real)[:, None]
-    slots = np.arange(num_tokens, dtype="int32")
+    slots = numbers(num_tokens)
     positions = last - (last - slots) % num_tokens
     is_new = positions >= index
     places = ops.clip(positions - index, 0, new_rows.shape[2] - 1)[:, None]

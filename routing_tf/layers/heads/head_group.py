@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import key_heads
@@ -13,8 +12,8 @@ from routing_tf.layers.decoding import rows
 from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.heads.refusals import refuse_comparison
 from routing_tf.layers.heads.refusals import refuse_segments
-from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import of_length
 from routing_tf.layers.masks import large_negative
 from routing_tf.layers.rotary_position import rotate
@@ -354,9 +353,9 @@ class HeadGroup(ConfiguredLayer):
 
     def _of_length(self, query, value):
         """Returns `value`; refuses one of another length than `query`."""
-        lengths = length_of(query, 2), length_of(value, 2)
-        if not is_known(*lengths):
-            return of_length(value, 2, lengths[0])
+        lengths = query.shape[2], value.shape[2]
+        if None in lengths:
+            return of_length(value, 2, length_of(query, 2))
         if lengths[0] != lengths[1]:
             raise ValueError(
                 "`use_causal_mask=True` compares positions in one sequence, so `query` "
@@ -521,8 +520,8 @@ class HeadGroup(ConfiguredLayer):
 
     def read_memory(self, cache, index, inputs):
         """Attends with tokens to another sequence; see `step`."""
-        query = index + np.arange(inputs.query.shape[2], dtype="int32")[:, None]
-        keys = np.arange(cache["rows"].shape[2], dtype="int32")[None, None, None]
+        query = index + numbers(inputs.query.shape[2])[:, None]
+        keys = numbers(cache["rows"].shape[2])[None, None, None]
         visible, distances = self.sees(query, keys, cache)
         output = rows.attend_to_rows(
             self, inputs.query, cache["rows"], visible, distances

@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any
 
-import numpy as np
 from keras import ops
 
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.segments import Segments
 
@@ -85,19 +85,14 @@ class HeadInputs:
         Masks are `<bool>[batch, length]`, True for real tokens, the bias is
         `<float>[batch, memory length]`. `value_mask` is that of keys too.
         """
-        value_mask = _mask_of_all_heads(value_mask)
+        query_mask, value_mask = (
+            None if mask is None else ops.cast(mask, "bool")[:, None]
+            for mask in (query_mask, value_mask)
+        )
         if token_bias is not None:
             token_bias = ops.convert_to_tensor(token_bias)[:, None]
-        return cls(
-            query,
-            key,
-            value,
-            _mask_of_all_heads(query_mask),
-            value_mask,
-            value_mask,
-            token_bias,
-            **options,
-        )
+        masks = query_mask, value_mask, value_mask
+        return cls(query, key, value, *masks, token_bias, **options)
 
     def tokens(self, first, number):
         """Returns the inputs of some tokens alone, without segments.
@@ -106,7 +101,7 @@ class HeadInputs:
             first: the first of them, an integer or a tensor.
             number: how many they are, an integer.
         """
-        places, parts = first + np.arange(number, dtype="int32"), {}
+        places, parts = first + numbers(number), {}
         for name in (*MASKS, "query", "key", "value", "token_bias", "features"):
             x, axis = getattr(self, name), 1 if name == "features" else 2
             parts[name] = None if x is None else ops.take(x, places, axis=axis)
@@ -121,10 +116,6 @@ class HeadInputs:
         own = self.segments.is_in_last
         masks = {name: combine_masks(getattr(self, name), own) for name in MASKS}
         return dataclasses.replace(self, **masks)
-
-
-def _mask_of_all_heads(mask):
-    return None if mask is None else ops.cast(mask, "bool")[:, None]
 
 
 def features_for(group, positions, query):

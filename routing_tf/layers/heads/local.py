@@ -101,6 +101,8 @@ class LocalHeads(HeadGroup):
     compares_by_products = True
     supports_segments = True
     remembers_key_heads = True
+    # Each of them is compared with all that a cache holds.
+    tokens_per_step = 256
     # Whether keys and values outside the sequence must be zero.
     reads_outside = False
     # Whether the padding of a memory is cut into blocks, too.
@@ -273,7 +275,7 @@ class LocalHeads(HeadGroup):
         block, offset = (cache[name][:, None, None] for name in ("block", "offset"))
         _, heads, num_blocks, window, _ = cache["rows"].shape
         number = inputs.query.shape[2]
-        place = index + np.arange(number, dtype="int32")
+        place = index + numbers(number)
         own = ops.minimum(place // block, num_blocks - 1)
         own = ops.broadcast_to(own, (ops.shape(block)[0], heads, number))
         distances = (

@@ -8,6 +8,7 @@ from keras import ops
 
 from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.rules.last_members import LastMembers
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
@@ -129,7 +130,7 @@ class RandomHeads(ClusteredHeads):
 
     def next_tokens(self, inputs, rule, cache, index):
         tokens, number = super().routed_tokens(inputs, rule), inputs.query.shape[2]
-        places = index + np.arange(number, dtype="int32")
+        places = index + numbers(number)
         if inputs.segments is not None:
             places = inputs.segments.query_places
         clusters = cache["clusters"]

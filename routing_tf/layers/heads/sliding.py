@@ -69,6 +69,8 @@ class SlidingHeads(HeadGroup):
     compares_by_products = True
     supports_segments = True
     remembers_key_heads = True
+    # Each of them is compared with all that a cache holds.
+    tokens_per_step = 256
 
     def __init__(self, num_heads, radius=128, is_strided=False, **kwargs):
         super().__init__(num_heads, **kwargs)

@@ -1,6 +1,5 @@
 """Attention to the members of the best cluster in another sequence."""
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import key_heads
@@ -84,7 +83,7 @@ class BestCluster(Rule):
             ops.cast(tokens.query, self.group.compute_dtype)[:, :, :, None],
             key_heads.all_queries(members),
             None,
-            (np.arange(members.shape[4], dtype="int32") - ranks)[:, :, :, None],
+            (numbers(members.shape[4]) - ranks)[:, :, :, None],
         )
         output = without_padding(output[:, :, :, 0], mask)
         return output, {**cache, "counts": counts[:, :, -1]}

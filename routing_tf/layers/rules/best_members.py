@@ -1,12 +1,12 @@
 """Clusters that choose their best tokens, judged among those up to the query."""
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import extremes
 from routing_tf.layers import key_heads
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import rows
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import large_negative
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.rules.prefixes import Prefixes
@@ -136,7 +136,7 @@ class BestMembers(Prefixes):
         who scores lowest, of equal ones the last.
         """
         lowest = extremes.smallest(scores, axis=-1) + self.group.near_tie
-        places = np.arange(scores.shape[-1], dtype="int32")
+        places = numbers(scores.shape[-1])
         is_lowest = scores <= lowest[..., None]
         places = ops.where(is_lowest, places, -1)
         place = extremes.largest(places, axis=-1, keepdims=True)
@@ -162,7 +162,7 @@ def _everywhere(row, like):
 
 def _visible(scores, place, enters):
     """Tells whom a new token sees, itself included, and at what distances."""
-    places = np.arange(scores.shape[-1], dtype="int32")
+    places = numbers(scores.shape[-1])
     enters = enters[..., None]
     stays = ops.logical_not(ops.logical_and(places == place, enters))
     visible = ops.logical_and(scores > NO_TOKEN / 2, stays)
@@ -177,6 +177,6 @@ def _visible(scores, place, enters):
 def _append(x, new, place, moves):
     """Removes one place of `[B, H, K, W, ...]` and puts `new` behind the others."""
     shifted = ops.concatenate([x[:, :, :, 1:], new], axis=3)
-    places = np.arange(x.shape[3], dtype="int32")
+    places = numbers(x.shape[3])
     places = places.reshape(places.shape + (1,) * (len(x.shape) - 4))
     return ops.where(ops.logical_and(moves, places >= place), shifted, x)

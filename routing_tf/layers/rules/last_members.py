@@ -228,7 +228,7 @@ class LastMembers(Rule):
         if "places" in cache:
             members = ops.where(is_member, clusters, tokens.num_clusters)
             places = members * rounds.stride(tokens.num_clusters)
-            places += ranks_in_clusters(members, tokens.num_clusters + 1)
+            places = places + ranks_in_clusters(members, tokens.num_clusters + 1)
             new["places"] = rounds.of_each_round(places, self.group.num_rounds)
         return rings.joined(cache, clusters[..., None], is_member[..., None], **new)
 

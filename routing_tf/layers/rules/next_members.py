@@ -4,11 +4,11 @@ Letters: B batch, H heads of queries, G key heads, T tokens of the call, K clust
 clusters that each of them reads, R places of a ring, E size of a row.
 """
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import key_heads
 from routing_tf.layers import membership
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.rules import rings
 
 
@@ -43,11 +43,12 @@ class NextMembers:
         table = ops.concatenate([counts, earlier, joins], axis=-1)
         table = self._of_clusters(table, membership.gather)
         new_ranks, joins = table[..., 1 : number + 1], table[..., number + 1 :]
-        own = np.eye(number, dtype="int32")[:, None]
-        before, joins_own = ops.sum(new_ranks * own, -1), ops.sum(joins * own, -1)
-        self.ends = before + joins_own
+        places = numbers(number)
+        own = ops.cast(places[:, None] == places, "int32")[:, None]
+        before = ops.sum(new_ranks * own, axis=-1)
+        self.ends = before + ops.sum(joins * own, axis=-1)
         ranks = rings.ranks(table[..., 0], num_places)
-        is_earlier = np.tri(number, k=int(sees_itself) - 1, dtype="bool")
+        is_earlier = places[:, None] >= places + int(not sees_itself)
         is_read = ops.logical_and(joins > 0, is_earlier[:, None])
         exists = ops.concatenate([ranks >= 0, is_read], axis=-1)
         ranks = ops.concatenate([ranks, new_ranks], axis=-1)

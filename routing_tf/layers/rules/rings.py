@@ -4,12 +4,12 @@ The member of rank r stands in the ring of its cluster at r modulo the number of
 Letters: B batch, H heads, L length, K clusters, R places of a ring, E size of a row.
 """
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import sort_by_cluster
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.membership import entries_at
 
 
@@ -43,7 +43,7 @@ def ranks(counts, num_places):
     From `[...]` to `[..., R]`.
     """
     newest = counts[..., None] - 1
-    places = np.arange(num_places, dtype="int32")
+    places = numbers(num_places)
     return newest - (newest - places) % num_places
 
 

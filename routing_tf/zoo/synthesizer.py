@@ -65,7 +65,8 @@ class SynthesizerHeads(HeadGroup):
     Example:
 
     ```python
-        from routing_tf import layers
+    import numpy as np
+    from routing_tf import layers
     from routing_tf import zoo
 
     heads = zoo.SynthesizerHeads(2, kind="random", max_length=16, rank=4)

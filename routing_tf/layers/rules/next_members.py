@@ -35,7 +35,9 @@ class NextMembers:
         self, cache, joins, read, num_places, window, key_shift=0, sees_itself=True
     ):
         number = joins.shape[2]
-        self.read, self._read = read, key_heads.of_queries(read, joins.shape[1])
+        self.read = self._read = read
+        if joins.shape[1] < read.shape[1]:
+            self._read = key_heads.of_queries(read, joins.shape[1])
         # Of each cluster: members before the call, before each token, and these.
         joins = ops.swapaxes(joins, 2, 3)
         counts = cache["counts"][..., None]
@@ -71,4 +73,5 @@ class NextMembers:
 
     def _of_clusters(self, x, find):
         """From `[B, G, K, ...]` to what `find` returns of the read clusters."""
-        return key_heads.all_queries(find(x, self._read))
+        found = find(x, self._read)
+        return found if self._read is self.read else key_heads.all_queries(found)

@@ -72,15 +72,15 @@ def joined(cache, clusters, is_member, **new):
     batch, heads, length, number = ops.shape(clusters)
     if length == 1:
         cluster, enters = clusters[:, :, 0], is_member[:, :, 0]
-        counts = cache["counts"]
-        place = cluster * num_places + entries_at(counts, cluster) % num_places
         added = ops.one_hot(cluster, num_clusters, dtype="int32")
+        rank = ops.sum(added * cache["counts"][:, :, None], axis=-1)
+        place = cluster * num_places + rank % num_places
         added = ops.sum(added * ops.cast(enters, "int32")[..., None], axis=2)
         parts = {
             name: _updated(cache[name], place, enters[..., None], x)
             for name, x in new.items()
         }
-        return {**cache, **parts, "counts": counts + added}
+        return {**cache, **parts, "counts": cache["counts"] + added}
     members = ops.where(is_member, clusters, num_clusters)
     members = ops.reshape(members, (batch, heads, length * number))
     entries, is_new, counts = last_entries(

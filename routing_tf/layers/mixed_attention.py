@@ -334,14 +334,16 @@ class MixedAttention(Projections):
         arguments.check_axes("query", query)
         if value is not None:
             arguments.check_axes("value", value)
-        arguments.check_key(query, value, key)
+        if key is not None:
+            arguments.check_key(query, value, key)
         self_attention = kwargs.get("self_attention")
         asks = self_attention is None and kwargs.get("cache") is None
         if asks and not self._has_warned and arguments.looks_like_copy(query, value):
             self._has_warned = True
             arguments.warn_of_copy(self, query.shape)
         # Keras converts each argument on its own: the same tensor becomes two.
-        value = arguments.other_sequence(query, value, self_attention)
+        if value is not None or self_attention is not None:
+            value = arguments.other_sequence(query, value, self_attention)
         return super().__call__(query, value, **NotCast.wrap(kwargs))
 
     def call(
@@ -364,16 +366,19 @@ class MixedAttention(Projections):
         routing_scope=None,
         segment_ids=None,
     ):
-        arguments.check_routing_scope(routing_scope)
+        if routing_scope is not None:
+            arguments.check_routing_scope(routing_scope)
         query_mask = mask if query_mask is None else query_mask
-        value = arguments.other_sequence(query, value, self_attention)
+        if value is not None or self_attention is not None:
+            value = arguments.other_sequence(query, value, self_attention)
         if cache is None and arguments.is_padding_mask(attention_mask, query):
             if value is None and value_mask is None:
                 value_mask = query_mask
             of_keys = ops.cast(attention_mask[:, 0], "bool")
             value_mask = combine_masks(value_mask, of_keys)
             attention_mask = None
-        arguments.refuse_attention_mask(attention_mask)
+        if attention_mask is not None:
+            arguments.refuse_attention_mask(attention_mask)
         masks = {
             "query_mask": query_mask,
             "value_mask": value_mask,

@@ -36,8 +36,14 @@ class Projections(LowRankAdaptation):
         self._has_keys = [
             self.project_shared_keys or not shares for shares in self._shares_queries
         ]
-        key_heads = sum(self._key_heads_of_groups(self._has_keys))
-        value_heads = sum(group.num_key_value_heads for group in self.head_groups)
+        groups = zip(self.head_groups, self._has_keys, strict=True)
+        # Numbers of heads of each group.
+        self._counts = {
+            "query": [group.num_heads for group in self.head_groups],
+            "key": [has * group.num_key_value_heads for group, has in groups],
+            "value": [group.num_key_value_heads for group in self.head_groups],
+        }
+        key_heads, value_heads = (sum(self._counts[name]) for name in ("key", "value"))
         shapes = {
             "query": (dim, heads * self.key_dim),
             "key": (memory_dim, key_heads * self.key_dim) if key_heads else None,
@@ -129,17 +135,12 @@ class Projections(LowRankAdaptation):
 
         Each is `<float>[B, H, L, D]`, or None. Queries are scaled.
         """
-        all_have = [True] * len(self.head_groups)
-        counts = {
-            "query": [group.num_heads for group in self.head_groups],
-            "key": self._key_heads_of_groups(self._has_keys),
-            "value": self._key_heads_of_groups(all_have),
-        }
+        counts, size_of_value = self._counts, self.size_of_value
         # Heads of one size are transposed together.
         runs = [[name] for name in names]
-        if self.size_of_value == self.key_dim:
+        if size_of_value == self.key_dim:
             runs = [names]
-        sizes = [self.size_of_value if "value" in x else self.key_dim for x in runs]
+        sizes = [size_of_value if "value" in x else self.key_dim for x in runs]
         heads = [[count for name in run for count in counts[name]] for run in runs]
         products = split_axis(
             self._product(x, names),
@@ -171,13 +172,6 @@ class Projections(LowRankAdaptation):
         and a mask behind it, with wrong results where the mask is broadcast.
         """
         return weight * self.key_dim**-0.5 if name == "query" else weight
-
-    def _key_heads_of_groups(self, has):
-        """Returns the number of key heads of each group, 0 for those that have not."""
-        return [
-            group.num_key_value_heads if own else 0
-            for group, own in zip(self.head_groups, has, strict=True)
-        ]
 
 
 def _in_heads(x, size, counts):

@@ -76,7 +76,8 @@ def call_with_cache(attention, query, masks, cache):
             "two axes of positions in their blocked order. Received: query.shape="
             f"{tuple(query.shape)} with cache_index={index}"
         )
-    static_length("query", query)
+    if query.shape[1] is None:
+        static_length("query", query)
     index = ops.cast(index, "int32")
     if query.shape[1] > 1 and masks["segment_ids"] is not None:
         return _one_by_one(attention, query, masks, cache, index)

@@ -275,12 +275,15 @@ class ClusteredHeads(HeadGroup):
         if shares_scores:
             streams, masks = streams[1:], masks[1:]
         scores = self._scores(streams, masks, training, inputs.adds_losses)
-        query, key = self.normalized_query(query), self.normalized_key(key)
+        if self.qk_norm:
+            query, key = self.normalized_query(query), self.normalized_key(key)
         shares_vectors = query is key
-        query = self.rotated(query, inputs)
+        if self.rotary_positions:
+            query = self.rotated(query, inputs)
+            key = query if shares_vectors else self.rotated(key, inputs)
         return RoutedTokens(
             query,
-            query if shares_vectors else self.rotated(key, inputs),
+            key,
             scores[0],
             scores[-1],
             masks[0],
@@ -292,8 +295,8 @@ class ClusteredHeads(HeadGroup):
 
     def _scores(self, streams, masks, training, adds_losses):
         """Returns what `scores` does, for streams of queries with all their heads."""
-        if self.num_key_heads < self.num_heads:
-            own, number = streams, self.num_key_heads
+        number, own = self.num_key_heads, streams
+        if number < self.num_heads:
             streams = [key_heads.in_one_sequence(x, number) for x in own]
             masks = [
                 None if mask is None else ops.tile(mask, (1, 1, x.shape[1] // number))
@@ -303,7 +306,7 @@ class ClusteredHeads(HeadGroup):
             scores = self.scores(streams, masks, training=training)
         else:
             scores = self.bare_scores(streams)
-        if self.num_key_heads < self.num_heads:
+        if number < self.num_heads:
             scores = [
                 key_heads.in_heads(*each) for each in zip(scores, own, strict=True)
             ]

@@ -284,7 +284,7 @@ class HeadGroup(ConfiguredLayer):
         Raises:
             ValueError: if the group cannot attend in this way.
         """
-        value = inputs.value
+        value, bias = inputs.value, inputs.token_bias
         if inputs.segments is not None and not self.supports_segments:
             refuse_segments(self, "their pattern does not keep inside them")
         if inputs.use_causal_mask:
@@ -310,7 +310,7 @@ class HeadGroup(ConfiguredLayer):
             key=key,
             value=value,
             features=features,
-            token_bias=self._weighted(inputs.token_bias),
+            token_bias=None if bias is None else self._weighted(bias),
         )
         return inputs if self.remembers_key_heads else self.for_queries(inputs)
 
@@ -529,8 +529,6 @@ class HeadGroup(ConfiguredLayer):
         return output, cache
 
     def _weighted(self, bias):
-        if bias is None:
-            return None
         bias = ops.cast(bias, self.compute_dtype)
         if self.token_bias_weight is None:
             return bias

@@ -234,9 +234,10 @@ class LastMembers(Rule):
 
     def step(self, cache, index, tokens):
         group, inputs = self.group, tokens.inputs
-        cache, tokens = self._offered(cache, index, tokens)
+        if group.key_shift:
+            cache, tokens = self._offered(cache, index, tokens)
         clusters, is_member = _joined_cluster(tokens)
-        joins = ops.one_hot(clusters, tokens.num_clusters, dtype="int32")
+        joins = ops.one_hot(clusters, group.num_clusters, dtype="int32")
         joins = joins * ops.cast(is_member, "int32")[..., None]
         members = NextMembers(
             cache,
@@ -293,8 +294,7 @@ class LastMembers(Rule):
 
 def _joined_cluster(tokens):
     """Returns the best cluster of each key `<int32>[B, H, T]`, and who is a member."""
-    clusters, _ = own_clusters(tokens.key_scores, None)
-    mask = tokens.key_mask
+    clusters, mask = best_clusters(tokens.key_scores, 1)[..., 0], tokens.key_mask
     if mask is None:
         return clusters, ops.ones_like(clusters, "bool")
     return clusters, ops.broadcast_to(mask, ops.shape(clusters))

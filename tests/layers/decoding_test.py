@@ -1,6 +1,7 @@
 """Attention token by token, with a cache, equals attention in one pass."""
 
 import functools
+import unittest.mock
 
 import keras
 import numpy as np
@@ -386,6 +387,16 @@ def test_a_start_may_be_one_token(case):
         return whole(layer, x[:, 3:9]), ops.concatenate([first, rest], axis=1)
 
     golden_cases.assert_close(*called_once(both)(x), 1e-5)
+
+
+def test_a_start_scores_tokens_once():
+    layer = attention(CLUSTERED["token_choice"](5))
+    (group,) = layer.head_groups
+    with unittest.mock.patch.object(
+        group, "bare_scores", wraps=group.bare_scores
+    ) as scores:
+        layer(normal(1, 9, DIM), cache=layer.make_cache(1, LENGTH), cache_index=0)
+    assert scores.call_count == 1
 
 
 def test_a_memory_starts_anew_too():

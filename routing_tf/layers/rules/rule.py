@@ -12,9 +12,10 @@ class Rule:
     """How the tokens of clustered heads attend, once they have scores.
 
     Subclasses implement `attend`; and `make_cache`, `fill_cache` and `step` where there
-    is a cache. That is a dict of tensors of fixed sizes with the batch on axis 0. With `key_shift=1` the newest key waits in it for the value that follows,
-    see `decoding.pending_keys`. The group is one of `ClusteredHeads`, which say who is
-    a member. With grouped queries a cache, and the tokens that it is made of, have the
+    is a cache. That is a dict of tensors of fixed sizes with the batch on axis 0. With
+    `key_shift=1` the newest key waits in it for the value that follows, see
+    `decoding.pending_keys`. The group is one of `ClusteredHeads`, which say who is a
+    member. With grouped queries a cache, and the tokens that it is made of, have the
     key heads of the group; `attend` gets tokens with keys for all queries.
     """
 

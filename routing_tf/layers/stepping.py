@@ -207,26 +207,22 @@ def _step(attention, query, masks, cache, index):
     else:
         inputs = _queries_alone(attention, positions, query, masks)
     steps = [
-        _in_pieces(
-            group.step if kind == "tokens" else group.read_memory,
-            group,
-            own_cache,
-            index,
-            own,
-        )
-        for group, own_cache, own in zip(
-            attention.head_groups, caches, inputs, strict=True
-        )
+        _in_pieces(group, kind, *each, index)
+        for group, *each in zip(attention.head_groups, caches, inputs, strict=True)
     ]
     outputs, caches = zip(*steps, strict=True)
     output = attention.combined(attention.joined(positions, outputs), query)
     return output, {**cache, kind: list(caches)}
 
 
-def _in_pieces(step, group, cache, index, inputs):
-    """Calls `step` of a head group with as many tokens at once as it takes."""
-    length = inputs.query.shape[2]
-    size = 1 if length == 1 else group.tokens_per_step
+def _in_pieces(group, kind, cache, inputs, index):
+    """Attends with a head group, with as many tokens at once as it takes."""
+    length, step = inputs.query.shape[2], group.step
+    if kind == "memory":
+        step = group.read_memory
+    if length == 1:
+        return step(cache, index, inputs)
+    size = group.tokens_per_step if kind == "tokens" else group.queries_per_step
     if size is None or length <= size:
         return step(cache, index, inputs)
 

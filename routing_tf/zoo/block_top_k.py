@@ -69,6 +69,7 @@ class BlockTopKHeads(HeadGroup):
 
     compares_by_products = True
     tokens_per_step = 1
+    queries_per_step = 1
 
     def __init__(self, num_heads, block_length=64, num_blocks=4, **kwargs):
         super().__init__(num_heads, **kwargs)

@@ -84,6 +84,8 @@ class ClusteredHeads(HeadGroup):
     clusters_per_query = 1
     #: Whether a token sees itself where it sees others.
     attends_to_self = True
+    # Each of them reads a copy of its members.
+    queries_per_step = 32
 
     def __init__(
         self,
@@ -226,7 +228,6 @@ class ClusteredHeads(HeadGroup):
 
     @property
     def tokens_per_step(self):
-        # Each of them reads a copy of the members that it sees.
         return self.causal_rule("prefix").tokens_per_step
 
     def make_cache(self, batch_size, max_length, grid=None):

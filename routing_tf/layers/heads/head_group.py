@@ -128,9 +128,11 @@ class HeadGroup(ConfiguredLayer):
     #: Whether caches hold keys and values of key heads alone, which are repeated where
     #: queries read them. Else `prepared` repeats them.
     remembers_key_heads = False
-    #: How many tokens `step` and `read_memory` take at once, which may be a property;
-    #: None for any number. Longer calls go in pieces.
+    #: How many tokens `step` takes at once, which may be a property; None for any
+    #: number. Longer calls go in pieces.
     tokens_per_step = None
+    #: How many queries `read_memory` takes at once, likewise.
+    queries_per_step = None
     #: The layer that attends inside each window or cluster.
     dot_product_class = ScaledDotProduct
 

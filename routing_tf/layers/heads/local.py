@@ -103,6 +103,8 @@ class LocalHeads(HeadGroup):
     remembers_key_heads = True
     # Each of them is compared with all that a cache holds.
     tokens_per_step = 256
+    # Each of them reads a copy of its window.
+    queries_per_step = 32
     # Whether keys and values outside the sequence must be zero.
     reads_outside = False
     # Whether the padding of a memory is cut into blocks, too.

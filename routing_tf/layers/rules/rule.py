@@ -25,7 +25,7 @@ class Rule:
     #: Whether queries may explore, see `routing_tf.layers.exploring`.
     lets_explore = True
 
-    #: How many tokens `step` takes at once; None for any number.
+    #: How many tokens `step` takes at once, each of which reads a copy of members.
     tokens_per_step = 32
 
     def __init__(self, group):

@@ -165,7 +165,7 @@ def _gather_windows(blocks, before, after, axis):
     leading, num_blocks, (slots, *rest) = shape[:axis], shape[axis], shape[axis + 1 :]
     block, row = numbers(num_blocks)[:, None], math.prod((slots, *rest))
     size, lib = before + 1 + after, library(num_blocks)
-    place = np.arange(size, dtype="int32")
+    place = numbers(size)
     read = lib.minimum(lib.maximum(block + place - before, 0), num_blocks - 1)
     # Who reads a block at each place of its window. What nobody reads has the gradient
     # of what stands outside, before the first block or behind the last one: zero.
@@ -207,7 +207,7 @@ def running_sum(x):
     inside = ops.matmul(x, np.triu(np.ones((size, size), "float32")))
     lib = library(num_blocks)
     earlier = lib.triu(lib.ones((num_blocks, num_blocks), "float32"), k=1)
-    inside += ops.matmul(inside[..., -1], earlier)[..., None]
+    inside = inside + ops.matmul(inside[..., -1], earlier)[..., None]
     return put_back_blocks(inside, length, axis=len(x.shape) - 2)
 
 

@@ -3,9 +3,9 @@
 Letters: B batch, H heads, L length, K clusters, N chunks, C slots of a chunk, D dim.
 """
 
-import numpy as np
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.blocks import memory_windows
 from routing_tf.layers.lengths import is_known
@@ -81,8 +81,8 @@ class ClusterOrder:
         self.cluster_of_chunk = ops.cumsum(starts, axis=-1) - 1
         self.rank_of_chunk = places - entries_at(first_chunk, self.cluster_of_chunk)
         place = entries_at(first_token, self.cluster_of_chunk)
-        place += self.rank_of_chunk * chunk_size
-        place = place[..., None] + np.arange(chunk_size, dtype="int32")
+        place = place + self.rank_of_chunk * chunk_size
+        place = place[..., None] + numbers(chunk_size)
         self.tokens = entries_at(token_at, ops.minimum(place, length - 1))
         rank = numbers(length) - entries_at(first_token, by_cluster)
         slots = entries_at(first_chunk, by_cluster) * chunk_size + rank
@@ -144,16 +144,16 @@ class ClusterOrder:
         """
         before = self._num_chunks_before(attention_window)
         offset = before * self.chunk_size
-        back = np.arange(self.chunk_size)[:, None] + offset
-        back = back - np.arange(offset + self.chunk_size)
+        back = numbers(self.chunk_size)[:, None] + offset
+        back = back - numbers(offset + self.chunk_size)
         near = (back >= nearest) & (back < attention_window)
-        chunks_back = np.repeat(np.arange(before, -1, -1), self.chunk_size)
+        chunks_back = before - numbers(offset + self.chunk_size) // self.chunk_size
         own_cluster = chunks_back <= self.rank_of_chunk[..., None]
         return ops.logical_and(near, own_cluster[..., None, :])
 
     def ranks(self):
         """Returns the rank of each slot in its cluster, `<int32>[B, H, N, C]`."""
-        slots = np.arange(self.chunk_size, dtype="int32")
+        slots = numbers(self.chunk_size)
         return self.rank_of_chunk[..., None] * self.chunk_size + slots
 
     def _num_chunks_before(self, attention_window):
@@ -213,7 +213,7 @@ def _count(numbers, size):
     """Returns how often each number below `size` occurs; larger ones count as last."""
     batch, heads, _ = ops.shape(numbers)
     flat = membership.flat_positions(ops.minimum(numbers, size - 1), size)
-    counts = ops.segment_sum(
+    counts = backends.segment_sum(
         ops.ones_like(flat), flat, num_segments=batch * heads * size
     )
     return ops.reshape(counts, (batch, heads, size))
@@ -223,7 +223,7 @@ def inverse(order, values):
     """Returns `values` so that the one at place i stands at `order[i]`."""
     batch, heads, length = ops.shape(order)
     positions = membership.flat_positions(order, length)
-    flat = ops.scatter(
+    flat = backends.scatter(
         positions[:, None], ops.reshape(values, (-1,)), (batch * heads * length,)
     )
     return ops.reshape(flat, (batch, heads, length))

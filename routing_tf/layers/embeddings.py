@@ -89,7 +89,7 @@ class TokenEmbedding(ConfiguredLayer):
     def call(self, token_ids):
         embedded = dense_take(self.embeddings, ops.cast(token_ids, "int32"))
         if self.scale:
-            embedded *= self.embedding_dim**0.5
+            embedded = embedded * self.embedding_dim**0.5
         return ops.cast(embedded, self.compute_dtype)
 
     def compute_output_shape(self, token_ids_shape):
@@ -173,6 +173,7 @@ class TimingSignal(ConfiguredLayer):
         if not (isinstance(positions, np.ndarray) and is_known(offset)):
             library, offset = ops, ops.cast(offset, "float32")
             positions = ops.cast(positions, "float32")
+            frequencies = ops.convert_to_tensor(frequencies)
         positions = positions + np.float32(self.start_index)
         phases = (positions + offset)[..., None] * frequencies
         waves = [library.sin(phases), library.cos(phases)]
@@ -271,7 +272,7 @@ class GridEmbedding(ConfiguredLayer):
             offset if is_known(offset) else ops.cast(offset, "int32")
         )
         for table, places in zip(self.tables, self._coordinates(positions)):
-            inputs += ops.cast(dense_take(table, places), inputs.dtype)
+            inputs = inputs + ops.cast(dense_take(table, places), inputs.dtype)
         return inputs
 
     def _coordinates(self, positions):

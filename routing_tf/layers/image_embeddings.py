@@ -3,13 +3,13 @@
 import math
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
 from routing_tf.layers.embeddings import GridEmbedding
 from routing_tf.layers.embeddings import TokenEmbedding
 from routing_tf.layers.heads.local import check_block_shape
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.validation import check_positive_integer
 
@@ -146,7 +146,7 @@ class SubpixelEmbedding(ConfiguredLayer):
 
     def call(self, images):
         _, height, width, channels = images.shape
-        offsets = self._first_ids(np.arange(channels, dtype="int32"))
+        offsets = self._first_ids(numbers(channels))
         x = self.channel_embedding(self._shift(ops.cast(images, "int32")) + offsets)
         if self.coordinate_embeddings:
             size = height * width * channels
@@ -188,7 +188,7 @@ class SubpixelEmbedding(ConfiguredLayer):
 
     def _raster_places(self):
         """The place in raster order of each place of the sequence."""
-        raster = np.arange(math.prod(self.order.lengths), dtype="int32")
+        raster = numbers(math.prod(self.order.lengths))
         return self.order.arrange(raster, axis=0)
 
     def _shift(self, images):

@@ -3,11 +3,14 @@
 On TensorFlow a function may be traced once for sequences of all lengths, as Keras does
 with `fit` and `predict` from the second length on. The length of an axis is then a
 tensor. What is written with these functions works on both, and on integers is computed
-by NumPy while the layer is traced.
+by NumPy while the layer is traced; on torch, whose tensors do not mix with NumPy's
+arrays, by `keras.ops` in any case.
 """
 
 import numpy as np
 from keras import ops
+
+from routing_tf.layers.backends import mixes_arrays
 
 
 def length_of(x, axis):
@@ -22,8 +25,8 @@ def is_known(*lengths):
 
 
 def library(*lengths):
-    """Returns NumPy if all lengths are known, and otherwise `keras.ops`."""
-    return np if is_known(*lengths) else ops
+    """Returns NumPy if all lengths are known and tensors take its arrays, or `ops`."""
+    return np if is_known(*lengths) and mixes_arrays() else ops
 
 
 def smaller(first, second):
@@ -55,3 +58,9 @@ def of_length(x, axis, length):
 def numbers(length):
     """Returns the numbers from 0 to `length` - 1, `<int32>[length]`."""
     return library(length).arange(length, dtype="int32")
+
+
+def as_numbers(integers):
+    """Returns integers that may stand beside `numbers`, `<int32>`."""
+    integers = np.asarray(integers, "int32")
+    return integers if mixes_arrays() else ops.convert_to_tensor(integers)

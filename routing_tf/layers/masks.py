@@ -48,7 +48,8 @@ def mask_as_bias(dtype, mask, bias=None):
         # A bias may hide a key, but never below those that the mask hides.
         bias = ops.maximum(ops.cast(bias, dtype), hidden / 2)
     if mask is not None:
-        bias = ops.where(mask, ops.cast(0, dtype) if bias is None else bias, hidden)
+        seen = ops.cast(0, dtype) if bias is None else bias
+        bias = ops.where(mask, seen, ops.cast(hidden, dtype))
     return bias
 
 
@@ -56,7 +57,8 @@ def causal_mask_as_bias(dtype, mask):
     """Returns what to add to logits of `dtype`, which hides later keys."""
     # Lower than all else: a query that sees padding alone weighs no later key. Relative
     # positions would add those to the row of the next query.
-    return ops.where(mask, ops.cast(0, dtype), 2 * large_negative(dtype))
+    hidden = ops.cast(2 * large_negative(dtype), dtype)
+    return ops.where(mask, ops.cast(0, dtype), hidden)
 
 
 def causal_mask(num_queries, num_keys):

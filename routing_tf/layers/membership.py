@@ -7,6 +7,7 @@ import math
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import extremes
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import large_negative
@@ -34,7 +35,7 @@ def expert_choice(scores, attention_window, mask=None, near_tie=0.0):
     scores_of_clusters = ops.swapaxes(scores, 2, 3)
     if near_tie:
         scores_of_clusters = settled(scores_of_clusters, attention_window, near_tie)
-    _, members = ops.top_k(scores_of_clusters, attention_window, sorted=False)
+    _, members = backends.top_k(scores_of_clusters, attention_window, sorted=False)
     return _in_order(members, mask, scores)
 
 
@@ -153,7 +154,7 @@ def scatter_mean(clustered, members, length, filled=None, count_offset=0.0):
         weights = ops.reshape(ops.cast(filled, rows.dtype), (-1, 1))
         rows = rows * weights
     sums = _add_up(rows, positions, num_rows)
-    counts = ops.segment_sum(weights, positions, num_segments=num_rows)
+    counts = backends.segment_sum(weights, positions, num_segments=num_rows)
     means = mean_of(sums, counts, count_offset)
     return ops.reshape(means, (batch, heads, length, dim))
 
@@ -180,13 +181,14 @@ def _add_up(rows, positions, num_rows):
             (upstream,) = args or (upstream,)
             return ops.take(upstream, positions, axis=0), None
 
-        return ops.segment_sum(rows, positions, num_segments=num_rows), gradient
+        return backends.segment_sum(rows, positions, num_segments=num_rows), gradient
 
     return add_up(rows, positions)
 
 
 def flat_positions(members, length):
     """Returns `members` as indices into the flattened `[B * H * L]` axis."""
+    members = ops.convert_to_tensor(members)
     batch, heads, *rest = ops.shape(members)
     starts = ops.arange(batch * heads, dtype=members.dtype) * length
     starts = ops.reshape(starts, (batch, heads, *[1] * len(rest)))

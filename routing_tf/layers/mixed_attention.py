@@ -21,6 +21,7 @@ from routing_tf.layers.projections import Projections
 from routing_tf.layers.rematerialization import train_and_forget
 from routing_tf.layers.segments import Segments
 from routing_tf.layers.softmax_attention import weights_again
+from routing_tf.layers.stated_gradients import are_stated
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_optional_number
@@ -414,7 +415,8 @@ class MixedAttention(Projections):
     def _attend(self, group, inputs, training):
         if not (self.remat and training):
             return group(inputs=inputs, training=training)
-        if self.remat == "weights" and group.has_softmax_alone(inputs, training):
+        forgets_weights = self.remat == "weights" and are_stated()
+        if forgets_weights and group.has_softmax_alone(inputs, training):
             with weights_again():
                 return group(inputs=inputs, training=training)
         return train_and_forget(group, inputs)

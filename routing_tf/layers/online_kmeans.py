@@ -5,6 +5,7 @@ import random
 import keras
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers.clustering import Clustering
 from routing_tf.layers.held_updates import update_or_hold
 from routing_tf.layers.keras_internals import OwnLosses
@@ -56,7 +57,7 @@ def _num_tokens(tokens, mask):
         return ops.sum(ops.broadcast_to(mask, shape))
     total = ops.ones((), "float32")
     for size in shape:
-        total *= ops.cast(size, "float32")
+        total = total * ops.cast(size, "float32")
     return total
 
 
@@ -180,7 +181,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         products = [self._scores(stream, centroids) for stream in streams]
         scores = [self._shifted(*each) for each in zip(products, streams, strict=True)]
         nearest = [
-            ops.one_hot(ops.argmax(s, axis=-1), self.num_clusters, dtype="float32")
+            backends.one_hot(ops.argmax(s, axis=-1), self.num_clusters, dtype="float32")
             for s in scores
         ]
         self.add_loss(self.losses_of(streams, products, nearest, masks, centroids))
@@ -206,9 +207,9 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         """Adds to products with the centroids what else makes a score."""
         if self.anchor_weight:
             anchors = ops.convert_to_tensor(self.anchors)
-            scores += self.anchor_weight * self._scores(tokens, anchors)
+            scores = scores + self.anchor_weight * self._scores(tokens, anchors)
         if self.balance_rate:
-            scores += ops.convert_to_tensor(self.biases)[:, None]
+            scores = scores + ops.convert_to_tensor(self.biases)[:, None]
         return scores
 
     def losses_of(self, streams, scores, nearest, masks, centroids):
@@ -232,7 +233,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
     def _loss(self, tokens, scores, nearest, mask, total, centroids):
         def mean(squares):
             if mask is not None:
-                squares *= mask
+                squares = squares * mask
             return ops.sum(squares) / (tokens.shape[-1] * ops.maximum(total, 1.0))
 
         # |token - centroid|^2 from the scores, which are products of the two: fewer
@@ -240,12 +241,12 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         # should be zero may be a little less.
         norms = ops.sum(ops.square(ops.stop_gradient(centroids)), axis=-1)[:, None]
         squares = ops.sum(ops.square(tokens), axis=-1)
-        squares += ops.sum(nearest * (norms - 2 * scores), axis=-1)
+        squares = squares + ops.sum(nearest * (norms - 2 * scores), axis=-1)
         loss = self.commitment_weight * mean(squares)
         if not self.ema:
             own = product(nearest, centroids)
             squares = ops.square(ops.stop_gradient(tokens) - own)
-            loss += mean(ops.sum(squares, axis=-1))
+            loss = loss + mean(ops.sum(squares, axis=-1))
         return loss
 
     def _statistics(self, streams, nearest, masks):
@@ -258,7 +259,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
                 self.count(assigned),
                 ops.sum(ops.matmul(ops.swapaxes(assigned, 2, 3), tokens), axis=0),
             ]
-            chosen += ops.sum(assigned, axis=(0, 2))
+            chosen = chosen + ops.sum(assigned, axis=(0, 2))
         if self.clustering.revives:
             statistics += [chosen, self._candidates(streams[-1], masks[-1])]
         return [ops.stop_gradient(statistic) for statistic in statistics]

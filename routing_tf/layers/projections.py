@@ -112,7 +112,7 @@ class Projections(LowRankAdaptation):
         x = ops.reshape(x, (batch, length, heads * size))
         if self.use_gate:
             gate = self._product(ops.cast(query, x.dtype), ["gate"])
-            x *= ops.reshape(ops.sigmoid(gate), (batch, length, heads * size))
+            x = x * ops.reshape(ops.sigmoid(gate), (batch, length, heads * size))
         return self._product(x, ["output"])
 
     def _weight(self, name, kind, shape):
@@ -162,7 +162,7 @@ class Projections(LowRankAdaptation):
             biases = [
                 self._scaled(name, getattr(self, f"{name}_bias")) for name in names
             ]
-            product += _side_by_side(biases, x.dtype)
+            product = product + _side_by_side(biases, x.dtype)
         return product
 
     def _scaled(self, name, weight):

@@ -5,6 +5,7 @@ import math
 import keras
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers.axes import cut_axis
 from routing_tf.layers.embeddings import dense_take
 from routing_tf.layers.initializers import cloned
@@ -159,7 +160,7 @@ class RelativePosition(ConfiguredLayer):
         shape = ops.shape(weights)[:-1]
         inner = ops.where(ops.abs(distances) < limit, weights, 0)
         index = self._entries(shape, distances, limit - 1)
-        sums = ops.segment_sum(
+        sums = backends.segment_sum(
             ops.reshape(inner, (-1,)),
             ops.reshape(ops.broadcast_to(index, ops.shape(weights)), (-1,)),
             num_segments=math.prod(shape) * (2 * limit - 1),

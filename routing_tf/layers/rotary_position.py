@@ -40,7 +40,8 @@ def rotate(x, first_position, wavelength, positions=None):
         # model.
         positions = ops.arange(length_of(x, 2), dtype="int32")
         positions = positions + ops.cast(first_position, "int32")
-    angles = ops.cast(positions, "float32")[..., None] * frequencies
+    positions = ops.cast(positions, "float32")[..., None]
+    angles = ops.multiply(positions, frequencies)
     dtype = keras.backend.standardize_dtype(x.dtype)
     exact = dtype if dtype == "float64" else "float32"
     cos, sin = (ops.cast(wave(angles), exact) for wave in (ops.cos, ops.sin))

@@ -348,7 +348,7 @@ class ScaledDotProduct(ConfiguredLayer):
         logits = product(query, key, transpose_y=True)
         if self.relative_position is not None:
             num_keys = length_of(key, -2)
-            logits += self._relative_logits(query, num_keys, distances, **place)
+            logits = logits + self._relative_logits(query, num_keys, distances, **place)
         logits = self.masked(self.capped(logits), **pairs)
         if needs_sum:
             weights, logsumexp = _softmax_and_sum(logits)
@@ -358,7 +358,7 @@ class ScaledDotProduct(ConfiguredLayer):
         output = product(weights, value)
         if self.relative_position is not None:
             sums = self._relative_sums(weights, distances, **place)
-            output += self._pad_to(sums, output.shape[-1])
+            output = output + self._pad_to(sums, output.shape[-1])
         return (output, logsumexp) if needs_sum else output
 
     def _by_softmax_alone(

@@ -53,7 +53,7 @@ def strided_choice(scores, attention_window, starts, mask=None):
         before = ops.pad(ops.cumsum(real, axis=-1), [(0, 0), (0, 0), (1, 0)])
         ends, starts = (_broadcast_to_heads(x, before) for x in (ends, starts))
         count = membership.entries_at(before, ends)
-        count -= membership.entries_at(before, starts)
+        count = count - membership.entries_at(before, starts)
     stride = ops.maximum(count // attention_window, 1)[:, :, None]
     is_member = ops.logical_and(ranks % stride == 0, ranks < stride * attention_window)
     return is_member if mask is None else ops.logical_and(is_member, mask[:, :, None])

@@ -85,7 +85,7 @@ class Segments:
             name: ops.repeat(getattr(self, name), number, axis=2) for name in names
         }
         for name in ("query_starts", "value_starts"):
-            copies[name] *= number
+            copies[name] = copies[name] * number
         return Segments(**copies)
 
 
@@ -172,7 +172,7 @@ def _num_earlier(ids):
     order, first = _sorted_by_id(ids)
     starts = ops.cast(changes(ids), "int32")
     count = ops.cumsum(ops.take_along_axis(starts, order, axis=-1), axis=-1)
-    count -= ops.take_along_axis(count, first, axis=-1)
+    count = count - ops.take_along_axis(count, first, axis=-1)
     return ops.take_along_axis(count, ops.argsort(order, axis=-1), axis=-1)
 
 

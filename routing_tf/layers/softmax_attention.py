@@ -12,6 +12,7 @@ from routing_tf.layers.axes import cut_pairs
 from routing_tf.layers.axes import is_broadcastable
 from routing_tf.layers.keras_internals import computed_after
 from routing_tf.layers.products import product
+from routing_tf.layers.stated_gradients import are_stated
 from routing_tf.layers.stated_gradients import stated_gradient
 
 _keeps_weights = contextvars.ContextVar("keeps_weights", default=True)
@@ -73,7 +74,7 @@ def softmax_attention(query, key, value, bias=None, causal_biases=()):
     Returns:
         `<float>[..., queries, value_dim]`.
     """
-    keeps_weights = _keeps_weights.get()
+    keeps_weights = not are_stated() or _keeps_weights.get()
     biases = [*([] if bias is None else [bias]), *causal_biases]
 
     def parts_of(biases):
@@ -171,5 +172,5 @@ def _sum_of_prefixes(tensors):
     for x in shorter:
         missing = [(0, 0)] * len(x.shape)
         missing[-2] = (0, total.shape[-2] - x.shape[-2])
-        total += ops.pad(x, missing)
+        total = total + ops.pad(x, missing)
     return total

@@ -88,7 +88,7 @@ class SublayerSteps(ConfiguredLayer):
             if step == "d":
                 inputs = self.dropout_layer(inputs, training=training)
             elif step == "a":
-                inputs += residual
+                inputs = inputs + residual
             else:
                 inputs = next(norms)(inputs)
         return inputs

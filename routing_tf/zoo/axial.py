@@ -161,7 +161,7 @@ class AxialHeads(OneSequenceHeads):
         in_row = cut_axis(weights, 0, width, axis=4)
         in_column = cut_axis(weights, width, end, axis=4)
         output = ops.matmul(in_row, value)
-        output += _turned(ops.matmul(_turned(in_column), _turned(value)))
+        output = output + _turned(ops.matmul(_turned(in_column), _turned(value)))
         return dot_product.of_seeing(output, mask)
 
     def sees(self, query, keys, cache):

@@ -5,8 +5,8 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
-from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import library
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.validation import check_non_negative_integer
@@ -91,14 +91,13 @@ class BlockPairHeads(OneSequenceHeads):
 
     def attend(self, inputs, training=None):
         length = length_of(inputs.query, 2)
-        blocks = np.arange(self.num_blocks + 1, dtype="int32")
+        blocks = numbers(self.num_blocks + 1)
         starts = (blocks * length + self.num_blocks - 1) // self.num_blocks
         # The slots of each block; the last one of a shorter block is no token of it.
         size = -(-length // self.num_blocks)
         places = starts[:-1, None] + numbers(size)
         filled = places < starts[1:, None]
-        minimum = np.minimum if is_known(length) else ops.minimum
-        places = minimum(places, length - 1)
+        places = library(length).minimum(places, length - 1)
         seen = self.permutation_of_each_head()
         batch = ops.shape(inputs.query)[0]
 

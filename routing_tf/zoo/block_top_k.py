@@ -1,7 +1,6 @@
 """Mixture of block attention: queries see their block and those most like them."""
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import HeadGroup
@@ -188,7 +187,7 @@ class BlockTopKHeads(HeadGroup):
             ops.take(cache[n], own[None], axis=2) for n in ("keys", "values")
         )
         # Later places may hold tokens of before a start, or the key of this one.
-        is_there = own * size + np.arange(size, dtype="int32") <= index
+        is_there = own * size + numbers(size) <= index
         sums, counts = self._sums(keys, values, is_there)
         return {
             **cache,
@@ -210,7 +209,7 @@ class BlockTopKHeads(HeadGroup):
         read = ops.concatenate(
             [key, values[..., :-1], values[..., -1:] * is_key], axis=-1
         )
-        places = block[..., None] * size + np.arange(size, dtype="int32")
+        places = block[..., None] * size + numbers(size)
         visible = ops.broadcast_to((blocks < num_blocks)[..., None], ops.shape(places))
         if last is not None:
             visible = ops.logical_and(visible, places <= last)

@@ -5,6 +5,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import HeadGroup
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.blocks import running_sum
 from routing_tf.layers.lengths import length_of
@@ -129,7 +130,7 @@ class ClusteredQueryHeads(HeadGroup):
         if self.num_keys is None:
             return membership.gather(self._sums(weights, inputs, training), cluster)
         number = smaller(self.num_keys, length_of(inputs.value, 2))
-        shares, keys = ops.top_k(weights, number)
+        shares, keys = backends.top_k(weights, number)
         rest = ops.where(_is_among(keys, weights), 0.0, weights)
         sums = membership.gather(self._sums(rest, inputs, training), cluster)
         share = ops.sum(membership.gather(shares, cluster), axis=-1)
@@ -151,7 +152,7 @@ class ClusteredQueryHeads(HeadGroup):
         query = ops.cast(query, "float32") * self.key_dim**0.5
         products = product(query, projections[:, : self.key_dim])
         if self.hash_bias:
-            products += projections[:, self.key_dim :]
+            products = products + projections[:, self.key_dim :]
         bits = ops.where(products > 0, 1.0, -1.0)
         return _cluster_bits(bits, real, self.num_clusters, self.num_iterations)
 
@@ -221,7 +222,7 @@ def _is_among(places, weights):
     # Two numbers for each place: one for all of them may be no 32-bit integer.
     index = ops.reshape(ops.stack([row, places], axis=-1), (-1, 2))
     ones = ops.ones_like(index[:, 0], dtype="float32")
-    found = ops.scatter(index, ones, (num_rows, length))
+    found = backends.scatter(index, ones, (num_rows, length))
     return ops.reshape(found, (batch, heads, clusters, length)) > 0
 
 
@@ -259,7 +260,7 @@ def _members_of(cluster, real, num_clusters):
 
     `<float32>[batch, heads, length, clusters]`.
     """
-    members = ops.one_hot(cluster, num_clusters, dtype="float32")
+    members = backends.one_hot(cluster, num_clusters, dtype="float32")
     return members * ops.cast(real, "float32")[..., None]
 
 

@@ -258,8 +258,8 @@ class FeatureMapHeads(HeadGroup):
         vectors = ops.convert_to_tensor(self.random_vectors)
         if self.feature_map == "fourier":
             squares = ops.sum(ops.square(x), axis=-1, keepdims=True)
-            x *= ops.rsqrt(ops.maximum(squares, 1e-12))
-            vectors *= ops.convert_to_tensor(self.sigma)[:, None]
+            x = x * ops.rsqrt(ops.maximum(squares, 1e-12))
+            vectors = vectors * ops.convert_to_tensor(self.sigma)[:, None]
             angles = product(x, ops.swapaxes(vectors, -1, -2))
             both = ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)
             return both * self.num_features**-0.5, None
@@ -272,7 +272,7 @@ class FeatureMapHeads(HeadGroup):
         """Divides sums of values by those of ones, behind them; zero without a key."""
         output, ones = sums[..., :-1], sums[..., -1:]
         if self.feature_map == "fourier":
-            output /= ops.maximum(ones, LEAST_FOURIER_SUM)
+            output = output / ops.maximum(ones, LEAST_FOURIER_SUM)
         else:
             # Divided by a tiny number, nothing would have a gradient that is none.
             sees = ones > LEAST_SUM

@@ -1,7 +1,6 @@
 """Global tokens: some tokens see all and are seen by all, the others look near by."""
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import ScaledDotProduct
@@ -9,6 +8,7 @@ from routing_tf.layers import blocks
 from routing_tf.layers.axes import cut_axis
 from routing_tf.layers.axes import side_by_side
 from routing_tf.layers.initializers import cloned
+from routing_tf.layers.lengths import as_numbers
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import library
@@ -197,7 +197,7 @@ class GlobalHeads(OneSequenceHeads):
         lib = library(length)
         moved = lib.where(
             places[:, None] == positions,
-            length + np.arange(len(positions), dtype="int32") - positions,
+            length + numbers(len(positions)) - positions,
             0,
         )
         rows = places + lib.sum(moved, axis=1)
@@ -213,7 +213,7 @@ class GlobalHeads(OneSequenceHeads):
         return visible, keys - query
 
     def _positions(self):
-        return np.array(self.global_positions, "int32")
+        return as_numbers(self.global_positions)
 
     def _attend_near(self, inputs, length, training):
         """Lets all queries see the window and the global tokens."""
@@ -266,8 +266,8 @@ class GlobalHeads(OneSequenceHeads):
         places = numbers(length)[:, None]
         is_local = library(length).all(places != self._positions(), axis=1)
         real = arrange(combine_masks(is_local[None, None], inputs.value_mask))
-        slots = np.arange(block * (1 + sum(flange)), dtype="int32")
-        apart = slots - flange[0] * block - np.arange(block, dtype="int32")[:, None]
+        slots = numbers(block * (1 + sum(flange)))
+        apart = slots - flange[0] * block - numbers(block)[:, None]
         near = (apart >= -before) & (apart <= after)
         return arrange, combine_masks(real[..., None, :], near), apart
 
@@ -291,7 +291,7 @@ class GlobalHeads(OneSequenceHeads):
         positions, at, _ = self._found(None, length)
         reach = length
         if inputs.use_causal_mask:
-            reach = smaller(int(positions.max()) + 1, length)
+            reach = smaller(max(self.global_positions) + 1, length)
         key, value, mask, bias = (
             None if x is None else cut_axis(x, 0, reach, axis=2)
             for x in (inputs.key, inputs.value, inputs.value_mask, inputs.token_bias)

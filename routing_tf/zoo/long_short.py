@@ -151,7 +151,7 @@ class LongShortHeads(SummaryHeads):
         if bias is not None:
             # What a bias hides is no padding: it counts if there is nothing else.
             bias = ops.maximum(ops.cast(bias, "float32"), hidden / 2)
-            scores += bias[:, :, :, None]
+            scores = scores + bias[:, :, :, None]
         weights = softmax(ops.where(real, scores, hidden))
         weights = ops.cast(ops.where(real, weights, 0.0), key.dtype)
         return self._normalized(

@@ -179,7 +179,7 @@ class LunaHeads(HeadGroup):
         queries = ops.swapaxes(queries, -1, -2) * self.key_dim**-0.5
         logits = product(ops.cast(inputs.key, "float32"), queries)
         if inputs.token_bias is not None:
-            logits += ops.cast(inputs.token_bias, "float32")[..., None]
+            logits = logits + ops.cast(inputs.token_bias, "float32")[..., None]
         scale = math.log(2.0)
         weights = ops.softplus(logits * scale) / scale
         if inputs.value_mask is not None:

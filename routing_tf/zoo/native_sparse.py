@@ -412,7 +412,7 @@ class NativeSparseHeads(HeadGroup):
         start = index + 1 - self.compression_length
         number = ops.maximum(start, 0) // self.compression_stride
         ends = ops.logical_and(start >= 0, start % self.compression_stride == 0)
-        places = start + np.arange(self.compression_length, dtype="int32")
+        places = start + numbers(self.compression_length)
         places = ops.clip(places, 0, tokens.shape[2] - 1)
         key, value, _, real = rows.split_rows(self, ops.take(tokens, places, axis=2))
         mask = real[:, :1, None]
@@ -437,7 +437,7 @@ class NativeSparseHeads(HeadGroup):
             block = ops.concatenate([block, chosen[:, :, 0]], axis=-1)
         blocks = ops.reshape(tokens, (batch, heads, num_blocks, size, row))
         read = membership.gather_blocks(blocks, ops.minimum(block, num_blocks - 1))
-        places = block[..., None] * size + np.arange(size, dtype="int32")
+        places = block[..., None] * size + numbers(size)
         shape = (batch, heads, block.shape[2] * size)
         places = ops.reshape(places, shape)
         read = ops.reshape(read, (*shape, row))
@@ -447,7 +447,7 @@ class NativeSparseHeads(HeadGroup):
     def _window(self, tokens, query, index):
         """Attends to the last tokens up to `index`."""
         window = min(self.attention_window, tokens.shape[2])
-        places = index - np.arange(window - 1, -1, -1, dtype="int32")
+        places = index - (window - 1) + numbers(window)
         read = ops.take(tokens, ops.maximum(places, 0), axis=2)
         return rows.attend_to_rows(self, query, read, places >= 0, places - index)
 

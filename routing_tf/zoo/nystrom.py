@@ -134,7 +134,7 @@ class NystromHeads(HeadGroup):
             ops.matmul(inverse, of_landmarks),
         )
         if self.convolution_size is not None:
-            output += self._convolved(value)
+            output = output + self._convolved(value)
         return ops.cast(output, self.compute_dtype)
 
     def make_cache(self, batch_size, max_length, grid=None):
@@ -195,7 +195,7 @@ def _pseudo_inverse(x, num_iterations):
     """Returns about the Moore-Penrose inverse of `<float32>[..., size, size]`."""
     sizes = ops.abs(x)
     scale = extremes.largest(ops.sum(sizes, axis=-1), axis=-1)
-    scale *= extremes.largest(ops.sum(sizes, axis=-2), axis=-1)
+    scale = scale * extremes.largest(ops.sum(sizes, axis=-2), axis=-1)
     # Zero where there is no token, and no inverse.
     scale = ops.where(scale > 0, scale, 1.0)
     inverse = ops.swapaxes(x, -1, -2) / scale[..., None, None]

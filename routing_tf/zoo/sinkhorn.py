@@ -166,7 +166,7 @@ class SinkhornHeads(OneSequenceHeads):
         keys = sums / ops.maximum(counts, 1.0)
         scores = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
         if training and self.gumbel_noise:
-            scores += self._noise(scores)
+            scores = scores + self._noise(scores)
         places = numbers(length_of(scores, -1))
         has_tokens = counts[..., 0] > 0
         mask = ops.logical_and(has_tokens[..., None], has_tokens[..., None, :])
@@ -174,17 +174,17 @@ class SinkhornHeads(OneSequenceHeads):
             mask = ops.logical_and(mask, places < places[:, None])
         logits = ops.where(mask, scores / self.temperature, HIDDEN)
         for _ in range(self.num_iterations):
-            logits -= _logsumexp(logits, axis=-1)
+            logits = logits - _logsumexp(logits, axis=-1)
             logits = ops.where(mask, logits, HIDDEN)
             if use_causal_mask:
                 # Not greater than 0, so that exponentials may be summed as they are.
                 sums = ops.cumsum(ops.exp(logits), axis=-2)
-                logits -= ops.log(ops.maximum(sums, SMALLEST))
+                logits = logits - ops.log(ops.maximum(sums, SMALLEST))
             else:
-                logits -= _logsumexp(logits, axis=-2)
+                logits = logits - _logsumexp(logits, axis=-2)
             logits = ops.where(mask, logits, HIDDEN)
         if use_causal_mask:
-            logits -= _logsumexp(logits, axis=-1)
+            logits = logits - _logsumexp(logits, axis=-1)
         return ops.where(mask, ops.exp(logits), 0.0)
 
     def make_cache(self, batch_size, max_length, grid=None):

@@ -10,6 +10,7 @@ from routing_tf.layers import blocks
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.heads.local import check_block_shape
+from routing_tf.layers.lengths import as_numbers
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import library
 from routing_tf.layers.lengths import numbers
@@ -137,13 +138,13 @@ class FixedHeads(HeadGroup):
     def sees(self, query, keys, cache):
         size = self.block_length
         own = keys // size == query // size
-        place = keys % size - self._first_columns()[:, None, None]
+        place = keys % size - as_numbers(self._first_columns())[:, None, None]
         summary = ops.logical_and(place >= 0, place < self.num_summary_columns)
         if self.arrangement == "merged":
             return ops.logical_or(own, summary), keys
         if self.arrangement == "summaries":
             return summary, keys
-        is_local = np.arange(self.num_heads)[:, None, None] < self.num_heads // 2
+        is_local = numbers(self.num_heads)[:, None, None] < self.num_heads // 2
         return ops.where(is_local, own, summary), keys
 
     def _first_columns(self):
@@ -198,13 +199,13 @@ class FixedHeads(HeadGroup):
         """
         size, columns = self.block_length, self.num_summary_columns
         block = numbers(num_blocks)[:, None, None]
-        query = block * size + np.arange(size, dtype="int32")[:, None]
+        query = block * size + numbers(size)[:, None]
         slot = numbers(size + num_blocks * columns)
         if self.arrangement == "summaries":
             slot = slot[size:]
         is_own = slot < size
         of_block = (slot - size) // columns
-        first = self._first_columns()[:, None, None, None]
+        first = as_numbers(self._first_columns())[:, None, None, None]
         place = first + (slot - size) % columns
         lib = library(num_blocks)
         key = lib.where(is_own, block * size + slot, of_block * size + place)
@@ -214,5 +215,5 @@ class FixedHeads(HeadGroup):
             return seen & (is_own | (of_block != block))
         if self.arrangement == "summaries":
             return seen
-        is_local = np.arange(self.num_heads) < self.num_heads // 2
+        is_local = numbers(self.num_heads) < self.num_heads // 2
         return seen & (is_own == is_local[:, None, None, None])

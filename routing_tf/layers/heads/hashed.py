@@ -1,14 +1,15 @@
 """Locality-sensitive hashing: queries see the keys of their bucket."""
 
 import keras
-import numpy as np
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers import segment_members
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.rules.last_members import LastMembers
 from routing_tf.layers.rules.rounds import fold_inputs
 from routing_tf.layers.rules.sorted_chunks import SortedChunks
@@ -195,7 +196,7 @@ class HashedHeads(ClusteredHeads):
             products = ops.concatenate([products, -products], axis=-1)
             return ops.cast(ops.argmax(products, axis=-1), "int32")
         bits = ops.cast(products > 0, "int32")
-        return ops.sum(bits * (2 ** np.arange(self.num_bits, dtype="int32")), axis=-1)
+        return ops.sum(bits * (2 ** numbers(self.num_bits)), axis=-1)
 
     def vectors(self, inputs):
         if self.normalization == "layer":
@@ -239,7 +240,7 @@ class HashedHeads(ClusteredHeads):
 
     def scores(self, streams, masks, training=None):
         return [
-            ops.one_hot(self.buckets(stream), self.num_clusters, dtype="float32")
+            backends.one_hot(self.buckets(stream), self.num_clusters, dtype="float32")
             for stream in streams
         ]
 
@@ -251,14 +252,14 @@ class HashedHeads(ClusteredHeads):
         if mask is not None:
             buckets = ops.where(mask, buckets, -1)
         bucket_of_member = membership.gather_entries(buckets, members, length)
-        filled = bucket_of_member == np.arange(scores.shape[-1])[:, None]
+        filled = bucket_of_member == numbers(scores.shape[-1])[:, None]
         # Strangers stand behind the members, so that ranks count members alone.
         places = ops.sort(ops.where(filled, members, members + length), axis=-1)
         return places % length, places < length
 
     def choose_in_segments(self, scores, starts, mask, training=None):
         buckets = ops.cast(ops.argmax(scores, axis=-1), "int32")
-        is_member = buckets[:, :, None] == np.arange(self.num_clusters)[:, None]
+        is_member = buckets[:, :, None] == numbers(self.num_clusters)[:, None]
         if mask is not None:
             is_member = ops.logical_and(is_member, mask[:, :, None])
         # The first ones of a bucket in each segment.

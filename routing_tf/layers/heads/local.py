@@ -5,7 +5,6 @@ import functools
 import math
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
@@ -280,9 +279,7 @@ class LocalHeads(HeadGroup):
         place = index + numbers(number)
         own = ops.minimum(place // block, num_blocks - 1)
         own = ops.broadcast_to(own, (ops.shape(block)[0], heads, number))
-        distances = (
-            np.arange(window, dtype="int32") - (offset + place % block)[..., None]
-        )
+        distances = numbers(window) - (offset + place % block)[..., None]
         output = attend_to_rows(
             self,
             inputs.query[:, :, :, None],
@@ -382,8 +379,8 @@ class LocalHeads(HeadGroup):
 
     def _earlier(self, block, window):
         """Tells which slots of a window are earlier than a query, `[block, window]`."""
-        slots = np.arange(window) - self._first_own_slot(block)
-        return slots <= np.arange(block)[:, None]
+        slots = numbers(window) - self._first_own_slot(block)
+        return slots <= numbers(block)[:, None]
 
     def _first_own_slot(self, block):
         """Where the query's own block starts in a window: all before it is earlier."""

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.lengths import numbers
@@ -137,7 +138,7 @@ class RandomHeads(ClusteredHeads):
         places = ops.minimum(places, clusters.shape[2] - 1)
         places = ops.broadcast_to(places, (*ops.shape(clusters)[:2], number))
         clusters = membership.entries_at(clusters, places)
-        scores = ops.one_hot(clusters, self.num_clusters, dtype="float32")
+        scores = backends.one_hot(clusters, self.num_clusters, dtype="float32")
         return dataclasses.replace(tokens, query_scores=scores, key_scores=scores)
 
 

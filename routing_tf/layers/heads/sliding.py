@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
@@ -142,7 +141,7 @@ class SlidingHeads(HeadGroup):
         number = logits[0].shape[-1]
         output = ops.matmul(weights[..., :number], near(inputs.value))
         far_weights = ops.swapaxes(weights[..., number:], 2, 3)
-        output += _of_blocks(far_weights, far(inputs.value))
+        output = output + _of_blocks(far_weights, far(inputs.value))
         return self.dot_product.of_seeing(output, mask)
 
     def _near_mask(self, inputs, size):
@@ -152,10 +151,10 @@ class SlidingHeads(HeadGroup):
         """
         causal = inputs.use_causal_mask
         real = _near(size, causal, inputs.value_mask)[..., None, :]
-        distance = np.arange(real.shape[-1]) - size - np.arange(size)[:, None]
-        in_reach = np.abs(distance) <= self.radius
+        distance = numbers(real.shape[-1]) - size - numbers(size)[:, None]
+        in_reach = abs(distance) <= self.radius
         if causal:
-            in_reach &= distance <= 0
+            in_reach = in_reach & (distance <= 0)
         own = segment_mask(
             inputs.segments,
             lambda x: blocks.break_into_blocks(x, size, axis=2),

@@ -4,6 +4,7 @@ import dataclasses
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.rules import rings
@@ -36,7 +37,7 @@ class AboveThreshold(Rule):
 
     def members(self, scores):
         is_member, clusters = self._best(scores)
-        chosen = ops.one_hot(clusters, scores.shape[-1], dtype="bool")
+        chosen = backends.one_hot(clusters, scores.shape[-1], dtype="bool")
         return ops.any(ops.logical_and(chosen, is_member[..., None]), axis=-2)
 
     def attend(self, tokens, training=None):
@@ -54,7 +55,7 @@ class AboveThreshold(Rule):
         And these, `<int32>[..., M]`, all different, the one with the highest score
         first.
         """
-        best, clusters = ops.top_k(scores, self.num_copies)
+        best, clusters = backends.top_k(scores, self.num_copies)
         return best >= 0, ops.cast(clusters, "int32")
 
     def _copies(self, tokens, of_queries, of_keys):
@@ -68,7 +69,7 @@ class AboveThreshold(Rule):
             own = ops.where(is_member, clusters, tokens.num_clusters)
             batch, heads, length, _ = ops.shape(own)
             own = ops.reshape(own, (batch, heads, length * number))
-            return ops.one_hot(own, tokens.num_clusters + 1, dtype="float32")
+            return backends.one_hot(own, tokens.num_clusters + 1, dtype="float32")
 
         segments = tokens.inputs.segments
         names = ("value", "query_mask", "key_mask", "value_mask", "token_bias")
@@ -116,7 +117,7 @@ class AboveThreshold(Rule):
         cache, tokens = self._offered(cache, index, tokens)
         asks, read = self._best(tokens.query_scores)
         is_member, clusters = self._joined(tokens)
-        joins = ops.one_hot(clusters, tokens.num_clusters, dtype="int32")
+        joins = backends.one_hot(clusters, tokens.num_clusters, dtype="int32")
         joins = ops.sum(joins * ops.cast(is_member, "int32")[..., None], axis=3)
         members = NextMembers(
             cache,

@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import key_heads
 from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import ClusterOrder
@@ -72,7 +73,7 @@ class BestCluster(Rule):
         members = membership.gather_blocks(
             cache["rows"], key_heads.of_queries(clusters, num_key_heads)
         )
-        asks = ops.one_hot(clusters, tokens.num_clusters, dtype="int32")
+        asks = backends.one_hot(clusters, tokens.num_clusters, dtype="int32")
         if mask is not None:
             asks = asks * ops.cast(mask, "int32")[..., None]
         # Earlier queries of each cluster, those of this call included.

@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import extremes
 from routing_tf.layers import key_heads
 from routing_tf.layers import membership
@@ -115,7 +116,7 @@ class BestMembers(Prefixes):
         length, window = scores.shape[-1], self.group.attention_window
         count = min(window, length)
         settled = membership.settled(scores, count, self.group.near_tie)
-        _, members = ops.top_k(settled, count)
+        _, members = backends.top_k(settled, count)
         best = ops.take_along_axis(scores, members, axis=-1)
         members = ops.cast(members, "int32")
         # Sorted together with their places in the list: what is no token comes first.

@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import data_shapes
 from routing_tf.layers import fused_attention
 from routing_tf.layers import splash_attention
@@ -237,7 +238,7 @@ class LastMembers(Rule):
         if group.key_shift:
             cache, tokens = self._offered(cache, index, tokens)
         clusters, is_member = _joined_cluster(tokens)
-        joins = ops.one_hot(clusters, group.num_clusters, dtype="int32")
+        joins = backends.one_hot(clusters, group.num_clusters, dtype="int32")
         joins = joins * ops.cast(is_member, "int32")[..., None]
         members = NextMembers(
             cache,

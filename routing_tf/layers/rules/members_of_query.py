@@ -9,14 +9,15 @@ gets from each is joined to one softmax.
 Letters: B batch, H heads, L length, Q queries: length times clusters that each reads.
 """
 
-import numpy as np
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
 from routing_tf.layers.cluster_order import ranks_in_clusters
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.membership import entries_at
@@ -115,7 +116,8 @@ class _Ranges:
             num_chunks += 1
         self.queries = ClusterOrder(last, num_chunks, size)
         last = ops.minimum(self.queries.cluster_of_chunk, self.keys.num_chunks - 1)
-        self._back = np.arange(-(-(window - 1) // size), -1, -1, dtype="int32")
+        num_back = -(-(window - 1) // size)
+        self._back = num_back - numbers(num_back + 1)
         self.chunks = last[..., None] - self._back
 
     def for_each_read(self, x):
@@ -157,7 +159,7 @@ class _Ranges:
         if not group.joins_rounds:
             return None
         places = self._clusters * rounds.stride(group.num_clusters)
-        places += ranks_in_clusters(self._clusters, self._num_clusters)
+        places = places + ranks_in_clusters(self._clusters, self._num_clusters)
         first, end = rounds.range_of_bucket(
             self._read, self.ends, self.window, group.num_clusters
         )
@@ -181,7 +183,7 @@ class _Ranges:
         size = self.keys.chunk_size
         last = ops.maximum(self.chunks[..., -1], 0)
         chunk = entries_at(self.keys.rank_of_chunk, last)[..., None] - self._back
-        ranks = chunk[..., None] * size + np.arange(size, dtype="int32")
+        ranks = chunk[..., None] * size + numbers(size)
         batch, heads, num_chunks, rows, _ = ops.shape(ranks)
         return ops.reshape(ranks, (batch, heads, num_chunks, 1, rows * size))
 
@@ -203,7 +205,7 @@ def _num_keys(clusters, read, num_clusters, num_copies, num_reads):
     """
     batch, heads, length = ops.shape(clusters)
     shape = (batch, heads, length // num_copies)
-    chosen = ops.one_hot(clusters, num_clusters, dtype="int32")
+    chosen = backends.one_hot(clusters, num_clusters, dtype="int32")
     chosen = ops.sum(ops.reshape(chosen, (*shape, num_copies, num_clusters)), axis=3)
     earlier = ops.cumsum(chosen, axis=2) - chosen
     parts = ops.split(read, num_reads, axis=2)

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.blocks import break_into_blocks
 from routing_tf.layers.blocks import put_back_blocks
@@ -112,7 +113,7 @@ class Prefixes(Rule):
             self.group.num_candidates(length),
             self.group.near_tie,
         )
-        block = start + np.arange(size, dtype="int32")
+        block = start + numbers(size)
         own = ops.broadcast_to(
             ops.minimum(block, length - 1), (batch, heads, clusters, size)
         )
@@ -165,7 +166,7 @@ class _Candidates:
     def before(self, start):
         """Tells which ones come before each query, `<bool>[B, H, K, C, J]`."""
         size = self.is_member.shape[-2]
-        query = start + np.arange(size, dtype="int32")[:, None]
+        query = start + numbers(size)[:, None]
         return self.positions[..., None, :] < query
 
     def own(self):
@@ -215,7 +216,7 @@ def _best(scores, count, near_tie):
     """Positions of the best tokens, the best first, of equal ones the first one."""
     length = length_of(scores, -1)
     scores = membership.settled(scores, count, near_tie)
-    best, positions = ops.top_k(scores, count)
+    best, positions = backends.top_k(scores, count)
     differs = ops.cast(best[..., :-1] - best[..., 1:] > near_tie, "int32")
     level = ops.pad(ops.cumsum(differs, axis=-1), [(0, 0)] * 3 + [(1, 0)])
     positions = ops.cast(positions, "int32")

@@ -54,7 +54,7 @@ class Rounds:
             place = places[..., None, :, n]
             first, end = (ranges[..., :, None, i] for i in (n, n + self.num_rounds))
             seen = ops.logical_and(place >= first, place < end)
-            count += ops.cast(seen, "float32")
+            count = count + ops.cast(seen, "float32")
         return -ops.log(ops.maximum(count, 1.0))
 
     def joined(self, output, logsumexp, value):

@@ -5,6 +5,7 @@ from typing import Any
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import key_heads
 from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.lengths import length_of
@@ -103,7 +104,7 @@ def best_clusters(scores, number):
     """Returns the best clusters of each token, `<int32>[B, H, L, number]`."""
     if number == 1:  # Much cheaper.
         return ops.cast(ops.argmax(scores, axis=-1), "int32")[..., None]
-    return ops.cast(ops.top_k(scores, number)[1], "int32")
+    return ops.cast(backends.top_k(scores, number)[1], "int32")
 
 
 def real_tokens(inputs):

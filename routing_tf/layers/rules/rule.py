@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import pending_keys
 from routing_tf.layers.lengths import length_of
@@ -45,7 +46,7 @@ class Rule:
         From scores `<float32>[..., K]` to `<bool>[..., K]`.
         """
         best = ops.argmax(scores, axis=-1)
-        return ops.one_hot(best, scores.shape[-1], dtype="bool")
+        return backends.one_hot(best, scores.shape[-1], dtype="bool")
 
     def attend(self, tokens, training=None):
         """Lets all `RoutedTokens` attend; returns `<float>[B, H, L, D]`."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import extremes
 from routing_tf.layers import membership
 from routing_tf.layers.blocks import break_into_blocks
@@ -19,6 +20,7 @@ from routing_tf.layers.blocks import put_back_blocks
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import known_mask
 from routing_tf.layers.scaled_dot_product import joined_parts
 
@@ -98,7 +100,7 @@ def best_blocks(scores, candidates, count):
     else:
         padding = [(0, 0)] * (len(scores.shape) - 1) + [(0, count)]
         scores = ops.pad(scores, padding, constant_values=-np.inf)
-    best, blocks = ops.top_k(scores, count)
+    best, blocks = backends.top_k(scores, count)
     return ops.where(best > -np.inf, ops.cast(blocks, "int32"), num_blocks)
 
 
@@ -165,7 +167,7 @@ def _chosen_blocks(dot_product, query, blocks, chosen, training):
 
     distances = None
     if dot_product.max_relative_position is not None:
-        slots = np.arange(size, dtype="int32")
+        slots = numbers(size)
         keys = (block[..., None] * size + slots)[..., None, :]
         distances = keys - order.tokens[..., None] // number
     mask = ops.logical_and(read(blocks.mask), (own < num_blocks)[..., None])

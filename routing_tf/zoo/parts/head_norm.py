@@ -33,9 +33,9 @@ class HeadNorm(ConfiguredLayer):
     def call(self, x):
         exact = ops.cast(x, "float32")
         mean = ops.mean(exact, axis=(1, -1), keepdims=True)
-        exact -= mean
+        exact = exact - mean
         variance = ops.mean(ops.square(exact), axis=(1, -1), keepdims=True)
-        exact *= ops.rsqrt(variance + EPSILON)
+        exact = exact * ops.rsqrt(variance + EPSILON)
         heads, dim = self.gamma.shape
         shape = (heads, *[1] * (len(x.shape) - 3), dim)
         gamma, beta = (

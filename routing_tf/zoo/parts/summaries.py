@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import HeadGroup
@@ -209,7 +208,7 @@ class SummaryHeads(HeadGroup):
 
     def _summarized(self, summaries, tokens, positions, index):
         length, number = self.block_length, self.num_summaries
-        places = index + np.arange(1 - length, 1, dtype="int32")
+        places = index + 1 - length + numbers(length)
         slots = places % tokens.shape[2]
         key, value, bias, real = rows.split_rows(self, ops.take(tokens, slots, axis=2))
         is_there = ops.take(positions, slots, axis=1) == places
@@ -220,7 +219,7 @@ class SummaryHeads(HeadGroup):
         has_real = ops.repeat(ops.any(real, axis=-1), number, axis=-1)
         new = to_rows((*(x[:, :, 0] for x in new), has_real))
         first = ops.minimum(index // length * number, summaries.shape[2] - number)
-        old = ops.take(summaries, first + np.arange(number, dtype="int32"), axis=2)
+        old = ops.take(summaries, first + numbers(number), axis=2)
         new = ops.where((index + 1) % length == 0, new, old)
         return ops.slice_update(summaries, (0, 0, first, 0), new)
 

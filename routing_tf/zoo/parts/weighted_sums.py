@@ -40,7 +40,7 @@ def sums_of_keys(key, value, scale=None):
     largest = None
     if scale is not None:
         largest = ops.stop_gradient(extremes.largest(scale, axis=-1))
-        value *= ops.exp(scale - largest[..., None])[..., None]
+        value = value * ops.exp(scale - largest[..., None])[..., None]
     return ops.matmul(ops.swapaxes(key, -1, -2), value), largest
 
 
@@ -50,8 +50,8 @@ def joined_sums(sums, largest, more, more_largest):
     Sums are `[B, H, F, E]`, their largest scales `[B, H]`.
     """
     both = ops.maximum(largest, more_largest)
-    sums *= ops.exp(largest - both)[..., None, None]
-    more *= ops.exp(more_largest - both)[..., None, None]
+    sums = sums * ops.exp(largest - both)[..., None, None]
+    more = more * ops.exp(more_largest - both)[..., None, None]
     return sums + more, both
 
 
@@ -83,7 +83,7 @@ def running_sums(query, key, value, scale, chunk_length):
     if scale is None:
         before, _ = _before(*sums_of_keys(key, value))
         sums = ops.matmul(ops.where(earlier, weights, 0.0), value)
-        sums += ops.matmul(query, before)
+        sums = sums + ops.matmul(query, before)
     else:
         before, largest_before = _before(*sums_of_keys(key, value, scale))
         largest = running_largest(scale)
@@ -93,7 +93,7 @@ def running_sums(query, key, value, scale, chunk_length):
         pairs = ops.where(earlier, scale[..., None, :] - largest[..., None], NOTHING)
         sums = ops.matmul(weights * ops.exp(pairs), value)
         factor = ops.exp(largest_before[..., None] - largest)
-        sums += factor[..., None] * ops.matmul(query, before)
+        sums = sums + factor[..., None] * ops.matmul(query, before)
     return put_back_blocks(sums, length, axis=2)
 
 
@@ -124,7 +124,7 @@ def _flat_before(sums, largest):
     if largest is None:
         outside, _ = _flat_before(ops.sum(grouped, axis=3), None)
         inside, _ = _before_in_group(grouped, None)
-        inside += outside[..., None, :]
+        inside = inside + outside[..., None, :]
         return put_back_blocks(inside, chunks, axis=2), None
     group_largest = break_into_blocks(largest, GROUP_SIZE, axis=2)
     inside, largest_inside = _before_in_group(grouped, group_largest)
@@ -133,8 +133,8 @@ def _flat_before(sums, largest):
     totals = ops.sum(grouped * factors[..., None], axis=3)
     outside, largest_outside = (x[:, :, :, None] for x in _flat_before(totals, whole))
     both = ops.maximum(largest_inside, largest_outside)
-    inside *= ops.exp(largest_inside - both)[..., None]
-    inside += ops.exp(largest_outside - both)[..., None] * outside
+    inside = inside * ops.exp(largest_inside - both)[..., None]
+    inside = inside + ops.exp(largest_outside - both)[..., None] * outside
     return (
         put_back_blocks(inside, chunks, axis=2),
         put_back_blocks(both, chunks, axis=2),

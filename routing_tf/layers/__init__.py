@@ -1,7 +1,7 @@
 """Layers for content-based sparse attention.
 
-To import them takes Keras and NumPy alone. What only one backend can do is imported
-where it runs.
+Importing them needs only Keras and NumPy. Code for a single backend is imported where
+it runs.
 """
 
 import importlib as _importlib

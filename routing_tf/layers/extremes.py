@@ -1,6 +1,6 @@
-"""The largest and the smallest entry along an axis, of batches without a row too.
+"""The largest and the smallest entry along an axis, also of empty batches.
 
-`keras.ops` refuses to take them of a tensor without entries, whatever the axis.
+`keras.ops` refuses tensors without entries, whatever the axis.
 """
 
 import keras
@@ -9,12 +9,12 @@ from keras import ops
 
 
 def largest(x, axis=None, keepdims=False):
-    """Returns `ops.max` of numbers; of none the least number there is."""
+    """Returns `ops.max` of numbers; the smallest possible number if there are none."""
     return ops.max(x, axis=axis, keepdims=keepdims, initial=_limits(x)[0])
 
 
 def smallest(x, axis=None, keepdims=False):
-    """Returns `ops.min` of numbers; of none the greatest number there is."""
+    """Returns `ops.min` of numbers; the largest possible number if there are none."""
     return ops.min(x, axis=axis, keepdims=keepdims, initial=_limits(x)[1])
 
 

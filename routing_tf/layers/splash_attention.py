@@ -31,7 +31,7 @@ def is_there():
 
 
 def obstacle(group, inputs, training):
-    """Returns what keeps the kernel from these heads and inputs, in words; or None.
+    """Returns why the kernel cannot take these heads and inputs; None if it can.
 
     Args:
         group: heads of one round whose queries are routed as their keys are.
@@ -52,14 +52,14 @@ def obstacle(group, inputs, training):
     if inputs.token_bias is not None:
         return "a bias of tokens needs the logits of each pair"
     if inputs.segments is not None:
-        return "its segments are clusters, so packed documents have none"
+        return "its segments are the clusters, and packed documents need others"
     if group.joins_rounds:
         return "the sums of exponentials are asked for"
     return group.dot_product.needs_logits(False, training)
 
 
 def lack_of_device():
-    """Returns what the device lacks, in words; or None."""
+    """Returns what the device lacks, in words; None if nothing."""
     import jax
 
     if jax.default_backend() != "tpu":

@@ -571,7 +571,7 @@ def test_refused():
     with pytest.raises(ValueError, match=r"axis of positions .*max_length=4 with"):
         attention(layers.LocalHeads(HEADS, (2, 3))).make_cache(1, 4)
     cache = layer.make_cache(1, LENGTH)
-    with pytest.raises(ValueError, match="None while training .*training=True"):
+    with pytest.raises(ValueError, match="None in training .*training=True"):
         layer(x, cache=cache, cache_index=0, training=True)
     with pytest.raises(ValueError, match="return_attention_scores=True"):
         layer(x, cache=cache, cache_index=0, return_attention_scores=True)
@@ -597,5 +597,5 @@ def test_refused():
                     cache=bounded.make_cache(1, 4),
                     cache_index=index,
                 )
-    with pytest.raises(ValueError, match=r"must hold the memory .*shape=\(1, 7, 8\)"):
+    with pytest.raises(ValueError, match=r"must contain the memory .*shape=\(1, 7, 8\)"):
         layer(x, value=normal(1, 7, DIM), cache=cache, cache_index=0)

@@ -1,4 +1,4 @@
-"""A memory of the last tokens: as many as a head can see, or all of them."""
+"""A cache of the last tokens: as many as a head can see, or all of them."""
 
 import numpy as np
 from keras import ops
@@ -9,7 +9,7 @@ from routing_tf.layers.key_shift import to_remember
 
 
 def make(group, batch_size, num_tokens):
-    """Returns an empty cache for `num_tokens` tokens of a group that has `sees`."""
+    """Returns an empty cache for `num_tokens` tokens of a group that defines `sees`."""
     return {
         "rows": rows.empty_rows(group, batch_size, group.num_key_heads, num_tokens),
         "positions": ops.full((batch_size, num_tokens), -1, dtype="int32"),
@@ -17,7 +17,7 @@ def make(group, batch_size, num_tokens):
 
 
 def fill(group, cache, inputs):
-    """Returns the cache behind a sequence that starts at position 0."""
+    """Returns the cache after a sequence that starts at position 0."""
     _, heads, length, _ = inputs.value.shape
     num_tokens = cache["rows"].shape[2]
     new_rows = offers = rows.of_inputs(group, inputs)

@@ -1,4 +1,4 @@
-"""What is remembered of a token: key, value, bias and whether it is one, in a row."""
+"""Rows of a cache: the key, value and bias of a token, and whether there is one."""
 
 import dataclasses
 
@@ -49,10 +49,10 @@ def of_inputs(group, inputs):
 
 
 def newest(group, inputs, number=1):
-    """Returns the rows up to the last token that is no padding, and its position.
+    """Returns the rows up to the last real token, and its position.
 
-    Use it where the last real token must be told from the padding behind it, which
-    there is where `generate` reads prompts of different lengths.
+    Use it where padding may follow the last real token, as in `generate` with prompts
+    of different lengths.
 
     Args:
         group: a head group.
@@ -91,8 +91,8 @@ def split_rows(group, rows):
 def make_offers(group, tokens):
     """Returns the rows of a sequence before any shift, as they stand in a cache.
 
-    With shifted keys a row joins a key with the value that follows it. The row of the
-    last token is open.
+    With shifted keys, a row joins a key with the value of the next token. The row of
+    the last token is open.
     """
     if group.key_shift:
         tokens = dataclasses.replace(tokens, inputs=to_remember(tokens.inputs))
@@ -100,7 +100,7 @@ def make_offers(group, tokens):
 
 
 def open_rows(group, rows):
-    """Returns rows whose values are still to come: no token may read them."""
+    """Returns rows whose values are not known yet: no token may read them."""
     key_dim = group.key_dim
     return ops.concatenate(
         [rows[..., :key_dim], ops.zeros_like(rows[..., key_dim:])], axis=-1
@@ -110,8 +110,8 @@ def open_rows(group, rows):
 def complete_rows(group, rows, new, follows):
     """Puts the value of a token into open rows, with its bias and mask.
 
-    `follows`, `<bool>[...]`, tells where the token of the rows `new` follows that of
-    the key. A row may be complete already; its value is replaced.
+    `follows`, `<bool>[...]`, tells where the token of the rows `new` follows the token
+    of the key. If a row is complete already, its value is replaced.
     """
     key_dim = group.key_dim
     value = ops.where(follows[..., None], new[..., key_dim:], rows[..., key_dim:])
@@ -121,10 +121,10 @@ def complete_rows(group, rows, new, follows):
 def attend_to_rows(group, query, rows, visible, distances, bias=None, **options):
     """Attends with one query `<float>[B, H, ..., 1, D]` to rows `[B, H, ..., R, E]`.
 
-    Rows may be those of key heads, which serve the queries of several heads.
-    `visible` (None for all there are) and `distances`, the relative positions, are
-    broadcastable to `[..., R]`; `bias`, `<float>[..., 1, R]` or None, is added to that
-    of the rows. Other options are those of the dot product.
+    Rows may belong to key heads, which serve the queries of several heads. `visible`
+    (None for all rows) and `distances`, the relative positions, are broadcastable to
+    `[..., R]`; `bias`, `<float>[..., 1, R]` or None, is added to the bias of the rows.
+    Other options are those of the dot product.
     """
     rows = key_heads.for_queries(rows, query.shape[1])
     key, value, own_bias, real = split_rows(group, rows)
@@ -146,6 +146,6 @@ def attend_to_rows(group, query, rows, visible, distances, bias=None, **options)
 
 
 def last_token(mask):
-    """Returns the last True position on the last axis of a mask, -1 where none is."""
+    """Returns the last True position on the last axis of a mask, or -1."""
     positions = numbers(length_of(mask, -1))
     return extremes.largest(ops.where(mask, positions, -1), axis=-1)

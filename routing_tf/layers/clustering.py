@@ -13,8 +13,7 @@ CENTROID_INITIALIZATIONS = ("normal", "tokens")
 
 @dataclasses.dataclass(frozen=True)
 class Clustering:
-    """Settings of `OnlineKMeans`, which all layers with centroids take as keyword
-    arguments.
+    """Settings of `OnlineKMeans`, which all layers with centroids take by name.
 
     Args:
         decay: share of the old average of the centroids kept at each training step, in

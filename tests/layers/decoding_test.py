@@ -597,5 +597,5 @@ def test_refused():
                     cache=bounded.make_cache(1, 4),
                     cache_index=index,
                 )
-    with pytest.raises(ValueError, match=r"must contain the memory .*shape=\(1, 7, 8\)"):
+    with pytest.raises(ValueError, match=r"must contain the memory.*shape=\(1, 7, 8\)"):
         layer(x, value=normal(1, 7, DIM), cache=cache, cache_index=0)

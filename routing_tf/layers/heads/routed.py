@@ -13,7 +13,7 @@ from routing_tf.layers.validation import check_rate
 
 ROUTINGS = (None, "expert_choice", "token_choice", "expert_threshold")
 TOKEN_CHOICE = (None, "token_choice")
-# Those in which each token attends to the last members of clusters up to itself.
+# The rules in which each token attends to the last members of clusters up to itself.
 CAUSAL_ROUTINGS = ("token_choice", "expert_threshold")
 ROUTING_SCOPES = ("full", "prefix")
 
@@ -203,15 +203,15 @@ class RoutedHeads(CentroidHeads):
                 f'`routing="{self.routing}"` works in self-attention under a causal '
                 f"mask only. Received: use_causal_mask={inputs.use_causal_mask}, "
                 f"is_cross_attention={inputs.is_cross_attention}. Pass "
-                "`use_causal_mask=True` and no `value`, or take "
+                "`use_causal_mask=True` and no `value`, or use "
                 '`routing="expert_choice"`'
             )
         if self.routing is None and inputs.use_causal_mask and not is_causal:
             raise ValueError(
-                "`routing=None` is the sound routing, and there is none for a causal "
-                "mask over another sequence. Received: use_causal_mask=True, "
-                "is_cross_attention=True. Leave the mask or the `value` out, or name "
-                'what is meant, `routing="expert_choice"`'
+                "`routing=None` has no sound rule for a causal mask over another "
+                "sequence. Received: use_causal_mask=True, is_cross_attention=True. "
+                "Leave the mask or the `value` out, or name the rule, "
+                '`routing="expert_choice"`'
             )
 
     def num_candidates(self, length):
@@ -222,10 +222,10 @@ class RoutedHeads(CentroidHeads):
 
 
 def check_clusters_per_query(settings):
-    """Raises a `ValueError` unless a query can read so many clusters.
+    """Raises a `ValueError` unless a query can read that many clusters.
 
     Args:
-        settings: the heads, or what has their settings under the same names.
+        settings: the heads, or another object with their settings under the same names.
     """
     number = settings.clusters_per_query
     if number == 1:
@@ -237,9 +237,9 @@ def check_clusters_per_query(settings):
         )
     if settings.entmax_alpha is not None:
         raise ValueError(
-            "`clusters_per_query` must be 1 with `entmax_alpha`, whose weights in "
-            "several clusters cannot be joined. Received: clusters_per_query="
-            f"{number} with entmax_alpha={settings.entmax_alpha!r}"
+            "`clusters_per_query` must be 1 with `entmax_alpha`, because its weights "
+            "in several clusters cannot be joined. Received: "
+            f"clusters_per_query={number} with entmax_alpha={settings.entmax_alpha!r}"
         )
     if number > settings.num_clusters or settings.attention_window % number:
         raise ValueError(

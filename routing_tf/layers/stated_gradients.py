@@ -1,4 +1,4 @@
-"""Functions that state their gradient, and a way to do without."""
+"""Functions that define their gradient, and a way to do without."""
 
 import contextlib
 import contextvars
@@ -11,11 +11,11 @@ _are_stated = contextvars.ContextVar("are_stated", default=True)
 
 @contextlib.contextmanager
 def automatic_gradients():
-    """Inside, the backend finds all gradients of layers itself.
+    """Inside this context, the backend derives all gradients of layers itself.
 
-    Layers state some gradients, which takes less time and memory. JAX has no forward
-    mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) of a function with a stated gradient;
-    with this context it has one. What is traced inside stays so, also once compiled.
+    Layers define some gradients themselves, which takes less time and memory. JAX has
+    no forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) for such functions; inside
+    this context it works. Functions traced inside stay that way, also when compiled.
 
     Example:
 
@@ -45,7 +45,7 @@ def automatic_gradients():
 
 
 def stated_gradient(function):
-    """Returns what `keras.ops.custom_gradient` does, unless gradients are automatic.
+    """Applies `keras.ops.custom_gradient`, unless gradients are automatic.
 
     Args:
         function: function of tensors that returns its result and its gradient.

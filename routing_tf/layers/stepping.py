@@ -76,9 +76,9 @@ def call_with_cache(attention, query, masks, cache):
         return _start(attention, query, masks, cache)
     if len(query.shape) != 3:
         raise ValueError(
-            "`query` must be (batch, length, dim) where tokens go one by one, on "
-            "two axes of positions in their blocked order. Received: query.shape="
-            f"{tuple(query.shape)} with cache_index={index}"
+            "`query` must be (batch, length, dim) if tokens come one by one, in the "
+            "blocked order for positions on two axes. Received: "
+            f"query.shape={tuple(query.shape)} with cache_index={index}"
         )
     index = ops.cast(index, "int32")
     if query.shape[1] == 1:
@@ -87,12 +87,12 @@ def call_with_cache(attention, query, masks, cache):
 
 
 def _check_room(attention, query, cache, index):
-    """Refuses tokens that do not fit a cache, as far as sizes are known."""
+    """Refuses tokens that do not fit into a cache, as far as sizes are known."""
     caches = cache["memory" if "memory" in cache else "tokens"]
     sequences = keras.tree.flatten(caches)[0].shape[0]
     if None not in (sequences, query.shape[0]) and sequences != query.shape[0]:
         raise ValueError(
-            "`cache` must be one for as many sequences as `query` has. Received: "
+            "`cache` must be made for as many sequences as `query` has. Received: "
             f"query.shape={tuple(query.shape)} and a cache for {sequences}. Pass this "
             "number to `make_cache` as `batch_size`"
         )
@@ -104,11 +104,11 @@ def _check_room(attention, query, cache, index):
         room = group.max_positions(group_cache)
         if index < 0 or room is not None and end > room:
             raise ValueError(
-                "`cache_index` must be at least 0, and the cache have room for "
+                "`cache_index` must be at least 0, and the cache must have room for "
                 f"`query`. Received: cache_index={index} with "
-                f"query.shape={tuple(query.shape)} and room for {room} tokens. "
-                "Make a cache with a larger `max_length`: only heads that remember "
-                "as many tokens as they can see go on behind it"
+                f"query.shape={tuple(query.shape)} and room for {room} tokens. Make a "
+                "cache with a larger `max_length`: only heads whose cache does not "
+                "grow can go beyond it"
             )
 
 
@@ -203,7 +203,7 @@ def _step(attention, query, masks, cache, index):
 
 
 def _no_segment(batch_size):
-    """Returns the segment of a cache without a token that has one."""
+    """Returns the segment of an empty cache."""
     return {
         "id": ops.full((batch_size,), NO_ID, dtype="int32"),
         "start": ops.zeros((batch_size,), "int32"),
@@ -211,7 +211,7 @@ def _no_segment(batch_size):
 
 
 def _segment_behind(segments, segment_ids):
-    """Returns the segment of the last token of a sequence, as it stands in a cache."""
+    """Returns the segment of the last token of a sequence, in the form of a cache."""
     length = segment_ids.shape[1]
     starts = segments.query_starts[:, 0, length - 1]
     ids = ops.cast(segment_ids, "int32")[:, -1]
@@ -219,7 +219,7 @@ def _segment_behind(segments, segment_ids):
 
 
 def _last_segment(inputs, length):
-    """Returns `HeadInputs` in which all but the last segment is padding."""
+    """Returns `HeadInputs` in which everything except the last segment is padding."""
     starts = inputs.segments.query_starts
     is_last = starts == starts[:, :, length - 1 : length]
     names = ("query_mask", "key_mask", "value_mask")
@@ -228,7 +228,7 @@ def _last_segment(inputs, length):
 
 
 def _in_segment(attention, query, masks, cache, index):
-    """Starts the cache anew where the token at `index` is not in the segment before it.
+    """Starts the cache anew where the token at `index` starts a segment.
 
     Returns the cache and the token's `Segments`.
     """
@@ -284,5 +284,5 @@ def _queries_alone(attention, positions, query, masks):
 
 
 def _compared_query(group, query):
-    """Returns queries as `prepared` does; those of another sequence have no turns."""
+    """Returns queries as `prepared` does; for another sequence they are not turned."""
     return group.normalized_query(query) if group.compares_inputs else query

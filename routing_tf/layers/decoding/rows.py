@@ -108,7 +108,7 @@ def open_rows(group, rows):
 
 
 def complete_rows(group, rows, new, follows):
-    """Puts the value of a token into open rows, with its bias and mask.
+    """Puts the value of a token, with its bias and mask, into open rows.
 
     `follows`, `<bool>[...]`, tells where the token of the rows `new` follows the token
     of the key. If a row is complete already, its value is replaced.

@@ -1,4 +1,4 @@
-"""Clusters that choose among all tokens up to the query, whatever they chose before."""
+"""Clusters that choose anew among all tokens up to each query."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from routing_tf.layers.rules.prefixes import Prefixes
 
 
 class AllScores(Prefixes):
-    """Prefixes in which any token may become a member later; a cache holds them all."""
+    """Prefixes in which any token may become a member later; caches contain all."""
 
     def make_cache(self, batch_size, max_length):
         names = {"key": self.group.num_key_heads}
@@ -64,7 +64,7 @@ class AllScores(Prefixes):
 
     def _complete(self, cached_rows, index, tokens):
         """Returns the rows with the value that follows the token before `index`."""
-        # The first token completes none: its own row is put over it.
+        # The first token completes no row: its own row overwrites this one.
         before = ops.maximum(index - 1, 0)
         row = ops.take(cached_rows, before[None], axis=2)
         follows = ops.ones_like(row[..., 0], "bool")

@@ -17,18 +17,18 @@ NO_TOKEN = large_negative("float32")
 class BestMembers(Prefixes):
     """Prefixes in which the tokens that score highest are members.
 
-    Whoever is no member among the tokens so far will never be one again. So a cache
-    holds the members alone, in order of position, with their scores: its size does not
-    grow with long contexts.
+    A token that is not a member among the tokens so far will never become one. So a
+    cache contains only the members, in order of position, with their scores, and its
+    size does not grow with long contexts.
     """
 
-    # It is what evaluation does, at the cost of full attention.
+    # Evaluation does the same, at the cost of full attention.
     lets_explore = False
 
     def make_cache(self, batch_size, max_length):
         group, heads = self.group, self.group.num_key_heads
         newest = (batch_size, heads, group.num_clusters)
-        # Those of each list of members, and of the newest token alone.
+        # The entries of each list of members, and of only the newest token.
         shapes = {"key_scores": newest}
         if not group.share_query_key:
             shapes["query_scores"] = (batch_size, group.num_heads, group.num_clusters)
@@ -41,7 +41,8 @@ class BestMembers(Prefixes):
         )
         cache = {}
         if group.key_shift:
-            # The last rows of lists that were completed last, and the key's position.
+            # The last rows of the lists that were completed, and the position of the
+            # key.
             cache["open"] = {
                 "is_last": ops.zeros(newest, "bool"),
                 "position": ops.full((batch_size,), -1, dtype="int32"),
@@ -117,14 +118,14 @@ class BestMembers(Prefixes):
         return output, {**cache, "newest": newest}
 
     def _best(self, scores, window):
-        """Positions and scores of the best tokens, by position, behind empty places."""
+        """Positions and scores of the best tokens by position, after empty places."""
         length = scores.shape[-1]
         count = min(window, length)
         settled = membership.settled(scores, count, self.group.near_tie)
         _, members = ops.top_k(settled, count)
         best = ops.take_along_axis(scores, members, axis=-1)
         members = ops.cast(members, "int32")
-        # Sorted together with their places in the list: what is no token comes first.
+        # Sorted together with their places in the list: empty places come first.
         keys = ops.where(best > NO_TOKEN / 2, members + length, members)
         order = ops.argsort(keys, axis=-1)
         members, best = (
@@ -135,11 +136,11 @@ class BestMembers(Prefixes):
         return ops.pad(members, missing), best
 
     def _entry(self, scores, new):
-        """Tells which place in a list of members a new token frees, and if it enters.
+        """Tells which place in a list a new token frees, and whether it enters.
 
         The list has scores `[B, H, K, W]` in order of position; `new`, `[B, H, K]`, are
-        those of the token behind them. The place, `[B, H, K, 1]`, is that of the member
-        who scores lowest, of equal ones the last.
+        those of the next token. The place, `[B, H, K, 1]`, is that of the member with
+        the lowest score, of equal ones the last.
         """
         lowest = extremes.smallest(scores, axis=-1) + self.group.near_tie
         places = np.arange(scores.shape[-1], dtype="int32")
@@ -149,10 +150,10 @@ class BestMembers(Prefixes):
         return place, new > lowest
 
     def _remember_newest(self, cache, index, row):
-        """Puts the newest token among the members, unless it is to be replaced.
+        """Adds the newest token to the members, unless it will be replaced.
 
-        With shifted keys its value is that of the token at `index`, whose row is given,
-        `[B, H, 1, E]`.
+        With shifted keys, its value is that of the token at `index`, whose row `[B, H,
+        1, E]` is given.
         """
         newest, remembered = cache["newest"], {}
         is_older = (newest["position"] < index)[:, None, None]
@@ -196,12 +197,12 @@ class BestMembers(Prefixes):
 
 
 def _lists(cache):
-    """Names of the lists of members: of the keys, and of queries apart from them."""
+    """Names of the lists of members: of keys, and of queries if they are separate."""
     return [name for name in ("key_scores", "query_scores") if name in cache]
 
 
 def _without_tokens(scores, names):
-    """Returns the lists of these names as they are without a token."""
+    """Returns the lists of these names without any token."""
     return {name: ops.full_like(scores[name], NO_TOKEN) for name in names}
 
 
@@ -215,7 +216,7 @@ def _real(tokens, shape):
 
 
 def _scores(tokens, name):
-    """Scores `[B, H, K, L]` of keys or queries; those of padding never win."""
+    """Scores `[B, H, K, L]` of keys or queries; padding never wins."""
     mask = tokens.key_mask if name == "key_scores" else tokens.query_mask
     scores = ops.swapaxes(getattr(tokens, name), 2, 3)
     return scores if mask is None else ops.where(mask[:, :, None], scores, NO_TOKEN)
@@ -229,13 +230,13 @@ def _at_last(x, last):
 
 
 def _visible(scores, place, enters):
-    """Tells whom a new token sees, itself included, and at what distances."""
+    """Tells which members a new token sees, including itself, and at what distances."""
     places = np.arange(scores.shape[-1], dtype="int32")
     enters = enters[..., None]
     stays = ops.logical_not(ops.logical_and(places == place, enters))
     visible = ops.logical_and(scores > NO_TOKEN / 2, stays)
     visible = ops.concatenate([visible, enters], axis=-1)
-    # Ranks are counted from the last member on, which is the new one if it enters.
+    # Ranks count from the last member, which is the new one if it enters.
     distances = places - places[-1]
     behind_all = ops.cast(ops.logical_and(enters, places > place), "int32")
     distances = distances - behind_all
@@ -243,7 +244,7 @@ def _visible(scores, place, enters):
 
 
 def _append(x, new, place, moves):
-    """Removes one place of `[B, H, K, W, ...]` and puts `new` behind the others."""
+    """Removes one place of `[B, H, K, W, ...]` and appends `new`."""
     shifted = ops.concatenate([x[:, :, :, 1:], new], axis=3)
     places = np.arange(x.shape[3], dtype="int32")
     places = places.reshape(places.shape + (1,) * (len(x.shape) - 4))

@@ -1,6 +1,6 @@
-"""The last members of clusters in places of a fixed number, for steps.
+"""The last members of clusters in a fixed number of places, for steps.
 
-The member of rank r stands in the ring of its cluster at r modulo the number of places.
+In the ring of its cluster, the member of rank r is at r modulo the number of places.
 Letters: B batch, H heads, L length, K clusters, R places of a ring, E size of a row.
 """
 
@@ -12,10 +12,11 @@ from routing_tf.layers.membership import entries_at
 
 
 def last_entries(clusters, num_clusters, num_places):
-    """Returns which entries of a sequence stand in the rings behind it.
+    """Returns which entries of a sequence are in the rings after it.
 
-    From `<int32>[B, H, L]`, `num_clusters` for those that are no members, to
-    `<int32>[B, H, K, R]`, any in empty places, and the numbers of members `[B, H, K]`.
+    From `<int32>[B, H, L]`, `num_clusters` for tokens that are not members, to
+    `<int32>[B, H, K, R]`, any entry in empty places, and the numbers of members `[B, H,
+    K]`.
     """
     length = clusters.shape[2]
     # Sorted by cluster and position.
@@ -49,7 +50,7 @@ def of_cluster(x, cluster):
 
 
 def at(x, place):
-    """Returns what stands at places `[B, H, ...]`, counted over all rings.
+    """Returns the entries at places `[B, H, ...]`, counted over all rings.
 
     From `[B, H, K, R, E]` to `[B, H, ..., E]`.
     """

@@ -10,14 +10,14 @@ from routing_tf.layers.masks import combine_masks
 class Rule:
     """How the tokens of clustered heads attend, once they have scores.
 
-    Subclasses implement `attend`; and `make_cache`, `fill_cache` and `step` where
-    tokens can go one by one. A cache is a dict of tensors of fixed sizes with the batch
-    on axis 0. A token that is fed again at the same position replaces the one before.
-    With `key_shift=1` the row of a token's key is opened without a value, and completed
-    with the next token's, which may replace it in the same way. The group is one of
-    `ClusteredHeads`, which say who is a member. With grouped queries a cache, and the
-    tokens that it is made of, have the key heads of the group; `attend` gets tokens
-    with keys for all queries.
+    Subclasses implement `attend`, and for decoding also `make_cache`, `fill_cache` and
+    `step`. A cache is a dict of tensors of fixed sizes with the batch on axis 0. A
+    token that is fed again at the same position replaces the earlier one. With
+    `key_shift=1`, the row of a token's key is opened without a value, and completed
+    with the value of the next token, which may replace it in the same way. The group is
+    one of `ClusteredHeads`, which say who is a member. With grouped queries, a cache
+    and its tokens have the key heads of the group; `attend` gets tokens with keys for
+    all queries.
     """
 
     #: Whether no other token has a part in which clusters a token is in.
@@ -34,11 +34,11 @@ class Rule:
         return self
 
     def restart(self, cache):
-        """Returns a cache as it was before the first token, or the first query."""
+        """Returns a cache as it was before the first token or query."""
         raise NotImplementedError
 
     def members(self, scores):
-        """Tells who sits in which cluster, where `tokens_choose`.
+        """Tells which token is in which cluster, if `tokens_choose`.
 
         From scores `<float32>[..., K]` to `<bool>[..., K]`.
         """
@@ -60,7 +60,7 @@ class Rule:
     def make_memory(self, tokens):
         """Returns the cache of another sequence that tokens attend to.
 
-        Refuses if queries do not find their clusters on their own.
+        Refuses if queries do not find their clusters independently.
         """
         raise ValueError(
             "A cache needs queries that find their clusters on their own. Received: "
@@ -68,7 +68,7 @@ class Rule:
         )
 
     def fill_cache(self, cache, tokens):
-        """Returns the cache behind `RoutedTokens` that start at position 0."""
+        """Returns the cache after `RoutedTokens` that start at position 0."""
         raise NotImplementedError
 
     def step(self, cache, index, tokens):
@@ -76,9 +76,10 @@ class Rule:
         raise NotImplementedError
 
     def mean_over_clusters(self, output, asks, axis):
-        """Averages what a token got from its clusters, which are on an axis.
+        """Averages a token's results over its clusters, which are on an axis.
 
-        `asks` is `output` without its last axis, True for clusters of the token.
+        `asks` has the shape of `output` without its last axis, True for clusters of the
+        token.
         """
         weights = ops.cast(asks, output.dtype)[..., None]
         sums, counts = ops.sum(output * weights, axis), ops.sum(weights, axis)
@@ -93,9 +94,9 @@ class Rule:
         return entries[..., None, :]
 
     def member_mask(self, inputs, members, filled=None):
-        """Tells which slots of a cluster any query may see; None for all.
+        """Tells which slots of a cluster queries may see; None for all.
 
-        `filled`, as `members` `[B, H, K, W]`, is False in slots that hold no member.
+        `filled`, as `members` `[B, H, K, W]`, is False in slots without a member.
         """
         real = None
         if inputs.value_mask is not None:

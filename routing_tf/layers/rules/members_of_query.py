@@ -31,9 +31,9 @@ def attend(group, tokens, training=None):
     """Lets each token attend to the last members of the best clusters of its query.
 
     Members are the tokens up to it whose keys chose this cluster. Relative positions
-    are the rank of a member minus the number of members before the token, so that only
-    the token itself has the position 0. The work is `(2 Q + K * C) * (W + C)` pairs,
-    linear in the length.
+    are the rank of a member minus the number of members before the token, so only the
+    token itself has the position 0. The work is `(2 Q + K * C) * (W + C)` pairs, linear
+    in the length.
     """
     inputs = tokens.inputs
     window = group.known_window(tokens.length // tokens.num_copies)

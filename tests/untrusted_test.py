@@ -700,7 +700,7 @@ def test_a_checkpoint_holds_what_its_index_claims(tmp_path):
         shutil.copy(file, tmp_path)
     with open(next(tmp_path.glob("*.data-*")), "r+b") as data:
         data.truncate(1000)
-    with assert_refused("must not claim more than its data files hold"):
+    with assert_refused("must not claim more than its data files contain"):
         checkpoints.ReleaseCheckpoint(tmp_path / RELEASE.name)
 
 

@@ -70,8 +70,8 @@ def _check_named_heads(h, field, num_layers):
     received = f"Received: {field}={name!r}"
     if h.compatibility is not None:
         raise ValueError(
-            f"`{field}={name!r}` must come without `compatibility`: the release has no "
-            f"such models. {received} with compatibility={h.compatibility!r}. Leave "
+            f"`{field}={name!r}` needs `compatibility=None`, because the release has "
+            f"no such models. {received} with compatibility={h.compatibility!r}. Leave "
             "one of the two out"
         )
     if not h.num_routed_heads or h.num_local_only_layers >= num_layers:

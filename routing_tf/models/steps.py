@@ -303,8 +303,8 @@ def check_prompt_mask(name, mask):
     row = mask[tuple(np.argwhere(is_behind_padding)[0][:-1])]
     shown = f"{row[:20].astype(int).tolist()}{'...' if len(row) > 20 else ''}"
     raise ValueError(
-        f"`{name}` must be True on the first tokens of each row, and False behind them."
-        f" Received: {name}={shown} in a row. Move the padding behind the tokens"
+        f"`{name}` must be True for the first tokens of each row, and False after "
+        f"them. Received: {name}={shown} in a row. Move the padding to the end"
     )
 
 

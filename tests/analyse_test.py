@@ -390,7 +390,7 @@ def test_a_model_with_an_encoder(tmp_path, run):
     save_run(tmp_path, "test_copy", settings)
     code, _, err = run("--what=causality", f"--model_dir={tmp_path}")
     assert code == 1
-    assert "must hold a run without an encoder" in err
+    assert "must hold a run of a model without an encoder" in err
     assert "'test_copy'" in err
 
 

@@ -710,7 +710,9 @@ def test_damaged_data_of_a_checkpoint_are_refused(tmp_path):
     data = next(tmp_path.glob("*.data-*"))
     data.write_bytes(bytes(byte ^ 1 for byte in data.read_bytes()))
     checkpoint = checkpoints.ReleaseCheckpoint(tmp_path / RELEASE.name)
-    with assert_refused("data files of a checkpoint must be whole. Received: sparse"):
+    with assert_refused(
+        "data files of a checkpoint must be complete. Received: sparse"
+    ):
         checkpoint.value(next(iter(checkpoint.shapes)))
 
 

@@ -1,7 +1,7 @@
 """Names of hyperparameters, presets and problems, as text.
 
-To import what defines them takes seconds, as it imports TensorFlow. With these names,
-commands refuse a misspelt one, and `--help` lists hyperparameters, without it.
+Importing their definitions takes seconds, because it imports TensorFlow. With these
+names, commands refuse a misspelt name, and `--help` lists hyperparameters, without it.
 """
 
 # By subject. `vocabulary_size` is the problem's, and `compatibility` the release's.

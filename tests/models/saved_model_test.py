@@ -245,7 +245,7 @@ def test_nothing_is_written(served):
         (
             "score_ids",
             {"token_ids": [[5, 5]], "padding_mask": [[False, True]]},
-            "True on the first tokens",
+            "True for the first tokens",
         ),
         (
             "generate_ids",

@@ -382,7 +382,7 @@ def test_spans_and_cuts(lm):
     assert lm.score(text, "89", too_long="cut").offsets[0, 0] == 18
     with pytest.raises(ValueError, match="must not be in the part that is cut off"):
         lm.score(text, (25, 30), too_long="cut")
-    with pytest.raises(ValueError, match="behind the first 24 tokens"):
+    with pytest.raises(ValueError, match="after the first 24 tokens"):
         lm.score(f"{text}abc", "abc", too_long="cut")
     # Whole characters are kept.
     result = lm.score("x" * (LIMIT - 1) + "é", too_long="cut")

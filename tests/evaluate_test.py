@@ -91,7 +91,7 @@ def test_the_scope_of_sampling(model_dir, run):
         code, out, _ = run(*options, f"--routing_scope={scope}")
         assert not code
         scored[scope] = out.splitlines()[-1]
-    assert 'routing scope "prefix": every token from those before it alone' in out
+    assert 'routing scope "prefix": every token only from those before it' in out
     assert "WARNING" not in out
     assert scored["full"] != scored["prefix"]
 
@@ -294,7 +294,7 @@ def test_texts_from_prefixes_of_a_saved_model(model_dir, texts, run):
     )
     assert not code, err
     assert "(5 words)" in out
-    assert 'routing scope "prefix": every token from those before it alone' in out
+    assert 'routing scope "prefix": every token only from those before it' in out
     assert out.splitlines()[-1].startswith("held-out bits per byte: ")
 
 

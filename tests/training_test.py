@@ -697,7 +697,7 @@ class TestRunConfig:
     @pytest.mark.parametrize("text", ["{", "{}", '{"hyperparameters": {"a": 1}}'])
     def test_damaged_file(self, tmp_path, text):
         (tmp_path / "run.json").write_text(text)
-        with pytest.raises(ValueError, match="must contain a run.json of this version"):
+        with pytest.raises(ValueError, match="must hold a run.json of this version"):
             run_config.RunConfig.load(tmp_path)
 
     def test_windows_longer_than_the_model(self, text_file):

@@ -97,8 +97,8 @@ def check(h):
         check_key_shift(name, getattr(h, name))
         if getattr(h, name) and h.compatibility is not None:
             raise ValueError(
-                f"`{name}=1` needs a model without flaws of the release: a query that "
-                "sees nothing would see later tokens. Received: "
+                f"`{name}=1` must come without flaws of the release: a query that sees "
+                "nothing would see later tokens. Received: "
                 f"compatibility={h.compatibility!r}. Leave one of the two out"
             )
     for name in _NOT_NEGATIVE:
@@ -219,7 +219,7 @@ def _check_flaws_of_the_release(h):
 def _check_rotary(h):
     if h.rotary_positions and (h.compatibility is not None or h.size_of_key % 2):
         raise ValueError(
-            "`rotary_positions=True` needs an even `key_dim`, and a model without "
+            "`rotary_positions=True` must come with an even `key_dim`, and without "
             f"flaws of the release. Received: key_dim={h.size_of_key}, "
             f"compatibility={h.compatibility!r}"
         )
@@ -228,7 +228,7 @@ def _check_rotary(h):
 def _check_entmax(h):
     if h.entmax_alpha is not None and h.compatibility is not None:
         raise ValueError(
-            "`entmax_alpha` needs a model without flaws of the release, which has a "
+            "`entmax_alpha` must come without flaws of the release, which has a "
             f"softmax. Received: entmax_alpha={h.entmax_alpha!r} with "
             f"compatibility={h.compatibility!r}. Leave one of the two out"
         )

@@ -70,9 +70,9 @@ def _check_named_heads(h, field, num_layers):
     received = f"Received: {field}={name!r}"
     if h.compatibility is not None:
         raise ValueError(
-            f"`{field}={name!r}` needs `compatibility=None`, because the release has "
-            f"no such models. {received} with compatibility={h.compatibility!r}. Leave "
-            "one of the two out"
+            f"`{field}={name!r}` must come without `compatibility`, because the "
+            f"release has no such models. {received} with "
+            f"compatibility={h.compatibility!r}. Leave one of the two out"
         )
     if not h.num_routed_heads or h.num_local_only_layers >= num_layers:
         raise ValueError(

@@ -103,7 +103,7 @@ class RunConfig:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                "`model_dir` must contain a run.json of this version of routing_tf, or "
+                "`model_dir` must hold a run.json of this version of routing_tf, or "
                 f"none. Received: {str(path)!r}: {error}"
             ) from error
 

@@ -25,44 +25,45 @@ from routing_tf.zoo.parts.weighted_sums import running_sums
 
 __all__ = ["LunaHeads"]
 
-PACKED = "tokens are read through packed ones, at no place"
+PACKED = "tokens are read through packed ones, without a place"
 
 
 @keras.saving.register_keras_serializable("routing_tf")
 class LunaHeads(HeadGroup):
     """Heads with a few learned queries that pack the sequence, which tokens then read.
 
-    Without a causal mask the packing weights are `A = softmax(P K^T)` for `num_packed`
-    learned queries P, and the output is `softmax(Q (A K)^T) (A V)`. With one they are
-    `A = log2(1 + 2**(P K^T))`, a softplus that is 1 at 0, and of query t the output is
+    Without a causal mask, the packing weights are `A = softmax(P K^T)` for `num_packed`
+    learned queries P, and the output is `softmax(Q (A K)^T) (A V)`. With a causal mask,
+    they are `A = log2(1 + 2**(P K^T))`, a softplus that is 1 at 0, and the output of
+    query t is
 
         softmax(q_t sum_j(k_j a_j) / t) sum_j(a_j v_j) / t,
 
-    with sums over the tokens j up to t, t of them. So work and memory are linear in the
-    length, and decoding remembers the sums alone, as many numbers for any context.
-    Sums are computed in float32.
+    with sums over the t tokens j up to t. So work and memory are linear in the length,
+    and decoding remembers only the sums, whose size is constant. Sums are computed in
+    float32.
 
-    In the authors' code a further projection lies between packing and unpacking, which
-    mixes heads; a causal layer has other weights than one that is not, with keys of
-    their own for packing; and packed tokens go on to the next layer.
+    In the authors' code, another projection between packing and unpacking mixes heads;
+    a causal layer has other weights than one without a causal mask, with separate keys
+    for packing; and packed tokens are passed on to the next layer.
 
     Args:
         num_heads: number of heads in the group.
         num_packed: number of packed tokens. Defaults to 16.
         packing_initializer: initializer of P. Defaults to `"glorot_uniform"`.
         chunk_length: number of tokens in a chunk under a causal mask, inside which
-            weights of pairs are computed. Decides about time and memory, not about
-            results. Defaults to 128.
+            weights of pairs are computed. It influences time and memory, not results.
+            Defaults to 128.
         **kwargs: arguments of `HeadGroup`, without `max_relative_position`,
             `key_shift` and `rotary_positions`. Dropout is on the weights of packing and
             of unpacking.
 
     Call arguments and Returns: as in `HeadGroup`. A token bias is added to the logits
-    `P K^T`. In a map of a causal layer the weights of a query do not add up to 1.
+    `P K^T`. In the map of a causal layer, the weights of a query do not add up to 1.
 
     Raises:
         ValueError: if `num_packed` or `chunk_length` is not a positive integer, or an
-            argument is refused by `HeadGroup` or has no meaning; when called, if
+            argument has no meaning or `HeadGroup` refuses it; when called, if
             `use_causal_mask=True` and query and value differ in length.
 
     Example:
@@ -134,7 +135,7 @@ class LunaHeads(HeadGroup):
             "keys": ops.zeros((*shape, self.key_dim, self.num_packed), "float32"),
             "values": ops.zeros((*shape, self.num_packed, self.value_dim), "float32"),
             "count": ops.zeros((batch_size,), "float32"),
-            # The newest token may come again: it is no part of the sums yet.
+            # The newest token may be fed again, so it is not in the sums yet.
             "rows": rows.empty_rows(self, *shape, 1),
             "position": ops.full((batch_size,), -1, dtype="int32"),
         }
@@ -220,7 +221,7 @@ class LunaHeads(HeadGroup):
 
 
 def _at_front(x, like):
-    """Returns `[batch]` with axes of length 1 behind it, as many as `like` has."""
+    """Returns `[batch]` with as many axes as `like`, the others of length 1."""
     return ops.reshape(x, (-1, *[1] * (len(like.shape) - 1)))
 
 

@@ -109,7 +109,7 @@ def test_no_such_choice(field, value):
         ("`routed_key_shift` must be 0.*=2", {"routed_key_shift": 2}),
         ("`local_key_shift` must be .*int.*=True", {"local_key_shift": True}),
         (
-            "`local_key_shift=1` needs a model without flaws.*compatibility='trained'",
+            "`local_key_shift=1` must come without flaws.*compatibility='trained'",
             {"local_key_shift": 1, "compatibility": "trained"},
         ),
         (

@@ -167,7 +167,7 @@ ENCODER = {"num_encoder_layers": 1, "max_input_length": 16}
 @pytest.mark.parametrize(
     "message, changes",
     [
-        ("needs `compatibility=None`", {"compatibility": "exact"}),
+        ("must come without `compatibility`", {"compatibility": "exact"}),
         ("needs rows and columns", {"routing": "axial"}),
         ("no causal form.*name it in `encoder_routing`", {"routing": "linformer"}),
         ("there are none.*num_routed_heads=0", {"num_routed_heads": 0}),
@@ -211,7 +211,7 @@ def test_refused(message, changes):
         ),
         ("need neither a causal mask", "token_choice", {}),
         ("nor an image", "axial", {}),
-        ("needs `compatibility=None`", "full", {"compatibility": "exact"}),
+        ("must come without `compatibility`", "full", {"compatibility": "exact"}),
         ("there are none", "full", {"num_local_only_layers": 1}),
         (
             "`attention_dropout` must be 0 with `encoder_routing='nystrom'`",

@@ -56,7 +56,7 @@ def test_attention_to_an_encoder_has_none():
 
 def test_refused():
     for changes in ({"key_dim": 3}, {"compatibility": "trained"}):
-        with pytest.raises(ValueError, match="`rotary_positions=True` needs"):
+        with pytest.raises(ValueError, match="`rotary_positions=True` must come"):
             small_models.hyperparameters(rotary_positions=True, **changes)
     changes = hyperparameters.parse_overrides("rotary_positions=true")
     assert models.Hyperparameters(**changes).rotary_positions

@@ -309,7 +309,7 @@ def test_arrays_on_disk_are_never_pickled(marker, tmp_path):
     np.save(tmp_path / "ids.npy", objects, allow_pickle=True)
     for length in (0, 1):
         (tmp_path / "info.json").write_text(json.dumps({"lengths": {"ids": length}}))
-        with assert_refused("prepared data must be whole"):
+        with assert_refused("prepared data must be complete"):
             array_store.read(tmp_path)
 
 
@@ -319,7 +319,7 @@ def test_arrays_on_disk_hold_what_they_claim(length, tmp_path):
     with open(tmp_path / "ids.npy", "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
     (tmp_path / "info.json").write_text(json.dumps({"lengths": {"ids": length}}))
-    with assert_refused("prepared data must be whole"):
+    with assert_refused("prepared data must be complete"):
         array_store.read(tmp_path)
 
 

@@ -231,7 +231,7 @@ def test_no_place_in_a_preset_runs_code(file, place, originals, marker, tmp_path
 def test_other_loaders_of_keras_hub_are_not_reached(originals, tmp_path):
     shutil.copytree(originals / "digits_small", tmp_path / "preset")
     (tmp_path / "preset/config.json").write_text('{"model_type": "bert"}')
-    with assert_refused("must name the class it is of"):
+    with assert_refused("must name its class"):
         models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
 
 

@@ -242,8 +242,9 @@ class Seq2SeqProblem(PreparedProblem):
         """Raises a `ValueError` unless the texts of an array have all of its ids."""
         if np.any(sizes < 0) or sizes.sum() != len(ids):
             raise ValueError(
-                f"The prepared data must be complete. Received: texts of "
-                f"{sizes.sum():,} ids in all in {str(self.folder(split))!r}, which has {len(ids):,}. "
+                "The prepared data must be complete. Received: texts of "
+                f"{sizes.sum():,} ids in all in {str(self.folder(split))!r}, which has "
+                f"{len(ids):,}. "
                 f"Remove that folder and prepare it again with `{self.command}`"
             )
 

@@ -22,23 +22,24 @@ class Clustering:
         ema: whether centroids follow moving averages (True, the default), or the
             gradient of a codebook loss.
         update_rule: `"ema"` (the default): sums and counts are averaged and divided,
-            with Laplace smoothing (the release). `"paper"`: `c <- decay * c +
-            (1 - decay) / 2 * (sum of queries + sum of keys)`, as Algorithm 1, line 31,
-            has it.
+            with Laplace smoothing (the release). `"paper"`:
+            `c <- decay * c + (1 - decay) / 2 * (sum of queries + sum of keys)`, as
+            Algorithm 1, line 31, has it.
         revive_after: number of training steps. A centroid that no token of the global
             batch chose for that many steps in a row is set to a token of the last step,
-            with the count 1. Cluster j takes the token at the place `(j + 0.5) /
-            num_clusters` among all real tokens (with queries and keys: among the keys).
-            If a batch was counted in parts (`hold_updates`), it takes the normalised
-            sum of the tokens at that place in each part. None (the default): centroids
-            stay where they are.
+            with the count 1. Cluster j takes the token at the place
+            `(j + 0.5) / num_clusters` among all real tokens (with queries and keys:
+            among the keys). If a batch was counted in parts (`hold_updates`), it takes
+            the normalised sum of the tokens at that place in each part. None (the
+            default): centroids stay where they are.
         centroid_initialization: `"normal"` (the default): centroids start as random
             vectors. `"tokens"`: the first training step sets all of them to tokens,
             as `revive_after` does.
         balance_rate: how fast clusters become even, at least 0. Each cluster has a
-            bias, which is added to its scores and moves by `balance_rate * dim * (1 -
-            load)` at each training step, where `load` is its number of tokens divided
-            by the mean of all clusters, at most 2. 0.0 (the default): no bias.
+            bias, which is added to its scores and moves by
+            `balance_rate * dim * (1 - load)` at each training step, where `load` is its
+            number of tokens divided by the mean of all clusters, at most 2. 0.0 (the
+            default): no bias.
         anchor_weight: how much of a fixed random vector, its anchor, is added to each
             centroid for scoring, at least 0. Equal centroids would stay equal, because
             equal scores never separate their tokens; different anchors separate the

@@ -23,10 +23,10 @@ def expert_choice(scores, attention_window, mask=None, near_tie=0.0):
 
     This is expert choice: clusters choose tokens, and tokens do not choose clusters. A
     token may be in several clusters or in none. Of tokens whose scores differ by at
-    most `near_tie`, the earlier ones are taken. With a mask, broadcastable to `[B, H,
-    L]`, padding is taken only if a cluster finds too few tokens, and comes after them.
-    From scores `<float>[B, H, L, K]` to `<int>[B, H, K, W]`, positions in ascending
-    order.
+    most `near_tie`, the earlier ones are taken. With a mask, broadcastable to
+    `[B, H, L]`, padding is taken only if a cluster finds too few tokens, and comes
+    after them. From scores `<float>[B, H, L, K]` to `<int>[B, H, K, W]`, positions in
+    ascending order.
 
     Reference: paper, Algorithm 1, lines 13-16; `gather_cluster_attention_items`.
     """

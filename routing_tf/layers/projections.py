@@ -56,10 +56,10 @@ class Projections(LowRankAdaptation):
     def projected(self, query, value=None):
         """Projects a sequence, or two sequences in cross-attention.
 
-        `query` is `<float>[B, L, dim]`, None for only a memory; `value` `<float>[B, M,
-        memory dim]`, None for `query`. Returns a list with queries, keys and values of
-        each group, `<float>[B, H, L, D]`, the last two with the number of key heads for
-        H; keys are None where the queries serve as keys.
+        `query` is `<float>[B, L, dim]`, None for only a memory; `value`
+        `<float>[B, M, memory dim]`, None for `query`. Returns a list with queries, keys
+        and values of each group, `<float>[B, H, L, D]`, the last two with the number of
+        key heads for H; keys are None where the queries serve as keys.
         """
         is_cross = value is not None
         names = ["value"]

@@ -210,8 +210,8 @@ def distances_to_keys(products, num_keys):
 def keys_to_distances(weights, columns):
     """The transpose of `distances_to_keys`: `out[i, j + queries - i] = in[i, j]`.
 
-    From `<float>[..., queries, keys]`, zero if there is no such column, to `[...,
-    queries, columns]`, with more columns than keys, zero where there is no key.
+    From `<float>[..., queries, keys]`, zero if there is no such column, to
+    `[..., queries, columns]`, with more columns than keys, zero where there is no key.
     """
     *leading, rows, num_keys = ops.shape(weights)
     weights = _pad_last(weights, 0, columns - 1 - num_keys)

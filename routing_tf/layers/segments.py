@@ -88,10 +88,10 @@ def segment_mask(segments, of_queries, of_keys):
 
     Args:
         segments: `Segments`, or None.
-        of_queries: function that moves `[B, 1, L]` to the places of the queries, `[...,
-            queries]`.
-        of_keys: function that moves `[B, 1, M]` to the places of the keys, `[...,
-            keys]`.
+        of_queries: function that moves `[B, 1, L]` to the places of the queries,
+            `[..., queries]`.
+        of_keys: function that moves `[B, 1, M]` to the places of the keys,
+            `[..., keys]`.
 
     Returns:
         `<bool>[..., queries, keys]`.

@@ -358,8 +358,8 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
     """A language model on a `RoutingTransformer`.
 
     Called with a dict of `token_ids` `<int>[batch, length]` and `padding_mask`
-    `<bool>[batch, length]`, it returns the logits of the next token, `<float>[batch,
-    length, vocabulary_size]`. `losses` contains the clustering losses.
+    `<bool>[batch, length]`, it returns the logits of the next token,
+    `<float>[batch, length, vocabulary_size]`. `losses` contains the clustering losses.
 
     `segment_ids` `<int32>[batch, length]` in the dict, which are optional, are for rows
     that pack several documents: no token sees another document, see

@@ -31,13 +31,13 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
     intensities; the shift by one is inside the model.
 
     Called with `images` `<int>[batch, height, width, channels]`, or a dict with them,
-    it returns logits of the same sub-pixels, `<float>[batch, height, width, channels,
-    vocabulary_size]`. The dict may contain `labels` `<int>[batch]`, which a model with
-    `num_classes` needs and others ignore, and `padding_mask`, a `<bool>` of the shape
-    of `images`, False for sub-pixels that nothing may see. Compiled calls do not notice
-    values out of range. `losses` contains the clustering losses. With
-    `routing="expert_choice"`, logits may depend on later sub-pixels, see
-    `RoutingTransformerCausalLM`.
+    it returns logits of the same sub-pixels,
+    `<float>[batch, height, width, channels, vocabulary_size]`. The dict may contain
+    `labels` `<int>[batch]`, which a model with `num_classes` needs and others ignore,
+    and `padding_mask`, a `<bool>` of the shape of `images`, False for sub-pixels that
+    nothing may see. Compiled calls do not notice values out of range. `losses` contains
+    the clustering losses. With `routing="expert_choice"`, logits may depend on later
+    sub-pixels, see `RoutingTransformerCausalLM`.
 
     Args:
         hyperparameters: `Hyperparameters` with an `image_height`, or a dict of its
@@ -243,8 +243,9 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
                 kept; None to sample from scratch.
             num_given_rows: number of rows of `images` that are kept.
             sampler: a keras_hub sampler that draws from a distribution, or its name,
-                such as `"greedy"` or `keras_hub.samplers.RandomSampler(temperature=0.9,
-                seed=1)`; None for a random sampler at temperature 1.
+                such as `"greedy"` or
+                `keras_hub.samplers.RandomSampler(temperature=0.9, seed=1)`; None for a
+                random sampler at temperature 1.
             verbose: whether to show progress on standard error.
 
         Returns:
@@ -298,8 +299,9 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
             labels: `<int>[batch]`, for a model with `num_classes`.
 
         Returns:
-            Logits of these sub-pixels, `<float>[batch, height, width, channels,
-            vocabulary_size]`, and the cache with their places.
+            Logits of these sub-pixels,
+            `<float>[batch, height, width, channels, vocabulary_size]`, and the cache
+            with their places.
         """
         order = self.embedding.order
         given = order.restore(ops.arange(self.num_subpixels) < num_given, axis=0)

@@ -259,9 +259,9 @@ class TextBackbone(PresetBackbone):
 class RoutingTransformer(TextBackbone):
     """A causal transformer whose heads attend locally and inside clusters.
 
-    Maps token ids to hidden states. Called with a dict of `token_ids` `<int>[batch,
-    length]` and `padding_mask` `<bool>[batch, length]`, True for real tokens, it
-    returns `<float>[batch, length, hidden_dim]`. The dict may also contain
+    Maps token ids to hidden states. Called with a dict of `token_ids`
+    `<int>[batch, length]` and `padding_mask` `<bool>[batch, length]`, True for real
+    tokens, it returns `<float>[batch, length, hidden_dim]`. The dict may also contain
     `segment_ids` `<int32>[batch, length]`, for rows that pack several documents: no
     token sees another segment, see `layers.MixedAttention`.
 

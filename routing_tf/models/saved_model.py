@@ -66,9 +66,9 @@ def export(model, directory, routing_scope=None, max_length=None, verbose=None):
     Models of text without an encoder:
 
     - `score(texts)`: a dict of `log_likelihood` `<float32>[batch]`, the natural
-      logarithm of the probability of each text; `log_likelihoods` `<float32>[batch,
-      tokens]` and `token_ids`, of its tokens, where `padding_mask` is True;
-      `num_tokens` and `num_bytes` `<int32>[batch]`.
+      logarithm of the probability of each text; `log_likelihoods`
+      `<float32>[batch, tokens]` and `token_ids`, of its tokens, where `padding_mask` is
+      True; `num_tokens` and `num_bytes` `<int32>[batch]`.
     - `score_ids(token_ids, padding_mask)`: the same for `<int32>[batch, tokens]`, with
       `log_likelihood`, `log_likelihoods` and `num_tokens`; in each row real tokens come
       first.

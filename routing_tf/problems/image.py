@@ -20,10 +20,10 @@ VALUES_AT_ONCE = 1 << 22
 class ImageProblem(PreparedProblem):
     """Images with labels; a window is one image, a token one channel of a pixel.
 
-    Your own problem returns images and labels from `load_split`: arrays `<int>[number,
-    height, width, channels]` of 0 to `vocabulary_size` - 1, and `<int>[number]`. A
-    problem of tensorflow-datasets names a `builder`, whose examples have an "image" and
-    optionally a "label".
+    Your own problem returns images and labels from `load_split`: arrays
+    `<int>[number, height, width, channels]` of 0 to `vocabulary_size` - 1, and
+    `<int>[number]`. A problem of tensorflow-datasets names a `builder`, whose examples
+    have an "image" and optionally a "label".
 
     Batches are `(inputs, targets, weights)`: `inputs` has "images", the targets
     themselves, "labels" and "padding_mask"; `targets` is

@@ -70,8 +70,8 @@ class Seq2SeqProblem(PreparedProblem):
 
     Batches are `(inputs, targets, weights)`: `inputs` has "encoder_token_ids" and
     "encoder_padding_mask" `[batch, input_length]`, "decoder_token_ids", the targets
-    shifted right by one with a leading 0, and "decoder_padding_mask" `[batch,
-    sequence_length]`.
+    shifted right by one with a leading 0, and "decoder_padding_mask"
+    `[batch, sequence_length]`.
 
     Args:
         input_length: integer or a string of digits, number of ids of a source,

@@ -236,8 +236,8 @@ def _turned(x):
 def _both(x):
     """From a grid `[batch, heads, row, column]` to the lines of each query.
 
-    Returns them for the row and for the column, broadcastable to `[batch, heads, row,
-    column, slots]`.
+    Returns them for the row and for the column, broadcastable to
+    `[batch, heads, row, column, slots]`.
     """
     return [x[:, :, :, None, :], _turned(x)[:, :, None]]
 

@@ -166,8 +166,8 @@ class FeatureMapHeads(HeadGroup):
             key: `<float>[batch, heads, length, key_dim]`.
 
         Returns:
-            `<float32>[batch, heads, length, features]`, and `<float32>[batch, heads,
-            length]` or None.
+            `<float32>[batch, heads, length, features]`, and
+            `<float32>[batch, heads, length]` or None.
         """
         power = -0.25 if self.feature_map == "positive" else 0.0
         return self._features(ops.cast(key, "float32") * self.key_dim**power)

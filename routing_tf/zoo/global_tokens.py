@@ -250,9 +250,10 @@ class GlobalHeads(OneSequenceHeads):
     def _window_part(self, inputs, length, block):
         """Returns how keys come to the windows, which queries see them, and distances.
 
-        The first is a function from `[batch, heads, length, ...]` to `[batch, heads,
-        blocks, slots, ...]`, the others are broadcastable to `[batch, 1, blocks, block,
-        slots]`. Global tokens are not seen here a second time.
+        The first is a function from `[batch, heads, length, ...]` to
+        `[batch, heads, blocks, slots, ...]`, the others are broadcastable to
+        `[batch, 1, blocks, block, slots]`. Global tokens are not seen here a second
+        time.
         """
         before = after = self.attention_window // 2
         if inputs.use_causal_mask:

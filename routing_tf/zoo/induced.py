@@ -23,10 +23,10 @@ class InducedHeads(HeadGroup):
     """Heads whose queries see `num_points` learned points that have read all tokens.
 
     The inducing points I first attend to the tokens with learned queries, and the
-    results pass through a small block over all heads of the group: `H = LN(O + relu(O W
-    + b))` with `O = LN(I + attention)`. Queries of tokens then attend to keys and
-    values projected from H. Work and memory are linear in the length. Because the
-    points have read all tokens, the rule has no causal form.
+    results pass through a small block over all heads of the group:
+    `H = LN(O + relu(O W + b))` with `O = LN(I + attention)`. Queries of tokens then
+    attend to keys and values projected from H. Work and memory are linear in the
+    length. Because the points have read all tokens, the rule has no causal form.
 
     This is the attention of an induced set attention block, without the residual and
     the feed-forward layer after it, which belong to the block that contains the layer.

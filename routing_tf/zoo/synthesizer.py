@@ -45,9 +45,9 @@ class SynthesizerHeads(HeadGroup):
         max_length: largest number of tokens of a sequence. Defaults to 512.
         rank: number of factors, which save weights. With `"random"`, R is the product
             of matrices `(max_length, rank)` and `(rank, max_length)`. With `"dense"`,
-            one function of the query has `rank` numbers and another `ceil(max_length /
-            rank)`, and the logits are their products, pair by pair. None (the default)
-            for no factors.
+            one function of the query has `rank` numbers and another
+            `ceil(max_length / rank)`, and the logits are their products, pair by pair.
+            None (the default) for no factors.
         logits_initializer: initializer of W2, R and their factors; None (the default)
             for normal numbers, so that logits are about as large as those of dot
             products.

@@ -14,10 +14,10 @@ from routing_tf.layers.rules.all_scores import AllScores
 class ClusterStridedHeads(CentroidHeads):
     """Heads whose clusters hold tokens at all distances from a centroid.
 
-    Tokens are sorted by their score with a learned centroid, and every `max(1, length
-    // attention_window)`-th one is a member of its cluster: `RoutedHeads` take the
-    nearest tokens, these heads an even sample. Attention is dense inside a cluster, and
-    a token's results are averaged over its clusters.
+    Tokens are sorted by their score with a learned centroid, and every
+    `max(1, length // attention_window)`-th one is a member of its cluster:
+    `RoutedHeads` take the nearest tokens, these heads an even sample. Attention is
+    dense inside a cluster, and a token's results are averaged over its clusters.
 
     Under a causal mask, members are chosen for each query among the tokens up to it,
     whose number is then the length. This is strictly causal, and costs as much as full

@@ -447,8 +447,9 @@ def _check_flange(flange_blocks, block_shape):
 def _shares(mask, length, num_blocks, block):
     """Returns the length of the memory's blocks, `<int32>[batch, 1, 1, 1]`.
 
-    They leave out padding after the last real token of a row of the mask `<bool>[batch,
-    1, memory length]`. A memory as long as the query has the query's blocks.
+    They leave out padding after the last real token of a row of the mask
+    `<bool>[batch, 1, memory length]`. A memory as long as the query has the query's
+    blocks.
     """
     count = ops.expand_dims(last_token(mask) + 1, (-1, -2))
     share = ops.maximum(-(-count // num_blocks), 1)

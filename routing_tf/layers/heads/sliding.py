@@ -30,9 +30,9 @@ class SlidingHeads(HeadGroup):
     `is_strided=True`, a query also sees, in the same softmax, every token that is a
     multiple of `radius` away: the merged head of the Sparse Transformer's strided
     pattern. Each query is compared with up to `2 * radius` neighbours (`3 * radius`
-    without a causal mask), of which those out of reach are masked, and with `length /
-    radius` strided tokens. On positions with two axes, neighbours are those in the
-    order of the sequence.
+    without a causal mask), of which those out of reach are masked, and with
+    `length / radius` strided tokens. On positions with two axes, neighbours are those
+    in the order of the sequence.
 
     Args:
         num_heads: number of heads in the group.

@@ -152,8 +152,8 @@ class BestMembers(Prefixes):
     def _remember_newest(self, cache, index, row):
         """Adds the newest token to the members, unless it will be replaced.
 
-        With shifted keys, its value is that of the token at `index`, whose row `[B, H,
-        1, E]` is given.
+        With shifted keys, its value is that of the token at `index`, whose row
+        `[B, H, 1, E]` is given.
         """
         newest, remembered = cache["newest"], {}
         is_older = (newest["position"] < index)[:, None, None]

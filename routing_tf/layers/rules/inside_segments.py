@@ -17,8 +17,8 @@ class InsideSegments(Rule):
     """Attention of the members of a cluster in a segment to each other.
 
     The same as `InsideClusters`, for each segment of a sequence. The number of segments
-    depends on the data, so each cluster has room for all tokens: the work is `3 * L * K
-    * W` pairs, where W is the attention window.
+    depends on the data, so each cluster has room for all tokens: the work is
+    `3 * L * K * W` pairs, where W is the attention window.
     """
 
     def attend(self, tokens, training=None):

@@ -32,8 +32,8 @@ class Prefixes(Rule):
     Queries are computed in blocks of `group.prefix_block_size` tokens, block after
     block. For each cluster, the tokens that a block may read are gathered: the
     candidates among the tokens before the block, and the block itself. Counting which
-    tokens outrank which tells who is a member at each token of the block. That takes `L
-    * K * (candidates + block size)` pairs.
+    tokens outrank which tells who is a member at each token of the block. That takes
+    `L * K * (candidates + block size)` pairs.
 
     The group is one of `CentroidHeads`, whose `num_candidates` and `is_member` tell who
     can be a member and who is one. Subclasses say what a cache remembers.

@@ -15,8 +15,8 @@ def last_entries(clusters, num_clusters, num_places):
     """Returns which entries of a sequence are in the rings after it.
 
     From `<int32>[B, H, L]`, `num_clusters` for tokens that are not members, to
-    `<int32>[B, H, K, R]`, any entry in empty places, and the numbers of members `[B, H,
-    K]`.
+    `<int32>[B, H, K, R]`, any entry in empty places, and the numbers of members
+    `[B, H, K]`.
     """
     length = clusters.shape[2]
     # Sorted by cluster and position.

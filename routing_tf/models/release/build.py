@@ -48,10 +48,10 @@ def attention_layer(config):
             the query, `depth`. Arguments that do not concern the layer are ignored.
 
     Returns:
-        A `MixedAttention`, called as `layer(query, use_causal_mask=masked,
-        training=...)`. In attention to another sequence (`memory_length` is not None),
-        `assign_variables` or the first call builds it, because the settings do not have
-        the depth of that sequence.
+        A `MixedAttention`, called as
+        `layer(query, use_causal_mask=masked, training=...)`. In attention to another
+        sequence (`memory_length` is not None), `assign_variables` or the first call
+        builds it, because the settings do not have the depth of that sequence.
 
     Raises:
         ValueError: for a setting that is not supported.

@@ -23,8 +23,9 @@ class Enwik8(tfds.core.GeneratorBasedBuilder):
     cuts it into the usual splits: the first 90, the next 5 and the last 5 million
     bytes. An example is `{"text": bytes}`, a piece of 1 MiB of the stream; the pieces
     of a split, in order, are all of its bytes. The config "integers" reads the files of
-    the release, integers separated by spaces. An example is `{"ids": int32 array of
-    shape (count,)}`, one non-empty line; only splits with existing files are made.
+    the release, integers separated by spaces. An example is
+    `{"ids": int32 array of shape (count,)}`, one non-empty line; only splits with
+    existing files are made.
     """
 
     VERSION = tfds.core.Version("1.0.0")

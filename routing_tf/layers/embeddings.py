@@ -109,7 +109,7 @@ class TimingSignal(ConfiguredLayer):
         max_timescale: the last frequency is about `min_timescale**2 / max_timescale`,
             in radians per token. Defaults to 1.0e4.
         start_index: position of the first token, in tokens. Defaults to 0.
-        restart: whether positions start anew in each segment of packed documents.
+        restart: whether positions restart in each segment of packed documents.
             Defaults to False.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
@@ -196,7 +196,7 @@ class GridEmbedding(ConfiguredLayer):
         grid_shape: tuple of the lengths of the axes, such as rows, columns and channels
             of an image; neighbours lie along the last axis.
         embeddings_initializer: initializer of the tables. Defaults to `"uniform"`.
-        restart: whether positions start anew in each segment of packed documents.
+        restart: whether positions restart in each segment of packed documents.
             Defaults to False.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 

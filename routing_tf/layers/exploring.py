@@ -2,7 +2,7 @@
 
 A query that sees only the members of its cluster learns nothing about a match in
 another cluster: no gradient says that the two should be similar, so no clustering ever
-brings them together. Some queries at random positions, drawn anew in each step, attend
+brings them together. Some queries at random positions, drawn again in each step, attend
 densely, and their outputs replace those of the pattern. Their number is constant, so
 work is linear in the length. Positions differ between heads, and are the same for all
 sequences of a batch. In packed documents, a query sees only its own segment. Evaluation

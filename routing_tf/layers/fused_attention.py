@@ -24,9 +24,9 @@ def obstacle(implementation, query, key, value):
 
     Args:
         implementation: as in `attend`.
-        query: likewise.
-        key: likewise.
-        value: likewise.
+        query: as in `attend`.
+        key: as in `attend`.
+        value: as in `attend`.
     """
     if keras.backend.backend() != "jax":
         return f"the backend is {keras.backend.backend()}, and the kernels are JAX's"
@@ -60,7 +60,7 @@ def attend(implementation, query, key, value, mask=None, bias=None, is_causal=Fa
         key: `<float>[..., keys, key_dim]`.
         value: `<float>[..., keys, value_dim]`.
         mask: `<bool>`, broadcastable to `[..., queries, keys]`; or None.
-        bias: `<float>` likewise, added to the logits; or None.
+        bias: `<float>` of such a shape, added to the logits; or None.
         is_causal: whether a query sees only keys up to its own place. Needs as many
             queries as keys.
 

@@ -65,7 +65,7 @@ def is_compiled_by_xla():
 def computed_after(earlier, *tensors):
     """Adds a control dependency: `tensors` are computed after `earlier`.
 
-    Results of the returned tensors are computed anew, even if they exist already. On a
+    Results of the returned tensors are computed again, even if they exist already. On a
     CPU, XLA may still share them.
     """
     if keras.backend.backend() == "jax":

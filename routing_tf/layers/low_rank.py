@@ -124,7 +124,7 @@ class LowRankAdaptation(ConfiguredLayer):
             )
         for place, weight in enumerate(weights):
             weight.assign(store[str(place)])
-        # The kernels include what was trained, so adapters start anew.
+        # The kernels include what was trained, so adapters start from zero.
         self.lora_kernel_b.assign(ops.zeros(self.lora_kernel_b.shape))
 
     def _own_weights(self):

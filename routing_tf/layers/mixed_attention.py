@@ -120,9 +120,9 @@ class MixedAttention(Projections):
         cache_index: position of the first token of `query`, an integer or a tensor;
             None (the default) for 0. Tokens follow each other; the newest may be fed
             again and is replaced. At the integer 0 a sequence is computed in one
-            parallel pass and starts the cache anew; else tokens go one by one, as
-            `[batch, length, dim]` (on two axes of positions: in the blocked order).
-            Padding is not remembered.
+            parallel pass and resets the cache; else tokens go one by one, as `[batch,
+            length, dim]` (on two axes of positions: in the blocked order). Padding is
+            not remembered.
         attention_mask: `<bool>[batch, 1, memory length]`, the same as `value_mask`, as
             calls of `keras.layers.MultiHeadAttention` have it for padding; not for
             positions on two axes, nor with a cache. Any other mask is refused: sparse
@@ -145,7 +145,7 @@ class MixedAttention(Projections):
             for one document in each row. A segment is a run of tokens with one id, and
             no token sees another segment. In attention to another sequence, a pair, of
             `query` and of `value`, where equal ids see each other. 0 is padding if no
-            mask is given. With a cache, the ids of its new tokens: it starts anew with
+            mask is given. With a cache, the ids of its new tokens: it restarts with
             each segment.
 
     Returns:
@@ -420,7 +420,7 @@ class MixedAttention(Projections):
         """Returns the inputs of the head groups.
 
         Args:
-            query: as in a call; None for a memory alone.
+            query: as in a call; None if there is only a memory.
             value: as in a call; None (the default) for self-attention.
             query_mask: as in a call.
             value_mask: as in a call.

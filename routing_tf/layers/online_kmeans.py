@@ -317,7 +317,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
     def _revive(self, candidates, chosen):
         """Sets centroids that have been empty for too long to candidates."""
         before = ops.convert_to_tensor(self.empty_steps)
-        seen = ops.any(chosen > 0, axis=-1, keepdims=True)  # padding alone says nothing
+        seen = ops.any(chosen > 0, axis=-1, keepdims=True)  # all padding: unknown
         steps = ops.where(chosen > 0, ops.zeros_like(before), before + 1)
         is_dead = before >= NEVER
         if self.revive_after is not None:

@@ -228,7 +228,7 @@ def _last_segment(inputs, length):
 
 
 def _in_segment(attention, query, masks, cache, index):
-    """Starts the cache anew where the token at `index` starts a segment.
+    """Resets the cache where the token at `index` starts a segment.
 
     Returns the cache and the token's `Segments`.
     """

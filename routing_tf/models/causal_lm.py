@@ -59,7 +59,7 @@ class RoutingTransformerCausalLMPreprocessor(keras_hub.models.CausalLMPreprocess
     def __init__(self, tokenizer, **kwargs):
         super().__init__(tokenizer, **kwargs)
         self.build(None)
-        # Keras traces a model anew in every step as long as one of its layers is not
+        # Keras traces a model again in every step as long as one of its layers is not
         # built.
         for layer in layers_inside(self):
             layer.built = True
@@ -331,12 +331,12 @@ class TextLanguageModel(Exportable):
             cache: as returned by `make_cache` or this method.
             cache_index: position of the first token, an integer or a tensor. Tokens
                 follow each other; the newest may be fed again and is replaced. A
-                sequence at the integer 0 is computed in one parallel pass and starts
-                the cache anew; anywhere else tokens go one by one.
+                sequence at the integer 0 is computed in one parallel pass and resets
+                the cache; anywhere else tokens go one by one.
             padding_mask: `<bool>[batch, length]`, True for real tokens, others are not
                 remembered; None (the default) for no padding.
             segment_ids: `<int32>[batch, length]`, ids of packed documents: the cache
-                starts anew with each; None (the default) for one document in each row.
+                restarts with each; None (the default) for one document in each row.
 
         Returns:
             Logits of the next tokens `<float>[batch, length, vocabulary_size]`, hidden
@@ -363,7 +363,7 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
 
     `segment_ids` `<int32>[batch, length]` in the dict, which are optional, are for rows
     that pack several documents: no token sees another document, see
-    `layers.MixedAttention`, and with `restart_positions`, positions start anew in each
+    `layers.MixedAttention`, and with `restart_positions`, positions restart in each
     document.
 
     With `routing="token_choice"`, the default of this package's own presets, logits

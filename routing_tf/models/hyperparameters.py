@@ -154,7 +154,7 @@ class Hyperparameters:
             their size.
         timing_signal: whether sinusoidal positions are added to the embeddings.
         restart_positions: whether the positions of `timing_signal` and
-            `coordinate_embeddings` start anew in each document of packed rows, given by
+            `coordinate_embeddings` restart in each document of packed rows, given by
             the `segment_ids` of a text model.
         num_key_value_heads: heads of keys and values of each attention layer, see
             `MixedAttention`; None for as many as query heads. Needs

@@ -338,7 +338,7 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
             return x
         vectors = self.class_embedding(labels)
         shape = (-1, *[1] * (len(x.shape) - 2), x.shape[-1])
-        # In this order: of no rows TensorFlow takes what is added behind for biases.
+        # In this order: with no rows, TensorFlow takes the second summand for biases.
         return ops.reshape(vectors, shape) + x
 
     def _through_blocks(self, x, cache, cache_index, padding_mask=None):

@@ -52,7 +52,7 @@ class RoutingTransformerSeq2SeqLMPreprocessor(keras_hub.models.Seq2SeqLMPreproce
     def __init__(self, tokenizer, **kwargs):
         super().__init__(tokenizer, **kwargs)
         self.build(None)
-        # Keras traces a model anew in every step as long as one of its layers is not
+        # Keras traces a model again in every step as long as one of its layers is not
         # built.
         for layer in layers_inside(self):
             layer.built = True

@@ -19,7 +19,7 @@ from routing_tf.files import atomic
 from routing_tf.files import folder_lock
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
-# Version of the states in `progress.json`: work of another version begins anew.
+# Version of the states in `progress.json`: work of another version begins again.
 FORMAT = 2
 
 

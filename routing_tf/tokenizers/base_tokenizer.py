@@ -41,7 +41,7 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
                 f"as long as the text. Received: sequence_length={sequence_length!r}"
             )
         self.sequence_length = sequence_length
-        # The model's sequences start behind a leading 0, as in the release.
+        # A leading 0 comes before the model's sequences, as in the release.
         self.start_token_id = PAD_ID
         self.pad_token_id = PAD_ID
         self.end_token_id = END_ID

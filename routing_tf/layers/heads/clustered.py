@@ -50,7 +50,7 @@ class ClusteredHeads(HeadGroup):
         query_cluster: which cluster a token reads if queries and keys are projected
             separately and each token has one cluster: the best one of its `"query"`
             (the default) or that of its `"key"`.
-        exploring_queries: how many random queries of each head, drawn anew in each
+        exploring_queries: how many random queries of each head, new ones in each
             training step of self-attention, see everything that the mask lets them see
             instead of their cluster, so that a head learns about matches in other
             clusters. Work grows by that many queries times the length; more than the

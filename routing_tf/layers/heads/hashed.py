@@ -101,8 +101,8 @@ class HashedHeads(ClusteredHeads):
 
     Reference: Kitaev, Kaiser, Levskaya, "Reformer: The Efficient Transformer"
     (https://arxiv.org/abs/2001.04451), section 2 and appendix A, where the first chunk
-    has no neighbour before it, as here, and hashes are drawn anew in each step, unlike
-    here; `hash_items_fn` and `gather_hashed_attention_items` of the release.
+    has no neighbour before it, as here, and each step draws new hashes, unlike here;
+    `hash_items_fn` and `gather_hashed_attention_items` of the release.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Clusters that choose anew among all tokens up to each query."""
+"""Clusters that choose again, for each query, among all tokens up to it."""
 
 import dataclasses
 

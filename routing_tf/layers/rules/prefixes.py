@@ -24,7 +24,7 @@ from routing_tf.layers.rules.rule import Rule
 class Prefixes(Rule):
     """Attention of each query as if the sequence ended with it.
 
-    In each prefix the clusters choose their members anew. A query that is a member of
+    In each prefix the clusters choose their members again. A query that is a member of
     a cluster attends to all its members, and its results are averaged over these
     clusters; a query in none gets zero. Relative positions are those in the list of
     members at that moment.

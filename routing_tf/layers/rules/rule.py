@@ -53,7 +53,7 @@ class Rule:
         """Returns an empty cache; refuses if later tokens decide who is a member."""
         raise ValueError(
             "A cache needs heads in which no later token decides who is a member. "
-            f"Received: {type(self.group)}. Compute the whole sequence anew "
+            f"Received: {type(self.group)}. Compute the whole sequence again "
             "at each step"
         )
 
@@ -64,7 +64,7 @@ class Rule:
         """
         raise ValueError(
             "A cache needs queries that find their clusters on their own. Received: "
-            f"{type(self.group)}. Compute the whole sequence anew at each step"
+            f"{type(self.group)}. Compute the whole sequence again at each step"
         )
 
     def fill_cache(self, cache, tokens):

@@ -38,7 +38,7 @@ from routing_tf.layers.stated_gradients import (
 from routing_tf.layers.transformer_block import SublayerSteps as SublayerSteps
 from routing_tf.layers.transformer_block import TransformerBlock as TransformerBlock
 
-#: Names of `routing_tf.zoo` that are names here too; it is imported for them alone.
+#: Names of `routing_tf.zoo` that are names here too; it is imported only for them.
 _OF_THE_ZOO = (
     "AxialHeads",
     "BlockPairHeads",

@@ -125,7 +125,7 @@ class HeadGroup(ConfiguredLayer):
     #: Whether queries and keys are compared as `prepared` returns them. Else the group
     #: calls `rotated` for what it compares.
     compares_inputs = True
-    #: Whether caches hold keys and values of key heads alone, which are repeated where
+    #: Whether caches hold only keys and values of key heads, which are repeated where
     #: queries read them. Else `prepared` repeats them.
     remembers_key_heads = False
     #: The layer that attends inside each window or cluster.

@@ -116,7 +116,7 @@ def test_both_scopes_of_expert_choice(arguments, tmp_path, run):
     code, out, _ = run(f"--model_dir={tmp_path}", *arguments, hparams, *options)
     assert code == 0
     full = out.index('routing scope "full": WARNING: later tokens take part')
-    prefix = out.index('routing scope "prefix": every token from those before it')
+    prefix = out.index('routing scope "prefix": every token only from those before')
     assert full < prefix
     assert out.count("validation: 96 tokens scored") == 2
     entries = (tmp_path / "metrics.jsonl").read_text().splitlines()

@@ -33,7 +33,7 @@ def refuse_bias(inputs, reason):
     if inputs.token_bias is not None:
         raise ValueError(
             f"`token_bias` must be None: {reason}. Received: token_bias.shape="
-            f"{tuple(inputs.token_bias.shape)}. Leave it out, or take other heads"
+            f"{tuple(inputs.token_bias.shape)}. Leave it out, or use other heads"
         )
 
 

@@ -58,17 +58,18 @@ class ScaledDotProduct(ConfiguredLayer):
             head that starts at 0.
         attention_implementation: how attention is computed. `"plain"` (the default):
             products, a softmax, products, on any device. `"auto"`: on JAX with a GPU
-            (compute capability 8.0 or more), the kernel of cuDNN, which stores no
-            weights of pairs. It needs float16 or bfloat16, keys and values of at most
-            128, even numbers of queries and keys, no relative positions, no dropout in
-            training, no entmax, no soft cap and no sums of exponentials; otherwise a
-            message says why, once, and `"plain"` is used. Results are equal up to
-            rounding. A mask that differs between blocks or clusters stays in memory, as
-            a number for each pair. On JAX with a TPU, `"auto"` is the splash kernel in
-            token choice and hashed heads whose queries and keys are routed together,
-            and `"plain"` elsewhere. For tests and benchmarks, `"cudnn"`, and `"splash"`
-            in these heads, raise an error instead of the message, and `"xla"` is JAX's
-            reference.
+            (compute capability 8.0 or more) the kernel of cuDNN, which keeps no weights
+            of pairs, where its constraints hold: float16 or bfloat16, keys and values
+            of at most 128, even numbers of queries and keys, no relative positions, no
+            dropout while training, no entmax, no soft cap and no sums of exponentials.
+            Where they do not, a message says why, once, and `"plain"` computes. Results
+            are equal up to rounding. A mask that differs between blocks or clusters
+            stays in memory, as a number for each pair. On a TPU it is the splash kernel
+            for token choice and hashed heads, whose queries are routed as their keys
+            are; all else is `"plain"` there. `keras.config.disable_flash_attention()`
+            makes `"plain"` of `"auto"` in all layers. For tests and benchmarks:
+            `"cudnn"`, and `"splash"` for these heads, raise an error in place of the
+            message, and `"xla"` is JAX's reference.
         logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` between
             -c and c (Gemma 2); None (the default) for no cap. Relative positions are
             added to the logits before, the bias and masks after.
@@ -200,8 +201,11 @@ class ScaledDotProduct(ConfiguredLayer):
                 f"entmax_alpha={self.entmax_alpha!r}"
             )
         options = {"needs_sum": return_logsumexp, "training": training}
-        if self.attention_implementation not in ("plain", "splash"):
-            output = self._fused(query, key, value, pairs, use_causal_mask, **options)
+        implementation = fused_attention.chosen(self.attention_implementation)
+        if implementation not in ("plain", "splash"):
+            output = self._fused(
+                implementation, query, key, value, pairs, use_causal_mask, **options
+            )
             if output is not None:
                 return output
         number = self._num_pieces(query, key, value, pairs, training)
@@ -285,9 +289,18 @@ class ScaledDotProduct(ConfiguredLayer):
         outputs, sums = zip(*outputs, strict=True)
         return ops.concatenate(outputs, axis=-2), ops.concatenate(sums, axis=-1)
 
-    def _fused(self, query, key, value, pairs, use_causal_mask, needs_sum, training):
-        """Attends with a kernel that stores no logits; None if no kernel can."""
-        implementation = self.attention_implementation
+    def _fused(
+        self,
+        implementation,
+        query,
+        key,
+        value,
+        pairs,
+        use_causal_mask,
+        needs_sum,
+        training,
+    ):
+        """Attends by a kernel that keeps no logits; None where none can."""
         obstacle = fused_attention.obstacle(implementation, query, key, value)
         obstacle = obstacle or self.needs_logits(needs_sum, training)
         if obstacle is not None:

@@ -13,6 +13,7 @@ from routing_tf.layers.decoding import rows
 from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.heads.refusals import refuse_comparison
 from routing_tf.layers.heads.refusals import refuse_segments
+from routing_tf.layers.keras_internals import layers_inside
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import of_length
@@ -78,13 +79,14 @@ class HeadGroup(ConfiguredLayer):
         logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` before
             the bias and masks are added, see `ScaledDotProduct`; None (the default)
             for that of the `MixedAttention` that holds the group.
-        qk_norm: whether each query and key is divided by the root of its mean square
-            and multiplied by a learned scale, one vector for the queries of the group
-            and one for its keys, before rotary positions turn them (Gemma 3). Logits
-            are the products of these vectors, times `key_dim**-0.5`. Clusters are
-            chosen by the same vectors as without it, blocks by the vectors that are
-            compared. Defaults to False.
-        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
+        qk_norm: whether each query and each key of a head is divided by the root of its
+            mean square and multiplied by a learned scale, one vector for the queries of
+            the group and one for its keys, before rotary positions turn them (Gemma 3).
+            Logits are then products of these, times `key_dim**-0.5`. Clusters are
+            chosen by the same vectors as without it, blocks by those that are compared.
+            Defaults to False.
+        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`. Without
+            a `dtype` the group has that of the `MixedAttention` that holds it.
 
     Call arguments:
         inputs: `HeadInputs` as `prepared` returns them. A group that is called on its
@@ -150,6 +152,7 @@ class HeadGroup(ConfiguredLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
+        self._follows_dtype, self._is_held = kwargs.get("dtype") is None, False
         max_relative_position = check_optional_integer(
             "max_relative_position", max_relative_position
         )
@@ -234,6 +237,21 @@ class HeadGroup(ConfiguredLayer):
         """Sets the sizes of a key and of a value of one head."""
         self.key_dim = key_dim
         self.value_dim = value_dim
+
+    def follow_dtype(self, dtype_policy):
+        """Takes the dtype policy of a `MixedAttention`, unless it was given its own."""
+        if not self._follows_dtype or self.built:
+            return
+        own = self.dtype_policy
+        for layer in (self, *layers_inside(self)):
+            # Others, such as centroids, have one for themselves.
+            if layer.dtype_policy is own:
+                layer.dtype_policy = dtype_policy
+        self._is_held = True
+
+    def get_config(self):
+        config = super().get_config()
+        return {**config, "dtype": None} if self._is_held else config
 
     def set_soft_cap(self, logit_soft_cap):
         """Sets `logit_soft_cap`; raises a `ValueError` if the group cannot have it."""

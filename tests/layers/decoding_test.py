@@ -501,7 +501,7 @@ def test_refused():
     with pytest.raises(ValueError, match=r"axis of positions .*max_length=4 with"):
         attention(layers.LocalHeads(HEADS, (2, 3))).make_cache(1, 4)
     cache = layer.make_cache(1, LENGTH)
-    with pytest.raises(ValueError, match="None while training .*training=True"):
+    with pytest.raises(ValueError, match="None in training .*training=True"):
         layer(x, cache=cache, cache_index=0, training=True)
     with pytest.raises(ValueError, match="return_attention_scores=True"):
         layer(x, cache=cache, cache_index=0, return_attention_scores=True)

@@ -17,14 +17,15 @@ from routing_tf.layers.rules.rule import Rule
 class AboveThreshold(Rule):
     """Attention to the last members of all clusters whose thresholds a token reaches.
 
-    Scores are those above the thresholds. A token is a member where its score is not
-    negative, of at most `group.max_clusters_per_token` clusters: M, those with its
-    highest scores. What it gets from each is averaged, as in expert choice; a token in
-    no cluster gets zero. No other token has a part in that, so nothing overflows.
+    Scores are differences from the thresholds. A token is a member of the clusters in
+    which its score is not negative, of at most M = `group.max_clusters_per_token`
+    clusters, those with its highest scores. Its results are averaged, as in expert
+    choice; a token in no cluster gets zero. Other tokens have no influence on this, so
+    no cluster overflows.
 
-    One pass is that of `LastMembers` for M copies of each token, one behind the other,
-    each in a cluster of its own; what is left over of them is in one cluster more, and
-    does not count. The work is M times that of token choice. A cache holds the last
+    A pass is that of `LastMembers` with M copies of each token, one after the other,
+    each in another cluster. Copies that are not needed are in one more cluster and do
+    not count. The work is M times that of token choice. A cache contains the last
     members of each cluster.
     """
 
@@ -52,8 +53,7 @@ class AboveThreshold(Rule):
     def _best(self, scores):
         """Returns which thresholds are reached `<bool>[..., M]` of the best clusters.
 
-        And these, `<int32>[..., M]`, all different, the one with the highest score
-        first.
+        Also returns these clusters, `<int32>[..., M]`, all different, best first.
         """
         best, clusters = backends.top_k(scores, self.num_copies)
         return best >= 0, ops.cast(clusters, "int32")
@@ -93,7 +93,7 @@ class AboveThreshold(Rule):
 
     def make_cache(self, batch_size, max_length):
         group = self.group
-        # Where a member always sees itself, it is the window's last one.
+        # If a member always sees itself, it is the last one of the window.
         sees_itself = not group.key_shift and not group.routes_queries
         num_rows = max(group.attention_window - sees_itself, 1)
         shape = (batch_size, group.num_key_heads, group.num_clusters)

@@ -1,6 +1,6 @@
-"""The last members of clusters in places of a fixed number, for steps.
+"""The last members of clusters in a fixed number of places, for steps.
 
-The member of rank r stands in the ring of its cluster at r modulo the number of places.
+In the ring of its cluster, the member of rank r is at r modulo the number of places.
 Letters: B batch, H heads, L length, K clusters, R places of a ring, E size of a row.
 """
 

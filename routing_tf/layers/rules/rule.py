@@ -37,11 +37,11 @@ class Rule:
         return self
 
     def restart(self, cache):
-        """Returns a cache as it was before the first token, or the first query."""
+        """Returns a cache as it was before the first token or query."""
         raise NotImplementedError
 
     def members(self, scores):
-        """Tells who sits in which cluster, where `tokens_choose`.
+        """Tells which token is in which cluster, if `tokens_choose`.
 
         From scores `<float32>[..., K]` to `<bool>[..., K]`.
         """
@@ -56,22 +56,22 @@ class Rule:
         """Returns an empty cache; refuses if later tokens decide who is a member."""
         raise ValueError(
             "A cache needs heads in which no later token decides who is a member. "
-            f"Received: {type(self.group)}. Compute the whole sequence anew "
+            f"Received: {type(self.group)}. Compute the whole sequence again "
             "at each step"
         )
 
     def make_memory(self, tokens):
         """Returns the cache of another sequence that tokens attend to.
 
-        Refuses if queries do not find their clusters on their own.
+        Refuses if queries do not find their clusters independently.
         """
         raise ValueError(
             "A cache needs queries that find their clusters on their own. Received: "
-            f"{type(self.group)}. Compute the whole sequence anew at each step"
+            f"{type(self.group)}. Compute the whole sequence again at each step"
         )
 
     def fill_cache(self, cache, tokens):
-        """Returns the cache behind `RoutedTokens` that start at position 0."""
+        """Returns the cache after `RoutedTokens` that start at position 0."""
         raise NotImplementedError
 
     def step(self, cache, index, tokens):
@@ -112,9 +112,10 @@ class Rule:
         return {**cache, "pending": pending}, tokens
 
     def mean_over_clusters(self, output, asks, axis):
-        """Averages what a token got from its clusters, which are on an axis.
+        """Averages a token's results over its clusters, which are on an axis.
 
-        `asks` is `output` without its last axis, True for clusters of the token.
+        `asks` has the shape of `output` without its last axis, True for clusters of the
+        token.
         """
         weights = ops.cast(asks, output.dtype)[..., None]
         sums, counts = ops.sum(output * weights, axis), ops.sum(weights, axis)
@@ -129,9 +130,9 @@ class Rule:
         return entries[..., None, :]
 
     def member_mask(self, inputs, members, filled=None):
-        """Tells which slots of a cluster any query may see; None for all.
+        """Tells which slots of a cluster queries may see; None for all.
 
-        `filled`, as `members` `[B, H, K, W]`, is False in slots that hold no member.
+        `filled`, as `members` `[B, H, K, W]`, is False in slots without a member.
         """
         real = None
         if inputs.value_mask is not None:

@@ -1,6 +1,6 @@
-"""The largest and the smallest entry along an axis, of batches without a row too.
+"""The largest and the smallest entry along an axis, also of empty batches.
 
-`keras.ops` refuses to take them of a tensor without entries, whatever the axis.
+`keras.ops` refuses tensors without entries, whatever the axis.
 """
 
 import keras

@@ -1,4 +1,4 @@
-"""Lengths: integers where they are known, scalar tensors where they are not.
+"""Lengths: integers if they are known, and scalar tensors if they are not.
 
 On TensorFlow a function may be traced once for sequences of all lengths, as Keras does
 with `fit` and `predict` from the second length on. The length of an axis is then a
@@ -30,14 +30,14 @@ def library(*lengths):
 
 
 def smaller(first, second):
-    """Returns the smaller one of two lengths."""
+    """Returns the smaller of two lengths."""
     if is_known(first, second):
         return min(first, second)
     return ops.minimum(first, second)
 
 
 def larger(first, second):
-    """Returns the larger one of two lengths."""
+    """Returns the larger of two lengths."""
     if is_known(first, second):
         return max(first, second)
     return ops.maximum(first, second)
@@ -50,7 +50,7 @@ def of_length(x, axis, length):
     """
     if x.shape[axis] is not None and is_known(length):
         return x
-    # A reshape, TensorFlow would optimize away.
+    # TensorFlow would optimize a reshape away.
     places = ops.stack([numbers(length), numbers(length_of(x, axis))])
     return ops.take(x, places[0], axis=axis)
 

@@ -1,4 +1,4 @@
-"""Functions that state their gradient, and a way to do without."""
+"""Functions that define their gradient, and a way to do without."""
 
 import contextlib
 import contextvars
@@ -13,7 +13,7 @@ _are_stated = contextvars.ContextVar("are_stated", default=True)
 
 @contextlib.contextmanager
 def automatic_gradients():
-    """Inside, the backend finds all gradients of layers itself.
+    """Inside this context, the backend derives all gradients of layers itself.
 
     Layers state some gradients, which takes less time and memory; on torch they state
     none. JAX has no forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) of a function
@@ -53,7 +53,7 @@ def are_stated():
 
 
 def stated_gradient(function):
-    """Returns what `keras.ops.custom_gradient` does, unless gradients are automatic.
+    """Applies `keras.ops.custom_gradient`, unless gradients are automatic.
 
     Args:
         function: function of tensors that returns its result and its gradient.

@@ -16,8 +16,8 @@ def attend(dot_product, inputs, window, training=None):
     Args:
         dot_product: `ScaledDotProduct`.
         inputs: `HeadInputs` of self-attention.
-        window: number of tokens that a query sees, its own included: the last ones
-            under a causal mask, and else as many on either side.
+        window: number of tokens that a query sees, including its own: the last ones
+            under a causal mask, otherwise as many on each side.
         training: whether dropout is on.
 
     Returns:

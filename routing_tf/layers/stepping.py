@@ -104,12 +104,12 @@ def _checked_index(index):
 
 
 def _check_room(attention, query, cache, index):
-    """Refuses tokens that do not fit a cache, as far as sizes are known."""
+    """Refuses tokens that do not fit into a cache, as far as sizes are known."""
     caches = cache["memory" if "memory" in cache else "tokens"]
     sequences = keras.tree.flatten(caches)[0].shape[0]
     if None not in (sequences, query.shape[0]) and sequences != query.shape[0]:
         raise ValueError(
-            "`cache` must be one for as many sequences as `query` has. Received: "
+            "`cache` must be made for as many sequences as `query` has. Received: "
             f"query.shape={tuple(query.shape)} and a cache for {sequences}. Pass this "
             "number to `make_cache` as `batch_size`"
         )
@@ -121,11 +121,11 @@ def _check_room(attention, query, cache, index):
         room = group.max_positions(group_cache)
         if index < 0 or room is not None and end > room:
             raise ValueError(
-                "`cache_index` must be at least 0, and the cache have room for "
+                "`cache_index` must be at least 0, and the cache must have room for "
                 f"`query`. Received: cache_index={index} with "
-                f"query.shape={tuple(query.shape)} and room for {room} tokens. "
-                "Make a cache with a larger `max_length`: only heads that remember "
-                "as many tokens as they can see go on behind it"
+                f"query.shape={tuple(query.shape)} and room for {room} tokens. Make a "
+                "cache with a larger `max_length`: only heads whose cache does not "
+                "grow can go beyond it"
             )
 
 
@@ -241,7 +241,7 @@ def _in_pieces(group, kind, cache, inputs, index):
 
 
 def _no_segment(batch_size):
-    """Returns the segment of a cache without a token that has one."""
+    """Returns the segment of an empty cache."""
     return {
         "id": ops.full((batch_size,), NO_ID, dtype="int32"),
         "start": ops.zeros((batch_size,), "int32"),
@@ -249,7 +249,7 @@ def _no_segment(batch_size):
 
 
 def _segment_behind(segments, segment_ids):
-    """Returns the segment of the last token of a sequence, as it stands in a cache."""
+    """Returns the segment of the last token of a sequence, in the form of a cache."""
     length = segment_ids.shape[1]
     starts = segments.query_starts[:, 0, length - 1]
     ids = ops.cast(segment_ids, "int32")[:, -1]
@@ -257,7 +257,7 @@ def _segment_behind(segments, segment_ids):
 
 
 def _in_segment(attention, query, masks, cache, index):
-    """Starts the cache anew where the token at `index` is not in the segment before it.
+    """Resets the cache where the token at `index` starts a segment.
 
     Returns the cache and the token's `Segments`.
     """
@@ -313,5 +313,5 @@ def _queries_alone(attention, positions, query, masks):
 
 
 def _compared_query(group, query):
-    """Returns queries as `prepared` does; those of another sequence have no turns."""
+    """Returns queries as `prepared` does; for another sequence they are not turned."""
     return group.normalized_query(query) if group.compares_inputs else query

@@ -1,4 +1,4 @@
-"""Linear attention: products of features in place of a softmax."""
+"""Linear attention: products of features instead of a softmax."""
 
 import dataclasses
 
@@ -24,8 +24,8 @@ from routing_tf.zoo.parts.weighted_sums import sums_of_keys
 __all__ = ["FeatureMapHeads"]
 
 FEATURE_MAPS = ("elu", "positive", "fourier")
-# The exact kernel of unit vectors is no smaller while `sigma` is 1; what sums of random
-# features have below it, or below zero, is their error.
+# The exact kernel of unit vectors is at least this for `sigma` 1; smaller or negative
+# sums of random features are errors.
 LEAST_FOURIER_SUM = float(np.exp(-2.0))
 LEAST_SUM = 1e-30
 
@@ -34,26 +34,26 @@ LEAST_SUM = 1e-30
 class FeatureMapHeads(HeadGroup):
     """Heads that weigh a key by the product of its features with those of the query.
 
-    Output i is `sum_j f(q_i)·f(k_j) v_j / sum_j f(q_i)·f(k_j)`, over all keys or with a
-    causal mask over those up to i. The sums over keys serve every query, so that work
-    and memory are linear in the length; decoding remembers the sums alone, as many
-    numbers for any context. All of it is computed in float32.
+    Output i is `sum_j f(q_i)·f(k_j) v_j / sum_j f(q_i)·f(k_j)`, over all keys, or over
+    those up to i with a causal mask. The sums over keys serve every query, so work and
+    memory are linear in the length, and decoding remembers only the sums, whose size is
+    constant. Everything is computed in float32.
 
     The maps f, of a query and a key of `key_dim` numbers d:
 
     - `"elu"` (Linear Transformer): `elu(x) + 1`, d features.
     - `"positive"` (Performer, FAVOR+): `exp(w·x - |x|²/2)` of `x / d**0.25` for m
       random vectors w, orthogonal in blocks of d, so that products estimate the
-      weights of softmax attention. Where the paper's code divides by the maximum over
-      all keys and adds a small number, each sum here is relative to its largest key
-      so far: the same quotient, which later tokens do not touch.
+      weights of softmax attention. The paper's code divides by the maximum over all
+      keys and adds a small number; here each sum is relative to its largest key so far.
+      The quotient is the same, and later tokens do not change it.
     - `"fourier"` (Random Feature Attention): sine and cosine of `sigma * w·x` for
       m normal vectors w and x of length 1; products estimate
       `exp(-|sigma * (q - k)|²/2)`. The weight `sigma`, for each head and number of x,
-      starts at 1 and learns. As estimates may come near zero or below it, the
-      denominator is at least exp(-2) times the factor of the largest bias.
+      starts at 1 and learns. Estimates may be near zero or negative, so the denominator
+      is at least exp(-2) times the factor of the largest bias.
 
-    The random vectors stay as they are drawn, also while training.
+    The random vectors are drawn once, and do not change in training.
 
     Args:
         num_heads: number of heads in the group.
@@ -62,8 +62,8 @@ class FeatureMapHeads(HeadGroup):
             `"elu"` has none.
         seed: integer seed of the random vectors. Defaults to 0.
         chunk_length: number of tokens in a chunk under a causal mask, inside which
-            weights of pairs are computed. Decides about time and memory, not about
-            results. Defaults to 128.
+            weights of pairs are computed. It influences time and memory, not results.
+            Defaults to 128.
         **kwargs: arguments of `HeadGroup`, without `max_relative_position` and
             `dropout`: there are no logits and no weights to apply them to.
 
@@ -73,9 +73,9 @@ class FeatureMapHeads(HeadGroup):
     Raises:
         ValueError: if `feature_map` is unknown, `num_features` or `chunk_length` is
             not a positive integer, `seed` is not an integer of at least 0,
-            `max_relative_position` or `dropout` is given, or an argument is refused by
-            `HeadGroup`; when called, if `use_causal_mask=True` and query and value
-            differ in length.
+            `max_relative_position` or `dropout` is given, or `HeadGroup` refuses an
+            argument; when called, if `use_causal_mask=True` and query and value differ
+            in length.
 
     Example:
 
@@ -107,7 +107,7 @@ class FeatureMapHeads(HeadGroup):
     ):
         super().__init__(num_heads, **kwargs)
         refusals.refuse_arguments(
-            self, "features take the place of logits", "max_relative_position"
+            self, "features replace logits", "max_relative_position"
         )
         refusals.refuse_arguments(self, refusals.NO_WEIGHTS, "dropout")
         check_choice("feature_map", feature_map, FEATURE_MAPS)
@@ -165,8 +165,8 @@ class FeatureMapHeads(HeadGroup):
             key: `<float>[batch, heads, length, key_dim]`.
 
         Returns:
-            `<float32>[batch, heads, length, features]`, and `<float32>[batch, heads,
-            length]` or None.
+            `<float32>[batch, heads, length, features]`, and
+            `<float32>[batch, heads, length]` or None.
         """
         power = -0.25 if self.feature_map == "positive" else 0.0
         return self._features(ops.cast(key, "float32") * self.key_dim**power)
@@ -258,8 +258,8 @@ class FeatureMapHeads(HeadGroup):
         vectors = ops.convert_to_tensor(self.random_vectors)
         if self.feature_map == "fourier":
             squares = ops.sum(ops.square(x), axis=-1, keepdims=True)
-            x *= ops.rsqrt(ops.maximum(squares, 1e-12))
-            vectors *= ops.convert_to_tensor(self.sigma)[:, None]
+            x = x * ops.rsqrt(ops.maximum(squares, 1e-12))
+            vectors = vectors * ops.convert_to_tensor(self.sigma)[:, None]
             angles = product(x, ops.swapaxes(vectors, -1, -2))
             both = ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)
             return both * self.num_features**-0.5, None
@@ -269,12 +269,12 @@ class FeatureMapHeads(HeadGroup):
         return features, largest - ops.sum(ops.square(x), axis=-1) / 2.0
 
     def _quotient(self, sums):
-        """Divides sums of values by those of ones, behind them; zero without a key."""
+        """Divides sums of values by the sums of ones after them; zero without a key."""
         output, ones = sums[..., :-1], sums[..., -1:]
         if self.feature_map == "fourier":
-            output /= ops.maximum(ones, LEAST_FOURIER_SUM)
+            output = output / ops.maximum(ones, LEAST_FOURIER_SUM)
         else:
-            # Divided by a tiny number, nothing would have a gradient that is none.
+            # Division of zero by a tiny number would give NaN gradients.
             sees = ones > LEAST_SUM
             output = ops.where(sees, output / ops.where(sees, ones, 1.0), 0.0)
         return ops.cast(output, self.compute_dtype)

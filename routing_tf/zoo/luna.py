@@ -21,44 +21,45 @@ from routing_tf.zoo.parts.weighted_sums import running_sums
 
 __all__ = ["LunaHeads"]
 
-PACKED = "tokens are read through packed ones, at no place"
+PACKED = "tokens are read through packed ones, without a place"
 
 
 @keras.saving.register_keras_serializable("routing_tf")
 class LunaHeads(HeadGroup):
     """Heads with a few learned queries that pack the sequence, which tokens then read.
 
-    Without a causal mask the packing weights are `A = softmax(P K^T)` for `num_packed`
-    learned queries P, and the output is `softmax(Q (A K)^T) (A V)`. With one they are
-    `A = log2(1 + 2**(P K^T))`, a softplus that is 1 at 0, and of query t the output is
+    Without a causal mask, the packing weights are `A = softmax(P K^T)` for `num_packed`
+    learned queries P, and the output is `softmax(Q (A K)^T) (A V)`. With a causal mask,
+    they are `A = log2(1 + 2**(P K^T))`, a softplus that is 1 at 0, and the output of
+    query t is
 
         softmax(q_t sum_j(k_j a_j) / t) sum_j(a_j v_j) / t,
 
-    with sums over the tokens j up to t, t of them. So work and memory are linear in the
-    length, and decoding remembers the sums alone, as many numbers for any context.
-    Sums are computed in float32.
+    with sums over the t tokens j up to t. So work and memory are linear in the length,
+    and decoding remembers only the sums, whose size is constant. Sums are computed in
+    float32.
 
-    In the authors' code a further projection lies between packing and unpacking, which
-    mixes heads; a causal layer has other weights than one that is not, with keys of
-    their own for packing; and packed tokens go on to the next layer.
+    In the authors' code, another projection between packing and unpacking mixes heads;
+    a causal layer has other weights than one without a causal mask, with separate keys
+    for packing; and packed tokens are passed on to the next layer.
 
     Args:
         num_heads: number of heads in the group.
         num_packed: number of packed tokens. Defaults to 16.
         packing_initializer: initializer of P. Defaults to `"glorot_uniform"`.
         chunk_length: number of tokens in a chunk under a causal mask, inside which
-            weights of pairs are computed. Decides about time and memory, not about
-            results. Defaults to 128.
+            weights of pairs are computed. It influences time and memory, not results.
+            Defaults to 128.
         **kwargs: arguments of `HeadGroup`, without `max_relative_position`,
             `key_shift` and `rotary_positions`. Dropout is on the weights of packing and
             of unpacking.
 
     Call arguments and Returns: as in `HeadGroup`. A token bias is added to the logits
-    `P K^T`. In a map of a causal layer the weights of a query do not add up to 1.
+    `P K^T`. In the map of a causal layer, the weights of a query do not add up to 1.
 
     Raises:
         ValueError: if `num_packed` or `chunk_length` is not a positive integer, or an
-            argument is refused by `HeadGroup` or has no meaning; when called, if
+            argument has no meaning or `HeadGroup` refuses it; when called, if
             `use_causal_mask=True` and query and value differ in length.
 
     Example:
@@ -179,7 +180,7 @@ class LunaHeads(HeadGroup):
         queries = ops.swapaxes(queries, -1, -2) * self.key_dim**-0.5
         logits = product(ops.cast(inputs.key, "float32"), queries)
         if inputs.token_bias is not None:
-            logits += ops.cast(inputs.token_bias, "float32")[..., None]
+            logits = logits + ops.cast(inputs.token_bias, "float32")[..., None]
         scale = math.log(2.0)
         weights = ops.softplus(logits * scale) / scale
         if inputs.value_mask is not None:

@@ -53,7 +53,7 @@ def compiled(function, jit_compile=True):
         function: takes tensors and returns a structure of tensors.
         jit_compile: on TensorFlow; False for no XLA, None to compile nothing at all.
             On JAX the whole function is compiled, which takes a fifth of the time of
-            one operation after another.
+            one operation after another. Torch compiles nothing.
 
     Returns:
         The function with arrays, or structures of them, in place of tensors.

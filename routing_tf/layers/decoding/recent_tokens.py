@@ -1,4 +1,4 @@
-"""A memory of the last tokens: as many as a head can see, or all of them."""
+"""A cache of the last tokens: as many as a head can see, or all of them."""
 
 from keras import ops
 

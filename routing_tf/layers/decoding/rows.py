@@ -1,4 +1,4 @@
-"""What is remembered of a token: key, value, bias and whether it is one, in a row."""
+"""Rows of a cache: the key, value and bias of a token, and whether there is one."""
 
 import keras
 from keras import ops
@@ -87,6 +87,6 @@ def attend_to_rows(group, query, rows, visible, distances, bias=None, **options)
 
 
 def last_token(mask):
-    """Returns the last True position on the last axis of a mask, -1 where none is."""
+    """Returns the last True position on the last axis of a mask, or -1."""
     positions = numbers(length_of(mask, -1))
     return extremes.largest(ops.where(mask, positions, -1), axis=-1)

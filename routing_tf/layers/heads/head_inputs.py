@@ -1,4 +1,4 @@
-"""What head groups are called with."""
+"""The inputs of head groups."""
 
 import dataclasses
 from typing import Any
@@ -15,24 +15,24 @@ MASKS = ("query_mask", "key_mask", "value_mask")
 # Without `repr`: Keras shows arguments in its messages, and these are large.
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class HeadInputs:
-    """What an attention pattern works on.
+    """The inputs of an attention pattern.
 
     Args:
         query: `<float>[batch, heads, length, key_dim]`, scaled.
-        key: `<float>[batch, heads, memory length, key_dim]`; None where the group
-            shares the queries (`needs_keys` is False). With grouped queries keys and
+        key: `<float>[batch, heads, memory length, key_dim]`; None if the group uses the
+            queries as keys (`needs_keys` is False). With grouped queries, keys and
             values have fewer heads, see `HeadGroup.remembers_key_heads`.
         value: `<float>[batch, heads, memory length, value_dim]`.
         query_mask: `<bool>[batch, 1, length]`; None (the default) for no padding.
-        key_mask: `<bool>[batch, 1 or heads, memory length]`, which keys are those of
-            real tokens; None (the default) for no padding.
-        value_mask: the same for values, with which a key is read. It differs from
-            `key_mask` where keys were moved, see `routing_tf.layers.key_shift`.
-        token_bias: `<float>[batch, 1, memory length]`, of the values; None (the
-            default) for no bias.
-        features: `<float>[batch, length, dim]`, what the queries are made of, in the
-            order of their positions; None (the default) for groups that do not ask for
-            it (`needs_features`).
+        key_mask: `<bool>[batch, 1 or heads, memory length]`, True for keys of real
+            tokens; None (the default) for no padding.
+        value_mask: the same for values. It differs from `key_mask` if keys were
+            shifted, see `routing_tf.layers.key_shift`.
+        token_bias: `<float>[batch, 1, memory length]`, added to the logits of the
+            values; None (the default) for no bias.
+        features: `<float>[batch, length, dim]`, the tokens that queries are made from,
+            in the order of their positions; None (the default) for groups that do not
+            need them (`needs_features`).
         use_causal_mask: whether a query sees only keys up to its own position.
             Defaults to False.
         is_cross_attention: whether key and value come from another sequence than the
@@ -40,15 +40,15 @@ class HeadInputs:
         grid: number of blocks along each axis of the query, whose positions come in
             blocked order; None (the default) for positions on one axis.
         memory_grid: the same for the value.
-        positions: `Positions` of the query, which tell the axes and their order; None
-            (the default) for a sequence.
+        positions: `Positions` of the query, which describe the axes and their order;
+            None (the default) for a sequence.
         adds_losses: whether clustering losses are added. Defaults to True.
         first_position: position of the first token, an integer or a tensor. Defaults
             to 0.
         routing_scope: the tokens that compete in expert choice under a causal mask, see
-            `RoutedHeads`; None (the default) for what the group has been made with.
-        segments: `Segments`, outside of which no token sees anything; None (the
-            default) for one of all tokens.
+            `RoutedHeads`; None (the default) for the scope of the group.
+        segments: `Segments`; no token sees another segment. None (the default) for a
+            single segment.
     """
 
     query: Any = None
@@ -83,7 +83,7 @@ class HeadInputs:
         """Returns the inputs for masks and a bias without an axis of heads.
 
         Masks are `<bool>[batch, length]`, True for real tokens, the bias is
-        `<float>[batch, memory length]`. `value_mask` is that of keys too.
+        `<float>[batch, memory length]`. `value_mask` also masks keys.
         """
         query_mask, value_mask = (
             None if mask is None else ops.cast(mask, "bool")[:, None]
@@ -119,7 +119,7 @@ class HeadInputs:
 
 
 def features_for(group, positions, query):
-    """Returns the features of `HeadInputs` for a group; None unless it needs them.
+    """Returns the features of `HeadInputs` for a group; None if it does not need them.
 
     `query` is `<float>[batch, length, dim]`, or None; `positions` are its `Positions`.
     """

@@ -4,6 +4,7 @@ import dataclasses
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.rules import rings
@@ -16,14 +17,15 @@ from routing_tf.layers.rules.rule import Rule
 class AboveThreshold(Rule):
     """Attention to the last members of all clusters whose thresholds a token reaches.
 
-    Scores are those above the thresholds. A token is a member where its score is not
-    negative, of at most `group.max_clusters_per_token` clusters: M, those with its
-    highest scores. What it gets from each is averaged, as in expert choice; a token in
-    no cluster gets zero. No other token has a part in that, so nothing overflows.
+    Scores are differences from the thresholds. A token is a member of the clusters in
+    which its score is not negative, of at most M = `group.max_clusters_per_token`
+    clusters, those with its highest scores. Its results are averaged, as in expert
+    choice; a token in no cluster gets zero. Other tokens have no influence on this, so
+    no cluster overflows.
 
-    One pass is that of `LastMembers` for M copies of each token, one behind the other,
-    each in a cluster of its own; what is left over of them is in one cluster more, and
-    does not count. The work is M times that of token choice. A cache holds the last
+    A pass is that of `LastMembers` with M copies of each token, one after the other,
+    each in another cluster. Copies that are not needed are in one more cluster and do
+    not count. The work is M times that of token choice. A cache contains the last
     members of each cluster.
     """
 
@@ -36,7 +38,7 @@ class AboveThreshold(Rule):
 
     def members(self, scores):
         is_member, clusters = self._best(scores)
-        chosen = ops.one_hot(clusters, scores.shape[-1], dtype="bool")
+        chosen = backends.one_hot(clusters, scores.shape[-1], dtype="bool")
         return ops.any(ops.logical_and(chosen, is_member[..., None]), axis=-2)
 
     def attend(self, tokens, training=None):
@@ -51,10 +53,9 @@ class AboveThreshold(Rule):
     def _best(self, scores):
         """Returns which thresholds are reached `<bool>[..., M]` of the best clusters.
 
-        And these, `<int32>[..., M]`, all different, the one with the highest score
-        first.
+        Also returns these clusters, `<int32>[..., M]`, all different, best first.
         """
-        best, clusters = ops.top_k(scores, self.num_copies)
+        best, clusters = backends.top_k(scores, self.num_copies)
         return best >= 0, ops.cast(clusters, "int32")
 
     def _copies(self, tokens, of_queries, of_keys):
@@ -68,7 +69,7 @@ class AboveThreshold(Rule):
             own = ops.where(is_member, clusters, tokens.num_clusters)
             batch, heads, length, _ = ops.shape(own)
             own = ops.reshape(own, (batch, heads, length * number))
-            return ops.one_hot(own, tokens.num_clusters + 1, dtype="float32")
+            return backends.one_hot(own, tokens.num_clusters + 1, dtype="float32")
 
         segments = tokens.inputs.segments
         names = ("value", "query_mask", "key_mask", "value_mask", "token_bias")
@@ -92,7 +93,7 @@ class AboveThreshold(Rule):
 
     def make_cache(self, batch_size, max_length):
         group = self.group
-        # Where a member always sees itself, it is the window's last one.
+        # If a member always sees itself, it is the last one of the window.
         sees_itself = not group.key_shift and not group.routes_queries
         num_rows = max(group.attention_window - sees_itself, 1)
         shape = (batch_size, group.num_key_heads, group.num_clusters)
@@ -116,7 +117,7 @@ class AboveThreshold(Rule):
         cache, tokens = self._offered(cache, index, tokens)
         asks, read = self._best(tokens.query_scores)
         is_member, clusters = self._joined(tokens)
-        joins = ops.one_hot(clusters, tokens.num_clusters, dtype="int32")
+        joins = backends.one_hot(clusters, tokens.num_clusters, dtype="int32")
         joins = ops.sum(joins * ops.cast(is_member, "int32")[..., None], axis=3)
         members = NextMembers(
             cache,

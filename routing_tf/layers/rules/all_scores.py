@@ -1,4 +1,4 @@
-"""Clusters that choose among all tokens up to the query, whatever they chose before."""
+"""Clusters that choose again, for each query, among all tokens up to it."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from routing_tf.layers.rules.prefixes import Prefixes
 
 
 class AllScores(Prefixes):
-    """Prefixes in which any token may become a member later; a cache holds them all."""
+    """Prefixes in which any token may become a member later; caches contain all."""
 
     def make_cache(self, batch_size, max_length):
         names = {"key": self.group.num_key_heads}

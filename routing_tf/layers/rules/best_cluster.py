@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import key_heads
 from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import ClusterOrder
@@ -16,11 +17,11 @@ from routing_tf.layers.rules.rule import Rule
 
 
 class BestCluster(Rule):
-    """Attention of each query to the memory's members of its own best cluster.
+    """Attention of each query to the members of its best cluster in the memory.
 
-    The clusters choose their members from the memory; each query goes to its best
-    cluster on its own, so no query depends on another one. Relative positions are the
-    rank of a key among the members minus that of the query among the queries of the
+    The clusters choose their members from the memory. Each query goes to its best
+    cluster independently, so no query depends on another one. Relative positions are
+    the rank of a key among the members minus that of the query among the queries of the
     cluster. Padding gets zero. For steps the members are arranged once.
     """
 
@@ -36,7 +37,7 @@ class BestCluster(Rule):
         window = self.group.known_window(length_of(tokens.key, 2))
         chunk_size = chunk_size_for(window)
         order = ClusterOrder(clusters, num_clusters, chunk_size)
-        # Padding may read what it likes.
+        # Padding may read anything.
         read = ops.minimum(order.cluster_of_chunk, tokens.num_clusters - 1)
         members = membership.gather(members, read)
         if filled is not None:
@@ -72,7 +73,7 @@ class BestCluster(Rule):
         members = membership.gather_blocks(
             cache["rows"], key_heads.of_queries(clusters, num_key_heads)
         )
-        asks = ops.one_hot(clusters, tokens.num_clusters, dtype="int32")
+        asks = backends.one_hot(clusters, tokens.num_clusters, dtype="int32")
         if mask is not None:
             asks = asks * ops.cast(mask, "int32")[..., None]
         # Earlier queries of each cluster, those of this call included.

@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import extremes
 from routing_tf.layers import key_heads
 from routing_tf.layers import membership
@@ -17,12 +18,12 @@ NO_TOKEN = large_negative("float32")
 class BestMembers(Prefixes):
     """Prefixes in which the tokens that score highest are members.
 
-    Whoever is no member among the tokens so far will never be one again. So a cache
-    holds the members alone, in order of position, with their scores: its size does not
-    grow with long contexts.
+    A token that is not a member among the tokens so far will never become one. So a
+    cache contains only the members, in order of position, with their scores, and its
+    size does not grow with long contexts.
     """
 
-    # It is what evaluation does, at the cost of full attention.
+    # Evaluation does the same, at the cost of full attention.
     lets_explore = False
 
     #: Who is a member at a token depends on who left before.
@@ -115,10 +116,10 @@ class BestMembers(Prefixes):
         length, window = scores.shape[-1], self.group.attention_window
         count = min(window, length)
         settled = membership.settled(scores, count, self.group.near_tie)
-        _, members = ops.top_k(settled, count)
+        _, members = backends.top_k(settled, count)
         best = ops.take_along_axis(scores, members, axis=-1)
         members = ops.cast(members, "int32")
-        # Sorted together with their places in the list: what is no token comes first.
+        # Sorted together with their places in the list: empty places come first.
         keys = ops.where(best > NO_TOKEN / 2, members + length, members)
         order = ops.argsort(keys, axis=-1)
         members, best = (
@@ -129,11 +130,11 @@ class BestMembers(Prefixes):
         return ops.pad(members, missing), best
 
     def _entry(self, scores, new):
-        """Tells which place in a list of members a new token frees, and if it enters.
+        """Tells which place in a list a new token frees, and whether it enters.
 
         The list has scores `[B, H, K, W]` in order of position; `new`, `[B, H, K]`, are
-        those of the token behind them. The place, `[B, H, K, 1]`, is that of the member
-        who scores lowest, of equal ones the last.
+        those of the next token. The place, `[B, H, K, 1]`, is that of the member with
+        the lowest score, of equal ones the last.
         """
         lowest = extremes.smallest(scores, axis=-1) + self.group.near_tie
         places = numbers(scores.shape[-1])
@@ -144,12 +145,12 @@ class BestMembers(Prefixes):
 
 
 def _lists(cache):
-    """Names of the lists of members: of the keys, and of queries apart from them."""
+    """Names of the lists of members: of keys, and of queries if they are separate."""
     return [name for name in ("key_scores", "query_scores") if name in cache]
 
 
 def _scores(tokens, name):
-    """Scores `[B, H, K, L]` of keys or queries; those of padding never win."""
+    """Scores `[B, H, K, L]` of keys or queries; padding never wins."""
     mask = tokens.key_mask if name == "key_scores" else tokens.query_mask
     scores = ops.swapaxes(getattr(tokens, name), 2, 3)
     return scores if mask is None else ops.where(mask[:, :, None], scores, NO_TOKEN)
@@ -167,7 +168,7 @@ def _visible(scores, place, enters):
     stays = ops.logical_not(ops.logical_and(places == place, enters))
     visible = ops.logical_and(scores > NO_TOKEN / 2, stays)
     visible = ops.concatenate([visible, enters], axis=-1)
-    # Ranks are counted from the last member on, which is the new one if it enters.
+    # Ranks count from the last member, which is the new one if it enters.
     distances = places - places[-1]
     behind_all = ops.cast(ops.logical_and(enters, places > place), "int32")
     distances = distances - behind_all
@@ -175,7 +176,7 @@ def _visible(scores, place, enters):
 
 
 def _append(x, new, place, moves):
-    """Removes one place of `[B, H, K, W, ...]` and puts `new` behind the others."""
+    """Removes one place of `[B, H, K, W, ...]` and appends `new`."""
     shifted = ops.concatenate([x[:, :, :, 1:], new], axis=3)
     places = numbers(x.shape[3])
     places = places.reshape(places.shape + (1,) * (len(x.shape) - 4))

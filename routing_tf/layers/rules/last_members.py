@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import data_shapes
 from routing_tf.layers import fused_attention
 from routing_tf.layers import splash_attention
@@ -26,20 +27,20 @@ from routing_tf.layers.rules.routed_tokens import real_tokens
 from routing_tf.layers.rules.rule import Rule
 from routing_tf.layers.segments import segment_mask
 
-# Blocks of first members are worth it up to so many windows of members of a cluster.
+# Blocks of first members are worthwhile up to this many windows of members of a
+# cluster.
 MOST_WINDOWS = 2
 
 
 class LastMembers(Rule):
     """Attention of each token to the last members of its cluster, itself included.
 
-    A token has one cluster; where queries choose on their own, or read several, see
-    `members_of_query`.
-    With shifted keys a token reads the values that follow the last members before it.
-    Relative positions are differences of rank in the cluster. Padding belongs to a
-    cluster of its own that nobody reads, and gets zero. The work is `(L + K * C) *
-    (W + C)` pairs, linear in the length. A cache holds the last members of each
-    cluster: its size does not grow with long contexts.
+    A token has one cluster. If queries choose separately, or read several clusters, see
+    `members_of_query`. With shifted keys, a token reads the values that follow the last
+    members before it. Relative positions are differences of rank in the cluster.
+    Padding belongs to an extra cluster that nobody reads, and gets zero. The work is
+    `(L + K * C) * (W + C)` pairs, linear in the length. A cache contains the last
+    members of each cluster, so its size does not grow with long contexts.
     """
 
     tokens_choose = True
@@ -63,7 +64,7 @@ class LastMembers(Rule):
         query = key
         if not tokens.shares_vectors:
             query = order.arrange(ops.cast(tokens.query, self.group.compute_dtype))
-        # The token itself stands in its window, seen or not.
+        # The token itself is in its window, whether it sees itself or not.
         window += self.group.key_shift
         mask = combine_masks(
             order.window_mask(window, self._nearest),
@@ -125,21 +126,21 @@ class LastMembers(Rule):
 
     @property
     def _nearest(self):
-        """How far back in its cluster a token sees the first one, 0 for itself."""
+        """Rank of the nearest visible member, counted back; 0 for the token itself."""
         sees_itself = not self.group.key_shift and self.group.attends_to_self
         return int(not sees_itself)
 
     def _fits_blocks(self, tokens, window, training):
-        """Whether first members in blocks, and later ones in chunks, are faster."""
+        """Whether blocks of first members and chunks of later ones are faster."""
         group = self.group
-        # What is traced for batches of any size is often exported, too.
+        # Functions traced for batches of any size are often exported, too.
         if not is_known(*tokens.value.shape) or not data_shapes.may_follow_data():
             return False
         if 0 in tokens.value.shape:
             return False
         if group.entmax_alpha == "learned" or (group.dropout and training):
-            return False  # Chunks know no heads, and would draw other numbers.
-        # With fewer clusters most members are later ones.
+            return False  # Chunks do not know heads, and would draw other numbers.
+        # With fewer clusters, most members are later ones.
         return tokens.length <= MOST_WINDOWS * window * tokens.num_clusters
 
     def _blocks(self, tokens, clusters, window, all_have_one):
@@ -201,7 +202,7 @@ class LastMembers(Rule):
 
     def make_cache(self, batch_size, max_length):
         group = self.group
-        # Where a token always sees itself, it is the window's last one.
+        # If a token always sees itself, it is the last one of the window.
         sees_itself = not group.key_shift and not group.routes_queries
         sees_itself = sees_itself and group.clusters_per_query == 1
         num_rows = max(group.members_per_cluster - sees_itself, 1)
@@ -237,7 +238,7 @@ class LastMembers(Rule):
         if group.key_shift:
             cache, tokens = self._offered(cache, index, tokens)
         clusters, is_member = _joined_cluster(tokens)
-        joins = ops.one_hot(clusters, group.num_clusters, dtype="int32")
+        joins = backends.one_hot(clusters, group.num_clusters, dtype="int32")
         joins = joins * ops.cast(is_member, "int32")[..., None]
         members = NextMembers(
             cache,
@@ -307,9 +308,9 @@ def _in_one_list(x):
 
 
 def _own_segments(blocks, segments):
-    """Tells which keys lie in a token's segment, in blocks and in chunks.
+    """Tells which keys are in a token's segment, in blocks and in chunks.
 
-    Returns `<bool>[B, H, K, T, T]` and `<bool>[N, C, S]`, or None twice.
+    Returns `<bool>[B, H, K, T, T]` and `<bool>[N, C, S]`, or None for both.
     """
     if segments is None:
         return None, None

@@ -1,11 +1,12 @@
-"""The last members of clusters in places of a fixed number, for steps.
+"""The last members of clusters in a fixed number of places, for steps.
 
-The member of rank r stands in the ring of its cluster at r modulo the number of places.
+In the ring of its cluster, the member of rank r is at r modulo the number of places.
 Letters: B batch, H heads, L length, K clusters, R places of a ring, E size of a row.
 """
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import sort_by_cluster
 from routing_tf.layers.lengths import length_of
@@ -28,7 +29,7 @@ def last_entries(clusters, num_clusters, num_places, counts=None):
         where any entry stands for the others; and the numbers of members `[B, H, K]`.
     """
     _, by_cluster = sort_by_cluster(clusters, num_clusters + 1)
-    added = ops.sum(ops.one_hot(clusters, num_clusters, dtype="int32"), axis=2)
+    added = ops.sum(backends.one_hot(clusters, num_clusters, dtype="int32"), axis=2)
     first = ops.cumsum(added, axis=-1) - added
     before = 0 if counts is None else counts
     counts = added + before
@@ -72,7 +73,7 @@ def joined(cache, clusters, is_member, **new):
     batch, heads, length, number = ops.shape(clusters)
     if length == 1:
         cluster, enters = clusters[:, :, 0], is_member[:, :, 0]
-        added = ops.one_hot(cluster, num_clusters, dtype="int32")
+        added = backends.one_hot(cluster, num_clusters, dtype="int32")
         rank = ops.sum(added * cache["counts"][:, :, None], axis=-1)
         place = cluster * num_places + rank % num_places
         added = ops.sum(added * ops.cast(enters, "int32")[..., None], axis=2)

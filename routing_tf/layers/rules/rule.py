@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import pending_keys
 from routing_tf.layers.lengths import length_of
@@ -36,16 +37,16 @@ class Rule:
         return self
 
     def restart(self, cache):
-        """Returns a cache as it was before the first token, or the first query."""
+        """Returns a cache as it was before the first token or query."""
         raise NotImplementedError
 
     def members(self, scores):
-        """Tells who sits in which cluster, where `tokens_choose`.
+        """Tells which token is in which cluster, if `tokens_choose`.
 
         From scores `<float32>[..., K]` to `<bool>[..., K]`.
         """
         best = ops.argmax(scores, axis=-1)
-        return ops.one_hot(best, scores.shape[-1], dtype="bool")
+        return backends.one_hot(best, scores.shape[-1], dtype="bool")
 
     def attend(self, tokens, training=None):
         """Lets all `RoutedTokens` attend; returns `<float>[B, H, L, D]`."""
@@ -55,22 +56,22 @@ class Rule:
         """Returns an empty cache; refuses if later tokens decide who is a member."""
         raise ValueError(
             "A cache needs heads in which no later token decides who is a member. "
-            f"Received: {type(self.group)}. Compute the whole sequence anew "
+            f"Received: {type(self.group)}. Compute the whole sequence again "
             "at each step"
         )
 
     def make_memory(self, tokens):
         """Returns the cache of another sequence that tokens attend to.
 
-        Refuses if queries do not find their clusters on their own.
+        Refuses if queries do not find their clusters independently.
         """
         raise ValueError(
             "A cache needs queries that find their clusters on their own. Received: "
-            f"{type(self.group)}. Compute the whole sequence anew at each step"
+            f"{type(self.group)}. Compute the whole sequence again at each step"
         )
 
     def fill_cache(self, cache, tokens):
-        """Returns the cache behind `RoutedTokens` that start at position 0."""
+        """Returns the cache after `RoutedTokens` that start at position 0."""
         raise NotImplementedError
 
     def step(self, cache, index, tokens):
@@ -111,9 +112,10 @@ class Rule:
         return {**cache, "pending": pending}, tokens
 
     def mean_over_clusters(self, output, asks, axis):
-        """Averages what a token got from its clusters, which are on an axis.
+        """Averages a token's results over its clusters, which are on an axis.
 
-        `asks` is `output` without its last axis, True for clusters of the token.
+        `asks` has the shape of `output` without its last axis, True for clusters of the
+        token.
         """
         weights = ops.cast(asks, output.dtype)[..., None]
         sums, counts = ops.sum(output * weights, axis), ops.sum(weights, axis)
@@ -128,9 +130,9 @@ class Rule:
         return entries[..., None, :]
 
     def member_mask(self, inputs, members, filled=None):
-        """Tells which slots of a cluster any query may see; None for all.
+        """Tells which slots of a cluster queries may see; None for all.
 
-        `filled`, as `members` `[B, H, K, W]`, is False in slots that hold no member.
+        `filled`, as `members` `[B, H, K, W]`, is False in slots without a member.
         """
         real = None
         if inputs.value_mask is not None:

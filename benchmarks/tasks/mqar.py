@@ -1,0 +1,250 @@
+"""Multi-query associative recall (MQAR), and two variants.
+
+Reference: `multiquery_ar`, `forgetting_mqar` and `compositional_mqar` of
+HazyResearch/zoology.
+"""
+
+import functools
+import math
+
+import numpy as np
+
+from benchmarks.tasks.task import Examples
+from benchmarks.tasks.task import Published
+from benchmarks.tasks.task import Task
+from benchmarks.tasks.task import draw_distinct
+
+VOCABULARY = 8192
+POWER = 0.01  # of the law of the gaps
+ZOOLOGY = "zoology (arXiv 2312.04927)"
+FIGURE_2 = f"{ZOOLOGY}, Figure 2: width 64 to 512"
+SWEEP = (
+    "Based (arXiv 2402.18668), Figure 2, read off the picture: width 128, trained at "
+    "64 to 256 tokens with up to 64 pairs, mean over tests of 64 to 1,024 tokens"
+)
+PEERS = "100,000 rows, up to 64 passes, best of 4 learning rates, width 64 and more"
+CELLS = ((64, 4), (128, 8), (256, 16))
+
+
+def check_sizes(length, pairs, vocabulary, synonyms=1):
+    """Refuses sizes that the task does not have.
+
+    Args:
+        length: number of tokens of a sequence.
+        pairs: number of pairs of a key and its value.
+        vocabulary: number of tokens there are.
+        synonyms: number of tokens that are one key. Defaults to 1.
+
+    Raises:
+        ValueError: if there is no room for the pairs or too few different tokens.
+    """
+    if pairs < 1 or length % 2 or 4 * pairs > length:
+        raise ValueError(
+            "A size must be an even length and at least one pair, with four tokens of "
+            f"the length for each. Received: {length}x{pairs}. Write for example 128x8"
+        )
+    if vocabulary <= length:
+        raise ValueError(
+            "`vocabulary` must be larger than the length of a sequence. Received: "
+            f"vocabulary={vocabulary} with sequences of {length} tokens. Write for "
+            f"example --vocabulary={2 * length}"
+        )
+    if synonyms < 1 or (vocabulary // 2 - 1) // synonyms < pairs:
+        raise ValueError(
+            "`synonyms` must be at least 1, and leave a key for each pair. Received: "
+            f"synonyms={synonyms} with a vocabulary of {vocabulary} for {pairs} pairs. "
+            f"Write for example --vocabulary={2 * synonyms * length}"
+        )
+
+
+def mqar(
+    generator,
+    number,
+    length,
+    is_training=True,
+    *,
+    pairs,
+    vocabulary=VOCABULARY,
+    random_fillers=True,
+    synonyms=1,
+):
+    """Makes sequences: pairs of key and value, then fillers with each key once more.
+
+    Keys are of the lower half of the vocabulary, 0 excluded, values of the upper one,
+    and no two of a sequence are alike. The places where keys come again are even, and
+    drawn without replacement by a power law of the distance to the pairs.
+
+    Args:
+        generator: a NumPy generator.
+        number: number of sequences.
+        length: tokens of a sequence.
+        is_training: has no influence. Defaults to True.
+        pairs: pairs of a sequence.
+        vocabulary: number of tokens there are. Defaults to 8,192.
+        random_fillers: whether fillers are any tokens, keys and values too (the
+            default), or 0.
+        synonyms: number of tokens that are one key, which comes again as another one of
+            them. Defaults to 1.
+
+    Returns:
+        `Examples`.
+
+    Raises:
+        ValueError: see `check_sizes`.
+    """
+    check_sizes(length, pairs, vocabulary, synonyms)
+    half, start = vocabulary // 2, 2 * pairs
+    keys = 1 + synonyms * draw_distinct(
+        generator, number, pairs, np.zeros((half - 1) // synonyms)
+    )
+    values = half + draw_distinct(generator, number, pairs, np.zeros(vocabulary - half))
+    positions = start + 2 * _gaps(generator, number, pairs, (length - start) // 2)
+    tokens = _fillers(generator, number, length, random_fillers and vocabulary)
+    first, again = 0, 0
+    if synonyms > 1:
+        first = generator.integers(synonyms, size=keys.shape)
+        again = (first + generator.integers(1, synonyms, size=keys.shape)) % synonyms
+    tokens[:, 0:start:2], tokens[:, 1:start:2] = keys + first, values
+    return _queried(tokens, positions, keys + again, values)
+
+
+def forgetting(
+    generator,
+    number,
+    length,
+    is_training=True,
+    *,
+    pairs,
+    vocabulary=VOCABULARY,
+    random_fillers=True,
+):
+    """Makes sequences in which half of the keys get another value before the queries.
+
+    As `mqar`, which see for the arguments; the answer is the latest value.
+    """
+    check_sizes(length, pairs, vocabulary)
+    updates = pairs // 2
+    half, start = vocabulary // 2, 2 * (pairs + updates)
+    if start + 2 * pairs > length:
+        raise ValueError(
+            "A size must have five tokens for each pair. Received: "
+            f"{length}x{pairs}. Write for example 128x8"
+        )
+    keys = 1 + draw_distinct(generator, number, pairs, np.zeros(half - 1))
+    values = draw_distinct(generator, number, pairs, np.zeros(vocabulary - half))
+    changed = draw_distinct(generator, number, updates, np.zeros(pairs))
+    old = np.take_along_axis(values, changed, axis=1)
+    new = (old + generator.integers(1, vocabulary - half, old.shape)) % (
+        vocabulary - half
+    )
+    positions = start + 2 * _gaps(generator, number, pairs, (length - start) // 2)
+    tokens = _fillers(generator, number, length, random_fillers and vocabulary)
+    again = np.take_along_axis(keys, changed, axis=1)
+    tokens[:, 0:start:2] = np.concatenate([keys, again], axis=1)
+    tokens[:, 1:start:2] = half + np.concatenate([values, new], axis=1)
+    np.put_along_axis(values, changed, new, axis=1)
+    return _queried(tokens, positions, keys, half + values)
+
+
+def compositional(
+    generator,
+    number,
+    length,
+    is_training=True,
+    *,
+    pairs,
+    vocabulary=VOCABULARY,
+    random_fillers=True,
+):
+    """Makes sequences whose keys are all pairs of a first and a second part.
+
+    As `mqar`, which see for the arguments; `pairs` is a square, a key takes two tokens,
+    and only both together tell its value, which is asked for at the second one.
+    """
+    root, third, start = math.isqrt(pairs), vocabulary // 3, 3 * pairs
+    if root**2 != pairs or 6 * pairs > length or root >= third:
+        raise ValueError(
+            "A size must be a square number of keys, with six tokens of the length for "
+            f"each, and fewer parts than a third of the vocabulary. Received: {length}x"
+            f"{pairs} with vocabulary={vocabulary}. Write for example 128x9"
+        )
+    firsts = 1 + draw_distinct(generator, number, root, np.zeros(third - 1))
+    seconds = third + draw_distinct(generator, number, root, np.zeros(third))
+    order = draw_distinct(generator, number, pairs, np.zeros(pairs))
+    firsts = np.take_along_axis(firsts, order // root, axis=1)
+    seconds = np.take_along_axis(seconds, order % root, axis=1)
+    least = 2 * third
+    values = least + draw_distinct(
+        generator, number, pairs, np.zeros(vocabulary - least)
+    )
+    places = start + 3 * _gaps(generator, number, pairs, (length - start) // 3)
+    tokens = _fillers(generator, number, length, random_fillers and vocabulary)
+    for offset, part in enumerate((firsts, seconds, values)):
+        tokens[:, offset:start:3] = part
+    np.put_along_axis(tokens, places, firsts, axis=1)
+    return _queried(tokens, places + 1, seconds, values)
+
+
+def _gaps(generator, number, count, space):
+    law = (POWER - 1) * np.log(np.arange(1, space + 1))
+    return draw_distinct(generator, number, count, law)
+
+
+def _fillers(generator, number, length, vocabulary):
+    """Any tokens; without a vocabulary zeros."""
+    if vocabulary:
+        return generator.integers(vocabulary, size=(number, length))
+    return np.zeros((number, length), "int64")
+
+
+def _queried(tokens, positions, keys, values):
+    np.put_along_axis(tokens, positions, keys, axis=1)
+    order = np.argsort(positions, axis=1)
+    found = (np.take_along_axis(x, order, axis=1) for x in (positions, values))
+    return Examples.of(tokens, *found)
+
+
+def _task(name, function, length, pairs, random_fillers, published=(), peers=""):
+    fillers = "_random" if random_fillers else ""
+    return Task(
+        name=f"{name}_{length}x{pairs}{fillers}",
+        make=functools.partial(function, pairs=pairs, random_fillers=random_fillers),
+        length=length,
+        vocabulary=VOCABULARY,
+        source=ZOOLOGY,
+        hyperparameters={
+            "attention_window": length // 4,
+            "local_block_length": length // 8,
+            "num_clusters": 8,
+        },
+        train_rows=100_000,
+        test_rows=3000,
+        readout="tied",
+        published=published,
+        peers=peers,
+    )
+
+
+def _published(random_fillers):
+    """The figure's cells have fillers of 0, the sweep's random ones."""
+    if not random_fillers:
+        return (Published("full attention", "1.00", FIGURE_2),)
+    windows = {64: ".515", 128: ".655", 1024: "1.0"}
+    return tuple(
+        Published(f"sliding window of {window}", score, SWEEP)
+        for window, score in windows.items()
+    )
+
+
+TASKS = [
+    *(
+        _task("mqar", mqar, *cell, random, _published(random), PEERS)
+        for random in (False, True)
+        for cell in CELLS
+    ),
+    *(_task("forgetting", forgetting, *cell, True) for cell in CELLS),
+    *(
+        _task("compositional", compositional, *cell, True)
+        for cell in ((64, 4), (128, 9), (256, 16))
+    ),
+]

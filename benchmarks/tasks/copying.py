@@ -36,7 +36,7 @@ def selective_copying(
     """
     labels = generator.integers(1, letters - 1, size=(number, content))
     before = length - content
-    places = np.sort(draw_distinct(generator, number, content, np.zeros(before)))
+    places = np.sort(draw_distinct(generator, number, content, before))
     tokens = np.zeros((number, length), "int32")
     np.put_along_axis(tokens, places, labels, axis=1)
     tokens[:, before:] = letters - 1

@@ -128,6 +128,8 @@ TASKS = [
     _task(
         500,
         2000,
-        tuple(Published(*item, f"{ARENA}, S4 and Luna papers") for item in _SCORES.items()),
+        tuple(
+            Published(*item, f"{ARENA}, S4 and Luna papers") for item in _SCORES.items()
+        ),
     ),
 ]

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.tasks.task import Examples
 from benchmarks.tasks.task import Published
 from benchmarks.tasks.task import Task
-from benchmarks.tasks.task import draw_distinct
+from benchmarks.tasks.task import draw_by_weights
 
 MAP_SEED = 12345  # of what is to be memorized
 MAD = "MAD (arXiv 2403.17844)"
@@ -65,7 +65,7 @@ def recall(
     for place in range(pairs):
         if place == pairs - 1:
             chances = np.where(seen, 0.0, -np.inf)
-            keys[:, -1] = draw_distinct(generator, number, 1, chances)[:, 0]
+            keys[:, -1] = draw_by_weights(generator, number, 1, chances)[:, 0]
         is_known[:, place] = seen[rows, keys[:, place]] & ~is_noise[:, place]
         seen[rows, keys[:, place]] |= ~is_noise[:, place]
     of_keys = num_keys + generator.integers(num_keys, size=(number, num_keys))

@@ -12,6 +12,7 @@ import numpy as np
 from benchmarks.tasks.task import Examples
 from benchmarks.tasks.task import Published
 from benchmarks.tasks.task import Task
+from benchmarks.tasks.task import draw_by_weights
 from benchmarks.tasks.task import draw_distinct
 
 VOCABULARY = 8192
@@ -95,9 +96,9 @@ def mqar(
     check_sizes(length, pairs, vocabulary, synonyms)
     half, start = vocabulary // 2, 2 * pairs
     keys = 1 + synonyms * draw_distinct(
-        generator, number, pairs, np.zeros((half - 1) // synonyms)
+        generator, number, pairs, (half - 1) // synonyms
     )
-    values = half + draw_distinct(generator, number, pairs, np.zeros(vocabulary - half))
+    values = half + draw_distinct(generator, number, pairs, vocabulary - half)
     positions = start + 2 * _gaps(generator, number, pairs, (length - start) // 2)
     tokens = _fillers(generator, number, length, random_fillers and vocabulary)
     first, again = 0, 0
@@ -130,9 +131,9 @@ def forgetting(
             "A size must have five tokens for each pair. Received: "
             f"{length}x{pairs}. Write for example 128x8"
         )
-    keys = 1 + draw_distinct(generator, number, pairs, np.zeros(half - 1))
-    values = draw_distinct(generator, number, pairs, np.zeros(vocabulary - half))
-    changed = draw_distinct(generator, number, updates, np.zeros(pairs))
+    keys = 1 + draw_distinct(generator, number, pairs, half - 1)
+    values = draw_distinct(generator, number, pairs, vocabulary - half)
+    changed = draw_distinct(generator, number, updates, pairs)
     old = np.take_along_axis(values, changed, axis=1)
     new = (old + generator.integers(1, vocabulary - half, old.shape)) % (
         vocabulary - half
@@ -168,15 +169,13 @@ def compositional(
             f"each, and fewer parts than a third of the vocabulary. Received: {length}x"
             f"{pairs} with vocabulary={vocabulary}. Write for example 128x9"
         )
-    firsts = 1 + draw_distinct(generator, number, root, np.zeros(third - 1))
-    seconds = third + draw_distinct(generator, number, root, np.zeros(third))
-    order = draw_distinct(generator, number, pairs, np.zeros(pairs))
+    firsts = 1 + draw_distinct(generator, number, root, third - 1)
+    seconds = third + draw_distinct(generator, number, root, third)
+    order = draw_distinct(generator, number, pairs, pairs)
     firsts = np.take_along_axis(firsts, order // root, axis=1)
     seconds = np.take_along_axis(seconds, order % root, axis=1)
     least = 2 * third
-    values = least + draw_distinct(
-        generator, number, pairs, np.zeros(vocabulary - least)
-    )
+    values = least + draw_distinct(generator, number, pairs, vocabulary - least)
     places = start + 3 * _gaps(generator, number, pairs, (length - start) // 3)
     tokens = _fillers(generator, number, length, random_fillers and vocabulary)
     for offset, part in enumerate((firsts, seconds, values)):
@@ -187,7 +186,7 @@ def compositional(
 
 def _gaps(generator, number, count, space):
     law = (POWER - 1) * np.log(np.arange(1, space + 1))
-    return draw_distinct(generator, number, count, law)
+    return draw_by_weights(generator, number, count, law)
 
 
 def _fillers(generator, number, length, vocabulary):

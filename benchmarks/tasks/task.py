@@ -149,25 +149,34 @@ SCORES = {
 }
 
 
-def draw_distinct(generator, number, count, log_weights):
-    """Draws indices without replacement, by weights, in the order of drawing.
+def draw_distinct(generator, number, count, choices):
+    """Draws indices without replacement, all equally likely, in the order of drawing.
 
     Args:
         generator: a NumPy generator.
         number: number of rows.
         count: number of indices in a row.
-        log_weights: NumPy array `<float>[choices]`, or `<float>[number, choices]`;
-            equal ones for equal chances.
+        choices: number of indices to draw from.
 
     Returns:
         NumPy array `<int>[number, count]`.
     """
+    found = np.zeros((number, count), "int64")
+    for place in range(count):
+        drawn = generator.integers(choices - place, size=number)
+        # The n-th of those that are left: each smaller one that is taken moves it on.
+        for taken in np.sort(found[:, :place], axis=1).T:
+            drawn += drawn >= taken
+        found[:, place] = drawn
+    return found
+
+
+def draw_by_weights(generator, number, count, log_weights):
+    """Draws indices without replacement, by weights, in the order of drawing.
+
+    As `draw_distinct`, with `log_weights` `<float>[choices]`, or
+    `<float>[number, choices]`.
+    """
     # The largest of weights with Gumbel noise are such a draw.
-    choices = log_weights.shape[-1]
-    noise = -(log_weights + generator.gumbel(size=(number, choices)))
-    if count < choices:
-        chosen = np.argpartition(noise, count, axis=1)[:, :count]
-    else:
-        chosen = np.broadcast_to(np.arange(count), noise.shape)
-    order = np.argsort(np.take_along_axis(noise, chosen, axis=1), axis=1)
-    return np.take_along_axis(chosen, order, axis=1)
+    noise = generator.gumbel(size=(number, log_weights.shape[-1]))
+    return np.argsort(-(log_weights + noise), axis=1)[:, :count]

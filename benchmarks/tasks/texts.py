@@ -37,26 +37,40 @@ CHAIN_QUESTION = (
     "are: "
 )
 HOPS = 4
-ADJECTIVES = (
-    "able bold calm dark easy fair glad hazy idle just kind late mild neat open pale "
-    "quick rare safe tall used vast warm young zesty angry brave clean dusty early "
-    "fancy gentle"
-).split()
-NOUNS = (
-    "apple bridge candle desert engine forest garden hammer island jacket kettle ladder "
-    "marble needle orange pencil quarry rabbit saddle tunnel umbrella valley window "
-    "yard zebra anchor basket cabin dragon eagle feather goose"
-).split()
-FIRST_NAMES = (
-    "Ada Ben Cleo Dan Eva Finn Gina Hugo Ida Jack Kate Leo Mona Ned Olga Paul Quinn "
-    "Rosa Sam Tina Udo Vera Will Xena Yann Zoe Anna Bob Cora Dirk Ella Fred Gail Hans "
-    "Inga Jim Kira Lars Mary Nick"
-).split()
-LAST_NAMES = (
-    "Adams Baker Clark Davis Evans Ford Green Hall Irwin Jones King Lewis Moore Nash "
-    "Owen Price Quick Reed Smith Tate Unger Vance West Xu Young Zeller Abbot Brown "
-    "Cook Dunn Ellis Frost Grant Hill Ives James Kemp Long Mills Neal"
-).split()
+
+
+def _words(text):
+    return text.split()
+
+
+ADJECTIVES = _words(
+    """
+    able bold calm dark easy fair glad hazy idle just kind late mild neat open pale
+    quick rare safe tall used vast warm young zesty angry brave clean dusty early
+    fancy gentle
+    """
+)
+NOUNS = _words(
+    """
+    apple bridge candle desert engine forest garden hammer island jacket kettle
+    ladder marble needle orange pencil quarry rabbit saddle tunnel umbrella valley
+    window yard zebra anchor basket cabin dragon eagle feather goose
+    """
+)
+FIRST_NAMES = _words(
+    """
+    Ada Ben Cleo Dan Eva Finn Gina Hugo Ida Jack Kate Leo Mona Ned Olga Paul Quinn
+    Rosa Sam Tina Udo Vera Will Xena Yann Zoe Anna Bob Cora Dirk Ella Fred Gail Hans
+    Inga Jim Kira Lars Mary Nick
+    """
+)
+LAST_NAMES = _words(
+    """
+    Adams Baker Clark Davis Evans Ford Green Hall Irwin Jones King Lewis Moore Nash
+    Owen Price Quick Reed Smith Tate Unger Vance West Xu Young Zeller Abbot Brown
+    Cook Dunn Ellis Frost Grant Hill Ives James Kemp Long Mills Neal
+    """
+)
 
 
 def needles(generator, number, length, is_training=True, *, kind):

@@ -1,0 +1,130 @@
+"""What decides how a run ends: the task, the pattern, and all hyperparameters."""
+
+import dataclasses
+import hashlib
+import json
+
+from benchmarks.tasks import copying
+from benchmarks.tasks import listops
+from benchmarks.tasks import mad
+from benchmarks.tasks import mqar
+from benchmarks.tasks import texts
+from routing_tf.models.hyperparameters import Hyperparameters
+
+#: All tasks by name.
+TASKS = {
+    task.name: task
+    for module in (mqar, mad, copying, texts, listops)
+    for task in module.TASKS
+}
+LOCAL, CONVOLUTION = "local", "convolution"
+FIRST_LAYERS = (LOCAL, CONVOLUTION)
+#: Hyperparameters of all models where the task has no others.
+COMMON = {
+    "num_layers": 2,
+    "num_local_only_layers": 1,
+    "hidden_dim": 64,
+    "key_dim": 64,
+    "num_local_heads": 0,
+    "num_routed_heads": 1,
+    "feed_forward": "none",
+    "routed_relative_positions": False,
+    "relative_key_stddev": 2.0,
+    "balance_rate": 0.01,
+    "learning_rate": 3e-3,
+    "learning_rate_schedule": "constant*linear_warmup*cosine_decay",
+    "warmup_steps": 50,
+    "gradient_clip_norm": 1.0,
+    "train_steps": 2000,
+}
+ENCODER = "mean"  # the readout of tasks for encoders
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """One run.
+
+    Args:
+        task: a name of `TASKS`.
+        pattern: a name that `Hyperparameters.routing` can have, or `"local"`.
+        seed: of the weights and the training data. Defaults to 0.
+        first_layer: what the first layer of a model with `num_local_only_layers` is:
+            `"local"` heads (the default), or the `"convolution"` of three tokens that
+            zoology puts below the pattern.
+        stop_at: accuracy on held-out sequences at which training ends. Defaults to 1.
+        changes: dict of hyperparameters that are neither of the task nor of the
+            pattern.
+    """
+
+    task: str
+    pattern: str
+    seed: int = 0
+    first_layer: str = LOCAL
+    stop_at: float = 1.0
+    changes: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def of_task(self):
+        """The `Task`."""
+        return TASKS[self.task]
+
+    @property
+    def is_encoder(self):
+        """Whether the model sees later tokens, too."""
+        return self.of_task.readout == ENCODER
+
+    @property
+    def hyperparameters(self):
+        """The `Hyperparameters` of model and training.
+
+        Raises:
+            ValueError: if one is unknown, or they do not go together.
+        """
+        task = self.of_task
+        sizes = {
+            "vocabulary_size": task.vocabulary,
+            "max_sequence_length": task.length,
+            "batch_tokens": task.batch_size * task.length,
+        }
+        own = {**COMMON, **task.hyperparameters, **sizes, **self.changes}
+        own.setdefault("max_relative_position", 2 * own["local_block_length"])
+        if self.pattern == LOCAL:
+            own["num_local_only_layers"] = own["num_layers"]
+            own["local_key_shift"] = own.pop("routed_key_shift", 0)
+        else:
+            own["routing"] = self.pattern
+        if self.is_encoder:
+            own |= {
+                "num_encoder_layers": own["num_layers"],
+                "max_input_length": task.length,
+                "encoder_routing": own.pop("routing", None),
+                "timing_signal": True,
+            }
+        return Hyperparameters().replace(**own)
+
+    @property
+    def key(self):
+        """What a record knows the run by: a dict that JSON can hold."""
+        fields, defaults = self.hyperparameters.to_dict(), Hyperparameters().to_dict()
+        return {
+            "task": self.task,
+            "pattern": self.pattern,
+            "seed": self.seed,
+            "first_layer": self.first_layer,
+            "stop_at": self.stop_at,
+            "hyperparameters": {
+                name: value for name, value in fields.items() if value != defaults[name]
+            },
+        }
+
+    @property
+    def folder(self):
+        """Name of the run's folder."""
+        text = json.dumps(self.key, sort_keys=True)
+        short = hashlib.sha256(text.encode()).hexdigest()[:8]
+        return f"{self.task}-{self.pattern}-{self.seed}-{short}"
+
+    @property
+    def batch_size(self):
+        """Sequences of a training step."""
+        return max(1, self.hyperparameters.batch_tokens // self.of_task.length)

@@ -21,13 +21,12 @@ from routing_tf import training
 from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.models import stack
 from routing_tf.models.compiled import compiled
+from routing_tf.models.compiled import compiled_once
 
-READOUTS = ("dense", "tied", "sequence", "mean")
 HELD_OUT_SEED = 2**31  # no flag can be as large
-VALIDATED, AT_ONCE = 256, 50  # sequences
+VALIDATED, AT_ONCE, MADE_AT_ONCE = 256, 50, 1000  # sequences
 STEPS_PER_EPOCH = 100  # at most, between validations
 PIECE = 256  # tokens of a stream
-MOST_CACHE_BYTES = 2**32
 
 
 class TooSlow(Exception):
@@ -75,18 +74,18 @@ class GatedConvolution(keras.layers.Layer):
 
 
 class Batches(keras.utils.PyDataset):
-    """The batches of an epoch, which its number and the seed decide.
-
-    Args:
-        settings: `Settings`.
-        steps: number of batches of an epoch.
-    """
+    """The batches of an epoch, which its number and the seed of the run decide."""
 
     def __init__(self, settings, steps):
         super().__init__()
         self.epoch = 0
         self._settings, self._steps = settings, steps
-        self._rows = _training_rows(settings.of_task, settings.seed)
+        task, self._rows = settings.of_task, None
+        if task.train_rows:
+            starts = range(0, task.train_rows, MADE_AT_ONCE)
+            numbers = [min(MADE_AT_ONCE, task.train_rows - at) for at in starts]
+            parts = [task.examples(n, settings.seed, i) for i, n in enumerate(numbers)]
+            self._rows = Examples(*map(np.concatenate, zip(*parts)))
 
     def __len__(self):
         return self._steps
@@ -94,34 +93,26 @@ class Batches(keras.utils.PyDataset):
     def __getitem__(self, index):
         s, step = self._settings, self.epoch * self._steps + index
         if self._rows is None:
-            examples = s.of_task.examples(s.batch_size, s.seed, step)
-        else:
-            number = len(self._rows.tokens)
-            of_pass, place = divmod(step, max(1, number // s.batch_size))
-            # The next pass has another order.
-            order = np.random.default_rng([s.seed, of_pass]).permutation(number)
-            start = place * s.batch_size
-            examples = self._rows.rows(order[start : start + s.batch_size])
-        return _inputs_and_targets(examples)
+            return inputs_and_targets(s.of_task.examples(s.batch_size, s.seed, step))
+        number = len(self._rows.tokens)
+        of_pass, place = divmod(step, max(1, number // s.batch_size))
+        # Each pass has another order.
+        order = np.random.default_rng([s.seed, of_pass]).permutation(number)
+        start = place * s.batch_size
+        return inputs_and_targets(self._rows.rows(order[start : start + s.batch_size]))
 
 
-def _training_rows(task, seed, at_once=1000):
-    """The training sequences of a task that come again; None if all are new ones."""
-    if task.train_rows is None:
-        return None
-    starts = range(0, task.train_rows, at_once)
-    numbers = [min(at_once, task.train_rows - start) for start in starts]
-    return Examples.joined(
-        [task.examples(number, seed, step) for step, number in enumerate(numbers)]
-    )
-
-
-def _inputs_and_targets(examples):
+def inputs_and_targets(examples):
+    """Returns what `keras.Model.fit` takes for a batch of `Examples`."""
     return (examples.tokens, examples.positions), examples.labels, examples.weights
 
 
 class Network:
     """A model with random weights, and what is asked of it.
+
+    The task's `readout` says how answers come from hidden states: by a layer at the
+    places (`"dense"`), by products with the embeddings (`"tied"`), all from the last
+    state (`"sequence"`), or one from the mean of the states of an encoder (`"mean"`).
 
     Args:
         settings: `Settings`.
@@ -139,8 +130,7 @@ class Network:
         tokens = keras.Input((settings.of_task.length,), dtype="int32")
         positions = keras.Input((None,), dtype="int32")
         encode = self._encoded if settings.is_encoder else self._decoded
-        logits = encode(h, tokens, positions)
-        self.model = keras.Model([tokens, positions], logits)
+        self.model = keras.Model([tokens, positions], encode(h, tokens, positions))
         declare_call_argument(self.model, "routing_scope")
         self.model.compile(
             training.make_optimizer(h),
@@ -148,9 +138,9 @@ class Network:
                 from_logits=True, reduction="mean_with_sample_weight"
             ),
             weighted_metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy")],
-            jit_compile="auto" if _has_accelerator() else False,
+            # On a CPU it saves less than it takes.
+            jit_compile=bool(keras.distribution.list_devices("gpu")),
         )
-        self._predict = None
 
     def _decoded(self, h, tokens, positions):
         task = self.settings.of_task
@@ -162,16 +152,18 @@ class Network:
         for layer in [*self._backbone.embedding_layers, *blocks]:
             hidden = layer(hidden)
         hidden = self._backbone.final_norm(hidden)
-        if task.readout == "sequence":
-            return _told_from_the_end(hidden, task)
-        hidden = ops.take_along_axis(hidden, positions[..., None], axis=1)
         self._logits = keras.layers.Dense(task.num_labels or task.vocabulary)
         if task.readout == "tied":
             self._logits = TiedLogits(self._backbone.token_embedding)
+        if task.readout == "sequence":
+            places = layers.TimingSignal()(ops.zeros_like(hidden))
+            hidden = hidden[:, -1:] + places
+            hidden = keras.layers.Dense(2 * h.hidden_dim, activation="gelu")(hidden)
+        hidden = ops.take_along_axis(hidden, positions[..., None], axis=1)
         return self._logits(hidden)
 
     def _encoded(self, h, tokens, positions):
-        """One answer for a sequence, from the mean of its states; 0 is padding."""
+        """One answer for a sequence, in which 0 is padding."""
         task, policy = self.settings.of_task, keras.config.dtype_policy()
         mask = ops.not_equal(tokens, 0)
         hidden = layers.TokenEmbedding(task.vocabulary, h.hidden_dim)(tokens)
@@ -190,38 +182,36 @@ class Network:
 
         Args:
             folder: of the run; Keras' own backup is in it.
-            minutes: how long it may take. Defaults to no limit.
+            minutes: how long it may take.
 
         Raises:
             TooSlow: if it takes longer; what it has learned is kept.
         """
-        h, s = self.settings.hyperparameters, self.settings
-        folder = pathlib.Path(folder)
+        h, s, folder = (
+            self.settings.hyperparameters,
+            self.settings,
+            pathlib.Path(folder),
+        )
         folder.mkdir(parents=True, exist_ok=True)
         steps = math.gcd(h.train_steps, STEPS_PER_EPOCH)
         batches, epochs = Batches(s, steps), h.train_steps // steps
-        held_out = self.held_out(min(VALIDATED, s.of_task.test_rows))
         watch = Watch(batches, epochs, s, minutes)
+        backup = keras.callbacks.BackupAndRestore(
+            str(folder / "backup"), double_checkpoint=True, delete_checkpoint=False
+        )
+        curve = keras.callbacks.CSVLogger(str(folder / "curve.csv"), append=True)
         self.model.fit(
             batches,
             epochs=epochs,
-            validation_data=_inputs_and_targets(held_out),
+            validation_data=inputs_and_targets(self.held_out(VALIDATED)),
             validation_batch_size=AT_ONCE,
             verbose=0,
-            callbacks=[
-                keras.callbacks.BackupAndRestore(
-                    str(folder / "backup"),
-                    double_checkpoint=True,
-                    delete_checkpoint=False,
-                ),
-                keras.callbacks.CSVLogger(str(folder / "curve.csv"), append=True),
-                watch,
-            ],
+            callbacks=[backup, curve, watch],
         )
         if watch.is_too_slow:
             raise TooSlow(
-                f"{self.steps_done:,} of {h.train_steps:,} steps are done; the same "
-                "command goes on from there"
+                f"{self.steps_done:,} of {h.train_steps:,} steps are done, and the "
+                "same command goes on from there"
             )
 
     @property
@@ -236,78 +226,46 @@ class Network:
             number, HELD_OUT_SEED, is_training=False, length=length or task.length
         )
 
-    def score(self, number=None):
+    def score(self):
         """Scores held-out sequences, in the routing scope that decoding has."""
-        task = self.settings.of_task
-        if self._predict is None:
-            self._predict = compiled(
-                self.model,
-                lambda *inputs: self.model(list(inputs), routing_scope="prefix"),
-            )
-        examples, found = self.held_out(number or task.test_rows), []
-        for start in range(0, len(examples.tokens), AT_ONCE):
+        task, found = self.settings.of_task, []
+        examples = self.held_out(task.test_rows)
+        predict = compiled(
+            self.model, lambda *x: self.model(list(x), routing_scope="prefix")
+        )
+        for start in range(0, task.test_rows, AT_ONCE):
             part = examples.rows(slice(start, start + AT_ONCE))
-            logits = self._predict(part.tokens, part.positions)
+            logits = predict(part.tokens, part.positions)
             found.append(ops.convert_to_numpy(logits).argmax(axis=-1))
         return SCORES[task.score](np.concatenate(found), examples)
 
     def cache_bytes(self, length):
-        """Returns the memory of one sequence of a length; None if there is no cache."""
-        if self.settings.is_encoder or self.settings.first_layer == CONVOLUTION:
-            return None
+        """Returns the memory of one sequence of a length."""
         cache = self._backbone.make_cache(1, length)
         return sum(ops.convert_to_numpy(x).nbytes for x in keras.tree.flatten(cache))
 
-    def score_stream(self, length, number):
-        """Scores longer sequences token by token, in the memory of a cache.
-
-        Args:
-            length: tokens of a sequence.
-            number: number of sequences, which go side by side.
-
-        Returns:
-            The score.
-        """
+    def score_stream(self, number, length):
+        """Scores longer sequences, side by side and token by token, with a cache."""
         examples = self.held_out(number, length)
         wanted, found = examples.positions[0], []  # the same in all sequences
         cache = self._backbone.make_cache(number, length)
-        step = compiled(self.model, self._next_answers)
         starts = range(0, length, PIECE)
         for start in tqdm.tqdm(starts, f"{length:,} tokens", disable=None, leave=False):
             tokens = examples.tokens[:, start : start + PIECE]
+            step = compiled_once(self.model, self._answers, (tokens.shape, length))
             answers, cache = step(tokens, cache, ops.convert_to_tensor(start, "int32"))
             own = wanted[(wanted >= start) & (wanted < start + PIECE)] - start
-            if own.size:
-                found.append(ops.convert_to_numpy(answers)[:, own])
+            found.append(ops.convert_to_numpy(answers)[:, own])
         predicted = np.concatenate(found, axis=1)
         return SCORES[self.settings.of_task.score](predicted, examples)
 
-    def _next_answers(self, tokens, cache, index):
+    def _answers(self, tokens, cache, index):
         hidden, cache = self._backbone.decode_with_cache(tokens, cache, index)
         return ops.argmax(self._logits(hidden), axis=-1), cache
 
 
-def _told_from_the_end(hidden, task):
-    """Logits of all tokens, each from the last state and the place of the token."""
-    places = layers.TimingSignal()(ops.zeros_like(hidden))
-    hidden = hidden[:, -1:] + places
-    hidden = keras.layers.Dense(2 * hidden.shape[-1], activation="gelu")(hidden)
-    return keras.layers.Dense(task.vocabulary)(hidden)
-
-
-def _has_accelerator():
-    return bool(keras.distribution.list_devices("gpu"))
-
-
 class Watch(keras.callbacks.Callback):
-    """Tells batches the epoch, shows how far a run is, and ends it early.
-
-    Args:
-        batches: `Batches`.
-        epochs: number of epochs.
-        settings: `Settings`.
-        minutes: how long it may take.
-    """
+    """Tells batches the epoch, shows how far a run is, and ends it early."""
 
     def __init__(self, batches, epochs, settings, minutes):
         super().__init__()
@@ -316,18 +274,16 @@ class Watch(keras.callbacks.Callback):
         self._settings, self._bar = settings, None
 
     def on_epoch_begin(self, epoch, logs=None):
+        self._batches.epoch = epoch
         if self._bar is None:
-            self._started = time.perf_counter()
-            name = f"{self._settings.task} {self._settings.pattern}"
-            steps = len(self._batches)
+            self._started, steps = time.perf_counter(), len(self._batches)
             self._bar = tqdm.tqdm(
                 total=self._epochs * steps,
                 initial=epoch * steps,
-                desc=name,
+                desc=f"{self._settings.task} {self._settings.pattern}",
                 unit="step",
                 disable=None,
             )
-        self._batches.epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
         self._bar.update()

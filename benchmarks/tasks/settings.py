@@ -10,6 +10,7 @@ from benchmarks.tasks import mad
 from benchmarks.tasks import mqar
 from benchmarks.tasks import texts
 from routing_tf.models.hyperparameters import Hyperparameters
+from routing_tf.models.hyperparameters import parse_overrides
 
 #: All tasks by name.
 TASKS = {
@@ -17,27 +18,15 @@ TASKS = {
     for module in (mqar, mad, copying, texts, listops)
     for task in module.TASKS
 }
-LOCAL, CONVOLUTION = "local", "convolution"
-FIRST_LAYERS = (LOCAL, CONVOLUTION)
+LOCAL, CONVOLUTION = FIRST_LAYERS = ("local", "convolution")
 #: Hyperparameters of all models where the task has no others.
-COMMON = {
-    "num_layers": 2,
-    "num_local_only_layers": 1,
-    "hidden_dim": 64,
-    "key_dim": 64,
-    "num_local_heads": 0,
-    "num_routed_heads": 1,
-    "feed_forward": "none",
-    "routed_relative_positions": False,
-    "relative_key_stddev": 2.0,
-    "balance_rate": 0.01,
-    "learning_rate": 3e-3,
-    "learning_rate_schedule": "constant*linear_warmup*cosine_decay",
-    "warmup_steps": 50,
-    "gradient_clip_norm": 1.0,
-    "train_steps": 2000,
-}
-ENCODER = "mean"  # the readout of tasks for encoders
+COMMON = parse_overrides(
+    "num_layers=2,num_local_only_layers=1,hidden_dim=64,key_dim=64,num_local_heads=0,"
+    "num_routed_heads=1,feed_forward=none,routed_relative_positions=false,"
+    "relative_key_stddev=2,balance_rate=0.01,learning_rate=0.003,warmup_steps=50,"
+    "learning_rate_schedule=constant*linear_warmup*cosine_decay,gradient_clip_norm=1,"
+    "train_steps=2000"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +36,11 @@ class Settings:
     Args:
         task: a name of `TASKS`.
         pattern: a name that `Hyperparameters.routing` can have, or `"local"`.
-        seed: of the weights and the training data. Defaults to 0.
+        seed: of the weights and the training data.
         first_layer: what the first layer of a model with `num_local_only_layers` is:
-            `"local"` heads (the default), or the `"convolution"` of three tokens that
-            zoology puts below the pattern.
-        stop_at: accuracy on held-out sequences at which training ends. Defaults to 1.
+            `"local"` heads, or the `"convolution"` of three tokens that zoology puts
+            below the pattern.
+        stop_at: accuracy on held-out sequences at which training ends.
         changes: dict of hyperparameters that are neither of the task nor of the
             pattern.
     """
@@ -71,7 +60,7 @@ class Settings:
     @property
     def is_encoder(self):
         """Whether the model sees later tokens, too."""
-        return self.of_task.readout == ENCODER
+        return self.of_task.readout == "mean"
 
     @property
     def hyperparameters(self):
@@ -86,7 +75,7 @@ class Settings:
             "max_sequence_length": task.length,
             "batch_tokens": task.batch_size * task.length,
         }
-        own = {**COMMON, **task.hyperparameters, **sizes, **self.changes}
+        own = COMMON | parse_overrides(task.hyperparameters) | sizes | self.changes
         own.setdefault("max_relative_position", 2 * own["local_block_length"])
         if self.pattern == LOCAL:
             own["num_local_only_layers"] = own["num_layers"]
@@ -98,23 +87,26 @@ class Settings:
                 "num_encoder_layers": own["num_layers"],
                 "max_input_length": task.length,
                 "encoder_routing": own.pop("routing", None),
-                "timing_signal": True,
             }
         return Hyperparameters().replace(**own)
+
+    @property
+    def batch_size(self):
+        """Sequences of a training step."""
+        return max(1, self.hyperparameters.batch_tokens // self.of_task.length)
 
     @property
     def key(self):
         """What a record knows the run by: a dict that JSON can hold."""
         fields, defaults = self.hyperparameters.to_dict(), Hyperparameters().to_dict()
+        own = {name: x for name, x in fields.items() if x != defaults[name]}
         return {
             "task": self.task,
             "pattern": self.pattern,
             "seed": self.seed,
             "first_layer": self.first_layer,
             "stop_at": self.stop_at,
-            "hyperparameters": {
-                name: value for name, value in fields.items() if value != defaults[name]
-            },
+            "hyperparameters": own,
         }
 
     @property
@@ -123,8 +115,3 @@ class Settings:
         text = json.dumps(self.key, sort_keys=True)
         short = hashlib.sha256(text.encode()).hexdigest()[:8]
         return f"{self.task}-{self.pattern}-{self.seed}-{short}"
-
-    @property
-    def batch_size(self):
-        """Sequences of a training step."""
-        return max(1, self.hyperparameters.batch_tokens // self.of_task.length)

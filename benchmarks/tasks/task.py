@@ -11,13 +11,13 @@ import numpy as np
 
 
 class Examples(typing.NamedTuple):
-    """Some sequences.
+    """Some sequences, as NumPy arrays.
 
     Args:
-        tokens: NumPy array `<int32>[B, L]`.
-        positions: NumPy array `<int32>[B, P]`, where an answer is asked for.
-        labels: NumPy array `<int32>[B, P]`, the right answers.
-        weights: NumPy array `<float32>[B, P]`, 1 for answers that count, else 0.
+        tokens: `<int32>[B, L]`.
+        positions: `<int32>[B, P]`, where an answer is asked for.
+        labels: `<int32>[B, P]`, the right answers.
+        weights: `<float32>[B, P]`, 1 for answers that count, else 0.
     """
 
     tokens: np.ndarray
@@ -27,35 +27,15 @@ class Examples(typing.NamedTuple):
 
     @classmethod
     def of(cls, tokens, positions, labels, weights=None):
-        """Makes examples of arrays of any number types; all count without weights."""
-        if weights is None:
-            weights = np.ones(np.shape(labels))
+        """Makes examples; positions may be the same for all, and all count at first."""
+        positions = np.broadcast_to(positions, np.shape(labels))
+        weights = np.ones(np.shape(labels)) if weights is None else weights
         found = (np.asarray(x, "int32") for x in (tokens, positions, labels))
         return cls(*found, np.asarray(weights, "float32"))
-
-    @classmethod
-    def joined(cls, parts):
-        """Returns the examples of several parts, one after the other."""
-        return cls(*(np.concatenate(arrays) for arrays in zip(*parts)))
 
     def rows(self, index):
         """Returns some of the sequences: those of a slice, or of an array of ids."""
         return Examples(*(array[index] for array in self))
-
-
-@dataclasses.dataclass(frozen=True)
-class Published:
-    """A figure of others, as their source has it.
-
-    Args:
-        system: what was measured.
-        score: the figure in words.
-        source: where it stands, and by which settings.
-    """
-
-    system: str
-    score: str
-    source: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,34 +44,30 @@ class Task:
 
     Args:
         name: what `--only` calls it.
-        make: function of a NumPy generator, a number of sequences, the `length` of each
-            and `is_training`, which returns `Examples`.
+        make: function of a NumPy generator, a number of sequences, the length of each
+            and whether they are for training, which returns `Examples`.
         length: tokens of a training sequence.
         vocabulary: number of different tokens.
-        source: whose definition this is.
-        hyperparameters: dict of those of the model and its training that are not
-            `settings.COMMON`.
-        batch_size: sequences of a training step. Defaults to 128.
-        train_rows: number of training sequences, which come again and again in another
-            order; None (the default) for new ones in each step.
-        test_rows: number of held-out sequences. Defaults to 1,000.
-        score: one of `SCORES`. Defaults to `"accuracy"`.
-        readout: how answers are read off the hidden states, one of
-            `network.READOUTS`. Defaults to `"dense"`.
-        num_labels: number of different answers; None (the default) for `vocabulary`.
-        contexts: lengths, beyond that of training, at which it is scored token by
-            token, in the memory of a cache. Defaults to none.
-        context_rows: number of sequences of each of these lengths. Defaults to 16.
-        published: tuple of `Published`. Defaults to none.
-        peers: the budget of the peers, in words.
+        hyperparameters: those of the model and its training that are not
+            `settings.COMMON`, as `"name=value,name=value"`.
+        batch_size: sequences of a training step.
+        train_rows: number of training sequences, which come again in another order;
+            None for new ones in each step.
+        test_rows: number of held-out sequences.
+        score: one of `SCORES`.
+        readout: how answers are read off hidden states, see `network.Network`.
+        num_labels: number of different answers; None for `vocabulary`.
+        contexts: lengths at which it is scored token by token, too, in the memory of a
+            cache.
+        published: tuple of what others reach: a system, its score, and the source with
+            settings, three strings each.
     """
 
     name: str
     make: Callable
     length: int
     vocabulary: int
-    source: str
-    hyperparameters: dict = dataclasses.field(default_factory=dict)
+    hyperparameters: str = ""
     batch_size: int = 128
     train_rows: int | None = None
     test_rows: int = 1000
@@ -99,9 +75,7 @@ class Task:
     readout: str = "dense"
     num_labels: int | None = None
     contexts: tuple = ()
-    context_rows: int = 16
     published: tuple = ()
-    peers: str = ""
 
     def examples(self, number, seed, step=0, is_training=True, length=None):
         """Makes sequences; equal ones for equal arguments."""
@@ -109,21 +83,17 @@ class Task:
         return self.make(generator, number, length or self.length, is_training)
 
 
-def _by_sequence(right, weights):
-    """Share of the answers of each sequence that are right."""
-    return (right * weights).sum(axis=1) / np.maximum(weights.sum(axis=1), 1)
-
-
 def accuracy(predicted, examples):
     """Returns the share of right answers: of each sequence, then the mean of these."""
-    right = predicted == examples.labels
-    return float(_by_sequence(right, examples.weights).mean())
+    right = (predicted == examples.labels) * examples.weights
+    counts = np.maximum(examples.weights.sum(axis=1), 1)
+    return float((right.sum(axis=1) / counts).mean())
 
 
 def whole_accuracy(predicted, examples):
     """Returns the share of sequences all of whose answers are right."""
-    right = predicted == examples.labels
-    return float((_by_sequence(right, examples.weights) == 1).mean())
+    wrong = (predicted != examples.labels) * examples.weights
+    return float((~wrong.any(axis=1)).mean())
 
 
 def class_accuracy(predicted, examples):
@@ -135,11 +105,9 @@ def class_accuracy(predicted, examples):
     counts = examples.weights > 0
     labels, predicted = examples.labels[counts], predicted[counts]
     classes = np.union1d(labels, predicted)
-    found = [
-        (predicted[labels == each] == each).mean() if (labels == each).any() else 0.0
-        for each in classes
-    ]
-    return float(np.mean(found))
+    right = [np.sum((labels == each) & (predicted == each)) for each in classes]
+    there = [np.sum(labels == each) for each in classes]
+    return float(np.mean(np.array(right) / np.maximum(there, 1)))
 
 
 SCORES = {
@@ -149,18 +117,14 @@ SCORES = {
 }
 
 
+def published(scores, source):
+    """Returns what `Task.published` is, of `"system: score; system: score"`."""
+    items = (item.strip().split(": ") for item in scores.split(";"))
+    return tuple((system, score, source) for system, score in items)
+
+
 def draw_distinct(generator, number, count, choices):
-    """Draws indices without replacement, all equally likely, in the order of drawing.
-
-    Args:
-        generator: a NumPy generator.
-        number: number of rows.
-        count: number of indices in a row.
-        choices: number of indices to draw from.
-
-    Returns:
-        NumPy array `<int>[number, count]`.
-    """
+    """Draws indices below `choices` without replacement, `<int>[number, count]`."""
     found = np.zeros((number, count), "int64")
     for place in range(count):
         drawn = generator.integers(choices - place, size=number)
@@ -172,11 +136,7 @@ def draw_distinct(generator, number, count, choices):
 
 
 def draw_by_weights(generator, number, count, log_weights):
-    """Draws indices without replacement, by weights, in the order of drawing.
-
-    As `draw_distinct`, with `log_weights` `<float>[choices]`, or
-    `<float>[number, choices]`.
-    """
+    """As `draw_distinct`, by weights `<float>[choices]` or `[number, choices]`."""
     # The largest of weights with Gumbel noise are such a draw.
     noise = generator.gumbel(size=(number, log_weights.shape[-1]))
     return np.argsort(-(log_weights + noise), axis=1)[:, :count]

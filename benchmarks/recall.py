@@ -28,6 +28,8 @@ from benchmarks import recall_model
 from benchmarks.recall_model import PRESET
 from benchmarks.recall_model import scopes
 from benchmarks.report import say
+from benchmarks.tasks import mqar
+from benchmarks.tasks import record
 
 PATTERNS = (
     "full",
@@ -78,7 +80,7 @@ def settings_of(options, pattern, key_shift, place, rate=None, seed=0):
     arguments = {k: v for k, v in arguments.items() if takes(pattern, k)}
     num_clusters = options.num_clusters or max(2, 2 * length // window)
     vocabulary = options.vocabulary or max(own["vocabulary"], 2 * length)
-    recall_data.check_sizes(length, pairs, vocabulary, options.synonyms)
+    mqar.check_sizes(length, pairs, vocabulary, options.synonyms)
     return recall_data.Settings(
         pattern=pattern,
         key_shift=key_shift,
@@ -182,7 +184,7 @@ class Benchmark:
         self.rates = [None]
         if rates := options.learning_rates:
             self.rates = numbers_of("learning_rates", rates, float, 1e-9, "3e-3,1e-2")
-        self.record = recall_data.Record(options.results)
+        self.record = record.Record(options.results)
 
     def settings(self, row, place, seed):
         """Returns the settings of a run, at the best learning rate for its row."""
@@ -252,7 +254,7 @@ class Benchmark:
                 found = [[run["accuracy"][scope] for run in each] for each in runs]
                 rows.append([row[0], str(row[1]), shown, f"{rate:g}", *found])
         heads = ["pattern", "key_shift", "scope", "learning rate", *self._titles()]
-        return recall_data.table(heads, rows)
+        return record.table(heads, rows)
 
     def diagnoses(self):
         """Returns the lines of a table of what routing made of the sequences."""
@@ -265,7 +267,7 @@ class Benchmark:
                 heads = ["pattern", "key_shift", "size", "step", *cells]
                 rows.append([row[0], str(row[1]), title, f"{each[0][0]:,}"])
                 rows[-1] += cells.values()
-        return recall_data.table(heads, rows) if rows else ["No run is diagnosed."]
+        return record.table(heads, rows) if rows else ["No run is diagnosed."]
 
     def _titles(self):
         return ["{} tokens, {} pairs, window {}".format(*x) for x in self.places]

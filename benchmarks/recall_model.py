@@ -11,6 +11,7 @@ from keras import ops
 from benchmarks import pattern_heads
 from benchmarks import recall_data
 from benchmarks.report import say
+from benchmarks.tasks.network import TiedLogits
 from routing_tf import layers
 from routing_tf import models
 from routing_tf import training
@@ -23,20 +24,6 @@ PRESET = "python_small"
 LOCAL_BLOCK = 16
 WARM_UP_STEPS, COOL_DOWN = 50, 0.2  # the latter is a share of all steps
 EVALUATED, DIAGNOSED, AT_ONCE = 1000, 256, 50  # sequences
-
-
-class TiedLogits(keras.layers.Layer):
-    """Products of hidden states with the vectors of a `TokenEmbedding`."""
-
-    def __init__(self, embedding, **kwargs):
-        super().__init__(**kwargs)
-        self.embedding = embedding
-
-    def call(self, hidden):
-        return ops.matmul(hidden, ops.transpose(self.embedding.embeddings))
-
-    def compute_output_shape(self, shape):
-        return (*shape[:-1], self.embedding.vocabulary_size)
 
 
 def scopes(pattern):

@@ -8,6 +8,7 @@ from absl import flags
 from benchmarks import recall
 from benchmarks import recall_data
 from benchmarks import recall_model
+from benchmarks.tasks import record
 from tests import tracing
 
 SIZES = {"length": 32, "pairs": 4, "vocabulary": 64}
@@ -322,7 +323,7 @@ def test_a_file_that_is_no_record_is_refused(tmp_path):
     path = tmp_path / "recall.json"
     path.write_text("[]")
     with pytest.raises(ValueError, match="--results must be a file that this command"):
-        recall_data.Record(path)
+        record.Record(path)
 
 
 SMALL = ("--vocabulary=64", "--batch_size=4", "--width=16", "--key_dim=8")

@@ -6,27 +6,12 @@ Letters: B batch, H heads, L length, P pairs.
 import dataclasses
 import math
 import statistics
-import typing
 
 import numpy as np
 
 from benchmarks.tasks import mqar
 
 EVALUATION_SEED = 2**31  # no flag can be as large
-
-
-class Examples(typing.NamedTuple):
-    """Some sequences.
-
-    Args:
-        tokens: NumPy array `<int32>[B, L]`.
-        positions: NumPy array `<int32>[B, P]`, in order: where keys come again.
-        labels: NumPy array `<int32>[B, P]`, the values of these keys.
-    """
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    labels: np.ndarray
 
 
 def make_examples(number, length, pairs, vocabulary, seed, step=0, synonyms=1):
@@ -46,7 +31,7 @@ def make_examples(number, length, pairs, vocabulary, seed, step=0, synonyms=1):
     """
     generator = np.random.default_rng([seed, step])
     settings = {"pairs": pairs, "vocabulary": vocabulary, "synonyms": synonyms}
-    return Examples(*mqar.mqar(generator, number, length, **settings)[:3])
+    return mqar.mqar(generator, number, length, **settings)
 
 
 def first_places(examples):
@@ -153,7 +138,7 @@ class Settings:
         width: size of a hidden state.
         num_heads: heads of the pattern.
         key_dim: size of a head, in both layers.
-        options: dict of arguments of `RoutedHeads`; of `python_small` hyperparameters.
+        options: dict of arguments of `RoutedHeads`.
         synonyms: tokens that are one key. Defaults to 1.
         exploring_queries: those of heads with clusters, see `ClusteredHeads`. Defaults
             to 0.

@@ -12,7 +12,7 @@ import statistics
 
 from matplotlib.figure import Figure
 
-from benchmarks.tasks import record
+from benchmarks import record
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SIZE = {"synonyms": 4, "length": 128, "pairs": 8, "window": 32, "steps": 1600}

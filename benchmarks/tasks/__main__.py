@@ -11,6 +11,7 @@ of all that the file has of what is asked for; rows of others are marked as publ
 """
 
 import fnmatch
+import functools
 import itertools
 import pathlib
 import time
@@ -20,9 +21,9 @@ from absl import flags
 
 from benchmarks import contest
 from benchmarks import pattern_heads
+from benchmarks import record
 from benchmarks.report import say
 from benchmarks.tasks import network
-from benchmarks.tasks import record
 from benchmarks.tasks.settings import CONVOLUTION
 from benchmarks.tasks.settings import FIRST_LAYERS
 from benchmarks.tasks.settings import LOCAL
@@ -33,9 +34,12 @@ from routing_tf.models import patterns
 from routing_tf.models.hyperparameters import parse_overrides
 
 # All but the changes that MAD makes of each of its own.
-MAIN = "mqar_*,forgetting_*,compositional_*,mad_recall,mad_recall_v*_l*,mad_noisy"
-MAIN += ",mad_fuzzy,mad_copying,mad_memorization,mad_compression,selective_copying_*"
-MAIN += ",induction_*,needles_*,phonebook_*,listops_*"
+MAIN = [
+    *("mqar_*", "forgetting_*", "compositional_*", "mad_recall", "mad_recall_v*_l*"),
+    *("mad_noisy", "mad_fuzzy", "mad_copying", "mad_memorization", "mad_compression"),
+    *("selective_copying_*", "induction_*", "needles_*", "phonebook_*", "listops_*"),
+]
+PATTERNS = ["full", LOCAL, "token_choice"]
 MOST_CACHE_BYTES = 2**32
 
 
@@ -46,9 +50,9 @@ def named(flag, names, known):
         own = fnmatch.filter(known, name.strip().replace(" ", "_"))
         if not own:
             raise ValueError(
-                f"--{flag} must be any of {', '.join(known)}, or patterns of them such "
-                f"as '{known[0][:3]}*', joined by commas. Received: {name!r}."
-                f"{did_you_mean(name, known)}"
+                f"--{flag} must be names, or patterns of them such as 'mqar*', joined by "
+                f"commas. Received: {name!r}.{did_you_mean(name, known)} Names are: "
+                f"{', '.join(known)}"
             )
         found |= dict.fromkeys(own)
     return list(found)
@@ -59,58 +63,54 @@ def fits(task, pattern):
     own = patterns.find(pattern)
     if pattern == LOCAL:
         return True
-    if task.readout == "mean":
+    if task.is_of_encoders:
         return patterns.is_of_encoders(pattern)
     return own is None or (own.of_decoders and not own.of_images)
 
 
-def shifts_of(task, pattern, asked):
-    """Returns the key shifts asked for, or 0 where the pattern has no other."""
-    name = pattern if patterns.find(pattern) else pattern.replace("_", " ")
-    return asked if task.readout != "mean" and pattern_heads.key_shift_of(name) else [0]
-
-
 class Benchmark:
-    """The runs that the flags ask for, and their record.
+    """The runs that the parsed flags ask for, and their record.
 
-    Args:
-        options: the parsed flags.
-
-    Attributes:
-        rows: dict from names of tasks to rows, each a list of the `Settings` of all
-            seeds.
+    `rows` is a dict from names of tasks to rows, lists of the `Settings` of all seeds.
     """
 
     def __init__(self, options):
         self.options = options
-        shifts = contest.check_list("key_shifts", options.key_shifts, ("0", "1"))
-        firsts = contest.check_list("first_layers", options.first_layers, FIRST_LAYERS)
         known = [LOCAL, *filter(None, patterns.OWN), *patterns.all_patterns()]
         names = named("patterns", options.patterns, known)
-        self.rows = {}
-        for task in named("only", options.only, list(TASKS)):
-            self.rows[task] = [
-                self._row(task, name, shift, first)
+        tasks = [TASKS[name] for name in named("only", options.only, list(TASKS))]
+        self.rows = {
+            task.name: [
+                [
+                    Settings(task.name, name, seed, **row)
+                    for seed in range(options.seeds)
+                ]
                 for name in names
-                if fits(TASKS[task], name)
-                for shift in shifts_of(TASKS[task], name, sorted(map(int, shifts)))
-                for first in firsts
+                if fits(task, name)
+                for row in self._choices(task, name)
             ]
+            for task in tasks
+        }
+        for row in self._all_rows():
+            _ = row[0].hyperparameters  # which refuses what does not go together
         self.record = record.Record(options.output, "--output")
 
-    def _row(self, task, pattern, shift, first):
-        shifted = {"routed_key_shift": shift} if shift else {}
-        changes = shifted | parse_overrides(self.options.hparams)
-        row = [
-            Settings(task, pattern, seed, first, self.options.stop_at, changes)
-            for seed in range(self.options.seeds)
-        ]
-        _ = row[0].hyperparameters  # which refuses what does not go together
-        return row
+    def _choices(self, task, pattern):
+        """Yields what the rows of a pattern differ in, as arguments of `Settings`."""
+        options, changes = self.options, parse_overrides(self.options.hparams)
+        shifts = contest.check_list("key_shifts", options.key_shifts, ("0", "1"))
+        firsts = contest.check_list("first_layers", options.first_layers, FIRST_LAYERS)
+        name = pattern if patterns.find(pattern) else pattern.replace("_", " ")
+        if task.is_of_encoders or not pattern_heads.key_shift_of(name):
+            shifts = ["0"]
+        firsts = [LOCAL] if task.is_of_encoders else firsts
+        for shift, first in itertools.product(sorted(shifts), firsts):
+            own = {"routed_key_shift": 1} | changes if shift == "1" else changes
+            yield {"first_layer": first, "stop_at": options.stop_at, "changes": own}
 
     def train(self):
         """Trains and scores what the record lacks."""
-        for settings in itertools.chain(*itertools.chain(*self.rows.values())):
+        for settings in itertools.chain(*self._all_rows()):
             known = self.record.find(settings.key)
             if known and not self._missing(settings, known):
                 continue
@@ -120,15 +120,12 @@ class Benchmark:
                 say(f"{settings.folder} is left, as --minutes are over: {error}.")
 
     def _missing(self, settings, known):
-        """The longer contexts that are asked for and not scored yet."""
-        if settings.first_layer == CONVOLUTION:  # which has no cache
+        """The contexts to score; a convolution has no cache."""
+        done = known.get("contexts", {})
+        missing = [n for n in settings.of_task.contexts if str(n) not in done]
+        if settings.first_layer == CONVOLUTION:
             return []
-        return [
-            length
-            for length in settings.of_task.contexts
-            if length <= self.options.longest
-            and str(length) not in known.get("contexts", {})
-        ]
+        return [length for length in missing if length <= self.options.longest]
 
     def _run(self, settings, known):
         """Trains a run, or takes it as it was trained, and scores it."""
@@ -172,43 +169,41 @@ class Benchmark:
                 rows.append([place, name, scores or "-", f"a cache of {size:,.0f} KiB"])
         return rows
 
-    def _runs(self, row):
-        found = [self.record.find(settings.key) for settings in row]
-        return [run for run in found if run]
-
     def draw(self):
         """Returns a figure of score and memory against context."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(11, 4.5), layout="constrained")
         panels = dict(zip(("score", "cache_bytes"), figure.subplots(1, 2)))
-        for row in itertools.chain(*self.rows.values()):
+        for row, (kind, axes) in itertools.product(self._all_rows(), panels.items()):
             for run in self._runs(row):
-                name, found = f"{row[0].task}, {title(row[0])}", run["contexts"].items()
-                for kind, axes in panels.items():
-                    points = [
-                        (int(n), x[kind]) for n, x in found if x[kind] is not None
-                    ]
-                    if points:
-                        axes.plot(*zip(*sorted(points)), marker=".", label=name)
-        for kind, axes in panels.items():
+                found = {int(n): x[kind] for n, x in run["contexts"].items()}
+                points = sorted((n, x) for n, x in found.items() if x is not None)
+                axes.plot(
+                    *zip(*points), marker=".", label=f"{row[0].task}, {title(row[0])}"
+                )
             axes.set_xscale("log", base=2)
             axes.set(xlabel="context, tokens", ylabel=kind.replace("_", " "))
-            axes.grid(alpha=0.3)
         panels["cache_bytes"].set_yscale("log")
         panels["score"].legend(fontsize="x-small")
         return figure
+
+    def _all_rows(self):
+        return itertools.chain(*self.rows.values())
+
+    def _runs(self, row):
+        found = [self.record.find(settings.key) for settings in row]
+        return [run for run in found if run]
 
 
 def title(settings):
     """Returns a row's name: pattern, key shift, first layer and what was changed."""
     changes = {"routed_key_shift": 0, **settings.changes}
     parts = [settings.pattern, f"key_shift {changes.pop('routed_key_shift')}"]
-    if settings.first_layer == CONVOLUTION:
-        parts.append("above a convolution")
-    for name in ("learning_rate", "train_steps", "batch_tokens"):
-        changes.pop(name, None)  # which `budget` tells
-    return ", ".join([*parts, *(f"{name}={value}" for name, value in changes.items())])
+    parts += ["above a convolution"] * (settings.first_layer == CONVOLUTION)
+    told = ("learning_rate", "train_steps", "batch_tokens")  # by `budget`
+    parts += [f"{name}={x}" for name, x in changes.items() if name not in told]
+    return ", ".join(parts)
 
 
 def budget(settings, runs):
@@ -218,9 +213,8 @@ def budget(settings, runs):
     steps = sorted({run["steps"] for run in runs} or {h.train_steps})
     shown = " to ".join(dict.fromkeys(f"{n:,}" for n in (steps[0], steps[-1])))
     return (
-        f"{seen} of {task.length:,} tokens in sight, width {h.hidden_dim}, {shown} "
-        f"steps of {settings.batch_size}, learning rate {h.learning_rate:g}; "
-        f"{task.score}"
+        f"{task.score}; sees {seen} of {task.length:,} tokens, width {h.hidden_dim}, "
+        f"{shown} steps of {settings.batch_size}, learning rate {h.learning_rate:g}"
     )
 
 
@@ -234,43 +228,29 @@ def benchmark(options):
         runs.draw().savefig(options.plot, dpi=150)
 
 
+_COUNT = functools.partial(flags.DEFINE_integer, lower_bound=1)
+FLAGS = (
+    (flags.DEFINE_list, "only", MAIN, "Tasks, or patterns of names such as 'mad_*'."),
+    (flags.DEFINE_list, "patterns", PATTERNS, "Any name of `routing`, or local."),
+    (flags.DEFINE_list, "key_shifts", ["1"], "0, 1 or both, where a pattern has both."),
+    (flags.DEFINE_list, "first_layers", [LOCAL], f"Any of {', '.join(FIRST_LAYERS)}."),
+    (flags.DEFINE_string, "hparams", "", "Other hyperparameters, as name=value,..."),
+    (_COUNT, "seeds", 1, "Runs of each row."),
+    (_COUNT, "longest", 65536, "Longest context of tasks that have several."),
+    (_COUNT, "context_rows", 16, "Sequences of each context."),
+    (flags.DEFINE_float, "stop_at", 1.0, "Held-out accuracy at which a run ends."),
+    (flags.DEFINE_float, "minutes", 30.0, "Longer runs are left, and go on later."),
+    (flags.DEFINE_string, "output", "benchmarks/tasks/runs.json", "File of all runs."),
+    (flags.DEFINE_string, "runs_dir", "runs/tasks", "Folder of trained weights."),
+    (flags.DEFINE_string, "plot", None, "Plot of contexts to write: .png, .svg, .pdf."),
+    (flags.DEFINE_bool, "print_only", False, "Whether nothing is trained."),
+)
+
+
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `values`, an `absl.flags.FlagValues`."""
-    define = {"flag_values": values}
-    texts = {
-        "hparams": ("", "Hyperparameters that are not the task's, as name=value,..."),
-        "output": ("benchmarks/tasks/runs.json", "JSON file with all runs."),
-        "runs_dir": ("runs/tasks", "Folder of what runs have learned."),
-        "plot": (None, "Plot of longer contexts to write: .png, .svg, .pdf."),
-    }
-    for name, (default, text) in texts.items():
-        flags.DEFINE_string(name, default, text, **define)
-    lists = {
-        "only": (MAIN, "Tasks, or patterns of their names such as 'mad_*'."),
-        "patterns": (
-            "full,local,token_choice",
-            "Names that the hyperparameter `routing` can have, or local. Those that "
-            "have no form for a task have no row there.",
-        ),
-        "key_shifts": ("1", "0, 1 or both, where a pattern has both."),
-        "first_layers": (LOCAL, f"Any of {', '.join(FIRST_LAYERS)}."),
-    }
-    for name, (default, text) in lists.items():
-        flags.DEFINE_list(name, default.split(","), text, **define)
-    numbers = {
-        "seeds": (1, "Runs of each row."),
-        "longest": (65536, "Longest context of tasks that have several."),
-        "context_rows": (16, "Sequences of each context."),
-    }
-    for name, (default, text) in numbers.items():
-        flags.DEFINE_integer(name, default, text, lower_bound=1, **define)
-    flags.DEFINE_float(
-        "stop_at", 1.0, "Accuracy at which a run ends, on 256 sequences.", **define
-    )
-    flags.DEFINE_float(
-        "minutes", 30.0, "A run that takes longer is left, and goes on later.", **define
-    )
-    flags.DEFINE_bool("print_only", False, "Whether nothing is trained.", **define)
+    for define, name, default, text in FLAGS:
+        define(name, default, text, flag_values=values)
 
 
 def main(argv):

@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks.tasks.task import Examples
 from benchmarks.tasks.task import Task
 from benchmarks.tasks.task import draw_by_weights
+from benchmarks.tasks.task import published
 
 MAP_SEED = 12345  # of what is to be memorized
 MODEL = (
@@ -28,17 +29,17 @@ RERUN = (
     "best of 6 runs of 20,000 steps of 128 each, width 128"
 )
 COLUMNS = ("compression", "fuzzy", "recall", "memorization", "noisy", "copying")
-PUBLISHED = {
-    "PaTH": ".419 .647 .999 .784 .999 .999",
-    "Transformer, perhaps local with a window of 128": ".432 .565 .905 .788 .897 .998",
-    "MesaNet": ".347 .515 .999 .750 .999 .894",
-    "RWKV7": ".462 .180 .999 .886 .999 .949",
-    "Mamba": ".491 .123 .993 .896 .997 .887",
-    "Gated DeltaNet": ".435 .286 .999 .552 .999 .997",
-    "DeltaNet": ".396 .393 .999 .394 .999 .997",
-    "GLA": ".408 .155 .918 .771 .931 .891",
-    "GSA": ".397 .212 .769 .831 .821 .852",
-}
+PEERS = (
+    ("PaTH", ".419 .647 .999 .784 .999 .999"),
+    ("Transformer, perhaps with a window of 128", ".432 .565 .905 .788 .897 .998"),
+    ("MesaNet", ".347 .515 .999 .750 .999 .894"),
+    ("RWKV7", ".462 .180 .999 .886 .999 .949"),
+    ("Mamba", ".491 .123 .993 .896 .997 .887"),
+    ("Gated DeltaNet", ".435 .286 .999 .552 .999 .997"),
+    ("DeltaNet", ".396 .393 .999 .394 .999 .997"),
+    ("GLA", ".408 .155 .918 .771 .931 .891"),
+    ("GSA", ".397 .212 .769 .831 .821 .852"),
+)
 
 
 def recall(
@@ -146,7 +147,7 @@ def compression(generator, number, length, is_training, *, vocabulary):
 
 
 def _task(kind, function, name, length=128, vocabulary=16, rows=12_800, **settings):
-    column = COLUMNS.index(kind)
+    scores = "; ".join(f"{x}: {y.split()[COLUMNS.index(kind)]}" for x, y in PEERS)
     return Task(
         f"mad_{kind}{name}",
         functools.partial(function, vocabulary=vocabulary, **settings),
@@ -158,18 +159,16 @@ def _task(kind, function, name, length=128, vocabulary=16, rows=12_800, **settin
         test_rows=1280,
         score="class accuracy",
         readout="sequence" if kind == "compression" else "dense",
-        published=tuple((x, y.split()[column], RERUN) for x, y in PUBLISHED.items()),
+        published=published(scores, RERUN),
     )
 
 
-def _family(kind, function, base, more=(), **changes):
-    """The tasks of a kind: the baseline, each change of it alone, and some more."""
-    named = {"": {}} | dict(more)
+def _family(kind, function, base, changes):
+    """The tasks of a kind: the baseline, and each change of it alone."""
+    named = {"": {}}
     for name, values in changes.items():
         named |= {f"_{name[0]}{value}": {name: value} for value in values}
-    return [
-        _task(kind, function, name, **base | change) for name, change in named.items()
-    ]
+    return [_task(kind, function, name, **base | own) for name, own in named.items()]
 
 
 _SIZES = {
@@ -177,38 +176,23 @@ _SIZES = {
     "length": (256, 512, 1024),
     "rows": (6400, 3200, 1600, 800),
 }
-# Not MAD's: here the last copy of a key is far away.
-_FAR = {
-    f"_v{vocabulary}_l{length}": {"vocabulary": vocabulary, "length": length}
-    for vocabulary in (64, 128)
-    for length in (256, 512)
-}
 _NOISY = {"vocabulary": 32, "num_noise": 16, "noise": 0.2}
+_NOISES = {"vocabulary": (48, 80, 144), "noise": (0.4, 0.6, 0.8)}
+_COPYING = {"length": 256, "content": 16}
+_CONTENTS = {"length": (512, 1024), "content": (32, 64, 96)}
+_MAP = {"vocabulary": 256, "length": 32, "rows": 256}
+_MAPS = {"vocabulary": (512, 1024, 2048, 4096, 8192)}
+_SHORT = {"length": (64, 128, 256)}
 TASKS = [
-    *_family("recall", recall, {}, _FAR, **_SIZES),
-    *_family(
-        "noisy",
-        recall,
-        _NOISY,
-        **{**_SIZES, "vocabulary": (48, 80, 144), "noise": (0.4, 0.6, 0.8)},
+    *_family("recall", recall, {}, _SIZES),
+    *(  # not MAD's: here the last copy of a key is far away
+        _task("recall", recall, f"_v{v}_l{length}", length, v)
+        for v in (64, 128)
+        for length in (256, 512)
     ),
-    *_family("fuzzy", fuzzy, {}, **_SIZES),
-    *_family(
-        "copying",
-        copying,
-        {"length": 256, "content": 16},
-        **{**_SIZES, "length": (512, 1024), "content": (32, 64, 96)},
-    ),
-    *_family(
-        "memorization",
-        memorization,
-        {"vocabulary": 256, "length": 32, "rows": 256},
-        vocabulary=(512, 1024, 2048, 4096, 8192),
-    ),
-    *_family(
-        "compression",
-        compression,
-        {"length": 32},
-        **{**_SIZES, "length": (64, 128, 256)},
-    ),
+    *_family("noisy", recall, _NOISY, _SIZES | _NOISES),
+    *_family("fuzzy", fuzzy, {}, _SIZES),
+    *_family("copying", copying, _COPYING, _SIZES | _CONTENTS),
+    *_family("memorization", memorization, _MAP, _MAPS),
+    *_family("compression", compression, {"length": 32}, _SIZES | _SHORT),
 ]

@@ -30,8 +30,8 @@ SWEEP = (
 PUBLISHED = {
     False: published("full attention: 1.00", FIGURE_2),
     True: published(
-        "sliding window of 64: .515; sliding window of 128: .655; "
-        "sliding window of 1,024: 1.0",
+        "sliding window of 64: .515; sliding window of 128: .655; sliding window of "
+        "1,024: 1.0",
         SWEEP,
     ),
 }
@@ -46,9 +46,8 @@ def check_sizes(length, pairs, vocabulary, synonyms=1, updates=0):
         )
     if vocabulary <= length:
         raise ValueError(
-            "`vocabulary` must be larger than the length of a sequence. Received: "
-            f"vocabulary={vocabulary} with sequences of {length} tokens. Write for "
-            f"example --vocabulary={2 * length}"
+            "`vocabulary` must be larger than the length. Received: vocabulary="
+            f"{vocabulary} for {length} tokens. Write --vocabulary={2 * length}"
         )
     if synonyms < 1 or (vocabulary // 2 - 1) // synonyms < pairs:
         raise ValueError(
@@ -80,14 +79,13 @@ def mqar(
         generator: a NumPy generator.
         number: number of sequences.
         length: tokens of a sequence.
-        is_training: has no influence, here and in most tasks.
+        is_training: has no influence.
         pairs: pairs of a sequence.
         updates: number of keys that get another value behind the pairs, which is then
             the right answer.
         vocabulary: number of tokens there are.
         random_fillers: whether fillers are any tokens, keys and values too, or 0.
-        synonyms: number of tokens that are one key, which comes again as another one of
-            them.
+        synonyms: number of tokens that are one key; one comes first, another again.
 
     Returns:
         `Examples`.
@@ -96,41 +94,27 @@ def mqar(
         ValueError: see `check_sizes`.
     """
     check_sizes(length, pairs, vocabulary, synonyms, updates)
-    half, start = vocabulary // 2, 2 * (pairs + updates)
-    num_values = vocabulary - half
-    keys = 1 + synonyms * draw_distinct(
-        generator, number, pairs, (half - 1) // synonyms
-    )
+    half, end, start = vocabulary // 2, 2 * pairs, 2 * (pairs + updates)
+    num_values, num_keys = vocabulary - half, (half - 1) // synonyms
+    keys = 1 + synonyms * draw_distinct(generator, number, pairs, num_keys)
     values = draw_distinct(generator, number, pairs, num_values)
     positions = start + 2 * _gaps(generator, number, pairs, (length - start) // 2)
-    tokens = _fillers(generator, number, length, random_fillers and vocabulary)
-    first, again = 0, 0
-    if synonyms > 1:
-        first = generator.integers(synonyms, size=keys.shape)
-        again = (first + generator.integers(1, synonyms, size=keys.shape)) % synonyms
-    tokens[:, 0 : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = (
-        keys + first,
-        half + values,
-    )
+    tokens = _fillers(generator, number, length, vocabulary if random_fillers else 1)
+    first = generator.integers(synonyms, size=keys.shape)
+    again = first + generator.integers(min(1, synonyms - 1), synonyms, keys.shape)
+    tokens[:, 0:end:2], tokens[:, 1:end:2] = keys + first, half + values
     if updates:
         changed = draw_distinct(generator, number, updates, pairs)
         new = np.take_along_axis(values, changed, axis=1)
         new = (new + generator.integers(1, num_values, new.shape)) % num_values
-        tokens[:, 2 * pairs : start : 2] = np.take_along_axis(keys, changed, axis=1)
-        tokens[:, 2 * pairs + 1 : start : 2] = half + new
+        tokens[:, end:start:2] = np.take_along_axis(keys, changed, axis=1)
+        tokens[:, end + 1 : start : 2] = half + new
         np.put_along_axis(values, changed, new, axis=1)
-    return _queried(tokens, positions, keys + again, half + values)
+    return _queried(tokens, positions, keys + again % synonyms, half + values)
 
 
 def compositional(
-    generator,
-    number,
-    length,
-    is_training=True,
-    *,
-    pairs,
-    vocabulary=VOCABULARY,
-    random_fillers=True,
+    generator, number, length, is_training=True, *, pairs, vocabulary=VOCABULARY
 ):
     """Makes sequences whose keys are all pairs of a first and a second part.
 
@@ -138,21 +122,15 @@ def compositional(
     and only both together tell its value, which is asked for at the second one.
     """
     root, third, start = math.isqrt(pairs), vocabulary // 3, 3 * pairs
-    if root**2 != pairs or 6 * pairs > length or root >= third:
-        raise ValueError(
-            "A size must be a square number of keys, with six tokens of the length for "
-            f"each, and fewer parts than a third of the vocabulary. Received: {length}x"
-            f"{pairs} with vocabulary={vocabulary}. Write for example 128x9"
-        )
     firsts = 1 + draw_distinct(generator, number, root, third - 1)
     seconds = third + draw_distinct(generator, number, root, third)
     order = draw_distinct(generator, number, pairs, pairs)
     firsts = np.take_along_axis(firsts, order // root, axis=1)
     seconds = np.take_along_axis(seconds, order % root, axis=1)
-    least = 2 * third
-    values = least + draw_distinct(generator, number, pairs, vocabulary - least)
+    num_values = vocabulary - 2 * third
+    values = 2 * third + draw_distinct(generator, number, pairs, num_values)
     places = start + 3 * _gaps(generator, number, pairs, (length - start) // 3)
-    tokens = _fillers(generator, number, length, random_fillers and vocabulary)
+    tokens = _fillers(generator, number, length, vocabulary)
     for offset, part in enumerate((firsts, seconds, values)):
         tokens[:, offset:start:3] = part
     np.put_along_axis(tokens, places, firsts, axis=1)
@@ -165,10 +143,7 @@ def _gaps(generator, number, count, space):
 
 
 def _fillers(generator, number, length, vocabulary):
-    """Any tokens; without a vocabulary zeros."""
-    if vocabulary:
-        return generator.integers(vocabulary, size=(number, length))
-    return np.zeros((number, length), "int64")
+    return generator.integers(vocabulary, size=(number, length))
 
 
 def _queried(tokens, positions, keys, values):
@@ -180,7 +155,7 @@ def _queried(tokens, positions, keys, values):
 
 def _task(name, function, length, pairs, peers=(), **settings):
     return Task(
-        name,
+        f"{name}_{length}x{pairs}{'_random' * settings.get('random_fillers', False)}",
         functools.partial(function, pairs=pairs, **settings),
         length,
         VOCABULARY,
@@ -195,17 +170,12 @@ def _task(name, function, length, pairs, peers=(), **settings):
 
 TASKS = [
     *(
-        _task(name, mqar, *cell, PUBLISHED[is_random], random_fillers=is_random)
+        _task("mqar", mqar, *cell, PUBLISHED[is_random], random_fillers=is_random)
         for is_random in (False, True)
         for cell in CELLS
-        for name in [f"mqar_{cell[0]}x{cell[1]}" + "_random" * is_random]
     ),
-    *(
-        _task(f"forgetting_{length}x{pairs}", mqar, length, pairs, updates=pairs // 2)
-        for length, pairs in CELLS
-    ),
-    *(
-        _task(f"compositional_{length}x{pairs}", compositional, length, pairs)
-        for length, pairs in ((64, 4), (128, 9), (256, 16))
-    ),
+    *(_task("forgetting", mqar, *cell, updates=cell[1] // 2) for cell in CELLS),
+    _task("compositional", compositional, 64, 4),
+    _task("compositional", compositional, 128, 9),
+    _task("compositional", compositional, 256, 16),
 ]

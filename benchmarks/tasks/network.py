@@ -11,7 +11,10 @@ import keras
 import numpy as np
 import tqdm
 from keras import ops
+from tqdm.keras import TqdmCallback
 
+from benchmarks.recall_model import GatedConvolution
+from benchmarks.recall_model import TiedLogits
 from benchmarks.tasks.settings import CONVOLUTION
 from benchmarks.tasks.task import SCORES
 from benchmarks.tasks.task import Examples
@@ -20,7 +23,6 @@ from routing_tf import models
 from routing_tf import training
 from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.models import stack
-from routing_tf.models.compiled import compiled
 from routing_tf.models.compiled import compiled_once
 
 HELD_OUT_SEED = 2**31  # no flag can be as large
@@ -30,47 +32,7 @@ PIECE = 256  # tokens of a stream
 
 
 class TooSlow(Exception):
-    """A run would take longer than it may."""
-
-
-class TiedLogits(keras.layers.Layer):
-    """Products of hidden states with the vectors of a `TokenEmbedding`."""
-
-    def __init__(self, embedding, **kwargs):
-        super().__init__(**kwargs)
-        self.embedding = embedding
-
-    def call(self, hidden):
-        return ops.matmul(hidden, ops.transpose(self.embedding.embeddings))
-
-    def compute_output_shape(self, shape):
-        return (*shape[:-1], self.embedding.vocabulary_size)
-
-
-class GatedConvolution(keras.layers.Layer):
-    """Zoology's `BaseConv` with its norm and residual: a first layer of recall models.
-
-    Computes `x + u + conv(u) * dense(u)` of the normalized input `u`; the convolution
-    reads a token and the two before it, each feature for itself.
-    """
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.norm = keras.layers.LayerNormalization()
-        self.convolution = keras.layers.DepthwiseConv1D(3)
-
-    def build(self, shape):
-        self.gate = keras.layers.Dense(shape[-1])
-        for layer in (self.norm, self.convolution, self.gate):
-            layer.build(shape)
-
-    def call(self, x):
-        u = self.norm(x)
-        before = ops.pad(u, [[0, 0], [2, 0], [0, 0]])
-        return x + u + self.convolution(before) * self.gate(u)
-
-    def compute_output_shape(self, shape):
-        return shape
+    """A run takes longer than it may."""
 
 
 class Batches(keras.utils.PyDataset):
@@ -110,16 +72,10 @@ def inputs_and_targets(examples):
 class Network:
     """A model with random weights, and what is asked of it.
 
-    The task's `readout` says how answers come from hidden states: by a layer at the
-    places (`"dense"`), by products with the embeddings (`"tied"`), all from the last
-    state (`"sequence"`), or one from the mean of the states of an encoder (`"mean"`).
-
-    Args:
-        settings: `Settings`.
-
-    Attributes:
-        model: Keras model from tokens `<int32>[B, L]` and positions `<int32>[B, P]` to
-            the logits of the answers.
+    `model` is a Keras model from tokens `<int32>[B, L]` and positions `<int32>[B, P]`
+    to logits. The task's `readout` says how these come from hidden states: by a layer
+    at the positions (`"dense"`), by products with the embeddings (`"tied"`), from the
+    last state (`"sequence"`), or from the mean of those of an encoder (`"mean"`).
     """
 
     def __init__(self, settings):
@@ -129,7 +85,9 @@ class Network:
         h = settings.hyperparameters
         tokens = keras.Input((settings.of_task.length,), dtype="int32")
         positions = keras.Input((None,), dtype="int32")
-        encode = self._encoded if settings.is_encoder else self._decoded
+        encode = self._decoded
+        if settings.of_task.is_of_encoders:
+            encode = self._encoded
         self.model = keras.Model([tokens, positions], encode(h, tokens, positions))
         declare_call_argument(self.model, "routing_scope")
         self.model.compile(
@@ -172,72 +130,60 @@ class Network:
             block = stack.encoder_block(h, index, policy)
             hidden = block(hidden, padding_mask=mask)
         hidden = keras.layers.LayerNormalization()(hidden)
-        share = ops.cast(mask, "float32")[..., None]
-        mean = ops.sum(hidden * share, axis=1, keepdims=True)
-        mean = mean / ops.maximum(ops.sum(share, axis=1, keepdims=True), 1.0)
+        mean = keras.layers.GlobalAveragePooling1D(keepdims=True)(hidden, mask=mask)
         return keras.layers.Dense(task.num_labels)(mean)
 
     def train(self, folder, minutes=math.inf):
         """Trains up to the number of steps, from where an earlier call left it.
 
-        Args:
-            folder: of the run; Keras' own backup is in it.
-            minutes: how long it may take.
-
-        Raises:
-            TooSlow: if it takes longer; what it has learned is kept.
+        The folder of the run has Keras' own backup. Raises `TooSlow` where it takes
+        more minutes; what is learned is kept.
         """
-        h, s, folder = (
-            self.settings.hyperparameters,
-            self.settings,
-            pathlib.Path(folder),
-        )
+        s, total = self.settings, self.settings.hyperparameters.train_steps
+        batches = Batches(s, math.gcd(total, STEPS_PER_EPOCH))
+        watch = Watch(batches, s.stop_at, minutes)
+        folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        steps = math.gcd(h.train_steps, STEPS_PER_EPOCH)
-        batches, epochs = Batches(s, steps), h.train_steps // steps
-        watch = Watch(batches, epochs, s, minutes)
-        backup = keras.callbacks.BackupAndRestore(
-            str(folder / "backup"), double_checkpoint=True, delete_checkpoint=False
-        )
-        curve = keras.callbacks.CSVLogger(str(folder / "curve.csv"), append=True)
+        callbacks = [
+            keras.callbacks.BackupAndRestore(
+                str(folder / "backup"), double_checkpoint=True, delete_checkpoint=False
+            ),
+            keras.callbacks.CSVLogger(str(folder / "curve.csv"), append=True),
+            TqdmCallback(verbose=0, desc=f"{s.task} {s.pattern}", disable=None),
+            watch,
+        ]
         self.model.fit(
             batches,
-            epochs=epochs,
-            validation_data=inputs_and_targets(self.held_out(VALIDATED)),
+            epochs=total // len(batches),
+            validation_data=inputs_and_targets(self._held_out(VALIDATED)),
             validation_batch_size=AT_ONCE,
             verbose=0,
-            callbacks=[backup, curve, watch],
+            callbacks=callbacks,
         )
         if watch.is_too_slow:
-            raise TooSlow(
-                f"{self.steps_done:,} of {h.train_steps:,} steps are done, and the "
-                "same command goes on from there"
-            )
+            raise TooSlow(f"{self.steps_done:,} of {total:,} steps are done")
 
     @property
     def steps_done(self):
         """Number of training steps that the weights have seen."""
         return int(ops.convert_to_numpy(self.model.optimizer.iterations))
 
-    def held_out(self, number, length=None):
-        """Returns held-out `Examples`."""
-        task = self.settings.of_task
-        return task.examples(
-            number, HELD_OUT_SEED, is_training=False, length=length or task.length
-        )
+    def _held_out(self, number, length=None):
+        return self.settings.of_task.examples(number, HELD_OUT_SEED, 0, False, length)
 
     def score(self):
         """Scores held-out sequences, in the routing scope that decoding has."""
         task, found = self.settings.of_task, []
-        examples = self.held_out(task.test_rows)
-        predict = compiled(
-            self.model, lambda *x: self.model(list(x), routing_scope="prefix")
-        )
+        examples = self._held_out(task.test_rows)
         for start in range(0, task.test_rows, AT_ONCE):
             part = examples.rows(slice(start, start + AT_ONCE))
-            logits = predict(part.tokens, part.positions)
-            found.append(ops.convert_to_numpy(logits).argmax(axis=-1))
+            answer = compiled_once(self.model, self._answers, part.tokens.shape)
+            found.append(ops.convert_to_numpy(answer(part.tokens, part.positions)))
         return SCORES[task.score](np.concatenate(found), examples)
+
+    def _answers(self, tokens, positions):
+        logits = self.model([tokens, positions], routing_scope="prefix")
+        return ops.argmax(logits, axis=-1)
 
     def cache_bytes(self, length):
         """Returns the memory of one sequence of a length."""
@@ -246,57 +192,38 @@ class Network:
 
     def score_stream(self, number, length):
         """Scores longer sequences, side by side and token by token, with a cache."""
-        examples = self.held_out(number, length)
+        examples = self._held_out(number, length)
         wanted, found = examples.positions[0], []  # the same in all sequences
         cache = self._backbone.make_cache(number, length)
         starts = range(0, length, PIECE)
         for start in tqdm.tqdm(starts, f"{length:,} tokens", disable=None, leave=False):
             tokens = examples.tokens[:, start : start + PIECE]
-            step = compiled_once(self.model, self._answers, (tokens.shape, length))
+            step = compiled_once(self.model, self._next_answers, (tokens.shape, length))
             answers, cache = step(tokens, cache, ops.convert_to_tensor(start, "int32"))
             own = wanted[(wanted >= start) & (wanted < start + PIECE)] - start
             found.append(ops.convert_to_numpy(answers)[:, own])
         predicted = np.concatenate(found, axis=1)
         return SCORES[self.settings.of_task.score](predicted, examples)
 
-    def _answers(self, tokens, cache, index):
+    def _next_answers(self, tokens, cache, index):
         hidden, cache = self._backbone.decode_with_cache(tokens, cache, index)
         return ops.argmax(self._logits(hidden), axis=-1), cache
 
 
 class Watch(keras.callbacks.Callback):
-    """Tells batches the epoch, shows how far a run is, and ends it early."""
+    """Tells batches the epoch, and ends a run early."""
 
-    def __init__(self, batches, epochs, settings, minutes):
+    def __init__(self, batches, stop_at, minutes):
         super().__init__()
         self.is_too_slow = False
-        self._batches, self._epochs, self._minutes = batches, epochs, minutes
-        self._settings, self._bar = settings, None
+        self._batches, self._stop_at = batches, stop_at
+        self._end = time.perf_counter() + 60 * minutes
 
     def on_epoch_begin(self, epoch, logs=None):
         self._batches.epoch = epoch
-        if self._bar is None:
-            self._started, steps = time.perf_counter(), len(self._batches)
-            self._bar = tqdm.tqdm(
-                total=self._epochs * steps,
-                initial=epoch * steps,
-                desc=f"{self._settings.task} {self._settings.pattern}",
-                unit="step",
-                disable=None,
-            )
-
-    def on_train_batch_end(self, batch, logs=None):
-        self._bar.update()
 
     def on_epoch_end(self, epoch, logs=None):
-        shown = {name: f"{value:.3f}" for name, value in logs.items()}
-        self._bar.set_postfix(shown, refresh=False)
-        minutes = (time.perf_counter() - self._started) / 60
-        if logs["val_accuracy"] >= self._settings.stop_at:
-            self.model.stop_training = True
-        elif minutes >= self._minutes and epoch + 1 < self._epochs:
-            self.model.stop_training = self.is_too_slow = True
-
-    def on_train_end(self, logs=None):
-        if self._bar is not None:
-            self._bar.close()
+        is_done = logs["val_accuracy"] >= self._stop_at
+        is_last = epoch + 1 == self.params["epochs"]
+        self.is_too_slow = time.perf_counter() > self._end and not is_done | is_last
+        self.model.stop_training = is_done or self.is_too_slow

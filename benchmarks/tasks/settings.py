@@ -37,12 +37,9 @@ class Settings:
         task: a name of `TASKS`.
         pattern: a name that `Hyperparameters.routing` can have, or `"local"`.
         seed: of the weights and the training data.
-        first_layer: what the first layer of a model with `num_local_only_layers` is:
-            `"local"` heads, or the `"convolution"` of three tokens that zoology puts
-            below the pattern.
+        first_layer: `"convolution"` for that of zoology in place of the first layer.
         stop_at: accuracy on held-out sequences at which training ends.
-        changes: dict of hyperparameters that are neither of the task nor of the
-            pattern.
+        changes: dict of hyperparameters that are not the task's.
     """
 
     task: str
@@ -58,17 +55,8 @@ class Settings:
         return TASKS[self.task]
 
     @property
-    def is_encoder(self):
-        """Whether the model sees later tokens, too."""
-        return self.of_task.readout == "mean"
-
-    @property
     def hyperparameters(self):
-        """The `Hyperparameters` of model and training.
-
-        Raises:
-            ValueError: if one is unknown, or they do not go together.
-        """
+        """The `Hyperparameters`; raises a `ValueError` if some do not fit."""
         task = self.of_task
         sizes = {
             "vocabulary_size": task.vocabulary,
@@ -82,7 +70,7 @@ class Settings:
             own["local_key_shift"] = own.pop("routed_key_shift", 0)
         else:
             own["routing"] = self.pattern
-        if self.is_encoder:
+        if task.is_of_encoders:
             own |= {
                 "num_encoder_layers": own["num_layers"],
                 "max_input_length": task.length,
@@ -100,14 +88,9 @@ class Settings:
         """What a record knows the run by: a dict that JSON can hold."""
         fields, defaults = self.hyperparameters.to_dict(), Hyperparameters().to_dict()
         own = {name: x for name, x in fields.items() if x != defaults[name]}
-        return {
-            "task": self.task,
-            "pattern": self.pattern,
-            "seed": self.seed,
-            "first_layer": self.first_layer,
-            "stop_at": self.stop_at,
-            "hyperparameters": own,
-        }
+        run = dataclasses.asdict(self) | {"hyperparameters": own}
+        del run["changes"]
+        return run
 
     @property
     def folder(self):

@@ -26,12 +26,14 @@ class Examples(typing.NamedTuple):
     weights: np.ndarray
 
     @classmethod
-    def of(cls, tokens, positions, labels, weights=None):
-        """Makes examples; positions may be the same for all, and all count at first."""
-        positions = np.broadcast_to(positions, np.shape(labels))
-        weights = np.ones(np.shape(labels)) if weights is None else weights
-        found = (np.asarray(x, "int32") for x in (tokens, positions, labels))
-        return cls(*found, np.asarray(weights, "float32"))
+    def of(cls, tokens, positions, labels, weights=1):
+        """Makes examples; positions and weights may be the same for all."""
+        found = [
+            tokens,
+            *(np.broadcast_to(x, np.shape(labels)) for x in (positions, labels)),
+        ]
+        weights = np.broadcast_to(weights, np.shape(labels)).astype("float32")
+        return cls(*(np.asarray(x, "int32") for x in found), weights)
 
     def rows(self, index):
         """Returns some of the sequences: those of a slice, or of an array of ids."""
@@ -48,8 +50,7 @@ class Task:
             and whether they are for training, which returns `Examples`.
         length: tokens of a training sequence.
         vocabulary: number of different tokens.
-        hyperparameters: those of the model and its training that are not
-            `settings.COMMON`, as `"name=value,name=value"`.
+        hyperparameters: those that are not `settings.COMMON`, as `"name=value,..."`.
         batch_size: sequences of a training step.
         train_rows: number of training sequences, which come again in another order;
             None for new ones in each step.
@@ -57,10 +58,8 @@ class Task:
         score: one of `SCORES`.
         readout: how answers are read off hidden states, see `network.Network`.
         num_labels: number of different answers; None for `vocabulary`.
-        contexts: lengths at which it is scored token by token, too, in the memory of a
-            cache.
-        published: tuple of what others reach: a system, its score, and the source with
-            settings, three strings each.
+        contexts: longer sequences that are scored, too, token by token with a cache.
+        published: what others reach, see `published`.
     """
 
     name: str
@@ -77,17 +76,27 @@ class Task:
     contexts: tuple = ()
     published: tuple = ()
 
+    @property
+    def is_of_encoders(self):
+        """Whether models see later tokens, too."""
+        return self.readout == "mean"
+
     def examples(self, number, seed, step=0, is_training=True, length=None):
         """Makes sequences; equal ones for equal arguments."""
         generator = np.random.default_rng([seed, step])
         return self.make(generator, number, length or self.length, is_training)
 
 
+def published(scores, source):
+    """Returns triples of strings, of scores as `"system: score; system: score"`."""
+    items = (item.strip().split(": ") for item in scores.split(";"))
+    return tuple((system, score, source) for system, score in items)
+
+
 def accuracy(predicted, examples):
     """Returns the share of right answers: of each sequence, then the mean of these."""
     right = (predicted == examples.labels) * examples.weights
-    counts = np.maximum(examples.weights.sum(axis=1), 1)
-    return float((right.sum(axis=1) / counts).mean())
+    return float((right.sum(axis=1) / examples.weights.sum(axis=1)).mean())
 
 
 def whole_accuracy(predicted, examples):
@@ -106,8 +115,8 @@ def class_accuracy(predicted, examples):
     labels, predicted = examples.labels[counts], predicted[counts]
     classes = np.union1d(labels, predicted)
     right = [np.sum((labels == each) & (predicted == each)) for each in classes]
-    there = [np.sum(labels == each) for each in classes]
-    return float(np.mean(np.array(right) / np.maximum(there, 1)))
+    there = [max(1, np.sum(labels == each)) for each in classes]
+    return float(np.mean(np.divide(right, there)))
 
 
 SCORES = {
@@ -115,12 +124,6 @@ SCORES = {
     "class accuracy": class_accuracy,
     "whole answers": whole_accuracy,
 }
-
-
-def published(scores, source):
-    """Returns what `Task.published` is, of `"system: score; system: score"`."""
-    items = (item.strip().split(": ") for item in scores.split(";"))
-    return tuple((system, score, source) for system, score in items)
 
 
 def draw_distinct(generator, number, count, choices):

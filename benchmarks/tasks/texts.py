@@ -3,13 +3,15 @@
 A text ends with a question; its answer is to be told byte by byte, and counts if all of
 it is right, as a greedy decoder would have to write it. The instructions before the
 texts of the originals are left out, since these models are trained on nothing else, and
-names are of random syllables.
+names are of random syllables. All functions take a NumPy generator, a number of texts,
+and the bytes of each, with its answer but for the last one, and return `Examples`.
 
 Reference: NVIDIA/RULER (arXiv 2404.06654), `scripts/data/synthetic`;
 sjelassi/transformers_ssm_copy (arXiv 2402.01032), `pretrained_exps`.
 """
 
 import functools
+import itertools
 import string
 import uuid
 
@@ -52,17 +54,9 @@ SINGLE_1 = published(
 def needles(generator, number, length, is_training=True, *, kind):
     """Makes texts in which one needle among others, or among noise, is asked for.
 
-    Args:
-        generator: a NumPy generator.
-        number: number of texts.
-        length: bytes of a text, its answer but for the last byte included.
-        is_training: has no influence.
-        kind: `"single_1"`, a number among five sentences that come again and again;
-            `"multikey_2"`, a number among numbers for other words; or `"multikey_3"`,
-            an id among ids for other ids.
-
-    Returns:
-        `Examples`.
+    The kind is `"single_1"`, a number among five sentences that come again and again;
+    `"multikey_2"`, a number among numbers for other words; or `"multikey_3"`, an id
+    among ids for other ids.
     """
     return _examples(lambda: _needle(generator, length, kind), number, length)
 
@@ -85,16 +79,16 @@ def _needle(generator, length, kind):
     key, value = pair()
     needle = NEEDLE.format(kind=names, key=key, value=value)
     question = QUESTION.format(kind=names, key=key)
-    room = length - len(needle + question + value)
-    hay = _noise(room) if kind == "single_1" else _filled(other, room)
-    return _hidden(generator, hay, [needle]) + question, value
+    make = _sentences() if kind == "single_1" else other
+    text = _hidden(generator, [needle], make, length - len(question + value))
+    return text + question, value
 
 
 def tracking(generator, number, length, is_training=True):
     """Makes texts with a chain of variables; all that have its value are asked for.
 
-    As `needles`, which see for the arguments. Names are five capitals; a variable is
-    set to a number of five digits, and four more one to the other, in this order.
+    Names are five capitals; a variable is set to a number of five digits, and four more
+    one to the other, in this order.
     """
     return _examples(lambda: _chain(generator, length), number, length)
 
@@ -108,15 +102,14 @@ def _chain(generator, length):
     chain = [f"VAR {names[0]} = {value}. "]
     chain += [f"VAR {new} = VAR {old}. " for old, new in zip(names, names[1:])]
     question, answer = CHAIN_QUESTION.format(value=value), " ".join(names)
-    room = length - len("".join(chain) + question + answer)
-    return _hidden(generator, _noise(room), chain) + question, answer
+    room = length - len(question + answer)
+    return _hidden(generator, chain, _sentences(), room) + question, answer
 
 
 def phonebook(generator, number, length, is_training=True):
     """Makes phone books; after two of the lines again, one more number is asked for.
 
-    As `needles`, which see for the arguments. There are as many lines as fit; numbers
-    have ten digits, the first from 6 to 9.
+    There are as many lines as fit; numbers have ten digits, the first from 6 to 9.
     """
     return _examples(lambda: _book(generator, length), number, length)
 
@@ -143,30 +136,27 @@ def _word(generator):
     return "".join(generator.choice(SYLLABLES, 3))
 
 
+def _sentences():
+    """A function that returns the sentences of the noise, in turns."""
+    return functools.partial(next, itertools.cycle(NOISE))
+
+
 def _filled(make, room):
     """Pieces of text for as long as there is room."""
-    pieces, used = [], 0
-    while True:
-        piece = make()
-        used += len(piece)
-        if used > room:
-            return pieces
+    pieces, piece = [], make()
+    while (room := room - len(piece)) >= 0:
         pieces.append(piece)
+        piece = make()
+    return pieces
 
 
-def _noise(room):
-    sentences = iter(NOISE * (room // 16 + 1))
-    return _filled(lambda: next(sentences), room)
-
-
-def _hidden(generator, hay, pieces):
-    """The hay with pieces between its sentences, in their order."""
+def _hidden(generator, pieces, make, room):
+    """A text of so many bytes, with pieces between its sentences, in their order."""
+    hay = _filled(make, room - len("".join(pieces)))
     places = np.sort(generator.integers(len(hay) + 1, size=len(pieces)))
-    parts, start = [], 0
-    for place, piece in zip(places, pieces):
-        parts += [*hay[start:place], piece]
-        start = place
-    return "".join(parts + hay[start:])
+    for place, piece in reversed(list(zip(places, pieces))):
+        hay.insert(place, piece)
+    return "".join(hay)
 
 
 def _examples(make, number, length):
@@ -174,11 +164,6 @@ def _examples(make, number, length):
     rows = [make() for _ in range(number)]
     sizes = np.array([[len(answer)] for _, answer in rows])
     texts = [(text + answer).rjust(length + 1) for text, answer in rows]
-    if max(map(len, texts)) > length + 1:
-        raise ValueError(
-            "`length` must have room for the needles and the question. Received: "
-            f"length={length} for {max(map(len, texts)) - 1} bytes. Use longer texts"
-        )
     tokens = np.array([np.frombuffer(text.encode(), "uint8") for text in texts])
     positions = np.arange(length - sizes.max(), length)
     labels = tokens[:, 1 + positions]
@@ -204,9 +189,7 @@ def _task(name, make, length=1024, peers=()):
 
 TASKS = [
     _task(
-        "needles_single_1",
-        functools.partial(needles, kind="single_1"),
-        peers=SINGLE_1,
+        "needles_single_1", functools.partial(needles, kind="single_1"), 1024, SINGLE_1
     ),
     _task("needles_multikey_2", functools.partial(needles, kind="multikey_2")),
     _task("needles_multikey_3", functools.partial(needles, kind="multikey_3")),

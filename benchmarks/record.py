@@ -7,17 +7,10 @@ import statistics
 
 
 class Record:
-    """The finished runs in a JSON file, one a line.
+    """The finished runs in a JSON file, one a line, which need not be there yet.
 
-    Args:
-        path: the file; none yet for no runs.
-        flag: what messages call it. Defaults to `"--results"`.
-
-    Attributes:
-        runs: list of dicts: `settings`, and what was found.
-
-    Raises:
-        ValueError: if the file is no record.
+    `runs` is a list of dicts: `settings`, and what was found. `flag` is what messages
+    call the file.
     """
 
     def __init__(self, path, flag="--results"):
@@ -31,12 +24,7 @@ class Record:
         return next((run for run in self.runs if run["settings"] == settings), None)
 
     def add(self, settings, found):
-        """Writes a run into the file at once, in place of one with its settings.
-
-        Args:
-            settings: dict of what JSON can hold.
-            found: dict likewise.
-        """
+        """Writes a run into the file at once, in place of one with its settings."""
         self._read()  # another process may have written
         self.runs = [run for run in self.runs if run["settings"] != settings]
         self.runs.append({"settings": settings, **found})
@@ -60,13 +48,8 @@ class Record:
 def table(heads, rows):
     """Returns the lines of a table in Markdown.
 
-    Args:
-        heads: names of the columns.
-        rows: list of rows, lists of a cell for each column: a string; or the list of
-            the accuracies of all seeds, empty where nothing was run.
-
-    Returns:
-        List of strings.
+    Rows are lists of a cell for each of the `heads`: a string, or the list of the
+    accuracies of all seeds, empty where nothing was run.
     """
     lines = [heads, ["---"] * len(heads)]
     lines += [[_shown(cell) for cell in row] for row in rows]

@@ -27,7 +27,7 @@ from routing_tf.models.compiled import compiled_once
 
 HELD_OUT_SEED = 2**31  # no flag can be as large
 VALIDATED, AT_ONCE, MADE_AT_ONCE = 256, 50, 1000  # sequences
-STEPS_PER_EPOCH = 100  # at most, between validations
+STEPS_PER_EPOCH, DRAWS_PER_EPOCH = 100, 1 << 16  # at most, between validations
 PIECE = 256  # tokens of a stream
 
 
@@ -85,9 +85,8 @@ class Network:
         h = settings.hyperparameters
         tokens = keras.Input((settings.of_task.length,), dtype="int32")
         positions = keras.Input((None,), dtype="int32")
-        encode = self._decoded
-        if settings.of_task.is_of_encoders:
-            encode = self._encoded
+        is_of_encoders = settings.of_task.is_of_encoders
+        encode = self._encoded if is_of_encoders else self._decoded
         self.model = keras.Model([tokens, positions], encode(h, tokens, positions))
         declare_call_argument(self.model, "routing_scope")
         self.model.compile(
@@ -211,7 +210,7 @@ class Network:
 
 
 class Watch(keras.callbacks.Callback):
-    """Tells batches the epoch, and ends a run early."""
+    """Tells data and random numbers the epoch, and ends a run early."""
 
     def __init__(self, batches, stop_at, minutes):
         super().__init__()
@@ -221,6 +220,11 @@ class Watch(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self._batches.epoch = epoch
+        # Keras does not save where its random numbers are.
+        for variable in self.model.non_trainable_variables:
+            if variable.name == "seed_generator_state":
+                seed = ops.convert_to_numpy(variable)[0]
+                variable.assign([seed, (epoch + 1) * DRAWS_PER_EPOCH])
 
     def on_epoch_end(self, epoch, logs=None):
         is_done = logs["val_accuracy"] >= self._stop_at

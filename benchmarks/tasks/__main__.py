@@ -50,9 +50,8 @@ def named(flag, names, known):
         own = fnmatch.filter(known, name.strip().replace(" ", "_"))
         if not own:
             raise ValueError(
-                f"--{flag} must be names, or patterns of them such as 'mqar*', joined by "
-                f"commas. Received: {name!r}.{did_you_mean(name, known)} Names are: "
-                f"{', '.join(known)}"
+                f"--{flag} must be names, or patterns such as 'mqar*'. Received: "
+                f"{name!r}.{did_you_mean(name, known)} Names are: {', '.join(known)}"
             )
         found |= dict.fromkeys(own)
     return list(found)
@@ -139,8 +138,9 @@ class Benchmark:
             self.record.add(settings.key, known)
         for length in self._missing(settings, known):
             size, number = model.cache_bytes(length), self.options.context_rows
-            fits = number * size <= MOST_CACHE_BYTES
-            score = round(model.score_stream(number, length), 4) if fits else None
+            score = None
+            if number * size <= MOST_CACHE_BYTES:
+                score = round(model.score_stream(number, length), 4)
             known["contexts"][str(length)] = {"score": score, "cache_bytes": size}
             self.record.add(settings.key, known)
         say(f"{settings.folder}: {known['score']:.4f} after {known['steps']:,} steps")
@@ -161,12 +161,11 @@ class Benchmark:
         scores = [run["score"] for run in runs] or "not run"
         rows = [[task.name, name, scores, budget(settings, runs)]]
         for length in task.contexts:
-            found = [run["contexts"].get(str(length)) for run in runs]
-            if found := [each for each in found if each]:
-                scores = [each["score"] for each in found if each["score"] is not None]
-                size = found[0]["cache_bytes"] / 2**10
+            found = [x for run in runs if (x := run["contexts"].get(str(length)))]
+            scores = [each["score"] for each in found if each["score"] is not None]
+            for size in {each["cache_bytes"] / 2**10 for each in found}:
                 place = f"{task.name}, {length:,} tokens"
-                rows.append([place, name, scores or "-", f"a cache of {size:,.0f} KiB"])
+                rows.append([place, name, scores, f"a cache of {size:,.0f} KiB"])
         return rows
 
     def draw(self):

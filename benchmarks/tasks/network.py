@@ -95,8 +95,6 @@ class Network:
                 from_logits=True, reduction="mean_with_sample_weight"
             ),
             weighted_metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy")],
-            # On a CPU it saves less than it takes.
-            jit_compile=bool(keras.distribution.list_devices("gpu")),
         )
 
     def _decoded(self, h, tokens, positions):

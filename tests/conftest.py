@@ -34,6 +34,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
+def pytest_collection_finish():
+    """Nobody looks for garbage in what was imported: it stays, and is a lot."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def memory_is_given_back():
     """A worker runs many files: what one of them has compiled must not stay."""

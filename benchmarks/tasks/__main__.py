@@ -130,7 +130,7 @@ class Benchmark:
         """Trains a run, or takes it as it was trained, and scores it."""
         started, model = time.perf_counter(), network.Network(settings)
         folder = pathlib.Path(self.options.runs_dir, settings.folder)
-        model.train(folder, self.options.minutes)
+        model.train(folder, self.options.minutes, known.get("steps"))
         if not known:
             known = {"score": round(model.score(), 4), "steps": model.steps_done}
             known["seconds"] = round(time.perf_counter() - started)

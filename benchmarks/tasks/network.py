@@ -27,7 +27,8 @@ from routing_tf.models.compiled import compiled_once
 
 HELD_OUT_SEED = 2**31  # no flag can be as large
 VALIDATED, AT_ONCE, MADE_AT_ONCE = 256, 50, 1000  # sequences
-STEPS_PER_EPOCH, DRAWS_PER_EPOCH = 100, 1 << 16  # at most, between validations
+STEPS_PER_EPOCH = 100  # at most; validations come between epochs
+DRAWS_PER_EPOCH = 1 << 16  # more than one layer makes
 PIECE = 256  # tokens of a stream
 
 
@@ -130,11 +131,11 @@ class Network:
         mean = keras.layers.GlobalAveragePooling1D(keepdims=True)(hidden, mask=mask)
         return keras.layers.Dense(task.num_labels)(mean)
 
-    def train(self, folder, minutes=math.inf):
+    def train(self, folder, minutes=math.inf, steps=None):
         """Trains up to the number of steps, from where an earlier call left it.
 
         The folder of the run has Keras' own backup. Raises `TooSlow` where it takes
-        more minutes; what is learned is kept.
+        more minutes; what is learned is kept. A run that has ended had so many `steps`.
         """
         s, total = self.settings, self.settings.hyperparameters.train_steps
         batches = Batches(s, math.gcd(total, STEPS_PER_EPOCH))
@@ -151,7 +152,7 @@ class Network:
         ]
         self.model.fit(
             batches,
-            epochs=total // len(batches),
+            epochs=(steps or total) // len(batches),
             validation_data=inputs_and_targets(self._held_out(VALIDATED)),
             validation_batch_size=AT_ONCE,
             verbose=0,

@@ -53,8 +53,11 @@ def folders(tmp_path):
 
 
 def test_a_run_from_the_command_to_the_table(folders, capsys, monkeypatch, eager):
-    arguments = [*folders, "--only=tiny", "--patterns=token choice", "--longest=100"]
-    runner.benchmark(parse(*arguments, "--stop_at=0"))
+    arguments = [*folders, "--only=tiny", "--patterns=token choice", "--stop_at=0"]
+    runner.benchmark(parse(*arguments, "--longest=1"))
+    assert "24 tokens" not in capsys.readouterr().out
+    arguments.append("--longest=100")  # the run is scored once more, and not trained
+    runner.benchmark(parse(*arguments))
     first = capsys.readouterr().out
     name, score = re.escape("| token_choice, key_shift 1 |"), r"\d\.\d{3} \(1\)"
     budget = "accuracy; sees 8 of 16 tokens, width 8, 2 steps of 2, learning rate 0.003"
@@ -63,7 +66,7 @@ def test_a_run_from_the_command_to_the_table(folders, capsys, monkeypatch, eager
     assert re.search(cache, first)
     assert "| tiny | a peer (published) | .123 | a paper, by its settings |" in first
     monkeypatch.setattr(network, "Network", None)  # nothing is trained again
-    runner.benchmark(parse(*arguments, "--stop_at=0"))
+    runner.benchmark(parse(*arguments))
     assert capsys.readouterr().out in first
     runner.benchmark(parse(*arguments, "--patterns=full", "--print_only"))
     assert "| tiny | full, key_shift 1 | not run | " in capsys.readouterr().out

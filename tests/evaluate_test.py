@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 import re
@@ -117,7 +118,8 @@ def test_other_data(model_dir, tmp_path, run):
 def test_files_of_the_run_are_never_scored_whole(model_dir, tmp_path, run):
     own = run_config.RunConfig.load(model_dir).problem_options["files"]
     (tmp_path / "link.txt").symlink_to(own)
-    for name in (own, tmp_path / "link.txt"):
+    (tmp_path / "hard.txt").hardlink_to(own)
+    for name in (own, tmp_path / "link.txt", tmp_path / "hard.txt"):
         code, out, err = run(f"--model_dir={model_dir}", f"--files={name}")
         assert not code, err
         assert "files: 1 of 1 are the run's, so that they are split as for" in out
@@ -369,6 +371,17 @@ def test_perplexities_have_one_form(value, text):
         "a.txt", Score(likelihoods, ids, None, offsets, "full", 0, 1, 1)
     )
     assert f"perplexity {text} per token, {text} per word (1 words)" in line
+
+
+def test_texts_without_spaces_have_no_perplexity_per_word():
+    chinese = "\u957f\u6587" * 40
+    ids, offsets = np.ones(240, "int32"), np.zeros((240, 2), int)
+    score = Score(np.full(240, -4.0), ids, None, offsets, "full", 0, len(chinese) * 3)
+    for words, ending in ((1, "as spaces do not part the words"), (60, "(60 words)")):
+        line = evaluation.describe_score(
+            "a.txt", dataclasses.replace(score, num_words=words)
+        )
+        assert line.endswith(ending)
 
 
 def test_a_perplexity_above_all_numbers():

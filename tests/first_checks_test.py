@@ -1,5 +1,7 @@
+import inspect
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -9,11 +11,14 @@ from absl import flags
 from routing_tf import models
 from routing_tf import problems
 from routing_tf.cli import convert
+from routing_tf.cli import datagen
 from routing_tf.cli import evaluate
 from routing_tf.cli import first_checks
 from routing_tf.cli import known_names
+from routing_tf.cli import known_values
 from routing_tf.cli import train
 from routing_tf.models import hyperparameters
+from routing_tf.models import patterns
 
 ROOT = pathlib.Path(__file__).parents[1]
 NOT_OF_COMMANDS = {"vocabulary_size", "compatibility"}
@@ -34,6 +39,49 @@ def test_names_are_those_of_what_there_is():
     # Tests register others.
     here = [n for n in problems.names() if not n.startswith(("test_", "count_"))]
     assert list(known_names.PROBLEMS) == here
+    for name, line in known_names.PROBLEMS.items():
+        assert line == inspect.getdoc(problems.get_class(name)).splitlines()[0]
+
+
+VALUES = ("-1", "0", "1", "2", "0.5", "1.5", "2.1", "1e400", "none", "true", "word", "")
+# What a message says that speaks of one hyperparameter alone.
+ALONE = re.compile(
+    r"`(\w+)` must be (of type|a positive (integer|number)|an integer of at least|"
+    "one of|a rate|finite|None for the softmax|True, False or|0, so)"
+)
+
+
+def refusal(judge, *arguments):
+    try:
+        judge(*arguments)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def judged_late(item):
+    overrides = hyperparameters.parse_overrides(item)
+    hyperparameters.Hyperparameters().replace(**overrides)
+
+
+def test_values_are_refused_as_by_the_hyperparameters():
+    listed = {n for names in known_names.HYPERPARAMETERS.values() for n in names}
+    for name in listed - {"routing", "encoder_routing", "learning_rate_schedule"}:
+        refused = 0
+        own = ("weights", "learned", *known_values.CHOICES.get(name, ()))
+        for value in (*VALUES, *own):
+            early = refusal(known_values.check, "hparams", name, value)
+            late = refusal(judged_late, f"{name}={value}")
+            assert not early or late, (early, "is taken")
+            found = ALONE.match(late)
+            assert early or not found or found[1] != name, late
+            refused += bool(early)
+        assert refused
+
+
+def test_names_of_patterns_are_those_there_are():
+    there = [name for name in patterns.OWN if name] + sorted(patterns.all_patterns())
+    assert list(known_values.PATTERNS) == there
 
 
 @pytest.mark.parametrize(
@@ -41,9 +89,17 @@ def test_names_are_those_of_what_there_is():
     [
         ("train", ["--hparams_set=python_smal"], "Did you mean 'python_small'"),
         ("train", ["--hparams=learningrate=3"], "Did you mean 'learning_rate'"),
+        (
+            "train",
+            ["--hparams=num_layers=0"],
+            "`num_layers` in `--hparams` must be a p",
+        ),
+        ("train", ["--hparams=routing=tokenchoice"], "Did you mean 'token_choice'"),
         ("train", ["--hparams=ema"], "`--hparams` must be name=value, joined by"),
         ("train", ["--problem=enwik"], "Received: --problem=enwik. Did you mean"),
         ("train", ["--files=no*where"], "`--files` must name existing files"),
+        ("train", ["--problem_option=folder=no"], "`--problem_option=folder` must exi"),
+        ("train", ["--problem_option=test_files=no"], "test_files` must name existing"),
         ("train", ["--init_checkpoint=no"], "`--init_checkpoint` must be a model dir"),
         ("evaluate", [], "Received: --model_dir='new', which does not exist. `python"),
         ("evaluate", ["--texts=none.txt"], "`--texts` must name existing files"),
@@ -71,6 +127,36 @@ def test_mistakes_are_told_before_anything_slow_is_imported(
     assert "absl.flags" in imported
     assert not imported & {"jax", "keras", "numpy", "tensorflow", "tensorflow_datasets"}
     assert not list(tmp_path.iterdir())
+
+
+def test_problems_are_listed_at_once(tmp_path):
+    python = [sys.executable, "-X", "importtime", "-m", "routing_tf.train"]
+    done = subprocess.run(
+        [*python, "--model_dir=new", "--problem=list"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0
+    names = [line.partition(": ")[0] for line in done.stdout.splitlines()]
+    assert names == list(known_names.PROBLEMS)
+    assert "| keras\n" not in done.stderr
+
+
+def test_places_where_nothing_can_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    for command, *arguments in (
+        (train, "--model_dir={}/file"),
+        (train, "--model_dir={}/file/run"),
+        (train, "--model_dir=x", "--data_dir={}/file"),
+        (datagen, "--problem=digits", "--data_dir={}/file/deeper/still"),
+        (datagen, "--problem=digits", "--data_dir={}/x", "--raw_dir={}/file"),
+    ):
+        options = parse(command, *(x.format(tmp_path) for x in arguments))
+        with pytest.raises(ValueError, match="must be a folder.*/file'"):
+            first_checks.check(options)
+    first_checks.check(parse(train, f"--model_dir={tmp_path}/new/run"))
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.json", "checkpoints"])

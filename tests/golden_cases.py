@@ -85,7 +85,7 @@ def run(layer, *arguments, **options):
         layer: a layer or model; state that it writes stays written. Its settings, such
             as `trainable`, must not change between calls with the same options.
         *arguments: arrays, None, or dicts of them.
-        **options: call arguments by name; those that are arrays are traced.
+        **options: call arguments by name; arrays, and structures of them, are traced.
 
     Returns:
         Outputs, and the list of losses.
@@ -93,7 +93,7 @@ def run(layer, *arguments, **options):
     if keras.backend.backend() != "jax":
         outputs = layer(*arguments, **options)
         return to_numpy(outputs), to_numpy(list(layer.losses))
-    arrays = {k: v for k, v in options.items() if isinstance(v, np.ndarray)}
+    arrays = {k: v for k, v in options.items() if _are_arrays(v)}
     fixed = tuple((k, v) for k, v in options.items() if k not in arrays)
     outputs, state, losses = _compiled_call(layer, fixed)(
         _values(layer.trainable_variables),
@@ -103,6 +103,11 @@ def run(layer, *arguments, **options):
     )
     _assign(layer.non_trainable_variables, state)
     return to_numpy(outputs), to_numpy(losses)
+
+
+def _are_arrays(structure):
+    leaves = keras.tree.flatten(structure)
+    return bool(leaves) and all(isinstance(leaf, np.ndarray) for leaf in leaves)
 
 
 @dataclasses.dataclass

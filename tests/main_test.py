@@ -2,11 +2,13 @@ import configparser
 import importlib
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
 import pytest
 
+from routing_tf.cli import datagen
 from routing_tf.cli import main as front
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -54,6 +56,16 @@ def test_a_command_runs_as_by_its_own_name():
     assert done.stderr.startswith("error: `--model_dir` must hold a run")
 
 
+def test_help_has_required_flags_first_and_others_by_subject():
+    lines = run("datagen", "--help").stdout.splitlines()
+    names = [line.split()[0] for line in lines if line.startswith("  --")]
+    others = [f"--{name}:" for name in datagen.FLAGS]
+    required = ["--problem:", "--data_dir:"]
+    assert names == [*required, *[name for name in others if name not in required]]
+    lines = run("evaluate", "--help").stdout.splitlines()
+    assert "    (default: test)" in lines
+
+
 def test_unknown_commands(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["routing_tf", "trian"])
     assert front.main() == 1
@@ -77,3 +89,40 @@ def test_what_is_required_is_told_with_its_choices():
     assert done.returncode == 1
     assert "--what must be given (causality|decoding|jsd|maps|reads): " in done.stderr
     assert "--model_dir: Folder of the run. Required." in run("analyse", "-h").stdout
+
+
+@pytest.mark.slow
+def test_the_console_script_of_an_installed_wheel(tmp_path):
+    pytest.importorskip("setuptools")
+    copied = tmp_path / "source"
+    for path in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        copied.mkdir(exist_ok=True)
+        shutil.copy(ROOT / path, copied)
+    shutil.copytree(ROOT / "routing_tf", copied / "routing_tf")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path]
+    subprocess.run([*build, copied], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    place = tmp_path / "installed"
+    install = [*pip, "install", "-q", "--no-deps", "--no-index", "--target", place]
+    subprocess.run([*install, wheel], check=True)
+
+    def run_script(*arguments):
+        return subprocess.run(
+            [place / "bin" / "routing-tf", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(place)},
+        )
+
+    listed = run_script()
+    assert listed.returncode == 0
+    for name in front.COMMANDS:
+        assert f"\n  {name} " in listed.stdout
+        shown = run_script(name, "--help")
+        assert shown.returncode == 0 and "Required." in shown.stdout
+    refused = run_script("evaluate", "--model_dir=no/where")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: `--model_dir` must hold a run")
+    assert (place / "routing_tf" / "problems" / "builders" / "checksums.tsv").exists()

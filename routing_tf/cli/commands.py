@@ -17,6 +17,7 @@ from absl import flags
 from absl import logging
 
 from routing_tf.cli import first_checks
+from routing_tf.cli import known_names
 from routing_tf.files import named_files
 
 # What is defined here belongs to the command, whose `--help` shows it.
@@ -38,11 +39,13 @@ def main(run, define_flags):
     command_name = run.__module__.rpartition(".")[2]
     sys.argv[0] = f"python -m routing_tf.{command_name}"  # what --help shows
     define_flags()
-    for flag in flags.FLAGS.get_key_flags_for_module(run.__module__):
+    own = flags.FLAGS.get_key_flags_for_module(run.__module__)
+    for flag in own:
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     if not HELP.isdisjoint(sys.argv[1:]):
-        app.define_help_flags()
-        app.usage(shorthelp=True, writeto_stdout=True)
+        with contextlib.suppress(BrokenPipeError):
+            print(sys.modules["__main__"].__doc__)
+            print(f"flags:\n\n{sys.argv[0]}:\n{_help(own)}", flush=True)
         return
     sys.stdout.reconfigure(errors="replace")
 
@@ -52,6 +55,19 @@ def main(run, define_flags):
         return code
 
     app.run(run_command)
+
+
+def _help(own):
+    """Returns what `--help` says of flags: required ones first, others by subject.
+
+    The subject is that of the code that defines them; absl would sort them by name.
+    """
+    lines = []
+    for flag in sorted(own, key=lambda flag: not flag.help.endswith(" Required.")):
+        flags.FLAGS.register_key_flag_for_module(f"--{flag.name}", flag)
+        _, _, text = flags.FLAGS.module_help(f"--{flag.name}").split("\n", 2)
+        lines.append(text.replace("\n    (default: [])", ""))
+    return re.sub(r"\(default: '(.*)'\)", r"(default: \1)", "\n".join(lines))
 
 
 def command(run, options, argv):
@@ -80,6 +96,9 @@ def _run(run, options, argv):
             )
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # tensorflow-datasets tells a lot
+        if _asks_for_problems(options):
+            print("\n".join(map(": ".join, known_names.PROBLEMS.items())))
+            return 0
         first_checks.check(options)
         use_backend(options.backend)
         with named_by_flags({name: name for name in options}):
@@ -96,6 +115,15 @@ def _run(run, options, argv):
         logging.debug("--verbosity=1 shows where", exc_info=True)
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _asks_for_problems(options):
+    """Whether `--problem=list` asks for those of this package; they are all there are.
+
+    Unless somebody has registered others, which the message of the run names, too.
+    """
+    are_all = "routing_tf.problems" not in sys.modules
+    return are_all and "problem" in options and options.problem == "list"
 
 
 def _comes_of_interrupt(error):

@@ -14,7 +14,6 @@ The last line on standard output is the score.
 """
 
 import dataclasses
-import os
 import pathlib
 
 from absl import flags
@@ -125,7 +124,7 @@ def open_data(options):
         return commands.open_run(options, split)
     paths = named_files.find_files("--files", options.files)
     own = loading.own_files(checkpoint, config)
-    used = own.intersection(map(os.path.realpath, paths))
+    used = own.intersection(map(named_files.identity, paths))
     if used:
         print(
             f"files: {len(used)} of {len(paths)} are the run's, so that they are split "

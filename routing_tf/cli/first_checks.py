@@ -1,4 +1,4 @@
-"""What commands refuse at once: names and paths that cannot be right.
+"""What commands refuse at once: names, values and paths that cannot be right.
 
 A command imports TensorFlow for seconds; mistakes that show without it are told before.
 What uses a name or a file checks it again, and more closely.
@@ -8,6 +8,7 @@ import os
 import sys
 
 from routing_tf.cli import known_names
+from routing_tf.cli import known_values
 from routing_tf.files import named_files
 from routing_tf.files.misspelt import did_you_mean
 
@@ -18,7 +19,11 @@ def check(options):
         value = options[name].value if name in options else None
         if value:
             check_value(name, value)
+    if "problem_option" in options:
+        _check_problem_options(options)
     if "checkpoint" not in options:
+        if "model_dir" in options:  # of `train`, which makes it
+            _check_folder_to_make("model_dir", options.model_dir)
         return
     if "model_dir" in options:
         _check_model(options.model_dir)
@@ -50,7 +55,7 @@ def _hint(name, names):
 def _check_hyperparameters(flag, text):
     names = [name for names in known_names.HYPERPARAMETERS.values() for name in names]
     for item in filter(None, (item.strip() for item in text.split(","))):
-        name, separator, _ = (part.strip() for part in item.partition("="))
+        name, separator, value = (part.strip() for part in item.partition("="))
         if not separator:
             raise ValueError(
                 f"`--{flag}` must be name=value, joined by commas. Received: {item!r}"
@@ -61,6 +66,20 @@ def _check_hyperparameters(flag, text):
                 f"`--{flag}` must name hyperparameters, which --help lists. Received: "
                 f"{item!r}.{_hint(name, names)}"
             )
+        known_values.check(flag, name, value)
+
+
+def _check_problem_options(options):
+    for item in options.problem_option:
+        name, _, value = (part.strip() for part in item.partition("="))
+        flag, value = f"problem_option={name}", os.path.expanduser(value)
+        # What was made of images is in the data folder, without them too.
+        is_folder = name == "folder" and not options.data_dir
+        is_file = name == "vocabulary" and value not in ("bytes", "subwords")
+        if value and (is_folder or is_file):
+            _check_exists(flag, value)
+        if value and (name == "files" or name.endswith("_files")):
+            _check_files(flag, value)
 
 
 def _check_files(flag, patterns):
@@ -72,6 +91,31 @@ def _check_exists(flag, path):
         raise ValueError(
             f"`--{flag}` must exist. Received: --{flag}={path!r}, which does not"
         )
+
+
+def _check_folder(flag, path):
+    if not os.path.isdir(path):
+        raise ValueError(
+            f"`--{flag}` must be a folder. Received: --{flag}={path!r}, which is none"
+        )
+
+
+def _check_folder_to_make(flag, path):
+    while not os.path.exists(path) and os.path.dirname(path) not in ("", path):
+        path = os.path.dirname(path)
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise ValueError(
+            f"`--{flag}` must be a folder that can be written. Received: a path with "
+            f"the file {path!r} in it"
+        )
+
+
+def _check_file_to_make(flag, path):
+    if os.path.isdir(path):
+        raise ValueError(
+            f"`--{flag}` must be a file. Received: --{flag}={path!r}, a folder"
+        )
+    _check_folder_to_make(flag, os.path.dirname(path) or os.curdir)
 
 
 def _check_prompts(flag, path):
@@ -121,5 +165,10 @@ CHECKS = {
     "prompt_file": _check_prompts,
     "init_checkpoint": _check_weights,
     "hparams_file": _check_exists,
+    "raw_dir": _check_folder,
+    "data_dir": _check_folder_to_make,
+    "export_dir": _check_folder_to_make,
+    "output_dir": _check_folder_to_make,
+    "output_file": _check_file_to_make,
     "vocabulary": _check_exists,
 }

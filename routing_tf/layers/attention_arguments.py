@@ -17,7 +17,14 @@ OF_KERAS = {
     "other axes into the batch, or take `AxialHeads` for one axis of two",
     "sliding_window": "Take `SlidingHeads(radius=sliding_window - 1)` among the "
     "`head_groups` of `MixedAttention`",
+    "flash_attention": 'Pass `attention_implementation="auto"` to `RoutingAttention` '
+    "or to the head groups",
+    "dropout": "Pass it to the head groups",
+    "seed": "Pass it to the head groups, as `dropout_seed`",
 }
+
+#: Classes of sparse tensors, by name: the backend need not be imported.
+SPARSE = ("SparseTensor", "BCOO")
 
 
 def check_axes(name, x):
@@ -28,6 +35,12 @@ def check_axes(name, x):
             f"`{name}` must be a dense tensor with a mask of its padding. Received: "
             f"{name}.shape={tuple(shape)} of a ragged one. Pass `ragged.to_tensor()`, "
             f"and `tf.sequence_mask(ragged.row_lengths())` as `{name}_mask`"
+        )
+    if getattr(x, "sparse", False) or type(x).__name__ in SPARSE:
+        raise ValueError(
+            f"`{name}` must be a dense tensor. Received: {name}.shape={tuple(shape)} "
+            "of a sparse one. Pass `tf.sparse.to_dense` of it, or the like of the "
+            "backend"
         )
     if shape is None or len(shape) not in (3, 4) or 0 in shape[1:]:
         received = f"{name}.shape={tuple(shape or ())}"
@@ -236,10 +249,21 @@ def refuse_key_mask(key_mask):
         )
 
 
-def is_padding_mask(attention_mask, query):
-    """Tells whether a mask for Keras's attention, `[batch, 1, S]`, is that of keys."""
-    shape = getattr(attention_mask, "shape", ())
-    return len(query.shape) == len(shape) == 3 and shape[1] == 1
+def mask_of_keys(attention_mask, query):
+    """Returns the `[batch, S]` that a mask for Keras's attention is; None for others.
+
+    Keras takes two axes for a matrix of pairs. Only a batch of as many as there are
+    positions may be meant so.
+    """
+    shape = tuple(getattr(attention_mask, "shape", ()))
+    if len(query.shape) != 3 or not 2 <= len(shape) <= 4:
+        return None
+    if len(shape) == 2:
+        is_batch = shape[0] in (None, query.shape[0]) and shape[0] != query.shape[1]
+        return attention_mask if is_batch else None
+    if any(length != 1 for length in shape[1:-1]):
+        return None
+    return attention_mask[(slice(None), *[0] * (len(shape) - 2))]
 
 
 def refuse_attention_mask(attention_mask):
@@ -249,8 +273,9 @@ def refuse_attention_mask(attention_mask):
             "A dense `attention_mask` of shape (batch, length, memory length) is not "
             "supported: sparse heads never build the matrix it would mask. Received: "
             f"attention_mask.shape={tuple(attention_mask.shape)}. Use `query_mask` and "
-            "`value_mask`, or a mask of shape (batch, 1, memory length), for padding "
-            "and `use_causal_mask=True` for causality."
+            "`value_mask`, or a mask of shape (batch, 1, memory length), for padding, "
+            "`segment_ids` for packed documents, and `use_causal_mask=True` for "
+            "causality."
         )
 
 

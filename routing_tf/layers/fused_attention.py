@@ -19,6 +19,13 @@ _SIZE_STEP, _MAX_SIZE = 8, 128
 _MAX_BATCH = 65535
 
 
+def chosen(implementation):
+    """Returns the implementation to use: Keras can turn kernels off for all layers."""
+    # None is Keras' word for kernels where there are some.
+    is_off = keras.config.is_flash_attention_enabled() is False
+    return "plain" if is_off and implementation == "auto" else implementation
+
+
 def obstacle(implementation, query, key, value):
     """Returns what keeps the kernels from these inputs, in words; or None.
 

@@ -45,8 +45,8 @@ class MixedAttention(Projections):
     block after block; "earlier" means earlier in this order.
 
     Args:
-        head_groups: list of `HeadGroup` layers such as `RoutedHeads` or `LocalHeads`,
-            which have dtype policies of their own.
+        head_groups: list of `HeadGroup` layers such as `RoutedHeads` or `LocalHeads`.
+            Those without a `dtype` of their own have that of this layer.
         key_dim: size of a query or key of one head.
         value_dim: size of a value of one head; None (the default) for `key_dim`.
         output_dim: size of the output; None (the default) for the size of the query.
@@ -125,9 +125,10 @@ class MixedAttention(Projections):
             `[batch, length, dim]` (on two axes of positions: in the blocked order).
             Padding is not remembered.
         attention_mask: `<bool>[batch, 1, memory length]`, the same as `value_mask`, as
-            calls of `keras.layers.MultiHeadAttention` have it for padding; not for
-            positions on two axes, nor with a cache. Any other is refused: sparse
-            patterns never build the matrix it masks.
+            calls of `keras.layers.MultiHeadAttention` have it for padding, with two
+            axes of length 1, too, or none (unless the batch is as large as the query is
+            long); not for positions on two axes, nor with a cache. Any other is
+            refused: sparse patterns never build the matrix it masks.
         return_attention_scores: whether to return the dense map of attention weights
             too. Its memory grows with the square of the length: for short inputs.
         mask: where Keras puts the mask of `query` if `query` is the only tensor; the
@@ -256,6 +257,7 @@ class MixedAttention(Projections):
             self.num_key_value_heads, self.head_groups
         )
         for group in self.head_groups:
+            group.follow_dtype(self.dtype_policy)
             group.set_sizes(self.key_dim, self.size_of_value)
             group.num_key_value_heads = group.num_heads // queries_per_key
             if group.logit_soft_cap is None:
@@ -361,11 +363,11 @@ class MixedAttention(Projections):
         arguments.check_routing_scope(routing_scope)
         query_mask = mask if query_mask is None else query_mask
         value = arguments.other_sequence(query, value, self_attention)
-        if cache is None and arguments.is_padding_mask(attention_mask, query):
+        of_keys = arguments.mask_of_keys(attention_mask, query)
+        if cache is None and of_keys is not None:
             if value is None and value_mask is None:
                 value_mask = query_mask
-            of_keys = ops.cast(attention_mask[:, 0], "bool")
-            value_mask = combine_masks(value_mask, of_keys)
+            value_mask = combine_masks(value_mask, ops.cast(of_keys, "bool"))
             attention_mask = None
         arguments.refuse_attention_mask(attention_mask)
         masks = {

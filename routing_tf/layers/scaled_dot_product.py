@@ -66,9 +66,10 @@ class ScaledDotProduct(ConfiguredLayer):
             are equal up to rounding. A mask that differs between blocks or clusters
             stays in memory, as a number for each pair. On a TPU it is the splash kernel
             for token choice and hashed heads, whose queries are routed as their keys
-            are; all else is `"plain"` there. For tests and benchmarks: `"cudnn"`, and
-            `"splash"` for these heads, raise an error in place of the message, and
-            `"xla"` is JAX's reference.
+            are; all else is `"plain"` there. `keras.config.disable_flash_attention()`
+            makes `"plain"` of `"auto"` in all layers. For tests and benchmarks:
+            `"cudnn"`, and `"splash"` for these heads, raise an error in place of the
+            message, and `"xla"` is JAX's reference.
         logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` between
             -c and c (Gemma 2); None (the default) for logits as they are. Relative
             positions have been added to the logits before, the bias and masks are
@@ -199,8 +200,11 @@ class ScaledDotProduct(ConfiguredLayer):
                 f"entmax_alpha={self.entmax_alpha!r}"
             )
         options = {"needs_sum": return_logsumexp, "training": training}
-        if self.attention_implementation not in ("plain", "splash"):
-            output = self._fused(query, key, value, pairs, use_causal_mask, **options)
+        implementation = fused_attention.chosen(self.attention_implementation)
+        if implementation not in ("plain", "splash"):
+            output = self._fused(
+                implementation, query, key, value, pairs, use_causal_mask, **options
+            )
             if output is not None:
                 return output
         number = self._num_pieces(query, key, value, pairs, training)
@@ -283,9 +287,18 @@ class ScaledDotProduct(ConfiguredLayer):
         outputs, sums = zip(*outputs, strict=True)
         return ops.concatenate(outputs, axis=-2), ops.concatenate(sums, axis=-1)
 
-    def _fused(self, query, key, value, pairs, use_causal_mask, needs_sum, training):
+    def _fused(
+        self,
+        implementation,
+        query,
+        key,
+        value,
+        pairs,
+        use_causal_mask,
+        needs_sum,
+        training,
+    ):
         """Attends by a kernel that keeps no logits; None where none can."""
-        implementation = self.attention_implementation
         obstacle = fused_attention.obstacle(implementation, query, key, value)
         obstacle = obstacle or self.needs_logits(needs_sum, training)
         if obstacle is not None:

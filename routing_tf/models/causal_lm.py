@@ -16,6 +16,7 @@ from routing_tf.models import steps
 from routing_tf.models.packed_documents import without_segment_ids
 from routing_tf.models.release import checkpoints
 from routing_tf.models.routing_transformer import RoutingTransformer
+from routing_tf.models.routing_transformer import naming_presets
 from routing_tf.models.routing_transformer import refuse_changes
 from routing_tf.models.saved_model import Exportable
 from routing_tf.tokenizers import ByteTokenizer
@@ -141,12 +142,15 @@ class TextLanguageModel(Exportable):
             strip_prompt: whether to return what is new alone. Defaults to False.
 
         Returns:
-            A text, or a list of them; for ids a dict of ids and mask.
+            A text, or a list of them; for ids a dict of ids and mask. For no text, or
+            no batch, an empty list.
 
         Raises:
             ValueError: if there is no preprocessor, for texts or for
                 `stop_token_ids="auto"`.
         """
+        if preprocessing.holds_nothing(self, inputs):
+            return []
         sample = getattr(inputs, "element_spec", inputs)
         if without_segment_ids(sample)[1] is not None:
             raise ValueError(
@@ -180,6 +184,9 @@ class TextLanguageModel(Exportable):
                 for name in inputs:
                     if name in ("padding_mask", "decoder_padding_mask"):
                         steps.check_prompt_mask(name, inputs[name])
+                prompts = _prompts(inputs)
+                if any(x.shape[0] == 0 for x in prompts.values()):
+                    return prompts
                 return generate(inputs, stop_token_ids=stop_token_ids)
 
             self.generate_function = generate_checked
@@ -247,7 +254,8 @@ class TextLanguageModel(Exportable):
         if preset not in cls.presets:
             refuse_changes(preset, kwargs)
             safe_loading.check_preset(preset)
-            return super().from_preset(preset, load_weights=load_weights, **kwargs)
+            with naming_presets(cls, preset):
+                return super().from_preset(preset, load_weights=load_weights, **kwargs)
         own = {
             key: kwargs.pop(key) for key in ("preprocessor", "compile") if key in kwargs
         }
@@ -469,6 +477,10 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
             raise ValueError(
                 "Either `texts` or `token_ids` must be given. Received: both"
             )
+        if scoring.is_mask(targets):  # by position, as keras_hub has it
+            kwargs["padding_mask"], targets = targets, None
+            if reduction in scoring.SCORING_MODES:
+                kwargs["scoring_mode"], reduction = reduction, "none"
         if kwargs.get("token_ids") is None:
             kwargs.pop("token_ids", None)
             if not scoring.POSITION_ARGUMENTS & set(kwargs):
@@ -483,6 +495,20 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
                 '`target_ids` and `scoring_mode="loss"`'
             )
         return scoring.score_positions(self, routing_scope=routing_scope, **kwargs)
+
+
+def _prompts(inputs):
+    """Returns the ids and the mask of the prompts among inputs, as tensors."""
+    prefix = "decoder_" if "decoder_token_ids" in inputs else ""
+    names = (f"{prefix}token_ids", f"{prefix}padding_mask")
+    prompts = {name: ops.convert_to_tensor(inputs[name]) for name in names}
+    shapes = [tuple(x.shape) for x in prompts.values()]
+    if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
+        raise ValueError(
+            f"`{names[0]}` and `{names[1]}` must both be (batch, length). Received: "
+            f"shapes {shapes[0]} and {shapes[1]}"
+        )
+    return prompts
 
 
 @contextlib.contextmanager

@@ -45,6 +45,15 @@ def takes(lm, samples):
     return isinstance(samples, dict) and set(lm.backbone.input) <= set(samples)
 
 
+def holds_nothing(lm, prompts):
+    """Tells whether there is no text among prompts, or no batch in a `tf.data` one."""
+    if hasattr(prompts, "element_spec"):
+        # Its number of batches is not always known.
+        return next(iter(prompts.take(1)), None) is None
+    shapes = [getattr(leaf, "shape", None) for leaf in keras.tree.flatten(prompts)]
+    return not takes(lm, prompts) and all(x is not None and 0 in x[:1] for x in shapes)
+
+
 def has_texts(samples):
     """Tells whether there are texts among samples."""
     return any(map(_is_text, keras.tree.flatten(samples)))

@@ -1,10 +1,14 @@
 """The decoder: embeddings and a stack of blocks with local and routed heads."""
 
+import contextlib
+import os
+
 import keras
 import keras_hub
 
 from routing_tf import layers
 from routing_tf.files import safe_loading
+from routing_tf.files.misspelt import did_you_mean
 from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.keras_internals import layers_inside
 from routing_tf.layers.segments import offsets_behind
@@ -116,7 +120,8 @@ class PresetBackbone(keras_hub.models.Backbone):
         if preset not in cls.presets:
             refuse_changes(preset, kwargs)
             safe_loading.check_preset(preset)
-            return super().from_preset(preset, load_weights=load_weights, **kwargs)
+            with naming_presets(cls, preset):
+                return super().from_preset(preset, load_weights=load_weights, **kwargs)
         # Keras would swallow a misspelled hyperparameter without a word.
         own = {key: kwargs.pop(key) for key in _MODEL_ARGUMENTS if key in kwargs}
         return cls(preset_hyperparameters(preset).replace(**kwargs), **own)
@@ -335,6 +340,21 @@ def hyperparameters_of_kind(kind, hyperparameters):
             f"image_height={hyperparameters.image_height}"
         )
     return hyperparameters
+
+
+@contextlib.contextmanager
+def naming_presets(cls, preset):
+    """Says which preset of a class was perhaps meant where keras_hub knows none."""
+    try:
+        yield
+    except ValueError as error:
+        hint = did_you_mean(preset, cls.presets)
+        if not hint or os.path.exists(preset):
+            raise
+        raise ValueError(
+            f"`preset` must be a preset of {cls.__name__}, a folder or a name that "
+            f"keras_hub knows. Received: preset={preset!r}.{hint}"
+        ) from error
 
 
 def refuse_changes(preset, arguments):

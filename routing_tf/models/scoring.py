@@ -31,6 +31,11 @@ POSITION_ARGUMENTS = {
 }
 
 
+def is_mask(x):
+    """Tells whether an argument is an array of truth values."""
+    return "bool" in str(getattr(x, "dtype", ""))
+
+
 def score(
     lm,
     texts,

@@ -75,6 +75,8 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
                 no vocabulary.
         """
         texts = tf.convert_to_tensor(inputs)
+        if texts.shape == (0,):  # a list of nothing becomes numbers
+            texts = tf.constant([], tf.string)
         if texts.dtype != tf.string or texts.shape.rank not in (0, 1):
             raise ValueError(
                 "`inputs` must be one string or a batch of strings of rank 1. "

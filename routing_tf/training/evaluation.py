@@ -8,6 +8,9 @@ import numpy as np
 from routing_tf.files import named_files
 from routing_tf.models.token_scorer import TokenScorer
 
+# Bytes of a word: more in the mean are those of a language written without spaces.
+LONGEST_WORD = 64
+
 
 def batch_size_of(hyperparameters, problem):
     """Returns the number of windows that make `batch_tokens` tokens, at least 1.
@@ -122,6 +125,8 @@ def describe_score(name, score):
     )
     if score.perplexity_per_word is None:
         return f"{line}; no words"
+    if (score.num_bytes or 0) > LONGEST_WORD * score.num_words:
+        return f"{line}; no perplexity per word, as spaces do not part the words"
     per_word = _perplexity(score.perplexity_per_word)
     return f"{line}, {per_word} per word ({score.num_words:,} words)"
 

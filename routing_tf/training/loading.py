@@ -1,7 +1,6 @@
 """Models of runs, of files and of presets, loaded."""
 
 import dataclasses
-import os
 import pathlib
 import warnings
 import zipfile
@@ -9,6 +8,7 @@ import zipfile
 import numpy as np
 
 from routing_tf import models
+from routing_tf.files import named_files
 from routing_tf.files import safe_loading
 from routing_tf.models.build import make_backbone
 from routing_tf.models.build import make_model
@@ -72,7 +72,7 @@ def open_problem(checkpoint, config, fields, split=None, has_own_data=True):
 
 
 def own_files(checkpoint, config):
-    """Returns the real paths of a user's files that a run has in its splits.
+    """Returns what tells a user's files that a run has in its splits, see `identity`.
 
     Files that are gone are none.
     """
@@ -83,7 +83,7 @@ def own_files(checkpoint, config):
         paths = [path for split in SPLITS for path in problem.source.files_of(split)]
     except ValueError:
         return set()
-    return set(map(os.path.realpath, paths))
+    return set(map(named_files.identity, paths))
 
 
 def load_run(checkpoint):

@@ -97,7 +97,7 @@ class BlockTopKHeads(HeadGroup):
         """Scores of blocks `[B, H, L, G]`, and which have keys `[B, 1, 1, G]`."""
         sums, counts = chosen_blocks.key_sums(memory.key, memory.mask)
         means = chosen_blocks.key_means(sums, counts)
-        query = ops.cast(inputs.query, "float32")
+        query = chosen_blocks.comparable(inputs.query)
         scores = ops.matmul(query, ops.swapaxes(means, 2, 3))
         return scores, (counts > 0)[:, :, None]
 
@@ -243,7 +243,7 @@ def _cached_scores(cache, query):
     And which blocks hold a token, `<bool>` likewise.
     """
     means = chosen_blocks.key_means(cache["sums"], cache["counts"])
-    query = ops.cast(query, "float32")
+    query = chosen_blocks.comparable(query)
     return ops.einsum("bhld,bhgd->bhg", query, means), cache["counts"] > 0
 
 

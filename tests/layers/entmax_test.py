@@ -149,8 +149,7 @@ def test_steps_and_saving(kind, tmp_path):
         expected = attention(x, use_causal_mask=True)
         return expected, ops.concatenate([first, rest], axis=1)
 
-    jit_compile = keras.backend.backend() == "jax" or None
-    expected, steps = helpers.compiled(both, jit_compile)(helpers.normal(2, 9, 8))
+    expected, steps = helpers.compiled(both, jit_compile=None)(helpers.normal(2, 9, 8))
     golden_cases.assert_close(steps, expected, 1e-5)
 
 

@@ -1,6 +1,7 @@
 """Tests of attention by kernels that keep no logits."""
 
 import functools
+import warnings
 
 import keras
 import numpy as np
@@ -252,6 +253,24 @@ def test_auto_is_plain_without_a_gpu_and_says_so_once():
     np.testing.assert_array_equal(*golden_cases.to_numpy([output, expected]))
     said = [x for x in warned if "attention_implementation" in str(x.message)]
     assert len(said) == 1
+
+
+@pytest.fixture
+def without_flash_attention():
+    keras.config.disable_flash_attention()
+    yield
+    keras.config.enable_flash_attention()
+
+
+def test_the_switch_of_keras_makes_plain_of_auto(without_flash_attention):
+    group = built_group("local", attention_implementation="auto")
+    fused_attention.warn_once.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        group(**inputs(group), use_causal_mask=True)
+    keras.config.enable_flash_attention()
+    with pytest.warns(UserWarning, match='="auto" is "plain" here'):
+        group(**inputs(group), use_causal_mask=True)
 
 
 def test_hyperparameters_name_it_for_all_heads():

@@ -1,11 +1,15 @@
 """Keras's own test of a layer, on every public layer."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 from keras.src.testing import TestCase
 
 from routing_tf import layers
+from routing_tf.layers.keras_internals import layers_inside
+from tests import golden_cases
 from tests.layers import helpers
 from tests.zoo import cases
 
@@ -15,6 +19,7 @@ SHAPE = (2, 6, 8)
 def mixed(group):
     """Arguments of an attention layer with one group, which each layer makes anew."""
     group = keras.saving.serialize_keras_object(group)
+    group["config"]["dtype"] = None  # that of the layer
     return layers.MixedAttention, {"head_groups": [group], "key_dim": 4}, {}
 
 
@@ -165,7 +170,38 @@ def test_refuses_a_query_of_another_depth():
         attention(np.ones((2, 6, 5), "float32"))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(layers.RoutedHeads, 2, 2, 4, "expert_threshold"),
+        functools.partial(layers.FullHeads, 2, 3, dropout=0.5),
+        pytest.param(cases.SMALL["NativeSparseHeads"], marks=pytest.mark.thorough),
+        cases.SMALL["LongShortHeads"],
+    ],
+)
+def test_groups_without_a_dtype_have_that_of_their_layer(make):
+    def policies_and_output(**options):
+        keras.utils.set_random_seed(1)
+        group = make(**options)
+        attention = layers.MixedAttention([group], 4, dtype="mixed_bfloat16")
+        inside = [layer.dtype_policy.name for layer in layers_inside(attention)]
+        output = attention(helpers.normal(*SHAPE), use_causal_mask=True)
+        return inside, golden_cases.to_numpy(output), attention
+
+    inside, output, attention = policies_and_output()
+    expected = policies_and_output(dtype="mixed_bfloat16")
+    assert inside == expected[0]
+    np.testing.assert_array_equal(output, expected[1])
+    config = attention.get_config()
+    again = layers.MixedAttention.from_config({**config, "dtype": "float16"})
+    assert again.head_groups[0].compute_dtype == "float16"
+    with pytest.warns(UserWarning, match="in float32"):
+        attention = policies_and_output(dtype="float32")[2]
+    assert attention.head_groups[0].get_config()["dtype"] is not None
+    assert make().get_config()["dtype"] is not None
+
+
 def test_warns_of_groups_that_compute_in_another_dtype():
-    group = layers.FullHeads(2, name="exact")
+    group = layers.FullHeads(2, name="exact", dtype="float32")
     with pytest.warns(UserWarning, match="'exact' in float32"):
         layers.MixedAttention([group], key_dim=4, dtype="mixed_bfloat16")

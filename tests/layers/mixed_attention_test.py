@@ -446,6 +446,8 @@ def test_head_groups_keep_their_settings(group):
         ("`output_shape`.*output_shape=9. Pass.*`output_dim`", {"output_shape": 9}),
         (r"`attention_axes`.*attention_axes=\(1,\)", {"attention_axes": (1,)}),
         ("`sliding_window`.*`SlidingHeads", {"sliding_window": 4}),
+        ("`flash_attention`.*`attention_implementation", {"flash_attention": True}),
+        ("`dropout`.*head groups", {"dropout": 0.1}),
         ("`output_dim`.*Received: output_dim=1.5", {"output_dim": 1.5}),
         (r"`head_groups`.*Received: head_groups=\[\]", {"head_groups": []}),
         ("`head_groups`.*Received: head_groups=None", {"head_groups": None}),
@@ -469,6 +471,9 @@ def test_refuses_wrong_calls():
     mask = np.ones((BATCH, LENGTH, LENGTH), "bool")
     with pytest.raises(ValueError, match=r"attention_mask.shape=\(2, 12, 12\)"):
         attention(sequence(), attention_mask=mask)
+    # Keras would take it for a matrix of pairs.
+    with pytest.raises(ValueError, match=r"attention_mask.shape=\(12, 12\)"):
+        attention(sequence()[:1].repeat(12, axis=0), attention_mask=mask[0])
     with pytest.raises(ValueError, match=r"built with, 10.*value.shape=\(2, 12, 7\)"):
         attention(sequence(), sequence(dim=7))
     with pytest.raises(ValueError, match="use_causal_mask.*lengths 12 and 8"):
@@ -576,15 +581,15 @@ def test_a_padding_mask_of_keras_is_the_mask_of_the_value(length):
     outputs = [
         attention(x, memory, attention_mask=mask[:, None]),
         attention(x, memory, attention_mask=mask[:, None].astype("int32")),
+        attention(x, memory, attention_mask=mask),
+        attention(x, memory, attention_mask=mask[:, None, None]),
         attention(x, memory, value_mask=mask),
         attention(x, memory, value_mask=mask[::-1], attention_mask=mask[:, None]),
         attention(x, memory, value_mask=mask & mask[::-1]),
     ]
-    by_name, as_integers, expected, both, expected_of_both = map(
-        golden_cases.to_numpy, outputs
-    )
-    np.testing.assert_array_equal(by_name, expected)
-    np.testing.assert_array_equal(as_integers, expected)
+    *forms, expected, both, expected_of_both = map(golden_cases.to_numpy, outputs)
+    for output in forms:
+        np.testing.assert_array_equal(output, expected)
     np.testing.assert_array_equal(both, expected_of_both)
     assert np.abs(both - expected).max() > 1e-3
 
@@ -612,6 +617,8 @@ def test_messages_say_what_to_pass_and_print_no_arrays():
         for arguments in ([ragged], [x, ragged]):
             with pytest.raises(ValueError, match="dense .*ragged.to_tensor"):
                 attention(*arguments)
+        with pytest.raises(ValueError, match="`query` must be a dense tensor.*sparse"):
+            attention(tf.sparse.from_dense(x))
 
 
 def test_refuses_keys_of_their_own_and_masks_by_position():

@@ -5,6 +5,7 @@ import keras
 import keras_hub
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from routing_tf import models
 from routing_tf import tokenizers
@@ -69,8 +70,24 @@ def test_batches_without_a_row():
     logits, losses = logits_and_losses(lm, x)
     assert logits.shape[:2] == (0, 8)
     assert np.isfinite(losses).all()
-    lm.compile(sampler="greedy", run_eagerly=keras.backend.backend() != "jax")
-    assert lm.generate(x, stop_token_ids=None)["token_ids"].shape == (0, 8)
+    lm.compile(sampler="greedy")
+    for prompts in (x, tf.data.Dataset.from_tensors(x)):
+        found = lm.generate(prompts, stop_token_ids=None)
+        assert {name: array.shape for name, array in found.items()} == {
+            "token_ids": (0, 8),
+            "padding_mask": (0, 8),
+        }
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [[], (), np.array([]), np.array([], "object"), tf.constant([], tf.string)],
+)
+def test_no_prompt_has_no_continuation(prompts, greedy):
+    lm, *_ = greedy
+    assert lm.generate(prompts, max_length=8) == []
+    batches = tf.data.Dataset.from_tensor_slices(tf.constant([], tf.string)).batch(2)
+    assert lm.generate(batches, max_length=8) == []
 
 
 def test_losses_are_those_of_the_clustering():
@@ -381,6 +398,14 @@ def test_padding_that_is_not_behind_the_prompt_is_refused(greedy, start):
         lm.generate(dict(inputs), stop_token_ids=None)
     with pytest.raises(ValueError, match=message):
         lm.generate_step(keras.tree.map_structure(keras.ops.convert_to_tensor, inputs))
+
+
+def test_ids_and_mask_of_other_shapes_are_refused(greedy):
+    lm, x, _ = greedy
+    for cut in (lambda a: a[0], lambda a: a[:, :4] if a.dtype == bool else a):
+        wrong = {name: cut(array) for name, array in x.items()}
+        with pytest.raises(ValueError, match="must both be .batch, length.. Received"):
+            lm.generate(wrong, stop_token_ids=None)
 
 
 def test_generation_ends_where_inputs_are_cut():

@@ -338,6 +338,8 @@ def test_positions_are_scored_as_in_keras_hub():
     np.testing.assert_allclose(alone[0], expected[1, :5], rtol=1e-4, atol=1e-5)
     targets = np.roll(x["token_ids"], -1, axis=1)
     losses = lm.score(**x, scoring_mode="loss", target_ids=targets)
+    by_position = lm.score(*x.values(), "loss", target_ids=targets)
+    np.testing.assert_array_equal(*map(small_models.array, (by_position, losses)))
     likelihoods = keras.ops.log_softmax(expected)
     by_hand = -np.take_along_axis(
         small_models.array(likelihoods), targets[..., None], axis=-1

@@ -255,6 +255,13 @@ def test_other_names_go_to_keras_hub(cls, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("cls", sum(CLASSES.values(), []))
+def test_misspelt_names(cls):
+    name = next(iter(cls.presets))
+    with pytest.raises(ValueError, match=f"Did you mean '{name}'"):
+        cls.from_preset(name[:-1])
+
+
 def test_backbone_from_preset():
     with preset_table.shapes_alone():
         backbone = models.RoutingTransformer.from_preset(

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import shutil
 import struct
 import tarfile
@@ -415,6 +416,17 @@ class TestImageFolder:
         (folder / "train" / "ant" / "0.png").write_text("no image")
         with pytest.raises(ValueError, match="ant/0.png' must be an undamaged"):
             problems.get("image_folder", folder=str(folder))
+
+    def test_files_of_other_kinds(self, folder, caplog):
+        for name in ("cat/a.tiff", "ant/b.heic", "ant/.hidden"):
+            (folder / "train" / name).write_text("other")
+        problem = problems.get("image_folder", folder=str(folder))
+        (record,) = caplog.records
+        expected = (
+            f"train: 2 of other kinds than PNG, .* such as {folder}/train/ant/b.he"
+        )
+        assert re.search(expected, record.getMessage())
+        assert set(problem.source.paths["train"].values()) == {"ant", "cat"}
 
     def test_images_beside_classes(self, folder):
         write(folder / "train" / "lost.png", numbered(0, (4, 6, 3)))

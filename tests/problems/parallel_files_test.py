@@ -127,12 +127,15 @@ def test_gzip(files):
         assert pairs(packed, split) == pairs(plain, split)
 
 
-def test_pairs_with_an_empty_side_are_left_out(tmp_path):
+def test_pairs_with_an_empty_side_are_left_out(tmp_path, caplog):
     files = {
         "source_files": write(tmp_path / "a", ["1", "", "3", " ", "5"]),
         "target_files": write(tmp_path / "b", ["-1", "-2", "", "", "-5"]),
     }
-    assert pairs(get(files), "train") == expected([1, 5])
+    problem = get(files)
+    assert pairs(problem, "train") == pairs(problem, "train") == expected([1, 5])
+    (record,) = caplog.records
+    assert record.getMessage().startswith("train: 3 pairs are left out, as a side")
 
 
 @pytest.mark.thorough

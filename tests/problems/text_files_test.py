@@ -215,25 +215,34 @@ def test_gzip_is_the_text_it_holds(files, tmp_path, monkeypatch, where):
     assert problem.describe(*SPLITS) == plain.describe(*SPLITS)
 
 
-def test_files_that_are_no_text_are_named(tmp_path, caplog):
+def test_files_that_are_no_text_are_named(tmp_path, caplog, monkeypatch):
     contents = {
         "plain": "été ".encode() * 100,
         "latin": "été ".encode("latin-1") * 100,
         "wide": "été ".encode("utf-16") * 100,
-        "nul.gz": gzip.compress(b"a" * 400 + b"\0"),
+        "wider": "été ".encode("utf-32") * 100,
+        "nul.gz": gzip.compress(b"a" * 100_400 + b"\0"),
+        "random": bytes(range(1, 256)) * 2,
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     problem = get(f"{tmp_path}/*")
     # As many bytes as before.
-    size = sum(map(len, contents.values())) - len(contents["nul.gz"]) + 401
+    size = sum(map(len, contents.values())) - len(contents["nul.gz"]) + 100_401
     assert sum(map(problem.source.num_bytes, SPLITS)) == size
     [record] = caplog.records
-    assert f": {tmp_path}/nul.gz (NUL bytes), {tmp_path}/wide (UTF-16). Convert" in (
-        record.getMessage()
-    )
+    reasons = {
+        "latin": "byte 0xe9 at 0, as in Latin-1",
+        "nul.gz": "NUL bytes",
+        "random": "byte 0x80 at 127",
+        "wide": "UTF-16",
+        "wider": "UTF-32",
+    }
+    named = ", ".join(f"{tmp_path}/{name} ({why})" for name, why in reasons.items())
+    assert f": {named}. Convert" in record.getMessage()
     caplog.clear()
-    get(f"{tmp_path}/[pl]*").prepare()
+    monkeypatch.setattr(text_files, "START_SIZE", 1)  # inside of a character
+    get(f"{tmp_path}/p*").prepare()
     assert not caplog.records
 
 

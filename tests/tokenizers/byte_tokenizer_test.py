@@ -36,6 +36,7 @@ def test_round_trip_of_texts():
         assert tokenizer.detokenize(ids) == text
     assert tokenizer.detokenize(tokenizer(TEXTS)) == TEXTS
     assert rows(tokenizer(TEXTS)) == [[b + 2 for b in t.encode()] for t in TEXTS]
+    assert rows(tokenizer([])) == []
 
 
 def test_sequence_length_cuts_and_pads():

@@ -82,6 +82,27 @@ def test_blocks_of_padding_are_never_chosen():
     )
 
 
+def test_the_choice_does_not_depend_on_the_length_of_vectors():
+    """Though in float32 products of short ones are 0."""
+    heads = zoo.BlockTopKHeads(1, block_length=3, num_blocks=2)
+    query, key = (helpers.normal(1, 1, 12, 4, seed=seed) for seed in range(2))
+    place = np.eye(12, dtype="float32")[None, None]
+    seen = [
+        golden_cases.run(heads, query * c, key * c, place, use_causal_mask=True)[0] > 0
+        for c in (1.0, 1e-20)
+    ]
+    np.testing.assert_array_equal(*seen)
+    attention = layers.MixedAttention([heads.from_config(heads.get_config())], 4)
+    x = helpers.normal(1, 12, 8) * 1e-20
+    expected = golden_cases.to_numpy(attention(x, use_causal_mask=True))
+    cache = attention.make_cache(1, 12)
+    _, cache = attention(x[:, :7], cache=cache, cache_index=0)
+    last, _ = attention(x[:, 7:], cache=cache, cache_index=7)
+    golden_cases.assert_close(
+        golden_cases.to_numpy(last) * 1e20, expected[:, 7:] * 1e20, 1e-5
+    )
+
+
 def test_dropout_falls_on_single_keys():
     """As in one softmax over all that a query sees: none is dropped with its block."""
     heads = zoo.BlockTopKHeads(1, 4, 3, dropout=0.5, dropout_seed=1)

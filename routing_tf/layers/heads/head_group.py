@@ -13,6 +13,7 @@ from routing_tf.layers.decoding import rows
 from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.heads.refusals import refuse_comparison
 from routing_tf.layers.heads.refusals import refuse_segments
+from routing_tf.layers.keras_internals import layers_inside
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import of_length
@@ -85,7 +86,8 @@ class HeadGroup(ConfiguredLayer):
             Logits are then products of these, times `key_dim**-0.5`. Clusters are
             chosen by the same vectors as without it, blocks by those that are compared.
             Defaults to False.
-        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
+        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`. Without
+            a `dtype` the group has that of the `MixedAttention` that holds it.
 
     Call arguments:
         inputs: `HeadInputs` as `prepared` returns them. In place of them a group that
@@ -151,6 +153,7 @@ class HeadGroup(ConfiguredLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
+        self._follows_dtype, self._is_held = kwargs.get("dtype") is None, False
         max_relative_position = check_optional_integer(
             "max_relative_position", max_relative_position
         )
@@ -235,6 +238,21 @@ class HeadGroup(ConfiguredLayer):
         """Sets the sizes of a key and of a value of one head."""
         self.key_dim = key_dim
         self.value_dim = value_dim
+
+    def follow_dtype(self, dtype_policy):
+        """Takes the dtype policy of a `MixedAttention`, unless it was given its own."""
+        if not self._follows_dtype or self.built:
+            return
+        own = self.dtype_policy
+        for layer in (self, *layers_inside(self)):
+            # Others, such as centroids, have one for themselves.
+            if layer.dtype_policy is own:
+                layer.dtype_policy = dtype_policy
+        self._is_held = True
+
+    def get_config(self):
+        config = super().get_config()
+        return {**config, "dtype": None} if self._is_held else config
 
     def set_soft_cap(self, logit_soft_cap):
         """Sets the `logit_soft_cap`; raises a `ValueError` if there can be none."""

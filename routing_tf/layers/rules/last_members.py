@@ -97,7 +97,7 @@ class LastMembers(Rule):
 
     def _takes_kernel(self, tokens, training):
         """Whether a kernel computes the attention, which keeps no weights of pairs."""
-        implementation = self.group.attention_implementation
+        implementation = fused_attention.chosen(self.group.attention_implementation)
         takes_it = implementation == "auto" and splash_attention.is_there()
         if implementation != "splash" and not takes_it:
             return False

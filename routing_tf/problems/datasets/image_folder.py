@@ -52,7 +52,8 @@ class ImageFolder(ImageProblem):
     and never trained on if it is held out.
 
     Photos are turned upright, as the orientation in their EXIF data says; transparency
-    is dropped, and of a GIF's frames the first one is read.
+    is dropped, and of a GIF's frames the first one is read. A warning counts files of
+    other kinds, which are left out.
 
     A model's height, width, channels and classes follow from the images when `train`
     starts. Those of more tokens than 64 x 64 x 3 are refused unless `height` and
@@ -309,12 +310,18 @@ def _images(folder):
     """The paths of the images in a folder and those below it, in order, each once."""
     # What this package has prepared is no class.
     folders = named_files.folders_below(folder, ignored=("routing_tf",))
-    found = [
+    files = [
         path
         for parent in folders
         for path in glob.glob(os.path.join(glob.escape(parent), "*"))
-        if path.lower().endswith(ENDINGS) and not os.path.isdir(path)
+        if not os.path.isdir(path)
     ]
+    found = [path for path in files if path.lower().endswith(ENDINGS)]
+    others = len(files) - len(found)
+    if others:
+        first = min(set(files) - set(found))
+        message = "left out of %s: %s of other kinds than %s, such as %s"
+        logging.warning(message, folder, f"{others:,}", FORMS, first)
     return named_files.each_once(sorted(found))
 
 

@@ -3,6 +3,8 @@
 import functools
 import itertools
 
+from absl import logging
+
 from routing_tf.files.named_files import identity
 from routing_tf.files.named_files import named_paths
 from routing_tf.problems import raw_files
@@ -20,11 +22,11 @@ class ParallelFiles(Seq2SeqProblem):
     r"""Pairs of texts of your own: a file of sources and one of targets, by lines.
 
     Line n of a target file belongs to line n of the source file; pairs with an empty
-    side are left out. Of files for all splits, the last 5 % of the lines are for
-    testing and the 5 % before them for validation, unless these splits have files of
-    their own, which are then left out of those to train on. A pair of files that links
-    give several names is read once. Files must be UTF-8, as they are or packed by
-    gzip. No `datagen` is needed.
+    side are left out, and a warning counts them. Of files for all splits, the last 5 %
+    of the lines are for testing and the 5 % before them for validation, unless these
+    splits have files of their own, which are then left out of those to train on. A pair
+    of files that links give several names is read once. Files must be UTF-8, as they
+    are or packed by gzip. No `datagen` is needed.
 
     Args:
         source_files: a list of paths or glob patterns, or one string of them separated
@@ -110,7 +112,7 @@ class Lines(OwnFiles):
     def __init__(self, files):
         super().__init__()
         self.files = files
-        self._counts = {}
+        self._counts, self._told = {}, set()
 
     @functools.cached_property
     def _named(self):
@@ -175,7 +177,7 @@ class Lines(OwnFiles):
         return itertools.islice(self._examples(split), start, None)
 
     def _examples(self, split):
-        own = "train" if split in self._held_out else split
+        own, num_empty = "train" if split in self._held_out else split, 0
         for paths in self._named[own]:
             number = self._num_lines(*paths)
             first, end = self._lines(split, number) if own == "train" else (0, number)
@@ -183,6 +185,12 @@ class Lines(OwnFiles):
             for (_, source), (_, target) in itertools.islice(lines, first, end):
                 if source.strip() and target.strip():
                     yield source.strip(), target.strip()
+                else:
+                    num_empty += 1
+        if num_empty and split not in self._told:
+            self._told.add(split)
+            message = "%s: %s pairs are left out, as a side of them is empty"
+            logging.warning(message, split, f"{num_empty:,}")
 
     def splits(self):
         return [s for s in SPLITS if any(True for _ in self.examples(s, 0))]

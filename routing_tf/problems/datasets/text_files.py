@@ -27,7 +27,14 @@ MAX_BYTES_IN_MEMORY = 64 << 20
 # So many bytes of text become ids at once: words that come again are matched once.
 CHUNK_SIZE = 16 << 20
 # So much of a file tells whether it is text, and so many that are none are named.
-START_SIZE, NUM_NAMED = 1 << 16, 5
+START_SIZE, NUM_NAMED = CHUNK_SIZE, 5
+# How files of other encodings begin; UTF-32 begins as UTF-16 does, and goes on.
+BYTE_ORDER_MARKS = {
+    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
+# Bytes of text in Latin-1 and its like: no control characters but white space.
+TEXT_BYTES = bytes([*b"\t\n\f\r", *range(0x20, 0x7F), *range(0x80, 0x100)])
 # Where a word surely ends: a letter or digit in front of a newline or of punctuation.
 WORD_END = re.compile(r"[^\W_](?=[\n\r\t.,:;!?()\[\]\"'\u3001\u3002\uff0c\uff1f])")
 
@@ -36,8 +43,8 @@ WORD_END = re.compile(r"[^\W_](?=[\n\r\t.,:;!?()\[\]\"'\u3001\u3002\uff0c\uff1f]
 class TextFiles(TextProblem):
     """Any files of your own, read as bytes whatever their encoding.
 
-    Files of gzip are read as the text that they hold. Files in UTF-16 and others with
-    NUL bytes, which are no text in UTF-8, are named in a warning.
+    Files of gzip are read as the text that they hold. A warning names files whose first
+    16 MiB are no text in UTF-8: those in UTF-16, in Latin-1, or with NUL bytes.
 
     `files` is shared out between the splits that have no files of their own. From
     20 files on, each file belongs to one split, chosen by a hash of its path below
@@ -255,7 +262,7 @@ def _warn_of_no_text(paths):
         more = f" and {len(named) - NUM_NAMED} more" if len(named) > NUM_NAMED else ""
         logging.warning(
             "read as bytes, though no text in UTF-8: %s%s. Convert them, as with "
-            "`iconv -f UTF-16 -t UTF-8`, or leave them out of the files that are named",
+            "`iconv -f LATIN1 -t UTF-8`, or leave them out of the files that are named",
             ", ".join(named[:NUM_NAMED]),
             more,
         )
@@ -265,9 +272,23 @@ def _no_text(path):
     """Says why the beginning of a file is no text in UTF-8; empty if nothing does."""
     with raw_files.open_file(path) as stream:
         start = stream.read(START_SIZE)
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "UTF-16"
-    return "NUL bytes" if b"\0" in start else ""
+        is_whole = not stream.read(1)
+    for name, marks in BYTE_ORDER_MARKS.items():
+        if start.startswith(marks):
+            return name
+    if b"\0" in start:
+        return "NUL bytes"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start, final=is_whole)
+    except UnicodeDecodeError as error:
+        kind = ", as in Latin-1" if _has_no_controls(start) else ""
+        return f"byte {start[error.start]:#x} at {error.start:,}{kind}"
+    return ""
+
+
+def _has_no_controls(text):
+    """Tells whether bytes may be text in an encoding of one byte for a character."""
+    return not text.translate(None, TEXT_BYTES)
 
 
 def _end_of_words(text):

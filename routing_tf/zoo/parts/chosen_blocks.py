@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import extremes
 from routing_tf.layers import membership
 from routing_tf.layers.blocks import break_into_blocks
 from routing_tf.layers.blocks import put_back_blocks
@@ -69,6 +70,17 @@ def key_sums(key, mask):
 def key_means(sums, counts):
     """Returns the means `<float32>[..., D]` that belong to `key_sums`."""
     return sums / ops.maximum(counts, 1)[..., None]
+
+
+def comparable(query):
+    """Returns queries in float32 whose largest entry is 1 or -1, or 0.
+
+    Which block a query is most like does not depend on its length, but products with a
+    short one vanish, and with a long one overflow.
+    """
+    query = ops.cast(query, "float32")
+    length = extremes.largest(ops.abs(query), axis=-1, keepdims=True)
+    return query / ops.where(length > 0, length, 1)
 
 
 def best_blocks(scores, candidates, count):

@@ -39,6 +39,7 @@ napoleon_custom_sections = [("Call arguments", "params_style"), ("State", "notes
 CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w+)$")
 SECTION = re.compile(r"^## (?P<title>.*)\n(?P<text>(?:(?!^## ).*\n?)*)", re.M)
+LINK = re.compile(r"\[(?P<title>[^]]+)\]\(docs/(?P<page>[\w/]+)\.md\)")
 PAGE = re.compile(r"\]\((?P<page>[\w/]+)\.md\)")
 
 
@@ -56,7 +57,8 @@ def to_restructured_text(app, what, name, of, options, lines):
         elif language is not None:
             found.append(f"    {line}" if line else line)
         else:
-            found.append(CODE.sub(r"``\1``", line))
+            code = CODE.sub(r"``\1``", line)
+            found.append(LINK.sub(r":doc:`\g<title> </\g<page>>`", code))
     lines[:] = found
 
 

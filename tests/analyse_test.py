@@ -346,8 +346,8 @@ def test_images(image_run, run):
         (["--what=jsd", "--length=9"], "`--length` must be left out with an image mod"),
         (["--what=maps", "--head=1"], "cluster whose tokens are shown in a text"),
         (["--what=maps", "--text=a"], "takes texts. Received: one of images"),
-        (["--what=reads"], "an image model; take --what=maps"),
-        (["--what=reads", "--text=a"], "an image model; take --what=maps"),
+        (["--what=reads"], "an image model; use --what=maps"),
+        (["--what=reads", "--text=a"], "an image model; use --what=maps"),
     ],
 )
 def test_what_images_do_not_have(image_run, run, arguments, message):
@@ -390,7 +390,7 @@ def test_a_model_with_an_encoder(tmp_path, run):
     save_run(tmp_path, "test_copy", settings)
     code, _, err = run("--what=causality", f"--model_dir={tmp_path}")
     assert code == 1
-    assert "must hold a run without an encoder" in err
+    assert "must hold a run of a model without an encoder" in err
     assert "'test_copy'" in err
 
 

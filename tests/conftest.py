@@ -13,6 +13,9 @@ os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
 )
+# Where it may, MKL, which computes for torch, rounds a product by where it stands in
+# memory: a later token would change the last bits of earlier outputs.
+os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 # TensorFlow's notes on processors and accelerators drown the tests' own output.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -32,6 +35,16 @@ LONGEST = (
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def rules_of_torch():
+    import keras  # after the settings above
+
+    if keras.backend.backend() == "torch":
+        from tests import torch_rules
+
+        torch_rules.enforce()
 
 
 def pytest_collection_finish():

@@ -81,7 +81,10 @@ def test_mistakes_are_one_line_on_stderr(tmp_path, capsys):
     assert "`--output_dir` must be a new or empty folder" in capsys.readouterr().err
     assert run(arguments[0], f"--output_dir={tmp_path / 'new'}") == 1
     err = capsys.readouterr().err
-    assert "`--hparams_file` or `--hparams_set` must tell what no variable" in err
+    assert (
+        "`--hparams_file` or `--hparams_set` must give the settings that no variable"
+        in err
+    )
     assert "without query_shape" in err and "Traceback" not in err
     assert not (tmp_path / "new").exists()
 

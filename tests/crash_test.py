@@ -167,7 +167,7 @@ def test_a_damaged_checkpoint(whole, text, tmp_path):
     assert code == 0, out
     before = checkpoints.paths(whole)[-2]
     assert f"WARNING: The checkpoint must be whole. Received: {newest}" in out
-    assert f"going on from the one before, {folder}/checkpoints/{before.name}" in out
+    assert f"continuing from the one before, {folder}/checkpoints/{before.name}" in out
     assert f"continuing at step {checkpoints.step_of(before)}" in out
     assert_same_end(whole, folder)
 
@@ -186,7 +186,7 @@ def test_a_full_disk(whole, text, tmp_path):
     assert code == 1, out
     error = out.splitlines()[-1]
     assert error.startswith("error: The checkpoint could not be written; is the disk ")
-    assert f"The last whole one is {folder}/checkpoints/step-{STEPS};" in error
+    assert f"The last complete one is {folder}/checkpoints/step-{STEPS};" in error
     assert "Traceback" not in out
     after = values(folder / "checkpoints" / f"step-{STEPS}")
     assert after.keys() == before.keys()

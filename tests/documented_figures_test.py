@@ -66,12 +66,15 @@ def options_of(command, *arguments):
     return values
 
 
+def recall_of(*arguments):
+    record = f"--results={ROOT / 'benchmarks/recall.json'}"
+    return recall.Benchmark(options_of(recall, record, *arguments))
+
+
 @functools.cache
 def recalled(*arguments):
     """Returns the accuracies that `benchmarks.recall` prints, by pattern and scope."""
-    record = f"--results={ROOT / 'benchmarks/recall.json'}"
-    options = options_of(recall, record, *arguments)
-    rows = [line.strip("| ").split(" | ") for line in recall.Benchmark(options).table()]
+    rows = [line.strip("| ").split(" | ") for line in recall_of(*arguments).table()]
     shown = {"both": "full"}
     return {
         (pattern, shown.get(scope, scope)): [cell.partition(" (")[0] for cell in cells]
@@ -142,6 +145,16 @@ def recalled_as_others(name, column):
     return recalled(*arguments, f"--patterns={pattern}")[pattern, "full"][0]
 
 
+def test_what_routing_makes_of_the_matches():
+    options = "--patterns=token choice", "--key_shifts=1", "--sizes=256x16"
+    found = recall_of(*options, "--seeds=0,1,2", "--diagnose").diagnoses()[2:]
+    found = [line.strip("| ").split(" | ")[3:8] for line in found]
+    found = [[cell.partition(" ")[0] for cell in row] for row in found]
+    rows = rows_below("and then recall rises.")
+    assert len(rows) == 5
+    assert all(row in found for row in rows)
+
+
 def test_language():
     speeds = compare_patterns.Figures(ROOT / "benchmarks/patterns.json")
     rows = rows_below("### Language modelling")
@@ -208,10 +221,13 @@ def test_prose():
         assert cells == expected, name
 
 
-def test_all_patterns():
+def all_patterns():
     record = compare_patterns.Figures(ROOT / "benchmarks/all_patterns.json")
-    table = "\n".join(patterns.table(record, options_of(patterns)))
-    assert table in (ROOT / BENCHMARKS).read_text()
+    return patterns.table(record, options_of(patterns))
+
+
+def test_all_patterns():
+    assert "\n".join(all_patterns()) in (ROOT / BENCHMARKS).read_text()
 
 
 def measured():
@@ -253,8 +269,8 @@ def milliseconds(contender, column):
 
 def sentences():
     """Yields pages and what they must hold, with figures from the records."""
-    recall_of = {pattern: cells for (pattern, _), cells in recalled(*MAIN).items()}
-    large = {name: cells[1].partition(" ")[0] for name, cells in recall_of.items()}
+    cells_of = {pattern: cells for (pattern, _), cells in recalled(*MAIN).items()}
+    large = {name: cells[1].partition(" ")[0] for name, cells in cells_of.items()}
     yield (
         "README.md",
         f"predicts {large['token choice']} of the values. With local heads in that "
@@ -324,6 +340,12 @@ def sentences():
         for name in names
         for files in (WIKITEXT, ADDRESSES)
     }
+    adam = {name: bits(name, 1, files=WIKITEXT, hparams=ADAM) for name in names}
+    yield (
+        BENCHMARKS,
+        f"By Adam, token choice reaches {adam['token choice']} and local heads "
+        f"{adam['local']}.",
+    )
     yield (
         "docs/recipes.md",
         f"token choice reaches {prose['token choice', WIKITEXT]} bits per byte and "
@@ -332,9 +354,95 @@ def sentences():
     )
 
 
+def sentences_of_recall():
+    """Yields what the page of benchmarks says of recall in other settings."""
+    rates, shifted = "--learning_rates=0.003,0.01", "--key_shifts=1"
+    seeds = "--seeds=0,1,2"
+    unshifted = recalled(rates, "--key_shifts=0", MAIN[2], seeds)
+    cells = [cell for row in unshifted.values() for cell in row if cell]
+    full = unshifted["full", "full"]
+    assert max(cell.partition(" ")[0] for cell in cells if cell not in full) <= "0.110"
+    yield f"they reach {full[0]} at 128 tokens, and {full[1]} at 256"
+    names = ("token choice", "hashed", "local")
+    widths = recalled(
+        *(rates, shifted, "--sizes=256x16", "--windows=64,128"),
+        "--patterns=local,hashed,token choice",
+    )
+    choice, hashed, local = (" and ".join(widths[name, "full"]) for name in names)
+    yield (
+        f"token choice reaches {choice}, hashed heads {hashed}, and local heads {local}"
+    )
+    longer = (shifted, "--sizes=512x64", "--windows=64")
+    steps = "--steps=2400"
+    (choice,), (hashed,), (local,), (full,) = (
+        recalled(rates, *longer, steps)[name, "full"] for name in (*names, "full")
+    )
+    yield (
+        f"token choice reaches {choice} after 2,400 steps, full attention {full}, "
+        f"hashed heads {hashed}, and local heads {local}"
+    )
+    early = recalled(rates, *longer)
+    (full,), (choice,) = early["full", "full"], early["token choice", "full"]
+    assert {early[name, "full"][0] for name in names} == {choice}
+    yield (
+        f"full attention is at {full}, and token choice, local heads and hashed heads "
+        f"have not begun to learn ({choice} each)"
+    )
+    two = recalled(*longer, steps, "--num_heads=2", "--patterns=token choice")
+    yield f"reach {two['token choice', 'full'][0]} after 2,400 steps"
+    similar = recalled(shifted, "--synonyms=4", seeds)
+    full, hashed, choice = (
+        similar[name, "full"][0] for name in ("full", "hashed", "token choice")
+    )
+    known = [("full", "full"), ("hashed", "full"), ("token choice", "full")]
+    others = [cell for key, (cell, *_) in similar.items() if key not in known]
+    others = sorted(cell.partition(" ")[0] for cell in others if cell)
+    yield (
+        f"full attention is at {full}, hashed heads at {hashed}, token choice at "
+        f"{choice}, and all others between {others[0]} and {others[-1]}"
+    )
+    unbalanced = "--patterns=token choice", "--options=balance_rate=0.0"
+    found = recalled(shifted, "--sizes=128x8", *unbalanced)["token choice", "full"]
+    yield f"token choice reaches {found[0]} at 128 tokens"
+
+
+def sentences_of_all_patterns():
+    """Yields what the guide to heads says of the patterns of other systems."""
+    rows = [line.strip("| ").split(" | ") for line in all_patterns()[2:]]
+    bits_of = {name: cells[2] for name, _, *cells in rows if cells[2]}
+    cache_of = {name: cells[-1] for name, *cells in rows}
+    choice, threshold = bits_of["token choice"], bits_of["expert threshold"]
+    yield f"in which token choice reaches {choice}"
+    yield f"come near to that with {threshold} bits per byte"
+    found = (
+        *("full", "local", "random", "hashed", "expert choice", "token choice"),
+        *("expert threshold", "random_blocks"),
+    )
+    others = sorted(bits_of[name] for name in bits_of if name not in found)
+    yield (
+        f"Random blocks follow with {bits_of['random_blocks']}; the remaining groups "
+        f"lie between {others[0]} and {others[-1]}"
+    )
+    linear, native = cache_of["linear"], cache_of["native_sparse"]
+    yield (
+        f"from {linear} (`FeatureMapHeads`, row `linear`) over {cache_of['full']} "
+        f"(`FullHeads`) to {native} (`NativeSparseHeads`)"
+    )
+
+
 def test_sentences():
     for page, sentence in sentences():
         assert sentence in read(page), page
+
+
+def test_sentences_of_recall():
+    for sentence in sentences_of_recall():
+        assert sentence in read(BENCHMARKS)
+
+
+def test_sentences_of_all_patterns():
+    for sentence in sentences_of_all_patterns():
+        assert sentence in read("docs/choosing_heads.md")
 
 
 def test_the_readme_has_no_other_figures():

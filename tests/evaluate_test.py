@@ -92,7 +92,7 @@ def test_the_scope_of_sampling(model_dir, run):
         code, out, _ = run(*options, f"--routing_scope={scope}")
         assert not code
         scored[scope] = out.splitlines()[-1]
-    assert 'routing scope "prefix": every token from those before it alone' in out
+    assert 'routing scope "prefix": every token only from those before it' in out
     assert "WARNING" not in out
     assert scored["full"] != scored["prefix"]
 
@@ -109,7 +109,7 @@ def test_other_data(model_dir, tmp_path, run):
     options = [f"--model_dir={model_dir}", f"--files={file}"]
     code, out, err = run(*options)
     assert not code, err
-    assert "files: 1, none of them the run's, scored whole\n" in out
+    assert "files: 1, none of the run; scored whole\n" in out
     assert "test: 4,001 tokens scored" in out
     for flag in ("--split", "--eval_split"):
         assert "test: 201 tokens scored" in run(*options, f"{flag}=test")[1]
@@ -122,13 +122,13 @@ def test_files_of_the_run_are_never_scored_whole(model_dir, tmp_path, run):
     for name in (own, tmp_path / "link.txt", tmp_path / "hard.txt"):
         code, out, err = run(f"--model_dir={model_dir}", f"--files={name}")
         assert not code, err
-        assert "files: 1 of 1 are the run's, so that they are split as for" in out
+        assert "files: 1 of 1 belong to the run, so they are split as for" in out
         assert "test: 451 tokens scored" in out
-        assert "trained on what is scored" not in out
+        assert "trained on these files" not in out
     more = f"{own},{random_file(tmp_path, 4000)}"
     out = run(f"--model_dir={model_dir}", f"--files={more}")[1]
-    assert "files: 1 of 2 are the run's" in out
-    assert "WARNING: the run may have been trained on what is scored" in out
+    assert "files: 1 of 2 belong to the run" in out
+    assert "WARNING: the run may have been trained on these files" in out
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_changed_data(flags, model_dir, run, monkeypatch):
     monkeypatch.setattr(problem_class, "encode", lambda *text: encode(*text)[::-1])
     code, _, err = run(f"--model_dir={model_dir}", *flags)
     assert code == 1
-    assert "data of the split 'validation' must be what the run has used" in err
+    assert "data of the split 'validation' must be the one that the run used" in err
 
 
 def test_no_run(tmp_path, run):
@@ -296,7 +296,7 @@ def test_texts_from_prefixes_of_a_saved_model(model_dir, texts, run):
     )
     assert not code, err
     assert "(5 words)" in out
-    assert 'routing scope "prefix": every token from those before it alone' in out
+    assert 'routing scope "prefix": every token only from those before it' in out
     assert out.splitlines()[-1].startswith("held-out bits per byte: ")
 
 
@@ -350,7 +350,7 @@ def test_a_model_without_a_run(tmp_path, run):
     path.touch()
     code, _, err = run(f"--model_dir={path}")
     assert code == 1
-    assert f"a model alone needs `--texts`. Received: '{path}'" in err
+    assert f"a model without a run needs `--texts`. Received: '{path}'" in err
 
 
 def test_texts_are_read_before_any_is_scored(model_dir, tmp_path, run):

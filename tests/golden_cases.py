@@ -144,10 +144,36 @@ def gradients(layer, objective, arguments, wrt=(), variables=None):
     if variables is None:
         variables = {variable.path: variable for variable in layer.variables}
     variables = {name: v for name, v in variables.items() if v.trainable}
-    on_backend = _gradients_jax
-    if keras.backend.backend() == "tensorflow":
-        on_backend = _gradients_tensorflow
+    on_backend = {
+        "tensorflow": _gradients_tensorflow,
+        "jax": _gradients_jax,
+        "torch": _gradients_torch,
+    }[keras.backend.backend()]
     return on_backend(layer, objective, arguments, wrt, variables)
+
+
+def gradient(function):
+    """Returns the gradient of a scalar function of tensors by the first of them."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.grad(function)
+
+    def on_tensorflow(first, *rest):
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(first)
+            value = function(first, *rest)
+        return tape.gradient(value, first)
+
+    def on_torch(first, *rest):
+        import torch
+
+        first = first.clone().requires_grad_(True)
+        return torch.autograd.grad(function(first, *rest), first)[0]
+
+    return on_tensorflow if keras.backend.backend() == "tensorflow" else on_torch
 
 
 def to_numpy(structure):
@@ -204,6 +230,23 @@ def _gradients_jax(layer, objective, arguments, wrt, variables):
     _assign(layer.non_trainable_variables, state)
     by_id = {id(v): gradient for v, gradient in zip(trainable, by_value, strict=True)}
     by_variable = {name: by_id[id(v)] for name, v in variables.items()}
+    return Result(*(to_numpy(x) for x in (outputs, losses, by_input, by_variable)))
+
+
+def _gradients_torch(layer, objective, arguments, wrt, variables):
+    import torch
+
+    tensors = {name: keras.ops.convert_to_tensor(arguments[name]) for name in wrt}
+    for tensor in tensors.values():
+        tensor.requires_grad_(True)
+    outputs = layer(**{**arguments, **tensors})
+    losses = list(layer.losses)
+    values = [*tensors.values(), *(v.value for v in variables.values())]
+    gradients = torch.autograd.grad(
+        objective(outputs, losses), values, allow_unused=True
+    )
+    by_input = dict(zip(tensors, gradients))
+    by_variable = dict(zip(variables, gradients[len(tensors) :], strict=True))
     return Result(*(to_numpy(x) for x in (outputs, losses, by_input, by_variable)))
 
 

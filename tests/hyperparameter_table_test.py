@@ -20,7 +20,7 @@ def test_defaults_and_meanings_are_those_of_the_class():
     assert "| `hidden_dim` | `512` | size of a token's vector between the" in tables
     assert "| `key_dim` | `none` | size of a query or key of one head; None" in tables
     assert "| `ema` | `true` | whether centroids follow moving averages" in tables
-    assert "| `balance_rate` | `0.0` | how fast clusters are made even" in tables
+    assert "| `balance_rate` | `0.0` | how fast clusters become even" in tables
 
 
 def test_the_command_writes_a_file(monkeypatch, capsys, tmp_path):

@@ -29,7 +29,7 @@ def test_the_commands_are_listed(arguments, monkeypatch, capsys):
     assert front.main() == 0
     lines = capsys.readouterr().out.splitlines()[1:]
     assert [line.split()[0] for line in lines] == list(front.COMMANDS)
-    assert lines[1].startswith("  train     Trains a language model and says how well")
+    assert lines[1].startswith("  train     Trains a language model and reports how")
 
 
 def test_every_command_is_one():

@@ -89,7 +89,7 @@ def test_nothing_is_lost_by_a_signal(number, path, signals_of_a_shell, capsys):
     assert path.read_text() == "earlier\n"
     partial = path.with_name("texts.jsonl.partial")
     assert texts(partial) == ["az", "b", "cz"]
-    assert f"not complete; what there is: {partial}\n" in capsys.readouterr().err
+    assert f"not complete; the partial file is {partial}\n" in capsys.readouterr().err
 
 
 def test_what_nohup_ignores_stays_ignored(path):

@@ -119,7 +119,9 @@ def test_changed_data_of_the_same_size_is_noticed(folder):
     with pytest.raises(ValueError, match="'train' has changed .it had"):
         config.check_continues(earlier, folder / "run")
     for split in "validation", "test":  # nothing is known of the last, but files change
-        with pytest.raises(ValueError, match="'validation' must be what the run has"):
+        with pytest.raises(
+            ValueError, match="'validation' must be the one that the run"
+        ):
             earlier.check_data(problem, split)
 
 

@@ -116,7 +116,7 @@ def test_both_scopes_of_expert_choice(arguments, tmp_path, run):
     code, out, _ = run(f"--model_dir={tmp_path}", *arguments, hparams, *options)
     assert code == 0
     full = out.index('routing scope "full": WARNING: later tokens take part')
-    prefix = out.index('routing scope "prefix": every token from those before it')
+    prefix = out.index('routing scope "prefix": every token only from those before')
     assert full < prefix
     assert out.count("validation: 96 tokens scored") == 2
     entries = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -373,7 +373,7 @@ def test_a_finished_run_is_evaluated_again(steps, beyond, finished, run):
     options = ["--eval_examples=4", "--sample_bytes=0", *steps]
     code, out, _ = run(f"--model_dir={finished}", *options)
     assert code == 0
-    assert f"at step 4 already{beyond}: nothing left to train" in out
+    assert f"already at step 4{beyond}: nothing left to train" in out
     assert ("training: " in out) == (not steps)
     lines = (finished / "metrics.jsonl").read_text().splitlines()
     entries = [json.loads(line) for line in lines]

@@ -604,7 +604,7 @@ class TestEvaluate:
         problem, result = finished.problem, finished.result
         for scope, said in (
             ("full", 'scope "full": WARNING: later tokens'),
-            ("prefix", 'scope "prefix": every token from those before'),
+            ("prefix", 'scope "prefix": every token only from those'),
         ):
             scored = dataclasses.replace(result, routing_scope=scope)
             text = "\n".join(evaluation.report(problem, "validation", scored, tiny()))

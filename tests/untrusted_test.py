@@ -231,7 +231,7 @@ def test_no_place_in_a_preset_runs_code(file, place, originals, marker, tmp_path
 def test_other_loaders_of_keras_hub_are_not_reached(originals, tmp_path):
     shutil.copytree(originals / "digits_small", tmp_path / "preset")
     (tmp_path / "preset/config.json").write_text('{"model_type": "bert"}')
-    with assert_refused("must name the class it is of"):
+    with assert_refused("must name its class"):
         models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
 
 
@@ -309,7 +309,7 @@ def test_arrays_on_disk_are_never_pickled(marker, tmp_path):
     np.save(tmp_path / "ids.npy", objects, allow_pickle=True)
     for length in (0, 1):
         (tmp_path / "info.json").write_text(json.dumps({"lengths": {"ids": length}}))
-        with assert_refused("prepared data must be whole"):
+        with assert_refused("prepared data must be complete"):
             array_store.read(tmp_path)
 
 
@@ -319,7 +319,7 @@ def test_arrays_on_disk_hold_what_they_claim(length, tmp_path):
     with open(tmp_path / "ids.npy", "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
     (tmp_path / "info.json").write_text(json.dumps({"lengths": {"ids": length}}))
-    with assert_refused("prepared data must be whole"):
+    with assert_refused("prepared data must be complete"):
         array_store.read(tmp_path)
 
 
@@ -700,7 +700,7 @@ def test_a_checkpoint_holds_what_its_index_claims(tmp_path):
         shutil.copy(file, tmp_path)
     with open(next(tmp_path.glob("*.data-*")), "r+b") as data:
         data.truncate(1000)
-    with assert_refused("must not claim more than its data files hold"):
+    with assert_refused("must not claim more than its data files contain"):
         checkpoints.ReleaseCheckpoint(tmp_path / RELEASE.name)
 
 
@@ -710,7 +710,9 @@ def test_damaged_data_of_a_checkpoint_are_refused(tmp_path):
     data = next(tmp_path.glob("*.data-*"))
     data.write_bytes(bytes(byte ^ 1 for byte in data.read_bytes()))
     checkpoint = checkpoints.ReleaseCheckpoint(tmp_path / RELEASE.name)
-    with assert_refused("data files of a checkpoint must be whole. Received: sparse"):
+    with assert_refused(
+        "data files of a checkpoint must be complete. Received: sparse"
+    ):
         checkpoint.value(next(iter(checkpoint.shapes)))
 
 

@@ -1,4 +1,4 @@
-"""What trained models do: figures and pictures."""
+"""Analyses of trained models: figures and pictures."""
 
 from routing_tf.analysis.causality import find_leaks as find_leaks
 from routing_tf.analysis.decoding import compare_decoding as compare_decoding

@@ -15,9 +15,9 @@ class Movement:
     """How outputs at earlier positions move when later tokens change.
 
     Args:
-        share: share of the earlier positions whose output changes at all.
+        share: share of the earlier positions whose output changes.
         mean: mean change, relative to the root mean square of these outputs.
-        largest: largest change, likewise.
+        largest: largest change, relative to the same.
     """
 
     share: float
@@ -27,12 +27,12 @@ class Movement:
 
 @dataclasses.dataclass(frozen=True)
 class Leak:
-    """How much a part of a model lets later tokens through to earlier positions.
+    """How much later tokens reach earlier positions through a part of a model.
 
     Args:
         part: name of the part, see `Probe.part_outputs`.
-        itself: `Movement` by the part itself: the input of its layer is held fixed
-            before the tokens that change.
+        itself: `Movement` by the part itself: the input of its layer is fixed before
+            the tokens that change.
         stack: `Movement` through the stack: that input moves too.
     """
 
@@ -50,30 +50,30 @@ def find_leaks(
     seed=0,
     verbose=True,
 ):
-    """Changes the later tokens of windows and watches the outputs at earlier ones.
+    """Changes the later tokens of windows and compares the outputs at earlier ones.
 
-    From a position on, all tokens of a window are replaced by others that occur in the
-    windows. A change at a position is the root mean square of the difference over the
+    From a position on, all tokens of a window are replaced by others from the windows.
+    The change at a position is the root mean square of the difference over the
     features.
 
     Args:
         lm: a `RoutingTransformerCausalLM` or `RoutingImageTransformer`.
         windows: dict of NumPy arrays, inputs of the model without padding.
-        num_perturbations: positions of each window from which its tokens are replaced,
-            spread over the window. Defaults to 4.
+        num_perturbations: number of positions of each window from which its tokens are
+            replaced, spread over the window. Defaults to 4.
         routing_scope: `"full"` (the default) or `"prefix"`, see `RoutedHeads`.
-        batch_size: largest number of windows that go at once. Defaults to 1.
-        seed: chooses positions and tokens. Defaults to 0.
-        verbose: whether progress is shown on stderr. Defaults to True.
+        batch_size: largest number of windows in one call. Defaults to 1.
+        seed: seed of positions and tokens. Defaults to 0.
+        verbose: whether to show progress on standard error. Defaults to True.
 
     Returns:
         List of `Leak`, one for each head group and one for the output of each block,
-        from the first block to the last. All of a model that is strictly causal is 0
-        exactly.
+        from the first block to the last. For a strictly causal model, all numbers are
+        exactly 0.
 
     Raises:
-        ValueError: if a number is not positive, or the windows are shorter than two
-            tokens or hold one token only, over and over.
+        ValueError: if a number is not positive, or the windows have fewer than two
+            tokens or contain only one token, repeated.
 
     Example:
 
@@ -99,16 +99,16 @@ def find_leaks(
     starts = range(0, num_windows, batch_size)
     for start in progress(starts, "batch", verbose=verbose):
         rows = np.arange(start, start + batch_size)
-        # The last batch takes its last window more than once, and counts it once.
+        # The last batch repeats its last window, and counts it once.
         is_counted = rows < num_windows
         _watch(probe, replacer, np.minimum(rows, num_windows - 1), is_counted, tallies)
     return [Leak(name, *(t.result() for t in pair)) for name, pair in tallies.items()]
 
 
 def _watch(probe, replacer, rows, is_counted, tallies):
-    """Adds what all perturbations of some windows do to the tallies of the parts."""
+    """Adds the effects of all perturbations of some windows to the tallies of parts."""
     windows = rows_of(replacer.windows, rows)
-    # Of one compiled function on one shape, rows of equal inputs are equal bit by bit.
+    # In one compiled function with one shape, equal inputs give bit-identical rows.
     states = probe.hidden_states(windows)
     before = probe.part_outputs(states)
     for index in range(replacer.num_perturbations):
@@ -141,9 +141,9 @@ class _Replacer:
         self._name = "images" if "images" in windows else "token_ids"
         tokens = windows[self._name]
         places = probe.places()
-        # An image model sees each sub-pixel at the place behind it.
+        # An image model sees each sub-pixel at the next place.
         self._positions = np.arange(tokens.shape[1]) if places is None else places + 1
-        # No text has the id it starts behind.
+        # No text contains its leading id.
         self._ids = np.unique(tokens[:, self._positions > 0])
         length = self._positions.size
         if length < 2 or len(self._ids) < 2:
@@ -174,7 +174,7 @@ class _Replacer:
 
 
 class _Tally:
-    """Adds up how outputs move."""
+    """Adds up the changes of outputs."""
 
     def __init__(self):
         self.num_moved = self.num_positions = self.num_outputs = 0
@@ -184,7 +184,7 @@ class _Tally:
         """Adds a batch.
 
         `before` and `after` are `<float>[B, L, size]`; only positions in `is_earlier`,
-        `<bool>[B, L]`, are looked at.
+        `<bool>[B, L]`, count.
         """
         before = before[is_earlier].astype("float64")
         difference = after[is_earlier].astype("float64") - before

@@ -1,4 +1,4 @@
-"""One cluster of a head, and who sits in it."""
+"""One cluster of a head, and its members."""
 
 import dataclasses
 
@@ -7,9 +7,9 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cluster:
-    """A cluster of a head in a text; `is_member`, `<bool>[length]`: who sits in it.
+    """A cluster of a head in a text; `is_member`, `<bool>[length]`, are its tokens.
 
-    `head` is the number of the head in its group, `number` that of the cluster.
+    `head` is the number of the head in its group, and `number` that of the cluster.
     """
 
     block: str
@@ -20,16 +20,16 @@ class Cluster:
 
     @property
     def name(self):
-        """Name for a reader."""
+        """Name for people."""
         return f"{self.block} {self.group} {self.head}, cluster {self.number}"
 
 
 def find_cluster(attention, layer=None, head=0, cluster=None):
     """Finds a cluster by its numbers, in the first text of a batch.
 
-    `head` counts over the block's head groups with clusters. Without `layer` it is in
-    the last block with clusters, or None if no block has any; without `cluster` it is
-    the one with the most tokens. `attention` is what `Probe.attention` returns.
+    `head` counts over the block's head groups with clusters. Without `layer`, it is in
+    the last block with clusters, or None if no block has any; without `cluster`, it is
+    the one with the most tokens. `attention` is the result of `Probe.attention`.
 
     Example:
 
@@ -68,7 +68,7 @@ def find_cluster(attention, layer=None, head=0, cluster=None):
 
 
 def check_one_of(name, number, numbers, what):
-    """Raises a `ValueError` if a number is not one of those there are."""
+    """Raises a `ValueError` unless a number is valid."""
     if number not in numbers:
         raise ValueError(
             f"`{name}` must be one of the {what}, {list(numbers)}. "

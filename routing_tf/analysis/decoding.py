@@ -1,4 +1,4 @@
-"""What a model scores in one pass, token by token, and as a SavedModel."""
+"""Scores of a model in one pass, token by token, and as a SavedModel."""
 
 import contextlib
 import dataclasses
@@ -21,15 +21,15 @@ NEAR = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class DecodingComparison:
-    """What a model scores on the same windows in three ways that should be one.
+    """Scores of a model on the same windows in three ways that should agree.
 
     Args:
         one_pass: mean bits per token, all tokens at once in the scope `"prefix"`.
         steps: the same token by token, with a cache.
         exported: the same from a SavedModel; None if there is none.
         largest_difference: largest difference of two of them for one token, in bits.
-        near_ties: decisions of routed heads between scores that differ by less than
-            `NEAR`. Rounding may make them otherwise in another computation.
+        near_ties: number of decisions of routed heads between scores that differ by
+            less than `NEAR`. Rounding may change them in another computation.
         decisions: number of all decisions: the cluster of a token in token choice; in
             expert choice the members of a cluster at a token; with thresholds whether
             a token is a member.
@@ -55,15 +55,15 @@ def compare_decoding(
         problem: the problem.
         split: `"train"`, `"validation"` or `"test"`.
         num_examples: number of windows, evenly spaced; None (the default) for all.
-        with_export: whether a SavedModel is made, in a folder for the time; None (the
-            default) for on the TensorFlow backend alone, which can make them.
-        verbose: whether progress is shown on stderr. Defaults to True.
+        with_export: whether to make a SavedModel, in a temporary folder; None (the
+            default): only on the TensorFlow backend, which can make them.
+        verbose: whether to show progress on standard error. Defaults to True.
 
     Returns:
         `DecodingComparison`.
 
     Raises:
-        ValueError: if the model is no language model without an encoder, or its
+        ValueError: if the model is not a language model without an encoder, or its
             settings let later tokens decide who is a member of a cluster.
 
     Example:
@@ -114,8 +114,8 @@ def _check_model(lm):
     flaw = h.sees_later_tokens("prefix")
     if h.kind != "text" or flaw:
         raise ValueError(
-            "Decoding is compared for language models without an encoder in which no "
-            f"later token decides who is a member. Received: kind={h.kind!r}, "
+            "Decoding must be compared in language models without an encoder in which "
+            f"no later token decides who is a member. Received: kind={h.kind!r}, "
             f"{flaw or 'no such flaw'}"
         )
 
@@ -123,15 +123,23 @@ def _check_model(lm):
 def scorer_by_steps(lm):
     """Returns the function that scores token by token."""
 
-    def logits(token_ids, index):
-        cache = lm.make_cache(*ops.shape(token_ids))
-        # A tensor for the start: the tokens go one by one.
-        return lm.call_with_cache(token_ids, cache, index)[0]
+    def logits(token_ids):
+        batch, length = ops.shape(token_ids)
+
+        def step(place, cache, result):
+            token = ops.take(token_ids, place[None], axis=1)
+            logits, _, cache = lm.call_with_cache(token, cache, place)
+            logits = ops.cast(logits, result.dtype)
+            return place + 1, cache, ops.slice_update(result, (0, place, 0), logits)
+
+        shape = (batch, length, lm.hyperparameters.vocabulary_size)
+        start = ops.zeros((), "int32"), lm.make_cache(batch, length), ops.zeros(shape)
+        return ops.while_loop(lambda place, *_: place < length, step, start)[-1]
 
     call = compiled(lm, logits)
 
     def score(inputs, targets):
-        result = call(ops.convert_to_tensor(inputs["token_ids"], "int32"), np.int32(0))
+        result = call(ops.convert_to_tensor(inputs["token_ids"], "int32"))
         nats = keras.losses.sparse_categorical_crossentropy(
             targets, ops.cast(result, "float32"), from_logits=True
         )
@@ -149,7 +157,7 @@ def _exported(lm, folder, length):
 
     def score(inputs, targets):
         mask = tf.ones(targets.shape, "bool")
-        # The one with a preprocessor scores texts by the plain name.
+        # With a preprocessor, the plain name scores texts.
         score_ids = getattr(loaded, "score_ids", loaded.score)
         result = score_ids(tf.cast(targets, "int32"), mask)
         return -result["log_likelihoods"].numpy()
@@ -188,7 +196,7 @@ def _scores(lm, inputs):
 
 
 def gaps_of_members(scores, window):
-    """Gaps `[tokens, B, H, K]` between the last member and the first that is none."""
+    """Gaps `[tokens, B, H, K]` between the last member and the first other token."""
     gaps = []
     for length in range(window + 1, scores.shape[2] + 1):
         places = (length - window - 1, length - window)

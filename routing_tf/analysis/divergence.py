@@ -1,4 +1,4 @@
-"""How far apart attention distributions are."""
+"""Divergences of attention distributions."""
 
 import numpy as np
 
@@ -9,7 +9,8 @@ def jensen_shannon_divergence(a, b):
     """Returns the Jensen-Shannon divergence of two sets of distributions.
 
     Args:
-        a: array `[batch, length]`, not negative; rows are divided by their sums.
+        a: array `[batch, length]` of numbers of at least 0; rows are divided by their
+            sums.
         b: the same.
 
     Returns:

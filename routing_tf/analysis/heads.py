@@ -18,15 +18,15 @@ from routing_tf.models.occupancy import spread
 
 @dataclasses.dataclass(frozen=True)
 class HeadDivergence:
-    """How far apart the attention of two kinds of heads of a block is.
+    """The divergence of the attention of two head groups of a block.
 
     Args:
         block: name of the block.
-        kinds: names of two head groups, or twice the same.
+        kinds: names of two head groups, which may be the same.
         mean: mean Jensen-Shannon divergence of a pair of heads over the runs, in nats;
             None if no query had two distributions.
         deviation: standard deviation over the runs; None for fewer than two.
-        left_out: share of the queries that were left out, since one of the two heads
+        left_out: share of the queries that were left out, because one of the two heads
             sees nothing there.
     """
 
@@ -59,7 +59,7 @@ class Occupancy:
 
     Args:
         part: `"BLOCK GROUP"`.
-        seen: `Spread` of the tokens that were looked at.
+        seen: `Spread` of the analysed tokens.
         trained: `Spread` by the moving averages of training; None without any.
         in_none: share of the tokens that are members of no cluster.
     """
@@ -73,23 +73,23 @@ class Occupancy:
 def compare_heads(lm, windows, num_runs=10, routing_scope="full", seed=0, verbose=True):
     """Compares the attention of pairs of heads, and counts the tokens of clusters.
 
-    Each run takes the next window and, of each block, a random pair of different heads
-    for each pair of kinds. The divergence of two heads is the mean over the queries of
-    the window. A query for which one of them sees nothing (a token in no cluster) has
-    no distribution there and is left out.
+    Each run takes the next window and, from each block, a random pair of different
+    heads for each pair of head groups. The divergence of two heads is the mean over the
+    queries of the window. A query for which one of them sees nothing (a token in no
+    cluster) is left out.
 
     Args:
         lm: a `RoutingTransformerCausalLM` or `RoutingImageTransformer`.
-        windows: dict of NumPy arrays, inputs of the model without padding. The memory
-            needed grows with the square of their length.
+        windows: dict of NumPy arrays, inputs of the model without padding. Memory grows
+            with the square of their length.
         num_runs: number of runs. Defaults to 10, as in the paper.
         routing_scope: `"full"` (the default) or `"prefix"`, see `RoutedHeads`.
-        seed: chooses the heads. Defaults to 0.
-        verbose: whether progress is shown on stderr. Defaults to True.
+        seed: seed of the choice of heads. Defaults to 0.
+        verbose: whether to show progress on standard error. Defaults to True.
 
     Returns:
-        List of `HeadDivergence`, for each block and pair of kinds with two different
-        heads; and list of `Occupancy`, for each head group with clusters.
+        List of `HeadDivergence`, for each block and pair of head groups with two
+        different heads; and list of `Occupancy`, for each head group with clusters.
 
     Raises:
         ValueError: if `num_runs` is not positive.
@@ -131,7 +131,7 @@ def compare_heads(lm, windows, num_runs=10, routing_scope="full", seed=0, verbos
 
 def _random_pairs(maps, generator):
     """Yields pairs of kinds with maps `[L, L]` of two different heads."""
-    # Local heads stand last in a block, and first in the paper's table.
+    # Local heads come last in a block, and first in the paper's table.
     for kinds in itertools.combinations_with_replacement(reversed(maps), 2):
         first, second = (maps[kind][0] for kind in kinds)
         if kinds[0] != kinds[1]:

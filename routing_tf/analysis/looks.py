@@ -1,4 +1,4 @@
-"""What `analyse` shows of a model: a method for each value of `--what`."""
+"""The output of `analyse`: a method for each value of `--what`."""
 
 import dataclasses
 
@@ -21,16 +21,16 @@ from routing_tf.files.folders import make_folder
 from routing_tf.training import evaluation
 
 DEFAULT_LENGTHS = {"jsd": 512, "maps": 256, "reads": 256}
-# Token by token takes long.
+# Scoring token by token takes long.
 DEFAULT_EXAMPLES = {"causality": 64, "decoding": 4}
 
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """A look at a model with held-out data, as the flags of `analyse` ask for it.
+    """Analyses a model with held-out data, by the flags of `analyse`.
 
-    The fields from `output_dir` on are flags of these names, whose help describes them;
-    None stands for a default. Each method prints what it finds, and raises a
+    The fields from `output_dir` on are flags of the same names, whose help describes
+    them; None stands for a default. Each method prints its results, and raises a
     `ValueError` if a setting does not fit the model.
     """
 
@@ -52,7 +52,7 @@ class Look:
     seed: int = 0
 
     def causality(self):
-        """Says how later tokens reach earlier outputs, and what is scored by it."""
+        """Prints how later tokens reach earlier outputs, and their effect on scores."""
         windows = complete_windows(self.problem, self.split, self.num_windows)
         leaks = find_leaks(
             self.lm,
@@ -68,11 +68,10 @@ class Look:
             f'scope "{self.routing_scope}"'
         )
         print(
-            "moved: share of the earlier positions whose output changes at all\n"
-            "mean, largest: change of an earlier output, relative to the root mean "
-            "square of these outputs\n"
-            "by itself: the input of the layer is held fixed at earlier positions; "
-            "through the stack: it moves too"
+            "moved: share of the earlier positions whose output changes\nmean, "
+            "largest: change of an earlier output, relative to the root mean square of "
+            "these outputs\nby itself: the input of the layer is fixed at earlier "
+            "positions; through the stack: it changes, too"
         )
         print(report.leak_table(leaks), flush=True)
         scores = compare_scopes(
@@ -83,7 +82,7 @@ class Look:
         print(report.verdict(leaks))
 
     def decoding(self):
-        """Says what is scored in one pass, token by token and as a SavedModel."""
+        """Prints scores in one pass, token by token and as a SavedModel."""
         print("scoring in one pass, token by token, and with a SavedModel", flush=True)
         result = compare_decoding(
             self.lm, self.problem, self.split, self.num_examples("decoding")
@@ -98,7 +97,7 @@ class Look:
         return self.eval_examples or None
 
     def jsd(self):
-        """Says how far apart heads are, and how tokens are spread over clusters."""
+        """Prints the divergence of heads, and how tokens are spread over clusters."""
         length = self._window_length("jsd")
         windows = complete_windows(self.problem, self.split, self.num_runs, length)
         divergences, occupancies = compare_heads(
@@ -114,8 +113,8 @@ class Look:
         left_out = max((each.left_out for each in divergences), default=0)
         if left_out:
             print(
-                "queries left out, since one of the two heads sees nothing there: up "
-                f"to {left_out:.2%} for a pair of kinds"
+                "queries left out, because one of the two heads sees nothing there: "
+                f"up to {left_out:.2%} for a pair"
             )
         if occupancies:
             print(
@@ -150,18 +149,18 @@ class Look:
             shown_texts.show_cluster(self.lm, window["token_ids"][0], cluster, folder)
 
     def reads(self):
-        """Says how each head reads a text, and which places a token reads with one."""
+        """Prints how each head reads a text, and which positions a token reads."""
         h = self.lm.hyperparameters
         if h.kind == "image":
             raise ValueError(
-                "`--what=reads` needs a language model. Received: an image model; "
-                "take --what=maps"
+                "`--what=reads` needs a language model. Received: an image model; use "
+                "--what=maps"
             )
         window = self._window("reads")
         token_ids = window["token_ids"][0]
         attention = Probe(self.lm, self.routing_scope).attention(window)
         heads = reading.list_reads(attention)
-        # What local heads may see ends with their block and those before it.
+        # Local heads see at most their block and those before it.
         reach = h.local_block_length * (1 + h.local_flange_blocks)
         head = reading.choose_head(heads, reach, self.layer, self.head)
         token = reading.choose_token(head, reach, self.token)
@@ -172,7 +171,7 @@ class Look:
         shown_texts.show_reads(head, token, token_ids, tokenizer, folder)
 
     def _window_length(self, what):
-        """The number of tokens to look at; None for images, which are whole."""
+        """The number of tokens to analyse; None for images, which are not cut."""
         h = self.lm.hyperparameters
         if h.kind == "image":
             if self.length is not None:
@@ -191,7 +190,7 @@ class Look:
         return self.length
 
     def _window(self, what):
-        """The text or image to look at, a batch of one."""
+        """The text or image to analyse, a batch of one."""
         length = self._window_length(what)
         if self.text is None:
             return complete_windows(self.problem, self.split, 1, length)

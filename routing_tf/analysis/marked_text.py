@@ -1,4 +1,4 @@
-"""Texts with some of their tokens marked."""
+"""Texts with marked tokens."""
 
 import codecs
 import dataclasses
@@ -14,7 +14,7 @@ BRACKETS = (
     "\N{MATHEMATICAL RIGHT WHITE SQUARE BRACKET}",
 )
 REVERSE_VIDEO = ("\x1b[7m", "\x1b[0m")
-# Around a token that others are marked for.
+# Around the token for which others are marked.
 ANGLE_BRACKETS = (
     "\N{MATHEMATICAL LEFT DOUBLE ANGLE BRACKET}",
     "\N{MATHEMATICAL RIGHT DOUBLE ANGLE BRACKET}",
@@ -23,13 +23,13 @@ BOLD_UNDERLINED = ("\x1b[1;4m", "\x1b[0m")
 LINE_END = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"
 TAB = "\N{RIGHTWARDS ARROW TO BAR}"
 CONTEXT_CHARACTERS = 24
-# The id that texts start behind, which elsewhere is padding.
+# The leading id of texts, which is padding elsewhere.
 START = "<start>"
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A piece of a text, to be shown as a whole."""
+    """A piece of a text that is shown together."""
 
     text: str
     is_marked: bool
@@ -38,11 +38,11 @@ class Piece:
 def make_pieces(tokenizer, token_ids, is_marked):
     """Cuts the text of some tokens into pieces.
 
-    A piece is a token. Bytes that make one character are one piece, marked if one of
-    them is. Subwords are shown as in their vocabulary, with a space for the underscore
-    that ends a word; words with a space behind them, but for newlines. What cannot be
-    printed is shown as U+FFFD, tokens without a tokenizer as their ids, the id 0 that
-    texts start behind as `START`.
+    A piece is a token. The bytes of one character are one piece, marked if one of them
+    is. Subwords are shown as in their vocabulary, with a space for the underscore that
+    ends a word; words are followed by a space, except newlines. Characters that cannot
+    be printed are shown as U+FFFD, tokens without a tokenizer as their ids, and the
+    leading id 0 of texts as `START`.
 
     Example:
 
@@ -67,9 +67,9 @@ def make_pieces(tokenizer, token_ids, is_marked):
 
 
 def mark(pieces, marks):
-    """Joins pieces, with a pair of marks such as `BRACKETS` around those marked.
+    """Joins pieces, with a pair of marks such as `BRACKETS` around marked ones.
 
-    Neighbours share a pair. A marked end of a line is shown as an arrow before it.
+    Neighbours share a pair. A marked line end is shown as an arrow before it.
     """
     parts, inside = [], False
     for piece in pieces:
@@ -96,7 +96,7 @@ def mark_around(pieces, number, marks, own_marks):
 
 
 def in_one_line(tokenizer, token_ids):
-    """Returns the text of some tokens in one line, ends of lines and tabs as arrows."""
+    """Returns the text of tokens in one line, with line ends and tabs as arrows."""
     pieces = make_pieces(tokenizer, token_ids, [False] * len(token_ids))
     text = "".join(piece.text for piece in pieces)
     return text.replace("\n", LINE_END).replace("\t", TAB)
@@ -108,7 +108,7 @@ def names(tokenizer, token_ids):
 
 
 def context(tokenizer, token_ids, token):
-    """Returns the end of what stands before a token, in one line."""
+    """Returns the end of the text before a token, in one line."""
     # A character has up to four bytes.
     start = max(0, token - 4 * CONTEXT_CHARACTERS)
     return in_one_line(tokenizer, token_ids[start:token])[-CONTEXT_CHARACTERS:]

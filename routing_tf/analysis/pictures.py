@@ -25,7 +25,7 @@ def check_matplotlib():
 
 
 def lack_of_matplotlib():
-    """Returns that matplotlib is not installed, in words; or None."""
+    """Returns a message if matplotlib is not installed, or None."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -39,10 +39,10 @@ def lack_of_matplotlib():
 def draw_maps(maps, title, path, tokens=None):
     """Draws the attention maps of a block into a PNG file, a panel for each head.
 
-    Rows are queries, columns are the positions whose values are read. `maps` has the
-    NumPy arrays `<float>[heads, length, length]` of each head group; the axes show
-    `tokens`, or without them positions alone. Grey follows the square root of the
-    weights, so that small ones show too; a scale tells them.
+    Rows are queries, and columns are the positions whose values are read. `maps` has
+    the NumPy arrays `<float>[heads, length, length]` of each head group; the axes show
+    `tokens`, or only positions without them. Grey follows the square root of the
+    weights, so that small ones are visible, too; a scale shows the weights.
 
     Example:
 
@@ -87,7 +87,7 @@ def _square_root():
 
 
 def _label_positions(panel, length, tokens):
-    """Puts whole positions at the axes, with their tokens, as many as can be read."""
+    """Labels the axes with as many positions and tokens as are legible."""
     step = -(-length // MAX_TICKS)
     positions = list(range(0, length, step))
     labels = [str(position) for position in positions]
@@ -101,7 +101,7 @@ def _label_positions(panel, length, tokens):
 def draw_text(pieces, title, path, number=None):
     """Draws pieces of a text into a PNG file, with coloured marks.
 
-    The piece `number`, if there is one, has a colour of its own.
+    The piece `number`, if given, has another colour.
 
     Example:
 
@@ -123,7 +123,7 @@ def draw_text(pieces, title, path, number=None):
     colours = np.zeros((num_rows, TEXT_COLUMNS), "int32")
     for row, column, character, marked in cells:
         colours[row, column] = marked
-        # Else matplotlib would read a formula between two dollars.
+        # Otherwise matplotlib would read a formula between two dollars.
         axes.text(
             column,
             row,

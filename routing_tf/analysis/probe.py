@@ -1,4 +1,4 @@
-"""A look inside a language model: hidden states, heads, attention maps, clusters.
+"""Hidden states, heads, attention maps and clusters of a language model.
 
 Letters: B batch, H heads, L length, K clusters.
 """
@@ -16,13 +16,13 @@ from routing_tf.models.compiled import compiled
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Clusters:
-    """Who sits where in the clusters of a head group.
+    """The members of the clusters of a head group.
 
     Args:
         nearest: NumPy array `<int32>[B, H, L]`, the best cluster of each position.
-        members: NumPy array `<bool>[B, H, L, K]`, which clusters each position is a
-            member of. In expert choice this is judged from the whole sequence, which
-            in the scope `"prefix"` is what its last query sees.
+        members: NumPy array `<bool>[B, H, L, K]`, the clusters of which each position
+            is a member. In expert choice, they are chosen from the whole sequence, as
+            the last query sees it in the scope `"prefix"`.
     """
 
     nearest: np.ndarray
@@ -48,10 +48,10 @@ class BlockAttention:
 class Probe:
     """Looks inside a language model, of texts or images.
 
-    It shares the model's weights and leaves it as it is. What it does is compiled
-    once for each shape of inputs. Positions are in the order in which the model sees
-    them: each stands for the token that is its input, of an image the sub-pixel before
-    the one that is predicted there.
+    It shares the model's weights and does not change the model. Its functions are
+    compiled once for each shape of inputs. Positions are in the order in which the
+    model sees them. Each stands for its input token; in an image, this is the sub-pixel
+    before the one that is predicted there.
 
     Args:
         lm: a `RoutingTransformerCausalLM` or `RoutingImageTransformer`.
@@ -104,16 +104,16 @@ class Probe:
         return [self._in_sequence(state) for state in self._hidden_states(inputs)]
 
     def part_outputs(self, hidden_states):
-        """Runs each block on an input of its own, without padding.
+        """Runs each block on a given input, without padding.
 
         Args:
             hidden_states: list of the inputs of the blocks, as `hidden_states` returns
-                them; what follows them is ignored.
+                them; further entries are ignored.
 
         Returns:
             Dict of NumPy arrays `<float>[B, L, size]`. For each block and head group
             `"BLOCK GROUP"` has the outputs of its heads side by side, before the
-            output projection; `"BLOCK output"` is what the block returns.
+            output projection; `"BLOCK output"` is the result of the block.
         """
         inputs = [
             self._in_shape(state)
@@ -136,14 +136,14 @@ class Probe:
     def attention(self, inputs):
         """Returns attention maps and clusters.
 
-        The memory of the maps grows with the square of the length: for short inputs.
+        The memory of the maps grows with the square of the length, so use short inputs.
 
         Args:
             inputs: dict of NumPy arrays, as for a call of the model, without padding.
 
         Returns:
-            List with a `BlockAttention` for each block. Of the weights of a query that
-            sees nothing all are 0.
+            List with a `BlockAttention` for each block. All weights of a query that
+            sees nothing are 0.
         """
         states = [self._in_shape(state) for state in self.hidden_states(inputs)[:-1]]
         found = []
@@ -205,7 +205,7 @@ class Probe:
         return None if places is None else np.argsort(places, axis=None)
 
     def _in_sequence(self, state):
-        """From the shape in which blocks pass states on to `[B, L, dim]`."""
+        """From the shape of states between blocks to `[B, L, dim]`."""
         order = self._order()
         if order is None:
             return state
@@ -226,11 +226,11 @@ class Probe:
 
 @contextlib.contextmanager
 def recorded(groups, method):
-    """Keeps what a method of head groups, such as `"attend"`, gets and returns.
+    """Records arguments and results of a method of head groups, such as `"attend"`.
 
-    The list that it yields gets the positional arguments and the result of each call,
-    in the order of the calls. Where a function is compiled inside, they are symbolic
-    and good for this function alone.
+    The list that it yields receives the positional arguments and the result of each
+    call, in the order of the calls. If a function is compiled inside, they are symbolic
+    and only valid in this function.
 
     Example:
 
@@ -288,7 +288,7 @@ def _side_by_side(heads):
 
 
 def _clusters(group, scores):
-    """Returns best clusters and membership from the scores `[B, H, L, K]` of keys."""
+    """Returns best clusters and members from the scores `[B, H, L, K]` of keys."""
     nearest = ops.cast(ops.argmax(scores, axis=-1), "int32")
     rule = group.causal_rule()
     if rule.tokens_choose:

@@ -1,6 +1,6 @@
-"""Which earlier places the tokens of a text read, and what they find there.
+"""The earlier positions that the tokens of a text read, and what they find there.
 
-A token reads the places whose values have a weight in its row of an attention map.
+A token reads the positions whose values have a weight in its row of an attention map.
 """
 
 import dataclasses
@@ -10,19 +10,19 @@ import numpy as np
 from routing_tf.analysis.clusters import check_one_of
 
 NOWHERE = -1
-# Share of the largest weight below which a place is hardly read.
+# Share of the largest weight below which a position is hardly read.
 LEAST_SHARE = 0.01
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeadReads:
-    """What the tokens of a text read with one head.
+    """The positions that the tokens of a text read with one head.
 
     Args:
         layer: number of the block.
         head: number of the head, counted over all heads of the block's
             self-attention.
-        name: name for a reader: block, head group and number in the group.
+        name: name for people: block, head group and number in the group.
         weights: NumPy array `<float>[length, length]`, the weights of the values read
             (columns) for each token (rows).
     """
@@ -34,7 +34,7 @@ class HeadReads:
 
     @property
     def places(self):
-        """NumPy array `<int>[length]`: the place read most, or `NOWHERE`."""
+        """NumPy array `<int>[length]`: the position read most, or `NOWHERE`."""
         return np.where(self.strengths > 0, self.weights.argmax(axis=-1), NOWHERE)
 
     @property
@@ -43,11 +43,11 @@ class HeadReads:
         return self.weights.max(axis=-1)
 
     def beyond(self, reach):
-        """Returns the weights of places at a distance of at least `reach`, else 0."""
+        """Returns the weights of positions at least `reach` away, and 0 for others."""
         return np.tril(self.weights, -reach)
 
     def strongest(self, token, count=5):
-        """Returns pairs of a place that a token reads and its weight, strongest first.
+        """Returns pairs of a position and its weight that a token reads, by weight.
 
         There are at most `count`, all above a hundredth of the largest weight.
         """
@@ -62,10 +62,10 @@ class ReadScores:
     """How a head reads, over all tokens of a text.
 
     Args:
-        distance: mean distance of the place read most; None if no token reads.
+        distance: mean distance of the position read most; None if no token reads.
         far: mean of the largest weight beyond the reach of local heads.
-        recall: share of the tokens, of those with a next one, that read most a place
-            whose token is that next one: what the model has to predict.
+        recall: share of the tokens with a next token that read most strongly a position
+            with this next token, which the model has to predict.
         nothing: share of the tokens that read nothing.
     """
 
@@ -76,7 +76,7 @@ class ReadScores:
 
 
 def list_reads(attention):
-    """Returns what each head of a model reads, in the first text of a batch.
+    """Returns the reads of each head of a model, in the first text of a batch.
 
     Args:
         attention: list of `BlockAttention`, see `Probe.attention`.
@@ -114,12 +114,12 @@ def list_reads(attention):
 
 
 def score_reads(reads, token_ids, reach):
-    """Says how a head reads.
+    """Summarises how a head reads.
 
     Args:
         reads: `HeadReads`.
         token_ids: NumPy array `<int>[length]` with at least two ids.
-        reach: distance from which on local heads see nothing.
+        reach: distance from which local heads see nothing.
 
     Returns:
         `ReadScores`.
@@ -137,11 +137,11 @@ def score_reads(reads, token_ids, reach):
 
 
 def chance_of_recall(token_ids):
-    """Says how often the next token is there to be read.
+    """Returns how often the next token can be read.
 
-    Returns the share of tokens whose next one stands somewhere at or before them,
-    which is the largest recall there is, and the mean share of places at which it
-    does: the recall of reading a place at random.
+    Returns the share of tokens whose next token occurs at or before them, which is the
+    largest possible recall, and the mean share of positions with it, which is the
+    recall of reading random positions.
     """
     is_next = np.tril(token_ids[1:, None] == token_ids[None, :-1])
     numbers = is_next.sum(axis=-1)
@@ -150,12 +150,12 @@ def chance_of_recall(token_ids):
 
 
 def choose_head(heads, reach, layer=None, head=None):
-    """Returns the `HeadReads` to look at.
+    """Returns the `HeadReads` to show.
 
-    Without `layer` it is of the last block of which a head reads at the distance
-    `reach` or more, from which on local heads see nothing, or of the last block if
-    none does. Without `head`, which counts over all heads of the block, it is the one
-    with the largest mean of the largest weight at that distance.
+    Without `layer`, it belongs to the last block with a head that reads at the distance
+    `reach` or more, where local heads see nothing, or to the last block if there is
+    none. Without `head`, which counts over all heads of the block, it is the one with
+    the largest mean of the largest weight at that distance.
     """
     far = [each.beyond(reach).max(axis=-1).mean() for each in heads]
     layers = sorted({each.layer for each in heads})
@@ -173,7 +173,7 @@ def choose_head(heads, reach, layer=None, head=None):
 def choose_token(reads, reach, token=None):
     """Returns the number of the token whose reads are shown.
 
-    Without `token` it is the one with the largest product of weight and distance, at
+    Without `token`, it is the one with the largest product of weight and distance, at
     the distance `reach` or more if anything is read there.
     """
     length = len(reads.weights)

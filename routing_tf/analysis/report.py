@@ -1,4 +1,4 @@
-"""Tables and lines that tell a reader what the analyses found."""
+"""Tables and lines with the results of the analyses, for people."""
 
 import math
 
@@ -9,7 +9,7 @@ from routing_tf.analysis.reads import score_reads
 
 
 def leak_table(leaks):
-    """Returns a table for a reader: how each part moves."""
+    """Returns a table for people with the movement of each part."""
     rows = [("", "by itself", "", "", "through the stack", "", "")]
     rows.append(("part", *["moved", "mean", "largest"] * 2))
     for leak in leaks:
@@ -27,7 +27,7 @@ def leak_table(leaks):
 
 
 def describe_scores(scores, problem, split):
-    """Yields lines for a reader: what a model scores in both scopes."""
+    """Yields lines for people with the scores of a model in both scopes."""
     full, prefix = (
         _metric(problem, split, bits) for bits in (scores.full, scores.prefix)
     )
@@ -52,12 +52,12 @@ def _metric(problem, split, bits):
 
 
 def describe_decoding(result, problem, split):
-    """Yields lines for a reader: what a model scores in ways that should be one."""
+    """Yields lines for people with scores in ways that should agree."""
     yield f"held-out {problem.metric_name} of {result.num_windows} windows"
     yield f"one parallel pass: {_metric(problem, split, result.one_pass):.5f}"
     yield f"token by token: {_metric(problem, split, result.steps):.5f}"
     if result.exported is None:
-        yield "SavedModel: made on the TensorFlow backend alone"
+        yield "SavedModel: only on the TensorFlow backend"
     else:
         yield f"SavedModel: {_metric(problem, split, result.exported):.5f}"
     yield f"largest difference for one token: {result.largest_difference:.2g} bits"
@@ -68,7 +68,7 @@ def describe_decoding(result, problem, split):
 
 
 def verdict(leaks):
-    """Returns the last line: whether a model is strictly causal."""
+    """Returns the last line, which says whether a model is strictly causal."""
     sources = [leak.part for leak in leaks if leak.itself.share]
     sources = [part for part in sources if not part.endswith(" output")] or sources
     if not sources:
@@ -82,7 +82,7 @@ def verdict(leaks):
 
 
 def divergence_table(divergences):
-    """Returns a table for a reader: a row for each block, a column for each pair."""
+    """Returns a table for people, a row for each block and a column for each pair."""
     if not divergences:
         return "no layer has two heads"
     pairs = list(dict.fromkeys(each.kinds for each in divergences))
@@ -104,7 +104,7 @@ def divergence_table(divergences):
 
 
 def occupancy_table(occupancies):
-    """Returns a table for a reader: how the clusters of head groups are occupied."""
+    """Returns a table for people with the occupancy of clusters."""
     names = ["smallest", "largest", "entropy"]
     rows = [("", "here", "", "", "", "in training", "", "")]
     rows.append(("part", *names, "in none", *names))
@@ -123,9 +123,9 @@ def _spread_cells(spread):
 
 
 def describe_reads(heads, token_ids, reach):
-    """Yields lines for a reader: how each head of a model reads a text.
+    """Yields lines for people that say how each head of a model reads a text.
 
-    `reach` is the distance from which on local heads see nothing.
+    `reach` is the distance from which local heads see nothing.
     """
     yield (
         "distance: mean, of the place read most\n"
@@ -150,9 +150,9 @@ def describe_reads(heads, token_ids, reach):
 
 
 def describe_token(reads, token, token_ids, tokenizer):
-    """Yields lines for a reader: what a token reads, with the text before it.
+    """Yields lines for people with the reads of a token, and the text before it.
 
-    Without a tokenizer ids are shown.
+    Without a tokenizer, ids are shown.
     """
 
     def name(number):
@@ -173,10 +173,10 @@ def describe_token(reads, token, token_ids, tokenizer):
 
 
 def reads_rows(reads, token_ids, tokenizer):
-    """Yields the rows of a table of what each token reads most, a header first.
+    """Yields the rows of a table of the strongest read of each token, a header first.
 
-    Place, text of the place and weight are empty for a token that reads nothing.
-    Without a tokenizer ids are shown.
+    Position, its text and the weight are empty for a token that reads nothing. Without
+    a tokenizer, ids are shown.
     """
     yield "token", "text", "place", "text of the place", "weight"
     texts = marked_text.names(tokenizer, token_ids)
@@ -191,7 +191,7 @@ def reads_rows(reads, token_ids, tokenizer):
 def table(rows):
     """Returns rows of strings as text, in columns.
 
-    A cell may run into the empty ones behind it.
+    A cell may run into empty ones after it.
     """
     columns = list(zip(*rows, strict=True))
     widths = [

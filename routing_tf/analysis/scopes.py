@@ -1,4 +1,4 @@
-"""What a model scores in the two routing scopes."""
+"""Scores of a model in the two routing scopes."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from routing_tf.models.token_scorer import TokenScorer
 
 @dataclasses.dataclass(frozen=True)
 class ScopeComparison:
-    """What a model scores in the two routing scopes, on the same windows.
+    """Scores of a model in the two routing scopes, on the same windows.
 
     Args:
         full: mean bits per token in the scope `"full"`.
@@ -29,7 +29,7 @@ class ScopeComparison:
 
     @property
     def difference(self):
-        """What looking at later tokens is worth: `prefix` minus `full`."""
+        """The gain from looking at later tokens: `prefix` minus `full`."""
         return self.prefix - self.full
 
 
@@ -41,7 +41,7 @@ def compare_scopes(lm, problem, split, num_examples=None, verbose=True):
         problem: the problem.
         split: `"train"`, `"validation"` or `"test"`.
         num_examples: number of windows, evenly spaced; None (the default) for all.
-        verbose: whether progress is shown on stderr. Defaults to True.
+        verbose: whether to show progress on standard error. Defaults to True.
 
     Returns:
         `ScopeComparison`.
@@ -74,7 +74,7 @@ def _rows(x):
 
 
 def _compare(bits, tokens):
-    """Compares the bits `[windows, scopes]` of so many tokens of each window."""
+    """Compares the bits `[windows, scopes]`, given numbers of tokens of windows."""
     bits, tokens = bits[tokens > 0], tokens[tokens > 0]
     full, prefix = bits.sum(axis=0) / tokens.sum()
     error = None

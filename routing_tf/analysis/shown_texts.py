@@ -1,4 +1,4 @@
-"""Texts with marks, for a reader: printed, drawn, and as a table."""
+"""Marked texts for people: printed, drawn, and as a table."""
 
 import csv
 import sys
@@ -30,7 +30,7 @@ def tokenizer_of(lm):
 
 
 def show_reads(head, token, token_ids, tokenizer, folder):
-    """Prints and draws what a token reads; writes a table of what each token reads."""
+    """Prints and draws the reads of a token; writes a table of those of all tokens."""
     path = folder / "reads.tsv"
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, dialect="excel-tab", lineterminator="\n")

@@ -1,4 +1,4 @@
-"""Held-out data to look at."""
+"""Held-out data for the analyses."""
 
 import numpy as np
 import tensorflow as tf
@@ -9,10 +9,10 @@ from routing_tf.training import evaluation
 
 
 def complete_windows(problem, split, num_windows, length=None):
-    """Reads windows of a split that are filled to the end, evenly spaced.
+    """Reads complete windows of a split, evenly spaced.
 
     There are `num_windows`, or fewer if the split has fewer, as a dict of NumPy
-    arrays. `length` is the number of tokens to keep of each, for texts alone.
+    arrays. `length` is the number of tokens to keep of each, only for texts.
 
     Raises:
         ValueError: if the split has no such window, or a number is not positive.
@@ -34,9 +34,8 @@ def complete_windows(problem, split, num_windows, length=None):
     complete = np.flatnonzero(lengths == problem.sequence_length)
     if not len(complete):
         raise ValueError(
-            "The split must have a window that is filled to the end. Received: "
-            f"{split!r} of {problem.name!r} with windows of "
-            f"{problem.sequence_length:,} ids"
+            f"The split must have a complete window. Received: {split!r} of "
+            f"{problem.name!r} with windows of {problem.sequence_length:,} ids"
         )
     num_windows = min(num_windows, len(complete))
     rows = complete[np.arange(num_windows) * len(complete) // num_windows]
@@ -52,7 +51,7 @@ def complete_windows(problem, split, num_windows, length=None):
 
 
 def batches_to_score(lm, problem, split, num_examples=None, verbose=True):
-    """Reads `num_examples` windows of a split to score, evenly spaced; None: all.
+    """Reads `num_examples` (None: all) windows of a split to score, evenly spaced.
 
     Returns their number, and an iterable of batches of inputs, targets and weights
     `<float64>`, NumPy arrays.
@@ -61,7 +60,7 @@ def batches_to_score(lm, problem, split, num_examples=None, verbose=True):
     count = len(problem.evaluation_windows(split)[0])
     if num_examples is not None:
         count = min(count, num_examples)
-    # No larger than needed: windows that fill up a batch cost as much as others.
+    # No larger than needed, because padding windows cost as much as others.
     batch_size = min(evaluation.batch_size_of(lm.hyperparameters, problem), count)
     dataset = problem.dataset(
         split, batch_size, num_examples=num_examples, training=False
@@ -79,9 +78,9 @@ def rows_of(windows, rows):
 
 
 def text_window(lm, text, length=None):
-    """Returns the inputs of a model for a text, a batch of one, behind an id 0.
+    """Returns the inputs of a model for a text, a batch of one with a leading id 0.
 
-    `length` is the number of tokens to keep at most, the id 0 included.
+    `length` is the largest number of tokens to keep, including the id 0.
     """
     preprocessor = getattr(lm, "preprocessor", None)
     if preprocessor is None:

@@ -1,1 +1,1 @@
-"""The commands: their flags, and what they say; the work is done elsewhere."""
+"""The commands: their flags and messages; other packages do the work."""

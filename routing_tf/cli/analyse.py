@@ -4,12 +4,12 @@ Do later tokens reach earlier outputs, through which heads, and what is it worth
 
     python -m routing_tf.analyse --what=causality --model_dir=my_run
 
-Does decoding token by token, and a SavedModel, score what one pass scores?
+Do decoding token by token and a SavedModel give the scores of one pass?
 
     python -m routing_tf.analyse --what=decoding --model_dir=my_run
 
-How far apart is what local and routed heads attend to (Table 6 of the paper), and how
-evenly are tokens spread over clusters?
+How different are the attention of local and routed heads (Table 6 of the paper), and
+how evenly are tokens spread over clusters?
 
     python -m routing_tf.analyse --what=jsd --model_dir=my_run
 
@@ -17,7 +17,8 @@ Pictures of the attention, and a text with the tokens of one cluster marked:
 
     python -m routing_tf.analyse --what=maps --model_dir=my_run
 
-Which earlier places does each token of a text read, and is what comes next there?
+Which earlier positions does each token of a text read, and do they have what comes
+next?
 
     python -m routing_tf.analyse --what=reads --model_dir=my_run
 """
@@ -31,7 +32,7 @@ from routing_tf.cli.copies import DEFAULT_EXAMPLES
 from routing_tf.cli.copies import DEFAULT_LENGTHS
 from routing_tf.cli.copies import ROUTING_SCOPES
 
-# Flags that all values of --what read, and those that only some do.
+# Flags for all values of --what, and those for only some.
 SHARED = ("split", "routing_scope")
 READERS = {
     "num_windows": ("causality",),
@@ -55,74 +56,75 @@ FLAGS = {
     "what": commands.choice(
         None,
         ["causality", "decoding", "jsd", "maps", "reads"],
-        "What to look at: whether later tokens reach earlier outputs; whether decoding "
-        "token by token scores what one pass scores; the Jensen-Shannon divergence of "
-        "heads, and clusters; pictures of attention; or which earlier places tokens "
+        "What to analyse: whether later tokens reach earlier outputs; whether decoding "
+        "token by token gives the scores of one pass; the Jensen-Shannon divergence of "
+        "heads, and clusters; pictures of attention; or which earlier positions tokens "
         "read.",
         required=True,
     ),
     "model_dir": commands.path("Folder of the run.", required=True),
     **commands.DATA,
     "split": commands.choice(
-        "test", ["validation", "test"], "Split of the data to look at."
+        "test", ["validation", "test"], "Split of the data to analyse."
     ),
     "routing_scope": commands.choice(
         "full",
         ROUTING_SCOPES,
-        "Which tokens compete where clusters choose their members (expert choice). "
-        "full: those of the whole window, as in training. prefix: those up to each "
-        "token, as in sampling. --what=causality scores in both. Other heads have one "
-        "scope.",
+        "Which tokens compete for a place in a cluster (expert choice). full: those of "
+        "the whole window, as in training. prefix: those up to each token, as in "
+        "sampling. --what=causality scores in both. Other heads have one scope.",
     ),
     "num_windows": commands.integer(
-        8, 1, "causality: held-out windows whose tokens are replaced."
+        8, 1, "causality: number of held-out windows whose tokens are replaced."
     ),
     "num_perturbations": commands.integer(
         4,
         1,
-        "causality: positions of each window from which all tokens are replaced.",
+        "causality: number of positions of each window from which all tokens are "
+        "replaced.",
     ),
     "eval_examples": commands.integer(
         None,
         0,
-        "causality, decoding: windows to score, evenly spaced; 0: all. Default: "
-        f"{DEFAULT_EXAMPLES['causality']} or {DEFAULT_EXAMPLES['decoding']}.",
+        "causality, decoding: number of windows to score, evenly spaced; 0: all. "
+        f"Default: {DEFAULT_EXAMPLES['causality']} or {DEFAULT_EXAMPLES['decoding']}.",
     ),
     "num_runs": commands.integer(
-        10, 1, "jsd: runs, each on another window with other heads."
+        10, 1, "jsd: number of repetitions, each on another window with other heads."
     ),
     "length": commands.integer(
         None,
         2,
-        "jsd, maps, reads: tokens of a window; memory grows with its square. "
+        "jsd, maps, reads: number of tokens of a window; memory grows with its square. "
         f"Default: {DEFAULT_LENGTHS['jsd']}, {DEFAULT_LENGTHS['maps']} or "
         f"{DEFAULT_LENGTHS['reads']}, at most the model's. Images are not cut.",
     ),
     "layer": commands.integer(
         None,
         0,
-        "maps: layer of the cluster. Default: the last with any. reads: layer of "
-        "the head. Default: the last that reads beyond the reach of local heads.",
+        "maps: layer of the cluster. Default: the last one with clusters. reads: layer "
+        "of the head. Default: the last one that reads beyond the reach of local "
+        "heads.",
     ),
     "head": commands.integer(
         None,
         0,
         "maps: head of the cluster, among those with clusters. Default: 0. reads: "
-        "head among all of the layer. Default: the one that reads most strongly "
+        "head, among all heads of the layer. Default: the one that reads most strongly "
         "beyond the reach of local heads.",
     ),
     "cluster": commands.integer(
-        None, 0, "maps: cluster to mark. Default: the biggest."
+        None, 0, "maps: cluster to mark. Default: the largest."
     ),
     "token": commands.integer(
         None,
         0,
-        "reads: token whose reads are shown; the first of a text is 1, behind the "
-        "start. Default: one that reads far away and strongly.",
+        "reads: token whose reads are shown; the first one of a text is 1. Default: "
+        "one that reads far away and strongly.",
     ),
-    "seed": commands.integer(0, 0, "causality, jsd: seed of what is drawn at random."),
+    "seed": commands.integer(0, 0, "causality, jsd: seed of the random draws."),
     "text": commands.string(
-        None, "maps, reads: the text to look at. Default: the first held-out window."
+        None, "maps, reads: the text to analyse. Default: the first held-out window."
     ),
     "output_dir": commands.path(
         "maps, reads: folder of the pictures. Default: MODEL_DIR/maps or "
@@ -153,15 +155,16 @@ def run(options):
 
 
 def load(options):
-    """Loads the model and its problem, and says what they are."""
+    """Loads the model and its problem, and describes them."""
     from routing_tf.training import loading
 
     split = None if options.text else options.split
     checkpoint, problem = commands.open_run(options, split)
     if problem.kind == "seq2seq":
         raise ValueError(
-            "`--model_dir` must hold a run without an encoder: other models are not "
-            f"looked into. Received: one of {problem.name!r} in {options.model_dir!r}"
+            "`--model_dir` must hold a run of a model without an encoder: others "
+            f"cannot be analysed. Received: one of {problem.name!r} in "
+            f"{options.model_dir!r}"
         )
     if split is not None:
         print(f"data: {problem.describe(split)}")

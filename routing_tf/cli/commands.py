@@ -1,7 +1,7 @@
-"""What all commands share: the flags that name a problem, errors for people.
+"""The common part of all commands: flags that name a problem, and errors for people.
 
-A command reads its flags before it imports TensorFlow and Keras, which takes seconds:
-what needs them is imported in the functions that run later.
+A command reads its flags before it imports TensorFlow and Keras, which takes seconds.
+Functions that run later import the modules that need them.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from routing_tf.cli import first_checks
 from routing_tf.cli import known_names
 from routing_tf.files import named_files
 
-# What is defined here belongs to the command, whose `--help` shows it.
+# Flags defined here belong to the command, whose `--help` shows them.
 flags.disclaim_key_flags()
 
 INTERRUPTED = 130
 HELP = {"--help", "-help", "-h", "-?"}
-# How TensorFlow begins a line that is no error, what it says before the first, and that
-# there is no driver of a GPU, which it calls an error.
+# The start of TensorFlow's lines that are not errors, the line before the first one,
+# and the missing driver of a GPU, which it calls an error.
 NOTE = re.compile(
     rb"[IW]\d{4} |WARNING: All log messages before absl::|E\d{4} .*call to cuInit: "
 )
@@ -71,11 +71,11 @@ def _help(own):
 
 
 def command(run, options, argv):
-    """Runs a command and turns what users can mend into one line on stderr.
+    """Runs a command, and reports errors that users can fix in one line on stderr.
 
-    Where nobody reads standard output any more, as behind `head`, it ends quietly.
-    Returns the exit code: what `run`, a function of `options`, returns, or None for 0.
-    `argv` is the command line without its flags, as `absl.app.run` passes it.
+    If nobody reads standard output any more, as with `head`, it ends quietly. Returns
+    the exit code, which is the result of `run`, a function of `options`; None stands
+    for 0. `argv` is the command line without its flags, as `absl.app.run` passes it.
     """
     try:
         code = _run(run, options, argv)
@@ -83,7 +83,7 @@ def command(run, options, argv):
         return code
     except BrokenPipeError:
         # The reader of stdout, such as `head`, has closed it; Python would complain
-        # again at its end.
+        # again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -104,7 +104,7 @@ def _run(run, options, argv):
         with named_by_flags({name: name for name in options}):
             return run(options)
     except (KeyboardInterrupt, SystemError) as error:
-        # C code may make a SystemError of an interrupt that comes while it runs.
+        # C code may turn an interrupt into a SystemError.
         if not _comes_of_interrupt(error):
             raise
         print("interrupted", file=sys.stderr)
@@ -133,7 +133,7 @@ def _comes_of_interrupt(error):
 
 
 def _errors_of_users():
-    """What users can mend; errors of TensorFlow only where it has been imported."""
+    """Errors that users can fix; those of TensorFlow only if it has been imported."""
     errors = (ValueError, FloatingPointError, OSError)
     if "tensorflow" not in sys.modules:
         return errors
@@ -143,11 +143,11 @@ def _errors_of_users():
 
 
 def use_backend(name):
-    """Imports Keras with the backend `name`; None for what the environment says.
+    """Imports Keras with the backend `name`; None for that of the environment.
 
     Raises:
-        ValueError: if Keras has another one.
-        SystemExit: if Keras cannot import the one it is to have.
+        ValueError: if Keras already has another backend.
+        SystemExit: if Keras cannot import its backend.
     """
     if name is not None and "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = name
@@ -174,22 +174,22 @@ def use_backend(name):
             f"already, {running}. Received: --backend={name}"
         )
     if running != "tensorflow":
-        # TensorFlow only reads data then; the accelerator's memory is not its own.
+        # TensorFlow then only reads data, and must not take the accelerator's memory.
         tf.config.set_visible_devices([], "GPU")
 
 
 @contextlib.contextmanager
 def without_notes_of_tensorflow():
-    """Leaves out what TensorFlow tells of processors and accelerators on its import.
+    """Hides TensorFlow's lines about processors and accelerators at its import.
 
-    Later lines are left out, too: what TensorFlow cannot do it raises, and what else it
-    calls an error is none, such as a processor without AVX-512. Whoever sets
-    TF_CPP_MIN_LOG_LEVEL to 0 or 1 sees what it lets through.
+    Later lines are hidden, too: real errors of TensorFlow are raised, and its other
+    error lines, such as a processor without AVX-512, are not errors. If
+    TF_CPP_MIN_LOG_LEVEL is 0 or 1, the lines of this level are shown.
     """
     if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") in ("0", "1"):
         yield
         return
-    # The level does not hold yet for what is written while libraries are loaded.
+    # The level does not apply yet to lines that are written while libraries are loaded.
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as file:
@@ -206,14 +206,14 @@ def without_notes_of_tensorflow():
 
 
 def refuse(options, names, reason):
-    """Raises a `ValueError` if one of some flags is given; see `refuse_flags`."""
+    """Raises a `ValueError` if one of these flags is given; see `refuse_flags`."""
     refuse_flags([name for name in names if options[name].present], reason)
 
 
 def refuse_flags(given, reason):
-    """Raises a `ValueError` if there are flags that are not read.
+    """Raises a `ValueError` if there are flags that have no effect.
 
-    `reason` is what they do not go together with: "with ..." or "without ...".
+    `reason` says why: "with ..." or "without ...".
     """
     if given:
         names = ", ".join(f"--{name}" for name in given)
@@ -223,10 +223,10 @@ def refuse_flags(given, reason):
 
 @contextlib.contextmanager
 def named_by_flags(names):
-    """Gives arguments in the message of a `ValueError` the names of their flags.
+    """Replaces arguments in the message of a `ValueError` by their flags.
 
-    "`seed` must be ... Received: seed=x" is of `--seed` then; what a user has written,
-    as in `--hparams=seed=x`, stays. `names` is a dict of flags by arguments.
+    "`seed` must be ... Received: seed=x" then names `--seed`. Text of the user, as in
+    `--hparams=seed=x`, does not change. `names` is a dict of flags by arguments.
     """
     try:
         yield
@@ -238,14 +238,14 @@ def named_by_flags(names):
 
 
 class _PathParser(flags.ArgumentParser):
-    """Reads a path, in which a leading `~` is the home directory."""
+    """Reads a path, whose leading `~` is the home directory."""
 
     syntactic_help = "a path"
 
     def parse(self, argument):
         if not argument.strip():
             raise ValueError(
-                "The value must be a path. Received: an empty one, as of a variable "
+                "The value must be a path. Received: an empty one, as from a variable "
                 "that is not set"
             )
         return os.path.expanduser(argument)
@@ -262,7 +262,7 @@ class _PathsParser(_PathParser):
 
 
 def define(values, table):
-    """Defines the flags of a table of names and what the functions below return."""
+    """Defines the flags of a table of names and results of the functions below."""
     for name, define_flag in table.items():
         define_flag(name=name, flag_values=values)
 
@@ -278,7 +278,7 @@ def paths(text):
 
 
 def choice(default, names, text, required=False):
-    """A flag that is one of some names."""
+    """A flag that is one of several names."""
     options = {"enum_values": names, "required": required}
     return _flag(flags.DEFINE_enum, default, text, **options)
 
@@ -310,7 +310,7 @@ def strings(text):
 
 
 def repeated(text):
-    """A flag that is a text, and may be given several times."""
+    """A flag that is a text, and may be repeated."""
     return _flag(flags.DEFINE_multi_string, [], text)
 
 
@@ -336,7 +336,7 @@ BACKEND = {
     "backend": choice(
         None,
         BACKENDS,
-        "Backend of Keras. Default: that of KERAS_BACKEND or of Keras's settings, "
+        "Backend of Keras. Default: that of KERAS_BACKEND or of Keras's settings, or "
         "else tensorflow.",
     )
 }
@@ -344,21 +344,21 @@ CHECKPOINT = {
     "checkpoint": choice(
         "last",
         ("last", "best"),
-        "Which checkpoint of the run: the last, or the one with the lowest held-out "
-        "loss.",
+        "Which checkpoint of the run to use: the last one, or the best one, with the "
+        "lowest held-out loss.",
     )
 }
 OPTIONS = {"problem_option": repeated("A further option of the problem, as name=value")}
 DATA = {
     "problem": string(
         None,
-        "Name of the problem; --problem=list lists all. Default: the run's own; for a "
-        f"new run text_files if --files is given, else {DEFAULT_PROBLEM}.",
+        "Name of the problem; --problem=list lists all. Default: that of the run; for "
+        f"a new run, text_files if --files is given, or else {DEFAULT_PROBLEM}.",
     ),
     "data_dir": path("Folder with the problem's data."),
     "files": paths(
-        "Files or glob patterns for the problem text_files, separated by commas. Names "
-        "with commas are written in double quotes: --files='\"a, b.txt\",c.txt'."
+        "Files or glob patterns for the problem text_files, separated by commas. Put "
+        "names with commas in double quotes: --files='\"a, b.txt\",c.txt'."
     ),
     **OPTIONS,
 }
@@ -368,8 +368,8 @@ COMPLETION_FLAGS = ("num_images", "split", *DATA)
 def problem_fields(options, earlier=None):
     """Reads the flags of `DATA` into the fields of `RunConfig` that name a problem.
 
-    Where a flag is missing, the settings of the run `earlier` hold, if there is one.
-    Paths are absolute.
+    If a flag is missing, the settings of the run `earlier`, if any, apply. Paths are
+    absolute.
     """
     default = "text_files" if options.files else DEFAULT_PROBLEM
     if earlier is not None and not options.files:
@@ -388,7 +388,7 @@ def problem_fields(options, earlier=None):
 
 
 def _absolute(paths):
-    """Paths separated by commas, so that the run goes on from any folder."""
+    """Paths separated by commas, so that the run can continue from any folder."""
     return named_files.join_paths(map(_absolute_path, named_files.split_paths(paths)))
 
 
@@ -424,8 +424,8 @@ def parse_problem_options(items):
 def open_run(options, split=None):
     """Finds the run in `--model_dir`, and its problem or the one that flags name.
 
-    Returns the path of its checkpoint, and the problem with `split` alone loaded, if
-    there is one.
+    Returns the path of its checkpoint, and the problem with only `split` loaded, if one
+    is given.
 
     Raises:
         ValueError: if there is no run with a checkpoint, or the data does not fit it.

@@ -34,11 +34,11 @@ FLAGS = {
     "hparams_set": commands.string(
         None,
         "Name of the release's set that was trained, for settings that --hparams_file "
-        "does not hold; docs/presets.md lists all.",
+        "does not have; docs/presets.md lists all.",
     ),
 }
 
-# What the library calls what flags say.
+# The library's arguments for the flags.
 FLAGS_OF_ARGUMENTS = {
     "prefix": "checkpoint",
     "hparams": "hparams_file",

@@ -1,6 +1,6 @@
-"""Copies of what settings can be, and of defaults, for flags and their `--help`.
+"""Copies of choices and defaults, for flags and their `--help`.
 
-To import what they are copies of takes seconds, as it imports TensorFlow.
+Importing the originals takes seconds, because it imports TensorFlow.
 """
 
 SPLITS = ("train", "validation", "test")
@@ -9,10 +9,10 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 STRATEGIES = ("one", "mirrored", "multi_worker", "tpu")
 ON_NAN = ("stop", "skip")
 
-# Of `generate`.
+# For `generate`.
 MAX_DEFAULT_LENGTH = 2**16
 DEFAULT_LABELS = 10
 
-# Of `analyse`, by what it looks at.
+# For `analyse`, by `--what`.
 DEFAULT_LENGTHS = {"jsd": 512, "maps": 256, "reads": 256}
 DEFAULT_EXAMPLES = {"causality": 64, "decoding": 4}

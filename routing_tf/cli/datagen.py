@@ -2,9 +2,9 @@
 
     python -m routing_tf.datagen --problem=enwik8 --raw_dir=downloads --data_dir=data
 
-Raw files are checked while they are read; where one is damaged or something else the
-command says which, in what line and what is wrong, and leaves nothing behind. Work
-that is interrupted goes on where it was when the command is run again. Then
+Raw files are checked while they are read. If one is damaged or wrong, the command names
+the file, the line and the problem, and leaves no output. Interrupted work continues
+when the command is repeated. Then
 
     python -m routing_tf.train --problem=enwik8 --data_dir=data --model_dir=runs/enwik8
 
@@ -34,8 +34,8 @@ FLAGS = {
     "train_split": commands.choice(
         None,
         SPLITS,
-        "Split to train on; a vocabulary is made of it where one is needed. Default: "
-        "train.",
+        "Split to train on; the vocabulary, if one is needed, is learned from it. "
+        "Default: train.",
     ),
     **commands.OPTIONS,
 }
@@ -69,7 +69,7 @@ def run(options):
         if not os.path.isdir(raw_dir):
             raise ValueError(
                 "`--raw_dir` must be a folder with raw files. Received: "
-                f"--raw_dir={raw_dir!r}, which is no folder"
+                f"--raw_dir={raw_dir!r}, which is not a folder"
             )
     for line in problem.generate(raw_dir):
         print(line, flush=True)

@@ -2,11 +2,11 @@
 
     python -m routing_tf.evaluate --model_dir=my_run
 
-Or other files than those of the run, as a text of it would be:
+Or scores other files in the same way:
 
     python -m routing_tf.evaluate --model_dir=my_run --files='books/*.txt'
 
-Or files of text, each a text of its own:
+Or scores each of some files separately:
 
     python -m routing_tf.evaluate --model_dir=my_run --texts='books/*.txt'
 
@@ -35,8 +35,8 @@ FLAGS = {
     "split": commands.choice(
         "test",
         SPLITS,
-        "Split of the data to score; no other one is loaded. Where it is not given, "
-        "--files that the run does not have are scored whole.",
+        "Split of the data to score; only this one is loaded. Without it, --files that "
+        "the run does not have are scored whole.",
     ),
     "eval_examples": commands.integer(
         0,
@@ -46,24 +46,24 @@ FLAGS = {
     ),
     "texts": commands.paths(
         "Files or glob patterns of UTF-8 text to score instead of the run's data, "
-        "separated by commas. Each is a text of its own, cut into windows of the "
-        "model's length that are scored independently."
+        "separated by commas. Each file is a separate text, cut into windows of the "
+        "model's length, which are scored independently."
     ),
     "routing_scope": commands.choice(
         None,
         ROUTING_SCOPES,
-        "Which tokens compete where clusters choose their members (expert choice). "
-        "full: those of the whole window, as in published figures; later ones too: "
-        "the score leaks. prefix: those up to each token, as in sampling; slower. "
-        "Other heads have one scope. Default: that of the hyperparameters, full "
-        "unless they say otherwise.",
+        "Which tokens compete for a place in a cluster (expert choice). full: those of "
+        "the whole window, as in published figures; later tokens influence the score, "
+        "so it leaks. prefix: those up to each token, as in sampling; slower. Other "
+        "heads have one scope. Default: that of the hyperparameters, which is full by "
+        "default.",
     ),
     "num_words": commands.integer(
         None,
         1,
-        "Number of words of all --texts together, for the total perplexity per word, "
-        "such as the original token count of a corpus. Default: the number of words "
-        "between white space.",
+        "Total number of words of all --texts, for the total perplexity per word, such "
+        "as the original token count of a corpus. Default: the number of words between "
+        "white space.",
     ),
 }
 
@@ -87,8 +87,9 @@ def run(options):
     path = pathlib.Path(options.model_dir)
     if path.suffix == ".keras" or (path / "config.json").is_file():
         raise ValueError(
-            "`--model_dir` must hold a run, which has data to score; a model alone "
-            f"needs `--texts`. Received: {options.model_dir!r} without `--texts`"
+            "`--model_dir` must hold a run, which has data to score; a model "
+            f"without a run needs `--texts`. Received: {options.model_dir!r} without "
+            "`--texts`"
         )
     from routing_tf.models.token_scorer import TokenScorer
     from routing_tf.training import evaluation
@@ -110,7 +111,7 @@ def run(options):
 
 
 def open_data(options):
-    """Finds the run, and the problem to score; says what of `--files` is scored.
+    """Finds the run and the problem to score; says which `--files` are scored.
 
     Files that the run does not have are scored whole, unless a split is named.
     """
@@ -127,15 +128,15 @@ def open_data(options):
     used = own.intersection(map(named_files.identity, paths))
     if used:
         print(
-            f"files: {len(used)} of {len(paths)} are the run's, so that they are split "
+            f"files: {len(used)} of {len(paths)} belong to the run, so they are split "
             f"as for training, and the split {split!r} is scored; --texts scores whole "
             "files"
         )
         if used != own or len(used) < len(paths):
-            # How files are shared out depends on all of them.
-            print("files: WARNING: the run may have been trained on what is scored")
+            # The split of a file depends on all files.
+            print("files: WARNING: the run may have been trained on these files")
     else:
-        print(f"files: {len(paths)}, none of them the run's, scored whole")
+        print(f"files: {len(paths)}, none of the run; scored whole")
         fields["problem_options"][f"{split}_files"] = named_files.join_paths(paths)
     return checkpoint, loading.open_problem(
         checkpoint, config, fields, split, has_own_data=False
@@ -161,7 +162,7 @@ def score_texts(options):
     lm = loading.load_language_model(options.model_dir, options.checkpoint)
     if not isinstance(lm, models.RoutingTransformerCausalLM):
         raise ValueError(
-            "`--texts` need a language model without an encoder. Received: a "
+            "`--texts` needs a language model without an encoder. Received: a "
             f"{type(lm).__name__} in {options.model_dir!r}"
         )
     print(f"model: {options.model_dir}", flush=True)
@@ -185,14 +186,14 @@ def score_texts(options):
 
 
 def check_texts(paths):
-    """Raises a `ValueError` for a file that is no UTF-8, before any is scored."""
+    """Raises a `ValueError` for a file that is not UTF-8, before any is scored."""
     for path in paths:
         try:
             named_files.read_file(path).decode("utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"`--texts` must be text in UTF-8. Received: {path!r}: {error}. "
-                "Convert it, such as with iconv"
+                "Convert it, for example with iconv"
             ) from error
 
 

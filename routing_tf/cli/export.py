@@ -47,9 +47,8 @@ FLAGS = {
     "routing_scope": commands.choice(
         None,
         ROUTING_SCOPES,
-        "Which tokens compete in `score` where clusters choose their members, see "
-        "`evaluate`. `generate` always has prefix. Default: that of the "
-        "hyperparameters.",
+        "Which tokens compete for a place in a cluster in `score`, see `evaluate`. "
+        "`generate` always has prefix. Default: that of the hyperparameters.",
     ),
     "max_length": commands.integer(
         None,
@@ -96,8 +95,8 @@ def _check_folder(folder, overwrite):
     if not path.is_dir() or not is_export and not is_empty(path):
         raise ValueError(
             "`--export_dir` must be a new or empty folder, or an earlier export. "
-            f"Received: --export_dir={folder!r}. Name another one, or pass --overwrite "
-            "to write beside what is in it"
+            f"Received: --export_dir={folder!r}. Name another folder, or pass "
+            "--overwrite to keep its other files"
         )
 
 
@@ -124,13 +123,13 @@ def _calls(model, max_length):
     length = min(64, max_length or saved_texts.default_max_length(model))
     calls = _IDS if model.preprocessor is None else _TEXT
     if h.kind == "seq2seq":
-        # With an encoder there is no `score`.
+        # With an encoder, there is no `score`.
         calls = "".join(line for line in calls.splitlines(True) if "score" not in line)
     return calls.format(n=length)
 
 
 def _run_quietly(options):
-    """Runs without what TensorFlow tells: under which names it saves what."""
+    """Hides TensorFlow's lines about the names of saved objects."""
     import tensorflow as tf
 
     if options.verbosity < logging.DEBUG:

@@ -1,7 +1,7 @@
 """What commands refuse at once: names, values and paths that cannot be right.
 
-A command imports TensorFlow for seconds; mistakes that show without it are told before.
-What uses a name or a file checks it again, and more closely.
+Importing TensorFlow takes seconds, so mistakes that show without it are reported
+before. Later code checks names and files again, and more closely.
 """
 
 import os
@@ -60,7 +60,7 @@ def _check_hyperparameters(flag, text):
             raise ValueError(
                 f"`--{flag}` must be name=value, joined by commas. Received: {item!r}"
             )
-        # That one is refused later, with the reason.
+        # It is refused later, with the reason.
         if name not in (*names, "vocabulary_size"):
             raise ValueError(
                 f"`--{flag}` must name hyperparameters, which --help lists. Received: "

@@ -1,31 +1,30 @@
 r"""Samples from a trained model: texts that continue prompts, or images.
 
-A text, shown while it is made:
+A text, shown while it is generated:
 
     python -m routing_tf.generate --model_dir=my_run --prompt='import os'
 
-One without end, until Ctrl-C, in constant memory:
+An endless text, until Ctrl-C, in constant memory:
 
     python -m routing_tf.generate --model_dir=my_run --prompt='import os' --stream
 
-A text for each line of a file (-: of standard input), which ends before an empty line:
+A text for each line of a file (-: standard input), which ends before an empty line:
 
     python -m routing_tf.generate --model_dir=my_run --prompt_file=prompts.txt \
         --stop=$'\n\n' --output_file=texts.jsonl
 
-With a model that has an encoder, the text that belongs to each one, such as its
-translation:
+With an encoder, the text that belongs to each prompt, such as its translation:
 
     python -m routing_tf.generate --model_dir=my_pairs --prompt='Guten Tag' \
         --sampler=beam
 
-With a model of images, a picture of samples, or of held-out images completed:
+With a model of images, a picture of samples, or of completed held-out images:
 
     python -m routing_tf.generate --model_dir=my_digits --output_file=samples.png
     python -m routing_tf.generate --model_dir=my_digits --num_given_rows=4 \
         --output_file=completions.png
 
-Texts go to standard output, all that is said about them to standard error.
+Texts go to standard output, and messages to standard error.
 """
 
 import os
@@ -57,20 +56,21 @@ FLAGS = {
     **commands.BACKEND,
     **commands.CHECKPOINT,
     "model_dir": commands.path(
-        "Folder of the run, whose last checkpoint is taken; a .keras file or a preset "
+        "Folder of a run, whose last checkpoint is used, or a .keras file or a preset "
         "directory.",
         required=True,
     ),
     "output_file": commands.path(
         "File to write. Texts: a JSON object on each line (prompt, sample, "
-        "continuation, tokens, ended), in the order of the prompts, as each is done; "
-        "FILE.partial until all are. With --stream the text itself. Images: the "
-        "picture, a .png; needed."
+        "continuation, tokens, ended), in the order of the prompts; FILE.partial until "
+        "all are done. With --stream: the text itself. Images: the picture, a .png; "
+        "required."
     ),
     "num_samples": commands.integer(
         1,
         1,
-        "Texts for each prompt; images for each label, or completions of each image.",
+        "Number of texts for each prompt; of images for each label, or of completions "
+        "of each image.",
     ),
     # How tokens are chosen.
     "sampler": commands.choice(
@@ -84,7 +84,7 @@ FLAGS = {
     ),
     "top_p": commands.number(
         None,
-        "top_p: probability of the likeliest tokens, together, that are drawn from. "
+        "top_p: total probability of the likeliest tokens, from which one is drawn. "
         f"Default: {samplers.DEFAULT_TOP_P}.",
     ),
     "alpha": commands.number(
@@ -95,8 +95,8 @@ FLAGS = {
     "top_k": commands.integer(
         None,
         1,
-        "top_k, contrastive: number of the likeliest tokens to choose from; default: "
-        "5. top_p: the same, before its own cut; default: all.",
+        "top_k, contrastive: number of likeliest tokens to choose from; default: 5. "
+        "top_p: the same, before its own cut; default: all.",
     ),
     "num_beams": commands.integer(None, 1, "beam: number of beams. Default: 5."),
     "seed": commands.integer(
@@ -121,31 +121,31 @@ FLAGS = {
         2,
         "Texts: largest number of tokens, including the prompt and the leading id 0. "
         "Default: the model's max_sequence_length, at most "
-        f"{MAX_DEFAULT_LENGTH:,}. With an encoder: those of the "
+        f"{MAX_DEFAULT_LENGTH:,}. With an encoder: number of tokens of the "
         "generated text and the leading id. Default: the length in training, which "
         "decides what heads see of the source.",
     ),
     "batch_size": commands.integer(
-        16, 1, "Texts: how many are generated together, if there are several."
+        16, 1, "Texts: number of texts that are generated together."
     ),
     "stop_at_end": commands.switch(
         None,
-        "Texts: whether they end at the end id; otherwise it is shown as a line break. "
-        "Default: true, and false with --stream.",
+        "Texts: whether a text ends at the end id, which is otherwise shown as a line "
+        "break. Default: true, and false with --stream.",
     ),
     "stop": commands.repeated(
-        "Texts: a string before which they end; it is not shown. Prompts may contain it"
+        "Texts: a string that ends a text and is not shown. Prompts may contain it"
     ),
     "stream": commands.switch(
         False,
-        "Texts: whether to generate one text without end, until Ctrl-C, beyond the "
-        "length that the model was trained with. Memory stays constant; not for heads "
-        "that remember all tokens.",
+        "Texts: whether to generate one endless text, until Ctrl-C, beyond the length "
+        "that the model was trained with. Memory stays constant; not for heads that "
+        "remember all tokens.",
     ),
     "num_tokens": commands.integer(
         0,
         0,
-        "With --stream: number of new tokens, with heads of any kind; 0: no end.",
+        "With --stream: number of new tokens, with any heads; 0: no end.",
     ),
     # Images.
     "labels": commands.strings(
@@ -155,12 +155,12 @@ FLAGS = {
     "num_given_rows": commands.integer(
         0,
         0,
-        "Images: number of first rows of held-out images that are given; the rest is "
+        "Images: number of first rows that are given of held-out images, whose rest is "
         "completed. The picture has a column for each image: the given rows, its "
         "completions and the true image. 0: sample from scratch.",
     ),
     "num_images": commands.integer(
-        10, 1, "With --num_given_rows: how many images to complete."
+        10, 1, "With --num_given_rows: number of images to complete."
     ),
     "split": commands.choice(
         "test",
@@ -185,7 +185,7 @@ def run(options):
 
     check_output_file(options)
     lm = loading.load_language_model(options.model_dir, options.checkpoint)
-    # By the class of the model: what generates, and flags of others.
+    # By the class of the model: its function, and flags of other models.
     kinds = {
         models.RoutingTransformerCausalLM: (generate_texts, IMAGE_FLAGS),
         models.RoutingTransformerSeq2SeqLM: (
@@ -196,8 +196,8 @@ def run(options):
     }
     if type(lm) not in kinds:
         raise ValueError(
-            "`--model_dir` must hold a language model or a model of images. Received: "
-            f"a {type(lm).__name__} in {options.model_dir!r}"
+            "`--model_dir` must contain a language model or a model of images. "
+            f"Received: a {type(lm).__name__} in {options.model_dir!r}"
         )
     generate, others = kinds[type(lm)]
     commands.refuse(options, others, f"with a {type(lm).__name__}")
@@ -219,8 +219,8 @@ def generate_texts(lm, sampler, options):
     prompts = read_prompts(options)
     if not all(options.stop):
         raise ValueError(
-            "`--stop` must not be empty. Received: --stop=''. To go on to the end, "
-            "leave it out"
+            "`--stop` must not be empty. Received: --stop=''. Leave it out for no such "
+            "string"
         )
     samples = texts.make_samples(lm, prompts, options.num_samples, options.stop)
     end_id = lm.preprocessor.tokenizer.end_token_id
@@ -258,14 +258,14 @@ def stream_text(lm, sampler, samples, options):
     if options.sampler in samplers.WHOLE_TEXTS:
         by_token = [x for x in samplers.SAMPLERS if x not in samplers.WHOLE_TEXTS]
         raise ValueError(
-            "`--stream` needs a sampler that draws one token after the other: "
+            "`--stream` needs a sampler that draws token by token: "
             f"{', '.join(by_token)}. Received: --sampler={options.sampler}, which "
             "chooses among whole texts"
         )
     if len(samples) > 1:
         raise ValueError(
-            f"`--stream` makes one text. Received: {len(samples)} prompts and samples. "
-            "Pass one --prompt and no --num_samples"
+            f"`--stream` generates one text. Received: {len(samples)} prompts and "
+            "samples. Pass one --prompt and no --num_samples"
         )
     (sample,) = samples
     num_tokens = None
@@ -282,7 +282,7 @@ def read_prompts(options):
         return [options.prompt or ""]
     if options.prompt is not None:
         raise ValueError(
-            "Prompts must come from `--prompt` or from `--prompt_file`. Received: "
+            "Prompts must come from either `--prompt` or `--prompt_file`. Received: "
             f"--prompt={options.prompt!r}, --prompt_file={options.prompt_file!r}"
         )
     try:
@@ -301,7 +301,7 @@ def read_prompts(options):
     prompts = [line for line in lines if line]
     if not prompts:
         raise ValueError(
-            "`--prompt_file` must hold a line that is not empty. Received: "
+            "`--prompt_file` must contain a line that is not empty. Received: "
             f"{options.prompt_file!r}. To start from nothing, leave it out"
         )
     return prompts
@@ -343,7 +343,7 @@ def generate_images(model, sampler, options):
 
 
 def check_output_file(options):
-    """Raises a `ValueError` if the output file cannot be one."""
+    """Raises a `ValueError` if the output file cannot be written."""
     if options.output_file is None:
         return
     path = pathlib.Path(options.output_file).absolute()

@@ -1,7 +1,7 @@
 """Names of hyperparameters, presets and problems, as text.
 
-To import what defines them takes seconds, as it imports TensorFlow. With these names,
-commands refuse a misspelt one, and `--help` lists hyperparameters, without it.
+Importing their definitions takes seconds, because it imports TensorFlow. With these
+names, commands refuse a misspelt name, and `--help` lists hyperparameters, without it.
 """
 
 # By subject. `vocabulary_size` is the problem's, and `compatibility` the release's.
@@ -182,10 +182,9 @@ PRESETS = (
 )
 # With the first line of their documentation.
 PROBLEMS = {
-    "arxiv": "Abstracts of papers on arXiv, to be written for the articles, as "
-    "subwords.",
+    "arxiv": "Abstracts of papers on arXiv, generated from the articles, as subwords.",
     "cifar10": "CIFAR-10, 60,000 photographs of 32 x 32 pixels, with ten classes.",
-    "digits": "Handwritten digits of 8 x 8 pixels that scikit-learn brings along.",
+    "digits": "Handwritten digits of 8 x 8 pixels, which come with scikit-learn.",
     "enwik8": "enwik8, the first 100 million bytes of a Wikipedia dump, as bytes.",
     "enwik8_length12k": "enwik8 in windows of 12288 bytes.",
     "enwik8_length8k": "enwik8 in windows of 8192 bytes.",
@@ -193,14 +192,14 @@ PROBLEMS = {
     "imagenet64": "ImageNet at 64 x 64 pixels, 1.28 million photographs without "
     "classes.",
     "mnist": "MNIST, 70,000 handwritten digits of 28 x 28 pixels, with ten classes.",
-    "parallel_files": "Pairs of texts of your own: a file of sources and one of "
-    "targets, by lines.",
+    "parallel_files": "Your own pairs of texts: a file of sources and one of targets, "
+    "by lines.",
     "pg19_length8k": "PG-19, books from before 1919, as subwords in windows of 8192.",
-    "pubmed": "Abstracts of papers on PubMed, to be written for the articles, as "
+    "pubmed": "Abstracts of papers on PubMed, generated from the articles, as "
     "subwords.",
-    "python_source": "The source code of the running Python's standard library; "
-    "no download.",
-    "text_files": "Any files of your own, read as bytes whatever their encoding.",
+    "python_source": "The source code of the running Python's standard library; no "
+    "download.",
+    "text_files": "Your own files, read as bytes, whatever their encoding.",
     "translate_deen_wmt14": "German to English: the news of WMT 2014, as documents.",
     "translate_ende_wmt14": "English to German: the news of WMT 2014, as documents.",
     "translate_enfi_wmt17": "English to Finnish: the news of WMT 2017, as documents.",
@@ -209,8 +208,8 @@ PROBLEMS = {
     "translate_fien_wmt17": "Finnish to English: the news of WMT 2017, as documents.",
     "translate_fren_wmt14": "French to English: the news of WMT 2014, as documents.",
     "translate_roen_wmt16": "Romanian to English: the news of WMT 2016, as documents.",
-    "wikitext103": "WikiText-103, 103 million words of good Wikipedia articles, "
-    "as words or bytes.",
+    "wikitext103": "WikiText-103, 103 million words of good Wikipedia articles, as "
+    "words or bytes.",
     "wikitext103_length1k": "WikiText-103 in windows of 1024 words.",
     "wikitext103_length2k": "WikiText-103 in windows of 2048 words.",
     "wikitext103_length4k": "WikiText-103 in windows of 4096 words.",

@@ -29,8 +29,8 @@ def main():
 
 
 def listing():
-    """Returns the commands, a line each."""
-    lines = ["Commands; `python -m routing_tf COMMAND --help` tells more:"]
+    """Returns a line for each command."""
+    lines = ["Commands; `python -m routing_tf COMMAND --help` lists the flags of one:"]
     for name in COMMANDS:
         module = importlib.import_module(f"routing_tf.{name}")
         lines.append(f"  {name:<9} {module.__doc__.splitlines()[0]}")

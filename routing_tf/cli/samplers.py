@@ -7,7 +7,7 @@ from routing_tf.cli import commands
 SAMPLERS = ("greedy", "random", "top_k", "top_p", "beam", "contrastive")
 WHOLE_TEXTS = ("beam", "contrastive")
 DEFAULT_TOP_P = 0.95
-# Flag: the samplers that read it, and its name in keras_hub.
+# Flag: the samplers that use it, and its name in keras_hub.
 SAMPLER_FLAGS = {
     "temperature": (("random", "top_k", "top_p", "beam", "contrastive"), "temperature"),
     "top_k": (("top_k", "top_p", "contrastive"), "k"),
@@ -20,8 +20,8 @@ SAMPLER_FLAGS = {
 def make_sampler(name, seed, hyperparameters, **given):
     """Makes a sampler of keras_hub.
 
-    Without a name it is `"top_p"`, or `"random"` for images. `given` has the values of
-    `SAMPLER_FLAGS`; None where one is not given.
+    Without a name, it is `"top_p"`, or `"random"` for images. `given` has the values of
+    `SAMPLER_FLAGS`, None for flags that are not given.
     """
     import keras_hub
 
@@ -48,7 +48,7 @@ def make_sampler(name, seed, hyperparameters, **given):
 
 
 def _check_ranges(size, temperature=1.0, top_k=1, top_p=1.0, alpha=0.0, **_):
-    """Refuses what is out of range; `size` is that of the vocabulary."""
+    """Refuses values out of range; `size` is that of the vocabulary."""
     if not 0 < temperature < math.inf:
         raise ValueError(
             "`--temperature` must be positive and finite. Received: --temperature="

@@ -1,26 +1,26 @@
-r"""Trains a language model and says how well it predicts held-out text.
+r"""Trains a language model and reports how well it predicts held-out text.
 
-With nothing but a model directory it trains on the source code of the running
-Python's standard library:
+With only a model directory, it trains on the source code of the running Python's
+standard library:
 
     python -m routing_tf.train --model_dir=my_run
 
-On text of your own:
+On your own texts:
 
     python -m routing_tf.train --model_dir=my_run --files='books/*.txt'
 
-A problem of images, such as digits, trains a model of images; one of pairs of texts a
-model with an encoder:
+A problem of images, such as digits, trains a model of images, and one of pairs of texts
+a model with an encoder:
 
     python -m routing_tf.train --model_dir=my_digits --problem=digits
 
-Images of your own are in a folder:
+On your own images, in a folder:
 
     python -m routing_tf.train --model_dir=my_images --problem=image_folder \
         --problem_option=folder=pictures
 
-The same model directory continues its run, with no need to repeat the settings. The
-last line on standard output is the score of the held-out data.
+The same model directory continues its run, without its settings repeated. The last line
+on standard output is the score of the held-out data.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ HPARAMS = "\n".join(
     f"{subject}: {', '.join(names)}."
     for subject, names in known_names.HYPERPARAMETERS.items()
 )
-# What a model of images takes from them.
+# The settings that a model of images takes from them.
 DECIDED_BY_IMAGES = (
     "image_height",
     "image_width",
@@ -50,21 +50,21 @@ DECIDED_BY_IMAGES = (
 FLAGS = {
     **commands.BACKEND,
     "model_dir": commands.path(
-        "Folder of the run: settings, checkpoints, logs. It is made if it is missing; "
-        "a run in it is continued.",
+        "Folder of the run: settings, checkpoints, logs. It is made if missing; a run "
+        "in it continues.",
         required=True,
     ),
     **commands.DATA,
     "train_split": commands.choice(
         None,
         copies.SPLITS,
-        "Split of the data to train on. Default: the problem's, train.",
+        "Split of the data to train on. Default: that of the problem, train.",
     ),
     "eval_split": commands.choice(
         None,
         copies.SPLITS,
-        "Split that is scored while training and at the end. Default: the problem's, "
-        "validation.",
+        "Split that is scored during training and at the end. Default: that of the "
+        "problem, validation.",
     ),
     "hparams_set": commands.string(
         None,
@@ -73,22 +73,22 @@ FLAGS = {
     ),
     "hparams": commands.string(
         "",
-        "Changes of hyperparameters, as name=value,name=value. Their names, by "
-        "subject (docs/hyperparameters.md says what they mean):\n" + HPARAMS,
+        "Changes of hyperparameters, as name=value,name=value. Names by "
+        "subject (docs/hyperparameters.md explains them):\n" + HPARAMS,
     ),
     "init_checkpoint": commands.path(
-        "Where a new run takes its initial weights from: a model directory, a .keras "
-        "file, a preset directory, or a checkpoint of the original release (its path "
-        "without .index; --hparams_set names its set)."
+        "Source of the initial weights of a new run: a model directory, a .keras file, "
+        "a preset directory, or a checkpoint of the original release (its path without "
+        ".index; --hparams_set names its set)."
     ),
     # Where and how the run computes.
     "strategy": commands.choice(
         None,
         copies.STRATEGIES,
-        "Where to compute: one device; mirrored: all devices of this machine; "
-        "multi_worker: those of several machines (TF_CONFIG names them on "
-        "TensorFlow, KERAS_DISTRIBUTION_* on JAX); tpu. A batch is shared by all "
-        "devices, and results are those of one. Default: one, with --tpu tpu.",
+        "Where to compute. one: one device; mirrored: all devices of this machine; "
+        "multi_worker: those of several machines (TF_CONFIG names them on TensorFlow, "
+        "KERAS_DISTRIBUTION_* on JAX); tpu: a TPU. All devices share a batch, and "
+        "results are those of one device. Default: one, or tpu with --tpu.",
     ),
     "tpu": commands.string(
         None, "Name or address of the TPU, for TensorFlow; 'local' on a TPU VM."
@@ -96,21 +96,21 @@ FLAGS = {
     "virtual_devices": commands.integer(
         None,
         1,
-        "Number of virtual devices to split the CPU into, to try a strategy without "
-        "accelerators.",
+        "Number of virtual devices into which the CPU is split, to try a strategy "
+        "without accelerators.",
     ),
     "precision": commands.choice(
         None,
         copies.PRECISIONS,
-        "Type of computations; weights, centroids and optimizer stay float32. "
+        "Dtype of computations; weights, centroids and the optimizer stay float32. "
         "float16 scales the loss. Default: float32.",
     ),
     "on_nan": commands.choice(
         "stop",
         copies.ON_NAN,
-        "What to do if the loss or a gradient is not finite (weights stay as they "
-        "are): stop, and report the place in the data and the first bad variable, or "
-        "skip the batch.",
+        "What to do if the loss or a gradient is not finite (weights do not change). "
+        "stop: end the run, and report the place in the data and the first bad "
+        "variable; skip: skip the batch.",
     ),
     "jit_compile": commands.switch(
         None,
@@ -119,22 +119,22 @@ FLAGS = {
     ),
     "remat": commands.switch(
         None,
-        "Whether to recompute the blocks' activations for the gradients: less memory, "
-        "more time, the same results. Default: the hyperparameter.",
+        "Whether to recompute the activations of blocks for the gradients: less "
+        "memory, more time, the same results. Default: that of the hyperparameters.",
     ),
     "accumulation_steps": commands.integer(
         None,
         1,
-        "Number of parts of a batch whose gradients are accumulated, one after the "
-        "other; saves memory. Results equal those of the whole batch up to rounding, "
-        "dropout and tokens that revive centroids. Default: 1.",
+        "Number of micro-batches per step (gradient accumulation); saves memory. "
+        "Results equal those of the whole batch, except for rounding, dropout and "
+        "tokens that revive centroids. Default: 1.",
     ),
     "steps_per_call": commands.integer(
-        1, 1, "Training steps in one call: less overhead if steps are small."
+        1, 1, "Number of training steps in one call: less overhead if steps are small."
     ),
-    # How long it goes on, and what it tells.
+    # Duration and reports.
     "train_steps": commands.integer(
-        None, 1, "Total number of training steps. Default: the hyperparameter."
+        None, 1, "Total number of training steps. Default: that of the hyperparameters."
     ),
     "eval_every": commands.integer(
         250, 0, "Steps between evaluations; 0: only before and after training."
@@ -149,11 +149,13 @@ FLAGS = {
     "sample_bytes": commands.integer(
         128,
         0,
-        "Number of tokens (bytes) to sample at the end; with an encoder, to show of "
-        "a held-out text, its target and a sampled one; 0: none.",
+        "Number of tokens (bytes) to sample at the end; with an encoder, to show of a "
+        "held-out text, its target and a sample; 0: none.",
     ),
     "sample_images": commands.integer(
-        40, 0, "Images to sample at the end, and half as many to complete; 0: none."
+        40,
+        0,
+        "Number of images to sample at the end; half as many are completed. 0: none.",
     ),
     "seed": commands.integer(
         None,
@@ -172,7 +174,7 @@ def define_flags(values=flags.FLAGS):
 def configure(options):
     """Makes the `RunConfig`, and its prepared problem, from the flags.
 
-    A flag that is not given has the value it has in the model directory's run.
+    A missing flag has its value in the run of the model directory, if there is one.
     """
     from routing_tf import models
     from routing_tf import problems
@@ -223,7 +225,7 @@ def configure(options):
 
 
 def check_changes(changes, config):
-    """Raises a `ValueError` if the data decides what `--hparams` says otherwise."""
+    """Raises a `ValueError` if `--hparams` contradicts the data."""
     h = config.hyperparameters
     others = [
         name
@@ -232,8 +234,8 @@ def check_changes(changes, config):
     ]
     if others:
         raise ValueError(
-            f"{', '.join(f'`{name}`' for name in others)} must be what follows from "
-            f"the images of {config.problem!r}, "
+            f"{', '.join(f'`{name}`' for name in others)} must follow from the "
+            f"images of {config.problem!r}, "
             f"{', '.join(f'{name}={getattr(h, name)}' for name in others)}. Received: "
             f"{', '.join(f'{name}={changes[name]}' for name in others)} in --hparams. "
             "Leave it out"
@@ -294,7 +296,7 @@ def train(config, problem, engine, options):
             )
         if not is_read:
             return 1
-        # Who sends SIGTERM wants an orderly end, and gets one.
+        # SIGTERM asks for an orderly end.
         return 0 if trainer.stopped_by == signal.SIGTERM else commands.INTERRUPTED
     if engine.is_chief:
         finish(trainer, result, options)

@@ -1,1 +1,1 @@
-"""Reading what strangers wrote; writing whole or not at all."""
+"""Reading files from strangers; writing files completely or not at all."""

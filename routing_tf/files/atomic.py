@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all."""
+"""Files and folders that are written completely or not at all."""
 
 import contextlib
 import itertools
@@ -13,21 +13,21 @@ PARTIAL = ".partial"
 
 @contextlib.contextmanager
 def whole(path):
-    """Yields `PATH.partial` to write to, which then takes the place of the file."""
+    """Yields `PATH.partial` to write to, which then replaces the file."""
     partial = pathlib.Path(f"{path}{PARTIAL}")
     yield partial
     partial.replace(path)
 
 
 def write_whole(path, text):
-    """Writes a text as `whole` does; an `OSError` names the file that failed."""
+    """Writes a text like `whole`; an `OSError` names the file."""
     with told_where(path), whole(path) as partial:
         partial.write_text(text)
 
 
 @contextlib.contextmanager
 def told_where(path):
-    """Names what could not be written."""
+    """Names the file that could not be written."""
     try:
         yield
     except OSError as error:
@@ -39,18 +39,17 @@ def told_where(path):
 
 @contextlib.contextmanager
 def open_output(path):
-    """Opens a file for text, which takes its place when it is complete.
+    """Opens a file for text, which appears when it is complete.
 
-    Until then it is beside it, as `PATH.partial`, and an earlier file stays. If an
-    exception ends the block, what there is remains, and a line on stderr says where.
-    What a killed command has left there is kept, as `PATH.partial.1` and so on. What is
-    no regular file, such as a pipe, is written at once. Without a path, `None` is
-    yielded.
+    Until then it is `PATH.partial`, and an earlier file stays. If an exception ends the
+    block, the partial file remains, and a line on stderr names it. The partial file of
+    a killed command is kept as `PATH.partial.1` and so on. Other files than regular
+    ones, such as pipes, are written directly. Without a path, this yields `None`.
     """
     if path is None:
         yield None
         return
-    # A link goes on to lead to the file.
+    # A link still leads to the file.
     path = pathlib.Path(os.path.realpath(path))
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
         with open_text(path) as file:
@@ -60,13 +59,13 @@ def open_output(path):
     if partial.exists() and partial.stat().st_size:
         kept = _free_name(partial)
         partial.replace(kept)
-        print(f"what an earlier command left is now {kept}", file=sys.stderr)
+        print(f"the partial file of an earlier command is now {kept}", file=sys.stderr)
     try:
         with open_text(partial) as file:
             yield file
     except BaseException:
         if partial.exists() and partial.stat().st_size:
-            print(f"not complete; what there is: {partial}", file=sys.stderr)
+            print(f"not complete; the partial file is {partial}", file=sys.stderr)
         else:
             partial.unlink(missing_ok=True)
         raise
@@ -80,15 +79,15 @@ def _free_name(path):
 
 @contextlib.contextmanager
 def fill_folder(path):
-    """Makes a folder whose content takes its place when it is complete.
+    """Makes a folder whose content appears when it is complete.
 
-    Until then it is in a folder inside, `PATH/.partial`, whose path is yielded. Files
-    of the same names in `PATH` are replaced, all others there stay.
+    Until then the content is in `PATH/.partial`, whose path is yielded. It replaces
+    files of the same names in `PATH`; all others stay.
     """
     folder = pathlib.Path(path)
     partial = folder / PARTIAL
     is_new = not folder.exists()
-    # A command that was killed may have left one.
+    # A killed command may have left one.
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
@@ -99,7 +98,7 @@ def fill_folder(path):
     paths = sorted(partial.rglob("*"))  # folders before what is in them
     for source in filter(pathlib.Path.is_dir, paths):
         (folder / source.relative_to(partial)).mkdir(exist_ok=True)
-    # What is at the top, such as a graph, comes when all that it reads is there.
+    # Files at the top, such as a graph, come after the files that they read.
     files = [path for path in paths if not path.is_dir()]
     for source in sorted(files, key=lambda path: -len(path.parts)):
         source.replace(folder / source.relative_to(partial))
@@ -107,7 +106,7 @@ def fill_folder(path):
 
 
 def is_empty(folder):
-    """Tells whether nothing is in a folder, but what a killed command has left."""
+    """Tells whether a folder is empty, except for files of a killed command."""
     return all(path.name == PARTIAL for path in pathlib.Path(folder).iterdir())
 
 

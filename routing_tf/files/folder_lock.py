@@ -1,4 +1,4 @@
-"""A lock on a folder, which is free again when its holder ends, however that is."""
+"""A lock on a folder, which is released when its holder ends in any way."""
 
 import contextlib
 import fcntl
@@ -7,10 +7,10 @@ import os
 
 @contextlib.contextmanager
 def hold(folder, wait=True):
-    """Lets one process at a time do something in an existing folder.
+    """Lets one process at a time work in an existing folder.
 
     If `wait` is False and another process holds the lock, raises `BlockingIOError`.
-    Where the file system has no locks, as some that machines share, it lets all.
+    On file systems without locks, such as some network mounts, it does nothing.
     """
     lock = os.open(folder, os.O_RDONLY)
     try:

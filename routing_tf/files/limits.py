@@ -1,4 +1,4 @@
-"""How large a file from a stranger may be, and what is read of it."""
+"""Limits of files from strangers, and reading within them."""
 
 import dataclasses
 import json
@@ -10,24 +10,22 @@ PLAIN = (str, int, float, type(None))
 
 @dataclasses.dataclass
 class Limits:
-    """What a file may need at most.
+    """The limits of a file.
 
     Args:
         max_json_bytes: size of a JSON file, such as a config.
-        max_json_depth: how many lists and objects may lie inside each other in it.
-        max_text_bytes: size of a vocabulary file, or of all of a `.keras` file but its
+        max_json_depth: depth of nested lists and objects in it.
+        max_text_bytes: size of a vocabulary file, or of a `.keras` file without its
             weights.
         max_tokens: number of lines of a vocabulary file.
         max_token_length: number of characters of such a line.
         max_size: largest whole number among hyperparameters, and largest length.
         max_layers: largest number of blocks of an encoder or a decoder.
-        max_flange_blocks: largest number of blocks that local heads see behind their
-            own.
+        max_flange_blocks: largest number of neighbouring blocks that local heads see.
         max_block_size: number of sub-pixels of a block of an image.
-        max_input_length: number of tokens that an encoder takes, however short a text
-            is.
-        max_remembered: number of tokens that heads may remember of a text that has
-            fewer, or no end.
+        max_input_length: number of tokens that an encoder takes, whatever the text.
+        max_remembered: number of tokens that heads may remember for a shorter or an
+            endless text.
     """
 
     max_json_bytes: int = 2**20
@@ -62,8 +60,8 @@ def read_json(path):
 
 
 def read_lines(path):
-    """Returns the lines of a vocabulary file, in UTF-8, that keeps to `LIMITS`."""
-    # Tokens may hold characters at which str.splitlines would break a line.
+    """Returns the lines of a UTF-8 vocabulary file within `LIMITS`."""
+    # Tokens may contain characters at which str.splitlines would break a line.
     try:
         text = _read(path, "max_text_bytes").decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
@@ -84,19 +82,19 @@ def _read(path, limit):
 
 
 def parse_json(data, source):
-    """Returns what bytes of JSON hold, if its depth is limited; see `read_json`."""
+    """Parses bytes of JSON of limited depth; see `read_json`."""
     try:
         found = json.loads(data)
     except RecursionError:
         found, depth = None, math.inf
     except ValueError as error:
         raise ValueError(
-            f"A JSON file must be whole. Received: {str(source)!r}: {error}. Save or "
-            "copy it anew"
+            f"A JSON file must be complete. Received: {str(source)!r}: {error}. Save "
+            "or copy it again"
         ) from error
     else:
         depth = sum(1 for _ in nested_values(found)) - 1
-    LIMITS.check("max_json_depth", depth, "values inside each other", source)
+    LIMITS.check("max_json_depth", depth, "nested values", source)
     return found
 
 

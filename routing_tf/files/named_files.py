@@ -1,4 +1,4 @@
-"""Files that people name: patterns and lists of paths."""
+"""Files that users name: patterns and lists of paths."""
 
 import collections
 import csv
@@ -10,23 +10,23 @@ import os
 import pathlib
 import zlib
 
-# What every file of gzip begins with, and no text.
+# The first bytes of every gzip file, and of no text.
 GZIP_START = b"\x1f\x8b\x08"
 
 
 def find_files(option, patterns):
     """Returns the absolute paths of the files that an option names, each file once.
 
-    `patterns` are paths or glob patterns, a string of them as `split_paths` takes it,
-    or `None`. Raises a `ValueError` if one matches no file, or a pipe or a device.
+    `patterns` are paths or glob patterns, a string of them for `split_paths`, or
+    `None`. Raises a `ValueError` if one matches no file, or a pipe or a device.
     """
     return each_once(named_paths(option, patterns))
 
 
 def named_paths(option, patterns):
-    """Returns the absolute paths that an option names, as `find_files` takes it.
+    """Returns the absolute paths that an option of `find_files` names.
 
-    A file that several paths lead to, or that is named twice, is there as often.
+    A file with several paths, or named several times, occurs several times.
     """
     if isinstance(patterns, (str, os.PathLike)):
         patterns = split_paths(os.fspath(patterns))
@@ -39,16 +39,16 @@ def named_paths(option, patterns):
         ) from error
     found = []
     for pattern in filter(None, patterns):
-        # A file whose own name looks like a pattern is meant literally.
+        # A file whose name looks like a pattern is meant literally.
         exists = os.path.isfile(pattern)
         matches = [pattern] if exists else _matches(pattern)
-        # Anything but a folder counts, so that a broken link is an error later on.
+        # Everything except folders counts, so that a broken link is an error later.
         paths = [path for path in matches if not os.path.isdir(path)]
         for path in paths:
             check_regular(path)
         if not paths:
             raise ValueError(
-                f"`{option}` must name existing files; to take all files of a folder "
+                f"`{option}` must name existing files; for all files of a folder, "
                 f"write 'folder/*' or 'folder/**'. Received: {pattern!r}, which "
                 f"matches no file in the working directory {os.getcwd()!r}"
             )
@@ -57,7 +57,7 @@ def named_paths(option, patterns):
 
 
 def _matches(pattern):
-    """What a glob pattern matches; `**` visits each folder once, and no hidden one."""
+    """The matches of a glob pattern; `**` visits each visible folder once."""
     parts = pattern.split(os.sep)
     if "**" not in parts:
         return glob.glob(pattern)
@@ -74,10 +74,10 @@ def _matches(pattern):
 
 
 def folders_below(folder, ignored=()):
-    """Yields a folder and those below it, each once, but for hidden ones.
+    """Yields a folder and those below it, each once, except hidden ones.
 
-    Those with a name in `ignored` are left out, with all below them. Folders behind
-    links come last, so that a folder is found by its own name if it lies below, too.
+    Folders with a name in `ignored`, and all below them, are left out. Links come last,
+    so that a folder is found by its own name if possible.
     """
     seen, waiting = set(), collections.deque([os.fspath(folder)])
     while waiting:
@@ -97,9 +97,9 @@ def folders_below(folder, ignored=()):
 
 
 def each_once(paths):
-    """Returns paths in their order, without further names of the same file.
+    """Returns paths in their order, without other names of the same file.
 
-    Of several names one stays that goes through the fewest links.
+    Of several names, one with the fewest links is kept.
     """
     names = {}
     for path in paths:
@@ -111,7 +111,7 @@ def each_once(paths):
 
 
 def identity(path):
-    """Returns what tells a file from all others, by whatever links it is reached."""
+    """Returns the identity of a file, whatever links lead to it."""
     try:
         found = os.stat(path)
     except OSError:  # reading it says what is wrong
@@ -124,10 +124,10 @@ def _num_links(path):
 
 
 def split_paths(paths):
-    """Splits a string of paths at its commas; empty ones are left out.
+    """Splits a string of paths at its commas; leaves empty ones out.
 
-    Double quotes around a path keep its commas, and a double quote inside of them is
-    written twice, as in a file of comma-separated values.
+    Double quotes around a path keep its commas, and a double quote inside them is
+    doubled, as in a CSV file.
 
     Example:
     ```python
@@ -154,7 +154,7 @@ def join_paths(paths):
 
 
 def read_file(path):
-    """Reads a file as `bytes`, one of gzip unpacked.
+    """Reads a file as `bytes`, and unpacks a gzip file.
 
     A `ValueError` names the file that cannot be read.
     """
@@ -169,7 +169,7 @@ def read_file(path):
 
 
 def unpacked(stream, path):
-    """Returns a stream of what a gzip file holds; of others, the stream as it is."""
+    """Returns an unpacked stream of a gzip file; other streams do not change."""
     start = stream.read(len(GZIP_START))
     stream.seek(0)
     if start == GZIP_START or os.fspath(path).endswith(".gz"):

@@ -1,4 +1,4 @@
-"""How far a loop has come, for whoever waits."""
+"""Progress of loops."""
 
 import sys
 import time
@@ -10,11 +10,11 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 def progress(iterable, unit, total=None, verbose=True):
-    """Goes through an iterable and tells on stderr how far it is.
+    """Goes through an iterable and shows its progress on stderr.
 
-    On a terminal that is a progress bar, else a line now and then. What is done in two
-    seconds tells nothing. `unit` names an item; `total` is the number of items, by
-    default the length of the iterable.
+    A terminal shows a progress bar, and other outputs get a line now and then. Loops of
+    less than two seconds show nothing. `unit` names an item; `total` is the number of
+    items, by default the length of the iterable.
     """
     if not verbose:
         return iterable
@@ -24,9 +24,9 @@ def progress(iterable, unit, total=None, verbose=True):
 
 
 def begin_at(bar, number):
-    """Puts a progress bar of tqdm to `number`, as if it began there and now.
+    """Sets a progress bar of tqdm to `number`, as if it began there now.
 
-    The first steps compile, so they say nothing of the time that is left.
+    The first steps compile, so they do not predict the remaining time.
     """
     bar.n = bar.initial = bar.last_print_n = number
     bar.start_t = bar.last_print_t = time.time()
@@ -52,7 +52,7 @@ def _lines(iterable, unit, total):
         yield item
         now = time.monotonic()
         if number == 1:
-            first = now  # it compiles, so that its time says nothing of the others
+            first = now  # it compiles, so its time does not predict the others
         if now >= next_line and number < total:
             text = f"{unit} {number}/{total}"
             if number > 1:

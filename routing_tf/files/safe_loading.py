@@ -1,14 +1,14 @@
 """Checks of files from strangers, before they are loaded.
 
-Loading runs no code of a file: Keras sees only configs whose classes are those of
-this package. And it takes no more memory than a file's own size accounts for.
+Loading runs no code of a file: Keras sees only configs with classes of this package. It
+also needs no more memory than the size of the file justifies.
 
 Attributes:
     PACKAGES: set of the packages, as in `keras.saving.register_keras_serializable`,
-        whose registered classes a config may name. To trust your own ones, write
+        whose registered classes a config may name. To trust your own package, write
         `safe_loading.PACKAGES.add("mine")`.
-    LIMITS: `Limits`, how large what a file needs may be. Set one where a file that you
-        trust is beyond it, such as `safe_loading.LIMITS.max_layers = 1000`.
+    LIMITS: `Limits` of files. Raise one for a file that you trust, such as
+        `safe_loading.LIMITS.max_layers = 1000`.
 """
 
 import concurrent.futures
@@ -46,10 +46,10 @@ def load_keras_file(path):
         The model, not compiled.
 
     Raises:
-        ValueError: if it is damaged, holds anything but what Keras writes, names
-            classes outside of `PACKAGES`, has weights that are smaller than they
-            claim, or a config that needs more than them. Nothing of it is loaded then.
-            Also if weights are missing or not finite.
+        ValueError: if it is damaged, contains other members than Keras writes, names
+            classes outside of `PACKAGES`, has weights that are smaller than they claim,
+            or a config that needs more weights. Then nothing of it is loaded. Also if
+            weights are missing or not finite.
         OSError: if it cannot be read.
 
     Example:
@@ -71,7 +71,7 @@ def load_keras_file(path):
     except (KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
             f"A .keras file must be whole. Received: {str(path)!r}: {error}. Save or "
-            "copy the model anew"
+            "copy the model again"
         ) from error
     if isinstance(config, dict):
         config.pop("compile_config", None)  # nor does Keras look at it below
@@ -84,15 +84,15 @@ def load_keras_file(path):
 def _load(path):
     try:
         with warnings.catch_warnings():
-            # An error follows, if anything is missing.
+            # An error follows if anything is missing.
             warnings.filterwarnings("ignore", "Skipping nested container")
             return keras.saving.load_model(path, compile=False)
     except ValueError as error:
-        # Keras names all objects, on as many lines.
+        # Keras names all objects, each on a line.
         lines = [line for line in str(error).splitlines() if line]
         raise ValueError(
             "A .keras file must hold all weights of its model. Received: "
-            f"{str(path)!r}: {' '.join(lines[:2])} Save or copy the model anew"
+            f"{str(path)!r}: {' '.join(lines[:2])} Save or copy the model again"
         ) from error
 
 
@@ -101,17 +101,16 @@ def _check_finite(model, source):
         if not np.isfinite(keras.ops.convert_to_numpy(weight)).all():
             raise ValueError(
                 f"All weights of a model must be finite. Received: {str(source)!r} "
-                f"with others in {weight.path}. Save a checkpoint from before they "
-                "became so"
+                f"with others in {weight.path}. Save an earlier checkpoint"
             )
 
 
 def check_preset(preset, has_weights=True):
     """Checks a preset directory of keras_hub, which may then be loaded.
 
-    Anything else, such as the name of a preset that keras_hub downloads, is left to
-    keras_hub. Without `has_weights`, the directory is that of a preprocessor alone.
-    Errors are those of `load_keras_file`.
+    keras_hub handles everything else, such as the name of a preset that it downloads.
+    Without `has_weights`, the directory contains only a preprocessor. Errors are those
+    of `load_keras_file`.
 
     Example:
 
@@ -150,15 +149,15 @@ def check_hyperparameters(hyperparameters, source):
     for name, value in numbers.items():
         limit = next((v for k, v in limits.items() if name.endswith(k)), "max_size")
         LIMITS.check(limit, value, name, source)
-    if "local_block_width" in numbers:  # images are filled up to whole blocks
+    if "local_block_width" in numbers:  # images are padded to whole blocks
         size = numbers["local_block_width"] * numbers.get("local_block_length", 1)
         LIMITS.check("max_block_size", size, "sub-pixels in a block", source)
 
 
 def check_memory(hyperparameters, max_length=None):
-    """Checks that heads remember no more tokens than there are, or than is bearable.
+    """Checks that heads remember no more tokens than a text has, within a limit.
 
-    No weight shows how many they remember, and each takes memory from the start.
+    No weight shows how many they remember, and each needs memory from the start.
     `max_length` is the number of tokens that a text may have; `None` means no end.
     """
     h = hyperparameters
@@ -181,8 +180,9 @@ def check_memory(hyperparameters, max_length=None):
 def check_fits(build, num_bytes, source):
     """Checks that a model has no more values than its file has bytes.
 
-    `build`, without arguments, returns the model. It is called where variables have
-    shapes alone and take no memory. If it fails, that is a `ValueError` too.
+    `build`, without arguments, returns the model. It is called in a scope in which
+    variables have only shapes and need no memory. If it fails, this raises a
+    `ValueError`, too.
 
     Example:
 
@@ -201,7 +201,7 @@ def check_fits(build, num_bytes, source):
         print(error)
     ```
     """
-    # What Keras notes about such variables is left behind in the thread.
+    # Keras would keep its records of such variables in the thread.
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         values = pool.submit(_count_values, build, source).result()
     if values > num_bytes:
@@ -219,15 +219,15 @@ def _count_values(build, source):
             return sum(math.prod(weight.shape) for weight in build().weights)
     except ValueError:
         raise
-    except Exception as error:  # of any kind: what is built is up to the file
+    except Exception as error:  # of any kind, because the file decides what is built
         raise ValueError(
             "A model must be one of this version of routing_tf. Received: "
-            f"{str(source)!r}, which cannot be built: {error!r}. Save it anew"
+            f"{str(source)!r}, which cannot be built: {error!r}. Save it again"
         ) from error
 
 
 def _check_members(members, source):
-    """Checks what a `.keras` file says of its members: all that Keras unpacks."""
+    """Checks the members of a `.keras` file, which Keras unpacks."""
     allowed = {"config.json", "metadata.json", _WEIGHTS}
     others = [
         member.filename
@@ -238,7 +238,7 @@ def _check_members(members, source):
         raise ValueError(
             "A .keras file must hold what Keras writes: config.json, metadata.json, "
             f"{_WEIGHTS} and assets. Received: {str(source)!r} with {others[:3]}. "
-            "Save the model anew"
+            "Save the model again"
         )
     weights = [member for member in members if member.filename == _WEIGHTS]
     packed = [m for m in weights if m.compress_type != zipfile.ZIP_STORED]
@@ -247,7 +247,7 @@ def _check_members(members, source):
     if packed or stored > pathlib.Path(source).stat().st_size:
         raise ValueError(
             "Weights in a .keras file must not be compressed, and no bytes stand for "
-            f"two members. Received: {str(source)!r}. Save the model anew, which "
+            f"two members. Received: {str(source)!r}. Save the model again, which "
             "compresses nothing"
         )
     sizes = {m.filename: m.file_size for m in members if m not in weights}
@@ -257,7 +257,7 @@ def _check_members(members, source):
 
 
 def _check_weights(file, source):
-    """Returns the bytes of each array of an HDF5 file, which it really has."""
+    """Returns the actual bytes of each array of an HDF5 file."""
     sizes = []
 
     def add(name, item):
@@ -273,26 +273,26 @@ def _check_weights(file, source):
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             "Weights must be a whole HDF5 file of numbers. Received: "
-            f"{str(source)!r}: {error}. Save or copy the model anew"
+            f"{str(source)!r}: {error}. Save or copy the model again"
         ) from error
     if sum(sizes) > num_bytes:
         raise ValueError(
             "Weights must be stored as they are. Received: arrays of "
             f"{sum(sizes):,} bytes in the {num_bytes:,} bytes of {str(source)!r}. Save "
-            "the model anew, which compresses nothing"
+            "the model again, which compresses nothing"
         )
     return sizes
 
 
 def _check_shards(index, folder):
-    """Checks that the weights that an index names lie in its folder."""
+    """Checks that the weights of an index are in its folder."""
     named = index.get("weight_map") if isinstance(index, dict) else None
     names = [v for level in nested_values(named) for v in level if isinstance(v, str)]
     refused = [name for name in names if not _is_plain_name(name)]
     if refused:
         raise ValueError(
             "An index of weights must name files of its own folder. Received: "
-            f"{str(folder)!r} with {refused[:3]}. Save the model anew"
+            f"{str(folder)!r} with {refused[:3]}. Save the model again"
         )
 
 
@@ -307,7 +307,7 @@ def _check_model(config, sizes, source):
         backbone = config["config"].get("backbone", config)
     _check_config(config, (config, backbone), source)
     _check_depth(backbone, len(sizes), source)
-    # A language model adds no more than its embeddings again.
+    # A language model adds at most its embeddings again.
     check_fits(
         lambda: keras.saving.deserialize_keras_object(copy.deepcopy(backbone)),
         sum(sizes),
@@ -316,11 +316,11 @@ def _check_model(config, sizes, source):
 
 
 def _check_config(config, models, source):
-    """Checks classes and numbers; `models` are those of its objects that may be one."""
+    """Checks classes and numbers; `models` are the objects that may be models."""
     if not isinstance(config, dict) or "class_name" not in config:
         raise ValueError(
-            "A config must name the class it is of. Received: "
-            f"{str(source)!r} without a class_name. Save the model anew"
+            f"A config must name its class. Received: {str(source)!r} without a "
+            "class_name. Save the model again"
         )
     for level in nested_values(config):
         for value in level:
@@ -348,12 +348,12 @@ def _check_object(value, may_be_model, source):
         elif name == "config_file" and not _is_plain_name(item):
             raise ValueError(
                 "`config_file` must be a name without folders. Received: "
-                f"{item!r} in {str(source)!r}. Save the model anew"
+                f"{item!r} in {str(source)!r}. Save the model again"
             )
 
 
 def _is_allowed(value, may_be_model):
-    """Tells whether Keras would make one of our objects, or a dtype policy."""
+    """Tells whether Keras would make one of our objects or a dtype policy."""
     name, class_name = value.get("registered_name"), value["class_name"]
     if not isinstance(value.get("config"), dict) or not isinstance(class_name, str):
         return False
@@ -365,7 +365,7 @@ def _is_allowed(value, may_be_model):
     if package not in PACKAGES or own_name != class_name:
         return False
     cls = keras.saving.get_registered_object(name)
-    # Layers on their own could take any memory.
+    # Separate layers could need any amount of memory.
     kinds = (keras_hub.models.Preprocessor, keras_hub.tokenizers.Tokenizer)
     kinds += (keras.Model,) if may_be_model else ()
     return isinstance(cls, type) and issubclass(cls, kinds)
@@ -377,10 +377,10 @@ def _check_depth(backbone, num_arrays, source):
         settings = backbone["config"]["hyperparameters"]
         blocks = settings["num_layers"] + settings.get("num_encoder_layers", 0)
     except (KeyError, TypeError, AttributeError):
-        return  # building it tells what is wrong
+        return  # building it reports the error
     if blocks > num_arrays:
         raise ValueError(
             "A model must not have more blocks than its file has arrays. Received: "
             f"{str(source)!r} with {blocks:,} blocks and {num_arrays:,} arrays. Save "
-            "the model anew"
+            "the model again"
         )

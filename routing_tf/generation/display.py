@@ -1,4 +1,4 @@
-"""Texts shown while they are made, and written to files."""
+"""Showing texts while they are generated, and writing them to files."""
 
 import contextlib
 import json
@@ -13,14 +13,14 @@ from routing_tf.training.stop_request import stop_as_interrupt
 
 
 class Speed:
-    """Counts tokens; the first ones apart, as compiling belongs to them."""
+    """Counts tokens; the first ones separately, because they include compiling."""
 
     def __init__(self):
         self._start = time.perf_counter()
         self._first, self._num_first, self._num_tokens = None, 0, 0
 
     def add(self, num_tokens):
-        """Counts tokens that are there now."""
+        """Counts tokens that have just been generated."""
         self._num_tokens += num_tokens
         if self._first is None and num_tokens:
             self._first, self._num_first = time.perf_counter(), num_tokens
@@ -40,9 +40,9 @@ class Speed:
 
 
 class Output:
-    """Where texts are shown: a text file, or standard output.
+    """The output of texts: a text file, or standard output.
 
-    On a terminal, characters that it would take as commands are shown as U+FFFD.
+    On a terminal, control characters are shown as U+FFFD.
     """
 
     def __init__(self, file=None):
@@ -65,14 +65,14 @@ class Output:
 
 
 def printable(text):
-    """Returns a text without characters that a terminal would take as commands."""
+    """Returns a text without control characters."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def show(parts, samples, output, num_prompts):
-    """Shows texts: one while it grows; of several each when it is done.
+    """Shows texts: a single text while it grows, several texts when each is done.
 
-    `parts` is what `Continuation.run` yields.
+    `parts` is the iterator of `Continuation.run`.
     """
     if len(samples) == 1:
         output.write(samples[0].beginning)
@@ -105,7 +105,7 @@ class Lines:
         self._num_written = 0
 
     def follow(self, parts):
-        """Passes on what `Continuation.run` yields."""
+        """Passes the items of `Continuation.run` on."""
         for part in parts:
             yield part
             self._write_done()
@@ -118,7 +118,7 @@ class Lines:
         self._num_written = first
 
     def write_rest(self):
-        """Writes those that are not done or wait for others, if they have begun."""
+        """Writes texts that have begun and are not done or wait for others."""
         rest = self._samples[self._num_written :]
         self._write([sample for sample in rest if sample.num_tokens])
         self._num_written = len(self._samples)
@@ -133,7 +133,7 @@ class Lines:
 
 
 def write_texts(continuation, samples, num_prompts, output_file=None):
-    """Makes texts, shows them and writes them to a file if there is one."""
+    """Generates texts, shows them, and writes them to a file if there is one."""
     output, speed = Output(), Speed()
     with stop_as_interrupt(), open_output(output_file) as file:
         lines = Lines(samples, file)
@@ -141,7 +141,7 @@ def write_texts(continuation, samples, num_prompts, output_file=None):
             parts = lines.follow(continuation.run(samples, speed))
             show(parts, samples, output, num_prompts)
         finally:
-            # What there is when somebody has lost patience.
+            # The texts so far, if the user stops the command.
             lines.write_rest()
     print(speed, file=sys.stderr)
 
@@ -153,10 +153,10 @@ def write_stream(stream, sample, stop_token_id=None, output_file=None):
         stack.enter_context(stop_as_interrupt())
         outputs = [Output()]
         if output_file is not None:
-            # Without an end there is no complete file: whoever reads it follows it.
+            # An endless text has no complete file, so readers follow it.
             outputs.append(Output(stack.enter_context(open_text(output_file))))
-        # Ctrl-C is the way to end it: the first after a token, the second at once. A
-        # shell may have made what it starts in the background deaf to it.
+        # Ctrl-C ends it: the first after a token, the second at once. A shell may let
+        # background processes ignore it.
         heard = (signal.SIGINT, signal.SIGTERM)
         heard = [n for n in heard if signal.getsignal(n) != signal.SIG_IGN]
         with contextlib.suppress(KeyboardInterrupt), StopRequest("", heard) as stop:

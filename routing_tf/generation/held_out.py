@@ -1,4 +1,4 @@
-"""What a trained model makes of held-out data, to look at after training."""
+"""Samples of a trained model on held-out data, shown after training."""
 
 import keras_hub
 import numpy as np
@@ -48,7 +48,7 @@ def sample_continuation(lm, problem, num_tokens):
     start = len(ids) // 2
     end = start + min(PROMPT_TOKENS, problem.sequence_length // 2)
     prompt = problem.tokenizer.detokenize(ids[start:end])
-    # The model's sequences start behind one more id.
+    # The model's sequences have one more leading id.
     length = 1 + len(problem.tokenizer.tokenize(prompt)) + num_tokens
     text = lm.generate(prompt, max_length=length)
     return {
@@ -61,7 +61,7 @@ def sample_target(lm, problem, num_tokens):
     """Generates the target of a held-out source; returns texts by their titles."""
     tokenizer = problem.tokenizer
     source, target = (ids[:-1] for ids in problem.pair(problem.eval_split, 0))
-    # As long as in training: the lengths decide which tokens meet.
+    # As long as in training, because the lengths decide which tokens meet.
     sampled = tokenizer.tokenize(lm.generate(tokenizer.detokenize(source)))
     found = {
         "held-out source": source,
@@ -74,9 +74,8 @@ def sample_target(lm, problem, num_tokens):
 def sample_images(model, problem, number, seed=0):
     """Samples images, and completes half as many held-out ones, given their upper half.
 
-    Returns PNG files as bytes by their names. In that of completions each row of
-    completed images stands below the row of the true ones; rows that are not full are
-    left out.
+    Returns PNG files as bytes by their names. In the file of completions, each row of
+    completed images is below the row of the true ones; incomplete rows are left out.
     """
     sampler = keras_hub.samplers.RandomSampler(seed=seed)
     labels = None

@@ -25,7 +25,7 @@ def sample_grid(model, sampler, labels, num_samples):
 def completion_grid(model, sampler, images, labels, num_given_rows, num_samples):
     """Completes images `<int>[number, height, width, channels]` from their first rows.
 
-    Returns a PNG file as bytes: a column for each image, with what is given, on grey,
+    Returns a PNG file as bytes: a column for each image, with the given rows on grey,
     its `num_samples` completions, and the true image.
     """
     levels = model.hyperparameters.vocabulary_size

@@ -1,17 +1,17 @@
-"""Texts that end before one of some strings."""
+"""Texts that end before one of several strings."""
 
 
 class StopStrings:
-    r"""Passes a text on, piece by piece, up to one of some strings.
+    r"""Passes a text on, piece by piece, up to one of several strings.
 
-    It ends before the string that is complete first. What may be the beginning of one
-    is held back until it is clear.
+    It ends before the string that is complete first. A possible beginning of a string
+    is held back until that is clear.
 
     Args:
-        strings: the strings, none of them empty; with none, all is passed on.
+        strings: the strings, none of them empty; without any, everything is passed on.
 
     Attributes:
-        is_found: whether one of them was found, so that nothing more is passed on.
+        is_found: whether one of them was found, after which nothing is passed on.
 
     Example:
 
@@ -34,7 +34,7 @@ class StopStrings:
         self.is_found = False
 
     def add(self, text):
-        """Takes the next piece; returns what is passed on of it and those before."""
+        """Takes the next piece; returns the text that can be passed on."""
         if self.is_found:
             return ""
         text = self._held + text
@@ -42,14 +42,15 @@ class StopStrings:
         self.is_found = bool(found)
         if found:
             self._held = ""
-            # The string that is complete first, so that pieces do not matter.
+            # The string that is complete first, so that the division into pieces has no
+            # effect.
             return text[: min((text.find(s) + len(s), text.find(s)) for s in found)[1]]
         end = len(text) - self._length_of_beginning(text)
         self._held = text[end:]
         return text[:end]
 
     def end(self):
-        """Returns what was held back, as nothing follows any more."""
+        """Returns the text that was held back, at the end."""
         held, self._held = self._held, ""
         return held
 

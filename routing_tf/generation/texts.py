@@ -1,4 +1,4 @@
-"""Texts that continue prompts, or belong to source texts, while they grow."""
+"""Growing texts that continue prompts or belong to source texts."""
 
 import copy
 import dataclasses
@@ -12,24 +12,24 @@ from routing_tf.generation.token_stream import TokenStream
 from routing_tf.models import steps
 from routing_tf.tokenizers.text_stream import text_stream
 
-# No weight shows how long a model's texts are.
+# No weight shows the length of a model's texts.
 MAX_DEFAULT_LENGTH = 2**16
 
 
 class TextSample:
     """A prompt and the text that continues it, token by token.
 
-    If the prompt is a source text (`is_source`), for an encoder, the text that belongs
-    to it starts from nothing. `number` counts the texts of a prompt. The continuation
-    ends where one of `stop_strings` begins.
+    If the prompt is a source text for an encoder (`is_source`), its text starts empty.
+    `number` counts the texts of a prompt. The continuation ends where one of
+    `stop_strings` begins.
 
     Attributes:
-        beginning: what the text begins with: the prompt, unless it is a source text.
-        token_ids: ids of the beginning, behind the one that starts a text.
+        beginning: the beginning of the text: the prompt, unless it is a source text.
+        token_ids: ids of the beginning, after the leading id.
         continuation: the text so far.
         num_tokens: number of its tokens.
         has_ended: whether the model ended it, or a stop string.
-        is_done: whether nothing more is added to it.
+        is_done: whether the text is complete.
     """
 
     def __init__(self, tokenizer, prompt, number=0, is_source=False, stop_strings=()):
@@ -47,17 +47,17 @@ class TextSample:
 
     @functools.cached_property
     def _stream(self):
-        # Not before the text grows: others may be waiting, by the thousand.
+        # Made when the text grows, because thousands of others may wait.
         return text_stream(self._tokenizer, self.token_ids[1:])
 
     def another(self, number):
-        """Returns a further text of the same prompt, before this one has grown."""
+        """Returns another text of the same prompt, before this one has grown."""
         other = copy.copy(self)
         other.number = number
         return other
 
     def add(self, token_id, stop_token_id=None):
-        """Adds a token, and returns the text that is complete with it."""
+        """Adds a token, and returns the text that it completes."""
         self.num_tokens += 1
         self.has_ended = token_id == stop_token_id
         if self.has_ended:
@@ -67,7 +67,7 @@ class TextSample:
         return text
 
     def end(self):
-        """Ends the text; returns what was not complete."""
+        """Ends the text, and returns the incomplete rest."""
         text = self._take(self._stop.add(self._stream.end()) + self._stop.end())
         self.is_done = True
         del self._stream  # may know a whole vocabulary
@@ -78,7 +78,7 @@ class TextSample:
         return text
 
     def to_dict(self):
-        """Returns what a line of JSON says about it."""
+        """Returns its line of JSON, as a dict."""
         return {
             "prompt": self.prompt,
             "sample": self.number,
@@ -90,16 +90,16 @@ class TextSample:
 
 @dataclasses.dataclass(frozen=True)
 class Continuation:
-    """How prompts are continued, or texts are made for source texts.
+    """Continues prompts, or generates the texts of source texts.
 
     Args:
         lm: a `RoutingTransformerCausalLM` or `RoutingTransformerSeq2SeqLM`.
         sampler: a keras_hub sampler.
-        max_length: number of tokens of a text at most, its beginning and the leading id
-            included.
+        max_length: largest number of tokens of a text, including its beginning and the
+            leading id.
         stop_token_id: the id that ends a text, or None.
-        batch_size: number of texts that are made together.
-        by_steps: whether tokens come one by one; else whole texts from
+        batch_size: number of texts that are generated together.
+        by_steps: whether tokens come one by one; otherwise whole texts come from
             `lm.generate_step`, the only way with an encoder.
     """
 
@@ -113,7 +113,7 @@ class Continuation:
     def run(self, samples, speed):
         """Continues texts in batches; they grow, and `speed` counts the tokens.
 
-        Yields pairs of a sample and text that it has grown by, None where it is done.
+        Yields pairs of a sample and its new text, None when it is done.
         """
         batch_size = min(self.batch_size, len(samples))
         if self.by_steps:
@@ -126,7 +126,7 @@ class Continuation:
             make = self._at_once
         for start in range(0, len(samples), batch_size):
             batch = samples[start : start + batch_size]
-            # Batches of one size, or the last would be compiled anew.
+            # Batches have one size; otherwise the last one would be compiled again.
             filled = batch + batch[-1:] * (batch_size - len(batch))
             yield from make(batch, filled, speed)
 
@@ -167,7 +167,7 @@ class Continuation:
             yield from _finish(sample)
 
     def _inputs(self, samples):
-        """Returns what `lm.generate_step` takes."""
+        """Returns the inputs of `lm.generate_step`."""
         if self.lm.hyperparameters.kind == "seq2seq":
             sources = [sample.prompt for sample in samples]
             return self.lm.preprocessor.generate_preprocess(
@@ -188,7 +188,7 @@ def _finish(sample):
 
 
 def make_samples(lm, prompts, num_samples, stop_strings=()):
-    """Makes the texts that are to grow, `num_samples` for each prompt.
+    """Makes the texts that will grow, `num_samples` for each prompt.
 
     Prompts are source texts if the model has an encoder. The texts end where one of
     `stop_strings` begins.
@@ -231,13 +231,13 @@ def check_sources(preprocessor, sources):
 
 
 def length_of_texts(lm, samples, max_length=None):
-    """Returns how many tokens texts may have, at most `MAX_DEFAULT_LENGTH` by default.
+    """Returns the largest number of tokens, by default at most `MAX_DEFAULT_LENGTH`.
 
-    Where `max_length` is None that is the length of the model's sequences, or with an
+    If `max_length` is None, it is the length of the model's sequences, or with an
     encoder that of its preprocessor.
 
     Raises:
-        ValueError: if a prompt is too long, or the model cuts what is so long.
+        ValueError: if a prompt is too long, or the model cuts texts of this length.
     """
     h = lm.hyperparameters
     if h.kind == "seq2seq":

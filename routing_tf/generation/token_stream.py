@@ -1,4 +1,4 @@
-"""Tokens one by one, for as long as they are wanted, in constant memory."""
+"""An endless stream of tokens, in constant memory."""
 
 from routing_tf.files import safe_loading
 from routing_tf.models import patterns
@@ -11,34 +11,33 @@ MAX_TOKENS = 2**31 - 1
 class TokenStream:
     """Continues prompts token by token, with one compiled step.
 
-    The step is compiled once for each number of prompts, and not again however long
-    they become. Memory is that of a cache, whose size does not depend on the number of
-    tokens where heads remember a bounded number of them, as local, routed and hashed
-    heads do, or sums alone, as linear ones do. A second call goes on with the random
-    state of the sampler.
+    The step is compiled once for each number of prompts, whatever their length. Memory
+    is that of a cache, whose size does not depend on the number of tokens if heads
+    remember a bounded number of them (local, routed and hashed heads), or only sums
+    (linear heads). A second call continues with the random state of the sampler.
 
     Args:
         lm: a `RoutingTransformerCausalLM`.
-        sampler: a keras_hub sampler that draws one token after the other, such as
+        sampler: a keras_hub sampler that draws token by token, such as
             `keras_hub.samplers.TopPSampler(p=0.95, seed=1)`.
-        num_tokens: number of tokens of a sequence, the prompt included, at which a
+        num_tokens: number of tokens of a sequence, including the prompt, at which a
             stream ends; None (the default) for no end.
 
     Call arguments:
-        prompts: list of prompts, each a list of at least one id; a text starts behind
-            the id 0.
+        prompts: list of prompts, each a list of at least one id; a text starts with the
+            id 0.
 
     Yields:
         A position in the sequences and their tokens there, a NumPy array
-        `<int>[prompts]`: new ones, or where a prompt is not over yet its own. The first
-        position with a new one is the length of the shortest prompt; there may be
-        earlier ones.
+        `<int>[prompts]`: new tokens, or those of prompts that have not ended yet. The
+        first position with a new token is the length of the shortest prompt; earlier
+        positions may come before it.
 
     Raises:
         ValueError: if the sampler draws whole sequences, later tokens decide which
             tokens a head of this model sees, `num_tokens` is None and heads remember
-            all tokens, or it is too small or exceeds the length to which the model cuts
-            its inputs; when called, if a prompt is empty or leaves no room.
+            all tokens, or `num_tokens` is too small or exceeds the length to which the
+            model cuts its inputs; when called, if a prompt is empty or leaves no room.
 
     Example:
 
@@ -93,7 +92,7 @@ def check_steps(hyperparameters):
 
 
 def remembers_all_tokens(hyperparameters):
-    """Returns the setting by which the memory of a text model grows with the text.
+    """Returns the setting that makes the memory of a text model grow with the text.
 
     It is `"name=value"`; None if the memory does not grow.
     """
@@ -119,8 +118,8 @@ def cache_length(hyperparameters, num_tokens=None):
     The stream ends at `num_tokens` tokens; None for no end.
 
     Raises:
-        ValueError: if there is no such length, or heads remember far more tokens than
-            that, see `safe_loading.check_memory`.
+        ValueError: if there is no such length, or heads would remember far more tokens,
+            see `safe_loading.check_memory`.
     """
     h = hyperparameters
     if num_tokens is not None and not 2 <= num_tokens <= MAX_TOKENS:
@@ -140,14 +139,14 @@ def cache_length(hyperparameters, num_tokens=None):
     setting = remembers_all_tokens(h)
     if setting is None:
         safe_loading.check_memory(h, num_tokens)
-        # All that a head can look back on, for however many tokens.
+        # The number of tokens that a head can see, for any length.
         return max(
             h.attention_window, (h.local_flange_blocks + 1) * h.local_block_length
         )
     if num_tokens is None:
         raise ValueError(
-            "A stream without end needs heads that remember a bounded number of "
-            "tokens, or sums of them: local, token choice, expert choice, hashed or "
-            f"linear ones. Received: a model with {setting}. Set a number of tokens"
+            "An endless stream needs heads that remember a bounded number of tokens, "
+            "or sums of them: local, token choice, expert choice, hashed or linear "
+            f"ones. Received: a model with {setting}. Set a number of tokens"
         )
     return num_tokens

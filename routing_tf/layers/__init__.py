@@ -1,7 +1,7 @@
 """Layers for content-based sparse attention.
 
-To import them takes Keras and NumPy alone. What only one backend can do is imported
-where it runs.
+Importing them needs only Keras and NumPy. Code for a single backend is imported where
+it runs.
 """
 
 import importlib as _importlib
@@ -38,7 +38,7 @@ from routing_tf.layers.stated_gradients import (
 from routing_tf.layers.transformer_block import SublayerSteps as SublayerSteps
 from routing_tf.layers.transformer_block import TransformerBlock as TransformerBlock
 
-#: Names of `routing_tf.zoo` that are names here too; it is imported for them alone.
+#: Names of `routing_tf.zoo` that are names here too; it is imported only for them.
 _OF_THE_ZOO = (
     "AxialHeads",
     "BlockPairHeads",

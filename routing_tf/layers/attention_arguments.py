@@ -13,9 +13,9 @@ from routing_tf.layers.validation import check_choice
 #: Arguments of Keras's attention that have another name or no meaning here.
 OF_KERAS = {
     "output_shape": "Pass the size of the output as `output_dim`",
-    "attention_axes": "Positions are all axes between the batch and the last one: put "
-    "other axes into the batch, or take `AxialHeads` for one axis of two",
-    "sliding_window": "Take `SlidingHeads(radius=sliding_window - 1)` among the "
+    "attention_axes": "All axes between the batch and the last one are positions: put "
+    "other axes into the batch, or use `AxialHeads` for one axis of two",
+    "sliding_window": "Use `SlidingHeads(radius=sliding_window - 1)` among the "
     "`head_groups` of `MixedAttention`",
     "flash_attention": 'Pass `attention_implementation="auto"` to `RoutingAttention` '
     "or to the head groups",
@@ -28,13 +28,14 @@ SPARSE = ("SparseTensor", "BCOO")
 
 
 def check_axes(name, x):
-    """Refuses what is not a sequence of at least one position."""
+    """Refuses everything except a sequence of at least one position."""
     shape = getattr(x, "shape", None)
     if getattr(x, "ragged_rank", None) is not None or getattr(x, "ragged", False):
         raise ValueError(
             f"`{name}` must be a dense tensor with a mask of its padding. Received: "
-            f"{name}.shape={tuple(shape)} of a ragged one. Pass `ragged.to_tensor()`, "
-            f"and `tf.sequence_mask(ragged.row_lengths())` as `{name}_mask`"
+            f"{name}.shape={tuple(shape)} of a ragged tensor. Pass "
+            "`ragged.to_tensor()`, and `tf.sequence_mask(ragged.row_lengths())` as "
+            f"`{name}_mask`"
         )
     if getattr(x, "sparse", False) or type(x).__name__ in SPARSE:
         raise ValueError(
@@ -54,11 +55,11 @@ def check_axes(name, x):
 
 
 def check_by_position(key, others):
-    """Refuses masks where there is no place for them: calls of old pass them so."""
+    """Refuses masks that are passed by position, as older versions allowed."""
     if others or getattr(key, "dtype", None) is not None and _is_boolean(key):
         raise ValueError(
-            "`query_mask`, `value_mask` and all that follows `key` go by name. "
-            "Received: a mask or more than three arguments by position. Pass "
+            "`query_mask`, `value_mask` and all arguments after `key` must be passed "
+            "by name. Received: a mask or more than three arguments by position. Pass "
             "`attention(query, value, query_mask=..., value_mask=...)`"
         )
 
@@ -68,18 +69,18 @@ def _is_boolean(x):
 
 
 def check_key(query, value, key):
-    """Refuses keys of their own, which calls of Keras's attention may have."""
+    """Refuses a separate `key`, which calls of Keras's attention may have."""
     if key is None or key is (query if value is None else value):
         return
     raise ValueError(
-        "`key` must be the very tensor `value`, or None: keys are made from `value`. "
-        f"Received: key of shape {getattr(key, 'shape', None)} that is another tensor. "
+        "`key` must be None or the same tensor as `value`, because keys are made from "
+        f"`value`. Received: another tensor, of shape {getattr(key, 'shape', None)}. "
         "Leave it out"
     )
 
 
 def other_sequence(query, value, self_attention):
-    """Returns what is attended to; None if it is the query's own sequence."""
+    """Returns the sequence that is attended to; None for the query's own."""
     if self_attention is None:
         self_attention = value is None or value is query
     if not self_attention:
@@ -95,7 +96,7 @@ def other_sequence(query, value, self_attention):
 
 
 def looks_like_copy(query, value):
-    """Tells whether another tensor than the query has its very shape and dtype."""
+    """Tells whether `value` is another tensor of the query's shape and dtype."""
     if value is None or value is query:
         return False
     shape = tuple(query.shape)
@@ -105,22 +106,22 @@ def looks_like_copy(query, value):
 
 
 def warn_of_copy(layer, shape):
-    """Warns of a call in which a layer takes an equal tensor for another sequence."""
+    """Warns that a layer may take an equal tensor for another sequence."""
     warnings.warn(
-        f"{layer.name!r} attends to another sequence: `value` is another tensor than "
-        f"`query`, though of the same shape {tuple(shape)}. A copy counts as another "
-        "sequence, such as what a compiled function of both gets. Leave `value` out or "
-        "pass `self_attention=True` if it is the same sequence, and pass "
+        f"{layer.name!r} attends to another sequence: `value` is a different tensor "
+        f"from `query`, with the same shape {tuple(shape)}. A copy counts as another "
+        "sequence; a compiled function of both gets copies. Leave `value` out or pass "
+        "`self_attention=True` if it is the same sequence, and pass "
         "`self_attention=False` if it is not",
         stacklevel=3,
     )
 
 
 def check_value(value, batch, depth):
-    """Refuses a memory `<float>[batch, *lengths, dim]` that does not fit.
+    """Refuses a `value` `<float>[batch, *lengths, dim]` that does not fit.
 
-    `batch` is that of the query, None if it is not known; `depth` is the size of a
-    token that the layer was built with.
+    `batch` is the query's batch size, None if unknown; `depth` is the size of a token
+    that the layer was built with.
     """
     if None not in (batch, value.shape[0]) and batch != value.shape[0]:
         raise ValueError(
@@ -129,14 +130,14 @@ def check_value(value, batch, depth):
         )
     if value.shape[-1] != depth:
         raise ValueError(
-            "`value` must have the depth that the layer was built with, "
-            f"{depth}. Received: value.shape={tuple(value.shape)}. Use a layer "
-            "of its own for a memory of another depth."
+            f"`value` must have the depth that the layer was built with, {depth}. "
+            f"Received: value.shape={tuple(value.shape)}. Use another layer for a "
+            "memory of another depth."
         )
 
 
 def check_head_groups(head_groups):
-    """Returns the head groups of a layer, those in configs made anew."""
+    """Returns the head groups of a layer, and makes those that come as configs."""
     if not isinstance(head_groups, (list, tuple)):
         raise ValueError(
             "`head_groups` must be a list of head groups. Received: "
@@ -153,8 +154,8 @@ def check_head_groups(head_groups):
         groups.append(group)
     if len({id(group) for group in groups}) < len(groups):
         raise ValueError(
-            "`head_groups` must not hold one group twice. Received: "
-            f"{[group.name for group in groups]}. Make a group for each place"
+            "`head_groups` must not contain one group twice. Received: "
+            f"{[group.name for group in groups]}. Make another group"
         )
     if not groups:
         raise ValueError(
@@ -164,7 +165,7 @@ def check_head_groups(head_groups):
 
 
 def refuse_keras_arguments(kwargs):
-    """Returns `kwargs` without arguments of Keras's attention; refuses their values."""
+    """Returns `kwargs` without neutral arguments of Keras's attention."""
     kwargs = dict(kwargs)
     for name, way in OF_KERAS.items():
         value = kwargs.pop(name, None)
@@ -188,14 +189,14 @@ def queries_per_key(num_key_value_heads, head_groups):
     if num_heads % num_key_value_heads:
         raise ValueError(
             "`num_key_value_heads` must divide the number of heads in all groups, "
-            f"{num_heads}, so that each key head has as many queries. {received}"
+            f"{num_heads}, so that each key head serves as many query heads. {received}"
         )
     number = num_heads // num_key_value_heads
     if any(group.num_heads % number for group in head_groups):
         raise ValueError(
-            "`num_key_value_heads` counts over all groups, each of which must have "
-            f"whole key heads: here each has {number} heads of queries, a number that "
-            f"must divide the heads of every group. {received}"
+            "`num_key_value_heads` counts the key heads of all groups, and each group "
+            f"must have whole ones: here one key head serves {number} query heads, so "
+            f"this number must divide the heads of every group. {received}"
         )
     shared = [group.name for group in head_groups if not group.needs_keys]
     if shared:
@@ -211,13 +212,13 @@ def check_not_built(group):
     """Refuses a head group that belongs to another layer."""
     if group.built:
         raise ValueError(
-            "`head_groups` must be the layer's own: a group has weights and "
-            f"centroids. Received: {group.name!r}, built by another layer"
+            "`head_groups` must belong to this layer only, because a group has weights "
+            f"and centroids. Received: {group.name!r}, built by another layer"
         )
 
 
 def blocks_on_two_axes(head_groups, block_shape):
-    """The one shape of all blocks on two axes; None if there are none."""
+    """Returns the shape of all blocks on two axes; None if there are none."""
     shapes = {tuple(getattr(group, "block_shape", ())) for group in head_groups}
     shapes = {shape for shape in shapes if len(shape) > 1}
     if block_shape is not None and (shapes or len(block_shape) > 1):
@@ -225,27 +226,27 @@ def blocks_on_two_axes(head_groups, block_shape):
     if len(shapes) > 1:
         raise ValueError(
             "A `block_shape` on two axes sets the order of the positions, so all head "
-            f"groups and the layer must have the same. Received: {sorted(shapes)}"
+            f"groups and the layer must have the same one. Received: {sorted(shapes)}"
         )
     return shapes.pop() if shapes else None
 
 
 def refuse_axes(name, received, blocks):
-    """Refuses positions on other axes than the blocks have."""
+    """Refuses positions whose number of axes is not that of the blocks."""
     raise ValueError(
-        f"`{name}` must have an axis of positions for each entry of the blocks. "
+        f"`{name}` must have one axis of positions for each entry of the block shape. "
         f"Received: {received} with blocks of {blocks}. Pass (batch, length, dim) for "
         "blocks with one entry, (batch, height, width, dim) for two."
     )
 
 
 def refuse_key_mask(key_mask):
-    """Refuses the mask of keys that calls of Keras's attention may have."""
+    """Refuses `key_mask`, which calls of Keras's attention may have."""
     if key_mask is not None:
         raise ValueError(
             "`key_mask` must be left out: keys are made from `value`. Received: "
-            f"key_mask.shape={tuple(key_mask.shape)}. Pass it as `value_mask`, or in "
-            "self-attention as `query_mask`"
+            f"key_mask.shape={tuple(key_mask.shape)}. Pass it as `value_mask`, or as "
+            "`query_mask` in self-attention"
         )
 
 
@@ -280,7 +281,7 @@ def refuse_attention_mask(attention_mask):
 
 
 def check_segment_ids(segment_ids, is_cross_attention, num_axes):
-    """Returns `segment_ids` as a pair, of query and of value; None twice without them.
+    """Returns `segment_ids` as a pair, of query and of value; a pair of None without.
 
     Args:
         segment_ids: as in a call of `MixedAttention`.
@@ -294,15 +295,16 @@ def check_segment_ids(segment_ids, is_cross_attention, num_axes):
     if is_pair != is_cross_attention or len(pair) != 2:
         kind = f"{len(pair)} tensors" if is_pair else "one tensor"
         raise ValueError(
-            "`segment_ids` must be one tensor in self-attention, and a pair, of query "
-            f"and of value, in attention to another sequence. Received: {kind} with "
+            "`segment_ids` must be one tensor in self-attention, and a pair (of query "
+            f"and of value) in attention to another sequence. Received: {kind} with "
             f"is_cross_attention={is_cross_attention}. Pass "
             "`segment_ids=(query_segment_ids, value_segment_ids)` with a `value`"
         )
     if num_axes != 1:
         raise ValueError(
-            "`segment_ids` need positions on one axis, in which documents follow each "
-            f"other. Received: positions on {num_axes} axes. Leave `segment_ids` out"
+            "`segment_ids` need positions on one axis, along which documents follow "
+            f"each other. Received: positions on {num_axes} axes. Leave `segment_ids` "
+            "out"
         )
     for ids in pair if is_pair else pair[:1]:
         received = f"a {type(ids).__name__}"
@@ -318,7 +320,7 @@ def check_segment_ids(segment_ids, is_cross_attention, num_axes):
 
 
 def masks_of_ids(ids, query_mask, value_mask):
-    """Returns masks that hide the id 0 of segments where no mask is given.
+    """Returns masks that hide the segment id 0 where no mask is given.
 
     Args:
         ids: pair of the ids of query and value; None for the latter in self-attention.
@@ -340,22 +342,23 @@ def check_routing_scope(routing_scope):
 
 
 def check_cache(cache, value, training, return_attention_scores):
-    """Refuses calls that cannot go with a cache."""
+    """Refuses calls that cannot use a cache."""
     if training or return_attention_scores:
         raise ValueError(
-            "`cache` must be None while training and with attention scores. Received: "
+            "`cache` must be None in training and with attention scores. Received: "
             f"training={training}, return_attention_scores={return_attention_scores}"
         )
     if value is not None and "memory" not in cache:
         raise ValueError(
-            "`cache` must hold the memory for attention to another sequence. Received: "
-            f"value.shape={tuple(value.shape)} and a cache for self-attention. Make it "
-            "with `make_cache(batch_size, max_length, value=value)`"
+            "`cache` must contain the memory in attention to another sequence. "
+            f"Received: value.shape={tuple(value.shape)} and a cache for "
+            "self-attention. Make it with `make_cache(batch_size, max_length, "
+            "value=value)`"
         )
 
 
 def warn_of_other_dtypes(layer):
-    """Warns of head groups that do not compute in the dtype of their layer."""
+    """Warns of head groups whose compute dtype is not that of their layer."""
     others = [
         f"{group.name!r} in {group.compute_dtype}"
         for group in layer.head_groups
@@ -363,7 +366,8 @@ def warn_of_other_dtypes(layer):
     ]
     if others:
         warnings.warn(
-            f"Head groups do not compute in the {layer.compute_dtype} of the layer "
-            f"{layer.name!r}: {', '.join(others)}. Pass them the same `dtype`",
+            f"These head groups do not compute in {layer.compute_dtype}, the dtype of "
+            f"the layer {layer.name!r}: {', '.join(others)}. Pass them the same "
+            "`dtype`",
             stacklevel=4,
         )

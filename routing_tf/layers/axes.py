@@ -1,7 +1,7 @@
 """Parts of one axis of a tensor.
 
-Indexing finds the same parts; but on TensorFlow its gradient is copied into zeros by
-one thread, and takes longer than the attention around it.
+Indexing finds the same parts. On TensorFlow, though, one thread copies its gradient
+into zeros, and this takes longer than the attention around it.
 """
 
 import itertools

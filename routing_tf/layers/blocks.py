@@ -48,24 +48,24 @@ class BlockedOrder:
 
     @property
     def grid(self):
-        """Number of blocks along each axis; the last ones may be filled up."""
+        """Number of blocks along each axis; the last ones may be padded."""
         return tuple(-(-n // b) for n, b in zip(self.lengths, self.block_shape))
 
     @property
     def length(self):
-        """Number of positions in blocked order, those that fill up blocks included."""
+        """Number of positions in blocked order, including those that pad blocks."""
         return math.prod(self.grid) * math.prod(self.block_shape)
 
     @property
     def is_padded(self):
-        """Whether blocks must be filled up; True if the length is not known."""
+        """Whether blocks must be padded; True if the length is unknown."""
         return not is_known(*self.lengths) or self.length > math.prod(self.lengths)
 
     def arrange(self, x, axis):
         """Puts positions from raster order into blocked order.
 
         From `[..., positions, ...]`, whose `axis` is counted from the front, to
-        `[..., length, ...]`, zero (False) where blocks are filled up.
+        `[..., length, ...]`, zero (False) where blocks are padded.
         """
         before, after = _sides(x, axis)
         x = ops.reshape(x, (*before, *self.lengths, *after))
@@ -78,7 +78,7 @@ class BlockedOrder:
         return ops.reshape(x, (*before, self.length, *after))
 
     def restore(self, x, axis):
-        """Undoes `arrange`, and drops the positions that filled up blocks."""
+        """Undoes `arrange`, and drops the positions that padded blocks."""
         before, after = _sides(x, axis)
         x = ops.reshape(x, (*before, *self.grid, *self.block_shape, *after))
         if len(self.lengths) > 1:
@@ -91,7 +91,7 @@ class BlockedOrder:
         return ops.reshape(x, (*before, math.prod(self.lengths), *after))
 
     def _axes(self, axis, num_after):
-        """Axes that bring the blocks to the front and the slots behind them."""
+        """Axes that bring the blocks to the front, followed by the slots."""
         rank = len(self.lengths)
         grid = [axis + 2 * i for i in range(rank)]
         slots = [axis + 2 * i + 1 for i in range(rank)]
@@ -129,8 +129,7 @@ def memory_windows(blocks, before, after, axis, zero_outside=True):
     `[..., G, ..., G, window, ...]`, zero (False) outside the positions. A window has
     `before + 1 + after` blocks along each axis, in raster order of their places.
     `zero_outside=False`, which may be faster, is for entries that have no influence
-    where they stand outside: any may stand there, and the gradient that comes back for
-    them must be zero.
+    outside the positions: any entry may stand there, and its gradient must be zero.
 
     Reference: `break_into_memory_blocks_nd` of the release.
     """
@@ -151,24 +150,24 @@ def memory_windows(blocks, before, after, axis, zero_outside=True):
 
 
 def _gathers_fast():
-    """Whether rows are gathered faster than they are padded, cut and joined."""
+    """Whether gathering rows is faster than padding, cutting and joining them."""
     return keras.backend.backend() == "tensorflow" and not is_compiled_by_xla()
 
 
 def _gather_windows(blocks, before, after, axis):
-    """Joins blocks along one axis; any blocks stand outside the positions.
+    """Joins blocks along one axis; outside the positions any block may stand.
 
-    The gradient is stated: TensorFlow's would scatter where it is known who reads a
-    block.
+    It defines its gradient: TensorFlow's would scatter, although the readers of a block
+    are known.
     """
     shape = ops.shape(blocks)
     leading, num_blocks, (slots, *rest) = shape[:axis], shape[axis], shape[axis + 1 :]
     block, row = numbers(num_blocks)[:, None], math.prod((slots, *rest))
     size, lib = before + 1 + after, library(num_blocks)
-    place = np.arange(size, dtype="int32")
+    place = numbers(size)
     read = lib.minimum(lib.maximum(block + place - before, 0), num_blocks - 1)
-    # Who reads a block at each place of its window. What nobody reads has the gradient
-    # of what stands outside, before the first block or behind the last one: zero.
+    # Who reads a block at each place of its window. Blocks that nobody reads, before
+    # the first one or after the last one, have the gradient zero.
     reader = block + before - place
     outside = 0 if before else num_blocks * size - 1
     is_read = lib.logical_and(reader >= 0, reader < num_blocks)
@@ -183,7 +182,7 @@ def _gather_windows(blocks, before, after, axis):
 
         return ops.take(rows, read, axis=axis), gradient
 
-    # A block is one row, so that few long rows are copied.
+    # A block is one row, so few long rows are copied.
     windows = join(ops.reshape(blocks, (*leading, num_blocks, row)))
     return ops.reshape(windows, (*leading, num_blocks, size * slots, *rest))
 
@@ -199,7 +198,8 @@ def put_back_blocks(blocks, length, axis):
 def running_sum(x):
     """Returns the cumulative sum over the last axis of `<float32>[..., length]`.
 
-    In blocks, by matrix products: `ops.cumsum` takes three times as long on a CPU.
+    Computed in blocks by matrix products: `ops.cumsum` takes three times as long on a
+    CPU.
     """
     length, size = length_of(x, -1), RUNNING_SUM_BLOCK
     x = break_into_blocks(x, size, axis=len(x.shape) - 1)
@@ -207,12 +207,12 @@ def running_sum(x):
     inside = ops.matmul(x, np.triu(np.ones((size, size), "float32")))
     lib = library(num_blocks)
     earlier = lib.triu(lib.ones((num_blocks, num_blocks), "float32"), k=1)
-    inside += ops.matmul(inside[..., -1], earlier)[..., None]
+    inside = inside + ops.matmul(inside[..., -1], earlier)[..., None]
     return put_back_blocks(inside, length, axis=len(x.shape) - 2)
 
 
 def shift_right(x):
-    """Moves `[batch, length, ...]`, in blocked order, one step behind a leading zero.
+    """Shifts `[batch, length, ...]`, in blocked order, right by one behind a 0.
 
     Reference: `right_shift_blockwise_nd` of the release, in blocked order.
     """

@@ -1,9 +1,9 @@
 """Tokens of each cluster: the first ones in a block, the later ones in chunks.
 
-How many tokens a cluster has is known when a batch is there. `cluster_order` has room
-for any sizes, and half of the pairs that it computes are of two clusters. Here there
-are as many chunks as are needed, so almost all pairs are of one cluster; but shapes
-depend on the data, which TensorFlow alone allows, see `data_shapes`.
+The sizes of clusters depend on the data. `cluster_order` has room for any sizes, and
+half of the pairs that it computes belong to two clusters. Here there are only as many
+chunks as are needed, so almost all pairs belong to one cluster. Shapes then depend on
+the data, which only TensorFlow allows, see `data_shapes`.
 
 Letters: B batch, H heads, L length, K clusters, T tokens of a block, N chunks of all
 heads and sequences, C slots of a chunk, S slots that a chunk reads, D dim.
@@ -19,32 +19,32 @@ from routing_tf.layers.lengths import numbers
 from routing_tf.layers.membership import entries_at
 from routing_tf.layers.stated_gradients import stated_gradient
 
-# The number of chunks is rounded up to a multiple of this: libraries prepare themselves
-# for each shape that they meet. Empty ones repeat what comes next.
+# The number of chunks is rounded up to a multiple of this, because libraries prepare
+# for each new shape. Empty chunks repeat what comes next.
 CHUNK_STEP = 16
 
 
 def block_size_for(length, num_clusters, attention_window, chunk_size):
-    """Returns how many tokens of a cluster are its first ones, in whole chunks.
+    """Returns how many tokens of a cluster stand in its block, in whole chunks.
 
-    As many as a window, if clusters of equal size have so many: their pairs are those
-    of one causal mask, and no chunk reads them again.
+    It is the window, if clusters of equal size have as many tokens: then one causal
+    mask covers their pairs, and no chunk reads them again.
     """
     share = min(-(-length // num_clusters), attention_window)
     return -(-share // chunk_size) * chunk_size
 
 
 class ClusterBlocks:
-    """Tokens sorted by cluster, the first of each cluster in a block of equal sizes.
+    """Tokens sorted by cluster, with the first ones of each cluster in a block.
 
     Later tokens stand in chunks, each of which reads the chunks before it, in its
     cluster, that its own tokens may see. In blocks and chunks tokens stand in order of
-    position. So the place of a token inside them, and all that it reads, depend on
-    earlier tokens alone; which one of all chunks it stands in has no influence.
+    position. So a token's place inside them, and all that it reads, depend only on
+    earlier tokens. The number of its chunk has no influence.
 
     Args:
-        clusters: `<int32>[B, H, L]`, from 0 to K - 1; K for tokens of no cluster, which
-            have no place.
+        clusters: `<int32>[B, H, L]`, from 0 to K - 1; K for tokens without a cluster,
+            which have no place.
         num_clusters: K.
         attention_window: how many tokens of its cluster a token sees, itself included.
         block_size: T, a multiple of `chunk_size`.
@@ -52,7 +52,8 @@ class ClusterBlocks:
         all_have_one: whether each token has a cluster. Defaults to False.
 
     Attributes:
-        offset: slot at which a chunk's own tokens start in what it reads, S - C.
+        offset: slot at which a chunk's own tokens start among those that it reads, S -
+            C.
 
     Example:
 
@@ -94,7 +95,7 @@ class ClusterBlocks:
         first, sizes = borders[..., :-1], borders[..., 1:] - borders[..., :-1]
         rank = numbers(length) - entries_at(borders, by_cluster)
         rank = inverse(token_at, rank)
-        # Tokens and clusters of all heads and sequences, one behind the other.
+        # Tokens and clusters of all heads and sequences, one after the other.
         rows = ops.reshape(ops.arange(batch * heads, dtype="int32"), (batch, heads, 1))
         token_at += rows * length
         slots = np.arange(block_size, dtype="int32")
@@ -129,7 +130,7 @@ class ClusterBlocks:
         chunks = (later + size - 1) // size
         ends = ops.cumsum(chunks, axis=0)
         starts = ends - chunks
-        # At least some, which nothing is taken from if all tokens are in blocks.
+        # At least a few, which nobody reads if all tokens are in blocks.
         steps = (ops.sum(chunks) + CHUNK_STEP - 1) // CHUNK_STEP
         count = ops.maximum(steps, 1) * CHUNK_STEP
         chunk = ops.arange(count, dtype="int32")
@@ -141,7 +142,7 @@ class ClusterBlocks:
         place = ops.take(first, cluster)[:, None] + rank
         tokens = ops.take(token_at, ops.minimum(place, length_of(token_at, 0) - 1))
         is_filled = rank < ops.take(sizes, cluster)[:, None]
-        # Chunks of the blocks and then these, each by its number in its cluster.
+        # The chunks of the blocks and then these, each by its number in its cluster.
         of_block = self.block_size // size
         back = np.arange(-self.offset // size, 1, dtype="int32")
         self._number_read = number[:, None] + of_block + back
@@ -154,11 +155,11 @@ class ClusterBlocks:
     def arrange(self, x):
         """Puts tokens into blocks and chunks.
 
-        From `[B, H, L, D]` to `[B, H, K, T, D]` and `[N, C, D]`. Slots that no token
-        has hold any one, and must have no influence.
+        From `[B, H, L, D]` to `[B, H, K, T, D]` and `[N, C, D]`. Empty slots contain
+        any token, and must have no influence.
         """
 
-        # Each token has one slot at most, so that the gradient need not add up.
+        # Each token has at most one slot, so the gradient need not add up.
         @stated_gradient
         def arrange(x):
             def gradient(*upstream):
@@ -169,8 +170,8 @@ class ClusterBlocks:
         return arrange(x)
 
     def arrange_and_read(self, x):
-        """Returns what `arrange` does, and what the chunks read of it, `[N, S, D]`."""
-        # A chunk is one row, so that few long rows are copied and added up.
+        """Returns the result of `arrange` and what the chunks read, `[N, S, D]`."""
+        # A chunk is one row, so few long rows are copied and added up.
         dim, window = x.shape[-1], self.offset + self.chunk_size
         row = self.chunk_size * dim
 
@@ -222,7 +223,7 @@ class ClusterBlocks:
         return tuple(ops.swapaxes(each, -1, -2) for each in (first, windows))
 
     def mask(self, nearest=0):
-        """Tells which slots of its block a token sees of those up to its own.
+        """Tells which slots of its block a token sees, up to its own.
 
         Returns `<bool>[T, T]`; None for all. With `nearest=1` it does not see itself.
         """
@@ -246,7 +247,7 @@ class ClusterBlocks:
         return ops.logical_and(near, exists[:, None])
 
     def restore(self, first, later):
-        """Undoes `arrange`; zero for tokens of no cluster."""
+        """Undoes `arrange`; zero for tokens without a cluster."""
 
         @stated_gradient
         def restore(first, later):
@@ -260,7 +261,7 @@ class ClusterBlocks:
 
 
 def _joined(of_blocks, of_chunks):
-    """Joins what belongs to the slots of blocks and of chunks, in this order, `[.]`."""
+    """Joins the entries of the slots of blocks and of chunks, in this order, `[.]`."""
     parts = [ops.reshape(x, (-1,)) for x in (of_blocks, of_chunks)]
     return ops.concatenate(parts, axis=0)
 

@@ -3,9 +3,9 @@
 Letters: B batch, H heads, L length, K clusters, N chunks, C slots of a chunk, D dim.
 """
 
-import numpy as np
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.blocks import memory_windows
 from routing_tf.layers.lengths import is_known
@@ -26,7 +26,7 @@ def chunk_size_for(attention_window):
     """Returns the number of slots of a chunk, about a quarter of the window.
 
     Each chunk computes `C + attention_window` logits for a token, and up to `C - 1` of
-    its slots may stay empty, so small chunks waste little.
+    its slots may be empty, so small chunks waste little.
     """
     smallest = min(MIN_CHUNK_SIZE, attention_window)
     return max(smallest, -(-attention_window // 4))
@@ -35,14 +35,14 @@ def chunk_size_for(attention_window):
 class ClusterOrder:
     """Tokens sorted by cluster, in which every cluster starts a chunk of its own.
 
-    In a cluster the tokens stand in order of position. So the place of a token inside
-    its chunk, and all chunks of its cluster before it, depend on earlier tokens alone.
-    Shapes follow from the length: there are chunks for any sizes of the clusters.
+    In a cluster the tokens stand in order of position. So a token's place inside its
+    chunk, and all chunks of its cluster before it, depend only on earlier tokens.
+    Shapes follow from the length: there are enough chunks for clusters of any sizes.
     `clusters` are `<int32>[B, H, L]`, from 0 to K - 1.
 
     Attributes:
-        first_chunk: `<int32>[B, H, K]`, the chunk at which each cluster starts; for one
-            without tokens that of the next one.
+        first_chunk: `<int32>[B, H, K]`, the chunk at which each cluster starts; for a
+            cluster without tokens, the chunk of the next one.
         cluster_of_chunk: `<int32>[B, H, N]`. Chunks that hold no token belong to any
             cluster.
         rank_of_chunk: `<int32>[B, H, N]`, number of chunks of the same cluster before
@@ -76,13 +76,13 @@ class ClusterOrder:
         self.first_chunk = first_chunk = ops.cumsum(chunks, axis=-1) - chunks
         first_token = ops.cumsum(counts, axis=-1) - counts
         places = numbers(self.num_chunks)
-        # Of clusters with the same first chunk only the last one has tokens.
+        # Of clusters with the same first chunk, only the last one has tokens.
         starts = _count(first_chunk, self.num_chunks + 1)[..., : self.num_chunks]
         self.cluster_of_chunk = ops.cumsum(starts, axis=-1) - 1
         self.rank_of_chunk = places - entries_at(first_chunk, self.cluster_of_chunk)
         place = entries_at(first_token, self.cluster_of_chunk)
-        place += self.rank_of_chunk * chunk_size
-        place = place[..., None] + np.arange(chunk_size, dtype="int32")
+        place = place + self.rank_of_chunk * chunk_size
+        place = place[..., None] + numbers(chunk_size)
         self.tokens = entries_at(token_at, ops.minimum(place, length - 1))
         rank = numbers(length) - entries_at(first_token, by_cluster)
         slots = entries_at(first_chunk, by_cluster) * chunk_size + rank
@@ -91,12 +91,13 @@ class ClusterOrder:
         self.is_filled = self.ranks() < size[..., None]
 
     def arrange(self, x):
-        """Puts `[B, H, L, D]` into slots, `[B, H, N, C, D]`; empty ones hold any token.
+        """Puts `[B, H, L, D]` into slots `[B, H, N, C, D]`; empty ones get any token.
 
-        What is computed from these must have no influence: its gradient is ignored.
+        Results computed from empty slots must have no influence: their gradient is
+        ignored.
         """
 
-        # Each token has one slot, so that the gradient need not add up.
+        # Each token has one slot, so the gradient need not add up.
         @stated_gradient
         def arrange(x, tokens, slots):
             def gradient(*args, upstream=None):
@@ -126,8 +127,8 @@ class ClusterOrder:
         """Joins each chunk with those before it that its tokens may see.
 
         From `[B, H, N, C, D]` to `[B, H, N, S, D]`, the S slots of the chunks before it
-        and of its own; anything where there is none before it. The attention window
-        counts the token itself.
+        and of its own; any entries where there is no chunk before it. The attention
+        window includes the token itself.
         """
         before = self._num_chunks_before(attention_window)
         return memory_windows(x, (before,), (0,), axis=2, zero_outside=False)
@@ -139,21 +140,21 @@ class ClusterOrder:
     def window_mask(self, attention_window, nearest=0):
         """Tells which slots of its window a token sees: the last of its cluster.
 
-        Returns `<bool>[B, H, N, C, S]`. The attention window counts the token itself,
-        also with `nearest=1`, with which it does not see itself.
+        Returns `<bool>[B, H, N, C, S]`. The attention window includes the token itself,
+        even with `nearest=1`, where it does not see itself.
         """
         before = self._num_chunks_before(attention_window)
         offset = before * self.chunk_size
-        back = np.arange(self.chunk_size)[:, None] + offset
-        back = back - np.arange(offset + self.chunk_size)
+        back = numbers(self.chunk_size)[:, None] + offset
+        back = back - numbers(offset + self.chunk_size)
         near = (back >= nearest) & (back < attention_window)
-        chunks_back = np.repeat(np.arange(before, -1, -1), self.chunk_size)
+        chunks_back = before - numbers(offset + self.chunk_size) // self.chunk_size
         own_cluster = chunks_back <= self.rank_of_chunk[..., None]
         return ops.logical_and(near, own_cluster[..., None, :])
 
     def ranks(self):
         """Returns the rank of each slot in its cluster, `<int32>[B, H, N, C]`."""
-        slots = np.arange(self.chunk_size, dtype="int32")
+        slots = numbers(self.chunk_size)
         return self.rank_of_chunk[..., None] * self.chunk_size + slots
 
     def _num_chunks_before(self, attention_window):
@@ -161,7 +162,7 @@ class ClusterOrder:
 
 
 def _take_slots(x, slots):
-    """From `[B, H, N, C, D]` to what stands in the slots, `[B, H, L, D]`."""
+    """From `[B, H, N, C, D]` to the entries of the slots, `[B, H, L, D]`."""
     batch, heads, num_chunks, size, dim = ops.shape(x)
     rows = ops.reshape(x, (batch, heads, num_chunks * size, dim))
     return membership.gather(rows, slots)
@@ -181,21 +182,21 @@ def sort_by_cluster(clusters, num_clusters):
 
 
 def _check_sizes(length, num_clusters):
-    """Refuses numbers whose product, a key to sort by, is no 32-bit integer."""
+    """Refuses numbers whose product, a sorting key, exceeds 32-bit integers."""
     if is_known(length) and (num_clusters + 1) * length > LARGEST_INTEGER:
         raise ValueError(
             "The number of entries to sort times the number of clusters must be less "
             f"than 2**31. Received: {length} entries (tokens, or tokens times the "
-            f"blocks that each one chooses) and {num_clusters} clusters or blocks. "
-            "Take fewer clusters, longer blocks or shorter sequences"
+            f"blocks that each one chooses) and {num_clusters} clusters or blocks. Use "
+            "fewer clusters, longer blocks or shorter sequences"
         )
 
 
 def ranks_in_clusters(clusters, num_clusters, starts=None):
-    """Returns how many earlier tokens have the cluster of each one.
+    """Returns how many earlier tokens are in the cluster of each token.
 
     From `<int32>[B, H, L]` to `<int32>[B, H, L]`. With `starts`, `<int32>[B, H, L]`,
-    where the segment of each token starts, those of its segment alone count.
+    where the segment of each token starts, only tokens of its segment count.
     """
     by_cluster, token_at = sort_by_cluster(clusters, num_clusters)
     if starts is None:
@@ -210,20 +211,20 @@ def ranks_in_clusters(clusters, num_clusters, starts=None):
 
 
 def _count(numbers, size):
-    """Returns how often each number below `size` occurs; larger ones count as last."""
+    """Counts how often each number below `size` occurs; larger ones count as last."""
     batch, heads, _ = ops.shape(numbers)
     flat = membership.flat_positions(ops.minimum(numbers, size - 1), size)
-    counts = ops.segment_sum(
+    counts = backends.segment_sum(
         ops.ones_like(flat), flat, num_segments=batch * heads * size
     )
     return ops.reshape(counts, (batch, heads, size))
 
 
 def inverse(order, values):
-    """Returns `values` so that the one at place i stands at `order[i]`."""
+    """Returns `values` with the one at place i moved to `order[i]`."""
     batch, heads, length = ops.shape(order)
     positions = membership.flat_positions(order, length)
-    flat = ops.scatter(
+    flat = backends.scatter(
         positions[:, None], ops.reshape(values, (-1,)), (batch * heads * length,)
     )
     return ops.reshape(flat, (batch, heads, length))

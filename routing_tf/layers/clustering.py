@@ -1,4 +1,4 @@
-"""How the centroids of clusters move: settings that go together."""
+"""Settings that say how the centroids of clusters move."""
 
 import dataclasses
 import numbers
@@ -19,32 +19,32 @@ class Clustering:
         decay: share of the old average of the centroids kept at each training step, in
             [0, 1]. Defaults to 0.999.
         commitment_weight: factor of the commitment loss, at least 0. Defaults to 1e-4.
-        ema: True (the default): moving averages. False: no averages; the codebook loss
-            trains the centroids by gradient.
+        ema: whether centroids follow moving averages (True, the default), or the
+            gradient of a codebook loss.
         update_rule: `"ema"` (the default): sums and counts are averaged and divided,
-            with Laplace smoothing (the release). `"paper"`: `c <- decay * c +
-            (1 - decay) / 2 * (sum of queries + sum of keys)`, as Algorithm 1, line 31,
-            has it.
+            with Laplace smoothing (the release). `"paper"`:
+            `c <- decay * c + (1 - decay) / 2 * (sum of queries + sum of keys)`, as
+            Algorithm 1, line 31, has it.
         revive_after: number of training steps. A centroid that no token of the global
-            batch chose in so many steps one after another is set to a token of the
-            last one, with the count 1; cluster j to the one at the place
+            batch chose for that many steps in a row is set to a token of the last step,
+            with the count 1. Cluster j takes the token at the place
             `(j + 0.5) / num_clusters` among all real tokens (with queries and keys:
-            keys) in their order. Where a batch was counted in parts (`hold_updates`),
-            it is the normalised sum of the tokens at that place in each part. None
-            (the default): centroids stay where they are.
+            among the keys). If a batch was counted in parts (`hold_updates`), it takes
+            the normalised sum of the tokens at that place in each part. None (the
+            default): centroids stay where they are.
         centroid_initialization: `"normal"` (the default): centroids start as random
             vectors. `"tokens"`: the first training step sets all of them to tokens,
             as `revive_after` does.
-        balance_rate: how fast clusters are made even, at least 0. Each has a bias,
-            which is added to its scores and moves by
-            `balance_rate * dim * (1 - load)` at each training step, where `load` is
-            the number of its tokens divided by the mean of all clusters, at most 2.
-            0.0 (the default): none.
+        balance_rate: how fast clusters become even, at least 0. Each cluster has a
+            bias, which is added to its scores and moves by
+            `balance_rate * dim * (1 - load)` at each training step, where `load` is its
+            number of tokens divided by the mean of all clusters, at most 2. 0.0 (the
+            default): no bias.
         anchor_weight: how much of a fixed random vector, its anchor, is added to each
-            centroid where tokens are scored, at least 0. Centroids that have met would
-            stay together, as equal scores never part their tokens; with anchors of
-            their own they part tokens as random hashing does, until they differ again.
-            0.0 (the default): no anchors.
+            centroid for scoring, at least 0. Equal centroids would stay equal, because
+            equal scores never separate their tokens; different anchors separate the
+            tokens as random hashing does, until the centroids differ again. 0.0 (the
+            default): no anchors.
 
     Raises:
         ValueError: if `decay` is not in [0, 1], `commitment_weight`, `balance_rate` or
@@ -87,10 +87,10 @@ class Clustering:
             self._check_averages_alone()
 
     def _check_averages_alone(self):
-        """Refuses what moving averages need, where there are none."""
+        """Refuses settings of moving averages where there are none."""
         if self.update_rule != "ema":
             raise ValueError(
-                "`update_rule` is the rule of the moving averages and needs "
+                "`update_rule` is the rule of the moving averages, and needs "
                 f"`ema=True`. Received: update_rule={self.update_rule!r}, "
                 f"ema={self.ema}"
             )

@@ -12,9 +12,9 @@ _are_static = contextvars.ContextVar("are_static", default=False)
 
 @contextlib.contextmanager
 def static_shapes():
-    """Shapes do not depend on the data for a while.
+    """Inside this context, shapes do not depend on the data.
 
-    For functions that may later be compiled by something that needs this, such as XLA.
+    For functions that a compiler with static shapes, such as XLA, may compile later.
     """
     token = _are_static.set(True)
     try:
@@ -24,7 +24,7 @@ def static_shapes():
 
 
 def is_on_one_cpu():
-    """Whether all is computed on one device, which is a CPU."""
+    """Whether everything is computed on a single CPU."""
     devices = keras.distribution.list_devices()
     return len(devices) == 1 and devices[0].startswith("cpu")
 

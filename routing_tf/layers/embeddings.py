@@ -20,9 +20,9 @@ from routing_tf.layers.validation import check_rate
 def dense_take(table, ids):
     """Returns rows of a variable, with a dense gradient.
 
-    TensorFlow gives the gradient of a gather from a variable as slices in which
-    repeated ids stand apart, and optimizers that square it before adding them up go
-    wrong without a word. Reading the variable first keeps the gradient dense.
+    TensorFlow returns the gradient of a gather from a variable as slices, one for each
+    repeated id. Optimizers that square slices before they add them up are silently
+    wrong. Reading the variable first keeps the gradient dense.
     """
     return ops.take(ops.convert_to_tensor(table) * 1.0, ids, axis=0)
 
@@ -31,7 +31,7 @@ def dense_take(table, ids):
 class TokenEmbedding(ConfiguredLayer):
     """Looks up one learned vector for each token id.
 
-    Unlike `keras.layers.Embedding` its gradient is dense on every backend, so that
+    Unlike in `keras.layers.Embedding`, the gradient is dense on every backend, so
     adaptive optimizers see the same second moments on TensorFlow and JAX.
 
     Args:
@@ -89,7 +89,7 @@ class TokenEmbedding(ConfiguredLayer):
     def call(self, token_ids):
         embedded = dense_take(self.embeddings, ops.cast(token_ids, "int32"))
         if self.scale:
-            embedded *= self.embedding_dim**0.5
+            embedded = embedded * self.embedding_dim**0.5
         return ops.cast(embedded, self.compute_dtype)
 
     def compute_output_shape(self, token_ids_shape):
@@ -100,16 +100,16 @@ class TokenEmbedding(ConfiguredLayer):
 class TimingSignal(ConfiguredLayer):
     """Adds sines and cosines of the position to a sequence.
 
-    Frequencies form a geometric series; the sines fill the first half of the channels
-    and the cosines the second, an odd last channel stays as it is.
+    Frequencies form a geometric series. Sines fill the first half of the channels and
+    cosines the second half; an odd last channel stays unchanged.
 
     Args:
-        min_timescale: with `max_timescale` it sets the ratio of the frequencies, and
-            is the first one, in radians per token. Defaults to 1.0.
+        min_timescale: the first frequency, in radians per token; together with
+            `max_timescale` it sets the ratio of the frequencies. Defaults to 1.0.
         max_timescale: the last frequency is about `min_timescale**2 / max_timescale`,
             in radians per token. Defaults to 1.0e4.
         start_index: position of the first token, in tokens. Defaults to 0.
-        restart: whether positions start anew in each segment of packed documents.
+        restart: whether positions restart in each segment of packed documents.
             Defaults to False.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
@@ -173,6 +173,7 @@ class TimingSignal(ConfiguredLayer):
         if not (isinstance(positions, np.ndarray) and is_known(offset)):
             library, offset = ops, ops.cast(offset, "float32")
             positions = ops.cast(positions, "float32")
+            frequencies = ops.convert_to_tensor(frequencies)
         positions = positions + np.float32(self.start_index)
         phases = (positions + offset)[..., None] * frequencies
         waves = [library.sin(phases), library.cos(phases)]
@@ -188,15 +189,15 @@ class TimingSignal(ConfiguredLayer):
 class GridEmbedding(ConfiguredLayer):
     """Adds to each position the learned vectors of its coordinates on a grid.
 
-    The sequence lies on the grid row by row; there is one table of vectors for each
-    axis, and the vectors of all axes are added. What stands behind the grid, where the
-    length is not known in advance, counts to its last row.
+    The sequence lies on the grid row by row. Each axis has one table of vectors, and
+    the vectors of all axes are added. If the length is unknown in advance, positions
+    beyond the grid count as its last row.
 
     Args:
         grid_shape: tuple of the lengths of the axes, such as rows, columns and channels
-            of an image; the last axis is the one along which neighbours lie.
+            of an image; neighbours lie along the last axis.
         embeddings_initializer: initializer of the tables. Defaults to `"uniform"`.
-        restart: whether positions start anew in each segment of packed documents.
+        restart: whether positions restart in each segment of packed documents.
             Defaults to False.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
@@ -211,7 +212,7 @@ class GridEmbedding(ConfiguredLayer):
         `<float>[batch, length, dim]`.
 
     Raises:
-        ValueError: if `grid_shape` is no tuple of positive integers; when called, if
+        ValueError: if `grid_shape` is not a tuple of positive integers; when called, if
             `inputs` are longer than the grid.
 
     Example:
@@ -259,10 +260,10 @@ class GridEmbedding(ConfiguredLayer):
         length, size = length_of(inputs, 1), math.prod(self.grid_shape)
         if is_known(length, offset) and length + offset > size:
             raise ValueError(
-                "`inputs` must not be longer than the grid of positions, which has an "
+                "`inputs` must not be longer than the grid of positions, which has one "
                 f"embedding for each. Received: {length + offset} positions on a grid "
-                f"of {self.grid_shape}, which has {size}. Cut the sequences, or make "
-                "the grid larger (in models: `max_sequence_length`)"
+                f"of {self.grid_shape}, which has {size}. Shorten the sequences, or "
+                "make the grid larger (in models: `max_sequence_length`)"
             )
         positions = numbers(length)
         if self.restart and segment_ids is not None:
@@ -271,7 +272,7 @@ class GridEmbedding(ConfiguredLayer):
             offset if is_known(offset) else ops.cast(offset, "int32")
         )
         for table, places in zip(self.tables, self._coordinates(positions)):
-            inputs += ops.cast(dense_take(table, places), inputs.dtype)
+            inputs = inputs + ops.cast(dense_take(table, places), inputs.dtype)
         return inputs
 
     def _coordinates(self, positions):
@@ -292,9 +293,9 @@ class GridEmbedding(ConfiguredLayer):
 
 @keras.saving.register_keras_serializable("routing_tf")
 class TokenDropout(ConfiguredLayer):
-    """Replaces random entries by 0 while training: ids of tokens, or elements.
+    """Replaces random token ids, or elements, by 0 while training.
 
-    Unlike in `keras.layers.Dropout` the others are not scaled.
+    Unlike in `keras.layers.Dropout`, the others are not scaled.
 
     Args:
         rate: share of entries replaced, in [0, 1).

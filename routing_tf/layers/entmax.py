@@ -4,21 +4,20 @@ from keras import ops
 
 from routing_tf.layers import extremes
 
-# What of the threshold is still uncertain then, Newton's method makes up for.
+# Newton's method removes the remaining error of the threshold.
 NUM_BISECTIONS = 20
 # Of `alpha - 1`: less is the softmax, as far as float32 can tell.
 LEAST_EXCESS = 1e-3
-# Below the largest logit no key has a weight from half of this distance on.
+# Keys further below the largest logit than half of this distance have no weight.
 FURTHEST = -2 / LEAST_EXCESS
 
 
 def entmax(logits, alpha):
     """Returns weights `max((alpha - 1) * logits - t, 0) ** (1 / (alpha - 1))`.
 
-    The threshold `t` is the one with which they sum to 1. With `alpha` 2 this is the
-    sparsemax, and with `alpha` near 1 almost the softmax. Gradients, by the logits and
-    by `alpha`, are those of the exact threshold, and exactly zero for keys without
-    weight.
+    The threshold `t` makes them sum to 1. With `alpha` 2 this is the sparsemax, and
+    with `alpha` near 1 almost the softmax. Gradients with respect to the logits and to
+    `alpha` are those of the exact threshold, and exactly zero for keys without weight.
 
     Args:
         logits: `<float>[..., keys]`.
@@ -35,7 +34,7 @@ def entmax(logits, alpha):
     """
     excess = ops.maximum(ops.cast(alpha, "float32") - 1, LEAST_EXCESS)
     exact = ops.cast(logits, "float32")
-    # Weights do not change with a constant, which needs no gradient then.
+    # A constant does not change the weights, so it needs no gradient.
     largest = ops.stop_gradient(extremes.largest(exact, axis=-1, keepdims=True))
     # Hidden keys may be infinitely far below, and alpha would have no gradient.
     scores = excess * ops.maximum(exact - largest, FURTHEST)
@@ -63,7 +62,7 @@ def _bisected(scores, power):
 
 
 def _newton(threshold, scores, power):
-    """One step of Newton's method from below: weights are convex, so it stays there."""
+    """One step of Newton's method, which stays below: weights are convex."""
     above = scores - threshold
     total = ops.sum(_powers(above, power), axis=-1, keepdims=True)
     slope = ops.sum(power * _powers(above, power - 1), axis=-1, keepdims=True)
@@ -71,7 +70,7 @@ def _newton(threshold, scores, power):
 
 
 def _powers(above, power):
-    """Powers of what is above the threshold, zero below, with finite gradients."""
+    """Powers of logits above the threshold, and zero below, with finite gradients."""
     is_above = above > 0
     powers = ops.power(ops.where(is_above, above, 1), power)
     return ops.where(is_above, powers, 0)

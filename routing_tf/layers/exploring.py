@@ -1,12 +1,12 @@
 """Exploring queries: while training, some queries see all that a mask lets them see.
 
-A query that sees the members of its cluster alone learns nothing of a match in another
-one: no gradient says that the two should be alike, so no clustering ever brings them
-together. Some queries at random positions, drawn anew in each step, attend densely, and
-their outputs stand in place of those of the pattern. Their number is constant, so work
-is linear in the length. Positions differ between heads, and are the same for all
-sequences of a batch. In packed documents a query sees its own segment alone. Evaluation
-and decoding know nothing of this.
+A query that sees only the members of its cluster learns nothing about a match in
+another cluster: no gradient says that the two should be similar, so no clustering ever
+brings them together. Some queries at random positions, drawn again in each step, attend
+densely, and their outputs replace those of the pattern. Their number is constant, so
+work is linear in the length. Positions differ between heads, and are the same for all
+sequences of a batch. In packed documents, a query sees only its own segment. Evaluation
+and decoding do not change.
 
 Letters: B batch, H heads, L length, E exploring queries, D dim.
 """
@@ -24,8 +24,8 @@ from routing_tf.layers.products import product
 from routing_tf.layers.rules.routed_tokens import real_tokens
 from routing_tf.layers.segments import segment_mask
 
-# Of the generators of positions. A training loop in parts and replicas, each of which
-# sees other sequences of one batch, gives them one state for all of them.
+# Marks the generators of positions. A training loop that splits a batch into parts or
+# replicas gives all of them the same state.
 SEED_NAME = "exploring_seed"
 
 
@@ -40,7 +40,7 @@ def is_exploring_seed(variable):
 
 
 def draw_positions(num_queries, num_heads, length, seed):
-    """Draws distinct positions of each head; all of them where there are no more.
+    """Draws distinct positions for each head; at most all of them.
 
     Args:
         num_queries: number of positions of a head.
@@ -57,16 +57,16 @@ def draw_positions(num_queries, num_heads, length, seed):
 
 
 def explore(group, tokens, inputs, output, training=None):
-    """Lets some queries attend densely, and puts in what they find.
+    """Lets some queries attend densely, and inserts their outputs.
 
-    Padding does not explore. Exploring queries have no relative positions, which are
-    ranks in a cluster.
+    Padding does not explore. Exploring queries have no relative positions, because
+    these are ranks in a cluster.
 
     Args:
         group: the `ClusteredHeads`.
         tokens: their `RoutedTokens`.
         inputs: the `HeadInputs` that these come from.
-        output: `<float>[B, H, L, D]`, what all queries have found in their clusters.
+        output: `<float>[B, H, L, D]`, the outputs of all queries in their clusters.
         training: whether dropout is on.
 
     Returns:
@@ -106,7 +106,7 @@ def _mask(group, inputs, positions, length):
     """Returns which keys queries see, broadcastable to `[B, H, E, L]`; None for all."""
     mask = None
     if inputs.use_causal_mask:
-        # Values stand at their keys, so a shifted key that is the query's own is later.
+        # Values stand at their keys, so the query's own shifted key counts as later.
         mask = numbers(length) <= positions[..., None] - group.key_shift
     own = segment_mask(
         inputs.segments, lambda x: ops.take(x[:, 0], positions, axis=1), lambda x: x
@@ -120,7 +120,7 @@ def _bias(group, inputs, positions, length):
     bias = None if inputs.token_bias is None else inputs.token_bias[:, :, None]
     if group.attends_to_self:
         return bias
-    # As the others do: a query sees itself where it sees nothing else.
+    # As for other queries: a query sees itself only if it sees nothing else.
     dtype = group.compute_dtype
     is_own = numbers(length) == positions[..., None]
     own = ops.where(is_own, ops.cast(large_negative(dtype), dtype), 0)

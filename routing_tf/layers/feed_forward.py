@@ -16,11 +16,11 @@ SIGMOID_GELU_SLOPE = 1.702
 
 @keras.saving.register_keras_serializable("routing_tf")
 class FeedForward(ConfiguredLayer):
-    """Two linear maps with a non-linearity between, applied to each token alone.
+    """Two linear maps with a non-linearity in between, applied token by token.
 
     `"geglu"` gates one projection with the GELU (tanh form) of another and has no
-    biases; `"relu"` is the original form, with biases; `"sigmoid_gelu"` has biases too,
-    and x * sigmoid(1.702 x) between the maps, which is close to the GELU.
+    biases; `"relu"` is the original form, with biases; `"sigmoid_gelu"` also has
+    biases, and uses x * sigmoid(1.702 x), which is close to the GELU.
 
     Args:
         intermediate_dim: size between the two maps.

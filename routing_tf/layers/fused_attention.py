@@ -1,4 +1,4 @@
-"""Softmax attention by kernels of JAX, which keep no weights of pairs in memory."""
+"""Softmax attention by kernels of JAX, which do not store the weights of pairs."""
 
 import functools
 import math
@@ -11,11 +11,11 @@ from keras import ops
 #: What computes the attention inside a block, a cluster or a sequence.
 IMPLEMENTATIONS = ("plain", "auto", "cudnn", "splash", "xla")
 
-# Above what JAX puts in place of masked logits, and below all others.
+# Above the number that JAX uses for masked logits, and below all others.
 _LEAST_BIAS, _LEAST_BIAS_IN_FLOAT16 = -1e9, -1.5e4
-# Sizes of heads that all of cuDNN's devices take: multiples of this, and the greatest.
+# Head sizes that all devices of cuDNN accept: multiples of the first, up to the second.
 _SIZE_STEP, _MAX_SIZE = 8, 128
-# CUDA launches no more at once along the axis of the batch.
+# The largest batch that CUDA launches at once.
 _MAX_BATCH = 65535
 
 
@@ -27,13 +27,13 @@ def chosen(implementation):
 
 
 def obstacle(implementation, query, key, value):
-    """Returns what keeps the kernels from these inputs, in words; or None.
+    """Returns why the kernels cannot take these inputs, in words; or None.
 
     Args:
         implementation: as in `attend`.
-        query: likewise.
-        key: likewise.
-        value: likewise.
+        query: as in `attend`.
+        key: as in `attend`.
+        value: as in `attend`.
     """
     if keras.backend.backend() != "jax":
         return f"the backend is {keras.backend.backend()}, and the kernels are JAX's"
@@ -48,27 +48,27 @@ def obstacle(implementation, query, key, value):
         return f"cuDNN has no attention in {dtype}"
     size = max(query.shape[-1], value.shape[-1])
     if size > _MAX_SIZE:
-        return f"cuDNN takes keys and values of up to {_MAX_SIZE}, and here is {size}"
+        return f"cuDNN takes sizes of keys and values up to {_MAX_SIZE}, not {size}"
     if query.shape[-2] % 2 or key.shape[-2] % 2:
-        return "cuDNN takes even numbers of queries and keys, and here is an odd one"
+        return "cuDNN takes even numbers of queries and keys, and one of these is odd"
     return None
 
 
 def attend(implementation, query, key, value, mask=None, bias=None, is_causal=False):
-    """Attends by a kernel of JAX, if there is no `obstacle`.
+    """Attends with a kernel of JAX, if there is no `obstacle`.
 
-    All leading axes, those of blocks, clusters and heads, are one batch of short
-    sequences. What a query gets that sees nothing is without meaning.
+    All leading axes, such as blocks, clusters and heads, form one batch of short
+    sequences. The output of a query that sees nothing has no meaning.
 
     Args:
-        implementation: `"auto"` for cuDNN where it can, and one message where not;
+        implementation: `"auto"` for cuDNN where possible, and one message elsewhere;
             `"cudnn"`; or `"xla"`, the reference of JAX, on any device.
         query: `<float>[..., queries, key_dim]`.
         key: `<float>[..., keys, key_dim]`.
         value: `<float>[..., keys, value_dim]`.
         mask: `<bool>`, broadcastable to `[..., queries, keys]`; or None.
-        bias: `<float>` likewise, added to the logits; or None.
-        is_causal: whether a query sees no key behind its own place. Needs as many
+        bias: `<float>` of such a shape, added to the logits; or None.
+        is_causal: whether a query sees only keys up to its own place. Needs as many
             queries as keys.
 
     Returns:
@@ -90,14 +90,14 @@ def attend(implementation, query, key, value, mask=None, bias=None, is_causal=Fa
 
 
 def decline(implementation, reason):
-    """Says once why the plain path is taken.
+    """Warns once why the plain path is used.
 
     Args:
         implementation: as in `attend`.
-        reason: what stands in the way, in words.
+        reason: why the kernel cannot be used, in words.
 
     Raises:
-        ValueError: if it is not `"auto"`, which alone allows the plain path.
+        ValueError: unless it is `"auto"`, the only one that allows the plain path.
     """
     if implementation != "auto":
         raise ValueError(
@@ -109,14 +109,14 @@ def decline(implementation, reason):
 
 @functools.cache
 def warn_once(reason):
-    """Gives a reason as a warning, the first time."""
+    """Warns with a reason, the first time."""
     warnings.warn(
         f'attention_implementation="auto" is "plain" here: {reason}', stacklevel=2
     )
 
 
 def _lack_of_device():
-    """Returns what the device lacks, in words; or None."""
+    """Returns what the device lacks, in words; None if nothing."""
     import jax
 
     if jax.default_backend() != "gpu":
@@ -131,7 +131,7 @@ def _lack_of_device():
 
 
 def _refusal(kernel, operands):
-    """Returns why JAX does not take the operands, forward or backward; or None."""
+    """Returns why JAX refuses the operands, forward or backward; or None."""
     import jax
 
     def sums(*operands):

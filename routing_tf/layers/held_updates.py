@@ -1,28 +1,28 @@
-"""Updates of centroids and thresholds that wait until all parts of a batch are seen."""
+"""Updates of centroids and thresholds that wait until all parts of a batch are done."""
 
 import contextlib
 import threading
 
 from routing_tf.layers.replicas import sum_over_replicas
 
-# Each thread has its own updates: those of a strategy run a replica each.
+# Each thread has its own updates: a strategy runs each replica in a thread.
 _held = threading.local()
 
 
 @contextlib.contextmanager
 def hold_updates():
-    """Collects the updates of centroids for a while, in place of making them.
+    """Collects the updates of centroids instead of making them, inside the context.
 
-    For training loops that see a batch in parts. What a call of `OnlineKMeans` counted
-    can be added up over the parts (and over replicas, see `move`), and then moves the
-    centroids as the whole batch would. Open it inside the function that a
+    For training loops that split a batch into parts. Add up the statistics of
+    `OnlineKMeans` over the parts (and over replicas, see `move`); `move` then updates
+    the centroids as the whole batch would. Open the context inside the function that a
     `tf.distribute` strategy runs on each replica, or that `tf.function` or `jax.jit`
-    compiles. Of nested ones only the innermost collects.
+    compiles. Only the innermost of nested contexts collects.
 
     Yields:
-        List that gets a pair for each training call of a layer that would have moved
-        its centroids: the layer, and its statistics, a flat list of float32 tensors of
-        fixed shapes.
+        List that receives a pair for each training call of a layer that would have
+        moved its centroids: the layer and its statistics, a flat list of float32
+        tensors of fixed shapes.
 
     Example:
 
@@ -50,7 +50,7 @@ def hold_updates():
 
 
 def update_or_hold(layer, statistics):
-    """Moves a layer by the statistics of one call, or leaves it to `hold_updates`.
+    """Moves a layer by the statistics of one call, or passes them to `hold_updates`.
 
     The layer is an `OnlineKMeans` or a `MovingThresholds`.
     """

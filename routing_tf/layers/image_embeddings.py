@@ -3,13 +3,13 @@
 import math
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
 from routing_tf.layers.embeddings import GridEmbedding
 from routing_tf.layers.embeddings import TokenEmbedding
 from routing_tf.layers.heads.local import check_block_shape
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.validation import check_positive_integer
 
@@ -18,23 +18,23 @@ from routing_tf.layers.validation import check_positive_integer
 class SubpixelEmbedding(ConfiguredLayer):
     """Turns images into the input sequence of a causal model of their sub-pixels.
 
-    A sub-pixel is one channel of a pixel. Each place gets the value of the sub-pixel
-    before it, 0 at the first, looked up in the table of the channel that is to be
-    predicted there, and learned vectors of its row and its column. Or, with
-    `coordinate_embeddings`, the value is looked up in one table for all channels, and
-    gets learned vectors of row, column and channel.
+    A sub-pixel is one channel of a pixel. Each place gets the embedding of the previous
+    sub-pixel's value (0 at the first place), from the table of the channel that is
+    predicted there, plus learned vectors of its row and column. With
+    `coordinate_embeddings`, one table serves all channels, and the learned vectors are
+    those of row, column and channel.
 
     Args:
         vocabulary_size: rows of the table of each channel.
         embedding_dim: size of a vector.
-        block_shape: tuple of two, rows and tokens of a row of a block, if sub-pixels
-            follow each other block by block; None (the default) for row by row.
+        block_shape: tuple of two, rows of a block and tokens in each, if sub-pixels are
+            ordered block by block; None (the default) for row by row.
         position_embeddings: whether vectors of row and column are added. Defaults to
             True.
         embeddings_initializer: initializer of the tables of the channels. Defaults to
             `"uniform"`.
         coordinate_embeddings: whether all channels share one table of values, and
-            positions have a `GridEmbedding` of row, column and channel in place of a
+            positions have a `GridEmbedding` of row, column and channel instead of a
             `RowColumnEmbedding`. Vectors are then not scaled. Defaults to False.
         position_initializer: initializer of the tables of such a grid; None (the
             default) for `embeddings_initializer`.
@@ -97,7 +97,7 @@ class SubpixelEmbedding(ConfiguredLayer):
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         if coordinate_embeddings and not position_embeddings:
             raise ValueError(
-                "`coordinate_embeddings` are position embeddings. Received: "
+                "`coordinate_embeddings` need `position_embeddings`. Received: "
                 f"coordinate_embeddings={coordinate_embeddings} with "
                 f"position_embeddings={position_embeddings}. Leave one of the two out"
             )
@@ -146,7 +146,7 @@ class SubpixelEmbedding(ConfiguredLayer):
 
     def call(self, images):
         _, height, width, channels = images.shape
-        offsets = self._first_ids(np.arange(channels, dtype="int32"))
+        offsets = self._first_ids(numbers(channels))
         x = self.channel_embedding(self._shift(ops.cast(images, "int32")) + offsets)
         if self.coordinate_embeddings:
             size = height * width * channels
@@ -161,8 +161,8 @@ class SubpixelEmbedding(ConfiguredLayer):
         """Returns the input of the causal model at one place.
 
         Args:
-            values: `<int>[batch]`, the sub-pixel before the place, in the order in
-                which they follow each other; 0 at the first place.
+            values: `<int>[batch]`, the previous sub-pixel in the order of the sequence;
+                0 at the first place.
             index: `<int32>`, the place in this order.
 
         Returns:
@@ -183,16 +183,16 @@ class SubpixelEmbedding(ConfiguredLayer):
         return x + ops.take(vectors, channel, axis=0)
 
     def _first_ids(self, channels):
-        """The rows of the table from which on the values of channels stand."""
+        """The row of the table at which the values of each channel start."""
         return (0 if self.coordinate_embeddings else self.vocabulary_size) * channels
 
     def _raster_places(self):
         """The place in raster order of each place of the sequence."""
-        raster = np.arange(math.prod(self.order.lengths), dtype="int32")
+        raster = numbers(math.prod(self.order.lengths))
         return self.order.arrange(raster, axis=0)
 
     def _shift(self, images):
-        """Puts at each sub-pixel the value of the one before it, 0 at the first."""
+        """Gives each sub-pixel the value of the previous one, and 0 to the first."""
         values = ops.reshape(images, (-1, math.prod(images.shape[1:])))
         values = blocks.shift_right(self.order.arrange(values, axis=1))
         return ops.reshape(self.order.restore(values, axis=1), ops.shape(images))
@@ -278,7 +278,7 @@ class RowColumnEmbedding(ConfiguredLayer):
         return inputs + dim**0.5 * (row_vectors + column_vectors)
 
     def vectors_at(self, row, column, dtype):
-        """Returns what is added at one position, `<float>[dim]`."""
+        """Returns the vector that is added at one position, `<float>[dim]`."""
         row_vector = ops.take(self.row_embeddings[0, :, 0], row, axis=0)
         column_vector = ops.take(self.column_embeddings[0, 0], column, axis=0)
         vectors = ops.cast(row_vector, dtype) + ops.cast(column_vector, dtype)

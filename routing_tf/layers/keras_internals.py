@@ -1,4 +1,4 @@
-"""Private names of Keras and TensorFlow that the package needs: all stand here.
+"""All private names of Keras and TensorFlow that the package needs.
 
 Tested with Keras 3.15.1 and TensorFlow 2.21.0.
 """
@@ -15,10 +15,10 @@ _of_thread = threading.local()
 
 
 def declare_call_argument(layer, *names):
-    """Lets a layer, not called yet, take arguments that reach all layers inside.
+    """Gives an uncalled layer arguments that reach all layers inside.
 
-    As `training` does: layers that declare one and have it in their `call` get it, in
-    models of the functional API too.
+    They work like `training`: layers that declare one and have it in their `call` get
+    it, also in models of the functional API.
     """
     layer._register_call_context_args(*names)
 
@@ -34,7 +34,7 @@ def own_weights(layer):
 
 
 def decays(optimizer, variable):
-    """Tells whether an optimizer's `weight_decay` is meant for a variable."""
+    """Tells whether an optimizer's `weight_decay` applies to a variable."""
     return optimizer._use_weight_decay(variable)
 
 
@@ -52,7 +52,7 @@ def without_autocast():
 
 
 def is_compiled_by_xla():
-    """Whether what is traced now on TensorFlow will be compiled by XLA."""
+    """Whether XLA will compile the function that TensorFlow traces now."""
     import tensorflow as tf
     from tensorflow.python.ops import control_flow_util
 
@@ -65,8 +65,8 @@ def is_compiled_by_xla():
 def computed_after(earlier, *tensors):
     """Adds a control dependency: `tensors` are computed after `earlier`.
 
-    What is computed from them is computed anew, even if it was computed before. On a
-    CPU, XLA may share it all the same.
+    Results of the returned tensors are computed again, even if they exist already. On a
+    CPU, XLA may still share them.
     """
     if keras.backend.backend() == "jax":
         import jax
@@ -76,7 +76,7 @@ def computed_after(earlier, *tensors):
     from tensorflow.compiler.tf2xla.python import xla
 
     if is_compiled_by_xla():
-        # TensorFlow does not know the gradient, which that of a gradient needs.
+        # TensorFlow does not define this gradient, which second derivatives need.
         barrier = tf.custom_gradient(
             lambda *x: (xla.optimization_barrier(*x), lambda *gradients: gradients)
         )
@@ -93,7 +93,7 @@ def mask_of(x):
 def disown(layer, losses):
     """Makes a layer and those inside forget losses that another layer adds.
 
-    Keras tells whose losses are whose by ids, which a later loss may have again.
+    Keras recognises losses by ids, which a later loss may reuse.
     """
     ids = {id(loss) for loss in losses}
     for each in (layer, *layers_inside(layer)):
@@ -101,12 +101,12 @@ def disown(layer, losses):
 
 
 class OwnLosses(keras.layers.Layer):
-    """A layer whose added losses are those of its replica alone.
+    """A layer whose added losses belong only to its replica.
 
-    `tf.distribute` runs each replica in a thread, and lets the threads take turns
-    wherever replicas add something up. Keras keeps the losses of a layer in one list,
-    so a replica that adds up in a call would find those of all others there, or none.
-    Here each thread has its own list.
+    `tf.distribute` runs each replica in a thread, and switches threads wherever
+    replicas add something up. Keras keeps the losses of a layer in one list, so a
+    replica that adds up inside a call would find the losses of all others there, or
+    none. Here each thread has its own list.
     """
 
     @property

@@ -30,7 +30,7 @@ def all_queries(x):
 
 
 def in_one_sequence(x, num_key_heads):
-    """Puts the queries of a key head one head behind the other.
+    """Joins the queries of a key head, one head after the other.
 
     From `[B, H, L, ...]` to `[B, K, H / K * L, ...]`.
     """
@@ -42,7 +42,7 @@ def in_one_sequence(x, num_key_heads):
 
 
 def in_heads(x, like):
-    """Undoes `in_one_sequence`, for `like`, of which only the axes 0 to 2 are read."""
+    """Undoes `in_one_sequence`; `like` gives the sizes of the axes 0 to 2."""
     batch, heads, length = ops.shape(like)[:3]
     if x.shape[1] == heads:
         return x

@@ -1,9 +1,9 @@
-"""Keys of the token before: what a position offers with `key_shift=1`.
+"""Keys of the previous token, which positions offer with `key_shift=1`.
 
 Position p then offers the key of position p - 1 with its own value, so that a query
-finds the places where content like its own was followed by something, and reads that.
-The same pairs of key and value can be told by the place of the value, as patterns over
-positions need it, or by that of the key, as clusters do, whose members are keys.
+finds earlier content that is similar to its own, and reads what followed it. A pair of
+key and value can stand at the place of its value, as patterns over positions need it,
+or at the place of its key, as clusters need it, whose members are keys.
 
 Reference: a harder form of the "smeared keys" in Olsson et al. (2022), "In-context
 Learning and Induction Heads" (https://arxiv.org/abs/2209.11895).
@@ -23,7 +23,7 @@ def offer_previous_keys(inputs):
     """Moves keys one position later, to the values that are read with them.
 
     For self-attention under a causal mask. The value mask is then False at the first
-    position, also that of a segment, at padding and behind padding.
+    position of the sequence and of each segment, at padding and after padding.
     """
     has_previous = (numbers(length_of(inputs.value, 2)) > 0)[None, None]
     if inputs.segments is not None:
@@ -57,15 +57,6 @@ def read_next_values(inputs):
         value_mask=mask,
         token_bias=None if bias is None else _one_earlier(bias),
     )
-
-
-def to_remember(inputs):
-    """Does `read_next_values`, and masks the last position: its value comes later."""
-    length = length_of(inputs.value, 2)
-    inputs = read_next_values(inputs)
-    has_next = (numbers(length) < length - 1)[None, None]
-    mask = combine_masks(has_next, inputs.value_mask)
-    return dataclasses.replace(inputs, value_mask=mask)
 
 
 def _one_later(x):

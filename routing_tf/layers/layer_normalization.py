@@ -1,4 +1,4 @@
-"""Layer normalization whose gradient keeps less."""
+"""Layer normalization whose gradient needs less memory."""
 
 import keras
 from keras import ops
@@ -7,16 +7,16 @@ from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.stated_gradients import stated_gradient
 
-# Rows whose sum TensorFlow takes fast on a CPU.
+# Number of rows that TensorFlow sums up fast on a CPU.
 ROWS_AT_ONCE = 64
 
 
 class LayerNormalization(keras.layers.LayerNormalization):
-    """`keras.layers.LayerNormalization` with a stated gradient.
+    """`keras.layers.LayerNormalization` with a gradient of its own.
 
-    The one that TensorFlow derives keeps a tensor of the size of the input, and takes
-    more passes over it. Arguments and weights are those of Keras' layer, of the last
-    axis and with a scale and an offset.
+    The gradient that TensorFlow derives keeps a tensor of the size of the input, and
+    takes more passes over it. Arguments and weights are those of Keras' layer, for the
+    last axis, with a scale and an offset.
 
     Call arguments:
         inputs: `<float>[..., dim]`.
@@ -60,7 +60,7 @@ def _mean(x):
 
 
 def _sum_of_rows(x):
-    """Sums over all axes but the last one."""
+    """Sums over all axes except the last one."""
     rows = ops.reshape(x, (-1, x.shape[-1]))
     number = length_of(rows, 0)
     if is_known(number) and number % ROWS_AT_ONCE == 0:

@@ -1,13 +1,16 @@
-"""Lengths: integers where they are known, scalar tensors where they are not.
+"""Lengths: integers if they are known, and scalar tensors if they are not.
 
 On TensorFlow a function may be traced once for sequences of all lengths, as Keras does
 with `fit` and `predict` from the second length on. The length of an axis is then a
 tensor. What is written with these functions works on both, and on integers is computed
-by NumPy while the layer is traced.
+by NumPy while the layer is traced; on torch, whose tensors do not mix with NumPy's
+arrays, by `keras.ops` in any case.
 """
 
 import numpy as np
 from keras import ops
+
+from routing_tf.layers.backends import mixes_arrays
 
 
 def length_of(x, axis):
@@ -22,19 +25,19 @@ def is_known(*lengths):
 
 
 def library(*lengths):
-    """Returns NumPy if all lengths are known, and otherwise `keras.ops`."""
-    return np if is_known(*lengths) else ops
+    """Returns NumPy if all lengths are known and tensors take its arrays, or `ops`."""
+    return np if is_known(*lengths) and mixes_arrays() else ops
 
 
 def smaller(first, second):
-    """Returns the smaller one of two lengths."""
+    """Returns the smaller of two lengths."""
     if is_known(first, second):
         return min(first, second)
     return ops.minimum(first, second)
 
 
 def larger(first, second):
-    """Returns the larger one of two lengths."""
+    """Returns the larger of two lengths."""
     if is_known(first, second):
         return max(first, second)
     return ops.maximum(first, second)
@@ -47,7 +50,7 @@ def of_length(x, axis, length):
     """
     if x.shape[axis] is not None and is_known(length):
         return x
-    # A reshape, TensorFlow would optimize away.
+    # TensorFlow would optimize a reshape away.
     places = ops.stack([numbers(length), numbers(length_of(x, axis))])
     return ops.take(x, places[0], axis=axis)
 
@@ -55,3 +58,9 @@ def of_length(x, axis, length):
 def numbers(length):
     """Returns the numbers from 0 to `length` - 1, `<int32>[length]`."""
     return library(length).arange(length, dtype="int32")
+
+
+def as_numbers(integers):
+    """Returns integers that may stand beside `numbers`, `<int32>`."""
+    integers = np.asarray(integers, "int32")
+    return integers if mixes_arrays() else ops.convert_to_tensor(integers)

@@ -1,4 +1,4 @@
-"""Low-rank adaptation (LoRA): a few projections are fine-tuned, all else is fixed."""
+"""Low-rank adaptation (LoRA): fine-tunes a few projections and freezes the rest."""
 
 from keras import ops
 
@@ -15,8 +15,8 @@ from routing_tf.layers.validation import initializer
 class LowRankAdaptation(ConfiguredLayer):
     """A layer whose projections can be adapted by products of two narrow matrices.
 
-    Subclasses have their projections as matrices `<name>_kernel`, and use what
-    `adapted` returns for a name. A layer that is saved holds the sums of kernels and
+    Subclasses store their projections as matrices `<name>_kernel`, and use the kernel
+    that `adapted` returns for a name. A saved layer contains the sums of kernels and
     adapters, in the form of a layer without adapters.
 
     Reference: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models"
@@ -36,24 +36,24 @@ class LowRankAdaptation(ConfiguredLayer):
         """Freezes the layer and adds trainable matrices of low rank to projections.
 
         A projection is then `kernel + (lora_alpha / rank) * a @ b`. `lora_kernel_a`
-        holds the matrices `a` of all projections, one below the other, and
+        contains the matrices `a` of all projections, one below the other, and
         `lora_kernel_b` their matrices `b`, side by side.
 
         Args:
             rank: number of columns of `a` and of rows of `b`.
-            lora_alpha: scale of what is added, times `rank`; None (the default) for
+            lora_alpha: scale of the added product, times `rank`; None (the default) for
                 `rank`.
             a_initializer: initializer of each `a`. Defaults to `"he_uniform"`.
-            b_initializer: initializer of each `b`. Defaults to `"zeros"`, with which
-                outputs stay as they are.
+            b_initializer: initializer of each `b`. Defaults to `"zeros"`, which leaves
+                outputs unchanged.
             projections: names of the projections that are adapted. Defaults to queries
-                and values; heads that share the projection of queries and keys have
-                both adapted at once.
+                and values; in heads that share the projection of queries and keys, this
+                also adapts keys.
 
         Raises:
             ValueError: if `rank` is not a positive integer, an initializer is unknown,
                 a projection is unknown, named twice or has a constraint, or the layer
-                is not built or adapted already. The layer is then as before.
+                is not built or is adapted already. The layer then stays unchanged.
 
         Example:
 
@@ -91,7 +91,7 @@ class LowRankAdaptation(ConfiguredLayer):
         self.lora_enabled = True
 
     def adapted(self, name):
-        """Returns the kernel of a projection with what its adapter adds."""
+        """Returns the kernel of a projection, including its adapter."""
         kernel = getattr(self, f"{name}_kernel")
         if not self.lora_enabled or name not in self.lora_projections:
             return kernel
@@ -124,11 +124,11 @@ class LowRankAdaptation(ConfiguredLayer):
             )
         for place, weight in enumerate(weights):
             weight.assign(store[str(place)])
-        # What was trained is in the kernels: adapters start anew.
+        # The kernels include what was trained, so adapters start from zero.
         self.lora_kernel_b.assign(ops.zeros(self.lora_kernel_b.shape))
 
     def _own_weights(self):
-        """All weights of the layer itself but those of its adapters, as saved."""
+        """All weights of the layer itself, except those of its adapters, as saved."""
         weights = own_weights(self)
         if not self.lora_enabled:
             return weights

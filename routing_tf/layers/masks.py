@@ -1,4 +1,4 @@
-"""Masks: True where something takes part."""
+"""Masks, which are True for tokens that take part."""
 
 import keras
 from keras import ops
@@ -16,8 +16,8 @@ def combine_masks(*masks):
 def known_mask(x, mask):
     """Returns which tokens of `[B, H, L, D]` are real, broadcastable to `[B, H, L]`.
 
-    `mask`, likewise, is False for padding; None for none. The result is a tensor in any
-    case, and tells tokens from what blocks are filled up with.
+    `mask`, of the same form, is False for padding; None for no padding. The result is
+    always a tensor, and also marks the padding of blocks.
     """
     return combine_masks(ops.ones_like(x[:, :1, :, 0], dtype="bool"), mask)
 
@@ -28,14 +28,14 @@ def without_padding(output, mask):
 
 
 def large_negative(dtype):
-    """Returns a logit that no softmax sees, finite in `dtype`."""
+    """Returns a logit that has no weight in a softmax, finite in `dtype`."""
     return -3.0e4 if keras.backend.standardize_dtype(dtype) == "float16" else -1.0e30
 
 
 def mask_as_bias(dtype, mask, bias=None):
-    """Returns what to add to logits, which hides what the mask hides; or None.
+    """Returns a bias of logits that hides the keys that the mask hides; or None.
 
-    In few passes: to select among the logits, and the gradient of that, take as long as
+    It takes few passes: selecting among the logits, with its gradient, takes as long as
     a softmax.
 
     Args:
@@ -48,7 +48,8 @@ def mask_as_bias(dtype, mask, bias=None):
         # A bias may hide a key, but never below those that the mask hides.
         bias = ops.maximum(ops.cast(bias, dtype), hidden / 2)
     if mask is not None:
-        bias = ops.where(mask, ops.cast(0, dtype) if bias is None else bias, hidden)
+        seen = ops.cast(0, dtype) if bias is None else bias
+        bias = ops.where(mask, seen, ops.cast(hidden, dtype))
     return bias
 
 
@@ -56,29 +57,31 @@ def causal_mask_as_bias(dtype, mask):
     """Returns what to add to logits of `dtype`, which hides later keys."""
     # Lower than all else: a query that sees padding alone weighs no later key. Relative
     # positions would add those to the row of the next query.
-    return ops.where(mask, ops.cast(0, dtype), 2 * large_negative(dtype))
+    hidden = ops.cast(2 * large_negative(dtype), dtype)
+    return ops.where(mask, ops.cast(0, dtype), hidden)
 
 
 def causal_mask(num_queries, num_keys):
-    """Returns which keys each query sees, the last query all of them."""
-    # In the graph: as a constant of full attention it would be as large as a model.
+    """Returns which keys each query sees; the last query sees all."""
+    # Computed in the graph: as a constant of full attention it would be as large as a
+    # model.
     last = _last_keys(num_queries, num_keys)
     return ops.arange(num_keys, dtype="int32") <= last
 
 
 def sees_some(mask, num_queries=None, num_keys=None):
-    """Tells which queries see a key at all, broadcastable to `[..., queries, 1]`.
+    """Tells which queries see any key, broadcastable to `[..., queries, 1]`.
 
     Args:
         mask: `<bool>`, broadcastable to `[..., queries, keys]`.
-        num_queries: number of queries, if there is a causal mask beside; None (the
+        num_queries: number of queries, if there is also a causal mask; None (the
             default) if there is none.
-        num_keys: number of keys, likewise.
+        num_keys: number of keys, under the same condition.
     """
     if num_queries is None:
         return ops.any(mask, axis=-1, keepdims=True)
-    # Queries of one row see the same keys, but for later ones: no need to look at each
-    # pair.
+    # Queries of one row see the same keys, except later ones, so pairs need not be
+    # compared.
     has_one_row = len(mask.shape) == 1 or (len(mask.shape) > 1 and mask.shape[-2] == 1)
     if not has_one_row or mask.shape[-1] == 0:
         seen = ops.logical_and(mask, causal_mask(num_queries, num_keys))

@@ -1,4 +1,4 @@
-"""Which tokens sit in which cluster; gathering them and scattering results back.
+"""Which tokens are in which cluster; gathering them and scattering results back.
 
 Letters: B batch, H heads, L length, K clusters, W members of a cluster, D dim.
 """
@@ -7,42 +7,44 @@ import math
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import extremes
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import large_negative
 from routing_tf.layers.stated_gradients import stated_gradient
 
-# In parts of the largest score, the size of the vectors: more than what rounding, which
-# depends on places and shapes, makes of equal tokens in float32.
+# A fraction of the largest score, the size of the vectors. It exceeds the differences
+# that rounding, which depends on places and shapes, makes between equal tokens in
+# float32.
 NEAR_TIE = 2e-7
 
 
 def expert_choice(scores, attention_window, mask=None, near_tie=0.0):
     """Lets each centroid take the tokens that score highest.
 
-    This is expert choice: clusters choose tokens, tokens do not choose clusters. A
-    token may sit in several clusters or in none. Of equal tokens, whose scores differ
-    by no more than `near_tie`, the earlier ones are taken. With a mask, broadcastable
-    to `[B, H, L]`, padding is taken only when a cluster finds too few tokens, and
-    stands behind them. From scores `<float>[B, H, L, K]` to `<int>[B, H, K, W]`,
-    positions in ascending order.
+    This is expert choice: clusters choose tokens, and tokens do not choose clusters. A
+    token may be in several clusters or in none. Of tokens whose scores differ by at
+    most `near_tie`, the earlier ones are taken. With a mask, broadcastable to
+    `[B, H, L]`, padding is taken only if a cluster finds too few tokens, and comes
+    after them. From scores `<float>[B, H, L, K]` to `<int>[B, H, K, W]`, positions in
+    ascending order.
 
     Reference: paper, Algorithm 1, lines 13-16; `gather_cluster_attention_items`.
     """
     scores = padding_last(scores, mask)
-    # Their order is that of positions in the end.
+    # Positions sort them in the end.
     scores_of_clusters = ops.swapaxes(scores, 2, 3)
     if near_tie:
         scores_of_clusters = settled(scores_of_clusters, attention_window, near_tie)
-    _, members = ops.top_k(scores_of_clusters, attention_window, sorted=False)
+    _, members = backends.top_k(scores_of_clusters, attention_window, sorted=False)
     return _in_order(members, mask, scores)
 
 
 def settled(scores, count, near_tie):
-    """Makes those equal that nearly tie for the last place among the `count` best.
+    """Equalises scores that nearly tie for the last place among the `count` best.
 
-    What takes the best of the results, `<float>[..., L]`, then takes the earlier ones
-    of them, as it does with equal scores, whatever rounding made of these.
+    Choosing the best of the results, `<float>[..., L]`, then takes the earlier of them,
+    as for equal scores, whatever the rounding.
     """
     best, _ = ops.top_k(scores, count, sorted=False)
     last = extremes.smallest(best, axis=-1, keepdims=True)
@@ -53,8 +55,8 @@ def strided_choice(scores, attention_window, mask=None):
     """Lets each centroid take tokens evenly spread over the order of their scores.
 
     With n tokens each centroid takes every `max(1, n // attention_window)`-th one,
-    starting with the one that scores highest: near and far tokens alike. Padding is
-    no token, and is taken only where a cluster finds too few. Shapes are those of
+    starting with the one that scores highest, so near and far tokens are members.
+    Padding is taken only if a cluster finds too few tokens. Shapes are those of
     `expert_choice`.
 
     Reference: `gather_cluster_attention_items(strided_attention=True)` of the release.
@@ -80,7 +82,7 @@ def padding_last(scores, mask):
 
 
 def _in_order(members, mask, scores):
-    """Sorts the members of each cluster by position, padding behind the tokens."""
+    """Sorts the members of each cluster by position, followed by padding."""
     if mask is None:
         return ops.sort(members, axis=-1)
     length = length_of(scores, 2)
@@ -104,20 +106,20 @@ def entries_at(table, index):
 
 def gather(x, members):
     """Returns rows of `[B, H, L, D]` at places `<int>[B, H, ...]`: `[B, H, ..., D]`."""
-    dim = length_of(x, -1)
+    _, _, length, dim = ops.shape(x)
     flat = ops.reshape(x, (-1, dim))
     # A flat index is many times faster on CPU than `take_along_axis`.
-    rows = ops.take(flat, flat_positions(members, length_of(x, 2)), axis=0)
+    rows = ops.take(flat, flat_positions(members, length), axis=0)
     return ops.reshape(rows, (*ops.shape(members), dim))
 
 
 def gather_blocks(x, blocks):
-    """Returns blocks of `[B, H, G, ...]` at `<int>[B, H, ...]`, whole ones.
+    """Returns whole blocks of `[B, H, G, ...]` at places `<int>[B, H, ...]`.
 
-    The result has the axes of `blocks` in place of B, H and G.
+    The result has the axes of `blocks` instead of B, H and G.
     """
     _, _, num_blocks, *rest = ops.shape(x)
-    # A block is one row, so that few long rows are copied.
+    # A block is one row, so few long rows are copied.
     rows = ops.reshape(x, (*ops.shape(x)[:2], num_blocks, math.prod(rest)))
     return ops.reshape(gather(rows, blocks), (*ops.shape(blocks), *rest))
 
@@ -125,10 +127,10 @@ def gather_blocks(x, blocks):
 def replaced(x, members, rows):
     """Returns `[B, H, L, D]` with rows `[B, H, ..., D]` at places `<int>[B, H, ...]`.
 
-    No place may come twice in a head.
+    No place may occur twice in a head.
     """
-    dim = length_of(x, -1)
-    places = flat_positions(members, length_of(x, 2))
+    _, _, length, dim = ops.shape(x)
+    places = flat_positions(members, length)
     flat = ops.scatter_update(
         ops.reshape(x, (-1, dim)), places[:, None], ops.reshape(rows, (-1, dim))
     )
@@ -136,10 +138,10 @@ def replaced(x, members, rows):
 
 
 def scatter_mean(clustered, members, length, filled=None, count_offset=0.0):
-    """Averages a token's results over the clusters it sits in; see `mean_of`.
+    """Averages a token's results over its clusters; see `mean_of`.
 
     From `[B, H, K, W, D]` to `[B, H, L, D]`; `filled`, `<bool>[B, H, K, W]`, is False
-    where a slot holds a token that is no member, None if there are no such slots.
+    for slots whose token is not a member; None if there are no such slots.
 
     Reference: `scatter_cluster_items` of the release.
     """
@@ -153,13 +155,13 @@ def scatter_mean(clustered, members, length, filled=None, count_offset=0.0):
         weights = ops.reshape(ops.cast(filled, rows.dtype), (-1, 1))
         rows = rows * weights
     sums = _add_up(rows, positions, num_rows)
-    counts = ops.segment_sum(weights, positions, num_segments=num_rows)
+    counts = backends.segment_sum(weights, positions, num_segments=num_rows)
     means = mean_of(sums, counts, count_offset)
     return ops.reshape(means, (batch, heads, length, dim))
 
 
 def mean_of(sums, counts, count_offset=0.0):
-    """Divides the sums of what tokens got by their numbers of clusters.
+    """Divides the sums of each token's results by its number of clusters.
 
     A token in no cluster gets zero. `count_offset` is added to the numbers.
     """
@@ -169,24 +171,25 @@ def mean_of(sums, counts, count_offset=0.0):
 def _add_up(rows, positions, num_rows):
     """Adds rows up at their positions, `[num_rows, D]`.
 
-    The gradient is stated, as TensorFlow's own one looks for positions that are
-    negative, which takes as long again.
+    It defines its gradient: TensorFlow's looks for negative positions, which takes
+    twice as long.
     """
 
-    # Positions are an argument: JAX lets no traced tensor in by another way.
+    # Positions are an argument, because JAX allows no traced tensor otherwise.
     @stated_gradient
     def add_up(rows, positions):
         def gradient(*args, upstream=None):
             (upstream,) = args or (upstream,)
             return ops.take(upstream, positions, axis=0), None
 
-        return ops.segment_sum(rows, positions, num_segments=num_rows), gradient
+        return backends.segment_sum(rows, positions, num_segments=num_rows), gradient
 
     return add_up(rows, positions)
 
 
 def flat_positions(members, length):
     """Returns `members` as indices into the flattened `[B * H * L]` axis."""
+    members = ops.convert_to_tensor(members)
     batch, heads, *rest = ops.shape(members)
     starts = ops.arange(batch * heads, dtype=members.dtype) * length
     starts = ops.reshape(starts, (batch, heads, *[1] * len(rest)))

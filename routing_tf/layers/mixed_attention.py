@@ -1,4 +1,4 @@
-"""Multi-head attention whose heads may each follow another pattern."""
+"""Multi-head attention whose heads may follow different patterns."""
 
 import dataclasses
 import math
@@ -21,6 +21,7 @@ from routing_tf.layers.projections import Projections
 from routing_tf.layers.rematerialization import train_and_forget
 from routing_tf.layers.segments import Segments
 from routing_tf.layers.softmax_attention import weights_again
+from routing_tf.layers.stated_gradients import are_stated
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_optional_integer
 from routing_tf.layers.validation import check_optional_number
@@ -38,11 +39,11 @@ REMATS = (False, True, "weights")
 class MixedAttention(Projections):
     """Projects a sequence, lets groups of heads attend side by side, and projects back.
 
-    Queries, keys and values are split over the head groups in the order given; the
-    outputs of the groups are concatenated in that order.
+    Queries, keys and values are split over the head groups, and the outputs of the
+    groups are concatenated in the same order.
 
-    Positions lie on one axis (text) or two (images), which are put into one sequence,
-    block after block; "earlier" means earlier in this order.
+    Positions lie on one axis (text) or two (images). Two axes form one sequence, block
+    after block; "earlier" means earlier in this sequence.
 
     Args:
         head_groups: list of `HeadGroup` layers such as `RoutedHeads` or `LocalHeads`.
@@ -50,25 +51,24 @@ class MixedAttention(Projections):
         key_dim: size of a query or key of one head.
         value_dim: size of a value of one head; None (the default) for `key_dim`.
         output_dim: size of the output; None (the default) for the size of the query.
-        shared_head_projection: whether the output of every head passes through one
-            more `(value_dim, value_dim)` matrix, the same for all heads (the release).
+        shared_head_projection: whether one more `(value_dim, value_dim)` matrix, the
+            same for all heads, multiplies the output of each head (the release).
             Defaults to False.
-        project_shared_keys: whether the key projection also has columns for heads
-            that share the query projection and never read them (the release).
-            Defaults to False.
+        project_shared_keys: whether the key projection also has columns for heads that
+            share the query projection and do not read them (the release). Defaults to
+            False.
         block_shape: tuple, length of a block along each axis of the positions, which
             sets their order; inputs are padded to a multiple and cut again. None (the
-            default): on one axis the order as it is, on two the blocks of the head
-            groups that have such blocks.
+            default): on one axis, the order of the input; on two axes, the blocks of
+            the head groups.
         kernel_initializer: initializer of all projections. Defaults to
             `"glorot_uniform"`.
-        remat: what training does not keep but computes again for the gradients, with
-            the same results. False (the default): nothing. `"weights"`: matrices of
-            attention weights, which saves most of the memory and costs little time.
-            True: all that the heads do between the projections, which costs more.
-            `"weights"` is True for heads with relative positions, a token bias, a soft
-            cap, dropout or entmax, and for those without one softmax over the keys of a
-            query.
+        remat: what training recomputes for the gradients instead of storing it, with
+            the same results. False (the default): nothing. `"weights"`: the attention
+            weights, which saves most of the memory and costs little time. True:
+            everything between the projections, which costs more time. `"weights"` means
+            True for heads with relative positions, a token bias, a soft cap, dropout or
+            entmax, and for heads without one softmax over the keys of a query.
         use_bias: whether projections have biases. Defaults to False.
         bias_initializer: initializer of the biases. Defaults to `"zeros"`.
         kernel_regularizer: regularizer of each kernel; None (the default) for none.
@@ -77,40 +77,40 @@ class MixedAttention(Projections):
         bias_constraint: the same on each bias.
         output_initializer: initializer of the kernel of the last projection; None (the
             default) for `kernel_initializer`.
-        num_key_value_heads: number of heads of keys and values of all groups (grouped
-            queries, as in `keras.layers.GroupQueryAttention`), each of which serves
-            as many heads of queries, side by side in a group: outputs are those of
-            keys and values that are repeated for these. It divides the number of heads,
-            and the quotient that of each group. Caches of full, local, sliding,
-            strided, fixed, routed and cluster-strided heads hold key heads alone, those
-            of others keys and values for all queries. Clusters of the last two belong
-            to a key head, all of whose queries choose among them and move them. None
-            (the default): as many as heads. Heads that share queries and keys can have
-            no other number.
-        use_gate: whether each entry of what the heads return is multiplied by a gate in
-            (0, 1), the sigmoid of one more projection of the query, before the last
-            projection, as in `keras.layers.MultiHeadAttention`. Defaults to False.
+        num_key_value_heads: total number of heads of keys and values (grouped queries,
+            as in `keras.layers.GroupQueryAttention`). Each serves the same number of
+            adjacent query heads of a group, as if it were repeated for them. It must
+            divide the number of heads, and the quotient must divide the heads of each
+            group. Caches of full, local, sliding, strided, fixed, routed and
+            cluster-strided heads contain only key heads; those of other heads contain
+            keys and values for all queries. In routed and cluster-strided heads,
+            clusters belong to a key head; all its queries choose among them and move
+            them. None (the default): as many as heads, the only number for heads that
+            share queries and keys.
+        use_gate: whether a gate in (0, 1), the sigmoid of one more projection of the
+            query, multiplies the outputs of the heads before the last projection, as in
+            `keras.layers.MultiHeadAttention`. Defaults to False.
         logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` in all
-            head groups that have no `logit_soft_cap` of their own, before the bias and
-            masks are added; logits of relative positions are part of the logits. None
-            (the default) for what the groups have.
-        qk_norm: whether all head groups normalise each query and each key of a head,
-            with learned scales of their own, see `HeadGroup`. Defaults to False, for
-            what the groups have.
+            head groups without their own `logit_soft_cap`, before the bias and masks
+            are added; relative positions are part of the logits. None (the default) for
+            the settings of the groups.
+        qk_norm: whether all head groups normalise each query and key, each group with
+            its own learned scales, see `HeadGroup`. Defaults to False, for the settings
+            of the groups.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
         query: `<float>[batch, length, dim]`; for positions on two axes, here and below,
-            `height, width` in place of `length`.
+            `height, width` instead of `length`.
         value: `<float>[batch, memory length, memory dim]`; None (the default) for
             `query`.
-        key: None (the default), or `value` once more, as calls of
-            `keras.layers.MultiHeadAttention` have it: keys are made from `value`.
+        key: None (the default), or `value` once more, as in calls of
+            `keras.layers.MultiHeadAttention`: keys are made from `value`.
         query_mask: `<bool>[batch, length]`, True for real tokens; None for no padding.
-            What stands at padding must be finite. Filled from the Keras mask of
-            `query`. This and all that follows goes by name.
-        value_mask: `<bool>[batch, memory length]`, likewise for `value`; in
-            self-attention `query_mask` serves.
+            Inputs at padding must be finite. Defaults to the Keras mask of `query`.
+            This argument and all that follow must be passed by name.
+        value_mask: `<bool>[batch, memory length]`, the same for `value`; in
+            self-attention, `query_mask` is used.
         token_bias: `<float>[batch, memory length]`, added to the logits of each key.
         training: whether dropout is on and centroids move.
         use_causal_mask: whether a token sees only tokens up to itself.
@@ -118,12 +118,13 @@ class MixedAttention(Projections):
             none. With a cache self-attention is causal, and expert choice has the
             routing scope `"prefix"`. A cache with a memory has its mask and bias, and
             `value` and what belongs to it is not read again.
-        cache_index: position of the first token of `query`, an integer or a tensor;
-            None (the default) for 0. Tokens follow each other; the newest may be fed
-            again and is replaced. At the integer 0 a sequence is computed in one
-            parallel pass and starts the cache anew; else tokens go one by one, as
-            `[batch, length, dim]` (on two axes of positions: in the blocked order).
-            Padding is not remembered.
+        cache_index: position of the first token of `query`, which is the number of
+            tokens that the cache was fed: an integer or a scalar tensor; None (the
+            default) for 0. A call takes any number of tokens, as `[batch, length, dim]`
+            (on two axes of positions: in the blocked order), and each token is fed
+            once; outputs are those of one pass. The integer 0 starts the cache anew, on
+            two axes with all positions. Padding is not remembered: where it is the end
+            of all rows, the next call may begin in its place.
         attention_mask: `<bool>[batch, 1, memory length]`, the same as `value_mask`, as
             calls of `keras.layers.MultiHeadAttention` have it for padding, with two
             axes of length 1, too, or none (unless the batch is as large as the query is
@@ -141,20 +142,21 @@ class MixedAttention(Projections):
             and dtype gives a warning.
         routing_scope: `"full"` or `"prefix"`, the tokens that compete in expert choice
             under a causal mask, see `RoutedHeads`; None (the default) for what the
-            heads were made with. Blocks and models hand it on, as `training`.
+            heads were made with. Blocks and models pass it on, like `training`.
         segment_ids: `<int32>[batch, length]`, for packed documents; None (the default)
-            for one document in each row. No token sees another segment: a run of tokens
-            with one id. In attention to another sequence a pair, of `query` and of
-            `value`, where equal ids see each other. 0 is padding where no mask is
-            given. With a cache, those of its new tokens: it starts anew with a segment.
+            for one document in each row. A segment is a run of tokens with one id, and
+            no token sees another segment. In attention to another sequence, a pair, of
+            `query` and of `value`, where equal ids see each other. 0 is padding if no
+            mask is given. With a cache, the ids of its new tokens: it restarts with
+            each segment.
 
     Returns:
         `<float>[batch, length, output_dim]`; with `return_attention_scores=True` also
-        the map `<float>[batch, heads, length, memory length]`. With a cache a pair: the
-        output, and the cache with the tokens of `query`.
+        the map `<float>[batch, heads, length, memory length]`. With a cache, a pair:
+        the output, and the cache with the tokens of `query`.
 
-    The Keras mask of `query` is passed on. `enable_lora` adapts projections; `quantize`
-    is for `Dense` layers, and leaves the projections here as they are.
+    The layer passes the Keras mask of `query` on. `enable_lora` adapts projections.
+    `quantize` changes only `Dense` layers, not the projections of this layer.
 
     Raises:
         ValueError: if a size is not a positive integer, or `head_groups` is empty,
@@ -170,7 +172,8 @@ class MixedAttention(Projections):
             than `query`, or a length is unknown while TensorFlow traces positions on
             two axes, random heads or a call with a cache; or if a cache is given while
             training, with attention scores, for attention to another sequence without
-            its memory, for another number of sequences, or without room for the tokens;
+            its memory, for another number of sequences, or without room for the tokens,
+            or `cache_index` is negative or no integer;
             or if `segment_ids` are no integers, have no entry for each position, come
             with positions on two axes or a cache of another sequence, or heads cannot
             have them.
@@ -281,17 +284,20 @@ class MixedAttention(Projections):
     def make_cache(
         self, batch_size, max_length, value=None, value_mask=None, token_bias=None
     ):
-        """Makes an empty cache, for calls that go token by token.
+        """Makes an empty cache, for calls that go on behind earlier tokens.
+
+        A cache is a value: a call returns another one, and the old one still stands for
+        the tokens before. So a draft of several tokens that is rejected costs nothing.
 
         Args:
             batch_size: number of sequences.
-            max_length: number of tokens a sequence may have; for positions on two axes
-                a tuple of their lengths. Heads whose cache does not grow with it may go
-                on behind it. For all others a `cache_index` behind it is refused if it
-                is an integer, and if it is a tensor outputs are wrong.
-            value: `<float>[batch, memory length, memory dim]`, the sequence that is
-                attended to by at most `max_length` queries, whose keys and values are
-                then computed only once; None (the default) for self-attention.
+            max_length: number of tokens a sequence may have; for positions on two axes,
+                a tuple of their lengths. Heads whose cache does not grow with it can go
+                beyond it. For all others, a `cache_index` beyond it is refused if it is
+                an integer, and gives wrong outputs if it is a tensor.
+            value: `<float>[batch, memory length, memory dim]`, the other sequence, to
+                which at most `max_length` queries attend; its keys and values are then
+                computed only once. None (the default) for self-attention.
             value_mask: `<bool>[batch, memory length]`, True for real tokens; None (the
                 default) for no padding.
             token_bias: `<float>[batch, memory length]`, added to the logits of its
@@ -301,7 +307,7 @@ class MixedAttention(Projections):
             A structure of tensors of fixed sizes with the batch on axis 0.
 
         Raises:
-            ValueError: if a length is not a positive integer, or some heads let later
+            ValueError: if a length is not a positive integer, some heads let later
                 tokens decide who is a member, or there is a `value` and the layer is
                 not built.
 
@@ -316,7 +322,8 @@ class MixedAttention(Projections):
         )
         x = np.random.normal(size=(1, 20, 16)).astype("float32")
         cache = attention.make_cache(batch_size=1, max_length=20)
-        y, cache = attention(x[:, :19], cache=cache, cache_index=0)
+        first, cache = attention(x[:, :12], cache=cache, cache_index=0)
+        more, cache = attention(x[:, 12:19], cache=cache, cache_index=12)
         last, cache = attention(x[:, 19:], cache=cache, cache_index=19)
         ```
         """
@@ -330,14 +337,16 @@ class MixedAttention(Projections):
         arguments.check_axes("query", query)
         if value is not None:
             arguments.check_axes("value", value)
-        arguments.check_key(query, value, key)
+        if key is not None:
+            arguments.check_key(query, value, key)
         self_attention = kwargs.get("self_attention")
         asks = self_attention is None and kwargs.get("cache") is None
         if asks and not self._has_warned and arguments.looks_like_copy(query, value):
             self._has_warned = True
             arguments.warn_of_copy(self, query.shape)
         # Keras converts each argument on its own: the same tensor becomes two.
-        value = arguments.other_sequence(query, value, self_attention)
+        if value is not None or self_attention is not None:
+            value = arguments.other_sequence(query, value, self_attention)
         return super().__call__(query, value, **NotCast.wrap(kwargs))
 
     def call(
@@ -360,16 +369,21 @@ class MixedAttention(Projections):
         routing_scope=None,
         segment_ids=None,
     ):
-        arguments.check_routing_scope(routing_scope)
+        if routing_scope is not None:
+            arguments.check_routing_scope(routing_scope)
         query_mask = mask if query_mask is None else query_mask
-        value = arguments.other_sequence(query, value, self_attention)
-        of_keys = arguments.mask_of_keys(attention_mask, query)
-        if cache is None and of_keys is not None:
+        if value is not None or self_attention is not None:
+            value = arguments.other_sequence(query, value, self_attention)
+        of_keys = None
+        if attention_mask is not None and cache is None:
+            of_keys = arguments.mask_of_keys(attention_mask, query)
+        if of_keys is not None:
             if value is None and value_mask is None:
                 value_mask = query_mask
             value_mask = combine_masks(value_mask, ops.cast(of_keys, "bool"))
             attention_mask = None
-        arguments.refuse_attention_mask(attention_mask)
+        if attention_mask is not None:
+            arguments.refuse_attention_mask(attention_mask)
         masks = {
             "query_mask": query_mask,
             "value_mask": value_mask,
@@ -401,7 +415,8 @@ class MixedAttention(Projections):
     def _attend(self, group, inputs, training):
         if not (self.remat and training):
             return group(inputs=inputs, training=training)
-        if self.remat == "weights" and group.has_softmax_alone(inputs, training):
+        forgets_weights = self.remat == "weights" and are_stated()
+        if forgets_weights and group.has_softmax_alone(inputs, training):
             with weights_again():
                 return group(inputs=inputs, training=training)
         return train_and_forget(group, inputs)
@@ -418,19 +433,19 @@ class MixedAttention(Projections):
         shows_weights=False,
         **options,
     ):
-        """Returns what the head groups attend with.
+        """Returns the inputs of the head groups.
 
         Args:
-            query: as in a call; None for a memory alone.
+            query: as in a call; None if there is only a memory.
             value: as in a call; None (the default) for self-attention.
             query_mask: as in a call.
             value_mask: as in a call.
             token_bias: as in a call.
             segment_ids: as in a call.
-            positions: `Positions` of the query; None (the default) for those that its
-                shape tells.
-            shows_weights: whether values have an identity matrix behind them, the
-                average of which is the map of weights. Defaults to False.
+            positions: `Positions` of the query; None (the default) for those of its
+                shape.
+            shows_weights: whether an identity matrix follows the values, whose average
+                is the map of weights. Defaults to False.
             **options: fields of `HeadInputs`, the same for all groups.
 
         Returns:
@@ -453,11 +468,17 @@ class MixedAttention(Projections):
             query_mask, value_mask = arguments.masks_of_ids(ids, query_mask, value_mask)
         if value is None:
             value_mask = query_mask if value_mask is None else value_mask
-        if query is not None:
+        if query is not None and len(positions.lengths) > 1:
             query = positions.flatten(query)
         projected = self.projected(query, value)
         if shows_weights:
             projected = [(*rest, _with_identity(value)) for *rest, value in projected]
+        if positions.order is not None or memory_positions.order is not None:
+            orders = positions, memory_positions, memory_positions
+            projected = [
+                [order.arrange(x) for order, x in zip(orders, own, strict=True)]
+                for own in projected
+            ]
         shared = HeadInputs.of(
             query_mask=positions.sequence("query_mask", query_mask, batch, fill=True),
             value_mask=memory_positions.sequence(
@@ -474,19 +495,17 @@ class MixedAttention(Projections):
             group.prepared(
                 dataclasses.replace(
                     shared,
-                    query=positions.arrange(own_query),
-                    key=memory_positions.arrange(own_key),
-                    value=memory_positions.arrange(own_value),
+                    query=own[0],
+                    key=own[1],
+                    value=own[2],
                     features=features_for(group, positions, query),
                 )
             )
-            for group, (own_query, own_key, own_value) in zip(
-                self.head_groups, projected, strict=True
-            )
+            for group, own in zip(self.head_groups, projected, strict=True)
         ]
 
     def _segments(self, query, ids, positions, memory_positions):
-        """Returns the `Segments` of the ids of query and value; those may be None."""
+        """Returns the `Segments` of the ids of query and value, which may be None."""
         batch = ops.shape(query)[0]
         pairs = zip(ids, (positions, memory_positions), strict=True)
         ids = [own.sequence("segment_ids", x, query.shape[0]) for x, own in pairs]
@@ -518,7 +537,7 @@ class MixedAttention(Projections):
         """Returns `Positions` of these lengths along each axis.
 
         Args:
-            name: name of the argument that has them, for the message.
+            name: name of the argument, for the message.
             received: its value, for the message.
             lengths: tuple of integers.
         """
@@ -527,7 +546,7 @@ class MixedAttention(Projections):
         return Positions(lengths, self._ordering_blocks)
 
     def fits_blocks(self, num_axes):
-        """Tells whether the blocks, if any, have so many axes."""
+        """Tells whether the blocks, if any, have this number of axes."""
         return self._ordering_blocks is None or len(self._ordering_blocks) == num_axes
 
     def compute_mask(self, query, previous_mask=None):

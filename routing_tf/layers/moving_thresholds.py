@@ -1,4 +1,4 @@
-"""Thresholds that let each cluster have its share of the tokens, on average."""
+"""Thresholds that give each cluster its share of the tokens, on average."""
 
 import keras
 from keras import ops
@@ -16,21 +16,21 @@ class MovingThresholds(ConfiguredLayer):
     """Compares scores with a moving threshold of each cluster.
 
     The threshold of a cluster is a moving average of the score that the best
-    `ceil(n / num_clusters)` of n tokens reach: what is above it is one of
-    `num_clusters` even shares. In each training step that score is taken from every
-    sequence and averaged over the batch, weighted with the number of real tokens. So it
-    is a sum over sequences, which parts of a batch and replicas add up; the paper takes
-    it from all tokens of a batch at once.
+    `ceil(n / num_clusters)` of n tokens reach, so the tokens above it are one of
+    `num_clusters` even shares. In each training step, this score is taken from every
+    sequence and averaged over the batch, weighted with the number of real tokens. It is
+    a sum over sequences, so parts of a batch and replicas can be added up; the paper
+    takes it from all tokens of a batch at once.
 
     State (float32, never cast, never in gradients): `thresholds`
     `(streams, heads, clusters)`, and `counts` `(streams, heads)`, the moving average of
     the number of tokens. Both start at 0, and the first training step sets the
-    thresholds. They are written only when `training=True` and the layer is trainable,
-    as the state of `OnlineKMeans` is, behind the comparison.
+    thresholds. They are written only if `training=True` and the layer is trainable,
+    like the state of `OnlineKMeans`, after the comparison.
 
     Args:
-        num_streams: number of tensors of scores, 2 for queries and keys apart. Defaults
-            to 1.
+        num_streams: number of tensors of scores, 2 for separate queries and keys.
+            Defaults to 1.
         decay: share of the old average kept at each training step, in [0, 1). Defaults
             to 0.99.
         **kwargs: those of `keras.layers.Layer`, such as `name`.
@@ -42,7 +42,7 @@ class MovingThresholds(ConfiguredLayer):
         training: whether the thresholds move.
 
     Returns:
-        List of the scores minus the thresholds, at least 0 for those who reach them.
+        List of the scores minus the thresholds, at least 0 for scores that reach them.
 
     Raises:
         ValueError: if `num_streams` is not a positive integer or `decay` not in [0, 1).
@@ -94,7 +94,7 @@ class MovingThresholds(ConfiguredLayer):
         return margins
 
     def margins(self, scores):
-        """Returns the scores minus the thresholds, without moving these.
+        """Returns the scores minus the thresholds, without moving the thresholds.
 
         Args:
             scores: as in a call.
@@ -107,12 +107,12 @@ class MovingThresholds(ConfiguredLayer):
 
         Args:
             statistics: list of the sums of the scores that shares of the tokens reach,
-                each times the number of tokens, and of these numbers.
+                each times the number of tokens, and of the sums of these numbers.
         """
         sums, tokens = statistics
         new = (1 - self.decay) * tokens
         counts = self.decay * ops.convert_to_tensor(self.counts) + new
-        # Padding alone says nothing.
+        # A step of only padding changes nothing.
         rate = new / ops.maximum(counts, 1e-30)
         means = sums / ops.maximum(tokens, 1.0)[..., None]
         old = ops.convert_to_tensor(self.thresholds)
@@ -126,7 +126,8 @@ class MovingThresholds(ConfiguredLayer):
 def _reached(scores, mask):
     """Sums up which scores the best share of each sequence reaches.
 
-    Returns `<float32>[H, K]`, weighted with the numbers of tokens, and these `[H]`.
+    Returns `<float32>[H, K]`, weighted with the numbers of tokens, and the numbers
+    `[H]`.
     """
     batch, heads, _, clusters = ops.shape(scores)
     length, scores = length_of(scores, 2), ops.stop_gradient(scores)

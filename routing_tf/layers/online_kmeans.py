@@ -5,6 +5,7 @@ import random
 import keras
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers.clustering import Clustering
 from routing_tf.layers.held_updates import update_or_hold
 from routing_tf.layers.keras_internals import OwnLosses
@@ -18,7 +19,7 @@ from routing_tf.layers.stated_gradients import stated_gradient
 from routing_tf.layers.validation import check_positive_integer
 
 LAYER_NORM_EPSILON = 1e-6
-# More steps than float32 can count one by one: such a centroid never had a token.
+# More steps than float32 can count one by one. Such a centroid never had a token.
 NEVER = 2.0**25
 
 
@@ -40,7 +41,7 @@ def normalize(tokens):
 
         def gradient(*args, upstream=None):
             (upstream,) = args or (upstream,)
-            # Half as many passes over the tokens as those that are derived.
+            # It takes half as many passes over the tokens as the derived gradient.
             along = output * mean(upstream * output)
             return scale * (upstream - mean(upstream) - along)
 
@@ -56,7 +57,7 @@ def _num_tokens(tokens, mask):
         return ops.sum(ops.broadcast_to(mask, shape))
     total = ops.ones((), "float32")
     for size in shape:
-        total *= ops.cast(size, "float32")
+        total = total * ops.cast(size, "float32")
     return total
 
 
@@ -65,7 +66,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
     """Scores tokens against centroids and, in training, moves the centroids.
 
     Each head has its own centroids. A token is assigned to the centroid with the
-    largest dot product; the commitment loss draws tokens to their centroids, and the
+    largest dot product. The commitment loss draws tokens to their centroids, and the
     centroids follow an exponential moving average of their tokens.
 
     State (float32, never cast, never in gradients when `ema=True`): `centroids`
@@ -74,37 +75,37 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
     `centroid_initialization="tokens"` also `empty_steps` `(heads, clusters)`, the
     number of training steps since the last one with a token; with `balance_rate` also
     `biases` `(heads, clusters)`; with `anchor_weight` also `anchors`
-    `(heads, clusters, dim)`, which never move. It is written only when
-    `training=True` and the layer is trainable, from statistics that are summed over
-    all replicas: under `tf.distribute` on TensorFlow by an all-reduce, on JAX because
-    the layer sees the global batch. A call writes at once, unless `hold_updates` is
-    open. A function that `keras.remat` runs again would move the centroids twice;
+    `(heads, clusters, dim)`, which never move. It is written only if `training=True`
+    and the layer is trainable, from statistics that are summed over all replicas: by an
+    all-reduce under `tf.distribute` on TensorFlow, and on JAX because the layer sees
+    the global batch. A call writes at once, unless `hold_updates` is open.
+    `keras.remat` would run a function again and move the centroids twice;
     `TransformerBlock(remat=True)` moves them once.
 
-    The losses of replicas are such that their mean, which is what Keras makes of them,
-    is the loss of the global batch, however the padding is spread.
+    Keras averages the losses of replicas. They are scaled so that this mean is the loss
+    of the global batch, wherever the padding is.
 
     Args:
         num_clusters: number of centroids of each head.
         smoothing_epsilon: pseudo-count of the Laplace smoothing, in tokens. Defaults
             to 1e-5.
-        **kwargs: those of `Clustering`, such as `decay`, which say how centroids move;
-            and those of `keras.layers.Layer`, such as `name`.
+        **kwargs: arguments of `Clustering`, such as `decay`, which say how centroids
+            move, and of `keras.layers.Layer`, such as `name`.
 
     Call arguments:
         tokens: `<float>[batch, heads, length, dim]`, normalised (`normalize`); or a
-            tuple of one or two such tensors, queries and keys. Both are scored
-            before the centroids move, then move them one after the other.
+            tuple of one or two such tensors, queries and keys. Both are scored before
+            the centroids move, and then move the centroids one after the other.
         token_mask: `<bool>`, broadcastable to `[batch, heads, length]`, True for real
-            tokens; None for no padding; a tuple where `tokens` is one.
+            tokens; None for no padding; a tuple if `tokens` is a tuple.
         training: whether the centroids move.
 
     Returns:
         Scores `<float32>[batch, heads, length, num_clusters]`, or a tuple of them.
 
     Raises:
-        ValueError: if `num_clusters` is not a positive integer, or a setting is refused
-            by `Clustering`.
+        ValueError: if `num_clusters` is not a positive integer, or `Clustering` refuses
+            a setting.
 
     Example:
 
@@ -137,7 +138,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
             tokens_shape = tokens_shape[0]
         _, heads, _, dim = tokens_shape
         shape = (heads, self.num_clusters, dim)
-        # One seed for both: the sums start at the centroids.
+        # Both have one seed, because the sums start at the centroids.
         seed = random.randint(1, 2**31 - 1)
 
         def initial_centroids(shape, dtype=None):
@@ -180,7 +181,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         products = [self._scores(stream, centroids) for stream in streams]
         scores = [self._shifted(*each) for each in zip(products, streams, strict=True)]
         nearest = [
-            ops.one_hot(ops.argmax(s, axis=-1), self.num_clusters, dtype="float32")
+            backends.one_hot(ops.argmax(s, axis=-1), self.num_clusters, dtype="float32")
             for s in scores
         ]
         self.add_loss(self.losses_of(streams, products, nearest, masks, centroids))
@@ -203,16 +204,16 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         return product(tokens, centroids)
 
     def _shifted(self, scores, tokens):
-        """Adds to products with the centroids what else makes a score."""
+        """Adds the other parts of a score to products with the centroids."""
         if self.anchor_weight:
             anchors = ops.convert_to_tensor(self.anchors)
-            scores += self.anchor_weight * self._scores(tokens, anchors)
+            scores = scores + self.anchor_weight * self._scores(tokens, anchors)
         if self.balance_rate:
-            scores += ops.convert_to_tensor(self.biases)[:, None]
+            scores = scores + ops.convert_to_tensor(self.biases)[:, None]
         return scores
 
     def losses_of(self, streams, scores, nearest, masks, centroids):
-        """Returns this replica's loss: the mean over replicas is that of all tokens.
+        """Returns this replica's loss, whose mean over replicas is that of all tokens.
 
         Args:
             streams: list of one or two tensors of tokens.
@@ -232,24 +233,24 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
     def _loss(self, tokens, scores, nearest, mask, total, centroids):
         def mean(squares):
             if mask is not None:
-                squares *= mask
+                squares = squares * mask
             return ops.sum(squares) / (tokens.shape[-1] * ops.maximum(total, 1.0))
 
-        # |token - centroid|^2 from the scores, which are products of the two: fewer
-        # passes over the tokens. Exact to the rounding of |token|^2, so a loss that
-        # should be zero may be a little less.
+        # |token - centroid|^2 from the scores, which are products of the two, takes
+        # fewer passes over the tokens. It is exact up to the rounding of |token|^2, so
+        # a loss of zero may come out slightly negative.
         norms = ops.sum(ops.square(ops.stop_gradient(centroids)), axis=-1)[:, None]
         squares = ops.sum(ops.square(tokens), axis=-1)
-        squares += ops.sum(nearest * (norms - 2 * scores), axis=-1)
+        squares = squares + ops.sum(nearest * (norms - 2 * scores), axis=-1)
         loss = self.commitment_weight * mean(squares)
         if not self.ema:
             own = product(nearest, centroids)
             squares = ops.square(ops.stop_gradient(tokens) - own)
-            loss += mean(ops.sum(squares, axis=-1))
+            loss = loss + mean(ops.sum(squares, axis=-1))
         return loss
 
     def _statistics(self, streams, nearest, masks):
-        """What moves the centroids: sums over the tokens of this replica."""
+        """Returns sums over the tokens of this replica, which move the centroids."""
         statistics, chosen = [], 0.0
         for tokens, assigned, mask in zip(streams, nearest, masks, strict=True):
             if mask is not None:
@@ -258,7 +259,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
                 self.count(assigned),
                 ops.sum(ops.matmul(ops.swapaxes(assigned, 2, 3), tokens), axis=0),
             ]
-            chosen += ops.sum(assigned, axis=(0, 2))
+            chosen = chosen + ops.sum(assigned, axis=(0, 2))
         if self.clustering.revives:
             statistics += [chosen, self._candidates(streams[-1], masks[-1])]
         return [ops.stop_gradient(statistic) for statistic in statistics]
@@ -266,7 +267,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
     def move(self, statistics):
         """Moves the centroids one step.
 
-        A call does it itself, unless `hold_updates` is open.
+        A call does this itself, unless `hold_updates` is open.
 
         Args:
             statistics: list of tensors as `hold_updates` collects them, added up one by
@@ -315,9 +316,9 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         return ops.einsum("hkbl,bhld->hkd", ops.cast(chosen, "float32"), tokens)
 
     def _revive(self, candidates, chosen):
-        """Sets centroids that have been empty for too long on candidates."""
+        """Sets centroids that have been empty for too long to candidates."""
         before = ops.convert_to_tensor(self.empty_steps)
-        seen = ops.any(chosen > 0, axis=-1, keepdims=True)  # padding alone says nothing
+        seen = ops.any(chosen > 0, axis=-1, keepdims=True)  # all padding: unknown
         steps = ops.where(chosen > 0, ops.zeros_like(before), before + 1)
         is_dead = before >= NEVER
         if self.revive_after is not None:
@@ -326,7 +327,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         revived = ops.logical_and(ops.logical_and(is_dead, seen), found)
         steps = ops.where(revived, ops.zeros_like(steps), steps)
         self.empty_steps.assign(ops.where(seen, steps, before))
-        # What parts of a batch picked has been added up.
+        # Candidates of the parts of a batch have been added up.
         candidates = normalize(candidates)
 
         def revive(variable, value):
@@ -366,14 +367,14 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         epsilon = self.smoothing_epsilon
         tokens = ops.sum(counts, axis=-1, keepdims=True)
         smoothed = (counts + epsilon) / (tokens + self.num_clusters * epsilon) * tokens
-        # Before the first token there is nothing to divide by.
+        # Before the first token, the counts are zero.
         empty = ops.cast(tokens == 0, sums.dtype)
         moved = sums / (smoothed + empty)[..., None]
         old = ops.convert_to_tensor(self.centroids)
         self.centroids.assign(ops.where(empty[..., None] > 0, old, moved))
 
     def _move_as_in_the_paper(self, sums):
-        # With shared queries and keys the one set of tokens stands for both halves.
+        # With shared queries and keys, one set of tokens counts as both halves.
         total = sums[0] + sums[-1]
         self.centroids.assign(
             self.decay * ops.convert_to_tensor(self.centroids)

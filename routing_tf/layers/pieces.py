@@ -11,9 +11,9 @@ from routing_tf.layers.axes import split_axis
 from routing_tf.layers.data_shapes import is_on_one_cpu
 from routing_tf.layers.lengths import is_known
 
-# Logits of a piece: with their gradients they fit into a cache of some MiB.
+# Number of logits of a piece: with their gradients they fit into a cache of a few MiB.
 PIECE_SIZE = 1 << 21
-# More pieces take longer to trace than they save.
+# Tracing more pieces takes longer than they save.
 MAX_PIECES = 16
 
 _is_at_once = contextvars.ContextVar("is_at_once", default=False)
@@ -21,9 +21,9 @@ _is_at_once = contextvars.ContextVar("is_at_once", default=False)
 
 @contextlib.contextmanager
 def at_once():
-    """Attention is not computed in pieces for a while.
+    """Inside this context, attention is not computed in pieces.
 
-    Pieces save time and take memory, most of it for their graph.
+    Pieces save time and need memory, most of it for their graph.
     """
     token = _is_at_once.set(True)
     try:
@@ -33,10 +33,10 @@ def at_once():
 
 
 def num_pieces(query, key, value, pairs):
-    """Returns in how many pieces attention is computed fastest; 1 for at once.
+    """Returns the number of pieces in which attention is fastest; 1 for no pieces.
 
-    A CPU reads logits again and again: from memory where there are many, from its
-    caches where they come in pieces.
+    A CPU reads logits several times: from memory if there are many, and from its caches
+    if they come in pieces.
 
     Args:
         query: `<float>[..., queries, key_dim]`.
@@ -45,6 +45,12 @@ def num_pieces(query, key, value, pairs):
         pairs: tensors broadcastable to `[..., queries, keys]`, or None.
     """
     *leading, num_queries, _ = query.shape
+    sizes = (*leading, num_queries, key.shape[-2])
+    # Several devices share the sequences of a batch, which pieces would mix.
+    if None in sizes or math.prod(sizes) <= PIECE_SIZE:
+        return 1
+    if _is_at_once.get() or not is_on_one_cpu():
+        return 1
     pairs = [x for x in pairs if x is not None]
     if not all(is_known(*x.shape) for x in (query, key, value, *pairs)):
         return 1
@@ -52,11 +58,7 @@ def num_pieces(query, key, value, pairs):
         return 1
     if not all(is_broadcastable(x.shape[:-2], leading) for x in pairs):
         return 1
-    count = math.prod(leading)
-    size = count * num_queries * key.shape[-2]
-    # Several devices share the sequences of a batch, which pieces would mix.
-    if size <= PIECE_SIZE or _is_at_once.get() or not is_on_one_cpu():
-        return 1
+    count, size = math.prod(leading), math.prod(sizes)
     # Axes of sequences, heads and blocks become one, so what has some will have all.
     grown = [count * math.prod(x.shape[-2:]) for x in pairs if _has_some_of(x, leading)]
     if max(grown, default=0) > PIECE_SIZE:
@@ -72,12 +74,12 @@ def in_pieces(attend, number, tensors, pairs):
     Args:
         attend: function of query, key and value, and of the keywords in `pairs`;
             returns a tensor, or a tuple of tensors, with the same leading axes.
-        number: of pieces, see `num_pieces`.
+        number: number of pieces, see `num_pieces`.
         tensors: query, key and value.
-        pairs: dict of what is broadcastable to `[..., queries, keys]`, or None.
+        pairs: dict of tensors broadcastable to `[..., queries, keys]`, or None.
 
     Returns:
-        What `attend` returns.
+        The result of `attend`.
     """
     if number == 1:
         return attend(*tensors, **pairs)
@@ -94,7 +96,7 @@ def in_pieces(attend, number, tensors, pairs):
 
 
 def _leading(x, rank):
-    """The axes of what is broadcastable, but for the last two, as many as `rank`."""
+    """Returns the axes of a tensor except the last two, extended to `rank` axes."""
     own = list(x.shape[:-2])
     return [1] * (rank - len(own)) + own
 
@@ -106,7 +108,7 @@ def _has_some_of(x, leading):
 
 
 def _cut(x, leading, number):
-    """Returns the pieces of what is broadcastable to `[*leading, ., .]`, or None."""
+    """Returns the pieces of a tensor broadcastable to `[*leading, ., .]`, or None."""
     if x is None:
         return [None] * number
     shape, count = x.shape[-2:], math.prod(leading)

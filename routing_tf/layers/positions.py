@@ -1,4 +1,4 @@
-"""Positions on one axis or two, and their way into one sequence and back."""
+"""Positions on one axis or two, put into one sequence and back."""
 
 import math
 
@@ -9,7 +9,7 @@ from routing_tf.layers.lengths import is_known
 
 
 class Positions:
-    """The positions of one input, and their way into a sequence and back.
+    """The positions of one input, put into a sequence and back.
 
     `order` is their `BlockedOrder`, None for raster order (no `block_shape`); `grid`
     is the number of blocks along each axis, None for positions on one axis.
@@ -24,7 +24,7 @@ class Positions:
 
     @property
     def num_positions(self):
-        """Number of positions of the sequence, those that fill up blocks included."""
+        """Number of positions of the sequence, including those that pad blocks."""
         return math.prod(self.lengths) if self.order is None else self.order.length
 
     def flatten(self, x):
@@ -53,8 +53,8 @@ class Positions:
         """Puts a mask or bias `[batch, *lengths]` into the order of the sequence.
 
         Returns `[batch, length]`, or None for None, unless `fill` asks for a mask that
-        tells positions from those that fill up blocks. `x` must have the batch size
-        `batch` (None if it is not known) or 1; `name` is what messages call it.
+        hides the positions that pad blocks. `x` must have the batch size `batch` (None
+        if unknown) or 1; messages call it `name`.
         """
         positions = math.prod(self.lengths)
         if x is None:

@@ -5,17 +5,17 @@ from keras import ops
 
 
 def product(x, y, transpose_x=False, transpose_y=False):
-    """Returns the products of matrices, whose other axes are broadcast.
+    """Returns the products of matrices; their other axes are broadcast.
 
-    TensorFlow 2.21 with oneDNN writes beyond its memory where `matmul` broadcasts a
-    batch of matrices; `einsum` is right and slow.
+    TensorFlow 2.21 with oneDNN writes beyond its memory if `matmul` broadcasts a batch
+    of matrices; `einsum` is right but slow.
 
     Args:
         x: `<float>[..., L, D]`; `[..., D, L]` with `transpose_x`.
         y: `<float>[..., D, K]`, with more than two axes; `[..., K, D]` with
             `transpose_y`.
-        transpose_x: whether `x` stands transposed. Defaults to False.
-        transpose_y: whether `y` does. Defaults to False.
+        transpose_x: whether `x` is transposed. Defaults to False.
+        transpose_y: whether `y` is transposed. Defaults to False.
 
     Returns:
         `<float>[..., L, K]`.
@@ -24,9 +24,10 @@ def product(x, y, transpose_x=False, transpose_y=False):
         x = x[None]
     while len(y.shape) < len(x.shape):
         y = y[None]
-    x, y = _repeated(x, y), _repeated(y, x)
+    if x.shape[:-2] != y.shape[:-2]:
+        x, y = _repeated(x, y), _repeated(y, x)
     if keras.backend.backend() == "tensorflow" and x.dtype == y.dtype:
-        # A graph would transpose by an operation of its own, and keep the result.
+        # A graph would transpose in a separate operation, and keep the result.
         import tensorflow as tf
 
         return tf.matmul(x, y, transpose_a=transpose_x, transpose_b=transpose_y)
@@ -36,7 +37,7 @@ def product(x, y, transpose_x=False, transpose_y=False):
 
 
 def _repeated(x, like):
-    """Repeats matrices along axes that are 1, and are not in `like`."""
+    """Repeats matrices along axes whose length is 1, but not in `like`."""
     axes = range(len(x.shape) - 2)
     if all(x.shape[axis] != 1 or like.shape[axis] == 1 for axis in axes):
         return x

@@ -18,7 +18,7 @@ class Projections(LowRankAdaptation):
 
     @property
     def num_heads(self):
-        """Number of heads in all groups."""
+        """Number of heads of all groups."""
         return sum(group.num_heads for group in self.head_groups)
 
     @property
@@ -29,15 +29,21 @@ class Projections(LowRankAdaptation):
     def build_projections(self, dim, memory_dim):
         """Makes kernels and biases, for tokens of the sizes `dim` and `memory_dim`."""
         heads, value_dim = self.num_heads, self.size_of_value
-        # Heads that share the query projection can do so only on inputs of its size.
+        # Heads can share the query projection only for inputs of its size.
         self._shares_queries = [
             not group.needs_keys and memory_dim == dim for group in self.head_groups
         ]
         self._has_keys = [
             self.project_shared_keys or not shares for shares in self._shares_queries
         ]
-        key_heads = sum(self._key_heads_of_groups(self._has_keys))
-        value_heads = sum(group.num_key_value_heads for group in self.head_groups)
+        groups = zip(self.head_groups, self._has_keys, strict=True)
+        # Numbers of heads of each group.
+        self._counts = {
+            "query": [group.num_heads for group in self.head_groups],
+            "key": [has * group.num_key_value_heads for group, has in groups],
+            "value": [group.num_key_value_heads for group in self.head_groups],
+        }
+        key_heads, value_heads = (sum(self._counts[name]) for name in ("key", "value"))
         shapes = {
             "query": (dim, heads * self.key_dim),
             "key": (memory_dim, key_heads * self.key_dim) if key_heads else None,
@@ -54,9 +60,9 @@ class Projections(LowRankAdaptation):
             setattr(self, f"{name}_bias", self._weight(name, "bias", shape))
 
     def projected(self, query, value=None):
-        """Projects a sequence, or what attends and what is attended to.
+        """Projects a sequence, or two sequences in cross-attention.
 
-        `query` is `<float>[B, L, dim]`, None for a memory alone; `value`
+        `query` is `<float>[B, L, dim]`, None for only a memory; `value`
         `<float>[B, M, memory dim]`, None for `query`. Returns a list with queries, keys
         and values of each group, `<float>[B, H, L, D]`, the last two with the number of
         key heads for H; keys are None where the queries serve as keys.
@@ -74,7 +80,8 @@ class Projections(LowRankAdaptation):
             projections.get(name, nothing) for name in ("value", "key", "query")
         )
         if is_cross:
-            # Shared heads see scaled queries; keys of the same make match them.
+            # In cross-attention, heads with one projection make keys scaled as queries
+            # are.
             shared, queries = queries, self.queries(query)
         else:
             shared = [None] * len(values)
@@ -87,13 +94,13 @@ class Projections(LowRankAdaptation):
         return list(zip(queries, keys, values, strict=True))
 
     def queries(self, query):
-        """Returns the queries of each group, as `projected` does; None for None."""
+        """Returns the queries of each group, as in `projected`; None for None."""
         if query is None:
             return [None] * len(self.head_groups)
         return self._projections(query, ["query"])["query"]
 
     def combined(self, x, query):
-        """Projects the outputs of all heads back, through their gates if there are any.
+        """Projects the outputs of all heads back, through gates if there are any.
 
         Args:
             x: `<float>[B, H, L, value size]`.
@@ -106,7 +113,7 @@ class Projections(LowRankAdaptation):
         x = ops.reshape(x, (batch, length, heads * size))
         if self.use_gate:
             gate = self._product(ops.cast(query, x.dtype), ["gate"])
-            x *= ops.reshape(ops.sigmoid(gate), (batch, length, heads * size))
+            x = x * ops.reshape(ops.sigmoid(gate), (batch, length, heads * size))
         return self._product(x, ["output"])
 
     def _weight(self, name, kind, shape):
@@ -129,17 +136,12 @@ class Projections(LowRankAdaptation):
 
         Each is `<float>[B, H, L, D]`, or None. Queries are scaled.
         """
-        all_have = [True] * len(self.head_groups)
-        counts = {
-            "query": [group.num_heads for group in self.head_groups],
-            "key": self._key_heads_of_groups(self._has_keys),
-            "value": self._key_heads_of_groups(all_have),
-        }
+        counts, size_of_value = self._counts, self.size_of_value
         # Heads of one size are transposed together.
         runs = [[name] for name in names]
-        if self.size_of_value == self.key_dim:
+        if size_of_value == self.key_dim:
             runs = [names]
-        sizes = [self.size_of_value if "value" in x else self.key_dim for x in runs]
+        sizes = [size_of_value if "value" in x else self.key_dim for x in runs]
         heads = [[count for name in run for count in counts[name]] for run in runs]
         products = split_axis(
             self._product(x, names),
@@ -154,36 +156,29 @@ class Projections(LowRankAdaptation):
         return {name: [next(parts) for _ in counts[name]] for name in names}
 
     def _product(self, x, names):
-        """Returns several projections of `x`, side by side, from one multiplication."""
+        """Returns several projections of `x`, side by side, in one multiplication."""
         kernels = [self._scaled(name, self.adapted(name)) for name in names]
         product = ops.matmul(x, _side_by_side(kernels, x.dtype))
         if self.use_bias:
             biases = [
                 self._scaled(name, getattr(self, f"{name}_bias")) for name in names
             ]
-            product += _side_by_side(biases, x.dtype)
+            product = product + _side_by_side(biases, x.dtype)
         return product
 
     def _scaled(self, name, weight):
-        """Scales what makes queries: cheaper than queries.
+        """Scales the kernel of the queries, which is cheaper than scaling queries.
 
-        These, times a constant, TensorFlow 2.21 with oneDNN would fuse with a product
-        and a mask behind it, with wrong results where the mask is broadcast.
+        TensorFlow 2.21 with oneDNN would also fuse scaled queries with a product and a
+        mask after it, with wrong results if the mask is broadcast.
         """
         return weight * self.key_dim**-0.5 if name == "query" else weight
 
-    def _key_heads_of_groups(self, has):
-        """Returns the number of key heads of each group, 0 for those that have not."""
-        return [
-            group.num_key_value_heads if own else 0
-            for group, own in zip(self.head_groups, has, strict=True)
-        ]
-
 
 def _in_heads(x, size, counts):
-    """Cuts `<float>[B, L, H * D]` into parts of so many heads, `[B, heads, L, D]`.
+    """Cuts `<float>[B, L, H * D]` into parts of these numbers of heads.
 
-    A part without heads is None.
+    Parts are `[B, heads, L, D]`; a part without heads is None.
     """
     batch, length, _ = ops.shape(x)
     x = ops.reshape(x, (batch, length, sum(counts), size))

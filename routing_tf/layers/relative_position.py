@@ -5,6 +5,7 @@ import math
 import keras
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers.axes import cut_axis
 from routing_tf.layers.embeddings import dense_take
 from routing_tf.layers.initializers import cloned
@@ -35,7 +36,7 @@ class RelativePosition(ConfiguredLayer):
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments: none; use `key_logits` and `value_sums`, or `key_logits_at` and
-    `value_sums_at` where distances are no differences of slots.
+    `value_sums_at` if distances are not differences of slots.
 
     Raises:
         ValueError: if `max_relative_position` is not a positive integer.
@@ -90,11 +91,11 @@ class RelativePosition(ConfiguredLayer):
         Args:
             query: `<float>[..., queries, key_dim]`.
             num_keys: number of keys.
-            offset: slot of the key that stands at the first query's position; the
-                distance of key `j` from query `i` is `j - offset - i`.
-            is_causal: whether nobody reads the results of keys later than those of a
-                causal mask, by which the last query sees all keys and each one before
-                it one less. Defaults to False.
+            offset: slot of the key at the first query's position; the distance of key
+                `j` from query `i` is `j - offset - i`.
+            is_causal: whether a causal mask hides the results of later keys, where the
+                last query sees all keys and each earlier query one key less. Defaults
+                to False.
 
         Returns:
             `<float>[..., queries, num_keys]`.
@@ -111,7 +112,7 @@ class RelativePosition(ConfiguredLayer):
         Args:
             weights: `<float>[..., queries, keys]`.
             offset: as in `key_logits`.
-            is_causal: whether weights are zero behind the keys of a causal mask, see
+            is_causal: whether weights of later keys are zero under a causal mask, see
                 `key_logits`. Defaults to False.
 
         Returns:
@@ -135,7 +136,7 @@ class RelativePosition(ConfiguredLayer):
             `<float>[..., queries, keys]`.
         """
         *shape, dim = ops.shape(query)
-        # In two dimensions: in a loop XLA takes no other product on TensorFlow.
+        # In two dimensions, because XLA takes no other product in a loop on TensorFlow.
         rows = ops.reshape(query, (-1, dim))
         table = ops.cast(self.key_embeddings, query.dtype)
         # Many keys share a clipped distance: their gradients add up in float32.
@@ -159,13 +160,13 @@ class RelativePosition(ConfiguredLayer):
         shape = ops.shape(weights)[:-1]
         inner = ops.where(ops.abs(distances) < limit, weights, 0)
         index = self._entries(shape, distances, limit - 1)
-        sums = ops.segment_sum(
+        sums = backends.segment_sum(
             ops.reshape(inner, (-1,)),
             ops.reshape(ops.broadcast_to(index, ops.shape(weights)), (-1,)),
             num_segments=math.prod(shape) * (2 * limit - 1),
         )
-        # Clipped distances come more than once: added up in a fixed order, or last
-        # bits could differ from run to run.
+        # Clipped distances occur more than once, so they are added up in a fixed order;
+        # otherwise last bits could differ between runs.
         first, last = (
             ops.reshape(ops.sum(ops.where(end, weights, 0), axis=-1), (-1, 1))
             for end in (distances <= -limit, distances >= limit)
@@ -189,7 +190,7 @@ class RelativePosition(ConfiguredLayer):
 
 
 def _num_columns(num_queries, num_keys, is_causal):
-    """Number of distances that count, and one more in front, for the shift."""
+    """Number of distances that count, plus a leading one for the shift."""
     return num_keys + (1 if is_causal else num_queries)
 
 
@@ -197,7 +198,7 @@ def distances_to_keys(products, num_keys):
     """Shifts rows so that columns mean keys: `out[i, j] = in[i, j + queries - i]`.
 
     From `<float>[..., queries, columns]`, a column for each distance and more than
-    `num_keys`, to `[..., queries, num_keys]`; any entry where there is no such column.
+    `num_keys`, to `[..., queries, num_keys]`; any entry if there is no such column.
     """
     *leading, rows, columns = ops.shape(products)
     # Read with rows one element shorter, each row starts one column earlier.
@@ -210,8 +211,8 @@ def distances_to_keys(products, num_keys):
 def keys_to_distances(weights, columns):
     """The transpose of `distances_to_keys`: `out[i, j + queries - i] = in[i, j]`.
 
-    From `<float>[..., queries, keys]`, zero where there is no such column, to
-    `[..., queries, columns]`, more columns than keys, zero where no key stands.
+    From `<float>[..., queries, keys]`, zero if there is no such column, to
+    `[..., queries, columns]`, with more columns than keys, zero where there is no key.
     """
     *leading, rows, num_keys = ops.shape(weights)
     weights = _pad_last(weights, 0, columns - 1 - num_keys)

@@ -1,4 +1,4 @@
-"""Activations that are computed again for the gradients."""
+"""Recomputing activations for the gradients."""
 
 import dataclasses
 import itertools
@@ -14,24 +14,25 @@ from routing_tf.layers.pieces import at_once
 
 
 def call_and_forget(layer, function, tensors, parts=None):
-    """Runs a part of a layer's call whose activations the gradients compute again.
+    """Runs a part of a layer's call whose activations the gradients recompute.
 
-    All that it does to variables happens once: what dropout and the like assign is
-    assigned behind it, centroids move behind it (or are left to an outer
-    `hold_updates`), and its losses become those of `layer`. Both times it sees the
-    values of before, so that dropout draws the same masks.
+    Side effects happen once: afterwards, variables such as dropout's seeds are
+    assigned, centroids move (or are left to an outer `hold_updates`), and losses are
+    added to `layer`. Both runs see the values from before, so dropout draws the same
+    masks.
 
-    The layer must be built. `function` reads no variables but those of the `parts`, a
-    list of layers, or of the layer itself if that is None, and returns one tensor.
-    Gradients flow to the float `tensors` that it is called with; what else it needs it
-    may close over, if no gradients flow there.
+    The layer must be built. `function` reads only variables of the `parts`, a list of
+    layers (None for the layer itself), and returns one tensor. Gradients flow to the
+    float `tensors` that it is called with; it may close over other tensors that need no
+    gradients.
     """
-    # A layer that is frozen may have sublayers that are not, as with LoRA.
+    # A frozen layer may have trainable sublayers, as with LoRA.
     variables = [v for part in parts or [layer] for v in part.variables]
     trainable = [variable for variable in variables if variable.trainable]
     fixed = [variable for variable in variables if not variable.trainable]
     with without_autocast():
-        # Copies: what `convert_to_tensor` returns on TensorFlow changes with them.
+        # Copies, because on TensorFlow the result of `convert_to_tensor` changes with
+        # them.
         values = [ops.copy(variable) for variable in trainable]
         fixed_values = [ops.copy(variable) for variable in fixed]
     effects = _Effects()
@@ -41,7 +42,7 @@ def call_and_forget(layer, function, tensors, parts=None):
         mapping = zip([*trainable, *fixed], [*values, *fixed_values], strict=True)
         scope = keras.StatelessScope(list(mapping), collect_losses=True)
         before = [scope.get_current_value(variable) for variable in fixed]
-        # Who computes again wants memory, and pieces take some.
+        # Recomputation saves memory, and pieces would need some.
         with scope, hold_updates() as updates, at_once():
             output = function(*inputs)
         after = [scope.get_current_value(variable) for variable in fixed]
@@ -55,7 +56,7 @@ def call_and_forget(layer, function, tensors, parts=None):
 
 
 def train_and_forget(group, inputs):
-    """Calls a head group for training; the gradients compute its activations again."""
+    """Calls a head group for training; the gradients recompute its activations."""
     names = ("query", "key", "value", "token_bias", "features")
     names = [name for name in names if getattr(inputs, name) is not None]
 
@@ -68,10 +69,10 @@ def train_and_forget(group, inputs):
 
 
 class _Effects:
-    """What a run did beside its output, without the tensors, which are traced."""
+    """The side effects of a run, without their tensors, which are traced."""
 
     def flatten(self, variables, before, after, losses, updates):
-        """Notes what happened and returns all tensors of it, as `apply` takes them."""
+        """Records the side effects and returns their tensors, as `apply` takes them."""
         changed = [
             (variable, new)
             for variable, old, new in zip(variables, before, after, strict=True)
@@ -84,7 +85,7 @@ class _Effects:
         return [*losses, *statistics, *(value for _, value in changed)]
 
     def apply(self, layer, flat):
-        """Lets what was noted happen outside."""
+        """Applies the recorded side effects outside."""
         flat = iter(flat)
         for loss in itertools.islice(flat, self.num_losses):
             layer.add_loss(loss)

@@ -1,11 +1,11 @@
-"""Sums over replicas. Like the kernels of JAX, it may import a backend."""
+"""Sums over replicas. Like the kernels of JAX, this module may import a backend."""
 
 import keras
 from keras import ops
 
 
 def num_replicas():
-    """Returns the number of replicas that a call runs on side by side.
+    """Returns the number of replicas that run a call side by side.
 
     It is 1 outside `strategy.run` of `tf.distribute`, and on JAX, where a layer sees
     the global batch.
@@ -17,9 +17,9 @@ def num_replicas():
 def sum_over_replicas(tensors):
     """Returns the sums of `tensors` over all replicas of a distribution strategy.
 
-    On TensorFlow under a `tf.distribute` strategy this is an all-reduce; without one,
-    outside of its replicas and on JAX, where a layer sees the global batch, it returns
-    `tensors` unchanged. Shapes and types must be the same on every replica.
+    On TensorFlow under a `tf.distribute` strategy, this is an all-reduce. Without a
+    strategy, outside of its replicas, and on JAX, where a layer sees the global batch,
+    it returns `tensors` unchanged. Shapes and types must be the same on every replica.
     """
     context = _replica_context()
     if context is None or not tensors:
@@ -48,7 +48,7 @@ def sum_of_earlier_replicas(tensor):
 
 
 def _replica_context():
-    """The context of this replica; None if there is no other one."""
+    """The context of this replica; None if there are no other replicas."""
     if keras.backend.backend() != "tensorflow":
         return None
     import tensorflow as tf

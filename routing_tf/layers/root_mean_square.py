@@ -7,12 +7,12 @@ EPSILON = 1e-6
 
 
 def normalized(x, scale, factor=1.0):
-    """Normalises the last axis, in float32 at least.
+    """Normalises the last axis, at least in float32.
 
     Args:
-        x: `<float>[..., dim]`, what is normalised times `factor`.
+        x: `<float>[..., dim]`.
         scale: `<float>[dim]`.
-        factor: number that the result is multiplied by too. Defaults to 1.0.
+        factor: another factor of the result. Defaults to 1.0.
 
     Returns:
         Tensor of the shape and type of `x`.

@@ -1,7 +1,7 @@
 """Rotary positions: queries and keys turned by the position of their token.
 
-A product of a turned query and a turned key depends on the distance of the two tokens
-alone, with no table of distances.
+The product of a turned query and a turned key depends on the positions only through the
+distance of the two tokens, without a table of distances.
 
 Reference: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding"
 (https://arxiv.org/abs/2104.09864), section 3.2.
@@ -23,11 +23,11 @@ def rotate(x, first_position, wavelength, positions=None):
     Args:
         x: `<float>[batch, heads, length, dim]`, with an even `dim`.
         first_position: position of the first token, an integer or a tensor.
-        wavelength: that of the plane that turns slowest, over `2 * pi`, if there were
-            one more.
-        positions: `<int32>`, broadcastable to `[batch, heads, length]`, those of the
-            tokens, in place of those that follow the first; None (the default) for the
-            latter.
+        wavelength: the wavelength, over `2 * pi`, of a hypothetical plane after the
+            slowest one.
+        positions: `<int32>`, broadcastable to `[batch, heads, length]`, positions of
+            the tokens; None (the default) for consecutive ones from `first_position`
+            on.
 
     Returns:
         Tensor of the shape and type of `x`.
@@ -36,11 +36,12 @@ def rotate(x, first_position, wavelength, positions=None):
     exponents = np.arange(0, size, 2, dtype="float32") / np.float32(size)
     frequencies = np.float32(wavelength) ** -exponents
     if positions is None:
-        # In the graph: as constants of long sequences they would be as large as a
-        # model.
+        # Computed in the graph: as constants of long sequences they would be as large
+        # as a model.
         positions = ops.arange(length_of(x, 2), dtype="int32")
         positions = positions + ops.cast(first_position, "int32")
-    angles = ops.cast(positions, "float32")[..., None] * frequencies
+    positions = ops.cast(positions, "float32")[..., None]
+    angles = ops.multiply(positions, frequencies)
     dtype = keras.backend.standardize_dtype(x.dtype)
     exact = dtype if dtype == "float64" else "float32"
     cos, sin = (ops.cast(wave(angles), exact) for wave in (ops.cos, ops.sin))

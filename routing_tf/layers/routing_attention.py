@@ -23,18 +23,19 @@ CLUSTERING = (
 
 @keras.saving.register_keras_serializable("routing_tf")
 class RoutingAttention(MixedAttention):
-    """Multi-head attention with routed heads and, beside them, local ones.
+    """Multi-head attention with routed heads and, optionally, local heads.
 
-    Stands where `keras.layers.MultiHeadAttention` stood: `attention(x, x, x)` is
-    self-attention, though `attention(x)` says so too. Routed heads attend inside
-    clusters of tokens with similar content, local ones inside blocks, so the cost does
-    not grow with the square of the length. Under a causal mask no output depends on a
-    later token. With `routing="expert_choice"`, the paper's, it does: later tokens take
-    part in choosing the members of clusters.
+    A near drop-in replacement for `keras.layers.MultiHeadAttention`: `attention(x)` and
+    `attention(x, x, x)` are self-attention. Routed heads attend inside clusters of
+    tokens with similar content, and local heads inside blocks, so the cost does not
+    grow with the square of the length. Under a causal mask, no output depends on a
+    later token, except with `routing="expert_choice"`, the paper's rule, where later
+    tokens take part in choosing the members of clusters.
 
-    In attention to another sequence routed queries see the members of their best
-    cluster there. Local heads cut it, without padding behind it, into as many blocks as
-    the query has, and see the block at the same place and its neighbours.
+    In attention to another sequence, routed queries see the members of their best
+    cluster there. Local heads cut that sequence, without the padding after it, into as
+    many blocks as the query has, and see the block at the same place and its
+    neighbours.
 
     Args:
         num_heads: number of all heads.
@@ -43,19 +44,19 @@ class RoutingAttention(MixedAttention):
             `length / attention_window` covers the sequence once.
         attention_window: number of tokens in a cluster. A window longer than the input
             is cut to it.
-        num_local_heads: how many of the heads are local; the others are routed.
-            Defaults to 0.
+        num_local_heads: number of heads that are local; the others are routed. Defaults
+            to 0.
         local_block_size: length of a local block, in tokens; None (the default) for
             `attention_window`. A local query sees its own and the neighbouring blocks.
-        routing: who chooses, see `RoutedHeads`: each cluster the tokens that score
-            highest for it, `"expert_choice"`, or each token its best cluster,
-            `"token_choice"`, in self-attention under a causal mask, or there each
-            cluster the tokens above its threshold, `"expert_threshold"`. None (the
-            default) for the sound one: token choice there, expert choice elsewhere.
+        routing: who chooses, see `RoutedHeads`. `"expert_choice"`: each cluster chooses
+            the tokens that score highest. `"token_choice"`: each token chooses its best
+            cluster. `"expert_threshold"`: each cluster chooses the tokens above its
+            threshold. The last two need self-attention under a causal mask. None (the
+            default): token choice there, and expert choice elsewhere.
         routing_scope: the tokens that compete in expert choice under a causal mask:
             `"full"` (the default), those of the whole sequence, or `"prefix"`, those
             up to the query.
-        prefix_block_size: number of queries that go at once with the scope
+        prefix_block_size: number of queries that are computed at once in the scope
             `"prefix"`, in tokens; None (the default) for `attention_window`.
         value_dim: size of a value of one head; None (the default) for `key_dim`.
         output_dim: size of the output; None (the default) for the size of the query.
@@ -63,26 +64,26 @@ class RoutingAttention(MixedAttention):
             in tokens (in ranks for routed heads); None (the default) for no relative
             positions.
         share_query_key: whether routed heads use one projection for queries and keys,
-            where query and value have the same depth. Defaults to True.
-        clustering: dict of further arguments of `RoutedHeads` on its clusters: those
+            if query and value have the same depth. Defaults to True.
+        clustering: dict of further arguments of `RoutedHeads` for its clusters: those
             of `Clustering`, `query_cluster`, `clusters_per_query`,
-            `max_clusters_per_token` and `threshold_decay`. A `Clustering` will do.
-            None (the default) for none.
-        key_shift: whose key a position offers with its own value, in all heads: its
-            own (0, the default), or that of the token before it (1), so that a query
-            finds what followed its like. 1 is for self-attention under a causal mask.
+            `max_clusters_per_token` and `threshold_decay`; or a `Clustering`. None (the
+            default) for none.
+        key_shift: which key a position offers with its value, in all heads: its own (0,
+            the default), or that of the token before it (1), so that a query finds what
+            followed similar tokens. 1 needs self-attention under a causal mask.
         dropout: rate of dropped attention weights, in [0, 1). Defaults to 0.0.
-        seed: integer seed of the dropout and of exploring positions; None (the default)
+        seed: integer seed of the dropout and of exploring queries; None (the default)
             for a random one.
         kernel_initializer: initializer of all projections and of the relative
             position tables. Defaults to `"glorot_uniform"`.
         rotary_positions: whether all heads turn queries and keys by the position of
             their token, see `HeadGroup`. Defaults to False.
-        attention_implementation: what computes the attention inside a window or a
-            cluster, see `ScaledDotProduct`: `"plain"` (the default) or `"auto"`.
-        exploring_queries: how many random queries of each routed head see, while
-            training, all that the mask lets them see, see `ClusteredHeads`. Defaults
-            to 0.
+        attention_implementation: how the attention inside a window or a cluster is
+            computed, see `ScaledDotProduct`: `"plain"` (the default) or `"auto"`.
+        exploring_queries: how many random queries of each routed head see everything
+            that the mask lets them see in training, see `ClusteredHeads`. Defaults to
+            0.
         **kwargs: arguments of `MixedAttention`, such as `use_bias` (defaults to False,
             unlike in `keras.layers.MultiHeadAttention`), `num_key_value_heads` (with
             `share_query_key=False`), `use_gate`, `logit_soft_cap`, `qk_norm` and
@@ -167,7 +168,7 @@ class RoutingAttention(MixedAttention):
         unknown = sorted(set(clustering) - set(CLUSTERING))
         if unknown:
             raise ValueError(
-                f"`clustering` must have no keys but {', '.join(CLUSTERING)}. "
+                f"`clustering` must have only the keys {', '.join(CLUSTERING)}. "
                 f"Received: clustering={clustering}"
             )
         shared = {
@@ -204,7 +205,7 @@ class RoutingAttention(MixedAttention):
                 LocalHeads(
                     num_local_heads,
                     block,
-                    # Other draws than those of the routed heads.
+                    # Different from the draws of the routed heads.
                     dropout_seed=None if seed is None else seed + 1,
                     name="local_heads",
                     **shared,
@@ -244,8 +245,8 @@ class RoutingAttention(MixedAttention):
 def _check_num_local_heads(num_local_heads, num_heads):
     if not is_integer(num_local_heads) or not 0 <= num_local_heads <= num_heads:
         raise ValueError(
-            "`num_local_heads` counts those of the `num_heads` heads that are local, "
-            f"so it must be in the range [0, {num_heads}]. "
-            f"Received: num_local_heads={num_local_heads!r}, num_heads={num_heads}"
+            "`num_local_heads` counts the local heads among all `num_heads` heads, so "
+            f"it must be in the range [0, {num_heads}]. Received: "
+            f"num_local_heads={num_local_heads!r}, num_heads={num_heads}"
         )
     return int(num_local_heads)

@@ -38,9 +38,9 @@ MIN_PART_SIZE = 32
 class ScaledDotProduct(ConfiguredLayer):
     """Attention of queries to keys with a mask, a bias and relative positions.
 
-    Queries come already scaled, and one that may see nothing returns zero. Every head
-    group arranges its blocks or clusters as leading axes and leaves the arithmetic to
-    this layer.
+    Queries must be scaled already, and a query that may see nothing returns zero. Every
+    head group arranges its blocks or clusters as leading axes and leaves the arithmetic
+    to this layer.
 
     Args:
         max_relative_position: largest distance with an embedding of its own, in
@@ -52,11 +52,11 @@ class ScaledDotProduct(ConfiguredLayer):
         relative_key_initializer: initializer of the table of the keys, see
             `RelativePosition`; None (the default) for `embeddings_initializer`.
         seed: integer seed of the dropout; None (the default) for a random one.
-        entmax_alpha: None (the default) for weights of a softmax; for those of
-            alpha-entmax, of which most are zero, a number of at least 1.001 and at
-            most 2 (1.5 is usual, 2 is the sparsemax), or `"learned"`: for each head 1
-            plus the sigmoid of a weight that starts at 0.
-        attention_implementation: what computes the attention. `"plain"` (the default):
+        entmax_alpha: None (the default) for the softmax. For alpha-entmax, most of
+            whose weights are zero: a number from 1.001 to 2 (1.5 is usual, 2 is the
+            sparsemax), or `"learned"`, which is 1 plus the sigmoid of a weight of each
+            head that starts at 0.
+        attention_implementation: how attention is computed. `"plain"` (the default):
             products, a softmax, products, on any device. `"auto"`: on JAX with a GPU
             (compute capability 8.0 or more) the kernel of cuDNN, which keeps no weights
             of pairs, where its constraints hold: float16 or bfloat16, keys and values
@@ -71,31 +71,32 @@ class ScaledDotProduct(ConfiguredLayer):
             `"cudnn"`, and `"splash"` for these heads, raise an error in place of the
             message, and `"xla"` is JAX's reference.
         logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` between
-            -c and c (Gemma 2); None (the default) for logits as they are. Relative
-            positions have been added to the logits before, the bias and masks are
-            added after.
+            -c and c (Gemma 2); None (the default) for no cap. Relative positions are
+            added to the logits before, the bias and masks after.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
-        query: `<float>[..., queries, key_dim]`, heads on axis 1 where they learn.
+        query: `<float>[..., queries, key_dim]`, with heads on axis 1 if they learn
+            `entmax_alpha`.
         key: `<float>[..., keys, key_dim]`.
-        value: `<float>[..., keys, value_dim]`; columns beyond the value size the
+        value: `<float>[..., keys, value_dim]`; columns beyond the value size that the
             layer was built with are averaged without relative positions.
         attention_mask: `<bool>`, broadcastable to `[..., queries, keys]`, True where
             a query may see a key; or None.
-        bias: `<float>`, broadcastable likewise, added to the logits; or None. Large
-            negative values, -inf too, hide a key as long as another is visible.
-        offset: slot of the key at the first query's position, for distances that are
+        bias: `<float>`, broadcastable in the same way, added to the logits; or None.
+            Large negative values, including -inf, hide a key as long as another is
+            visible.
+        offset: slot of the key at the first query's position, if distances are
             differences of slots.
-        distances: `<int>`, broadcastable to `[..., queries, keys]`, where they are
-            others; None (the default) for differences of slots.
-        use_causal_mask: whether the last query sees all keys, and each one before it
+        distances: `<int>`, broadcastable to `[..., queries, keys]`; None (the default)
+            for differences of slots.
+        use_causal_mask: whether the last query sees all keys, and each earlier query
             one key less. Then up to 3/8 of the products, all of masked pairs, are left
             out. Defaults to False.
         training: whether dropout is on.
-        return_logsumexp: whether to return the logarithm of the sum of all
-            exponentials of a query's logits too. With it results for some of the keys
-            are joined to those for all, see `joined_parts`. Defaults to False.
+        return_logsumexp: whether to also return the logarithm of the sum of the
+            exponentials of a query's logits, with which `joined_parts` joins results
+            for parts of the keys. Defaults to False.
 
     Returns:
         `<float>[..., queries, value_dim]`; with `return_logsumexp=True` also
@@ -103,11 +104,11 @@ class ScaledDotProduct(ConfiguredLayer):
 
     Raises:
         ValueError: if `dropout` is not in [0, 1), `max_relative_position` is neither
-            None nor a positive integer, `logit_soft_cap` is no positive number, or
+            None nor a positive integer, `logit_soft_cap` is not a positive number, or
             `entmax_alpha` or `attention_implementation` is none of the above; when
-            called, if the sum of exponentials is asked of entmax, or `"cudnn"` or
-            `"xla"` cannot compute it. (`"splash"` raises it in heads of clusters, and
-            is `"plain"` here.)
+            called, if `return_logsumexp` comes with entmax, or `"cudnn"` or `"xla"`
+            cannot compute the attention. (`"splash"` raises it in heads with clusters,
+            and is `"plain"` here.)
 
     Example:
 
@@ -196,7 +197,7 @@ class ScaledDotProduct(ConfiguredLayer):
         if return_logsumexp and self.entmax_alpha is not None:
             raise ValueError(
                 "`return_logsumexp` must be False with `entmax_alpha`, whose weights "
-                "are no exponentials. Received: return_logsumexp=True with "
+                "are not exponentials. Received: return_logsumexp=True with "
                 f"entmax_alpha={self.entmax_alpha!r}"
             )
         options = {"needs_sum": return_logsumexp, "training": training}
@@ -212,7 +213,7 @@ class ScaledDotProduct(ConfiguredLayer):
         options["causal_masks"] = []
         if use_causal_mask:
             lengths = length_of(query, -2), length_of(key, -2)
-            # Pieces are small already. They share their masks.
+            # Pieces are small already, and share their masks.
             options["causal_masks"] = _causal_masks(*lengths, 4 if number == 1 else 2)
         results = in_pieces(
             lambda *tensors, **own: self._attend_piece(*tensors, own, **options),
@@ -264,7 +265,8 @@ class ScaledDotProduct(ConfiguredLayer):
         size = query.shape[-2] // parts
         queries = split_axis(query, [size] * parts, axis=-2)
         earlier = num_keys - query.shape[-2]
-        # Units of the keys: of equal size, if the keys before the first query allow it.
+        # Units of the keys have equal sizes, if the keys before the first query allow
+        # it.
         sizes = [earlier, *[size] * parts] if earlier else [size] * parts
         if earlier % size == 0:
             sizes = [size] * (num_keys // size)
@@ -275,7 +277,7 @@ class ScaledDotProduct(ConfiguredLayer):
             num_units = len(sizes) - parts + i + 1
             own = {name: cut_pairs(x, start, size, end) for name, x in pairs.items()}
             own["causal_mask"] = causal_masks[i]
-            # The last part sees them all, and they need not be joined.
+            # The last part sees all of them, so they need not be joined.
             seen = [key, value]
             if end < num_keys:
                 seen = [_joined(x[:num_units]) for x in units]
@@ -323,20 +325,20 @@ class ScaledDotProduct(ConfiguredLayer):
         return self.of_seeing(output, sees_some(mask, *lengths))
 
     def needs_logits(self, needs_sum, training):
-        """Returns why no kernel that keeps no logits will do, in words; or None.
+        """Returns why kernels that store no logits cannot be used, in words; or None.
 
         Args:
-            needs_sum: whether the sums of exponentials are asked for.
+            needs_sum: whether the sums of exponentials are needed.
             training: whether dropout is on.
         """
         if self.relative_position is not None:
             return "relative positions need the logits of each pair"
         if self.entmax_alpha is not None:
-            return "entmax is no softmax"
+            return "entmax is not a softmax"
         if self.logit_soft_cap is not None:
             return "a soft cap needs the logits of each pair"
         if needs_sum:
-            return "the sums of exponentials are asked for"
+            return "the sums of exponentials are needed"
         if self.dropout and training:
             return "dropout needs the weight of each pair"
         return None
@@ -348,7 +350,7 @@ class ScaledDotProduct(ConfiguredLayer):
         logits = product(query, key, transpose_y=True)
         if self.relative_position is not None:
             num_keys = length_of(key, -2)
-            logits += self._relative_logits(query, num_keys, distances, **place)
+            logits = logits + self._relative_logits(query, num_keys, distances, **place)
         logits = self.masked(self.capped(logits), **pairs)
         if needs_sum:
             weights, logsumexp = _softmax_and_sum(logits)
@@ -358,14 +360,14 @@ class ScaledDotProduct(ConfiguredLayer):
         output = product(weights, value)
         if self.relative_position is not None:
             sums = self._relative_sums(weights, distances, **place)
-            output += self._pad_to(sums, output.shape[-1])
+            output = output + self._pad_to(sums, output.shape[-1])
         return (output, logsumexp) if needs_sum else output
 
     def _by_softmax_alone(
         self, query, key, value, pairs, causal_masks, needs_sum, training
     ):
-        """Attends with a stated gradient; None where there is more than a softmax."""
-        # A bias may have been learned, and needs the gradients of the logits.
+        """Attends with a gradient of its own; None if there is more than a softmax."""
+        # A bias may be learned, and then needs the gradients of the logits.
         if pairs["bias"] is not None or self.needs_logits(needs_sum, training):
             return None
         bias = mask_as_bias(query.dtype, pairs["mask"])
@@ -378,7 +380,7 @@ class ScaledDotProduct(ConfiguredLayer):
         """Returns the weights of keys, `<float>[..., queries, keys]`.
 
         Args:
-            logits: of the same shape.
+            logits: `<float>[..., queries, keys]`.
         """
         if self.entmax_alpha is None:
             return softmax(logits)
@@ -470,7 +472,7 @@ def _softmax_and_sum(logits):
 
 
 def joined_parts(outputs, logsumexps):
-    """Joins what queries got from parts of their keys to what all of them give.
+    """Joins the outputs for parts of the keys to the outputs for all keys.
 
     Args:
         outputs: `<float>[..., parts, value_dim]`, of calls with
@@ -497,7 +499,7 @@ def _causal_masks(num_queries, num_keys, most):
     Args:
         num_queries: number of queries.
         num_keys: number of keys.
-        most: number of parts, where that goes; else 2 or 1.
+        most: number of parts, if possible; otherwise 2 or 1.
 
     Returns:
         List of `<bool>[queries of the part, keys up to its last one]`.

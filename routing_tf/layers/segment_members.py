@@ -1,4 +1,4 @@
-"""Which tokens sit in which cluster, where clusters choose within each segment.
+"""Which tokens are in which cluster if clusters choose within each segment.
 
 Letters: B batch, H heads, L length, K clusters.
 """
@@ -14,12 +14,12 @@ from routing_tf.layers.segments import next_positions
 def expert_choice(scores, attention_window, starts, mask=None, near_tie=0.0):
     """Lets each centroid take the best tokens of each segment.
 
-    What `membership.expert_choice` does for a sequence, this does for all segments of
-    one. Padding is never taken.
+    The same as `membership.expert_choice`, for all segments of a sequence. Padding is
+    never taken.
 
     Args:
         scores: `<float>[B, H, L, K]`.
-        attention_window: number of tokens that a centroid takes of a segment.
+        attention_window: number of tokens that a centroid takes from a segment.
         starts: `<int32>[B, 1, L]`, the position at which each token's segment starts.
         mask: `<bool>`, broadcastable to `[B, H, L]`, False for padding; None (the
             default) for none.
@@ -41,7 +41,7 @@ def expert_choice(scores, attention_window, starts, mask=None, near_tie=0.0):
 def strided_choice(scores, attention_window, starts, mask=None):
     """Lets each centroid take tokens evenly spread over the scores of each segment.
 
-    What `membership.strided_choice` does for a sequence; see `expert_choice`.
+    The same as `membership.strided_choice`, for all segments; see `expert_choice`.
     """
     scores = ops.swapaxes(membership.padding_last(scores, mask), 2, 3)
     ranks = _ranks(_best_first(scores, starts), starts)
@@ -49,11 +49,11 @@ def strided_choice(scores, attention_window, starts, mask=None):
     count = ends - starts
     if mask is not None:
         real = ops.cast(ops.broadcast_to(mask, (*ops.shape(mask)[:2], length)), "int32")
-        # Of the tokens before each position, with one place more at the end.
+        # Counts of the tokens before each position, with one more place at the end.
         before = ops.pad(ops.cumsum(real, axis=-1), [(0, 0), (0, 0), (1, 0)])
         ends, starts = (_broadcast_to_heads(x, before) for x in (ends, starts))
         count = membership.entries_at(before, ends)
-        count -= membership.entries_at(before, starts)
+        count = count - membership.entries_at(before, starts)
     stride = ops.maximum(count // attention_window, 1)[:, :, None]
     is_member = ops.logical_and(ranks % stride == 0, ranks < stride * attention_window)
     return is_member if mask is None else ops.logical_and(is_member, mask[:, :, None])
@@ -73,8 +73,8 @@ def ranks_of_members(is_member, starts):
 def lists(is_member, starts):
     """Puts the members of each segment in front of its other tokens.
 
-    A segment has as many places as tokens, at its own positions. So places are of one
-    segment as positions are, and in it the place of a member is its rank.
+    A segment has as many places as tokens, at its own positions, and the place of a
+    member in its segment is its rank.
 
     Args:
         is_member: `<bool>[B, H, K, L]`.
@@ -90,7 +90,7 @@ def lists(is_member, starts):
 
 
 def _best_first(scores, starts):
-    """Returns the tokens of each segment, the best first, of equal ones the earlier.
+    """Returns the tokens of each segment, best first; of equal ones, earlier first.
 
     From `[B, H, K, L]` to `<int32>[B, H, K, L]`, the segments at their positions.
     """
@@ -106,7 +106,7 @@ def _ranks(order, starts):
 
 
 def _settled(scores, order, count, starts, near_tie):
-    """Does what `membership.settled` does, for each segment."""
+    """The same as `membership.settled`, for each segment."""
     by_rank = ops.take_along_axis(scores, order, axis=-1)
     ends = next_positions(starts)
     last = ops.minimum(starts + smaller(count, length_of(starts, 2)), ends) - 1
@@ -116,5 +116,5 @@ def _settled(scores, order, count, starts, near_tie):
 
 
 def _broadcast_to_heads(x, like):
-    """Broadcasts `[B, 1, ..., L]` over the axes between of `like`."""
+    """Broadcasts `[B, 1, ..., L]` over the middle axes of `like`."""
     return ops.broadcast_to(x, (*ops.shape(like)[:-1], length_of(x, -1)))

@@ -1,8 +1,8 @@
 """Segments of packed sequences: no token sees another segment than its own.
 
 A segment is a run of tokens with one id: an id that comes again after another one is a
-new segment. In attention to another sequence a query sees the segment with its id
-there; of several such segments the first one of the query sees the first one of the
+new segment. In attention to another sequence, a query sees the segment with its id
+there; of several such segments, the first one of the query sees the first one of the
 value, and so on.
 
 Letters: B batch, L length, M memory length.
@@ -19,14 +19,14 @@ from routing_tf.layers.lengths import numbers
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Segments:
-    """The segments of queries, and those of what they see.
+    """The segments of queries and of values.
 
     Args:
         query: `<int32>[B, 1, L]`, number of the segment that each query sees.
         value: `<int32>[B, 1, M]`, number of the segment of each value.
-        query_starts: `<int32>[B, 1, L]`, the position at which each one's segment
-            starts, counted from the first query that is there.
-        value_starts: `<int32>[B, 1, M]`, likewise for values.
+        query_starts: `<int32>[B, 1, L]`, the position at which each query's segment
+            starts, counted from the first query of the call.
+        value_starts: `<int32>[B, 1, M]`, the same for values.
 
     Example:
 
@@ -53,7 +53,7 @@ class Segments:
 
         Without `value_ids` queries see their own sequence.
         """
-        # As they come: ids of 64 bits may differ in those that int32 lacks.
+        # Compared as they are: ids of 64 bits may differ in bits that int32 lacks.
         starts = first_positions(changes(query_ids))
         if value_ids is None:
             return cls(*[starts[:, None]] * 4)
@@ -72,6 +72,12 @@ class Segments:
         """The place of each value in its segment, `<int32>[B, 1, M]`."""
         return numbers(length_of(self.value_starts, 2)) - self.value_starts
 
+    @property
+    def is_in_last(self):
+        """Tells which tokens are in the last segment, `<bool>[B, 1, L]`."""
+        starts = self.query_starts
+        return starts == starts[:, :, length_of(starts, 2) - 1 :]
+
     def repeated(self, number):
         """Returns the segments of `number` copies of each token, side by side."""
         names = [field.name for field in dataclasses.fields(self)]
@@ -79,18 +85,19 @@ class Segments:
             name: ops.repeat(getattr(self, name), number, axis=2) for name in names
         }
         for name in ("query_starts", "value_starts"):
-            copies[name] *= number
+            copies[name] = copies[name] * number
         return Segments(**copies)
 
 
 def segment_mask(segments, of_queries, of_keys):
-    """Tells which keys lie in the segment that a query sees; None without segments.
+    """Tells which keys are in the segment that a query sees; None without segments.
 
     Args:
         segments: `Segments`, or None.
-        of_queries: function that puts `[B, 1, L]` where the queries stand, to
+        of_queries: function that moves `[B, 1, L]` to the places of the queries,
             `[..., queries]`.
-        of_keys: function that puts `[B, 1, M]` where the keys stand, to `[..., keys]`.
+        of_keys: function that moves `[B, 1, M]` to the places of the keys,
+            `[..., keys]`.
 
     Returns:
         `<bool>[..., queries, keys]`.
@@ -102,17 +109,17 @@ def segment_mask(segments, of_queries, of_keys):
 
 
 def offsets_behind(segment, segment_ids, index):
-    """Returns how far tokens behind a cache are into a segment that goes on there.
+    """Returns how many tokens of their segment a cache already contains.
 
-    Added to `query_places` of their own `Segments` this gives their places.
+    The sum with `query_places` of their own `Segments` gives the places of tokens.
 
     Args:
-        segment: `"segment"` of the cache of a `MixedAttention`.
-        segment_ids: `<int>[B, L]`, of the tokens.
+        segment: the entry `"segment"` of the cache of a `MixedAttention`.
+        segment_ids: `<int>[B, L]`, ids of the tokens.
         index: position of the first token, an integer or a tensor.
 
     Returns:
-        `<int32>[B, L]`; 0 in segments that start behind the cache.
+        `<int32>[B, L]`; 0 in segments that start after the cache.
     """
     ids = ops.cast(segment_ids, "int32")
     starts = Segments.of_ids(ids).query_starts[:, 0]
@@ -132,7 +139,7 @@ def first_positions(is_first):
 
 
 def next_positions(starts):
-    """Returns the position behind the segment of each token, from their `starts`.
+    """Returns the position after the segment of each token, from their `starts`.
 
     From `<int32>[..., L]` to `<int32>[..., L]`.
     """
@@ -143,7 +150,7 @@ def next_positions(starts):
 
 
 def changes(x):
-    """Tells where `[..., L]` is another number than before; True at position 0."""
+    """Tells where `[..., L]` changes; True at position 0."""
     first = ops.ones_like(x[..., :1], dtype="bool")
     return ops.concatenate([first, x[..., 1:] != x[..., :-1]], axis=-1)
 
@@ -153,7 +160,8 @@ def _numbers_of_pair(query_ids, value_ids):
     ids = ops.concatenate([query_ids, value_ids], axis=1)
     order, first = _sorted_by_id(ids)
     first = ops.take_along_axis(first, ops.argsort(order, axis=-1), axis=-1)
-    # An id has no more segments than tokens: so no two ids get the same number.
+    # An id has at most as many segments as tokens, so two ids never get the same
+    # number.
     length = length_of(query_ids, 1)
     return (
         first[:, :length] + _num_earlier(query_ids),
@@ -166,7 +174,7 @@ def _num_earlier(ids):
     order, first = _sorted_by_id(ids)
     starts = ops.cast(changes(ids), "int32")
     count = ops.cumsum(ops.take_along_axis(starts, order, axis=-1), axis=-1)
-    count -= ops.take_along_axis(count, first, axis=-1)
+    count = count - ops.take_along_axis(count, first, axis=-1)
     return ops.take_along_axis(count, ops.argsort(order, axis=-1), axis=-1)
 
 

@@ -9,9 +9,9 @@ import keras
 
 
 class ConfiguredLayer(keras.layers.Layer):
-    """A layer whose config holds the arguments of its constructor, and of its bases'.
+    """A layer whose config contains the constructor arguments of it and its bases.
 
-    Each is read from the attribute of its name.
+    Each is read from the attribute of the same name.
     """
 
     def get_config(self):
@@ -22,7 +22,7 @@ class ConfiguredLayer(keras.layers.Layer):
 
 @functools.cache
 def _arguments(cls):
-    """Names of the arguments that a class and its bases take in the constructor."""
+    """Names of the constructor arguments of a class and its bases."""
     ours = itertools.takewhile(lambda base: base is not ConfiguredLayer, cls.__mro__)
     signatures = [inspect.signature(base.__init__) for base in ours]
     arguments = [x for each in signatures for x in list(each.parameters.values())[1:]]
@@ -37,15 +37,15 @@ def _serialized(value):
         return [_serialized(item) for item in value]
     if isinstance(value, dict):
         return dict(value)
-    # Initializers and the like.
+    # Initializers and similar objects.
     return keras.saving.serialize_keras_object(value) if callable(value) else value
 
 
 def serialize(layer):
     """Returns the config of a layer that another layer builds.
 
-    Keras also notes that the layer is built, and would build it again on loading
-    before the outer layer does: twice, or under another path.
+    Keras also records that the layer is built, and on loading would build it before the
+    outer layer does: twice, or under another path.
     """
     config = keras.saving.serialize_keras_object(layer)
     config.pop("build_config", None)
@@ -53,7 +53,7 @@ def serialize(layer):
 
 
 def deserialize(layer):
-    """Returns the layer of a config; layers and None stay as they are."""
+    """Returns the layer of a config; layers and None are returned unchanged."""
     if isinstance(layer, dict):
         _register_class(layer.get("registered_name"))
         return keras.saving.deserialize_keras_object(layer)
@@ -61,18 +61,17 @@ def deserialize(layer):
 
 
 def _register_class(name):
-    """Imports `routing_tf.zoo` if a class of this package is none of the layers'."""
+    """Imports `routing_tf.zoo` if a class of this package is not in `layers`."""
     is_ours = isinstance(name, str) and name.startswith("routing_tf>")
     if is_ours and keras.saving.get_registered_object(name) is None:
         importlib.import_module("routing_tf.zoo")
 
 
 def class_of_config(cls, config):
-    """Returns the class that a saved config is of, and the config that it takes.
+    """Returns the class of a saved config, and the config that it takes.
 
     Configs of earlier versions name flaws of the original release. Layers with flaws
-    have classes of their own, known to a function that `routing_tf.models.release`
-    registers.
+    have their own classes, which a function of `routing_tf.models.release` knows.
     """
     config = dict(config)
     flaws = config.pop("compatibility", None) or {}
@@ -84,8 +83,8 @@ def class_of_config(cls, config):
     if class_with_flaws is None:
         raise ValueError(
             f"`{cls.__name__}` was saved with flaws of the original release, whose "
-            f"layers are elsewhere. Received: {flaws}. Import "
-            "`routing_tf.models.release` before the file is read"
+            f"layers are in another module. Received: {flaws}. Import "
+            "`routing_tf.models.release` before you read the file"
         )
     cls, arguments = class_with_flaws(cls, flaws)
     return cls, {**config, **arguments}

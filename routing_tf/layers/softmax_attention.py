@@ -1,4 +1,4 @@
-"""Softmax attention whose gradient takes fewer passes, and less memory if asked to."""
+"""Softmax attention whose gradient takes fewer passes and, optionally, less memory."""
 
 import contextlib
 import contextvars
@@ -12,6 +12,7 @@ from routing_tf.layers.axes import cut_pairs
 from routing_tf.layers.axes import is_broadcastable
 from routing_tf.layers.keras_internals import computed_after
 from routing_tf.layers.products import product
+from routing_tf.layers.stated_gradients import are_stated
 from routing_tf.layers.stated_gradients import stated_gradient
 
 _keeps_weights = contextvars.ContextVar("keeps_weights", default=True)
@@ -19,9 +20,9 @@ _keeps_weights = contextvars.ContextVar("keeps_weights", default=True)
 
 @contextlib.contextmanager
 def weights_again():
-    """Gradients of attention traced inside compute its weights again, and keep none.
+    """Inside this context, gradients of attention recompute its weights.
 
-    In eager mode the tape of TensorFlow keeps them all the same.
+    In eager mode, the tape of TensorFlow still stores them.
     """
     token = _keeps_weights.set(False)
     try:
@@ -31,16 +32,15 @@ def weights_again():
 
 
 def softmax(logits):
-    """Returns the softmax over the last axis, also where its length is 1."""
-    # Keras would warn of that one; its weight is 1, and its gradient 0.
+    """Returns the softmax over the last axis, also if its length is 1."""
+    # Keras would warn about a single key, whose weight is 1 and whose gradient is 0.
     return ops.exp(logits - logits) if logits.shape[-1] == 1 else ops.softmax(logits)
 
 
 def can_attend(query, key, value, bias=None):
-    """Tells whether `softmax_attention` takes some tensors.
+    """Tells whether `softmax_attention` can take these tensors.
 
-    It does not sum gradients over axes along which one of them is repeated, nor does it
-    convert them.
+    It does not sum gradients over broadcast axes, and does not convert tensors.
     """
     leading = query.shape[:-2]
     logits = (*query.shape[:-1], key.shape[-2])
@@ -53,33 +53,34 @@ def can_attend(query, key, value, bias=None):
 
 
 def softmax_attention(query, key, value, bias=None, causal_biases=()):
-    """Attends with a stated gradient.
+    """Attends, with a gradient of its own.
 
-    The derivative of a softmax subtracts from the gradient of a query's weights their
-    mean by these weights. That is also the product of the query's output and the
-    output's gradient, a row as long as a value in place of one as long as the keys
+    The derivative of a softmax subtracts the weighted mean from the gradient of a
+    query's weights. This mean is also the product of the query's output and the
+    output's gradient, which are rows as long as a value instead of as long as the keys
     (Dao et al., "FlashAttention", https://arxiv.org/abs/2205.14135, appendix B.2).
 
     Args:
         query: `<float>[..., queries, key_dim]`.
         key: `<float>[..., keys, key_dim]`, with the same leading axes.
-        value: `<float>[..., keys, value_dim]`, likewise.
+        value: `<float>[..., keys, value_dim]`, with the same leading axes.
         bias: `<float>`, broadcastable to `[..., queries, keys]`, added to the logits,
             without a gradient; None (the default) for none.
         causal_biases: list of `<float>[part of the queries, keys up to its last one]`,
-            added likewise to the logits of each part in turn, the last of which sees
-            all keys; empty (the default) for one part that does.
+            added to the logits of each part in turn, the last of which sees all keys;
+            empty (the default) for a single part that sees all keys.
 
     Returns:
         `<float>[..., queries, value_dim]`.
     """
-    keeps_weights = _keeps_weights.get()
+    keeps_weights = not are_stated() or _keeps_weights.get()
     biases = [*([] if bias is None else [bias]), *causal_biases]
 
     def parts_of(biases):
         return _parts(None if bias is None else biases.pop(0), biases)
 
-    # Biases are arguments, though they have no gradients: JAX may not close over them.
+    # Biases are arguments, although they have no gradients, because JAX may not close
+    # over them.
     @stated_gradient
     def attend(query, key, value, *biases):
         parts = parts_of(list(biases))
@@ -119,7 +120,7 @@ def softmax_attention(query, key, value, bias=None, causal_biases=()):
 
 @dataclasses.dataclass
 class _Part:
-    """Queries from `start` up to `stop` and the keys that they see; all for None."""
+    """Queries from `start` to `stop` and the keys that they see; all keys for None."""
 
     start: int | None
     stop: int | None
@@ -166,10 +167,10 @@ def _parts(bias, causal_biases):
 
 
 def _sum_of_prefixes(tensors):
-    """Adds tensors; on the last axis but one, earlier ones end before the last one."""
+    """Adds tensors, of which earlier ones are shorter on the second last axis."""
     *shorter, total = tensors
     for x in shorter:
         missing = [(0, 0)] * len(x.shape)
         missing[-2] = (0, total.shape[-2] - x.shape[-2])
-        total += ops.pad(x, missing)
+        total = total + ops.pad(x, missing)
     return total

@@ -1,10 +1,10 @@
 """Attention inside clusters by the splash kernel of JAX, on a TPU.
 
 Tokens stand in the order of their clusters, so that each cluster is a segment, and its
-last members are a window of places: the kernel computes no blocks of pairs that lie
-outside it, and keeps no weights. Each cluster starts at a block of the kernel, so that
-the order of its sums does not depend on later tokens. Imports a backend, as
-`fused_attention.py` does.
+last members are a window of places. The kernel skips blocks of pairs outside the
+window, and stores no weights. Each cluster starts at a block of the kernel, so that the
+order of its sums does not depend on later tokens. Like `fused_attention.py`, this
+module imports a backend.
 """
 
 import keras
@@ -17,7 +17,7 @@ from routing_tf.layers.lengths import is_known
 
 # Queries and keys of a block of the kernel: a multiple of the lanes of a TPU.
 LANES, LARGEST_BLOCK = 128, 512
-# Whether the kernel is interpreted, which any device can. For tests.
+# Whether the kernel is interpreted, which works on any device. For tests.
 INTERPRET = False
 # The segment of keys that nobody sees.
 _NO_KEY = -1
@@ -31,7 +31,7 @@ def is_there():
 
 
 def obstacle(group, inputs, training):
-    """Returns what keeps the kernel from these heads and inputs, in words; or None.
+    """Returns why the kernel cannot take these heads and inputs; None if it can.
 
     Args:
         group: heads of one round whose queries are routed as their keys are.
@@ -52,20 +52,20 @@ def obstacle(group, inputs, training):
     if inputs.token_bias is not None:
         return "a bias of tokens needs the logits of each pair"
     if inputs.segments is not None:
-        return "its segments are clusters, so packed documents have none"
+        return "its segments are the clusters, and packed documents need others"
     if group.joins_rounds:
-        return "the sums of exponentials are asked for"
+        return "the sums of exponentials are needed"
     return group.dot_product.needs_logits(False, training)
 
 
 def lack_of_device():
-    """Returns what the device lacks, in words; or None."""
+    """Returns what the device lacks, in words; None if nothing."""
     import jax
 
     if jax.default_backend() != "tpu":
         return "there is no TPU"
     if keras.distribution.distribution() is not None:
-        return "the kernel is not divided among devices"
+        return "the kernel cannot be divided among devices"
     return None
 
 
@@ -86,12 +86,12 @@ def attend(
     Args:
         query: `<float>[B, H, L, D]`, scaled.
         key: `<float>[B, H, L, D]`.
-        value: `<float>[B, H, L, D]`, of any D.
+        value: `<float>[B, H, L, D]`, with any D.
         clusters: `<int32>[B, H, L]`, less than `num_clusters`.
         num_clusters: number of clusters.
         attention_window: how many members a token sees, itself included; more than
             `nearest`.
-        nearest: 1 for all of these but itself. Defaults to 0.
+        nearest: 1 if the token does not see itself. Defaults to 0.
         key_mask: `<bool>`, broadcastable to `[B, H, L]`, False for keys that nobody
             sees; None (the default) for none.
 
@@ -99,7 +99,7 @@ def attend(
         `<float>[B, H, L, D]`; zero for a token that sees nothing.
     """
     batch, heads, length = clusters.shape
-    # As large as a cluster, if they are of equal size: its last block is half empty.
+    # As large as a cluster of equal size, whose last block is then half empty.
     block = max(LANES, min(LARGEST_BLOCK, length // num_clusters // LANES * LANES))
     order = ClusterOrder(clusters, num_clusters, block)
     segments = ops.broadcast_to(
@@ -127,7 +127,7 @@ def _kernel(length, block, attention_window, nearest):
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask
 
-    # How far back from the nearest one, and none behind it.
+    # How far back from the nearest member, and none after it.
     window = (attention_window - 1 - nearest, 0)
     mask = splash_attention_mask.LocalMask((length, length), window, -nearest)
     return splash_attention_kernel.make_splash_mha(

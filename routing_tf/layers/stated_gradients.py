@@ -1,4 +1,4 @@
-"""Functions that state their gradient, and a way to do without."""
+"""Functions that define their gradient, and a way to do without."""
 
 import contextlib
 import contextvars
@@ -6,16 +6,19 @@ import functools
 
 from keras import ops
 
+from routing_tf.layers.backends import states_gradients
+
 _are_stated = contextvars.ContextVar("are_stated", default=True)
 
 
 @contextlib.contextmanager
 def automatic_gradients():
-    """Inside, the backend finds all gradients of layers itself.
+    """Inside this context, the backend derives all gradients of layers itself.
 
-    Layers state some gradients, which takes less time and memory. JAX has no forward
-    mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) of a function with a stated gradient;
-    with this context it has one. What is traced inside stays so, also once compiled.
+    Layers state some gradients, which takes less time and memory; on torch they state
+    none. JAX has no forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) of a function
+    with a stated gradient; with this context it has one. What is traced inside stays
+    so, also once compiled.
 
     Example:
 
@@ -44,13 +47,18 @@ def automatic_gradients():
         _are_stated.reset(token)
 
 
+def are_stated():
+    """Whether layers state gradients: neither in `automatic_gradients` nor on torch."""
+    return states_gradients() and _are_stated.get()
+
+
 def stated_gradient(function):
-    """Returns what `keras.ops.custom_gradient` does, unless gradients are automatic.
+    """Applies `keras.ops.custom_gradient`, unless gradients are automatic.
 
     Args:
         function: function of tensors that returns its result and its gradient.
     """
-    if _are_stated.get():
+    if are_stated():
         return ops.custom_gradient(function)
 
     @functools.wraps(function)

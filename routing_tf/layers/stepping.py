@@ -1,19 +1,17 @@
-"""How a `MixedAttention` attends with a cache: all at once, or token by token."""
+"""How a `MixedAttention` attends with a cache: from the start, or behind tokens."""
 
-import dataclasses
 import math
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import attention_arguments as arguments
 from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.heads.head_inputs import features_for
-from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.positions import Positions
 from routing_tf.layers.segments import Segments
 from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import is_integer
 from routing_tf.layers.validation import static_length
 
 # The id before the first token.
@@ -63,9 +61,7 @@ def call_with_cache(attention, query, masks, cache):
     `query`.
     """
     cache, index = cache.cache, cache.cache_index
-    index = 0 if index is None else index
-    if isinstance(index, np.integer):
-        index = int(index)
+    index = _checked_index(index)
     _check_room(attention, query, cache, index)
     starts = isinstance(index, int) and index == 0
     if "memory" in cache:
@@ -76,23 +72,44 @@ def call_with_cache(attention, query, masks, cache):
         return _start(attention, query, masks, cache)
     if len(query.shape) != 3:
         raise ValueError(
-            "`query` must be (batch, length, dim) where tokens go one by one, on "
+            "`query` must be (batch, length, dim) behind the tokens of a cache, on "
             "two axes of positions in their blocked order. Received: query.shape="
             f"{tuple(query.shape)} with cache_index={index}"
         )
+    if query.shape[1] is None:
+        static_length("query", query)
     index = ops.cast(index, "int32")
-    if query.shape[1] == 1:
-        return _step(attention, query, masks, cache, index)
-    return _steps(attention, query, masks, cache, index)
+    if query.shape[1] > 1 and masks["segment_ids"] is not None:
+        return _one_by_one(attention, query, masks, cache, index)
+    return _step(attention, query, masks, cache, index)
+
+
+def _checked_index(index):
+    """Returns an integer, or a scalar tensor of integers."""
+    if index is None:
+        return 0
+    if is_integer(index):
+        return int(index)
+    dtype = getattr(index, "dtype", None)
+    is_whole = dtype is not None and keras.backend.is_int_dtype(dtype)
+    if not is_whole or tuple(index.shape) != ():
+        shape = getattr(index, "shape", None)
+        received = repr(index) if shape is None else f"{dtype}{tuple(shape)}"
+        raise ValueError(
+            "`cache_index` must be an integer or a scalar tensor of integers, the "
+            "number of tokens that all sequences of the cache were fed. Received: "
+            f"cache_index={received}"
+        )
+    return index
 
 
 def _check_room(attention, query, cache, index):
-    """Refuses tokens that do not fit a cache, as far as sizes are known."""
+    """Refuses tokens that do not fit into a cache, as far as sizes are known."""
     caches = cache["memory" if "memory" in cache else "tokens"]
     sequences = keras.tree.flatten(caches)[0].shape[0]
     if None not in (sequences, query.shape[0]) and sequences != query.shape[0]:
         raise ValueError(
-            "`cache` must be one for as many sequences as `query` has. Received: "
+            "`cache` must be made for as many sequences as `query` has. Received: "
             f"query.shape={tuple(query.shape)} and a cache for {sequences}. Pass this "
             "number to `make_cache` as `batch_size`"
         )
@@ -104,11 +121,11 @@ def _check_room(attention, query, cache, index):
         room = group.max_positions(group_cache)
         if index < 0 or room is not None and end > room:
             raise ValueError(
-                "`cache_index` must be at least 0, and the cache have room for "
+                "`cache_index` must be at least 0, and the cache must have room for "
                 f"`query`. Received: cache_index={index} with "
-                f"query.shape={tuple(query.shape)} and room for {room} tokens. "
-                "Make a cache with a larger `max_length`: only heads that remember "
-                "as many tokens as they can see go on behind it"
+                f"query.shape={tuple(query.shape)} and room for {room} tokens. Make a "
+                "cache with a larger `max_length`: only heads whose cache does not "
+                "grow can go beyond it"
             )
 
 
@@ -128,26 +145,23 @@ def _start(attention, query, masks, cache):
         adds_losses=False,
         routing_scope="prefix",
     )
-    groups = attention.head_groups
-    outputs = [
-        group(inputs=own, training=False)
-        for group, own in zip(groups, inputs, strict=True)
+    started = [
+        group.start(group_cache, own)
+        for group, group_cache, own in zip(
+            attention.head_groups, cache["tokens"], inputs, strict=True
+        )
     ]
+    outputs, caches = zip(*started, strict=True)
     segment = _no_segment(ops.shape(query)[0])
     if masks["segment_ids"] is not None:
-        inputs = [_last_segment(own, query.shape[1]) for own in inputs]
         segment = _segment_behind(inputs[0].segments, masks["segment_ids"])
-    caches = [
-        group.fill_cache(group_cache, own)
-        for group, group_cache, own in zip(groups, cache["tokens"], inputs, strict=True)
-    ]
     output = attention.combined(attention.joined(positions, outputs), query)
-    return positions.unflatten(output), {"tokens": caches, "segment": segment}
+    return positions.unflatten(output), {"tokens": list(caches), "segment": segment}
 
 
-def _steps(attention, query, masks, cache, index):
-    """Attends with one token after the other."""
-    length = static_length("query", query)
+def _one_by_one(attention, query, masks, cache, index):
+    """Attends with one token after the other: any may start a segment."""
+    length = query.shape[1]
     tokens = {
         name: ops.convert_to_tensor(x)
         for name, x in {"query": query, **masks}.items()
@@ -170,9 +184,10 @@ def _steps(attention, query, masks, cache, index):
 
 
 def _step(attention, query, masks, cache, index):
-    """Attends with one token; `index` is a tensor."""
+    """Attends with tokens; `index` is a tensor. Only one may have a segment."""
     kind = "memory" if "memory" in cache else "tokens"
-    caches, positions, options = cache[kind], Positions((1,), None), {}
+    caches, options = cache[kind], {}
+    positions = Positions((query.shape[1],), None)
     if masks.get("segment_ids") is not None:
         cache, options["segments"] = _in_segment(attention, query, masks, cache, index)
         caches, ids = cache[kind], (masks["segment_ids"], None)
@@ -192,18 +207,41 @@ def _step(attention, query, masks, cache, index):
     else:
         inputs = _queries_alone(attention, positions, query, masks)
     steps = [
-        (group.step if kind == "tokens" else group.read_memory)(own_cache, index, own)
-        for group, own_cache, own in zip(
-            attention.head_groups, caches, inputs, strict=True
-        )
+        _in_pieces(group, kind, *each, index)
+        for group, *each in zip(attention.head_groups, caches, inputs, strict=True)
     ]
     outputs, caches = zip(*steps, strict=True)
     output = attention.combined(attention.joined(positions, outputs), query)
     return output, {**cache, kind: list(caches)}
 
 
+def _in_pieces(group, kind, cache, inputs, index):
+    """Attends with a head group, with as many tokens at once as it takes."""
+    length, step = inputs.query.shape[2], group.step
+    if kind == "memory":
+        step = group.read_memory
+    if length == 1:
+        return step(cache, index, inputs)
+    size = group.tokens_per_step if kind == "tokens" else group.queries_per_step
+    if size is None or length <= size:
+        return step(cache, index, inputs)
+
+    def next_piece(first, cache, outputs, size=size):
+        output, cache = step(cache, index + first, inputs.tokens(first, size))
+        output = ops.cast(output, outputs.dtype)
+        outputs = ops.slice_update(outputs, (0, 0, first, 0), output)
+        return first + size, cache, outputs
+
+    shape = (ops.shape(inputs.query)[0], group.num_heads, length, group.value_dim)
+    state = (ops.zeros((), "int32"), cache, ops.zeros(shape, group.compute_dtype))
+    state = ops.while_loop(lambda first, *_: first + size <= length, next_piece, state)
+    rest = length % size
+    _, cache, outputs = next_piece(*state, size=rest) if rest else state
+    return outputs, cache
+
+
 def _no_segment(batch_size):
-    """Returns the segment of a cache without a token that has one."""
+    """Returns the segment of an empty cache."""
     return {
         "id": ops.full((batch_size,), NO_ID, dtype="int32"),
         "start": ops.zeros((batch_size,), "int32"),
@@ -211,24 +249,15 @@ def _no_segment(batch_size):
 
 
 def _segment_behind(segments, segment_ids):
-    """Returns the segment of the last token of a sequence, as it stands in a cache."""
+    """Returns the segment of the last token of a sequence, in the form of a cache."""
     length = segment_ids.shape[1]
     starts = segments.query_starts[:, 0, length - 1]
     ids = ops.cast(segment_ids, "int32")[:, -1]
     return {"id": ops.broadcast_to(ids, ops.shape(starts)), "start": starts}
 
 
-def _last_segment(inputs, length):
-    """Returns `HeadInputs` in which all but the last segment is padding."""
-    starts = inputs.segments.query_starts
-    is_last = starts == starts[:, :, length - 1 : length]
-    names = ("query_mask", "key_mask", "value_mask")
-    masks = {name: combine_masks(getattr(inputs, name), is_last) for name in names}
-    return dataclasses.replace(inputs, **masks)
-
-
 def _in_segment(attention, query, masks, cache, index):
-    """Starts the cache anew where the token at `index` is not in the segment before it.
+    """Resets the cache where the token at `index` starts a segment.
 
     Returns the cache and the token's `Segments`.
     """
@@ -284,5 +313,5 @@ def _queries_alone(attention, positions, query, masks):
 
 
 def _compared_query(group, query):
-    """Returns queries as `prepared` does; those of another sequence have no turns."""
+    """Returns queries as `prepared` does; for another sequence they are not turned."""
     return group.normalized_query(query) if group.compares_inputs else query

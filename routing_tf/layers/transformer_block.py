@@ -14,7 +14,7 @@ from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_rate
 
 LAYER_NORM_EPSILON = 1e-6
-# What happens to the input of a sublayer and to its output, as step letters.
+# The steps before and after a sublayer, as letters.
 STEPS = {"pre": ("n", "da"), "post": ("", "dan")}
 
 
@@ -88,7 +88,7 @@ class SublayerSteps(ConfiguredLayer):
             if step == "d":
                 inputs = self.dropout_layer(inputs, training=training)
             elif step == "a":
-                inputs += residual
+                inputs = inputs + residual
             else:
                 inputs = next(norms)(inputs)
         return inputs
@@ -99,11 +99,11 @@ class SublayerSteps(ConfiguredLayer):
 
 @keras.saving.register_keras_serializable("routing_tf")
 class TransformerBlock(ConfiguredLayer, OwnLosses):
-    """Self-attention, attention to a memory, feed-forward, each with a residual.
+    """Self-attention, cross-attention and feed-forward, each with a residual.
 
     Args:
         attention: a `MixedAttention` or `RoutingAttention` layer.
-        feed_forward: a `FeedForward` layer; None for attention alone.
+        feed_forward: a `FeedForward` layer; None for only attention.
         cross_attention: a `MixedAttention` or `RoutingAttention` layer that attends to
             `memory`, such as the output of an encoder; None (the default) for none.
         norm_position: `"pre"` normalizes the input of each part, `"post"` the sum of
@@ -111,12 +111,12 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         dropout: rate of dropout on the output of each part, in [0, 1). Defaults to 0.0.
         use_causal_mask: whether a token sees only tokens up to itself. Defaults to
             True.
-        remat: whether a training call keeps no activations of the block for the
-            gradients, which compute them once more: less memory, more time. Results
-            are the same, and centroids move once. Defaults to False.
-        remat_feed_forward: whether it keeps none of the feed-forward part alone: most
-            of a block's activations beside those of attention, for little time.
-            Defaults to False.
+        remat: whether training recomputes the activations of the block for the
+            gradients instead of storing them: less memory, more time. Results are the
+            same, and centroids move once. Defaults to False.
+        remat_feed_forward: whether it recomputes only the activations of the
+            feed-forward part, which are most of a block's activations besides those of
+            attention, and take little time. Defaults to False.
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -126,23 +126,22 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         padding_mask: `<bool>[batch, length]`, True for real tokens; or None.
         memory_mask: `<bool>[batch, memory length]`, the same for `memory`; or None.
         training: whether dropout is on and centroids move.
-        cache: what `make_cache` or an earlier call returned; None (the default) for
-            none. The memory is in the cache and is not given again.
+        cache: result of `make_cache` or of an earlier call; None (the default) for
+            none. The memory is in the cache and is not passed again.
         cache_index: position of the first token, see `MixedAttention`.
         routing_scope: the tokens that compete in expert choice, see `MixedAttention`.
         segment_ids: `<int32>[batch, length]`, for packed documents, see
-            `MixedAttention`; None (the default) for one in each row.
+            `MixedAttention`; None (the default) for one document in each row.
         memory_segment_ids: `<int32>[batch, memory length]`, the same for `memory`.
 
     Returns:
-        Tensor of the shape of `inputs`; with a cache a pair of it and the cache with
-        the tokens of `inputs`.
+        Tensor of the shape of `inputs`; with a cache, a pair: this tensor, and the
+        cache with the tokens of `inputs`.
 
     Raises:
         ValueError: if `norm_position` is unknown or `dropout` is not in [0, 1); when
-            called, if there is a memory without `cross_attention` or the other way
-            round, or segments of `inputs` and none of the memory, or the other way
-            round.
+            called, if only one of the memory and `cross_attention` is given, or only
+            one of the segments of `inputs` and of the memory.
 
     Example:
 
@@ -215,7 +214,7 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
             getattr(self, f"{name}_output").build(inputs_shape)
 
     def make_cache(self, batch_size, max_length, memory=None, memory_mask=None):
-        """Makes an empty cache, for calls that go token by token.
+        """Makes an empty cache, for calls that go on behind earlier tokens.
 
         Args:
             batch_size: number of sequences.
@@ -227,9 +226,8 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
             A structure of tensors of fixed sizes with the batch on axis 0.
 
         Raises:
-            ValueError: if tokens see later ones, or there is a memory without
-                `cross_attention` or the other way round, or as
-                `MixedAttention.make_cache` does.
+            ValueError: if tokens see later ones, only one of the memory and
+                `cross_attention` is given, or `MixedAttention.make_cache` refuses.
         """
         if not self.use_causal_mask:
             raise ValueError(
@@ -265,7 +263,7 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         if cache is not None:
             return self._call_parts(inputs, **masks, training=False, cache=cache)
         self._check_memory(memory)
-        # By name: where gradients compute all again, no outer call hands it on.
+        # By name: when gradients recompute everything, no outer call passes it on.
         options = {"training": training, "routing_scope": routing_scope}
         if not (self.remat and training):
             options["forgets"] = self.remat_feed_forward and training
@@ -296,7 +294,7 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         """Returns the output, and a dict of the caches of the parts that have one.
 
         `segments` are the `segment_ids` of each attention by its name. With `forgets`
-        it keeps no activations of the feed-forward part.
+        gradients recompute the activations of the feed-forward part.
         """
         options = {
             "attention": {

@@ -7,7 +7,7 @@ import keras
 
 
 def is_integer(value):
-    """Whether a value is an integer of Python or NumPy, and no truth value."""
+    """Whether a value is an integer of Python or NumPy, and not a boolean."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
@@ -106,16 +106,16 @@ def _keras_object(kind, module, name, value):
 def static_length(name, tensor, axis=1):
     """Returns the length of `[batch, length, ...]` along `axis`, which must be known.
 
-    For what `routing_tf.layers.lengths` cannot do: caches, random members, images.
+    For code that needs known lengths: caches, random members, images.
     """
     length = tensor.shape[axis]
     if length is None:
         raise ValueError(
-            f"The sequence length of `{name}` must be known while TensorFlow traces "
+            f"The sequence length of `{name}` must be known when TensorFlow traces "
             "random and Linformer heads, images and calls with a cache. Received: "
             f"{name}.shape={tuple(tensor.shape)}. Keras leaves it open from the second "
-            "length on: pad or cut the sequences to one length, make the function anew "
-            "for another one, `model.make_predict_function(force=True)`, or compile "
-            "the model with `run_eagerly=True`."
+            "length on: pad or cut the sequences to one length, make the function "
+            "again for each length with `model.make_predict_function(force=True)`, or "
+            "compile the model with `run_eagerly=True`."
         )
     return int(length)

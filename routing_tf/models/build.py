@@ -1,4 +1,4 @@
-"""Models made of hyperparameters alone, or for a problem."""
+"""Models built from hyperparameters, or for a problem."""
 
 import keras
 
@@ -31,7 +31,7 @@ def make_model(hyperparameters, preprocessor=None, precision="float32"):
 
 
 def make_backbone(hyperparameters, dtype=None):
-    """Makes a model without what turns its output into logits, or an image model."""
+    """Makes the backbone of a text model, or an image model."""
     cls = model_class(hyperparameters.kind)
     return getattr(cls, "backbone_cls", cls)(hyperparameters, dtype=dtype)
 
@@ -40,7 +40,7 @@ def build_model(hyperparameters, problem, seed=0, precision="float32"):
     """Builds a model with random weights for a problem.
 
     The model generates text with the problem's tokenizer. `seed` becomes Keras's global
-    seed. `precision` is the type of computations, one of `POLICIES`; weights and
+    seed. `precision` is the dtype of computations, one of `POLICIES`; weights and
     centroids are float32.
     """
     if hyperparameters.encoder_inputs != "tokens":
@@ -54,7 +54,7 @@ def build_model(hyperparameters, problem, seed=0, precision="float32"):
 
 
 def make_preprocessor(hyperparameters, problem):
-    """Makes what turns text into a model's inputs; None where there is no text."""
+    """Makes the preprocessor of a text model; None for image models."""
     if problem.tokenizer is None or hyperparameters.kind == "image":
         return None
     lengths = {"sequence_length": problem.sequence_length}

@@ -24,7 +24,7 @@ from routing_tf.tokenizers import ByteTokenizer
 
 @keras.saving.register_keras_serializable("routing_tf")
 class RoutingTransformerTokenizer(keras_hub.tokenizers.Tokenizer):
-    """Tells keras_hub that presets of the backbone have tokenizers, of any class."""
+    """Tells keras_hub that presets of the backbone have tokenizers of any class."""
 
     backbone_cls = RoutingTransformer
 
@@ -33,7 +33,7 @@ class RoutingTransformerTokenizer(keras_hub.tokenizers.Tokenizer):
 class RoutingTransformerCausalLMPreprocessor(keras_hub.models.CausalLMPreprocessor):
     """Turns text into the inputs, targets and weights of the language model.
 
-    Sequences start behind an id 0, as the release's do.
+    Sequences start with an id 0, as in the release.
 
     Args:
         tokenizer: a tokenizer such as `ByteTokenizer`.
@@ -60,19 +60,21 @@ class RoutingTransformerCausalLMPreprocessor(keras_hub.models.CausalLMPreprocess
     def __init__(self, tokenizer, **kwargs):
         super().__init__(tokenizer, **kwargs)
         self.build(None)
-        # Keras traces a model anew at every step while a layer of it is unbuilt.
+        # Keras traces a model again in every step as long as one of its layers is not
+        # built.
         for layer in layers_inside(self):
             layer.built = True
 
 
 class TextLanguageModel(Exportable):
-    """What language models with and without an encoder share: all but the inputs.
+    """The common part of language models with and without an encoder.
 
     Subclasses are also tasks of keras_hub, and set `presets`, `backbone_cls` and
     `preprocessor_cls`.
     """
 
-    # No task itself: Keras cannot make a model whose class has one base twice.
+    # It is not a task itself, because Keras cannot make a model that has one base class
+    # twice.
 
     def __init__(self, backbone, preprocessor=None, dtype_policies=None, **kwargs):
         # === Layers ===
@@ -120,7 +122,7 @@ class TextLanguageModel(Exportable):
         return {**config, "dtype_policies": policies} if policies else config
 
     def preprocess_samples(self, x, y=None, sample_weight=None):
-        """Turns texts into inputs, targets and weights; a dict of ids is these."""
+        """Turns texts into inputs, targets and weights; keeps a dict of ids."""
         if preprocessing.takes(self, x):
             return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
         if self.preprocessor is None and preprocessing.has_texts(x):
@@ -133,13 +135,13 @@ class TextLanguageModel(Exportable):
         """Continues texts or ids; see `keras_hub.models.CausalLM.generate`.
 
         Args:
-            inputs: what the preprocessor takes, such as a string or a list of strings;
-                or a dict of ids and masks as for a call, which need no preprocessor.
+            inputs: inputs of the preprocessor, such as a string or a list of strings;
+                or a dict of ids and masks as for a call, which needs no preprocessor.
             max_length: length of the sequences, in tokens; None (the default) for that
-                of the preprocessor. Ids have the length of their rows.
+                of the preprocessor. Sequences of ids have the length of their rows.
             stop_token_ids: ids that end a sequence; `"auto"` (the default) for the
-                tokenizer's end id, None for no such ids.
-            strip_prompt: whether to return what is new alone. Defaults to False.
+                tokenizer's end id; None for no such ids.
+            strip_prompt: whether to return only the new text. Defaults to False.
 
         Returns:
             A text, or a list of them; for ids a dict of ids and mask. For no text, or
@@ -168,9 +170,9 @@ class TextLanguageModel(Exportable):
             return super().generate(inputs, max_length, stop_token_ids, strip_prompt)
 
     def make_generate_function(self):
-        """Compiles `generate_step`, again if the model has got other weights since.
+        """Compiles `generate_step`, again if the model has other weights now.
 
-        What is compiled knows nothing of weights that LoRA or `quantize` add later.
+        A compiled function does not know weights that LoRA or `quantize` add later.
         """
         num_weights = len(self.weights)
         if getattr(self, "_num_generating_weights", num_weights) != num_weights:
@@ -180,7 +182,7 @@ class TextLanguageModel(Exportable):
             generate = super().make_generate_function()
 
             def generate_checked(inputs, stop_token_ids=None):
-                # What is compiled cannot see the values of a mask.
+                # A compiled function cannot check the values of a mask.
                 for name in inputs:
                     if name in ("padding_mask", "decoder_padding_mask"):
                         steps.check_prompt_mask(name, inputs[name])
@@ -195,18 +197,18 @@ class TextLanguageModel(Exportable):
     def continue_prompts(self, inputs, stop_token_ids, prefix="", memory=()):
         """Continues one batch of prompts with the sampler of the model.
 
-        `inputs` hold ids and mask of the prompts, under names that begin with `prefix`;
-        `memory` is the output of an encoder and its padding mask, or empty. Returns a
-        dict of the ids and the mask, now True on prompt and new tokens. Rows that the
-        model would cut are refused.
+        `inputs` contain ids and mask of the prompts, under names that begin with
+        `prefix`; `memory` is the output of an encoder and its padding mask, or empty.
+        Returns a dict of the ids and the mask, now True for prompt and new tokens. Rows
+        that the model would cut are refused.
         """
         names = f"{prefix}token_ids", f"{prefix}padding_mask"
         token_ids, mask = (inputs[name] for name in names)
         steps.check_prompt_mask(names[1], mask)
         batch, length = ops.shape(token_ids)
         steps.check_not_cut(self.hyperparameters, length)
-        # Models with embeddings of coordinates have none for the last token, which is
-        # read by nobody.
+        # Models with coordinate embeddings have none for the last token, which nobody
+        # reads.
         has_end = self.hyperparameters.coordinate_embeddings
         num_inputs = max(length - 1, 1) if has_end else None
         decoder = steps.TextSteps(self)
@@ -244,11 +246,11 @@ class TextLanguageModel(Exportable):
             **kwargs: changes of hyperparameters, `preprocessor`, `compile` (whether
                 to compile with defaults), and arguments of the backbone. Without
                 `preprocessor`, presets of bytes have one of a `ByteTokenizer`, unless
-                `vocabulary_size` is changed; None is for ids alone.
+                `vocabulary_size` is changed; None for a model of ids.
 
         Raises:
             ValueError: if a hyperparameter is unknown (the message lists the valid
-                names) or not valid, or is to change in a saved model, or
+                names) or invalid, or a change concerns a saved model, or
                 `routing_tf.files.safe_loading.check_preset` refuses a directory.
         """
         if preset not in cls.presets:
@@ -272,30 +274,30 @@ class TextLanguageModel(Exportable):
     ):
         """Builds a model with the weights of a checkpoint of the original release.
 
-        Names and shapes in the checkpoint decide all that they show: sizes, kind of
-        feed-forward, which layers route, numbers of heads. The rest, such as blocks and
-        windows, comes from `hparams` or the preset; a warning says where they disagree
-        with the checkpoint. Flaws that the weights rely on stay, see
-        `compatibility="trained"`; optimizer slots and the step are skipped.
+        Names and shapes in the checkpoint determine everything that they show: sizes,
+        the kind of feed-forward part, which layers route, numbers of heads. The rest,
+        such as blocks and windows, comes from `hparams` or the preset; a warning says
+        where they disagree with the checkpoint. Flaws that the weights rely on are
+        kept, see `compatibility="trained"`; optimizer slots and the step are ignored.
 
         Args:
             prefix: path of the TF1 checkpoint without `.index`, such as
                 `DIR/model.ckpt-3530000`.
             preset: name of the set of the release that was trained, such as
-                `"pg19_rt_base"`; None (the default) if `hparams` tells all.
+                `"pg19_rt_base"`; None (the default) if `hparams` has all settings.
             hparams: dict of the release's hyperparameters or the path of its
-                `hparams.json`, which go before the preset's; None (the default) for
-                the preset's.
-            vocabulary: path of the release's subword vocabulary, for a model that
-                takes and generates text; None (the default) for one of ids.
+                `hparams.json`, which override the preset; None (the default) for those
+                of the preset.
+            vocabulary: path of the release's subword vocabulary, for a model that takes
+                and generates text; None (the default) for a model of ids.
 
         Returns:
             The model.
 
         Raises:
-            ValueError: if there is no such checkpoint, it holds another kind of model,
-                the settings leave something open, or a variable is missing, unused or
-                of another shape; every one is named.
+            ValueError: if there is no such checkpoint, it contains another kind of
+                model, settings are missing, or variables are missing, unused or of
+                another shape, all of which the message names.
         """
         return checkpoints.load(cls, prefix, preset, hparams, vocabulary)
 
@@ -310,8 +312,8 @@ class TextLanguageModel(Exportable):
 
         Args:
             batch_size: number of sequences.
-            max_length: number of tokens a sequence may have, the leading id 0 included.
-                Models of local, routed (or hashed) heads may go on behind it.
+            max_length: number of tokens a sequence may have, including the leading id
+                0. Models with only local, routed or hashed heads can go beyond it.
             memory: output of the encoder, see `RoutingTransformerEncoderDecoder`; None
                 (the default) without one.
             memory_mask: its padding mask; None (the default) for no padding.
@@ -328,21 +330,20 @@ class TextLanguageModel(Exportable):
     def call_with_cache(
         self, token_ids, cache, cache_index, padding_mask=None, segment_ids=None
     ):
-        """Computes the logits of tokens that follow those in a cache.
+        """Computes the logits after tokens that follow those in a cache.
 
         Expert choice has the routing scope `"prefix"`.
 
         Args:
             token_ids: `<int>[batch, length]`.
             cache: as returned by `make_cache` or this method.
-            cache_index: position of the first token, an integer or a tensor. Tokens
-                follow each other; the newest may be fed again and is replaced. A
-                sequence at the integer 0 is computed in one parallel pass and starts
-                the cache anew; anywhere else tokens go one by one.
+            cache_index: position of the first token, which is the number of tokens that
+                the cache was fed: an integer or a scalar tensor. Any number of tokens
+                follow, and each is fed once. The integer 0 starts the cache anew.
             padding_mask: `<bool>[batch, length]`, True for real tokens, others are not
                 remembered; None (the default) for no padding.
-            segment_ids: `<int32>[batch, length]`, those of packed documents: the cache
-                starts anew with each; None (the default) for one in each row.
+            segment_ids: `<int32>[batch, length]`, ids of packed documents: the cache
+                restarts with each; None (the default) for one document in each row.
 
         Returns:
             Logits of the next tokens `<float>[batch, length, vocabulary_size]`, hidden
@@ -350,8 +351,9 @@ class TextLanguageModel(Exportable):
             tokens.
 
         Raises:
-            ValueError: if the cache is for another number of sequences or, where
-                `cache_index` is an integer, without room for the tokens.
+            ValueError: if the cache is for another number of sequences, or
+                `cache_index` is no integer or, where it is no tensor, negative or
+                without room for the tokens.
         """
         hidden, cache = self.backbone.decode_with_cache(
             token_ids, cache, cache_index, padding_mask, segment_ids
@@ -364,28 +366,30 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
     """A language model on a `RoutingTransformer`.
 
     Called with a dict of `token_ids` `<int>[batch, length]` and `padding_mask`
-    `<bool>[batch, length]` it returns the logits of the next token,
-    `<float>[batch, length, vocabulary_size]`. `losses` holds the clustering losses.
+    `<bool>[batch, length]`, it returns the logits of the next token,
+    `<float>[batch, length, vocabulary_size]`. `losses` contains the clustering losses.
 
-    `segment_ids` `<int32>[batch, length]` in the dict, which may be left out, are for
-    rows that pack several documents: no token sees another one, see
-    `layers.MixedAttention`, and with `restart_positions` positions start anew in each.
+    `segment_ids` `<int32>[batch, length]` in the dict, which are optional, are for rows
+    that pack several documents: no token sees another document, see
+    `layers.MixedAttention`, and with `restart_positions`, positions restart in each
+    document.
 
     With `routing="token_choice"`, the default of this package's own presets, logits
-    depend on earlier tokens alone. With `routing="expert_choice"`, that of the release,
-    each cluster chooses its tokens from the whole sequence, so logits of one pass over
-    a text may depend on later tokens; the routing scope `"prefix"`, which `generate`
-    uses, lets it choose among those up to the current one.
+    depend only on earlier tokens. With `routing="expert_choice"`, the rule of the
+    release, each cluster chooses its tokens from the whole sequence, so logits of one
+    pass over a text may depend on later tokens. In the routing scope `"prefix"`, which
+    `generate` uses, a cluster chooses among the tokens up to the current one.
 
-    `quantize` is for `Dense` layers, those of the feed-forward parts and the logits;
-    embeddings and the projections of attention stay as they are.
+    `quantize` changes only `Dense` layers, those of the feed-forward parts and the
+    logits, and leaves embeddings and the projections of attention unchanged.
 
     Args:
         backbone: a `RoutingTransformer`.
         preprocessor: a `RoutingTransformerCausalLMPreprocessor`; None (the default) if
             inputs are ids.
         dtype_policies: dict of the dtype policies of `"logits"` and `"output"`, the
-            layers behind the backbone, by name; None (the default) for the backbone's.
+            layers after the backbone, by name; None (the default) for that of the
+            backbone.
         **kwargs: arguments of `keras_hub.models.CausalLM`.
 
     Example:
@@ -416,16 +420,16 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
 
         Args:
             inputs: dict of `token_ids` and `padding_mask`, as for a call; the mask is
-                True on the prompt, the first tokens of each row, which is at least the
-                id 0 that sequences start behind.
+                True for the prompt, the first tokens of each row, which is at least the
+                leading id 0.
             stop_token_ids: ids that end a sequence; None (the default) for no such ids.
 
         Returns:
-            Dict of `token_ids` and `padding_mask`, now True on prompt and new tokens.
+            Dict of `token_ids` and `padding_mask`, now True for prompt and new tokens.
 
         Raises:
             ValueError: if the model cuts its inputs to less than the buffer, or there
-                is padding in front of a prompt or inside it.
+                is padding before or inside a prompt.
         """
         return self.continue_prompts(inputs, stop_token_ids)
 
@@ -436,18 +440,19 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
 
         With arguments of the `score` of keras_hub's language models, such as
         `score(ids, padding_mask=mask)` or `score(token_ids=ids)`, it returns tensors
-        for each position as that does; see `routing_tf.models.scoring.score_positions`.
-        Ids alone are texts: `score(ids)`, without a leading id 0, is a `Score`.
+        for each position, as keras_hub does; see
+        `routing_tf.models.scoring.score_positions`. Only ids count as texts:
+        `score(ids)`, without a leading id 0, returns a `Score`.
 
         Args:
             texts: a string, a list of strings, or ids of tokens; None with `token_ids`.
-            targets: what is scored; None (the default) for all tokens, else for each
+            targets: the parts to score; None (the default) for all tokens, or for each
                 text a pair of character offsets, a sub-string, or a list of these.
             reduction: `"none"` for a `Score` of each text or span (the default),
                 `"mean"` or `"sum"` for the mean or sum of its log-likelihoods.
             routing_scope: `"full"`, in which later tokens may take part in routing;
-                `"prefix"`, what sampling can reach; None (the default) for that of
-                the hyperparameters.
+                `"prefix"`, which sampling can reach; None (the default) for that of the
+                hyperparameters.
             **kwargs: `batch_size`, `too_long`, `num_words` and `verbose` of
                 `routing_tf.models.scoring.score`; or, without `targets` and
                 `reduction`: `token_ids`, if these are not the first argument,
@@ -455,13 +460,13 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
                 of `score_positions`.
 
         Returns:
-            A `routing_tf.models.scoring.Score`, or a number for the other reductions;
-            for a list of spans a list of them, for several texts a list with an item
-            for each text. With arguments of keras_hub logits or losses.
+            A `routing_tf.models.scoring.Score`, or a number for the other reductions; a
+            list of them for a list of spans, and a list with one item for each text for
+            several texts. With arguments of keras_hub, logits or losses.
 
         Raises:
-            ValueError: as `routing_tf.models.scoring.score` does, or for both `texts`
-                and `token_ids`.
+            ValueError: as in `routing_tf.models.scoring.score`, or for both `texts` and
+                `token_ids`.
 
         Example:
 

@@ -1,9 +1,9 @@
-"""How much of the release's flaws a model has: none, or one of some levels."""
+"""Which flaws of the release a model has: none, or those of a level."""
 
 #: All flaws; and all flaws, with the padding of the first row for the whole batch.
 EXACT = ("exact", "exact_shared_padding")
 LEVELS = (None, "trained", *EXACT)
-# The switches that earlier versions had, and saved.
+# The switches of earlier versions, as they saved them.
 _TRAINED = {
     "rank_mask",
     "last_block_is_centre",
@@ -31,9 +31,9 @@ _LEVELS_OF_SWITCHES = (
 
 
 def level_of(value):
-    """Returns the level of flaws that a value names; refuses what names none.
+    """Returns the level of flaws that a value names; refuses other values.
 
-    That is one of `LEVELS`, or a dict of switches, as earlier versions saved it.
+    A value is one of `LEVELS`, or a dict of switches as earlier versions saved it.
     """
     if isinstance(value, dict):
         switched_on = {name for name, is_on in value.items() if is_on}

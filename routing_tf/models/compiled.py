@@ -1,4 +1,4 @@
-"""Compiling functions that call a model, as each backend does it."""
+"""Compiling functions that call a model, on each backend."""
 
 import keras
 
@@ -6,10 +6,10 @@ _MAX_KEPT = 32
 
 
 def compiled(model, function):
-    """Compiles a function of tensors that calls a model but changes nothing in it.
+    """Compiles a function of tensors that calls a model without changing it.
 
     The compiled function sees the weights that the model has when it is called. On
-    TensorFlow the model's `jit_compile` decides whether XLA is used.
+    TensorFlow, the model's `jit_compile` decides whether XLA is used.
 
     Example:
 
@@ -35,14 +35,14 @@ def compiled(model, function):
 
 
 def compiled_once(model, function, key=()):
-    """Returns what `compiled` does, the same each time; a model keeps the last ones.
+    """Returns the result of `compiled`, and reuses the last ones of a model.
 
-    The function must have a name of its own. `key` tells its uses apart, such as by
+    The function must have a unique name. `key` distinguishes its uses, for example by
     shapes of arguments: TensorFlow would compile the second one for any shape.
     """
-    # Keras would look for layers in an attribute that it sees set.
+    # Keras would look for layers in an attribute that it tracks.
     kept = vars(model).setdefault("_compiled_functions", {})
-    # What is compiled knows nothing of weights that LoRA or `quantize` add later.
+    # A compiled function does not know weights that LoRA or `quantize` add later.
     key = (function.__qualname__, *key, len(model.weights))
     if key not in kept:
         if len(kept) == _MAX_KEPT:

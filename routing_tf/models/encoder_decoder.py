@@ -26,12 +26,12 @@ class RoutingTransformerEncoderDecoder(TextBackbone):
     real tokens, it returns the hidden states of the decoder,
     `<float>[batch, length, hidden_dim]`.
 
-    With `encoder_inputs="embeddings"` (the release) the dict holds
+    With `encoder_inputs="embeddings"` (the release), the dict contains
     `encoder_embeddings` `<float>[batch, input length, hidden_dim]` instead of ids and
     mask of the encoder; rows of zeros are padding.
 
-    Local heads pair each block of the decoder with a block of the encoder's output:
-    the lengths of both inputs, padding included, decide which tokens meet.
+    Local heads pair each block of the decoder with a block of the encoder's output, so
+    the lengths of both inputs, including padding, decide which tokens meet.
 
     Args:
         hyperparameters: `Hyperparameters` with `num_encoder_layers`, or a dict of its
@@ -41,8 +41,8 @@ class RoutingTransformerEncoderDecoder(TextBackbone):
         **kwargs: arguments of `keras_hub.models.Backbone`, such as `name`.
 
     Raises:
-        ValueError: if a hyperparameter is unknown or not valid, see `Hyperparameters`
-            and the layers, or there is no encoder; when the model runs, if
+        ValueError: if a hyperparameter is unknown or invalid, see `Hyperparameters` and
+            the layers, or there is no encoder; when the model runs, if
             `memory_block_length` does not fit the lengths.
 
     Example:
@@ -144,11 +144,11 @@ def _input(name, dtype):
 
 
 def _encoder_embedding_layers(hyperparameters, policy):
-    """The layers from the inputs of the encoder to the input of its blocks."""
+    """The layers between the inputs of the encoder and its blocks."""
     h = hyperparameters
     made = []
     if h.encoder_inputs == "tokens":
-        # As tensor2tensor does it: the scaled vectors have a variance of 1.
+        # As in tensor2tensor: the scaled vectors have a variance of 1.
         made.append(
             layers.TokenEmbedding(
                 h.vocabulary_size,

@@ -1,4 +1,4 @@
-"""Which hyperparameters are valid."""
+"""Checks of hyperparameters."""
 
 import dataclasses
 import math
@@ -81,7 +81,7 @@ _NOT_NEGATIVE = (
 
 
 def check(h):
-    """Raises a `ValueError` unless all `Hyperparameters` are valid, and go together."""
+    """Raises a `ValueError` unless all `Hyperparameters` are valid and compatible."""
     for field in dataclasses.fields(h):
         _check_type(h, field)
         if field.name.endswith("_dropout"):
@@ -97,8 +97,8 @@ def check(h):
         check_key_shift(name, getattr(h, name))
         if getattr(h, name) and h.compatibility is not None:
             raise ValueError(
-                f"`{name}=1` must come without flaws of the release: a query that "
-                "sees nothing would see later tokens. Received: "
+                f"`{name}=1` must come without flaws of the release: a query that sees "
+                "nothing would see later tokens. Received: "
                 f"compatibility={h.compatibility!r}. Leave one of the two out"
             )
     for name in _NOT_NEGATIVE:
@@ -185,7 +185,7 @@ def _check_key_heads(h):
     if h.num_heads % number or any(count % per_key for count in counts.values()):
         raise ValueError(
             "`num_key_value_heads` must divide the number of heads, and the quotient "
-            f"that of each kind of heads. {received}"
+            f"must divide the number of heads of each pattern. {received}"
         )
     shared = h.num_cluster_strided_heads
     if h.routing in OWN and h.routing != "full":
@@ -199,7 +199,7 @@ def _check_key_heads(h):
 
 
 def _check_flaws_of_the_release(h):
-    """Refuses what heads with these flaws do not have."""
+    """Refuses settings that heads with these flaws do not have."""
     nothing = {
         "clusters_per_query": 1,
         "exploring_queries": 0,
@@ -229,16 +229,17 @@ def _check_entmax(h):
     if h.entmax_alpha is not None and h.compatibility is not None:
         raise ValueError(
             "`entmax_alpha` must come without flaws of the release, which has a "
-            f"softmax. Received: entmax_alpha={h.entmax_alpha!r} with compatibility="
-            f"{h.compatibility!r}. Leave one of the two out"
+            f"softmax. Received: entmax_alpha={h.entmax_alpha!r} with "
+            f"compatibility={h.compatibility!r}. Leave one of the two out"
         )
     slides = h.num_factorized_heads and h.factorized_pattern == "strided"
     if h.entmax_alpha is not None and slides:
         raise ValueError(
             "`entmax_alpha` must be None with `factorized_pattern='strided'`, whose "
-            "sliding windows join parts of a softmax. Received: entmax_alpha="
-            f"{h.entmax_alpha!r} with num_factorized_heads={h.num_factorized_heads}. "
-            "Leave it out, or take `factorized_pattern='fixed'`"
+            "sliding windows join parts of a softmax. Received: "
+            f"entmax_alpha={h.entmax_alpha!r} with "
+            f"num_factorized_heads={h.num_factorized_heads}. Leave it out, or use "
+            "`factorized_pattern='fixed'`"
         )
 
 
@@ -265,9 +266,9 @@ def _check_factorized(h):
         )
     if h.factorized_arrangement == "separate" and h.num_factorized_heads % 2:
         raise ValueError(
-            "`num_factorized_heads` must be even where each half of the heads has a "
-            "half of the pattern. Received: num_factorized_heads="
-            f"{h.num_factorized_heads}, factorized_arrangement='separate'"
+            "`num_factorized_heads` must be even if each half of the heads has half of "
+            f"the pattern. Received: num_factorized_heads={h.num_factorized_heads}, "
+            "factorized_arrangement='separate'"
         )
     is_fixed = h.factorized_pattern == "fixed"
     if is_fixed and h.num_summary_columns > h.local_block_length:
@@ -281,7 +282,7 @@ def _check_factorized(h):
 def _check_restart(h):
     if h.restart_positions and h.kind != "text":
         raise ValueError(
-            "`restart_positions` is for texts alone, whose rows may pack documents. "
+            "`restart_positions` is only for texts, whose rows may pack documents. "
             f"Received: restart_positions=True with kind={h.kind!r}. Leave it out"
         )
 

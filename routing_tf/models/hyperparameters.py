@@ -1,4 +1,4 @@
-"""All settings of a model and of its training, each documented here and only here."""
+"""All settings of a model and of its training, documented in this one place."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from routing_tf.models.compatibility import level_of
 from routing_tf.models.hyperparameter_checks import HEADS
 from routing_tf.models.hyperparameter_checks import check
 
-# What the release does not have, so that it has no flaws.
+# Patterns that the release does not have, so they have no flaws.
 SOUND_ROUTINGS = ("random", "full")
 
 
@@ -18,25 +18,30 @@ class Hyperparameters:
 
     One class serves all models: decoders of text, encoders with decoders
     (`num_encoder_layers` is not 0) and models of images (`image_height` is given).
-    Lengths and windows are in tokens; an image has one for each channel of a pixel.
+    Lengths and windows are in tokens; an image has one token for each channel of a
+    pixel. Change a few with `replace`, or pass them to `from_preset`.
+    [Hyperparameters](docs/hyperparameters.md) sorts them by subject, and says how
+    commands set them.
 
     Args:
-        vocabulary_size: number of token ids, padding and end included; of an image,
+        vocabulary_size: number of token ids, including padding and end; for an image,
             number of intensities.
-        max_sequence_length: length of the sequences the model is trained on.
+        max_sequence_length: length of the sequences that the model is trained on.
         max_input_length: length of the sequences that an encoder reads.
         image_height: number of rows of an image; None for models of text.
         image_width: number of columns of an image; None for models of text.
         num_channels: number of channels of an image.
-        num_classes: number of classes an image model is conditioned on; None for none.
+        num_classes: number of classes that an image model is conditioned on; None for
+            no classes.
         channel_vocabulary_size: rows of the embedding table of each channel of an
-            image; None for `vocabulary_size` (the release: 256 in any case).
+            image; None for `vocabulary_size` (the release: always 256).
         position_embeddings: whether embeddings of row and column are added to those of
             an image.
         coordinate_embeddings: whether positions have embeddings of their coordinates,
-            see `GridEmbedding`: in an image, in place of the others, of row, column and
-            channel, with one table of values for all channels; in a text of the local
-            block and the place in it, up to `max_sequence_length`.
+            see `GridEmbedding`. In an image: embeddings of row, column and channel
+            instead of the others, and one table of values for all channels. In a text:
+            embeddings of the local block and of the place in it, up to
+            `max_sequence_length`.
         num_encoder_layers: number of blocks of the encoder; 0 for no encoder.
         encoder_inputs: what an encoder reads: `"tokens"`, or `"embeddings"` of the
             size `hidden_dim` (the release).
@@ -51,108 +56,110 @@ class Hyperparameters:
             the number of heads.
         value_dim: size of a value of one head; None for `key_dim`.
         num_local_heads: heads of each block that attend in local blocks.
-        local_block_length: length of a local block; of an image with
-            `local_block_width`, in rows.
-        local_block_width: None for blocks of the sequence; else blocks of an image
-            are rectangles of so many tokens in a row.
-        local_flange_blocks: neighbouring local blocks a query sees on a side.
-        local_dilation: how many tokens further on the next one in a local block of
-            self-attention is, see `LocalHeads`; 1 for blocks of neighbours.
-        memory_block_length: length of the blocks of an encoder's output that local
-            heads pair with those of the decoder; None for the length that gives as
-            many blocks.
-        memory_flange_blocks: neighbouring blocks of an encoder's output that a query
-            sees on a side of its own; None for `local_flange_blocks`.
+        local_block_length: length of a local block, in tokens; in rows with
+            `local_block_width`.
+        local_block_width: width of rectangular blocks of an image, in tokens; None for
+            blocks of the sequence.
+        local_flange_blocks: number of neighbouring local blocks that a query sees on
+            each side.
+        local_dilation: distance of consecutive tokens in a local block of
+            self-attention, see `LocalHeads`; 1 for blocks of neighbours.
+        memory_block_length: length of the blocks of an encoder's output, which local
+            heads pair with those of the decoder; None for the length that gives the
+            same number of blocks.
+        memory_flange_blocks: number of neighbouring blocks of an encoder's output that
+            a query sees on each side; None for `local_flange_blocks`.
         local_relative_positions: whether local heads use relative positions.
         num_routed_heads: heads of each block that attend inside clusters.
         num_cluster_strided_heads: heads of each block that attend to every n-th token
             in the order of distance to a centroid.
-        num_strided_heads: heads of each block that attend to their place in the
+        num_strided_heads: heads of each block that attend to the same place in the
             other local blocks.
         num_factorized_heads: heads of each block with the factorized attention of the
             Sparse Transformer, whose stride is `local_block_length`.
-        factorized_pattern: `"strided"`, the nearest tokens and those that a multiple of
-            the stride away, or `"fixed"`, the own block and the summaries of all.
-        factorized_arrangement: how the two halves of a pattern are put together:
-            `"interleaved"`, in turns from block to block, the first half in the first
-            block; `"merged"`, both in every head; or `"separate"`, each in half of the
+        factorized_pattern: `"strided"` for the nearest tokens and those at multiples of
+            the stride, or `"fixed"` for the query's block and the summaries of all
+            blocks.
+        factorized_arrangement: how the two halves of a pattern are combined:
+            `"interleaved"`, alternating from block to block, beginning with the first
+            half; `"merged"`, both in every head; or `"separate"`, each in half of the
             heads.
         num_summary_columns: length of the summary of a block, see `FixedHeads`.
         distinct_summaries: whether heads have different summaries, see `FixedHeads`.
         num_local_only_layers: number of first blocks, of the decoder and of an encoder,
-            in which the routed heads are local ones too.
+            in which the routed heads are local, too.
         num_clusters: number of clusters of each routed or cluster-strided head.
-        attention_window: number of tokens in a cluster.
-        routing: how tokens find their cluster: `"expert_choice"` (each centroid takes
-            its best tokens), `"token_choice"` (each token goes to its best centroid) or
-            `"expert_threshold"` (each centroid takes the tokens above its threshold),
-            both strictly causal, `"hashed"` (the clusters are buckets of a hash),
-            `"random"`, or `"full"`: no clusters, the heads see all tokens, as a
-            baseline. None for what is sound: token choice in decoders, expert choice
-            elsewhere. Also a pattern of another system, with sizes after
-            `attention_window`: `"axial"` (of images), `"bigbird"`, `"block_top_k"`,
-            `"compressed"`, `"etc"`, `"global_tokens"`, `"linear"`, `"long_short"`,
-            `"longformer"`, `"luna"`, `"native_sparse"`, `"performer"`,
-            `"random_blocks"`, `"random_features"`, `"random_synthesizer"`,
-            `"reformer"`, `"sinkhorn"` or `"synthesizer"`. Attention to an encoder's
-            output is hashed, random or full if `routing` is, and expert choice with all
-            other names.
+        attention_window: number of tokens of a cluster that a query sees.
+        routing: the pattern of the routed heads. `"expert_choice"`: each centroid takes
+            its best tokens. `"token_choice"`: each token goes to its best centroid.
+            `"expert_threshold"`: each centroid takes the tokens above its threshold.
+            The last two are strictly causal. `"hashed"`: clusters are buckets of a
+            hash. `"random"`: clusters are random. `"full"`: heads see all tokens, as a
+            baseline. None: token choice in decoders, expert choice elsewhere. Also a
+            pattern of another system, whose sizes follow from `attention_window`:
+            `"axial"` (of images), `"bigbird"`, `"block_top_k"`, `"compressed"`,
+            `"etc"`, `"global_tokens"`, `"linear"`, `"long_short"`, `"longformer"`,
+            `"luna"`, `"native_sparse"`, `"performer"`, `"random_blocks"`,
+            `"random_features"`, `"random_synthesizer"`, `"reformer"`, `"sinkhorn"` or
+            `"synthesizer"`. Attention to an encoder's output is hashed, random or full
+            if `routing` is, and expert choice otherwise.
         encoder_routing: the routed heads of an encoder: any name of `routing` except
             `"token_choice"`, `"expert_threshold"`, `"native_sparse"` (they need a
             causal mask) and `"axial"`; or `"block_pair"`, `"clustered_queries"`,
             `"induced"`, `"linformer"` or `"nystrom"`, which have no causal form. None
-            for the name that `routing` has, or `"expert_choice"` where an encoder
-            cannot have that.
-        routed_key_shift: whose key a position offers with its own value in the routed
-            heads (whatever their `routing`) and the cluster-strided and strided ones of
-            a decoder's self-attention: its own (0), or that of the token before it (1),
-            so that they read what followed similar tokens, see `HeadGroup`.
+            for the value of `routing`, or `"expert_choice"` if an encoder cannot have
+            it.
+        routed_key_shift: which key a position offers with its value in the routed
+            (whatever their `routing`), cluster-strided and strided heads of a decoder's
+            self-attention: its own (0), or that of the token before it (1), so that
+            heads read what followed similar tokens, see `HeadGroup`.
         local_key_shift: the same for local and factorized heads.
         routing_scope: the tokens that compete in expert choice under a causal mask:
-            `"full"` or `"prefix"`, see `RoutedHeads`. Sampling is always in the
-            second.
-        prefix_block_size: number of queries that go at once with the scope
+            `"full"` or `"prefix"`, see `RoutedHeads`. Sampling always has the second.
+        prefix_block_size: number of queries that are computed at once in the scope
             `"prefix"`; None for `attention_window`.
         routed_relative_positions: whether routed heads use relative positions, which
             are differences of rank inside the cluster. Patterns of other systems have
-            those in tokens, or none where they compare no single keys.
+            relative positions in tokens, or none if they do not compare single keys.
         cluster_strided_relative_positions: the same for cluster-strided heads.
         strided_relative_positions: whether strided heads use relative positions,
             which are differences of block.
         share_query_key: whether routed heads share queries and keys.
-        query_cluster: with separate queries and keys, whether a token reads the best
-            cluster of its `"query"`, or of its `"key"`, see `ClusteredHeads`.
-        clusters_per_query: in token choice, number of clusters that a query reads, each
+        query_cluster: whether a token reads the best cluster of its `"query"` or of its
+            `"key"`, with separate queries and keys, see `ClusteredHeads`.
+        clusters_per_query: number of clusters that a query reads in token choice, each
             with an equal share of `attention_window`, see `RoutedHeads`.
-        exploring_queries: how many random queries of each head with clusters see all
-            that the mask lets them see while training, see `ClusteredHeads`; 0 for
-            none, as in the release.
+        exploring_queries: how many random queries of each head with clusters see
+            everything that the mask lets them see in training, see `ClusteredHeads`; 0
+            for none, as in the release.
         ema: whether centroids follow moving averages (True) or gradients.
         centroid_decay: share of the old average kept at each training step.
         centroid_initialization: `"normal"` for random centroids; `"tokens"`: the first
-            training step sets them to tokens, see `OnlineKMeans`.
-        balance_rate: how fast clusters are made even, see `OnlineKMeans`; 0: never.
+            training step sets them to tokens, see `Clustering`.
+        balance_rate: how fast clusters become even, see `Clustering`; 0 for no
+            balancing.
         anchor_weight: how much of a fixed random vector is added to each centroid, so
-            that those that meet part again, see `OnlineKMeans`; 0: nothing.
+            that equal centroids separate again, see `Clustering`; 0 for no anchors.
         revive_centroids_after: number of training steps without a token after which a
-            centroid is set to one, see `OnlineKMeans`; None for never.
+            centroid is set to a token, see `Clustering`; None for never.
         commitment_weight: factor of the clustering loss.
-        entmax_alpha: None for the softmax, or sparse weights of all heads in its place,
-            see `ScaledDotProduct`: a number from 1.001 to 2, or `"learned"`.
-        rotary_positions: whether heads of self-attention have rotary positions in place
-            of relative ones, see `HeadGroup`; an even `key_dim` then.
+        entmax_alpha: None for the softmax; for sparse weights in all heads, a number
+            from 1.001 to 2 or `"learned"`, see `ScaledDotProduct`.
+        rotary_positions: whether heads of self-attention have rotary positions instead
+            of relative ones, see `HeadGroup`; needs an even `key_dim`.
         max_relative_position: largest relative position with an embedding of its own.
         relative_key_stddev: standard deviation of the initial relative positions of
-            keys; 0 for the initializer of all other weights.
+            keys; 0 for the initializer of the other weights.
         scale_embeddings: whether token embeddings are multiplied by the square root of
             their size.
         timing_signal: whether sinusoidal positions are added to the embeddings.
-        restart_positions: whether these positions and those on a grid start anew in
-            each document of packed rows, told by `segment_ids` of a text model.
-        num_key_value_heads: heads of keys and values of each attention, see
-            `MixedAttention`; None for as many as heads of queries. Needs
-            `share_query_key=False` where there are heads with clusters.
-        use_gate: whether what heads return passes a gate, see `MixedAttention`.
+        restart_positions: whether the positions of `timing_signal` and
+            `coordinate_embeddings` restart in each document of packed rows, given by
+            the `segment_ids` of a text model.
+        num_key_value_heads: heads of keys and values of each attention layer, see
+            `MixedAttention`; None for as many as query heads. Needs
+            `share_query_key=False` if there are heads with clusters.
+        use_gate: whether a gate multiplies the outputs of heads, see `MixedAttention`.
         logit_soft_cap: a positive number that logits of attention approach and do not
             exceed, see `MixedAttention`; None for no limit.
         qk_norm: whether queries and keys pass a norm with learned scales, see
@@ -160,38 +167,41 @@ class Hyperparameters:
         attention_bias: whether the projections of attention have biases.
         shared_head_projection: whether each head's output passes through one more
             matrix, the same for all heads (the release).
-        project_shared_keys: whether keys are projected also for heads that share the
-            queries and never read them (the release).
-        truncate_length: longer inputs are silently truncated to this length (the
-            release); None: nothing is cut.
-        input_dropout: rate of elements of the encoder's inputs that are set to 0, the
-            others unscaled.
+        project_shared_keys: whether keys are also projected for heads that share the
+            queries and do not read them (the release).
+        truncate_length: length to which longer inputs are silently cut (the release);
+            None for no limit.
+        input_dropout: rate of elements of the encoder's inputs that are set to 0; the
+            others are not scaled.
         token_dropout: rate of the decoder's input tokens replaced by id 0.
         embedding_dropout: rate of dropout on the token embeddings.
         residual_dropout: rate of dropout on the output of each part of a block.
         attention_dropout: rate of dropped attention weights.
-        drops_inputs: whether the input of the first block has `residual_dropout` too.
+        drops_inputs: whether the input of the first block also has `residual_dropout`.
         feed_forward_dropout: rate of dropout inside the feed-forward parts.
         remat: whether training recomputes the activations inside a block for the
-            gradients instead of keeping them: less memory, more time.
-        remat_attention: whether it recomputes only what lies between the projections
-            of attention: less time. Or `"weights"`, for only the attention weights,
-            which need most memory and little time; see `MixedAttention`.
-        remat_feed_forward: whether it recomputes only the feed-forward parts. Together
-            with `remat_attention`, nearly as little memory as `remat`, and less time.
-        attention_implementation: what computes the attention inside a window or a
-            cluster: `"plain"`, or `"auto"` for the kernels of cuDNN on JAX with a GPU,
+            gradients instead of storing them: less memory, more time.
+        remat_attention: whether training recomputes only the activations between the
+            projections of attention, which takes less time; or `"weights"` for only the
+            attention weights, which need most memory and little time, see
+            `MixedAttention`.
+        remat_feed_forward: whether training recomputes only the feed-forward parts.
+            Together with `remat_attention`, this needs nearly as little memory as
+            `remat`, and less time.
+        attention_implementation: how the attention inside a window or a cluster is
+            computed: `"plain"`, or `"auto"` for the kernels of cuDNN on JAX with a GPU,
             and of splash attention with a TPU, see `ScaledDotProduct`.
         initializer: `"unit_scaling"`, the uniform one of tensor2tensor; or
             `"fan_in_normal"`, that of the Sparse Transformer: weights are normal with a
-            deviation of `initializer_gain / sqrt(inputs)`, embeddings of
-            `initializer_gain / sqrt(size)`, the embeddings of coordinates together the
-            same, and logits start at 0.
+            standard deviation of `initializer_gain / sqrt(inputs)`, embeddings with
+            `initializer_gain / sqrt(size)`, as is the sum of coordinate embeddings, and
+            logits start at 0.
         initializer_gain: scale of the initializer of all weights.
         scale_residual_initializer: whether the initial weights of the last projection
             of each part of a block are divided by `sqrt(2 * layers)` of its stack.
         optimizer: `"adafactor"` (the tensor2tensor rule), `"adam"`, `"adamw"`, or
-            `"muon"`: for the matrices between layers, with Adam for all else.
+            `"muon"`: Muon for the matrices between layers, and Adam for everything
+            else.
         learning_rate: the factor `constant` of the schedule.
         learning_rate_schedule: factors joined by `*`, see `FactorSchedule`, or
             `"noam"`.
@@ -200,16 +210,16 @@ class Hyperparameters:
         adam_beta_2: decay of Adam's second moment.
         adam_epsilon: Adam's smallest divisor.
         weight_decay: factor of the sum of squared weights / 2 in the training loss;
-            with `"adamw"` and `"muon"` the share of all matrices that a step takes
-            away, times the learning rate.
+            with `"adamw"` and `"muon"`, the share of all matrices that a step
+            subtracts, times the learning rate.
         gradient_clip_norm: largest global norm of the gradients; 0 for no limit.
         batch_tokens: tokens in one training batch.
-        train_steps: number of training steps of a run that names no other.
+        train_steps: number of training steps, unless a run names another number.
         compatibility: flaws of the release to reproduce: `"trained"`, those that its
             trained weights rely on; `"exact"`, all of them; `"exact_shared_padding"`,
             all, with the padding of the first row for the whole batch
-            (`cache_padding_bias`); or None, the sound way. Kinds of heads that the
-            release does not have are always sound.
+            (`cache_padding_bias`); or None for no flaws. Patterns that the release does
+            not have never have flaws.
 
     Example:
 
@@ -334,11 +344,11 @@ class Hyperparameters:
         """Returns the hyperparameters of a dict, such as `to_dict` returns.
 
         Args:
-            fields: dict of some or all fields. All those of an earlier version of the
-                package, as in a saved model, keep the meaning that they had there.
+            fields: dict of some or all fields. All fields of an earlier version of the
+                package, as in a saved model, keep their meaning of that version.
 
         Raises:
-            ValueError: if a field is unknown or not valid.
+            ValueError: if a field is unknown or invalid.
         """
         is_saved = "compatibility" in fields and "train_steps" in fields
         if is_saved and not fields.get("share_query_key", True):
@@ -370,22 +380,22 @@ class Hyperparameters:
         return self.key_dim or self.hidden_dim // self.num_heads
 
     def sees_later_tokens(self, routing_scope):
-        """Tells whether outputs depend on later tokens, in spite of the causal mask.
+        """Tells whether outputs depend on later tokens despite the causal mask.
 
-        Padding aside, which some flaws of the release let through.
+        Padding does not count, though some flaws of the release let it through.
 
         Args:
             routing_scope: `"full"` or `"prefix"`, see `RoutedHeads`.
 
         Returns:
-            Name of the setting by which they do; None if they do not.
+            Name of the responsible setting; None if they do not.
         """
         if self.num_local_only_layers >= self.num_layers:
             return None
         if self.num_routed_heads:
             if self.routing == "expert_choice" and routing_scope == "full":
                 return "routing"
-            # Filled up buckets, and queries that compete for an encoder's output.
+            # Padded buckets, and queries that compete for an encoder's output.
             competes = self.num_encoder_layers and self.routing not in SOUND_ROUTINGS
             if self.compatibility and (self.routing == "hashed" or competes):
                 return "compatibility"
@@ -396,7 +406,7 @@ class Hyperparameters:
 
     @property
     def padding_has_influence(self):
-        """Whether padding changes what is computed of real tokens."""
+        """Whether padding changes the results for real tokens."""
         return self.compatibility in EXACT
 
     def replace(self, **changes):
@@ -415,7 +425,7 @@ class Hyperparameters:
         return dataclasses.replace(self, **changes)
 
     def to_dict(self):
-        """Returns the fields as a plain dict that JSON can hold."""
+        """Returns the fields as a plain dict that JSON can represent."""
         return dataclasses.asdict(self)
 
 

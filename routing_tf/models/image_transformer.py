@@ -30,14 +30,14 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
     local blocks. Each is predicted from those before it, as one of `vocabulary_size`
     intensities; the shift by one is inside the model.
 
-    Called with integers `images` `<int>[batch, height, width, channels]`, or a dict of
-    them, it returns logits of the same sub-pixels,
-    `<float>[batch, height, width, channels, vocabulary_size]`. The dict may hold
+    Called with `images` `<int>[batch, height, width, channels]`, or a dict with them,
+    it returns logits of the same sub-pixels,
+    `<float>[batch, height, width, channels, vocabulary_size]`. The dict may contain
     `labels` `<int>[batch]`, which a model with `num_classes` needs and others ignore,
     and `padding_mask`, a `<bool>` of the shape of `images`, False for sub-pixels that
-    nothing may see. Values out of range are not noticed in a compiled call.
-    `losses` holds the clustering losses. With `routing="expert_choice"` logits may
-    depend on later sub-pixels, see `RoutingTransformerCausalLM`.
+    nothing may see. Compiled calls do not notice values out of range. `losses` contains
+    the clustering losses. With `routing="expert_choice"`, logits may depend on later
+    sub-pixels, see `RoutingTransformerCausalLM`.
 
     Args:
         hyperparameters: `Hyperparameters` with an `image_height`, or a dict of its
@@ -47,8 +47,8 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
         **kwargs: arguments of `keras_hub.models.Backbone`, such as `name`.
 
     Raises:
-        ValueError: if a hyperparameter is not valid or is none of an image model, or
-            rectangular blocks do not divide the image; when called, if the images
+        ValueError: if a hyperparameter is invalid or belongs to another kind of model,
+            or rectangular blocks do not divide the image; when called, if the images
             have another shape, or labels are missing.
 
     Example:
@@ -121,7 +121,7 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
                 self.image_shape, dtype="bool", name="padding_mask"
             ),
         }
-        # What may not be seen must not be seen through the shift either.
+        # Hidden sub-pixels must not be visible through the shift either.
         hidden = ops.logical_not(inputs["padding_mask"])
         x = self.embedding(ops.where(hidden, 0, inputs["images"]))
         lengths = x.shape[1:-1]
@@ -153,7 +153,8 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
         Args:
             prefix: path of the TF1 checkpoint without `.index`.
             preset: name of the set of the release that was trained, such as
-                `"cifar10_local_cluster"`; None (the default) if `hparams` tells all.
+                `"cifar10_local_cluster"`; None (the default) if `hparams` has all
+                settings.
             hparams: dict of the release's hyperparameters or the path of its
                 `hparams.json`; None (the default) for the preset's.
 
@@ -169,13 +170,13 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
         return super().call(self._complete(inputs), training=training, mask=mask)
 
     def _complete(self, inputs):
-        """Returns all inputs; `padding_mask` may be left out, as may be a dict."""
+        """Returns all inputs; `padding_mask` and the dict itself are optional."""
         if not isinstance(inputs, dict):
             inputs = {"images": inputs}
         needed = ["images"] if self.class_embedding is None else ["images", "labels"]
         if any(inputs.get(name) is None for name in needed):
             raise ValueError(
-                f"Inputs must hold {' and '.join(f'`{name}`' for name in needed)}. "
+                f"Inputs must contain {' and '.join(f'`{name}`' for name in needed)}. "
                 f"Received: inputs with {sorted(inputs)}. `labels` are for models with "
                 "`num_classes`"
             )
@@ -183,8 +184,8 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
         if tuple(images.shape[1:]) != self.image_shape or _is_float(images):
             height, width, channels = self.image_shape
             raise ValueError(
-                "`images` must hold integers and have the shape (batch, "
-                f"{height}, {width}, {channels}). Received: images of shape "
+                f"`images` must be integers and have the shape (batch, {height}, "
+                f"{width}, {channels}). Received: images of shape "
                 f"{tuple(images.shape)} and type {images.dtype}"
             )
         mask = inputs.get("padding_mask")
@@ -195,9 +196,9 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
             labels = ops.reshape(inputs["labels"], (-1,))
             if _is_float(labels) or labels.shape[0] != images.shape[0]:
                 raise ValueError(
-                    "`labels` must hold an integer for each image. Received: labels of "
-                    f"shape {tuple(labels.shape)} and type {labels.dtype} for images "
-                    f"of shape {tuple(images.shape)}"
+                    "`labels` must contain an integer for each image. Received: labels "
+                    f"of shape {tuple(labels.shape)} and type {labels.dtype} for "
+                    f"images of shape {tuple(images.shape)}"
                 )
             complete["labels"] = labels
         return complete
@@ -230,12 +231,12 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
 
         Each step computes one sub-pixel with a cache, and logits are those of the
         routing scope `"prefix"`. With settings of the release that let later sub-pixels
-        decide who is a member, each step computes the model anew instead, in which
-        later ones are padding.
+        decide who is a member, each step computes the whole image instead, in which
+        later sub-pixels are padding.
 
         Args:
-            num_images: number of images; None for as many as `labels` or `images`,
-                else 1.
+            num_images: number of images; None for the number of `labels` or `images`,
+                or 1 without them.
             labels: `<int>[num_images]`, the class of each image, for a model with
                 `num_classes`.
             images: `<int>[num_images, height, width, channels]`, whose first rows are
@@ -243,9 +244,9 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
             num_given_rows: number of rows of `images` that are kept.
             sampler: a keras_hub sampler that draws from a distribution, or its name,
                 such as `"greedy"` or
-                `keras_hub.samplers.RandomSampler(temperature=0.9, seed=1)`; None for
-                a random sampler at temperature 1.
-            verbose: whether progress is shown on stderr.
+                `keras_hub.samplers.RandomSampler(temperature=0.9, seed=1)`; None for a
+                random sampler at temperature 1.
+            verbose: whether to show progress on standard error.
 
         Returns:
             NumPy array `<int32>[num_images, height, width, channels]`.
@@ -281,7 +282,8 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
 
         Raises:
             ValueError: if settings of the release let later sub-pixels decide who is a
-                member of a cluster, or heads remember far more than there are.
+                member of a cluster, or heads would remember far more tokens than there
+                are.
         """
         safe_loading.check_memory(self.hyperparameters, self.num_subpixels)
         lengths = self.embedding.order.lengths
@@ -293,12 +295,13 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
         Args:
             images: `<int>[batch, height, width, channels]`.
             cache: as returned by `make_cache`.
-            num_given: number of sub-pixels that are given, in the order of `places`.
+            num_given: number of given sub-pixels, in the order of `places`.
             labels: `<int>[batch]`, for a model with `num_classes`.
 
         Returns:
-            Logits of these sub-pixels, `<float>[batch, height, width, channels,
-            vocabulary_size]`, and the cache with their places.
+            Logits of these sub-pixels,
+            `<float>[batch, height, width, channels, vocabulary_size]`, and the cache
+            with their places.
         """
         order = self.embedding.order
         given = order.restore(ops.arange(self.num_subpixels) < num_given, axis=0)
@@ -316,8 +319,8 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
         Expert choice has the routing scope `"prefix"`.
 
         Args:
-            values: `<int>[batch]`, the sub-pixel before it in the order of `places`; 0
-                at the first.
+            values: `<int>[batch]`, the previous sub-pixel in the order of `places`; 0
+                at the first place.
             cache: as returned by `make_cache`, `start_cache` or this method.
             cache_index: place of the sub-pixel, an integer or a tensor.
             labels: `<int>[batch]`, for a model with `num_classes`.
@@ -335,7 +338,7 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
             return x
         vectors = self.class_embedding(labels)
         shape = (-1, *[1] * (len(x.shape) - 2), x.shape[-1])
-        # In this order: of no rows TensorFlow takes what is added behind for biases.
+        # In this order: with no rows, TensorFlow takes the second summand for biases.
         return ops.reshape(vectors, shape) + x
 
     def _through_blocks(self, x, cache, cache_index, padding_mask=None):
@@ -349,7 +352,7 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
         return x, caches
 
     def _canvas(self, num_images, labels, images, num_given_rows):
-        """Checks what `generate` is given; returns the images to fill, and labels."""
+        """Checks arguments of `generate`; returns the images to fill, and labels."""
         h = self.hyperparameters
         if (h.num_classes is None) != (labels is None):
             raise ValueError(

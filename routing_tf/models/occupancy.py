@@ -7,18 +7,18 @@ import numpy as np
 from routing_tf import layers
 from routing_tf.layers.keras_internals import layers_inside
 
-# A cluster counts as dead whose share of tokens is so small a part of an even one.
+# A cluster counts as dead if its share of tokens is below this part of an even share.
 DEAD = 0.01
 
 
 def centroid_occupancy(lm):
-    """Tells how evenly the tokens are spread over the clusters of each routed layer.
+    """Returns how evenly the tokens are spread over the clusters of each routed layer.
 
     Returns a dict with four entries for each layer that counts its tokens: smallest and
     largest share of a head's tokens in one cluster (`occupancy/LAYER/min` and `max`),
     the entropy of the shares divided by its largest possible value
-    (`occupancy/LAYER/entropy`), the mean over heads, and the share of clusters that
-    hardly get tokens, less than a hundredth of an even share (`dead`).
+    (`occupancy/LAYER/entropy`), the mean over heads, and the share of clusters that get
+    less than a hundredth of an even share (`dead`).
     """
     found = {}
     for layer in layers_inside(lm):
@@ -35,7 +35,7 @@ def centroid_occupancy(lm):
 def shares_of(kmeans):
     """Returns the shares of tokens in clusters, moving averages, `[heads, clusters]`.
 
-    None for a layer that counts no tokens, or has not seen any, as the release starts.
+    None for a layer that counts no tokens or has not seen any.
     """
     counts = getattr(kmeans, "counts", None)
     if not isinstance(kmeans, layers.OnlineKMeans) or counts is None:

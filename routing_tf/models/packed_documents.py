@@ -1,13 +1,13 @@
-"""Ids of packed documents among the inputs of a model, which may be there or not."""
+"""Optional ids of packed documents among the inputs of a model."""
 
 SEGMENT_IDS = "segment_ids"
 
 
 def without_segment_ids(inputs):
-    """Returns inputs without the ids of segments, and these; None if there are none.
+    """Returns inputs without segment ids, and these ids; None if there are none.
 
     Args:
-        inputs: dict of tensors; anything else has no such ids.
+        inputs: dict of tensors; other inputs have no such ids.
     """
     if not isinstance(inputs, dict) or SEGMENT_IDS not in inputs:
         return inputs, None
@@ -16,7 +16,7 @@ def without_segment_ids(inputs):
 
 
 def inputs_of(model, batch):
-    """Returns what a model takes of a batch: its inputs, and ids of segments if any.
+    """Returns the part of a batch that a model takes: its inputs and segment ids.
 
     Args:
         model: a functional model whose inputs are a dict.

@@ -1,9 +1,9 @@
-"""Which patterns go together with the other hyperparameters."""
+"""Checks of patterns against the other hyperparameters."""
 
 from routing_tf.layers.validation import check_choice
 from routing_tf.models import patterns
 
-# Hyperparameters that heads may refuse, what these call them, and the neutral values.
+# Hyperparameters that heads may refuse, their names in heads, and neutral values.
 OPTIONS = {
     "attention_dropout": ("dropout", 0),
     "rotary_positions": ("rotary_positions", False),
@@ -13,7 +13,7 @@ OPTIONS = {
 
 
 def check_names(h):
-    """Raises a `ValueError` if there are no heads of a name."""
+    """Raises a `ValueError` if a name stands for no heads."""
     for field in ("routing", "encoder_routing"):
         name = getattr(h, field)
         if name not in patterns.OWN and patterns.find(name) is None:
@@ -21,7 +21,7 @@ def check_names(h):
 
 
 def check_patterns(h):
-    """Raises a `ValueError` if a pattern that is named makes no sense here."""
+    """Raises a `ValueError` if a pattern cannot be used in this model."""
     if patterns.find(h.routing) is not None:
         _check_decoder_pattern(h)
         _check_named_heads(h, "routing", h.num_layers)
@@ -36,8 +36,8 @@ def check_patterns(h):
     if not patterns.is_of_encoders(h.encoder_routing):
         raise ValueError(
             "`encoder_routing` must name heads that need neither a causal mask nor an "
-            f"image: an encoder has neither. {received}. Choose another, such as "
-            "'expert_choice', 'full' or 'linformer'"
+            f"image, because an encoder has neither. {received}. Choose another, such "
+            "as 'expert_choice', 'full' or 'linformer'"
         )
     _check_named_heads(h, "encoder_routing", h.num_encoder_layers)
 
@@ -65,21 +65,21 @@ def _check_decoder_pattern(h):
 
 
 def _check_named_heads(h, field, num_layers):
-    """Refuses a name without routed heads, and settings that its heads do not take."""
+    """Refuses a pattern without routed heads, and settings that they do not take."""
     name = getattr(h, field)
     received = f"Received: {field}={name!r}"
     if h.compatibility is not None:
         raise ValueError(
-            f"`{field}={name!r}` must come without `compatibility`: the release has no "
-            f"such models. {received} with compatibility={h.compatibility!r}. Leave "
-            "one of the two out"
+            f"`{field}={name!r}` must come without `compatibility`, because the "
+            f"release has no such models. {received} with "
+            f"compatibility={h.compatibility!r}. Leave one of the two out"
         )
     if not h.num_routed_heads or h.num_local_only_layers >= num_layers:
         raise ValueError(
-            f"`{field}` is about routed heads, and there are none. {received} with "
-            f"num_routed_heads={h.num_routed_heads}, num_local_only_layers="
-            f"{h.num_local_only_layers} of {num_layers} layers. Give some, or leave "
-            f"`{field}` out"
+            f"`{field}` needs routed heads, and there are none. {received} with "
+            f"num_routed_heads={h.num_routed_heads}, "
+            f"num_local_only_layers={h.num_local_only_layers} of {num_layers} layers. "
+            f"Give some, or leave `{field}` out"
         )
     pattern = patterns.find(name)
     if pattern is None:

@@ -1,4 +1,4 @@
-"""Patterns of heads that `Hyperparameters.routing` can name, beside the layers' own.
+"""Patterns that `Hyperparameters.routing` can name, besides those of the layers.
 
 Their sizes follow from `Hyperparameters.attention_window`, so that a query sees about
 as many keys as in a cluster of that window.
@@ -17,15 +17,15 @@ _REGISTERED = {}
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What the arguments of a pattern's heads follow from.
+    """The sizes from which the arguments of a pattern's heads follow.
 
     Args:
-        attention_window: number of keys that a query sees, about.
+        attention_window: approximate number of keys that a query sees.
         max_length: length of the longest sequence.
         num_clusters: number of clusters of a head.
         index: number of the block, for seeds. Defaults to 0.
         row_length: tokens in a row of an image that is a sequence; None (the default)
-            where the grid is known.
+            if the grid is known.
     """
 
     attention_window: int
@@ -36,25 +36,25 @@ class Sizes:
 
 
 def register(name, pattern):
-    """Makes `pattern`, a `routing_tf.zoo.Pattern`, what `routing=name` stands for."""
+    """Registers `pattern`, a `routing_tf.zoo.Pattern`, as `routing=name`."""
     if name in OWN:
         raise ValueError(
-            f"`name` must not be a name of the layers' own heads. Received: "
+            "`name` must not be the name of a pattern of the layers. Received: "
             f"name={name!r}. Choose another"
         )
     _REGISTERED[name] = pattern
 
 
 def find(name):
-    """Returns the pattern that is registered by a name, or None."""
+    """Returns the pattern that is registered under a name, or None."""
     return None if name in OWN else all_patterns().get(name)
 
 
 def all_patterns():
-    """Returns a dict of all patterns by name, with those of `routing_tf.zoo`.
+    """Returns a dict of all patterns by name, including those of `routing_tf.zoo`.
 
-    The one place where models look up to the zoo, which is built on the layers. It is
-    imported when a name is wanted that the layers do not have.
+    The only place where models use the zoo, which is built on the layers. It is
+    imported when a name is needed that the layers do not have.
     """
     return importlib.import_module("routing_tf.zoo").PATTERNS | _REGISTERED
 
@@ -80,7 +80,7 @@ def routing_of(h, is_decoder):
 
 
 def is_of_encoders(name):
-    """Tells whether the heads of a name need neither a causal mask nor an image."""
+    """Tells whether a pattern needs neither a causal mask nor an image."""
     pattern = find(name)
     if pattern is None:
         return name is not None and name not in CAUSAL_ROUTINGS

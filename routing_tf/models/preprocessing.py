@@ -1,4 +1,4 @@
-"""Preprocessors of presets, and what models take in their place: ids."""
+"""Preprocessors of presets, and the ids that models take without them."""
 
 import keras
 
@@ -8,7 +8,7 @@ from routing_tf.tokenizers import ByteTokenizer
 
 
 def sequence_lengths(hyperparameters):
-    """Returns the lengths of a preprocessor's sequences: the longest of a model."""
+    """Returns the lengths of a preprocessor's sequences, the longest of the model."""
     length = longest_input(hyperparameters)
     if hyperparameters.kind == "seq2seq":
         return {
@@ -24,10 +24,10 @@ def byte_preprocessor(cls, preset, hyperparameters):
     Args:
         cls: class of the language model.
         preset: name of a preset.
-        hyperparameters: those of the model, with what was changed.
+        hyperparameters: those of the model, including changes.
 
     Returns:
-        The preprocessor; None if the preset is not of bytes, or no longer is.
+        The preprocessor; None if the model is not one of bytes.
     """
     tokenizer = ByteTokenizer()
     sizes = {
@@ -41,7 +41,7 @@ def byte_preprocessor(cls, preset, hyperparameters):
 
 
 def takes(lm, samples):
-    """Tells whether samples are what a call of a model takes: a dict such as of ids."""
+    """Tells whether samples are a dict, such as of ids, as a call of a model takes."""
     return isinstance(samples, dict) and set(lm.backbone.input) <= set(samples)
 
 
@@ -60,7 +60,7 @@ def has_texts(samples):
 
 
 def refuse(lm, samples):
-    """Refuses samples of a model without a preprocessor that are no dict of ids."""
+    """Refuses texts for a model without a preprocessor, which takes a dict of ids."""
     names = ", ".join(f"`{name}`" for name in lm.backbone.input)
     received = sorted(samples) if isinstance(samples, dict) else type(samples).__name__
     raise ValueError(

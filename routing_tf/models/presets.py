@@ -1,4 +1,4 @@
-"""Presets as data: ours, those of other papers, and the sets of the release."""
+"""Presets as data: our own, those of other papers, and the sets of the release."""
 
 from routing_tf.files.misspelt import did_you_mean
 from routing_tf.models.hyperparameters import Hyperparameters
@@ -142,7 +142,7 @@ OWN_SETS = {
     ),
 }
 
-# Those that are `Hyperparameters`; the release's have names of its own.
+# The presets that are `Hyperparameters`; those of the release have its own names.
 SETS = {**OWN_SETS, **SPARSE_TRANSFORMER_SETS}
 
 
@@ -167,8 +167,8 @@ def preset_description(name):
 def preset_hyperparameters(name):
     """Returns the `Hyperparameters` of a preset.
 
-    The sets of the release have its shapes and its training, and sound behaviour
-    where the release has flaws; `routing_tf.models.release` builds them with flaws.
+    The sets of the release have its shapes and its training, but none of its flaws;
+    `routing_tf.models.release` builds them with flaws.
 
     Args:
         name: name of a preset.

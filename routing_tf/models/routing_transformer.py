@@ -26,7 +26,7 @@ _MODEL_ARGUMENTS = ("dtype", "name", "trainable")
 
 
 class PresetBackbone(keras_hub.models.Backbone):
-    """What the backbones share: presets that are data.
+    """The common part of backbones: presets that are data.
 
     Subclasses set `presets` and `hyperparameters`.
     """
@@ -38,7 +38,7 @@ class PresetBackbone(keras_hub.models.Backbone):
         }
 
     def default_lora_layer_names(self):
-        """Returns the names of the attention layers, whose queries and values adapt."""
+        """Returns the names of attention layers, whose queries and values adapt."""
         return sorted(
             {
                 layer.name
@@ -50,8 +50,8 @@ class PresetBackbone(keras_hub.models.Backbone):
     def enable_lora(self, rank, target_layer_names=None):
         """Freezes the backbone and adds trainable matrices of low rank to some layers.
 
-        What a task adds to the backbone, such as logits, is not frozen, and is not in
-        the file of `save_lora_weights`. A model that is saved holds the sums of weights
+        Layers that a task adds to the backbone, such as logits, are not frozen, and not
+        in the file of `save_lora_weights`. A saved model contains the sums of weights
         and adapters, and no adapters.
 
         Args:
@@ -63,7 +63,7 @@ class PresetBackbone(keras_hub.models.Backbone):
 
         Raises:
             ValueError: if `rank` is not a positive integer, there is no such layer, or
-                adapters are there already.
+                there are adapters already.
 
         Example:
 
@@ -86,7 +86,7 @@ class PresetBackbone(keras_hub.models.Backbone):
         if any(layer.lora_enabled for layer in found):
             raise ValueError(
                 "LoRA can be enabled once. Received: a backbone with adapters, "
-                f"{self.name!r}. Build or load it anew"
+                f"{self.name!r}. Build or load it again"
             )
         unknown = sorted(set(target_layer_names) - {layer.name for layer in found})
         if unknown or not target_layer_names:
@@ -103,10 +103,10 @@ class PresetBackbone(keras_hub.models.Backbone):
 
         Args:
             preset: one of the names in `presets` of the class, which are data and
-                download nothing: their weights are initial ones. Any other name or
-                directory is handled by keras_hub, whose own classes, such as
-                `keras_hub.models.CausalLM`, know presets with weights alone, and none
-                of these names.
+                download nothing: their weights are freshly initialized. keras_hub
+                handles all other names and directories. Its own classes, such as
+                `keras_hub.models.CausalLM`, know only presets with weights, and none of
+                these names.
             load_weights: whether keras_hub loads the weights of its preset. Defaults
                 to True.
             **kwargs: changes of hyperparameters, such as `vocabulary_size`, and
@@ -114,7 +114,7 @@ class PresetBackbone(keras_hub.models.Backbone):
 
         Raises:
             ValueError: if a hyperparameter is unknown (the message lists the valid
-                names) or not valid, or is to change in a saved model, or
+                names) or invalid, or a change concerns a saved model, or
                 `routing_tf.files.safe_loading.check_preset` refuses a directory.
         """
         if preset not in cls.presets:
@@ -128,7 +128,7 @@ class PresetBackbone(keras_hub.models.Backbone):
 
 
 class TextBackbone(PresetBackbone):
-    """What text models with and without an encoder share: the decoder."""
+    """The common part of text models with and without an encoder: the decoder."""
 
     @property
     def token_embedding(self):
@@ -162,8 +162,8 @@ class TextBackbone(PresetBackbone):
             A structure of tensors of fixed sizes with the batch on axis 0.
 
         Raises:
-            ValueError: as `MixedAttention.make_cache` does, or if heads remember far
-                more than `max_length` tokens, see `safe_loading.check_memory`.
+            ValueError: as in `MixedAttention.make_cache`, or if heads would remember
+                far more than `max_length` tokens, see `safe_loading.check_memory`.
         """
         safe_loading.check_memory(self.hyperparameters, max_length)
         return [
@@ -179,12 +179,11 @@ class TextBackbone(PresetBackbone):
         Args:
             token_ids: `<int>[batch, length]`.
             cache: as returned by `make_cache` or this method.
-            cache_index: position of the first token, see `MixedAttention`. Beyond
-                `truncate_length`, to which a call cuts its inputs, tokens are computed
-                all the same.
+            cache_index: position of the first token, see `MixedAttention`. Unlike in a
+                call, tokens beyond `truncate_length` are computed.
             padding_mask: `<bool>[batch, length]`, True for real tokens; None (the
                 default) for no padding.
-            segment_ids: `<int32>[batch, length]`, those of packed documents, see
+            segment_ids: `<int32>[batch, length]`, ids of packed documents, see
                 `MixedAttention`; None (the default) for one document in each row.
 
         Returns:
@@ -234,9 +233,9 @@ class TextBackbone(PresetBackbone):
                 encoder; None (the default) without one.
             memory_mask: `<bool>[batch, memory length]`, True for its real tokens; None
                 (the default) without padding.
-            layer_intercept_fn: function of a tensor and an index that returns what goes
-                on in its place: for -1 token embeddings, else the output of a block.
-                None (the default) to change nothing.
+            layer_intercept_fn: function of a tensor and an index that returns the
+                tensor to use instead: token embeddings for the index -1, otherwise the
+                output of a block. None (the default) to change nothing.
             routing_scope: the tokens that compete in expert choice, see
                 `MixedAttention`; None (the default) for that of the call around it.
 
@@ -267,9 +266,9 @@ class RoutingTransformer(TextBackbone):
 
     Maps token ids to hidden states. Called with a dict of `token_ids`
     `<int>[batch, length]` and `padding_mask` `<bool>[batch, length]`, True for real
-    tokens, it returns `<float>[batch, length, hidden_dim]`. With `segment_ids`
-    `<int32>[batch, length]` in the dict too, no token sees another segment, see
-    `layers.MixedAttention`: a row packs several documents.
+    tokens, it returns `<float>[batch, length, hidden_dim]`. The dict may also contain
+    `segment_ids` `<int32>[batch, length]`, for rows that pack several documents: no
+    token sees another segment, see `layers.MixedAttention`.
 
     Args:
         hyperparameters: `Hyperparameters`, or a dict of its fields.
@@ -278,9 +277,9 @@ class RoutingTransformer(TextBackbone):
         **kwargs: arguments of `keras_hub.models.Backbone`, such as `name`.
 
     Raises:
-        ValueError: if a hyperparameter is unknown or not valid, see `Hyperparameters`
-            and the layers, or is one of another kind of model; when the model runs, if
-            it has random heads and the length is unknown while TensorFlow traces it.
+        ValueError: if a hyperparameter is unknown or invalid, see `Hyperparameters` and
+            the layers, or belongs to another kind of model; when the model runs, if it
+            has random heads and the length is unknown while TensorFlow traces it.
 
     Example:
 
@@ -358,7 +357,7 @@ def naming_presets(cls, preset):
 
 
 def refuse_changes(preset, arguments):
-    """Raises a `ValueError` if hyperparameters of a saved model are to change."""
+    """Refuses changes of the hyperparameters of a saved model."""
     changes = sorted(set(arguments) & set(field_names()))
     if changes:
         raise ValueError(
@@ -369,7 +368,7 @@ def refuse_changes(preset, arguments):
 
 
 def final_norm(hyperparameters, name, policy):
-    """Makes the layer normalization behind a stack of blocks; None if it has none."""
+    """Makes the layer normalization after a stack of blocks; None if it has none."""
     if hyperparameters.norm_position == "post":
         return None
     return keras.layers.LayerNormalization(
@@ -378,7 +377,7 @@ def final_norm(hyperparameters, name, policy):
 
 
 def _embedding_layers(hyperparameters, policy):
-    """The layers from the token ids of a decoder to the input of its blocks."""
+    """The layers between the token ids of a decoder and its blocks."""
     h = hyperparameters
     made = []
     if h.token_dropout:

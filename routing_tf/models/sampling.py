@@ -1,7 +1,7 @@
-"""Filtered probabilities and draws whose settings may be tensors.
+"""Filtered probabilities, and draws whose settings may be tensors.
 
 The rules are those of the samplers of keras_hub, whose settings are Python values and
-so no inputs of a compiled or saved function.
+cannot be inputs of a compiled or saved function.
 """
 
 from keras import ops
@@ -12,9 +12,9 @@ from routing_tf.layers import extremes
 def filtered_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
     """Returns the probabilities of the next token that a sampler draws from.
 
-    First the logits `<float>[batch, vocabulary_size]` are divided by the temperature (0
-    for the most probable token alone), then all but the `top_k` most probable tokens
-    are dropped (0 for none), then those behind the first ones whose probabilities,
+    First, the logits `<float>[batch, vocabulary_size]` are divided by the temperature
+    (0 keeps only the most probable token). Then only the `top_k` most probable tokens
+    are kept (0 keeps all). Then only the first tokens are kept whose probabilities,
     before tokens were dropped, sum to more than `top_p`. The rest, at least one token,
     sums to 1. The settings are numbers or scalars.
 
@@ -43,7 +43,7 @@ def filtered_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
     top_p = ops.cast(top_p, "float32")
     # Sums may be rounded to more than 1.
     in_top_p = ops.logical_or(ops.cumsum(values, axis=-1) <= top_p, top_p >= 1.0)
-    # The token that exceeds `top_p` stays too.
+    # The token that exceeds `top_p` also stays.
     limit = 1 + ops.sum(ops.cast(in_top_p, "int32"), axis=-1, keepdims=True)
     top_k = ops.cast(top_k, "int32")
     limit = ops.minimum(limit, ops.where(top_k > 0, top_k, vocabulary_size))
@@ -53,7 +53,7 @@ def filtered_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
 
 
 def draw(probabilities, uniform):
-    """Draws a token `<int32>[batch]` for each row, the same for the same numbers.
+    """Draws a token `<int32>[batch]` for each row; equal numbers draw equal tokens.
 
     `uniform` are independent and uniform in (0, 1), of the shape of `probabilities`.
     Tokens of probability 0 are never drawn.
@@ -69,7 +69,7 @@ def draw(probabilities, uniform):
     print(draw(probabilities, uniform))  # [1] or [2]
     ```
     """
-    # The largest of Gumbel variables: a sum of probabilities, rounded, could end in a
-    # token that was dropped.
+    # The largest of Gumbel variables, because a rounded sum of probabilities could end
+    # in a dropped token.
     noise = -ops.log(-ops.log(uniform))
     return ops.cast(ops.argmax(ops.log(probabilities) + noise, axis=-1), "int32")

@@ -1,4 +1,4 @@
-"""What SavedModels of image models compute."""
+"""The functions of SavedModels of image models."""
 
 import keras
 import tensorflow as tf
@@ -10,7 +10,7 @@ _MAX_INTENSITIES = 256
 
 
 class ImageModel:
-    """What saved functions of an image model compute."""
+    """The computations of an image model's saved functions."""
 
     def __init__(self, model, routing_scope):
         self.model = model

@@ -1,4 +1,4 @@
-"""What SavedModels of language models compute."""
+"""The functions of SavedModels of language models."""
 
 import keras
 import tensorflow as tf
@@ -16,7 +16,7 @@ _IDS = (
 
 
 class TextModel:
-    """What saved functions of a text model compute; sequences are ragged ids."""
+    """The computations of a text model's saved functions; sequences are ragged ids."""
 
     def __init__(self, lm, routing_scope, max_length):
         self.lm = lm
@@ -49,8 +49,8 @@ class TextModel:
         lengths = tf.reduce_sum(tf.cast(padding_mask, tf.int32), axis=-1)
         signatures.check(
             tf.sequence_mask(lengths, tf.shape(token_ids)[1]) == padding_mask,
-            "`padding_mask` must be True on the first tokens of each row, and False "
-            "behind them. Received:",
+            "`padding_mask` must be True for the first tokens of each row, and False "
+            "after them. Received:",
             padding_mask,
         )
         sequences = tf.RaggedTensor.from_tensor(token_ids, lengths=lengths)
@@ -65,13 +65,13 @@ class TextModel:
         return self.tokenizer.detokenize(tf.ragged.boolean_mask(token_ids, keep))
 
     def behind_start(self, sequences, limit, name="length"):
-        """Returns the id 0 with the sequences behind it, and their lengths."""
+        """Returns the sequences with a leading id 0, and their lengths."""
         lengths = tf.cast(sequences.row_lengths(), tf.int32)
         signatures.check(
             lengths <= limit,
-            f"Inputs must not be longer than `{name}` tokens, and that at most the "
-            f"{self.max_length} of this SavedModel; export it with another max_length. "
-            "Received these numbers of tokens:",
+            f"Inputs must not be longer than `{name}` tokens, which must not exceed "
+            f"the {self.max_length} of this SavedModel; export it with another "
+            "max_length. Received these numbers of tokens:",
             lengths,
         )
         ids = sequences.to_tensor(0, shape=(None, self.max_length))
@@ -83,7 +83,7 @@ class TextModel:
         if self.hyperparameters.padding_has_influence:
             signatures.check(
                 lengths == self.max_length,
-                "Padding has influence on what this model computes: all rows must have "
+                "Padding influences the results of this model, so all rows must have "
                 f"{self.max_length} tokens. Received:",
                 lengths,
             )
@@ -100,7 +100,7 @@ class TextModel:
         return tf.where(mask, -nats, 0.0), mask
 
     def generate(self, sequences, settings, length, memory=()):
-        """Returns ids `<int32>[batch, length]` behind the sequences, and their mask."""
+        """Returns ids `<int32>[batch, length]` that continue rows, and their mask."""
         settings.check()
         length = signatures.checked(
             length,
@@ -121,13 +121,13 @@ class TextModel:
             None if self.end_id is None else [self.end_id],
             num_inputs=self.max_length,
         )
-        # Behind the end of a row others may have gone on.
+        # Other rows may have continued after the end of a row.
         tokens = tf.where(mask, tokens, 0)
         return tokens[:, 1 : length + 1], mask[:, 1 : length + 1]
 
 
 class Seq2SeqModel(TextModel):
-    """The same with an encoder, which reads the sequences; the decoder starts anew."""
+    """The same with an encoder, which reads the sequences, and an empty decoder."""
 
     def __init__(self, lm, routing_scope, max_length):
         super().__init__(lm, routing_scope, max_length)
@@ -167,10 +167,10 @@ class Seq2SeqModel(TextModel):
 
 
 def default_max_length(lm):
-    """Returns the `max_length` of a SavedModel of texts for which none is given."""
+    """Returns the default `max_length` of a SavedModel of texts."""
     h = lm.hyperparameters
     if h.kind == "seq2seq" and lm.preprocessor is not None:
-        # Local heads pair blocks of both sides, so their lengths matter.
+        # Local heads pair blocks of both sequences, so their lengths matter.
         length = lm.preprocessor.decoder_sequence_length
         return min(length, h.truncate_length or length)
     return steps.longest_input(h)

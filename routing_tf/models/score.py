@@ -13,19 +13,19 @@ class Score:
     Args:
         log_likelihoods: NumPy array `<float64>[tokens]`, the natural logarithm of the
             probability of each token that is scored.
-        token_ids: NumPy array `<int32>[tokens]`, these tokens.
+        token_ids: NumPy array `<int32>[tokens]`, the ids of these tokens.
         tokens: their names in the tokenizer's vocabulary; None if the input was ids.
         offsets: NumPy array `<int64>[tokens, 2]`, start and end of the characters of
-            each token in the text; its place if the input was ids.
+            each token in the text; places of the tokens if the input was ids.
         routing_scope: `"full"` or `"prefix"`; see `score`.
-        num_left_out: tokens of the text or span that were cut off and not scored.
+        num_left_out: number of tokens of the text or span that were cut off and not
+            scored.
         num_bytes: UTF-8 bytes of the text that these tokens stand for; None if the
             input was ids.
-        num_words: words to which `perplexity_per_word` refers: the given number, or
-            that of `str.split` for the text that these tokens stand for, which leaves
-            newlines out also where they are tokens. None if the input was ids and
-            their number is not given.
-        misaligned_prefix_length: tokens that were dropped from the start of a
+        num_words: number of words for `perplexity_per_word`: the given number, or that
+            of `str.split` for the text of these tokens, which leaves out newlines even
+            if they are tokens. None if the input was ids and no number was given.
+        misaligned_prefix_length: number of tokens that were dropped from the start of a
             sub-string until it was found; None unless the span is a sub-string.
     """
 
@@ -73,15 +73,15 @@ class Score:
 
 
 def join(scores):
-    """Returns the `Score` of several texts or spans together, of one routing scope.
+    """Returns the joint `Score` of several texts or spans of one routing scope.
 
-    Offsets stay those in their own texts.
+    Offsets still refer to their own texts.
     """
     scopes = {score.routing_scope for score in scores}
     if len(scopes) != 1:
         raise ValueError(
-            "`scores` must be at least one, all of the same routing scope. Received: "
-            f"{len(scores)} scores of routing scopes {sorted(scopes)}"
+            "`scores` must contain at least one score, all of the same routing scope. "
+            f"Received: {len(scores)} scores of routing scopes {sorted(scopes)}"
         )
 
     def total(name):

@@ -22,7 +22,7 @@ from routing_tf.models.token_scorer import scope_to_score
 REDUCTIONS = ("none", "mean", "sum")
 SCORING_MODES = ("logits", "loss")
 TOO_LONG = ("refuse", "cut", "windows")
-# The arguments of keras_hub's `score` that are none of ours.
+# The arguments of keras_hub's `score` that ours does not have.
 POSITION_ARGUMENTS = {
     "padding_mask",
     "scoring_mode",
@@ -49,60 +49,60 @@ def score(
 ):
     """Scores texts, or spans of them.
 
-    Each text is a sequence of its own behind an id 0: its first token is scored too,
-    no end id is added, and no other text of the batch has any influence on it.
+    Each text is a separate sequence with a leading id 0: its first token is scored too,
+    no end id is added, and other texts of the batch have no influence on it.
 
-    A span of characters has all tokens with a character in it, so a span that ends
-    inside of a token has the whole token. A token that holds a part of a character has
-    that character. Of subwords, the one that ends a word has also the single space
-    behind it that tensor2tensor leaves out, and where it has neither a space nor a
-    character, the last character of the word. Words have all white space behind them,
-    and the first one also that in front of it.
+    A span of characters contains all tokens with a character in it, so a span that ends
+    inside a token contains the whole token. A token with a part of a character contains
+    that character. The subword that ends a word also contains the single space after
+    it, which tensor2tensor leaves out, and without a space or character of its own, the
+    last character of the word. Words contain all white space after them, and the first
+    word also that before it.
 
-    A sub-string is found by the release's rule: it is encoded on its own and its
-    leading tokens are dropped until the rest stands in the text; the number dropped is
-    its `misaligned_prefix_length`. The last such place is taken. Unlike in the release
-    a place counts only where the text has the whole sub-string.
+    A sub-string is found by the release's rule: it is encoded separately, and its
+    leading tokens are dropped until the rest occurs in the text; the number of dropped
+    tokens is its `misaligned_prefix_length`. The last such place counts. Unlike in the
+    release, a place counts only if the text contains the whole sub-string there.
 
     Args:
         lm: a `RoutingTransformerCausalLM`.
         texts: a string or a list of strings; or ids of tokens without a leading id 0:
             `[length]`, `[batch, length]`, a list of lists, or a dict of `token_ids`
-            and, where there is padding, `padding_mask`.
-        targets: what is scored; None (the default) for all tokens. Else one entry for
-            each text, or just the entry if `texts` is a single one. An entry is a
-            pair (start, end) of offsets in characters (if the input is ids: in
-            tokens), a sub-string, None for all, or a list of these.
+            and, if there is padding, `padding_mask`.
+        targets: the parts to score; None (the default) for all tokens. Otherwise one
+            entry for each text, or only the entry if `texts` is a single text. An entry
+            is a pair (start, end) of offsets in characters (in tokens if the input is
+            ids), a sub-string, None for all, or a list of these.
         reduction: `"none"` for a `Score` of each text or span (the default), `"mean"`
             or `"sum"` for the mean or sum of the log-likelihoods of its tokens.
-        routing_scope: `"full"`: as in the published evaluation. Where clusters choose
-            their tokens (expert choice), later tokens take part in the choice, so
-            likelihoods leak. `"prefix"`: in expert choice only the tokens up to each
-            one compete, as in sampling, with the pairs of full attention and more. Of
-            other heads both are the same. None (the default) for that of the
-            hyperparameters, `"full"` unless they say otherwise.
-        batch_size: sequences in one run; None (the default) for as many as make the
-            model's `batch_tokens`. Where padding has influence, as with the release's
-            settings, each sequence runs alone and without padding.
-        too_long: what happens to texts longer than the model's `max_sequence_length`
-            or `truncate_length`. `"refuse"` (the default): a `ValueError`. `"cut"`:
-            only the first tokens are kept, up to the end of a character.
-            `"windows"`: the text is cut into windows of that length, each scored as a
-            sequence of its own.
+        routing_scope: `"full"`: as in the published evaluation. In expert choice, later
+            tokens take part in choosing members, so likelihoods leak. `"prefix"`: in
+            expert choice, only the tokens up to each one compete, as in sampling, at
+            more than the cost of full attention. For other heads, both are the same.
+            None (the default) for that of the hyperparameters, which is `"full"` by
+            default.
+        batch_size: number of sequences in one run; None (the default) for as many as
+            fill the model's `batch_tokens`. If padding has influence, as with the
+            release's settings, each sequence runs alone and without padding.
+        too_long: what happens to texts longer than the model's `max_sequence_length` or
+            `truncate_length`. `"refuse"` (the default): a `ValueError`. `"cut"`: only
+            the first tokens are kept, up to the end of a character. `"windows"`: the
+            text is cut into windows of that length, which are scored as separate
+            sequences.
         num_words: number of words of each text, such as the original token count by
-            which the papers normalise, in WikiText-103 with newlines; None (the
+            which the papers normalise (in WikiText-103 including newlines); None (the
             default) for the words between white space, without newlines. One number if
-            `texts` is a single one. Only without `targets`.
-        verbose: whether progress is shown on stderr if it takes long.
+            `texts` is a single text. Only without `targets`.
+        verbose: whether to show progress on standard error if it takes long.
 
     Returns:
-        A `Score`, or a number for the other reductions; for a list of spans a list of
-        them, for several texts a list with an item for each text.
+        A `Score`, or a number for the other reductions; a list of them for a list of
+        spans, and a list with one item for each text for several texts.
 
     Raises:
         ValueError: for arguments that do not fit, an empty text, a text that is too
-            long, a span outside of its text or of what is kept of it, a sub-string that
-            is not found, ids that the model does not have, or the scope `"prefix"`
+            long, a span outside of its text or of the part that is kept, a sub-string
+            that is not found, ids that the model does not have, or the scope `"prefix"`
             for a model that sees later tokens by a flaw of the release.
 
     Example:
@@ -135,7 +135,7 @@ def score(
     spans = [spans_of(*pair) for pair in zip(sequences, targets)]
     runs = _runs(sequences, spans, limit)
     if lm.hyperparameters.padding_has_influence:
-        # Unpadded: each depends on itself alone.
+        # Unpadded, so that each depends only on itself.
         batches = [(run.end - run.start, [run]) for run in runs]
     else:
         batches = _batches(lm, runs, limit, batch_size)
@@ -168,9 +168,9 @@ def score_positions(
     target_ids=None,
     routing_scope=None,
 ):
-    """Scores each position of a batch, as the `score` of keras_hub's language models.
+    """Scores each position of a batch, like the `score` of keras_hub's language models.
 
-    Unlike `score` it takes ids as the model itself does, with the leading id 0, and
+    Unlike `score`, it takes ids with the leading id 0, as the model itself does, and
     returns tensors, which have gradients.
 
     Args:
@@ -180,9 +180,9 @@ def score_positions(
             for no padding.
         scoring_mode: `"logits"` (the default), or `"loss"` for the negative
             log-likelihoods of `target_ids`.
-        layer_intercept_fn: function of a tensor and an index that returns what goes on
-            in its place: for -1 token embeddings, else the output of a block, counted
-            from 0. None (the default) to change nothing.
+        layer_intercept_fn: function of a tensor and an index that returns the tensor to
+            use instead: token embeddings for the index -1, otherwise the output of a
+            block, counted from 0. None (the default) to change nothing.
         target_ids: `<int>[batch, length]`, the tokens that follow; needed for losses.
         routing_scope: see `score`.
 
@@ -191,8 +191,8 @@ def score_positions(
         `<float>[batch, length]`.
 
     Raises:
-        ValueError: if `scoring_mode` or `routing_scope` is unknown, losses are to be
-            computed without targets, or there are texts in place of ids.
+        ValueError: if `scoring_mode` or `routing_scope` is unknown, losses are asked
+            for without targets, or there are texts instead of ids.
 
     Example:
 
@@ -219,8 +219,8 @@ def score_positions(
     if token_ids is None or preprocessing.has_texts(token_ids):
         raise ValueError(
             "`token_ids` must be ids, as the model itself takes them. Received: "
-            f"{type(token_ids).__name__}. Of texts pass "
-            '`lm.preprocessor(texts)[0]["token_ids"]`, or the texts alone for a `Score`'
+            f"{type(token_ids).__name__}. For texts, pass "
+            '`lm.preprocessor(texts)[0]["token_ids"]`, or only the texts for a `Score`'
         )
     routing_scope = scope_of(lm.hyperparameters, routing_scope)
     token_ids = ops.convert_to_tensor(token_ids, "int32")
@@ -300,7 +300,7 @@ def _check_counts(counts, targets, sequences):
 
 
 def _runs(sequences, spans, limit):
-    """Returns the runs that score all spans, each token of them once."""
+    """Returns the runs that score all spans, each of their tokens once."""
     runs = []
     for index, (sequence, found) in enumerate(zip(sequences, spans)):
         length = len(sequence.kept_ids)
@@ -317,7 +317,7 @@ def _runs(sequences, spans, limit):
 def _batches(lm, runs, limit, batch_size):
     """Returns batches of runs, all of one size, each with the length of its rows.
 
-    Powers of two: a compiled model serves many calls.
+    Sizes are powers of two, so that a compiled model serves many calls.
     """
     longest = max((run.end - run.start for run in runs), default=1)
     length = min(limit, _power_of_two(longest))
@@ -326,7 +326,7 @@ def _batches(lm, runs, limit, batch_size):
     check_positive_integer("batch_size", batch_size)
     batch_size = min(batch_size, _power_of_two(len(runs)))
     batches = [runs[i : i + batch_size] for i in range(0, len(runs), batch_size)]
-    # The last batch takes its last run more than once.
+    # The last batch repeats its last run.
     return [
         (length, batch + batch[-1:] * (batch_size - len(batch))) for batch in batches
     ]
@@ -345,8 +345,8 @@ def _nats(scorer, sequences, batch, length):
     nats = scorer.score({"token_ids": token_ids, "padding_mask": mask}, targets)
     if not np.isfinite(nats[mask]).all():
         raise ValueError(
-            "The model's probabilities must be finite. Received: log-likelihoods "
-            "that are not; check its weights"
+            "The model's probabilities must be finite. Received: log-likelihoods that "
+            "are not finite; check its weights"
         )
     return [row[keep].astype("float64") for row, keep in zip(nats, mask)]
 

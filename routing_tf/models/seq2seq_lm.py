@@ -1,4 +1,4 @@
-"""The language model with an encoder: what follows, given an input text."""
+"""The language model with an encoder, which continues texts given an input text."""
 
 import keras
 import keras_hub
@@ -11,7 +11,7 @@ from routing_tf.tokenizers import ByteTokenizer
 
 @keras.saving.register_keras_serializable("routing_tf")
 class RoutingTransformerEncoderDecoderTokenizer(keras_hub.tokenizers.Tokenizer):
-    """Tells keras_hub that presets of the backbone have tokenizers, of any class."""
+    """Tells keras_hub that presets of the backbone have tokenizers of any class."""
 
     backbone_cls = RoutingTransformerEncoderDecoder
 
@@ -20,8 +20,8 @@ class RoutingTransformerEncoderDecoderTokenizer(keras_hub.tokenizers.Tokenizer):
 class RoutingTransformerSeq2SeqLMPreprocessor(keras_hub.models.Seq2SeqLMPreprocessor):
     """Turns pairs of texts into the inputs, targets and weights of the language model.
 
-    The decoder's sequences start behind an id 0, as the release's do. Those of the
-    encoder start with the text, and both end with the end id, as in tensor2tensor.
+    The decoder's sequences start with an id 0, as in the release. Those of the encoder
+    start with the text, and both end with the end id, as in tensor2tensor.
 
     Args:
         tokenizer: a tokenizer such as `ByteTokenizer`.
@@ -52,7 +52,8 @@ class RoutingTransformerSeq2SeqLMPreprocessor(keras_hub.models.Seq2SeqLMPreproce
     def __init__(self, tokenizer, **kwargs):
         super().__init__(tokenizer, **kwargs)
         self.build(None)
-        # Keras traces a model anew at every step while a layer of it is unbuilt.
+        # Keras traces a model again in every step as long as one of its layers is not
+        # built.
         for layer in layers_inside(self):
             layer.built = True
 
@@ -81,9 +82,9 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
     token, `<float>[batch, length, vocabulary_size]`. `losses` holds the clustering
     losses.
 
-    With `routing="expert_choice"` logits of one pass may depend on later tokens of the
-    decoder, see `RoutingTransformerCausalLM`; so may those of attention to the
-    encoder's output, where the decoder's tokens are routed too.
+    With `routing="expert_choice"`, logits of one pass may depend on later tokens of the
+    decoder, see `RoutingTransformerCausalLM`. The same holds for attention to the
+    encoder's output if it routes the decoder's tokens.
 
     Args:
         backbone: a `RoutingTransformerEncoderDecoder`.
@@ -125,7 +126,7 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
     def check_takes_segments(self):
         raise ValueError(
             "`segment_ids` cannot be used with `RoutingTransformerSeq2SeqLM`, whose "
-            "two sequences need ids of their own. Received: inputs with `segment_ids`. "
+            "two sequences need separate ids. Received: inputs with `segment_ids`. "
             "Give one pair of texts in each row, or call `layers.TransformerBlock`, "
             "which takes both"
         )
@@ -142,7 +143,7 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
                 default) for that of the preprocessor.
             stop_token_ids: ids that end a sequence; `"auto"` (the default) for the
                 tokenizer's end id, None for no such ids.
-            strip_prompt: refused; prompts stay in front. Defaults to False.
+            strip_prompt: must be False (the default); prompts are kept.
 
         Returns:
             Texts, or for ids a dict of ids and mask.
@@ -165,18 +166,17 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
         The encoder runs once.
 
         Args:
-            inputs: dict as for a call; `decoder_padding_mask` is True on the prompt,
-                the first tokens of each row, which is at least the id 0 that sequences
-                start behind.
+            inputs: dict as for a call; `decoder_padding_mask` is True for the prompt,
+                the first tokens of each row, which is at least the leading id 0.
             stop_token_ids: ids that end a sequence; None (the default) for no such ids.
 
         Returns:
-            Dict of `decoder_token_ids` and `decoder_padding_mask`, now True on prompt
+            Dict of `decoder_token_ids` and `decoder_padding_mask`, now True for prompt
             and new tokens.
 
         Raises:
             ValueError: if the model cuts its inputs to less than the buffer, or there
-                is padding in front of a prompt or inside it.
+                is padding before or inside a prompt.
         """
         memory = self.backbone.encode(inputs)
         return self.continue_prompts(inputs, stop_token_ids, "decoder_", memory)

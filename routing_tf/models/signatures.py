@@ -1,4 +1,4 @@
-"""Inputs of the functions of SavedModels: their checks, and settings of sampling."""
+"""Inputs of the functions of SavedModels: checks, and settings of sampling."""
 
 import typing
 
@@ -13,7 +13,7 @@ _SMALLEST_UNIFORM = np.finfo("float32").tiny
 
 
 def function(python_function, *specs):
-    """Compiles a function of tensors, whose specs have the names of its arguments."""
+    """Compiles a function of tensors; specs have the names of its arguments."""
     return tf.function(python_function, input_signature=specs, autograph=False)
 
 
@@ -23,14 +23,14 @@ def check(condition, message, *data):
 
 
 def checked(values, condition, message, *data):
-    """Returns values, if a condition holds when the function runs."""
-    # Else an operation on them could fail first, and say less.
+    """Returns values if a condition holds when the function runs."""
+    # Otherwise an operation on them could fail first, with a less helpful message.
     with tf.control_dependencies([check(condition, message, *data)]):
         return tf.identity(values)
 
 
 def in_range(name, values, limit):
-    """Returns integers that must be from 0 to below a limit."""
+    """Returns integers, which must be from 0 to below a limit."""
     is_valid = (values >= 0) & (values < limit)
     message = f"{name} must be from 0 to {limit - 1}. Received:"
     return checked(values, is_valid, message, values)
@@ -70,10 +70,10 @@ class Settings(typing.NamedTuple):
 
 
 class SettingsSampler(keras_hub.samplers.Sampler):
-    """A sampler whose settings are tensors, and so can be inputs of a saved function.
+    """A sampler whose settings are tensors, so that they can be inputs.
 
-    What it draws depends on the seed, the row and the position alone. It ends at
-    `length` tokens, the leading id included.
+    Draws depend only on the seed, the row and the position. It ends at `length` tokens,
+    including the leading id.
     """
 
     def __init__(self, settings, length):
@@ -83,7 +83,7 @@ class SettingsSampler(keras_hub.samplers.Sampler):
 
     def __call__(self, next, prompt, **options):
         def next_at(prompt, cache, index):
-            # Of the step that is being traced: what is drawn follows at once.
+            # Those of the step that is being traced, whose draws follow at once.
             self.index = index
             return next(prompt, cache, index)
 

@@ -1,4 +1,4 @@
-"""Texts to score and spans of them, found by offsets or as sub-strings."""
+"""Texts to score and their spans, found by offsets or as sub-strings."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from routing_tf.tokenizers.offsets import token_offsets
 
 @dataclasses.dataclass(frozen=True)
 class Sequence:
-    """A text and its tokens, of which the first `num_kept` are kept; None for all.
+    """A text and its tokens, of which the first `num_kept` (None: all) are kept.
 
     `token_ids` are `<int32>[tokens]`, all of them; `offsets` are those of `Score`.
     Text and tokenizer are None if the input was ids.
@@ -27,7 +27,7 @@ class Sequence:
         return self.token_ids[: self.num_kept]
 
     def cut(self, limit):
-        """Returns the sequence with `limit` tokens kept, or fewer: whole characters."""
+        """Returns the sequence with at most `limit` tokens, of whole characters."""
         if len(self.token_ids) <= limit:
             return self
         offsets = self.offsets
@@ -43,7 +43,7 @@ class Sequence:
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """Tokens `start` to `end`; the latter may lie behind a cut."""
+    """Tokens `start` to `end`, which may be cut off."""
 
     start: int
     end: int
@@ -77,8 +77,8 @@ def read_sequences(lm, texts):
 def _sequence(lm, text):
     if lm.preprocessor is None:
         raise ValueError(
-            "Texts can only be scored by a model with a preprocessor, which has the "
-            "tokenizer; without one pass ids. Received: a string"
+            "Only a model with a preprocessor, which has the tokenizer, can score "
+            "texts; without one, pass ids. Received: a string"
         )
     tokenizer = lm.preprocessor.tokenizer
     token_ids = _tokenize(tokenizer, text)
@@ -113,8 +113,8 @@ def _rows_of_ids(token_ids):
     for row in rows:
         if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
             raise ValueError(
-                "`texts` must be strings or lists of ids, of which `token_ids` and "
-                f"`padding_mask` may be a dict. Received: {row!r}"
+                "`texts` must be strings or lists of ids, or a dict of `token_ids` and "
+                f"`padding_mask`. Received: {row!r}"
             )
     return single, [row.astype("int32") for row in rows]
 
@@ -155,8 +155,8 @@ def _span(sequence, target):
     last = int(np.searchsorted(sequence.offsets[:, 0], end, side="left"))
     if first >= len(sequence.kept_ids):
         raise ValueError(
-            f"A span must not lie in what is cut off, the tokens behind the first "
-            f"{len(sequence.kept_ids)}. Received: {target!r}"
+            "A span must not be in the part that is cut off, the tokens after the "
+            f"first {len(sequence.kept_ids)}. Received: {target!r}"
         )
     return Span(first, last)
 
@@ -179,18 +179,16 @@ def _substring(sequence, part):
                 return Span(int(start), end, dropped)
     reason = "which is not in it"
     if part and part in text:
-        reason = (
-            "which begins or ends inside of a token; give offsets for the whole token"
-        )
+        reason = "which begins or ends inside a token; give offsets for the whole token"
     elif part and part in sequence.text:
-        reason = f"which lies behind the first {len(kept_ids)} tokens that are kept"
+        reason = f"which is after the first {len(kept_ids)} tokens, which are kept"
     raise ValueError(
         f"A sub-string must be found in its text. Received: {part!r}, {reason}"
     )
 
 
 def _places(part, whole):
-    """Returns the places at which one array stands in another one."""
+    """Returns the places at which one array occurs in another one."""
     count = max(0, len(whole) - len(part) + 1)
     places = np.flatnonzero(whole[:count] == part[0])
     for step in range(1, len(part)):
@@ -199,12 +197,12 @@ def _places(part, whole):
 
 
 def _holds(text, part, offsets):
-    """Tells whether tokens are the end of a place where the text has a sub-string."""
+    """Tells whether tokens end a place at which the text contains a sub-string."""
     first, last = offsets[0, 0], offsets[-1, 1]
     for end in range(last, offsets[-1, 0] - 1, -1):
         start = end - len(part)
         if start >= 0 and text.startswith(part, start):
-            # Of the rest, tokens may only have white space.
+            # The other tokens may only contain white space.
             rest = text[first:start] + text[end:last]
             if not rest.strip():
                 return True

@@ -1,10 +1,10 @@
-"""The models of Child et al. (2019) by name, with the training that the paper has.
+"""The models of Child et al. (2019) by name, with the training of the paper.
 
-The paper leaves open the learning rates of text and ImageNet, all batch sizes, and how
-heads are arranged for images. Learning rates are those of CIFAR-10; batches are one or
-two sequences for each of its GPUs; heads of images take turns, the paper's first choice
-and that of OpenAI's later code (`distribution_augmentation`), which also has the stride
-of CIFAR-10, one row of an image.
+The paper leaves open the learning rates of text and ImageNet, all batch sizes, and the
+arrangement of heads for images. Here, learning rates are those of CIFAR-10, and batches
+have one or two sequences for each of its GPUs. Heads of images alternate, which is the
+paper's first choice and that of OpenAI's later code (`distribution_augmentation`); that
+code also has the stride of CIFAR-10, one row of an image.
 """
 
 from routing_tf.models.hyperparameters import Hyperparameters

@@ -1,4 +1,4 @@
-"""The blocks that all models are stacks of, from hyperparameters."""
+"""Makes the blocks of all models from hyperparameters."""
 
 import functools
 import math
@@ -42,8 +42,8 @@ def decoder_block(hyperparameters, index, policy):
 def encoder_block(hyperparameters, index, policy):
     """Makes a block of an encoder: every token sees tokens on both sides.
 
-    Queries and keys are projected apart, as in the release; but for patterns whose
-    queries are their keys.
+    Queries and keys are projected separately, as in the release, except in patterns
+    whose queries are their keys.
     """
     h = hyperparameters
     groups = _self_groups(h, index, policy, is_causal=False)
@@ -64,8 +64,8 @@ def encoder_block(hyperparameters, index, policy):
 def initializer(hyperparameters, num_summed=1):
     """Returns the initializer of kernels.
 
-    For the last of `num_summed` kernels that write into one sum, weights are smaller by
-    the square root of their number.
+    For the last kernels of `num_summed` parts that write into one sum, weights are
+    divided by the square root of this number.
     """
     h = hyperparameters
     if h.initializer == "fan_in_normal":
@@ -99,7 +99,7 @@ def logits_initializer(hyperparameters):
 
 
 def _output_initializer(hyperparameters, num_layers):
-    """The initializer of the last kernel of each part of a block; None for no other."""
+    """The initializer of the last kernel of each part; None for the usual one."""
     if not hyperparameters.scale_residual_initializer:
         return None
     return initializer(hyperparameters, num_summed=2 * num_layers)
@@ -151,7 +151,7 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
     """The head groups of self-attention, in the order of the release."""
     h = hyperparameters
     make = functools.partial(_heads, h, policy, rotary_positions=h.rotary_positions)
-    # Keys can be shifted only where nothing later is seen.
+    # Keys can be shifted only if no later key is seen.
     routed_shift, local_shift = h.routed_key_shift, h.local_key_shift
     if not is_causal:
         routed_shift = local_shift = 0
@@ -308,13 +308,13 @@ def _counts(hyperparameters, index):
 
 
 def _cross_routing(hyperparameters):
-    """What the routed heads do that attend to the encoder's output."""
+    """The pattern of routed heads that attend to the encoder's output."""
     routing = hyperparameters.routing
     return routing if routing in ("hashed", "random", "full") else "expert_choice"
 
 
 def _routed_kind(hyperparameters, index, routing):
-    """The class that a name stands for, and its arguments beside the common ones."""
+    """The class of a pattern, and its arguments besides the common ones."""
     h = hyperparameters
     window = {"attention_window": h.attention_window}
     if routing == "hashed":
@@ -360,7 +360,7 @@ def _heads(
     rotary_positions=False,
     **settings,
 ):
-    """Makes heads of a class, with the flaws that the hyperparameters ask for."""
+    """Makes heads of a class, with the flaws of the hyperparameters."""
     h = hyperparameters
     relative = relative and not rotary_positions
     if "name" not in settings:
@@ -393,7 +393,8 @@ def _relative_key_initializer(hyperparameters):
 
 
 def _release_heads():
-    # Not above: the release's bridge builds models, which import this module.
+    # Imported here, because the release's bridge builds models, which import this
+    # module.
     from routing_tf.models.release import heads
 
     return heads

@@ -1,10 +1,11 @@
 """The way all models go on from a prefix, token by token.
 
 A row of tokens starts behind an id 0; those of an image are its sub-pixels. What is
-given is read at once, where that is exact, and then each step computes the logits of
-one token with a cache, in the routing scope `"prefix"`. With settings of the release
-that let later tokens decide who is a member, each step computes the whole row anew
-instead, in which what lies behind the prefix is padding.
+given is read at once but for the last of it, where that is exact, and then each step
+feeds one token and computes the logits of the next one with a cache, in the routing
+scope `"prefix"`. So each token is fed once. With settings of the release that let later
+tokens decide who is a member, each step computes the whole row anew instead, in which
+what lies behind the prefix is padding.
 
 `continue_rows` goes on in a compiled function, for `generate` and SavedModels;
 `stream` in Python, for texts without end and for progress that is told.
@@ -21,18 +22,19 @@ from routing_tf.models.compiled import compiled_once
 
 
 class Steps:
-    """How a model reads a prefix and steps on; subclasses say it of texts and images.
+    """How a model reads a prefix and steps on; subclasses do so for texts and images.
 
     `begin` makes the state of no tokens: what steps carry along, such as a cache, with
     the batch on axis 0. `read` adds the first tokens of rows to it; it returns hidden
-    states too, or None, of which those of later places mean nothing. `step` computes
-    the tokens at one place, of which the newest may be fed again, and `recompute` whole
-    rows up to a place; both return logits of the next tokens
+    states too, or None, of which those of later places mean nothing. `step` feeds the
+    tokens at the next place, and `recompute` whole rows up to a place; both return
+    logits of the next tokens
     `<float>[batch, vocabulary_size]`, hidden states `<float>[batch, hidden_dim]` or
     None, and the state.
 
     Attributes:
-        are_exact: whether a step computes one token; else it computes all anew.
+        are_exact: whether a step computes one token; otherwise it computes the whole
+            row.
         reads_at_once: whether a prefix is read in one parallel pass.
     """
 
@@ -48,17 +50,16 @@ class Steps:
         """Returns what `step` does for the tokens before `index`, in rows of all."""
         if not self.are_exact:
             return self.recompute(tokens, state, index - 1)
-        # The last token that was read is fed again: the state replaces it.
         return self.step(ops.take(tokens, index - 1, axis=1), state, index - 1)
 
 
 class TextSteps(Steps):
-    """The steps of a language model, with an encoder or without."""
+    """The steps of a language model, with or without an encoder."""
 
     def begin(self, batch_size, length, memory=()):
-        """Returns the state of no tokens, for rows of which `length` tokens are read.
+        """Returns the state before the first token, for rows of `length` tokens.
 
-        `memory` is the output of an encoder and its padding mask; empty without one.
+        `memory` is the output of an encoder and its padding mask, or empty.
         """
         if not self.are_exact:
             return tuple(memory)
@@ -111,7 +112,10 @@ class ImageSteps(Steps):
         self._order = np.argsort(self._places, axis=None).astype("int32")
 
     def begin(self, batch_size, labels=None):
-        """Returns the state of no tokens; `labels` are `<int>[batch]`, or None."""
+        """Returns the state before the first token.
+
+        `labels` are `<int>[batch]`, or None.
+        """
         cache = self.model.make_cache(batch_size) if self.are_exact else ()
         if labels is None:
             return cache, {}
@@ -123,7 +127,7 @@ class ImageSteps(Steps):
         return np.pad(values, [(0, 0), (1, 0)])
 
     def images_of(self, tokens):
-        """Returns the images of rows; sub-pixels that these do not hold are 0."""
+        """Returns the images of rows; missing sub-pixels are 0."""
         missing = self.model.num_subpixels + 1 - tokens.shape[1]
         tokens = ops.pad(tokens, [(0, 0), (0, missing)])
         values = ops.take(tokens, self._places.reshape(-1) + 1, axis=1)
@@ -161,18 +165,18 @@ def continue_rows(
     num_inputs=None,
     reads=True,
 ):
-    """Goes on from rows of tokens, with the loop of a sampler of keras_hub.
+    """Continues rows of tokens, with the loop of a sampler of keras_hub.
 
-    `is_given`, `<bool>[batch, length]`, is True on the given ones of `tokens`; `state`
-    is that of no tokens. The model sees at most `num_inputs` tokens of a row, None for
-    all. `reads` tells whether what all rows have is read before the first step; else
-    only the first token of each may be given. Returns token ids and their mask, now
-    True on given and new tokens, up to the first of `stop_token_ids` (None for no such
-    ids).
+    `is_given`, `<bool>[batch, length]`, is True for the `tokens` that are given;
+    `state` is the one before the first token. The model sees at most `num_inputs`
+    tokens of a row, None for all. With `reads`, the tokens that all rows have are read
+    before the first step; without it, only the first token of each row may be given.
+    Returns token ids and their mask, which is True for given and new tokens, up to the
+    first of `stop_token_ids` (None for no such ids).
     """
     is_given = ops.cast(is_given, "bool")
     if stop_token_ids is not None:
-        # keras_hub would stop at ids that lie in the buffer behind the prompt.
+        # keras_hub would stop at ids in the buffer after the prompt.
         stops = set(stop_token_ids)
         filler = min(set(range(len(stops) + 1)) - stops)
         tokens = ops.where(is_given, tokens, filler)
@@ -181,9 +185,20 @@ def continue_rows(
         # A row starts behind its first id, which is there in any case.
         lengths = ops.maximum(ops.sum(ops.cast(is_given, "int32"), axis=-1), 1)
         index = ops.minimum(extremes.smallest(lengths), tokens.shape[1])
-        hidden, state = steps.read(tokens[:, :num_inputs], index, state)
+        # The last of these tokens goes through the first step.
+        number = index - 1 if steps.are_exact else index
+        hidden, state = steps.read(tokens[:, :num_inputs], number, state)
+
+    def next_logits(tokens, state, index):
+        return steps.next_logits(tokens[:, :num_inputs], state, index)
+
+    if isinstance(sampler, keras_hub.samplers.ContrastiveSampler) and steps.are_exact:
+        # It compares with the hidden states of all tokens: the last one's, too.
+        _, last, _ = next_logits(tokens, state, index)
+        last = ops.cast(last, hidden.dtype)[:, None]
+        hidden = ops.slice_update(hidden, (0, index - 1, 0), last)
     tokens = sampler(
-        next=lambda tokens, *rest: steps.next_logits(tokens[:, :num_inputs], *rest),
+        next=next_logits,
         prompt=tokens,
         cache=state,
         index=index,
@@ -196,13 +211,15 @@ def continue_rows(
 
 
 def stream(steps, draw, prompts, state, num_tokens):
-    """Goes on from prompts, token by token, with one compiled step.
+    """Continues prompts token by token, with one compiled step.
 
-    `draw` is what `drawing` returns; `prompts` are `<int>[batch, length]`, -1 where
-    nothing is given; `state` is that of no tokens; rows end at `num_tokens` tokens.
+    `draw` is what `drawing` returns; `prompts` are `<int>[batch, length]`, -1 for
+    tokens that are not given; `state` is the one before the first token; rows end at
+    `num_tokens` tokens.
 
-    Yields a position and the tokens there, a NumPy array `<int>[batch]`, drawn where
-    none are given. What all prompts have is left out if it is read at once.
+    Yields a position and the tokens there, a NumPy array `<int>[batch]`: the given
+    ones, or else new ones. It leaves out the tokens that all prompts have if it reads
+    them at once.
     """
     prompts = np.asarray(prompts, "int32")
     batch_size, length = prompts.shape
@@ -219,7 +236,7 @@ def stream(steps, draw, prompts, state, num_tokens):
         read = compiled_once(steps.model, steps.read, (*key, width))
         tokens = np.pad(prompts[:, :first], [(0, 0), (0, width - first)])
         _, state = read(*map(ops.convert_to_tensor, (tokens, np.int32(first))), state)
-    # What is computed anew needs whole rows.
+    # `recompute` needs whole rows.
     rows = np.zeros((batch_size, 0 if steps.are_exact else num_tokens), "int32")
     rows[:, :first] = prompts[:, : min(first, rows.shape[1])]
     tokens = prompts[:, first]
@@ -232,7 +249,7 @@ def stream(steps, draw, prompts, state, num_tokens):
             rows[:, place] = tokens
         if steps.are_exact or is_drawn:
             seen = ops.convert_to_tensor(tokens if steps.are_exact else rows)
-            # No Python integer, for which the step would be compiled anew.
+            # A Python integer would compile the step again at each place.
             index = ops.convert_to_tensor(place, dtype="int32")
             logits, _, state = compute(seen, state, index)
         tokens = np.where(given < 0, draw(logits), given) if is_drawn else given
@@ -242,7 +259,7 @@ def stream(steps, draw, prompts, state, num_tokens):
 def drawing(model, sampler):
     """Returns a compiled function of logits that draws tokens.
 
-    It is compiled as `model` says. The sampler's random state moves on with each call.
+    It is compiled as `model` says. Each call advances the sampler's random state.
     """
     # Others choose among whole sequences, in a loop of their own.
     if type(sampler).get_next_token is keras_hub.samplers.Sampler.get_next_token:
@@ -289,9 +306,9 @@ def check_not_cut(hyperparameters, length, name="max_length"):
 
 
 def check_prompt_mask(name, mask):
-    """Refuses a mask of prompts with padding in front of tokens or between them.
+    """Refuses a mask of prompts with padding before or between tokens.
 
-    Nothing is known of a mask that is being traced.
+    A mask that is being traced has no values, and passes.
     """
     try:
         mask = ops.convert_to_numpy(mask).astype("bool")
@@ -303,8 +320,8 @@ def check_prompt_mask(name, mask):
     row = mask[tuple(np.argwhere(is_behind_padding)[0][:-1])]
     shown = f"{row[:20].astype(int).tolist()}{'...' if len(row) > 20 else ''}"
     raise ValueError(
-        f"`{name}` must be True on the first tokens of each row, and False behind them."
-        f" Received: {name}={shown} in a row. Move the padding behind the tokens"
+        f"`{name}` must be True for the first tokens of each row, and False after "
+        f"them. Received: {name}={shown} in a row. Move the padding to the end"
     )
 
 
@@ -315,13 +332,13 @@ def longest_input(hyperparameters):
 
 
 def _first(number, tokens):
-    """Returns a mask of rows, True on their first tokens."""
+    """Returns a mask of rows, True for their first tokens."""
     mask = ops.arange(tokens.shape[1], dtype="int32") < number
     return ops.broadcast_to(mask, ops.shape(tokens))
 
 
 def _until_stop(tokens, is_given, stop_token_ids):
-    """Returns a mask, True up to the first stop token behind the prompt, included."""
+    """Returns a mask, True up to and with the first stop token after the prompt."""
     if stop_token_ids is None:
         return ops.ones_like(is_given)
     stops = ops.zeros_like(is_given)

@@ -1,4 +1,4 @@
-"""Negative log probabilities of targets, on models of all kinds alike."""
+"""Negative log probabilities of targets, for models of all kinds."""
 
 import keras
 from keras import ops
@@ -12,9 +12,9 @@ from routing_tf.models.packed_documents import inputs_of
 class TokenScorer:
     """Negative log probabilities of targets, in nats, under a model of any kind.
 
-    It shares the weights of the model but is compiled on its own, once for each shape,
-    and leaves alone what the model is compiled with. `routing_scope` is that of the
-    hyperparameters if it is None. `engine` tells where the model lives, see
+    It shares the weights of the model, is compiled separately for each shape, and does
+    not change how the model is compiled. `routing_scope` is that of the hyperparameters
+    if it is None. `engine` says where the model is, see
     `routing_tf.training.engines.make`; None for one device.
     """
 
@@ -36,7 +36,7 @@ class TokenScorer:
     def score(self, inputs, targets):
         """Scores one batch; returns a NumPy array `<float32>` of the targets' shape.
 
-        Inputs and targets are `[batch, length]`, or what an image model takes.
+        Inputs and targets are `[batch, length]`, or those of an image model.
         """
         batch = inputs_of(self.model, inputs)
         key = (self.routing_scope, *batch, *targets.shape)
@@ -53,7 +53,7 @@ def scope_of(hyperparameters, routing_scope=None):
 
 
 def scope_to_score(hyperparameters, routing_scope=None):
-    """Returns what `scope_of` does, if likelihoods of that scope are what they seem.
+    """Returns the result of `scope_of`, if its likelihoods are possible.
 
     Refuses `"prefix"` for a model that sees later tokens by a flaw of the release.
     """
@@ -61,7 +61,8 @@ def scope_to_score(hyperparameters, routing_scope=None):
     leak = hyperparameters.sees_later_tokens(routing_scope)
     if routing_scope == "prefix" and leak:
         raise ValueError(
-            "Prefixes can only be scored if no output depends on later tokens. "
+            "The scope 'prefix' needs a model in which no output depends on later "
+            "tokens. "
             f'Received: routing_scope="prefix" for a model with {leak}='
             f'{getattr(hyperparameters, leak)!r}. Use "full"'
         )

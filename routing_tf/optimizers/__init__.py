@@ -1,4 +1,4 @@
-"""What training needs and `keras.optimizers` lacks."""
+"""Optimizers and schedules that `keras.optimizers` lacks."""
 
 from routing_tf.optimizers.adafactor import Adafactor
 from routing_tf.optimizers.adamw import AdamW

@@ -28,9 +28,9 @@ class Adafactor(keras.optimizers.Optimizer):
         learning_rate: float, `keras.optimizers.schedules.LearningRateSchedule` or
             callable. The relative step size with `scale_by_parameter`, else the
             absolute one. Defaults to `0.01`.
-        beta_1: float in `[0, 1)`, decay of the average over past updates. `0`
-            applies each update as it is and keeps no slot for it. Defaults to `0.0`.
-        beta_2: float in `(0, 1)`, the decay that `decay_type="adam"` tends to.
+        beta_1: float in `[0, 1)`, decay of the average over past updates. `0` applies
+            each update directly, without a slot. Defaults to `0.0`.
+        beta_2: float in `(0, 1)`, the limit of the decay with `decay_type="adam"`.
             Defaults to `0.999`.
         decay_type: `"pow"` or `"adam"`, how the second moment forgets at step `t`,
             counted from 1: with decay `1 - t ** -decay_exponent`, or with Adam's
@@ -45,7 +45,7 @@ class Adafactor(keras.optimizers.Optimizer):
         epsilon_1: positive float, added to each squared gradient.
             Defaults to `1e-30`.
         epsilon_2: positive float, smallest root mean square of a variable that
-            `scale_by_parameter` takes. Defaults to `1e-3`.
+            `scale_by_parameter` uses. Defaults to `1e-3`.
         name: string, name of the optimizer. Defaults to `"adafactor"`.
         **kwargs: arguments of `keras.optimizers.Optimizer`, such as
             `global_clipnorm` or `gradient_accumulation_steps`.
@@ -170,8 +170,8 @@ class Adafactor(keras.optimizers.Optimizer):
             return gradient * ops.rsqrt(moment)
         rows = self._average(slots["row_moment"], ops.mean(square, -1), decay)
         columns = self._average(slots["column_moment"], ops.mean(square, -2), decay)
-        # One factor at a time: the product of two moments near epsilon_1 would round
-        # to 0 in float32, and a zero gradient divided by its root would be NaN.
+        # One factor at a time, because the product of two moments near epsilon_1 would
+        # round to 0 in float32, and a zero gradient divided by its root would be NaN.
         rows = rows / ops.mean(rows, axis=-1, keepdims=True)
         gradient = gradient * ops.expand_dims(ops.rsqrt(rows), -1)
         return gradient * ops.expand_dims(ops.rsqrt(columns), -2)
@@ -187,7 +187,7 @@ class Adafactor(keras.optimizers.Optimizer):
         )
 
     def _average(self, slot, value, decay):
-        """Moves `slot` towards `value` and returns what it then holds."""
+        """Moves `slot` towards `value` and returns its new value."""
         value = decay * slot + (1.0 - decay) * value
         self.assign(slot, value)
         return value

@@ -5,14 +5,14 @@ import keras
 
 @keras.saving.register_keras_serializable("routing_tf")
 class AdamW(keras.optimizers.AdamW):
-    """Adam with decoupled weight decay, of all but biases and normalization.
+    """Adam with decoupled weight decay, except of biases and normalization.
 
-    Each step also takes the share `learning_rate * weight_decay` away from every
-    weight whose name has none of `bias`, `gamma` and `beta` in it.
+    Each step also subtracts the share `learning_rate * weight_decay` of every weight
+    whose name contains none of `bias`, `gamma` and `beta`.
 
     Args:
         *args: arguments of `keras.optimizers.AdamW`.
-        **kwargs: likewise, by name.
+        **kwargs: the same, by name.
 
     Example:
 
@@ -28,5 +28,5 @@ class AdamW(keras.optimizers.AdamW):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        # Here, since the config of an optimizer does not tell it.
+        # Set here, because the config of an optimizer does not include it.
         self.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])

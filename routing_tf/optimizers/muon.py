@@ -1,27 +1,27 @@
-"""Muon for the matrices between layers, Adam for all else."""
+"""Muon for the matrices between layers, Adam for everything else."""
 
 import keras
 
-# Everything but kernels, and the kernel that makes the logits.
+# Everything except kernels, and the kernel of the logits.
 _NOT_MATRICES = (r"^(?!.*kernel$)", r"logits")
 
 
 @keras.saving.register_keras_serializable("routing_tf")
 class Muon(keras.optimizers.Muon):
-    """Momentum made orthogonal for the matrices between layers, Adam for all else.
+    """Orthogonalised momentum for matrices between layers, Adam for everything else.
 
-    Muon moves a matrix along all of its directions at one pace, however large their
-    gradients are. It is meant for matrices through which activations pass, so it moves
-    the weights that are named kernels, but not those of the logits; embeddings, tables,
-    biases, normalization and convolutions are Adam's. A step of Muon is as long as
-    one of Adam usually is (`rms_rate`), so both have one learning rate.
+    Muon moves a matrix at the same pace along all of its directions, whatever their
+    gradients. It is meant for matrices through which activations pass, so it moves the
+    weights that are named kernels, except that of the logits; Adam moves embeddings,
+    tables, biases, normalization and convolutions. A step of Muon is as long as a usual
+    step of Adam (`rms_rate`), so both have one learning rate.
 
     Args:
         learning_rate: number, or a schedule. Defaults to 0.001.
-        weight_decay: share of a weight that a step takes away, times the learning rate;
-            of all but biases and normalization. None (the default) for none.
-        exclude_layers: list of regular expressions of paths of further weights that
-            are Adam's. None (the default) for none.
+        weight_decay: share of a weight that a step subtracts, times the learning rate,
+            except of biases and normalization. None (the default) for none.
+        exclude_layers: list of regular expressions of paths of further weights for
+            Adam. None (the default) for none.
         **kwargs: further arguments of `keras.optimizers.Muon`.
 
     Raises:
@@ -57,5 +57,5 @@ class Muon(keras.optimizers.Muon):
             exclude_layers=list(dict.fromkeys(excluded)),
             **kwargs,
         )
-        # Here, since the config of an optimizer does not tell it.
+        # Set here, because the config of an optimizer does not include it.
         self.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])

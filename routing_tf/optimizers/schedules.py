@@ -51,8 +51,8 @@ class FactorSchedule(keras.optimizers.schedules.LearningRateSchedule):
     | `rsqrt_hidden_size` | `1 / sqrt(hidden_dim)` |
     | `cosine_decay` | 1 until `warmup_steps`, 0 from `decay_steps` on |
 
-    The release trains with the default factors, so at the full rate from the first
-    step; `cosine_decay` is an addition to tensor2tensor's rule of the same idea.
+    The release trains with the default factors, and so at the full rate from the first
+    step. `cosine_decay` is an addition to tensor2tensor's rule of the same idea.
 
     Args:
         factors: string, names from the table joined by `*`. Defaults to
@@ -60,14 +60,14 @@ class FactorSchedule(keras.optimizers.schedules.LearningRateSchedule):
         constant: float, value of the factor `constant`. Defaults to `0.01`.
         warmup_steps: positive int, length of the warm-up in steps. Defaults to
             `10000`.
-        hidden_dim: positive int, width of the model; needed by `rsqrt_hidden_size`
-            alone. Defaults to `None`.
-        decay_steps: int above `warmup_steps`, the step at which `cosine_decay`
-            reaches 0; needed by `cosine_decay` alone. Defaults to `None`.
+        hidden_dim: positive int, width of the model; only `rsqrt_hidden_size` needs it.
+            Defaults to `None`.
+        decay_steps: int above `warmup_steps`, the step at which `cosine_decay` reaches
+            0; only `cosine_decay` needs it. Defaults to `None`.
 
     Raises:
-        ValueError: if a factor is unknown, or an argument that one needs is missing
-            or out of range.
+        ValueError: if a factor is unknown, or an argument that a factor needs is
+            missing or out of range.
 
     Example:
     ```python

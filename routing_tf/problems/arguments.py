@@ -13,7 +13,7 @@ def check_split(split, name="split"):
 
 
 def check_worker(worker, num_workers):
-    """Returns a worker's number, or raises a `ValueError` if there is none such."""
+    """Returns a worker's number; raises a `ValueError` if there is no such worker."""
     num_workers = integer_at_least(1, "num_workers", num_workers)
     worker = integer_at_least(0, "worker", worker)
     if worker >= num_workers:

@@ -1,8 +1,8 @@
-"""Arrays that grow on disk until they are whole, and are then read in place.
+"""Arrays that grow on disk until they are complete, and are then read in place.
 
-A store is a folder of `.npy` files and an `info.json`. While it is written its name
-ends in `.incomplete`: work that was stopped goes on from its last checkpoint, and
-nobody takes half of it for the whole.
+A store is a folder of `.npy` files and an `info.json`. While it is written, its name
+ends in `.incomplete`: stopped work continues from its last checkpoint, and nobody
+mistakes an incomplete store for a complete one.
 """
 
 import contextlib
@@ -19,20 +19,20 @@ from routing_tf.files import atomic
 from routing_tf.files import folder_lock
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
-# Of the states in `progress.json`: work of another version begins anew.
+# Version of the states in `progress.json`: work of another version begins again.
 FORMAT = 2
 
 
 def is_complete(folder):
-    """Tells whether a folder holds a whole store."""
+    """Tells whether a folder is a complete store."""
     return pathlib.Path(folder, "info.json").is_file()
 
 
 def read(folder, dtypes=None):
-    """Opens a whole store: a dictionary from name to array on disk (`numpy.memmap`).
+    """Opens a complete store: a dictionary from name to array on disk (`numpy.memmap`).
 
     `dtypes`, as for `write`, are those that the arrays must have; `None` skips the
-    check. Raises a `ValueError` if the store is damaged or not whole.
+    check. Raises a `ValueError` if the store is damaged or incomplete.
     """
     folder = pathlib.Path(folder)
     with _whole(folder):
@@ -42,14 +42,12 @@ def read(folder, dtypes=None):
             item = np.dtype(dtype)
             found = np.dtype((arrays[name].dtype, arrays[name].shape[1:]))
             if found != item:
-                raise ValueError(
-                    f"{name}.npy has entries of {found} in place of {item}"
-                )
+                raise ValueError(f"{name}.npy has entries of {found} instead of {item}")
     return arrays
 
 
 def identity_of(folder):
-    """Returns the identity that a whole store was written with, see `write`."""
+    """Returns the identity with which a complete store was written, see `write`."""
     folder = pathlib.Path(folder)
     with _whole(folder):
         return _read_info(folder)["identity"]
@@ -57,14 +55,14 @@ def identity_of(folder):
 
 @contextlib.contextmanager
 def _whole(folder):
-    """Turns whatever a damaged store leads to into `ValueError`."""
+    """Turns the errors of a damaged store into `ValueError`."""
     try:
         yield
-    # NumPy reads the header of a file as Python, where damage may raise anything.
+    # NumPy reads the header of a file as Python, so damage may raise any error.
     except Exception as error:
         raise ValueError(
-            "The prepared data must be whole. Received: "
-            f"{str(folder)!r}: {error}. Remove that folder and make it anew with "
+            "The prepared data must be complete. Received: "
+            f"{str(folder)!r}: {error}. Remove that folder and prepare it again with "
             "`python -m routing_tf.datagen`"
         ) from error
 
@@ -79,27 +77,27 @@ def _read_info(folder):
 
 
 def _map(folder, name, length):
-    # Mapped, it takes no memory and can be no longer than the file is.
+    # Mapped, it takes no memory and cannot be longer than the file.
     array = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
     if array.ndim == 0 or len(array) != length:
         raise ValueError(
-            f"{name}.npy has the shape {array.shape} in place of {length} entries"
+            f"{name}.npy has the shape {array.shape} instead of {length} entries"
         )
     return array
 
 
 def write(folder, dtypes, identity, parts):
-    """Writes a store, or goes on where earlier work on it was stopped.
+    """Writes a store, or continues earlier work on it.
 
     `dtypes` maps the name of each array to its data type, such as `("int64", (2,))` for
-    pairs. `identity` is what the arrays are made of, as JSON takes it: stopped work
-    goes on only if it had the same; a whole store that has the same is left alone,
-    another one is replaced. `parts` is a function of a state, `None` at first, that
-    returns an iterable of pairs: a dictionary from name to what comes next in that
-    array, and the state from which to go on behind it, as JSON takes it.
+    pairs. `identity` describes the source of the arrays, as JSON takes it: stopped work
+    continues only with the same identity; a complete store with the same identity is
+    kept, and another one is replaced. `parts` is a function of a state, `None` at
+    first, that returns an iterable of pairs: a dictionary from name to the next entries
+    of that array, and the state from which to continue after them, as JSON takes it.
 
-    If `parts` raises a `ValueError`, nothing is left behind; if the disk is full, work
-    can go on later.
+    If `parts` raises a `ValueError`, no files remain; if the disk is full, work can
+    continue later.
     """
     folder, identity = pathlib.Path(folder), json.loads(json.dumps(identity))
     with alone(folder.parent):
@@ -120,17 +118,17 @@ def write(folder, dtypes, identity, parts):
         except OSError as error:
             raise ValueError(
                 f"The folder {str(folder.parent)!r} must have room and must be "
-                f"writable. Received: {error}. Free some, and the same command goes "
-                "on where it was"
+                f"writable. Received: {error}. Free some, and the same command "
+                "continues where it stopped"
             ) from error
         os.replace(partial, folder)
 
 
 @contextlib.contextmanager
 def alone(folder):
-    """Lets one process at a time do something in a folder, which is made if missing.
+    """Lets one process at a time work in a folder, which is made if missing.
 
-    A folder inside of it has a lock of its own.
+    A folder inside it has its own lock.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -147,7 +145,7 @@ def alone(folder):
 
 
 class _Writer:
-    """The files of a store while it is written, each a header and what came so far."""
+    """The files of a store while it is written: a header and the entries so far."""
 
     def __init__(self, folder, dtypes, identity):
         self._folder, self._identity, self._files = folder, identity, {}
@@ -163,7 +161,7 @@ class _Writer:
 
     def _begin(self, format, identity, lengths, state):
         if (format, identity) != (FORMAT, self._identity):
-            raise ValueError("what is there was made of something else")
+            raise ValueError("the existing data was made from another source")
         self._lengths, self.state = lengths, state
         for name, item in self._dtypes.items():
             path = self._folder / f"{name}.npy"
@@ -171,7 +169,7 @@ class _Writer:
             end = _write_header(file, item, 0) + lengths[name] * item.itemsize
             if file.seek(0, os.SEEK_END) < end:
                 raise ValueError(f"{path.name} is shorter than it was")
-            # What came behind the last checkpoint is made once more.
+            # Entries after the last checkpoint are made once more.
             file.seek(end)
             file.truncate()
 
@@ -203,7 +201,7 @@ class _Writer:
         (self._folder / "progress.json").unlink(missing_ok=True)
 
     def _write(self, name, **content):
-        """Writes what the arrays are, when they are on the disk."""
+        """Writes the description of the arrays once they are on the disk."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -217,7 +215,7 @@ class _Writer:
 
 
 def _write_header(file, item, length):
-    """Writes the first bytes of an array, as many for any length; returns how many."""
+    """Writes the header of an array, whose size is fixed; returns the size."""
     file.seek(0)
     shape, descr = (length, *item.shape), np.lib.format.dtype_to_descr(item.base)
     header = {"descr": descr, "fortran_order": False, "shape": shape}

@@ -1,4 +1,4 @@
-"""Tells whether data is still the same."""
+"""Checksums that reveal changed data."""
 
 import zlib
 
@@ -9,10 +9,10 @@ MOST_BLOCKS = 512
 
 
 def checksum(arrays):
-    """Returns the CRC-32 of arrays of integers, whatever their data types are.
+    """Returns the CRC-32 of arrays of integers, whatever their data types.
 
-    Of an array that is too long to be read whole each time, blocks count that are
-    spread evenly over it.
+    Of an array that is too long to read completely each time, evenly spaced blocks
+    count.
     """
     value = 0
     for array in arrays:

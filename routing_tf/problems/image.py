@@ -12,7 +12,7 @@ from routing_tf.problems.windows import Tokens
 from routing_tf.problems.windows import Windows
 from routing_tf.problems.windows import read_windows
 
-# So many values of a split tell how its positions are distributed.
+# Number of values of a split that estimate the distribution of its positions.
 HISTOGRAM_VALUES = 50_000_000
 VALUES_AT_ONCE = 1 << 22
 
@@ -20,10 +20,10 @@ VALUES_AT_ONCE = 1 << 22
 class ImageProblem(PreparedProblem):
     """Images with labels; a window is one image, a token one channel of a pixel.
 
-    A problem of your own returns images and labels from `load_split`: arrays
+    Your own problem returns images and labels from `load_split`: arrays
     `<int>[number, height, width, channels]` of 0 to `vocabulary_size` - 1, and
-    `<int>[number]`. One of tensorflow-datasets names a `builder`, whose examples have
-    an "image" and perhaps a "label".
+    `<int>[number]`. A problem of tensorflow-datasets names a `builder`, whose examples
+    have an "image" and optionally a "label".
 
     Batches are `(inputs, targets, weights)`: `inputs` has "images", the targets
     themselves, "labels" and "padding_mask"; `targets` is
@@ -92,7 +92,7 @@ class ImageProblem(PreparedProblem):
             raise ValueError(
                 "`sequence_length` must be height * width * channels of the images, "
                 f"{self.sequence_length}. Received: sequence_length={sequence_length}. "
-                "Leave it out, and take hyperparameters of an image model: "
+                "Leave it out, and use hyperparameters of an image model: "
                 f"{self.default_hparams_set}"
             )
 
@@ -163,10 +163,11 @@ class ImageProblem(PreparedProblem):
         """Returns hyperparameters of a model of such images.
 
         Height, width and channels are those of the images. A model that is conditioned
-        on classes has as many as there are; none if there is just one.
+        on classes has the number of classes of the problem, and none if there is only
+        one.
 
         Args:
-            hyperparameters: `Hyperparameters`; those of texts are returned as they are.
+            hyperparameters: `Hyperparameters`; those of texts are returned unchanged.
 
         Returns:
             `Hyperparameters`.
@@ -193,7 +194,7 @@ class ImageProblem(PreparedProblem):
             raise ValueError(
                 f"The problem {self.name!r} needs an image model of (height, width, "
                 f"channels) {self.image_shape}. Received: hyperparameters of kind "
-                f"{h.kind!r} with {shape}. Take those of an image model, such as "
+                f"{h.kind!r} with {shape}. Use those of an image model, such as "
                 f"{self.default_hparams_set}, with {self._hyperparameters()}"
             )
         if h.num_classes not in (None, self.num_classes):
@@ -227,7 +228,7 @@ class ImageProblem(PreparedProblem):
     def baseline(self, split):
         try:
             images = self.images(self.train_split)
-        except ValueError:  # only the split to score is there
+        except ValueError:  # only the split to score exists
             return None
         number = len(self._sample(self.train_split))
         of = "" if number == len(images) else f"{number:,} of "
@@ -237,11 +238,10 @@ class ImageProblem(PreparedProblem):
         )
 
     def histogram_bits(self, split):
-        """How well the histogram of each position of the training images does.
+        """The score of the histogram of each position of the training images.
 
-        Each intensity has been seen once more than it was, so that none is
-        impossible. Of splits of more than 50 million values, images that are evenly
-        spaced stand for all.
+        Each intensity counts once more than it occurs, so that none is impossible. For
+        splits of more than 50 million values, evenly spaced images stand for all.
 
         Args:
             split: string, the split to score.
@@ -254,7 +254,7 @@ class ImageProblem(PreparedProblem):
         return float(-(scored * np.log2(probabilities)).sum() / scored.sum())
 
     def _sample(self, split):
-        """The numbers of the images that histograms are made of."""
+        """The numbers of the images of the histograms."""
         number = len(self.images(split))
         count = min(number, max(1, HISTOGRAM_VALUES // self.sequence_length))
         return np.arange(count) * number // count

@@ -1,18 +1,18 @@
-"""What files of pictures say about their pixels: size, orientation, more frames."""
+"""Size, orientation and number of frames of picture files."""
 
 import struct
 
-# The parts of a file that hold EXIF data, and the tag in it that tells a turn.
+# The parts of a file with EXIF data, and its tag for the orientation.
 EXIF_PARTS = (b"Exif", b"eXIf", b"EXIF")
 ORIENTATION_TAG = 0x0112
-# The parts that say there is more than one frame: of PNG and of WebP.
+# The parts of PNG and WebP files that show more than one frame.
 ANIMATION_PARTS = (b"acTL", b"ANIM")
 # Segments of JPEG: the compressed pixels, one of an application, those without data.
 SCAN, APP1, BARE = 0xDA, 0xE1, {0x01, *range(0xD0, 0xDA)}
 
 
 def size(content):
-    """Returns height and width of a picture, as its first bytes tell; 0 if not.
+    """Returns height and width of a picture from its first bytes; 0 if unknown.
 
     JPEG is left to TensorFlow.
     """
@@ -33,7 +33,7 @@ def size(content):
 
 
 def orientation(content):
-    """Returns how a picture is turned, 1 to 8 as EXIF counts; 1 if nothing says so.
+    """Returns the orientation of a picture, 1 to 8 as in EXIF; 1 without EXIF data.
 
     `content` are the bytes of a JPEG, PNG or WebP file.
     """
@@ -49,13 +49,13 @@ def orientation(content):
             entry = struct.unpack_from(f"{order}HHIH", exif, place)
             if entry[:3] == (ORIENTATION_TAG, 3, 1):
                 return entry[3] if 1 <= entry[3] <= 8 else 1
-    except struct.error:  # damaged, as if it were not there
+    except struct.error:  # damaged, so it does not count
         pass
     return 1
 
 
 def upright(image, orientation):
-    """Turns an array `[height, width, channels]` as its EXIF orientation says.
+    """Turns an array `[height, width, channels]` by its EXIF orientation.
 
     Example:
     ```python
@@ -76,7 +76,7 @@ def upright(image, orientation):
 
 
 def has_more_frames(content):
-    """Tells whether a GIF, PNG or WebP file holds more than one frame."""
+    """Tells whether a GIF, PNG or WebP file has more than one frame."""
     if content.startswith(b"GIF8"):
         return _gif_has_more_frames(content)
     return any(name in ANIMATION_PARTS for name, _ in _parts(content))
@@ -102,7 +102,7 @@ def _webp_size(content):
 
 
 def _parts(content):
-    """Yields name and data of the parts of a file, as far as they are whole."""
+    """Yields name and data of the complete parts of a file."""
     try:
         if content.startswith(b"\xff\xd8"):
             yield from _jpeg_segments(content)
@@ -115,7 +115,7 @@ def _parts(content):
 
 
 def _chunks(content, place, header, space):
-    """Chunks that begin with a name and a size; `space` of it is what they take."""
+    """Chunks that begin with a name and a size; `space` of the size is their length."""
     while place + 8 <= len(content):
         name, size = struct.unpack_from(header, content, place)
         if isinstance(name, int):
@@ -126,7 +126,7 @@ def _chunks(content, place, header, space):
 
 
 def _jpeg_segments(content):
-    """The segments in front of the pixels; only one of EXIF has a name."""
+    """The segments before the pixels; only those of EXIF have a name."""
     place = 2
     while place + 2 <= len(content) and content[place] == 0xFF:
         marker = content[place + 1]
@@ -160,7 +160,7 @@ def _gif_has_more_frames(content):
                 place += 2
             if num_frames == 2:
                 return True
-            while content[place]:  # blocks, each behind its size
+            while content[place]:  # blocks, each after its size
                 place += 1 + content[place]
             place += 1
     except IndexError:  # cut off

@@ -1,4 +1,4 @@
-"""The user's own files as a source, and how they are shared out between the splits."""
+"""The user's own files as a source, divided among the splits."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ class OwnFiles(Source):
     """Examples of files that the user names, and may change."""
 
     def files_of(self, split):
-        """Returns the paths of the files that a split is made of."""
+        """Returns the paths of the files of a split."""
         raise NotImplementedError
 
     def identity(self, split):
@@ -27,7 +27,7 @@ class OwnFiles(Source):
 
 
 def check_no_raw_dir(problem, raw_dir, options):
-    """Raises a `ValueError` if files are named that a problem does not look for."""
+    """Raises a `ValueError` if files are named that a problem does not use."""
     if raw_dir:
         raise ValueError(
             f"{problem.name} names its files with {options}. Received: "
@@ -36,12 +36,12 @@ def check_no_raw_dir(problem, raw_dir, options):
 
 
 def separate(named, options, identity_of=identity):
-    """Leaves out of the training files those that are held out, by any of their names.
+    """Removes held-out files, by any of their names, from the training files.
 
     Args:
-        named: dictionary from split to a list of paths, or of what is read together.
-        options: function from a split to what names its files, for messages.
-        identity_of: function from an entry to what tells it from all others.
+        named: dictionary from split to a list of paths, or of entries read together.
+        options: function from a split to the options that name its files, for messages.
+        identity_of: function from an entry to its identity.
 
     Returns:
         The same dictionary, without entries of "train" that are in another split.
@@ -55,7 +55,7 @@ def separate(named, options, identity_of=identity):
         shared = [name for name in named["validation"] if identity_of(name) in both]
         raise ValueError(
             f"{options('validation')} and {options('test')} must not share files, by "
-            "whatever names; name each file for one of them. Received for both: "
+            "any of their names; name each file for one of them. Received for both: "
             f"{sorted(shared)}"
         )
     held_out = known["validation"] | known["test"]
@@ -84,7 +84,7 @@ def split_of_file(name, held_out=("validation", "test")):
     """
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
     percentile = int.from_bytes(digest[:8], "big") % 100
-    # Fixed places: a file stays where it is whichever splits take part.
+    # Fixed places, so that a file keeps its split whichever splits take part.
     places = ("validation", "test")
     place = percentile // HELD_OUT_SHARE
     if place < len(places) and places[place] in held_out:
@@ -93,7 +93,7 @@ def split_of_file(name, held_out=("validation", "test")):
 
 
 def share_out(paths, held_out):
-    """Shares files out: `{split: [(path, first byte, number of bytes)]}`.
+    """Divides files: `{split: [(path, first byte, number of bytes)]}`.
 
     Splits in `held_out` get a share, "train" the rest.
     """

@@ -1,13 +1,13 @@
 """How the release cuts lines of tokens into windows.
 
 Each rule is a class with the same interface: `add` takes the ids of a line, `finish`
-ends the data, and both return what is to be written: ids and windows. All windows of
-a rule are pieces of one sequence of ids, so a window is a start and a length. Lines
-are never cut but by the sequence length: a window that a line has made longer than
-that is given in pieces, as every row of a batch has a fixed length.
+ends the data, and both return the ids and windows to write. All windows of a rule are
+pieces of one sequence of ids, so a window is a start and a length. Only the sequence
+length cuts lines: a window that a line makes longer is returned in pieces, because
+every row of a batch has a fixed length.
 
-`state` holds all that a rule remembers, so that work on large data can go on where
-it was stopped.
+`state` contains everything that a rule remembers, so that stopped work on large data
+can continue.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from routing_tf.tokenizers.base_tokenizer import END_ID
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """Ids to write behind the earlier ones, and new windows as pairs (start, length).
+    """Ids to write after the earlier ones, and new windows as pairs (start, length).
 
-    Starts count all ids that are written.
+    Starts count all written ids.
     """
 
     ids: list
@@ -29,14 +29,14 @@ class Packed:
 
 
 class Rule:
-    """What all rules have; on its own one that makes no window.
+    """The common part of all rules, which makes no windows.
 
     No window has more ids than `sequence_length`.
     """
 
     def __init__(self, sequence_length):
         self.sequence_length = sequence_length
-        # The ids from the first one that is in no window yet to the last one.
+        # The ids from the first one that is in no window yet.
         self.state = {"start": 0, "end": 0}
 
     def add(self, line):
@@ -45,7 +45,7 @@ class Rule:
         return Packed(line, [])
 
     def finish(self):
-        """Ends the data; what is left in the buffer is no window. Returns `Packed`."""
+        """Ends the data and drops the buffer. Returns `Packed`."""
         return Packed([], [])
 
 
@@ -59,11 +59,11 @@ class EachLine(Rule):
 
 
 class WholeLines(Rule):
-    """Windows of whole lines, as many as are shorter than the sequence length.
+    """Windows of as many whole lines as are shorter than the sequence length.
 
-    The rule of `Pg19Length8k` with the defaults, that of the held-out splits of
-    `Wikitext103Length4k` without: `end_windows` closes each window with the end id,
-    `keep_last` makes a window of the lines behind the last full one.
+    With the defaults, the rule of `Pg19Length8k`; without them, that of the held-out
+    splits of `Wikitext103Length4k`. `end_windows` closes each window with the end id,
+    and `keep_last` makes a window of the lines after the last full one.
     """
 
     def __init__(self, sequence_length, end_windows=True, keep_last=True):
@@ -93,13 +93,13 @@ class WholeLines(Rule):
 class OverlappingLines(Rule):
     """Windows that overlap heavily: the training split of `Wikitext103Length4k`.
 
-    When a line no longer fits, the lines of the buffer are a window; then whole lines,
-    at least as long as the new one together, leave at its front.
+    When a line no longer fits, the lines of the buffer are a window. Then whole lines
+    with at least the length of the new one leave its front.
     """
 
     def __init__(self, sequence_length):
         super().__init__(sequence_length)
-        # Lengths of the lines that have not left yet, the newest included.
+        # Lengths of the lines that have not left yet, including the newest.
         self.state["lines"] = []
 
     def add(self, line):
@@ -112,7 +112,7 @@ class OverlappingLines(Rule):
                 left += state["lines"][num_left]
                 num_left += 1
             del state["lines"][:num_left]
-            # A line that leaves before it came in takes nothing along.
+            # A line that leaves before it came in removes nothing.
             state["start"] = min(state["start"] + left, state["end"])
         state["end"] += len(line)
         return Packed(line, windows)

@@ -1,4 +1,4 @@
-"""Problems made of examples: in memory, or prepared once in `data_dir`."""
+"""Problems made from examples: in memory, or prepared once in `data_dir`."""
 
 import contextlib
 import functools
@@ -14,31 +14,31 @@ from routing_tf.problems.problem import Problem
 from routing_tf.problems.sources import Source
 from routing_tf.problems.sources import TfdsSource
 
-# In how many blocks of how many ids a split is looked through.
+# Number and size of the blocks of ids in which a split is checked.
 IDS_AT_ONCE = 1 << 22
 MAX_BLOCKS = 64
 
 
 class PreparedProblem(Problem):
-    """A problem whose splits are arrays that are made of examples.
+    """A problem whose splits are arrays made from examples.
 
-    A kind of problem says in `parts` what becomes of examples and in `tokens_of` which
-    windows they have. A problem of your own gives the examples of a split in
-    `load_split`, and its arrays are in memory. Or it names a `builder` of
-    tensorflow-datasets, or returns another `Source` from `make_source`, and a
-    `storage`, to which `generate` writes its arrays. Takes the arguments of `Problem`.
+    A kind of problem defines in `parts` the arrays of examples, and in `tokens_of`
+    their windows. Your own problem returns the examples of a split from `load_split`,
+    and its arrays are in memory. Or it names a `builder` of tensorflow-datasets (or
+    returns another `Source` from `make_source`) and a `storage`, to which `generate`
+    writes its arrays. Takes the arguments of `Problem`.
 
     Attributes:
-        storage: string, the folder in `data_dir` that holds the arrays; problems that
-            cut the same arrays into other windows share it. `None` (the default) for
-            arrays in memory.
+        storage: string, the folder in `data_dir` with the arrays; problems that cut the
+            same arrays into other windows share it. `None` (the default) for arrays in
+            memory.
         builder: string, name of a builder of tensorflow-datasets such as "mnist" or
             "wmt14_translate/de-en", or of one here; `None` if there is none.
-        sources: dictionary from split to the split of the builder that it is made of,
-            in the notation of tensorflow-datasets.
+        sources: dictionary from split to its split of the builder, in the notation of
+            tensorflow-datasets.
         unit: string, what `num_examples` counts, for a progress bar.
-        work_dir: string, a folder where arrays may lie if there is no `data_dir`, such
-            as that of a run; `None` (the default) for none.
+        work_dir: string, a folder for arrays if there is no `data_dir`, such as that of
+            a run; `None` (the default) for none.
         needs_train_split: boolean, whether arrays depend on the split to train on.
         id_arrays: names of the arrays whose ids are those of the tokenizer.
     """
@@ -53,7 +53,7 @@ class PreparedProblem(Problem):
 
     @property
     def storage_dir(self):
-        """The folder in which arrays lie; `None` if there is none."""
+        """The folder of arrays; `None` if there is none."""
         return self.data_dir
 
     @property
@@ -91,7 +91,7 @@ class PreparedProblem(Problem):
 
     @property
     def variant(self):
-        """Name of the folder below `storage`: what else the arrays depend on."""
+        """Name of the folder below `storage`, which says what else arrays depend on."""
         return "arrays"
 
     def folder(self, split):
@@ -119,7 +119,7 @@ class PreparedProblem(Problem):
         return self.make_source(self.raw_dir)
 
     def available_splits(self):
-        """Returns the splits whose source is there: prepared, or raw files."""
+        """Returns the splits with a source: prepared data, or raw files."""
         return self.source.splits()
 
     def examples(self, split, start):
@@ -145,7 +145,7 @@ class PreparedProblem(Problem):
 
         Args:
             split: string, the split.
-            state: what was yielded last before it; `None` at first.
+            state: the last state that was yielded; `None` at first.
 
         Yields:
             Pairs of a dictionary from name to array and a state.
@@ -160,7 +160,7 @@ class PreparedProblem(Problem):
         return self.tokens_of(split, self.read_split(split))
 
     def identity(self, split):
-        """Returns what the arrays of a split are made of, as JSON takes it."""
+        """Returns the source of the arrays of a split, as JSON takes it."""
         return {
             "problem": self.storage,
             "variant": self.variant,
@@ -168,9 +168,9 @@ class PreparedProblem(Problem):
         }
 
     def is_made(self, split):
-        """Tells whether there are arrays of a split, made of the examples as they are.
+        """Tells whether there are arrays of a split, made from the current examples.
 
-        What is made of raw files is not compared: they need not be there any more.
+        Arrays made from raw files are not compared, because these may be gone.
         """
         if not (self.storage and self.storage_dir):
             return False
@@ -181,10 +181,10 @@ class PreparedProblem(Problem):
         )
 
     def generate(self, raw_dir=None):
-        """Prepares the data: all splits whose source is there.
+        """Prepares the data of all splits with a source.
 
-        Work that was stopped goes on where it was; what is whole is left alone. If
-        another process prepares data in the same folder, it waits for that.
+        Stopped work continues, and complete data is kept. If another process prepares
+        data in the same folder, this waits for it.
 
         Args:
             raw_dir: string, folder with the raw files. Defaults to `None`: they are
@@ -194,7 +194,7 @@ class PreparedProblem(Problem):
             Lines for a log.
 
         Raises:
-            ValueError: if the source is missing, damaged or something else.
+            ValueError: if the source is missing, damaged or wrong.
         """
         folder = array_store.alone(self.data_path) if self.storage_dir else None
         with folder or contextlib.nullcontext():
@@ -207,9 +207,9 @@ class PreparedProblem(Problem):
         splits = self.available_splits()
         if self.needs_train_split and self.train_split not in splits:
             yield (
-                f"{', '.join(splits)}: there; arrays need a vocabulary, which is made "
-                f"of the split {self.train_split!r}, and that is missing. To train on "
-                "another split, use --train_split"
+                f"{', '.join(splits)}: ready; arrays need a vocabulary, which is "
+                f"learned from the split {self.train_split!r}, and that is missing. "
+                "To train on another split, use --train_split"
             )
             return
         for split in splits:
@@ -221,10 +221,10 @@ class PreparedProblem(Problem):
                 yield f"{split}: {self.describe_split(split)}"
         for split in SPLITS:
             if split not in splits:
-                yield f"{split}: not there, as its raw file is missing"
+                yield f"{split}: missing, because its raw file is missing"
 
     def _check_identity(self, split):
-        """Raises a `ValueError` if a split was made of other files than these."""
+        """Raises a `ValueError` if a split was made from other files than these."""
         here = self.identity(split)
         there = array_store.identity_of(self.folder(split))
         # Earlier versions did not note the vocabulary; reading checks it.
@@ -239,7 +239,7 @@ class PreparedProblem(Problem):
             )
 
     def prepare_source(self):
-        """Makes the source of `examples` ready, from `raw_dir` or a download."""
+        """Prepares the source of `examples`, from `raw_dir` or a download."""
         self.source.prepare()
 
     def write_split(self, split):
@@ -265,7 +265,7 @@ class PreparedProblem(Problem):
     def read_split(self, split):
         """Returns the arrays of a split, a dictionary from name to array.
 
-        What tfds has prepared becomes arrays on disk here if it has not yet. Examples
+        Data prepared by tfds becomes arrays on disk here, if it has not yet. Examples
         that need no preparation become arrays in memory.
 
         Raises:
@@ -295,12 +295,12 @@ class PreparedProblem(Problem):
         return {name: np.concatenate(values) for name, values in parts.items()}
 
     def check_ids(self, split, ids):
-        """Raises a `ValueError` if an array on disk has ids that the tokenizer has not.
+        """Raises a `ValueError` if an array on disk has ids that the tokenizer lacks.
 
         Args:
             split: string, the split.
-            ids: NumPy array `<int>[num_tokens]`. Of more than 268 million
-                ids, evenly spaced blocks stand for all.
+            ids: NumPy array `<int>[num_tokens]`. For more than 268 million ids, evenly
+                spaced blocks stand for all.
         """
         limit = self.vocabulary_size
         starts = np.arange(0, len(ids), IDS_AT_ONCE)
@@ -312,7 +312,7 @@ class PreparedProblem(Problem):
                     f"The prepared data must have ids of 0 to {limit - 1}, those of "
                     f"the vocabulary of {self.name}. Received: {block.min()} to "
                     f"{block.max()} in {str(self.folder(split))!r}. Remove that folder "
-                    f"and make it anew with `{self.command}`"
+                    f"and prepare it again with `{self.command}`"
                 )
 
     def check_prepared(self, split):

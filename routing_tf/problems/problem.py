@@ -1,4 +1,4 @@
-"""What every problem has: splits of token ids, served as batches of windows."""
+"""The common part of all problems: splits of token ids, as batches of windows."""
 
 import math
 
@@ -18,14 +18,14 @@ from routing_tf.problems.windows import read_windows
 class Problem:
     """A data set with a tokenizer, served as batches for a language model.
 
-    A problem of your own gives the data of a split in `load_split`: the ids of a
+    Your own problem returns the data of a split from `load_split`: the ids of a
     `Problem`, the texts of a `TextProblem`, the pairs of texts of a `Seq2SeqProblem`,
-    the images and labels of an `ImageProblem`. `load` gives that of all splits at once,
-    if they are read together. The class cuts it into windows and batches them.
+    or the images and labels of an `ImageProblem`. `load` returns that of all splits, if
+    they are read together. The class cuts the data into windows and batches them.
 
-    Each epoch of training starts at another offset and visits the windows in
-    another order. Both depend on the seed and the epoch alone: `start_step`
-    continues anywhere, and there is no iterator state to save.
+    Each epoch of training starts at another offset and visits the windows in another
+    order. Both depend only on the seed and the epoch, so `start_step` continues
+    anywhere, and there is no iterator state to save.
 
     Args:
         data_dir: string, the folder with the data, for problems that need one.
@@ -33,27 +33,26 @@ class Problem:
             to the class's `default_sequence_length`.
         train_split: string, the split to train on: "train" (the default),
             "validation" or "test".
-        eval_split: string, the split that is scored while training. Defaults to
+        eval_split: string, the split that is scored during training. Defaults to
             "validation".
-        min_training_length: integer or a string of digits: each window of training is
-            cut to a random number of ids, at least so many, and padded. A model that
-            has seen sequences of all lengths does not depend on full ones. Defaults
-            to `None`: windows are whole.
+        min_training_length: integer or a string of digits: each training window is cut
+            to a random number of ids, at least this number, and padded. A model that
+            has seen sequences of all lengths does not depend on full ones. Defaults to
+            `None`: windows are not cut.
 
     Attributes:
         name: string, the name it is registered under.
-        kind: string, which model it needs: "text", "seq2seq" or "image".
+        kind: string, the kind of model that it needs: "text", "seq2seq" or "image".
         metric_name: string, what `metric` returns.
         vocabulary_size: integer, the number of different ids.
         tokenizer: the tokenizer between text and ids; `None` if there is none.
         sequence_length: integer, ids per window.
-        default_hparams_set: string, the hyperparameters that `train` takes if none
-            are named.
-        given_options: dictionary of the options that `problems.get` was given.
-        storage: string, the folder in `data_dir` for what is prepared; `None` if there
-            is nothing to prepare.
-        has_own_files: boolean, whether the data is files that the user names.
-        places_are: string, what the starts and lengths of windows count, for a reader.
+        default_hparams_set: string, the preset that `train` uses if none is named.
+        given_options: dictionary of the options passed to `problems.get`.
+        storage: string, the folder in `data_dir` for prepared data; `None` if there is
+            nothing to prepare.
+        has_own_files: boolean, whether the data consists of files that the user names.
+        places_are: string, the unit of the starts and lengths of windows, for people.
         lengths: dictionary from the problem's own lengths to the hyperparameters that
             must not be smaller.
 
@@ -111,8 +110,8 @@ class Problem:
         if shortest is not None:
             if self.kind != "text":
                 raise ValueError(
-                    "`min_training_length` is for texts alone; images and pairs are "
-                    f"whole. Received: min_training_length={shortest}"
+                    "`min_training_length` is only for texts; images and pairs are not "
+                    f"cut. Received: min_training_length={shortest}"
                 )
             shortest = integer_at_least(1, "min_training_length", shortest)
             if shortest > self.sequence_length:
@@ -140,14 +139,14 @@ class Problem:
         return {name: getattr(hyperparameters, largest) for name, largest in lengths}
 
     def load_split(self, split):
-        """Reads the data of one split; to be written by subclasses, or else `load`.
+        """Reads the data of one split; subclasses implement this or `load`.
 
         Args:
             split: string, "train", "validation" or "test".
 
         Returns:
             `Tokens`, or a NumPy array of ids, `[num_tokens]`, of any integer
-            type. Other kinds of problems say what theirs is.
+            type. Other kinds of problems describe their own data.
 
         Raises:
             ValueError: if the data of this split is missing.
@@ -160,15 +159,16 @@ class Problem:
         """Reads the data of all splits together.
 
         Returns:
-            A dictionary from split to what `load_split` returns.
+            A dictionary from split to data as returned by `load_split`.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define load_split(split), which returns the "
-            f"data of one of the splits {SPLITS}, or load(), which returns that of all."
+            f"data of one of the splits {SPLITS}, or load(), which returns that of all "
+            "splits."
         )
 
     def load_tokens(self, split):
-        """Returns the `Tokens` of what `load_split` gives."""
+        """Returns the `Tokens` of the result of `load_split`."""
         data = self.load_split(split)
         return data if isinstance(data, Tokens) else Tokens(np.asanyarray(data))
 
@@ -188,7 +188,7 @@ class Problem:
             self._check_windows(split, training=split == self.train_split)
 
     def _check_windows(self, split, training):
-        """Raises a `ValueError` if there is no window in a split."""
+        """Raises a `ValueError` if a split has no window."""
         if not self.num_windows(split, training):
             rule = "must not be longer than the split to train on"
             raise ValueError(
@@ -219,7 +219,7 @@ class Problem:
         return [value for value in fields if isinstance(value, np.ndarray)]
 
     def checksum(self, split):
-        """Returns an integer that tells whether the data of a split is still the same.
+        """Returns an integer that changes if the data of a split changes.
 
         Args:
             split: string, "train", "validation" or "test".
@@ -244,8 +244,8 @@ class Problem:
 
         Args:
             split: string, "train", "validation" or "test".
-            training: boolean, whether windows are those of training. Defaults to
-                `None`: True for `train_split`.
+            training: boolean, whether to count training windows. Defaults to `None`:
+                True for `train_split`.
         """
         training = split == self.train_split if training is None else training
         return self.windows(split).number(training)
@@ -258,12 +258,12 @@ class Problem:
             split: string, the split that was scored.
 
         Returns:
-            A float: bits per token, if the subclass does not say otherwise.
+            A float: bits per token, unless the subclass overrides this.
         """
         return nats_per_token / math.log(2)
 
     def fit_hyperparameters(self, hyperparameters):
-        """Returns hyperparameters in which all is set that follows from the data.
+        """Returns hyperparameters with all settings that follow from the data.
 
         The vocabulary, which may have to be prepared first, follows later.
 
@@ -282,8 +282,8 @@ class Problem:
             hyperparameters: `Hyperparameters`.
 
         Raises:
-            ValueError: if the model is none of texts, or its sequences are shorter
-                than a window.
+            ValueError: if the model is not for texts, or its sequences are shorter than
+                a window.
         """
         if hyperparameters.kind != "text":
             raise ValueError(
@@ -303,10 +303,10 @@ class Problem:
                 )
 
     def describe(self, *splits):
-        """Returns a line for a log: what the data is and how much of it.
+        """Returns a line for a log that describes the data and its size.
 
         Args:
-            *splits: strings, the splits to speak of. Defaults to `train_split` and
+            *splits: strings, the splits to describe. Defaults to `train_split` and
                 `eval_split`.
         """
         sizes = ", ".join(
@@ -315,15 +315,15 @@ class Problem:
         return f"{self.name}: {sizes}; windows of {self.sequence_length:,}"
 
     def describe_split(self, split):
-        """Returns a few words for `describe`: how much data a split has."""
+        """Returns a few words for `describe` about the size of a split."""
         return f"{self.num_tokens(split):,} ids"
 
     def _of_use(self, splits):
-        """The splits that a call is about: those named, or the run's two."""
+        """The splits of a call: the named ones, or the two of the run."""
         return dict.fromkeys(splits or (self.train_split, self.eval_split))
 
     def baseline(self, split):
-        """Returns a line for a log: what a model of a split has to beat; or None.
+        """Returns a line for a log with the score that a model should beat; or None.
 
         Args:
             split: string, the split to score.
@@ -348,36 +348,36 @@ class Problem:
     ):
         """Batches of a split, all of the same static shape.
 
-        Training goes on for ever, in an order given by `seed` and the step alone.
-        Evaluation goes through the split once, in order; rows that fill up the last
+        Training batches are endless, in an order that depends only on `seed` and the
+        step. Evaluation goes through the split once, in order; rows that pad the last
         batch have weight 0 and a mask of all False.
 
         Args:
             split: string, "train", "validation" or "test".
-            batch_size: integer, windows per batch; of each worker.
+            batch_size: integer, number of windows per batch of each worker.
             seed: non-negative integer, decides order and offsets in training;
                 evaluation does not depend on it. Defaults to 0.
-            start_step: integer, the batch to start with, as if the batches before
-                it had been taken and thrown away. Defaults to 0.
-            repeat: boolean, whether to go on for ever. Defaults to `None`: True
-                in training, False otherwise. One epoch of training drops the
-                windows that do not fill a batch.
-            num_examples: integer, in evaluation: use so many windows, evenly spaced
-                over the split, or all if there are fewer. Defaults to `None`, all.
-            training: boolean, whether to serve windows in the way of training.
-                Defaults to `None`: True for `train_split`, False for others.
-            num_workers: integer, how many workers share the work. The batches that
-                they get at one step are, joined, the batch that one worker gets whose
-                `batch_size` is as large as theirs together. Defaults to 1.
-            worker: integer, which of the workers this is, counted from 0. Only its
-                own windows are read.
+            start_step: integer, the batch to start with, as if the batches before it
+                had been skipped. Defaults to 0.
+            repeat: boolean, whether to repeat endlessly. Defaults to `None`: True in
+                training, False otherwise. One epoch of training drops the windows that
+                do not fill a batch.
+            num_examples: integer, number of windows in evaluation, evenly spaced over
+                the split, or all if there are fewer. Defaults to `None`, all.
+            training: boolean, whether to serve training windows. Defaults to `None`:
+                True for `train_split`, False for others.
+            num_workers: integer, number of workers that share the work. Joined, their
+                batches of one step are the batch of a single worker with the sum of
+                their `batch_size`. Defaults to 1.
+            worker: integer, number of this worker, counted from 0. Only its own windows
+                are read.
 
         Returns:
             A `tf.data.Dataset` of `(inputs, targets, weights)`. `inputs` has
-            "token_ids", `<int32>[batch, length]`, the targets shifted right by one
-            behind a leading 0, and "padding_mask", `<bool>[batch, length]`, True
-            where there is a target. `targets` is `<int32>[batch, length]`;
-            `weights` is `<float32>[batch, length]`, 1 where there is a target.
+            "token_ids", `<int32>[batch, length]`, the targets shifted right by one with
+            a leading 0, and "padding_mask", `<bool>[batch, length]`, True where there
+            is a target. `targets` is `<int32>[batch, length]`; `weights` is
+            `<float32>[batch, length]`, 1 where there is a target.
 
         Raises:
             ValueError: if an argument is out of range or the data is missing.
@@ -410,10 +410,10 @@ class Problem:
         return windows.map(read, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
     def describe_batch(self, batch_size, seed, step):
-        """Returns a line for a reader: where in the data a batch of training is.
+        """Returns a line for people: the place of a training batch in the data.
 
         Args:
-            batch_size: integer, windows per batch, of all workers together.
+            batch_size: integer, number of windows per batch of all workers.
             seed: non-negative integer, as in `dataset`.
             step: integer, number of the batch, counted from 0.
         """
@@ -438,7 +438,7 @@ class Problem:
         Args:
             split: string, "train", "validation" or "test".
             starts: tensor `<int64>[batch]`, the first id of each window.
-            lengths: tensor `<int64>[batch]`, how many ids each window has.
+            lengths: tensor `<int64>[batch]`, number of ids of each window.
 
         Returns:
             `(inputs, targets, weights)` as described in `dataset`.
@@ -447,7 +447,7 @@ class Problem:
 
 
 def perplexity(nats):
-    """Returns the exponential, infinity where it is too large for a float."""
+    """Returns the exponential; infinity if it is too large for a float."""
     try:
         return math.exp(nats)
     except OverflowError:

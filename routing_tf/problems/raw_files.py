@@ -1,4 +1,4 @@
-"""Reading raw files of text, with errors that say where they are damaged."""
+"""Reading raw files of text, with errors that name the place of damage."""
 
 import contextlib
 import io
@@ -11,9 +11,9 @@ from routing_tf.files.named_files import check_regular
 from routing_tf.files.named_files import place
 from routing_tf.files.named_files import unpacked
 
-# What a folder of raw files is reported to hold, at most.
+# Largest number of reported files of a folder.
 NUM_NAMES_SHOWN = 20
-# 90 million integers, all that enwik8 trains on, may be one line.
+# 90 million integers, the training data of enwik8, may be one line.
 MAX_LINE_BYTES = 1 << 29
 DAMAGED = (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 
@@ -21,10 +21,10 @@ DAMAGED = (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 def read_lines(path, member=None, keep_ends=False):
     r"""Yields the number, from 1, and the text of each line of a file in UTF-8.
 
-    Lines end at "\n" and nowhere else: "\r" and the other characters at which
-    `str.splitlines` would break stay inside of their line. Only one line at a time is
-    in memory, of `MAX_LINE_BYTES` at most. Raises a `ValueError` if the file has no
-    text, is not in UTF-8, has NUL characters or is an HTML page.
+    Lines end only at "\n": "\r" and the other characters at which `str.splitlines`
+    would break stay inside their line. Only one line at a time is in memory, of at most
+    `MAX_LINE_BYTES`. Raises a `ValueError` if the file has no text, is not UTF-8, has
+    NUL characters or is an HTML page.
 
     Example:
     ```python
@@ -45,7 +45,7 @@ def read_lines(path, member=None, keep_ends=False):
                 check_not_html(line, path, member)
             text = decode(line, path, member, number)
             if number == 1:
-                text = text.removeprefix("\ufeff")  # marks the encoding, is no text
+                text = text.removeprefix("\ufeff")  # marks the encoding
             yield number, text if keep_ends else text.removesuffix("\n")
     if only_spaces:
         raise ValueError(
@@ -85,13 +85,13 @@ def read_chunks(path, member=None, start=0, size=None, chunk_size=1 << 20):
 
 
 def file_size(path, member=None):
-    """Returns how many bytes a file, or a member of a zip file, has unpacked."""
+    """Returns the unpacked size of a file, or of a member of a zip file, in bytes."""
     with open_file(path, member) as stream:
         return stream.seek(0, 2)
 
 
 def members(path):
-    """Returns the names of the files inside of a zip file, as a list."""
+    """Returns the names of the files in a zip file, as a list."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(readable(path))
         stream = stack.enter_context(tfds.core.Path(path).open("rb"))
@@ -103,8 +103,8 @@ def members(path):
 def open_file(path, member=None):
     """Opens a file, or a member of a zip file, for reading its bytes.
 
-    A file of gzip is read as what it holds, its members one after the other.
-    Errors of reading it are turned into `ValueError` as long as it is open.
+    A gzip file is unpacked, its members one after the other. While it is open, errors
+    of reading it become `ValueError`.
     """
     if member is not None and member not in (there := members(path)):
         raise ValueError(
@@ -119,14 +119,14 @@ def open_file(path, member=None):
             stream = unpacked(stream, path)
         else:
             archive = stack.enter_context(zipfile.ZipFile(stream))
-            # Lines of a limited length come fast from a buffer alone.
+            # Only a buffer reads lines of limited length fast.
             stream = io.BufferedReader(stack.enter_context(archive.open(member)))
         yield stream
 
 
 @contextlib.contextmanager
 def readable(path, member=None):
-    """Turns what goes wrong while a file is read into `ValueError`."""
+    """Turns errors of reading a file into `ValueError`."""
     try:
         yield
     except DAMAGED as error:
@@ -137,7 +137,7 @@ def readable(path, member=None):
 
 
 def check_line_length(line, path, member, number):
-    """Refuses a line that would take the memory."""
+    """Refuses a line that needs too much memory."""
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(
             f"{place(path, member, number)} must have at most {MAX_LINE_BYTES:,} "
@@ -148,7 +148,7 @@ def check_line_length(line, path, member, number):
 def decode(line, path, member, number):
     """Turns one line of a file from bytes into a string, if it is text."""
     where = place(path, member, number)
-    # NUL is valid UTF-8, but no text has it: UTF-16 and binary files do.
+    # NUL is valid UTF-8, but occurs only in UTF-16 and binary files.
     if b"\0" in line:
         raise ValueError(
             f"{where} must be text in UTF-8. Received: a NUL character at byte "
@@ -164,7 +164,7 @@ def decode(line, path, member, number):
 
 
 def check_not_html(line, path, member=None):
-    """Refuses a page of a web site that was saved in place of the file it offers."""
+    """Refuses a web page that was saved instead of the file that it links to."""
     start = line.removeprefix(b"\xef\xbb\xbf").lstrip()
     if start.lower().startswith((b"<!doctype html", b"<html")):
         raise ValueError(
@@ -174,7 +174,7 @@ def check_not_html(line, path, member=None):
 
 
 def listing(names):
-    """Returns names as text, cut short if they are many."""
+    """Returns names as text, shortened if there are many."""
     names = [str(name) for name in names]
     shown = ", ".join(map(repr, names[:NUM_NAMES_SHOWN])) or "no files"
     more = len(names) - NUM_NAMES_SHOWN
@@ -185,12 +185,12 @@ def given_folder(dl_manager):
     """Returns the folder of raw files of a tfds builder; `None` if nothing is in it."""
     try:
         return dl_manager.manual_dir
-    except AssertionError:  # how tfds says so
+    except AssertionError:  # what tfds raises
         return None
 
 
 def no_files_error(builder, folder, names):
-    """Returns the error for a folder of raw files (or `None`) without those needed."""
+    """Returns the error for a folder of raw files (or `None`) that lacks some."""
     found = "no folder, or an empty one"
     if folder is not None:
         found = (

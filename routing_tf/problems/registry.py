@@ -8,14 +8,14 @@ _PROBLEMS = {}
 
 
 def register(name):
-    """Makes a `Problem` class known under a name; for use as a decorator.
+    """Registers a `Problem` class under a name; for use as a decorator.
 
     Code outside of this package registers its own problems in the same way; the
     first line of the class's docstring is what users see in lists of problems.
 
     Args:
-        name: string, the name that `problems.get` is given. It becomes the
-            attribute `name` of the class.
+        name: string, the name for `problems.get`. It becomes the attribute `name` of
+            the class.
 
     Returns:
         A decorator that returns the class itself.
@@ -67,7 +67,7 @@ def names():
 def get(name, data_dir=None, **options):
     """Makes the problem of this name.
 
-    The data is not read yet: `prepare()`, or the first use of it, does that.
+    The data is not read yet: `prepare()` or its first use does that.
 
     Args:
         name: string, one of `problems.names()`.
@@ -81,7 +81,7 @@ def get(name, data_dir=None, **options):
 
     Raises:
         ValueError: if there is no such problem or no such option; the message
-            lists those there are.
+            lists the valid ones.
 
     Example:
     ```python
@@ -105,8 +105,8 @@ def get_class(name):
         name: string, one of `problems.names()`.
 
     Raises:
-        ValueError: if there is no such problem; the message lists those there are,
-            the near ones first.
+        ValueError: if there is no such problem; the message lists all problems, similar
+            names first.
     """
     if name not in _PROBLEMS:
         listing = "\n".join(f"  {known}: {_summary(known)}" for known in names())
@@ -149,7 +149,7 @@ def _options_of(problem_class):
         parameters = inspect.signature(parent.__init__).parameters.values()
         rest = {p.name for p in parameters if p.kind is p.VAR_KEYWORD}
         known |= {p.name for p in parameters} - rest - {"self"}
-        # `**options` stands for those of the class above, as far as Problem.
+        # `**options` stands for those of the base class, up to Problem.
         if not rest or parent is object:
             return known, False
     return known, True

@@ -21,17 +21,18 @@ from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
 from routing_tf.tokenizers.base_tokenizer import END_ID
 
-# Pairs that are turned into ids together, which is faster.
+# Number of pairs that are turned into ids together, which is faster.
 PAIRS_AT_ONCE = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Pairs(Tokens):
-    """The pairs of a split; `ids` are those of the targets, one behind the other.
+    """The pairs of a split; `ids` are those of the targets, one after the other.
 
-    `target_ends` and `input_ends` `<int64>[num_pairs]` are where in `ids` and
-    `input_ids` each text ends, its end id included. `kept` `<int64>[num_kept]` are the
-    pairs that are served, `None` for all; `num_too_long` are longer than a window.
+    `target_ends` and `input_ends` `<int64>[num_pairs]` are the places in `ids` and
+    `input_ids` after the end id of each text. `kept` `<int64>[num_kept]` are the pairs
+    that are served, `None` for all; `num_too_long` is the number of pairs that are
+    longer than a window.
     """
 
     target_ends: np.ndarray = None
@@ -44,7 +45,7 @@ class Pairs(Tokens):
         return len(self.target_ends if self.kept is None else self.kept)
 
     def places(self, numbers):
-        """Returns where served pairs are, as four arrays `<int64>[batch]`.
+        """Returns the places of served pairs, as four arrays `<int64>[batch]`.
 
         They are starts and lengths of the sources, and starts and lengths of the
         targets.
@@ -61,25 +62,25 @@ class Pairs(Tokens):
 class Seq2SeqProblem(PreparedProblem):
     """Pairs of texts for a model with an encoder; a window is one pair.
 
-    A problem of your own returns an iterable of pairs of strings, source and target,
-    from `load_split`. One that is prepared says in `pair_of` what the source and the
-    target of an example are. The end id follows both. Pairs that are too long are cut,
-    as in the release: of a target that is cut, its end is not scored. In training,
-    pairs come in another order in each epoch; otherwise in the order of the data.
+    Your own problem returns an iterable of pairs of strings, source and target, from
+    `load_split`. A prepared problem returns source and target of an example from
+    `pair_of`. The end id follows both. Pairs that are too long are cut, as in the
+    release, and the end of a cut target is not scored. In training, pairs come in a
+    different order in each epoch; otherwise they come in the order of the data.
 
     Batches are `(inputs, targets, weights)`: `inputs` has "encoder_token_ids" and
     "encoder_padding_mask" `[batch, input_length]`, "decoder_token_ids", the targets
-    shifted right by one behind a leading 0, and "decoder_padding_mask"
+    shifted right by one with a leading 0, and "decoder_padding_mask"
     `[batch, sequence_length]`.
 
     Args:
-        input_length: integer or a string of digits, ids of a source, its end id
-            included. Defaults to the class's `default_input_length`.
+        input_length: integer or a string of digits, number of ids of a source,
+            including its end id. Defaults to the class's `default_input_length`.
         vocabulary: string, "subwords" for `vocab.NAME.32768.subwords` in `data_dir`,
-            which is learned from the sources and targets to train on, "bytes" for
-            bytes, or the path of a subword vocabulary. Defaults to the class's
+            which is learned from the training sources and targets, "bytes" for bytes,
+            or the path of a subword vocabulary. Defaults to the class's
             `default_vocabulary`.
-        too_long: string, "cut" (the default) or "drop", what becomes of longer pairs.
+        too_long: string, "cut" (the default) or "drop", what happens to longer pairs.
         **options: arguments of `Problem`. `sequence_length` is that of targets.
 
     Attributes:
@@ -153,7 +154,7 @@ class Seq2SeqProblem(PreparedProblem):
 
     @property
     def needs_train_split(self):
-        """Whether a vocabulary is to be learned from the split to train on."""
+        """Whether a vocabulary must be learned from the split to train on."""
         path = self.vocabulary_path
         is_there = path.exists() or vocabularies.given_vocabulary(path, self.raw_dir)
         return self.vocabulary == "subwords" and not is_there
@@ -166,7 +167,7 @@ class Seq2SeqProblem(PreparedProblem):
         )
 
     def texts_of_vocabulary(self):
-        """Yields training texts, evenly over all of them."""
+        """Yields training texts, evenly spread over all of them."""
 
         def texts():
             return itertools.chain.from_iterable(self.pairs(self.train_split))
@@ -197,15 +198,15 @@ class Seq2SeqProblem(PreparedProblem):
             pairs: iterator over pairs of a source and a target, strings.
 
         Yields:
-            How many pairs have become one, and the ids of its source and its target,
-            NumPy arrays without end ids.
+            The number of pairs that were joined into one, and the ids of its source and
+            its target, NumPy arrays without end ids.
         """
         while batch := list(itertools.islice(pairs, PAIRS_AT_ONCE)):
             for source, target in zip(*map(self.tokenizer.encode_batch, zip(*batch))):
                 yield 1, source, target
 
     def parts(self, split, state):
-        # What is written of one pair may have been several examples.
+        # One written pair may come from several examples.
         number, input_end, target_end = state or (0, 0, 0)
         for used, source, target in self.encoded(self.pairs(split, number)):
             number += used
@@ -238,23 +239,24 @@ class Seq2SeqProblem(PreparedProblem):
         )
 
     def _check_sizes(self, split, sizes, ids):
-        """Raises a `ValueError` if the texts of an array are not all of its ids."""
+        """Raises a `ValueError` unless the texts of an array have all of its ids."""
         if np.any(sizes < 0) or sizes.sum() != len(ids):
             raise ValueError(
-                "The prepared data must be whole. Received: texts of "
+                "The prepared data must be complete. Received: texts of "
                 f"{sizes.sum():,} ids in all in {str(self.folder(split))!r}, which has "
-                f"{len(ids):,}. Remove that folder and make it anew with "
-                f"`{self.command}`"
+                f"{len(ids):,}. "
+                f"Remove that folder and prepare it again with `{self.command}`"
             )
 
     def _check_windows(self, split, training):
         pairs = self.tokens(split)
         if not len(pairs):
             raise ValueError(
-                f"The split {split!r} of {self.name} must hold pairs that fit. "
+                f"The split {split!r} of {self.name} must have pairs that fit. "
                 f"Received: {len(pairs.target_ends)} pairs, of which "
-                f"{pairs.num_too_long} are too long for input_length="
-                f"{self.input_length}, sequence_length={self.sequence_length}"
+                f"{pairs.num_too_long} are too long for "
+                f"input_length={self.input_length}, "
+                f"sequence_length={self.sequence_length}"
             )
 
     def windows(self, split):
@@ -271,8 +273,8 @@ class Seq2SeqProblem(PreparedProblem):
             index: integer, the number of a served pair.
 
         Returns:
-            The ids of the source and of the target, two NumPy arrays, each with the
-            end id behind.
+            The ids of the source and of the target, two NumPy arrays, each with the end
+            id.
         """
         pairs = self.tokens(split)
         if not 0 <= index < len(pairs):
@@ -290,7 +292,7 @@ class Seq2SeqProblem(PreparedProblem):
     def read(self, split, starts, lengths):
         # A window starts at the number of its pair; its length is 1, or 0 for none.
         pairs = self.tokens(split)
-        # Arrays on disk are no tensors.
+        # Arrays on disk are not tensors.
         places = tf.numpy_function(
             pairs.places, [starts], [tf.int64] * 4, stateful=False
         )

@@ -1,4 +1,4 @@
-"""Where the examples come from that a problem makes arrays of."""
+"""The sources of examples from which a problem makes arrays."""
 
 import contextlib
 import functools
@@ -15,14 +15,13 @@ _TEMPDIR_LOCK = threading.Lock()
 
 
 class Source:
-    """Examples that a function gives.
+    """Examples that a function returns.
 
     Args:
         load: function from a split to an iterable of its examples.
 
     Attributes:
-        is_direct: boolean, whether examples are read right away; else `prepare` comes
-            first.
+        is_direct: boolean, whether examples can be read at once, without `prepare`.
     """
 
     is_direct = True
@@ -31,18 +30,18 @@ class Source:
         self._load = load
 
     def prepare(self):
-        """Makes the examples ready, so that they can be read."""
+        """Prepares the examples, so that they can be read."""
 
     def is_prepared(self):
         """Tells whether examples can be read."""
         return True
 
     def splits(self):
-        """Returns the splits that are there: prepared, or raw files."""
+        """Returns the splits that exist, prepared or as raw files."""
         return list(SPLITS)
 
     def examples(self, split, start):
-        """Returns an iterator over the examples of a split, without the first."""
+        """Returns an iterator over the examples of a split, without the first ones."""
         return itertools.islice(self._load(split), start, None)
 
     def num_examples(self, split):
@@ -50,7 +49,7 @@ class Source:
         return None
 
     def identity(self, split):
-        """Returns a dictionary of what tells changed examples, as JSON takes it."""
+        """Returns a dictionary that changes with the examples, as JSON takes it."""
         return {}
 
 
@@ -63,8 +62,8 @@ class TfdsSource(Source):
         data_dir: path of the folder with the data.
         raw_dir: string, the folder with the raw files. Defaults to `None`: they are
             downloaded, if there is a way.
-        splits: dictionary from split to the split of the builder that it is made of,
-            in the notation of tensorflow-datasets. Defaults to the same names.
+        splits: dictionary from split to its split of the builder, in the notation of
+            tensorflow-datasets. Defaults to the same names.
     """
 
     is_direct = False
@@ -78,7 +77,7 @@ class TfdsSource(Source):
 
     @functools.cached_property
     def builder(self):
-        """The first builder whose raw files are there, or else its data."""
+        """The first builder with raw files, or else with data."""
         found = [_make_builder(name, self.data_dir) for name in self.names]
         if len(found) == 1:
             return found[0]
@@ -122,7 +121,7 @@ def _make_builder(name, data_dir):
 
 @contextlib.contextmanager
 def _temporary_folders_removed():
-    """Removes the empty folder that each builder without data makes and forgets."""
+    """Removes the empty folder that each builder without data leaves."""
     with _TEMPDIR_LOCK, tempfile.TemporaryDirectory() as folder:
         earlier, tempfile.tempdir = tempfile.tempdir, folder
         try:
@@ -132,5 +131,5 @@ def _temporary_folders_removed():
 
 
 def _is_written(builder):
-    # `is_prepared` of tfds warns where there is nothing yet.
+    # `is_prepared` of tfds warns if there is nothing yet.
     return (builder.data_path / "dataset_info.json").exists()

@@ -19,32 +19,32 @@ PACKINGS = ("stream", "release")
 class TextProblem(PreparedProblem):
     """Texts as tokens, packed into windows.
 
-    A problem of your own returns an iterable of texts from `load_split`, and has
-    another `tokenizer` if these are not to be bytes. One that is prepared says in
-    `text_of` what the text of an example is.
+    Your own problem returns an iterable of texts from `load_split`, and has another
+    `tokenizer` if tokens are not bytes. A prepared problem returns the text of an
+    example from `text_of`.
 
-    In the packing "stream" an end id follows each text and windows are cut from
-    the sequence of all of them, so that held-out windows hold every token once, the
-    last one included. In the packing "release" windows are those of the release's
-    problem of this name; those without a rule of their own take the one for PG-19:
-    lines, stripped of white space at both ends, fill a window up to the next line that
-    makes it as long as `sequence_length` or longer; then the end id closes it.
+    In the packing "stream", an end id follows each text, and windows are cut from the
+    sequence of all texts, so that held-out windows contain every token once, including
+    the last one. In the packing "release", windows are those of the release's problem
+    of this name; problems without a rule use that of PG-19: lines, stripped of white
+    space, fill a window until the next line would make it at least as long as
+    `sequence_length`; then the end id closes it.
 
     Args:
         packing: string, "stream" (the default) or "release".
-        segment_ids: boolean or a string of one, whether batches tell the texts of a
-            window apart: inputs then have "segment_ids", with which no token of a model
-            sees another text. For the packing "stream", where the end id stands between
-            texts. Defaults to False.
+        segment_ids: boolean, or "true" or "false", whether inputs have "segment_ids",
+            which separate the texts of a window, so that no token of a model sees
+            another text. For the packing "stream", where the end id is between texts.
+            Defaults to False.
         **options: arguments of `Problem`.
 
     Attributes:
-        has_length_in_name: boolean, whether windows are as long as the problem's name
-            says, unless the model's sequences are shorter.
+        has_length_in_name: boolean, whether the problem's name gives the length of
+            windows, unless the model's sequences are shorter.
 
     Raises:
-        ValueError: if there is no such packing, or `segment_ids` are asked of the
-            packing "release".
+        ValueError: if there is no such packing, or `segment_ids` come with the packing
+            "release".
 
     Example:
     ```python
@@ -93,7 +93,7 @@ class TextProblem(PreparedProblem):
         return example
 
     def encode(self, text):
-        """Returns the ids of a text, a NumPy array, without an end id."""
+        """Returns the ids of a text, a NumPy array without an end id."""
         return self.tokenizer.encode(text)
 
     def count_words(self, text):
@@ -116,7 +116,7 @@ class TextProblem(PreparedProblem):
 
     @property
     def packed_name(self):
-        """What the arrays depend on if the windows are the release's; else nothing."""
+        """The settings of the release's windows that change arrays; otherwise empty."""
         if self.packing == "stream":
             return "stream"
         return f"release-{self.train_split}-{self.sequence_length}"
@@ -128,15 +128,15 @@ class TextProblem(PreparedProblem):
         return dtypes
 
     def pieces(self, split, state):
-        """Yields pieces of texts, whose ids joined are those of the texts.
+        """Yields pieces of texts, whose joined ids are those of the texts.
 
         Args:
             split: string, "train", "validation" or "test".
-            state: what was yielded with the piece before; `None` at first.
+            state: the state yielded with the previous piece; `None` at first.
 
         Yields:
             A text or a piece of one; whether the end id follows; and the state from
-            which to go on behind it, as JSON takes it.
+            which to continue after it, as JSON takes it.
         """
         start = state or 0
         for number, example in enumerate(self.examples(split, start), start + 1):
@@ -176,5 +176,5 @@ class TextProblem(PreparedProblem):
         return Tokens(arrays["ids"], arrays.get("windows"), num_words)
 
     def words_per_token(self, split):
-        """Returns how many words of the original text there are for each id."""
+        """Returns the number of words of the original text per id."""
         return self.tokens(split).num_words / self.num_tokens(split)

@@ -1,4 +1,4 @@
-"""Subword vocabularies that problems bring along or learn."""
+"""Subword vocabularies that problems copy or learn."""
 
 import hashlib
 import pathlib
@@ -8,7 +8,7 @@ from routing_tf.files import atomic
 from routing_tf.tokenizers import SubwordTokenizer
 
 VOCABULARY_SIZE = 1 << 15
-# Of the texts to train on, evenly over all of them, that a vocabulary is learned from.
+# Size of the training texts, evenly spread, from which a vocabulary is learned.
 VOCABULARY_BYTES = 50_000_000
 
 
@@ -30,6 +30,6 @@ def make_vocabulary(path, raw_dir, texts):
 
 
 def digest(tokenizer, size=8):
-    """Returns a few characters that tell a vocabulary from others."""
+    """Returns a few characters that identify a vocabulary."""
     content = "\n".join(tokenizer.get_vocabulary()).encode("utf-8")
     return hashlib.sha256(content).hexdigest()[:size]

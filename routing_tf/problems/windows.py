@@ -1,4 +1,4 @@
-"""Which pieces of a split are served, in which order, and how they are read."""
+"""The windows of a split, their order, and how they are read."""
 
 import dataclasses
 
@@ -13,13 +13,12 @@ class Tokens:
     """The token ids of a split, and how they are cut into windows.
 
     Args:
-        ids: NumPy array `[num_tokens]`, of any integer type; it may lie on
-            disk (`numpy.memmap`).
+        ids: NumPy array `[num_tokens]`, of any integer type; it may be on disk
+            (`numpy.memmap`).
         windows: NumPy array `<int64>[num_windows, 2]`, start and length of
-            each window; windows may overlap. Defaults to `None`: the windows follow
-            each other.
-        num_words: integer, the number of words of the original text, to which
-            perplexities per word refer. Defaults to `None`, not known.
+            each window; windows may overlap. Defaults to `None`: consecutive windows.
+        num_words: integer, the number of words of the original text, for perplexities
+            per word. Defaults to `None`, unknown.
     """
 
     ids: np.ndarray
@@ -28,11 +27,11 @@ class Tokens:
 
 
 class Windows:
-    """The windows of a split: where they start and how long they are, in ids.
+    """The windows of a split: their starts and lengths, in ids.
 
-    `given` `<int64>[num_windows, 2]` are starts and lengths that the data itself has;
-    `None` if windows of `length` ids follow each other. `min_training_length` is that
-    of `Problem`.
+    `given` `<int64>[num_windows, 2]` are starts and lengths from the data itself;
+    `None` for consecutive windows of `length` ids. `min_training_length` is that of
+    `Problem`.
     """
 
     def __init__(self, num_ids, length, given=None, min_training_length=None):
@@ -42,7 +41,7 @@ class Windows:
         self.min_training_length = min_training_length
 
     def number(self, training):
-        """Returns how many windows there are, in evaluation or an epoch of training."""
+        """Returns the number of windows, in evaluation or an epoch of training."""
         if self.given is not None:
             return len(self.given)
         remainder = 0 if training else self.length - 1
@@ -51,17 +50,17 @@ class Windows:
     def of_epoch(self, seed, epoch):
         """The windows of one epoch of training, in the order of that epoch.
 
-        The ids are a ring: the windows follow each other from a random place on, and
-        one of them may run over the end into the beginning. Windows that the data
-        itself has come as they are. Takes int64 scalars; returns starts and lengths,
-        two tensors `<int64>[number(training=True)]`.
+        The ids are a ring: windows follow each other from a random place, and one of
+        them may continue from the end at the beginning. Windows from the data itself do
+        not change. Takes int64 scalars; returns starts and lengths, two tensors
+        `<int64>[number(training=True)]`.
         """
         seed = tf.stack([seed, epoch])
         order = tf.random.experimental.stateless_shuffle(
             tf.range(self.number(training=True), dtype=tf.int64), seed, alg="philox"
         )
         if self.given is not None:
-            # Outside of the graph, which would hold millions of them as a constant.
+            # Outside of the graph, which would contain millions of them as a constant.
             with tf.init_scope(), tf.device("cpu"):
                 given = tf.convert_to_tensor(self.given)
             starts, lengths = tf.unstack(tf.gather(given, order), axis=1)
@@ -92,8 +91,8 @@ class Windows:
     ):
         """A dataset of pairs (start, length), without the first `num_done`.
 
-        In evaluation, windows of length 0 fill up the last batch. Other arguments are
-        as for `Problem.dataset`.
+        In evaluation, windows of length 0 pad the last batch. Other arguments are as
+        for `Problem.dataset`.
         """
         if not training:
             windows = self._evaluation(batch_size, num_examples)
@@ -126,17 +125,17 @@ class Windows:
 
         def windows_of(epoch):
             starts, lengths = self.of_epoch(seed, epoch)
-            # Cut, not skipped: an epoch may have millions of windows.
+            # Sliced instead of skipped, because an epoch may have millions of windows.
             done = tf.where(epoch == first_epoch, np.int64(num_done), np.int64(0))
             return tf.data.Dataset.from_tensor_slices((starts[done:], lengths[done:]))
 
-        # Keras asks how long a dataset is, and a flat_map cannot tell.
+        # Keras asks for the length of a dataset, which a flat_map does not know.
         return epochs.flat_map(windows_of).apply(
             tf.data.experimental.assert_cardinality(size)
         )
 
     def _evaluation(self, batch_size, num_examples):
-        """All windows in order, filled up with windows of length 0."""
+        """All windows in order, padded with windows of length 0."""
         starts, lengths = self.in_order()
         if num_examples is not None:
             num_examples = integer_at_least(1, "num_examples", num_examples)
@@ -161,13 +160,13 @@ def read_windows(ids, starts, lengths, sequence_length):
 
 
 def segment_ids_of(targets, mask, end_id):
-    """Returns the segment of each input: texts are counted from 1, 0 is padding.
+    """Returns the segment of each input: texts count from 1, and 0 is padding.
 
-    The input behind which a text starts, the end of the one before, belongs to it.
+    The input before the start of a text, the end of the previous one, belongs to it.
 
     Args:
         targets: `<int32>[batch, length]`, in which `end_id` ends each text.
-        mask: `<bool>[batch, length]`, True for targets that are no padding.
+        mask: `<bool>[batch, length]`, True for real targets.
         end_id: the id at the end of a text.
     """
     ends = tf.cast(targets == end_id, tf.int32)
@@ -176,15 +175,15 @@ def segment_ids_of(targets, mask, end_id):
 
 
 def shifted(targets):
-    """Returns a batch of targets, shifted right by one behind a leading 0."""
+    """Returns a batch of targets, with inputs shifted right behind a leading 0."""
     return tf.pad(targets[:, :-1], [[0, 0], [1, 0]])
 
 
 def read_rows(ids, starts, lengths, row_length):
-    """Cuts rows out of ids, a ring that may be too large for the memory.
+    """Cuts rows out of ids, a ring that may be larger than the memory.
 
     `starts` and `lengths` are `<int64>[batch]`; the result `<int32>[batch, row_length]`
-    has 0 behind each row's ids.
+    has 0 after each row's ids.
     """
 
     def cut(starts, lengths):

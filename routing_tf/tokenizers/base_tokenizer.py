@@ -1,4 +1,4 @@
-"""What the tokenizers of this package have in common."""
+"""The common part of the tokenizers of this package."""
 
 import keras_hub
 import numpy as np
@@ -14,7 +14,7 @@ END_ID = 1
 class Vocabulary:
     """A list of tokens, and their ids.
 
-    Keras and TensorFlow would wrap and track lists that are attributes of a layer.
+    Keras and TensorFlow would wrap and track lists in attributes of a layer.
     """
 
     def __init__(self, tokens):
@@ -23,10 +23,10 @@ class Vocabulary:
 
 
 class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
-    """Text to the ids of a list of tokens and back; presets of all models may have it.
+    """Turns text into ids of tokens and back; presets of all models may have it.
 
-    A subclass says in `ids_of` what the ids of texts are and in `texts_of` what their
-    texts are. Id 0 is padding and id 1 ends a text.
+    A subclass turns texts into ids in `ids_of`, and ids into texts in `texts_of`. Id 0
+    is padding and id 1 ends a text.
     """
 
     _vocabulary = None
@@ -41,7 +41,7 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
                 f"as long as the text. Received: sequence_length={sequence_length!r}"
             )
         self.sequence_length = sequence_length
-        # The model's sequences start behind a leading 0, as in the release.
+        # A leading 0 comes before the model's sequences, as in the release.
         self.start_token_id = PAD_ID
         self.pad_token_id = PAD_ID
         self.end_token_id = END_ID
@@ -51,7 +51,7 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
         raise NotImplementedError
 
     def texts_of(self, ids, is_text):
-        """Returns texts, `[...]`, of any integers as ids, `<int32>[..., length]`.
+        """Returns the texts, `[...]`, of any integers as ids, `<int32>[..., length]`.
 
         `is_text` `<bool>[..., length]` is False for padding, and from the first end id
         on.
@@ -66,13 +66,13 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
                 `str` or `bytes`, a list of them, or a string tensor.
 
         Returns:
-            TensorFlow tensors of ids. For one string a dense one, `<int32>[ids]`;
-            for a batch a ragged one, `<int32>[batch, None]`. With `sequence_length`,
-            dense ones, `[sequence_length]` and `[batch, sequence_length]`.
+            TensorFlow tensors of ids: for one string, a dense one, `<int32>[ids]`; for
+            a batch, a ragged one, `<int32>[batch, None]`. With `sequence_length`, dense
+            ones, `[sequence_length]` and `[batch, sequence_length]`.
 
         Raises:
-            ValueError: if `inputs` are not strings, or of another rank, or there is
-                no vocabulary.
+            ValueError: if `inputs` are not strings or have another rank, or there is no
+                vocabulary.
         """
         texts = tf.convert_to_tensor(inputs)
         if texts.shape == (0,):  # a list of nothing becomes numbers
@@ -89,7 +89,7 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
         return ids if texts.shape.rank else ids[0]
 
     def encode(self, text):
-        """Turns one text into its ids, all of them whatever `sequence_length` is.
+        """Turns one text into all of its ids, whatever `sequence_length` is.
 
         Args:
             text: `str`, or `bytes` in UTF-8.
@@ -100,7 +100,7 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts):
-        """Turns texts into their ids, all of them whatever `sequence_length` is.
+        """Turns texts into all of their ids, whatever `sequence_length` is.
 
         Args:
             texts: list of `str`, or of `bytes` in UTF-8.
@@ -119,8 +119,8 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
                 also of different lengths, arrays, tensors or ragged tensors.
 
         Returns:
-            A `str`, or a list of `str` for a batch; inside of a `tf.function` or
-            a `tf.data` pipeline a string tensor `[]` or `[batch]`.
+            A `str`, or a list of `str` for a batch; inside a `tf.function` or a
+            `tf.data` pipeline, a string tensor `[]` or `[batch]`.
 
         Raises:
             ValueError: if `inputs` have neither rank 1 nor rank 2, or there is no
@@ -190,14 +190,14 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
             )
         return self._vocabulary
 
-    # keras_hub takes tokenizers to be made for one backbone each.
+    # keras_hub assumes that each tokenizer is made for one backbone.
     @classmethod
     def from_preset(cls, preset, config_file="tokenizer.json", **kwargs):
         """Loads the tokenizer of a saved model.
 
         Args:
-            preset: preset directory of a model of `routing_tf.models`, which must have
-                been imported, or a handle that keras_hub downloads.
+            preset: preset directory of a model of `routing_tf.models`, which must be
+                imported before, or a handle that keras_hub downloads.
             config_file: name of the tokenizer's file there. Defaults to
                 `"tokenizer.json"`.
             **kwargs: changes of the arguments of the tokenizer.
@@ -231,7 +231,7 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
 
 
 def _dense_ids(inputs):
-    """Ids of any accepted kind as a dense int32 tensor, filled up with padding."""
+    """Ids of any accepted kind as a dense int32 tensor, with padding."""
     if isinstance(inputs, (list, tuple)):
         rows = [np.asarray(row).tolist() for row in inputs]
         inputs = tf.ragged.constant(rows, dtype=tf.int32)

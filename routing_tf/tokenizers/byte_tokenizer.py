@@ -1,4 +1,4 @@
-"""Bytes as tokens, numbered as tensor2tensor's byte encoder numbers them."""
+"""Bytes as tokens, numbered as in tensor2tensor's byte encoder."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ BYTE_OFFSET = 2
 NUM_IDS = BYTE_OFFSET + 256
 
 _SPECIAL_TOKENS = ("<pad>", "<EOS>")
-# No UTF-8 text holds the byte 255, so it is always decoded as U+FFFD.
+# No UTF-8 text contains the byte 255, so it is always decoded as U+FFFD.
 _INVALID_BYTE = b"\xff"
 
 
@@ -20,12 +20,11 @@ _INVALID_BYTE = b"\xff"
 class ByteTokenizer(BaseTokenizer):
     """Splits text into UTF-8 bytes, with ids as in tensor2tensor.
 
-    Id 0 is padding, id 1 ends a text and byte `b` has id `b + 2`, which makes
-    258 ids; nothing is learned, so there is no vocabulary file. The tokens of bytes
-    are `chr(byte)`. `detokenize` turns bytes that are not valid UTF-8, like ids
-    outside of the vocabulary, into U+FFFD. Only plain TensorFlow operations are used:
-    the same object works on Python strings, in a `tf.data` pipeline and in a
-    SavedModel.
+    Id 0 is padding, id 1 ends a text and byte `b` has id `b + 2`, so there are 258 ids;
+    nothing is learned, so there is no vocabulary file. The tokens of bytes are
+    `chr(byte)`. `detokenize` turns bytes that are not valid UTF-8, and ids outside of
+    the vocabulary, into U+FFFD. It uses only plain TensorFlow operations, so the same
+    object works on Python strings, in a `tf.data` pipeline and in a SavedModel.
 
     As in every `keras_hub` tokenizer, `tokenizer(inputs)` called eagerly gives
     tensors of the Keras backend, or lists for ragged results, while
@@ -54,14 +53,14 @@ class ByteTokenizer(BaseTokenizer):
     _vocabulary = Vocabulary([*_SPECIAL_TOKENS, *map(chr, range(256))])
 
     def ids_of(self, texts):
-        # One decoding of the joined texts: decode_raw itself wants equal lengths.
+        # Decodes the joined texts at once, because decode_raw needs equal lengths.
         values = tf.io.decode_raw(tf.strings.reduce_join(texts), tf.uint8)
         return tf.RaggedTensor.from_row_lengths(
             tf.cast(values, tf.int32) + BYTE_OFFSET, tf.strings.length(texts)
         )
 
     def encode(self, text):
-        """Turns one text into its ids, all of them whatever `sequence_length` is.
+        """Turns one text into all of its ids, whatever `sequence_length` is.
 
         Args:
             text: `str` or `bytes`.

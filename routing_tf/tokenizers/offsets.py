@@ -1,4 +1,4 @@
-"""Which characters of a text each of its tokens stands for."""
+"""The characters of a text that each of its tokens stands for."""
 
 import re
 
@@ -15,7 +15,7 @@ _SPACES = (" ", r"\32;")
 def token_offsets(tokenizer, text, token_ids):
     """Returns start and end of each token in characters, `<int64>[tokens, 2]`.
 
-    The rule is that of `routing_tf.models.scoring.score`. `token_ids` must be all those
+    The rule is that of `routing_tf.models.scoring.score`. `token_ids` must be all ids
     of the text.
     """
     if isinstance(tokenizer, ByteTokenizer):
@@ -47,7 +47,7 @@ def _subword_offsets(tokenizer, text, token_ids):
     for word in "".join(tokens).split("_")[:-1]:
         for match in _ESCAPED_CHARACTER.finditer(word):
             if text[position : position + 1] == " " and match[0] not in _SPACES:
-                # The space that was left out belongs to the end of the word before.
+                # The space that was left out belongs to the end of the previous word.
                 places[-1] = position
                 position += 1
             places += [position] * len(match[0])
@@ -68,7 +68,7 @@ def _subword_offsets(tokenizer, text, token_ids):
 def _word_offsets(tokenizer, text):
     pattern = r"\S+" if tokenizer.newline_token_id is None else r"\n|\S+"
     starts = [match.start() for match in re.finditer(pattern, text)]
-    # White space belongs to the word in front of it, or else to the first one.
+    # White space belongs to the word before it, or else to the first word.
     limits = np.array([*starts, len(text)], "int64")
     limits[0] = 0
     return np.stack([limits[:-1], limits[1:]], axis=-1)

@@ -1,4 +1,4 @@
-"""Subwords as tokens, numbered as tensor2tensor's subword encoder numbers them."""
+"""Subwords as tokens, numbered as in tensor2tensor's subword encoder."""
 
 import collections
 
@@ -22,7 +22,7 @@ ESCAPE_CHARACTERS = "\\_u;0123456789"
 _SPECIAL_TOKENS = ("<pad>_", "<EOS>_")
 _ALPHANUMERIC = r"[\p{L}\p{N}]"
 _ESCAPES = r"\\u|\\\\|\\[0-9]+;"
-# What the release decodes a code point to that Unicode does not have.
+# The release's decoding of a code point that Unicode does not have.
 _UNDEFINED = 0x3013
 
 
@@ -34,29 +34,29 @@ class SubwordTokenizer(VocabularyTokenizer):
     space between two words of letters and digits is left out. In every word `\`
     becomes `\\`, `_` becomes `\u`, and newlines and characters that no token holds
     become `\<code point>;`. The word ends in `_` and is cut from its start into the
-    longest tokens that fit. Id 0 is padding, id 1 ends a text. Letters and digits are
-    those that TensorFlow's regular expressions know (Unicode 15); the release took
-    those of its Python. Bytes that are not valid UTF-8 become U+FFFD.
+    longest tokens that fit. Id 0 is padding, and id 1 ends a text. Letters and digits
+    are those of TensorFlow's regular expressions (Unicode 15); the release used those
+    of its Python. Bytes that are not valid UTF-8 become U+FFFD.
 
     `detokenize` is the exact inverse. Ids outside of the vocabulary are dropped. As in
-    the release, `\` in front of anything that makes no escape stays as it is, and a
-    code point above U+10FFFF becomes U+3013. That of a surrogate becomes U+FFFD.
+    the release, `\` before characters that make no escape does not change, and a code
+    point above U+10FFFF becomes U+3013. A surrogate becomes U+FFFD.
 
-    Only TensorFlow operations are used: the same object works on Python strings, in
-    a `tf.data` pipeline and in a SavedModel. A SavedModel needs the vocabulary's
-    table: where the backend of Keras is not TensorFlow, hold `tokenizer.table` in
-    the saved `tf.Module` beside the tokenizer.
+    It uses only TensorFlow operations, so the same object works on Python strings, in a
+    `tf.data` pipeline and in a SavedModel. A SavedModel needs the vocabulary's table:
+    if the backend of Keras is not TensorFlow, keep `tokenizer.table` in the saved
+    `tf.Module` next to the tokenizer.
 
     As in every `keras_hub` tokenizer, `tokenizer(inputs)` called eagerly gives
     tensors of the Keras backend, or lists for ragged results, while
     `tokenizer.tokenize(inputs)` always gives TensorFlow tensors.
 
     Args:
-        vocabulary: path of a file with one quoted token on each line, as the release
-            has it, or a list of tokens. The first two tokens are `"<pad>_"` and
-            `"<EOS>_"`, with or without the underscore, and every character in a
-            token is also a token, as is each of ``\_u;0123456789``; see
-            `build_vocabulary`. `None` (the default) to set it later.
+        vocabulary: path of a file with one quoted token on each line, as in the
+            release, or a list of tokens. The first two tokens are `"<pad>_"` and
+            `"<EOS>_"`, with or without the underscore, and every character in a token
+            is also a token, as is each of ``\_u;0123456789``; see `build_vocabulary`.
+            `None` (the default) to set it later.
         sequence_length: integer, or `None` (the default) for results as long as
             the text. If given, every text is cut, or padded with id 0, to this
             many ids.
@@ -64,8 +64,8 @@ class SubwordTokenizer(VocabularyTokenizer):
 
     Raises:
         ValueError: if `sequence_length` is not a positive integer, the file is
-            missing or a line of it not quoted, or `vocabulary` is empty or breaks
-            a rule above.
+            missing or has a line without quotes, or `vocabulary` is empty or breaks a
+            rule above.
 
     Example:
     ```python
@@ -120,7 +120,7 @@ class SubwordTokenizer(VocabularyTokenizer):
     def ids_of(self, texts):
         alphabet = self._get_vocabulary().alphabet
         words = _split(texts)
-        # Most words of a text come again and again: each is matched only once.
+        # Most words of a text are repeated, so each is matched only once.
         different, places = tf.unique(words.flat_values)
         subwords = self._matcher.tokenize(_escape(different, alphabet))
         return words.with_flat_values(tf.gather(subwords, places)).merge_dims(-2, -1)
@@ -139,23 +139,22 @@ class SubwordTokenizer(VocabularyTokenizer):
     def build_vocabulary(texts, vocabulary_size):
         """Builds a vocabulary for texts; it can also encode any other text.
 
-        Tokens are learned as the release's are: the substrings of words that occur
-        often enough, for a bound found by bisection. The most frequent characters are
-        tokens too, up to half of the vocabulary; others are written as their code
-        points. Nothing is learned from words longer than 50 characters.
+        Tokens are learned as in the release: the substrings of words that occur often
+        enough, for a bound found by bisection. The most frequent characters are also
+        tokens, up to half of the vocabulary; others are written as their code points.
+        Words longer than 50 characters do not count.
 
         Args:
             texts: iterable of `str`, or of `bytes` in UTF-8.
-            vocabulary_size: integer, the largest number of tokens. There are less if
-                the texts do not have as many substrings, and a few less otherwise.
+            vocabulary_size: integer, the largest number of tokens. There are usually a
+                few fewer, and even fewer if the texts do not have enough substrings.
 
         Returns:
             A list of tokens, for the constructor.
 
         Raises:
-            ValueError: if `texts` are one text, or none that holds a word, or
-                `vocabulary_size` is too small for the tokens that every vocabulary
-                has.
+            ValueError: if `texts` are one text or contain no word, or `vocabulary_size`
+                is too small for the tokens that every vocabulary has.
         """
         required = dict.fromkeys([*_SPECIAL_TOKENS, *ESCAPE_CHARACTERS])
         required = list(required | dict.fromkeys("".join(_SPECIAL_TOKENS)))
@@ -191,7 +190,7 @@ class SubwordTokenizer(VocabularyTokenizer):
 
 
 class _Vocabulary(Vocabulary):
-    """Tokens and what follows from them."""
+    """Tokens and data derived from them."""
 
     def __init__(self, tokens):
         super().__init__(tokens)
@@ -203,7 +202,7 @@ def _code_points(characters):
 
 
 def _check(tokens):
-    """Raises ValueError unless any text can be encoded with `tokens`, and decoded."""
+    """Raises ValueError unless `tokens` can encode and decode any text."""
     refused = [token for token in tokens if not token or "\n" in token]
     if refused:
         raise ValueError(
@@ -233,7 +232,7 @@ def _split(texts):
 
 
 def _escape(words, alphabet):
-    """Words that `_split` made as the release escapes them; empty ones stay empty."""
+    """Escapes words of `_split` as in the release; empty ones stay empty."""
     words = tf.strings.regex_replace(words, r"\\-", r"\\u")
     words = tf.strings.regex_replace(words, r"\\\+", r"\\\\")
     points = tf.strings.unicode_decode(words, "UTF-8")
@@ -248,7 +247,7 @@ def _escape(words, alphabet):
 
 
 def _join(words):
-    """Texts of escaped words that are joined; the inverse of the two functions."""
+    """Texts of joined escaped words; the inverse of the two functions."""
     words = tf.strings.split(tf.reshape(words, (-1,)), "_")
     words = tf.ragged.boolean_mask(words, words != "")
     different, places = tf.unique(words.flat_values)
@@ -257,7 +256,7 @@ def _join(words):
     is_alphanumeric = tf.gather(is_alphanumeric, places)
     rows = words.value_rowids()
     is_inner = (rows[1:] == rows[:-1]) & is_alphanumeric[1:] & is_alphanumeric[:-1]
-    # One more than there are words, so that there are no words too.
+    # One more than the number of words, so that there may be no words.
     spaces = tf.concat([[""], tf.where(is_inner, " ", "")], 0)[: tf.size(places)]
     pieces = tf.strings.join([spaces, tf.gather(different, places)])
     return tf.strings.reduce_join(words.with_flat_values(pieces), axis=-1)

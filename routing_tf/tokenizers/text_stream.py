@@ -1,4 +1,4 @@
-"""Text of tokens that come one by one: what is not complete yet is held back."""
+"""Text of tokens that come one by one; incomplete text is held back."""
 
 import codecs
 
@@ -15,10 +15,10 @@ from routing_tf.tokenizers.word_tokenizer import WordTokenizer
 def text_stream(tokenizer, context=()):
     """Makes a decoder of tokens that come one by one.
 
-    Its `add(token_id)` returns the text that has become complete, often an empty one,
-    and `end()` what is left. Together they return what `tokenizer.detokenize` does, and
-    a line break for an end id, behind which a new text starts. `context` are ids of the
-    text in front, such as a prompt; none of it is returned.
+    Its `add(token_id)` returns the text that is now complete, which is often empty, and
+    `end()` returns the rest. Together they return the result of `tokenizer.detokenize`,
+    and a line break for an end id, after which a new text starts. `context` are ids of
+    the text before, such as a prompt, which is not returned.
 
     Example:
 
@@ -44,7 +44,7 @@ def text_stream(tokenizer, context=()):
 
 
 class ByteStream:
-    """Holds the bytes of a character back until the last of them is there."""
+    """Holds the bytes of a character back until the last one comes."""
 
     def __init__(self):
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -61,12 +61,12 @@ class ByteStream:
         )
 
     def end(self):
-        """Returns what is held back, with U+FFFD for part of a character."""
+        """Returns the text that is held back, with U+FFFD for part of a character."""
         return self._decoder.decode(b"", final=True)
 
 
 class SubwordStream:
-    """Holds the subwords of a word back until its end is there."""
+    """Holds the subwords of a word back until its end comes."""
 
     def __init__(self, tokenizer, context=()):
         self._tokenizer = tokenizer
@@ -87,7 +87,7 @@ class SubwordStream:
         return self.end() if self._tokens[token_id].endswith("_") else ""
 
     def end(self):
-        """Returns what is held back, with part of a word as it is."""
+        """Returns the text that is held back, which may be part of a word."""
         if not self._held:
             return ""
         before, both = self._tokenizer.detokenize(
@@ -101,7 +101,7 @@ class SubwordStream:
 
 
 class WordStream:
-    """Returns each word at once, with the space in front of it."""
+    """Returns each word at once, with the space before it."""
 
     def __init__(self, tokenizer, context=()):
         self._tokenizer = tokenizer
@@ -119,7 +119,7 @@ class WordStream:
         return space + self._word(int(token_id)) if self._is_behind_word else "\n"
 
     def end(self):
-        """Returns an empty string, as nothing is held back."""
+        """Returns an empty string, because nothing is held back."""
         return ""
 
     def _word(self, token_id):

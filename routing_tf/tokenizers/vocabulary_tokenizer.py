@@ -1,4 +1,4 @@
-"""What tokenizers with a vocabulary file have in common."""
+"""The common part of tokenizers with a vocabulary file."""
 
 import collections
 import os
@@ -13,10 +13,10 @@ from routing_tf.tokenizers.base_tokenizer import BaseTokenizer
 class VocabularyTokenizer(BaseTokenizer):
     """A tokenizer whose ids are places in a list of tokens, which is an asset.
 
-    A subclass reads a file in `read_tokens`, says in `set_tokens` what it makes of a
-    list of tokens and in `line_of` how it writes one. `vocabulary_file` is the name of
-    the asset. `first_tokens` are two tuples: the names that the token of padding may
-    have, and those that the token of the end of a text may have.
+    A subclass reads a file in `read_tokens`, uses a list of tokens in `set_tokens`, and
+    writes a token in `line_of`. `vocabulary_file` is the name of the asset.
+    `first_tokens` are two tuples: the possible names of the token of padding, and of
+    the token of the end of a text.
     """
 
     vocabulary_file = None
@@ -65,7 +65,7 @@ class VocabularyTokenizer(BaseTokenizer):
             )
         elif len(set(tokens)) < len(tokens):
             twice = [token for token, n in collections.Counter(tokens).items() if n > 1]
-            problem = f"hold every token once. Received more often: {first(twice)}"
+            problem = f"have every token once. Received more often: {first(twice)}"
         else:
             return
         raise ValueError(
@@ -74,15 +74,15 @@ class VocabularyTokenizer(BaseTokenizer):
         )
 
     def read_tokens(self, path):
-        """Returns the tokens of a file; to be written by subclasses."""
+        """Returns the tokens of a file; subclasses implement this."""
         raise NotImplementedError
 
     def set_tokens(self, tokens):
-        """Makes what tokenizing needs, and returns the `Vocabulary` of `tokens`."""
+        """Prepares tokenizing, and returns the `Vocabulary` of `tokens`."""
         raise NotImplementedError
 
     def line_of(self, token):
-        """Returns the line of a vocabulary file that holds a token."""
+        """Returns the line of a vocabulary file with a token."""
         return token
 
     def save_vocabulary(self, path):
@@ -95,7 +95,7 @@ class VocabularyTokenizer(BaseTokenizer):
             ValueError: if there is no vocabulary.
         """
         lines = [f"{self.line_of(token)}\n" for token in self._get_vocabulary().tokens]
-        # Never seen half written: its lines are what ids mean.
+        # Written atomically, because its lines define the ids.
         with atomic.whole(path) as partial:
             partial.write_bytes("".join(lines).encode("utf-8"))
 
@@ -123,7 +123,7 @@ class VocabularyTokenizer(BaseTokenizer):
 
 
 def check_texts(texts):
-    """Raises a `ValueError` if what a vocabulary is built from is one text."""
+    """Raises a `ValueError` if a vocabulary would be built from one text."""
     if isinstance(texts, (str, bytes)):
         raise ValueError(
             "`texts` must be an iterable of texts, such as [text]. Received: one "

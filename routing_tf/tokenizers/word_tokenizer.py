@@ -1,4 +1,4 @@
-"""Words as tokens, numbered as tensor2tensor's token encoder numbers them."""
+"""Words as tokens, numbered as in tensor2tensor's token encoder."""
 
 import collections
 import itertools
@@ -19,7 +19,7 @@ UNKNOWN_TOKEN = "<unk>"
 NEWLINE_TOKEN = "<newline>"
 
 _SPECIAL_TOKENS = ("<pad>", "<EOS>")
-# Where str.split splits. \s of RE2 is ASCII, and tf.strings.split asks the locale.
+# Where str.split splits. \s of RE2 is ASCII, and tf.strings.split uses the locale.
 _WHITE_SPACE = (
     r"[\x{9}-\x{d}\x{1c}-\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}"
     r"\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}]+"
@@ -35,25 +35,24 @@ _WAY_OUT = (
 class WordTokenizer(VocabularyTokenizer):
     r"""Splits text at white space into words, with ids as in tensor2tensor.
 
-    White space is what Python's `str.split` splits at. With the token `"<newline>"`
-    in the vocabulary each newline is a token too; else it is white space as any other.
-    Words that the vocabulary does not have become `"<unk>"`; without this token they
-    are refused, by a `tf.errors.InvalidArgumentError` inside of a `tf.function` or a
-    `tf.data` pipeline. Bytes that are not valid UTF-8 become U+FFFD. `detokenize`
-    joins words by single spaces and has none around newlines; ids outside of the
-    vocabulary become `"<unk>"`, or U+FFFD without this token. Id 0 is padding, id 1
-    ends a text.
+    White space is that of Python's `str.split`. With the token `"<newline>"` in the
+    vocabulary, each newline is a token, too; otherwise it is white space. Words that
+    the vocabulary does not have become `"<unk>"`; without this token they are refused,
+    by a `tf.errors.InvalidArgumentError` inside a `tf.function` or a `tf.data`
+    pipeline. Bytes that are not valid UTF-8 become U+FFFD. `detokenize` joins words by
+    single spaces and has none around newlines; ids outside of the vocabulary become
+    `"<unk>"`, or U+FFFD without this token. Id 0 is padding, id 1 ends a text.
 
     Words that look like a token are this token, as in tensor2tensor: the word `<EOS>`
-    of a text has id 1, and `detokenize` stops there. Only the word `<pad>` would be
-    taken for padding, so it becomes `"<unk>"` where there is this token; else its id
-    is 0.
+    of a text has id 1, and `detokenize` stops there. Only the word `<pad>`, which would
+    be taken for padding, becomes `"<unk>"` if there is this token; otherwise its id is
+    0.
 
-    Only TensorFlow operations are used by `tokenize` and `detokenize`: the same
-    object works on Python strings, in a `tf.data` pipeline and in a SavedModel. A
-    SavedModel needs the vocabulary's table: where the backend of Keras is not
-    TensorFlow, hold `tokenizer.table` in the saved `tf.Module` beside the tokenizer.
-    For long texts in memory, `encode` is the faster way to the same ids.
+    `tokenize` and `detokenize` use only TensorFlow operations, so the same object works
+    on Python strings, in a `tf.data` pipeline and in a SavedModel. A SavedModel needs
+    the vocabulary's table: if the backend of Keras is not TensorFlow, keep
+    `tokenizer.table` in the saved `tf.Module` next to the tokenizer. For long texts in
+    memory, `encode` gives the same ids faster.
 
     As in every `keras_hub` tokenizer, `tokenizer(inputs)` called eagerly gives
     tensors of the Keras backend, or lists for ragged results, while
@@ -98,8 +97,8 @@ class WordTokenizer(VocabularyTokenizer):
         if refused:
             raise ValueError(
                 "`vocabulary` must not hold empty tokens or tokens with white space, "
-                f"at which texts are split. Received: {first(refused)}. A newline is "
-                f"the token {NEWLINE_TOKEN}"
+                f"which splits texts. Received: {first(refused)}. A newline is the "
+                f"token {NEWLINE_TOKEN}"
             )
         vocabulary = _Vocabulary(tokens)
         with tf.init_scope():
@@ -127,13 +126,13 @@ class WordTokenizer(VocabularyTokenizer):
         """Turns one text into its ids, faster than `tokenize` and without TensorFlow.
 
         Args:
-            text: `str`, in which every word takes memory while this runs.
+            text: `str`, whose words all take memory while this runs.
 
         Returns:
             NumPy array `<int32>[words]`, of all words whatever `sequence_length` is.
 
         Raises:
-            ValueError: if `text` is no `str`, there is no vocabulary, or it has
+            ValueError: if `text` is not a `str`, there is no vocabulary, or it has
                 neither a word of the text nor `"<unk>"`.
         """
         vocabulary = self._get_vocabulary()
@@ -159,19 +158,19 @@ class WordTokenizer(VocabularyTokenizer):
         other = UNKNOWN_TOKEN if vocabulary.has_unknown else "\ufffd"
         words = tf.where(is_text, tf.where(is_token, words, other), "")
         texts = tf.strings.reduce_join(words, axis=-1, separator=" ")
-        # No word holds a space: all of them are separators, also of what is dropped.
+        # No word contains a space, so all spaces separate words, dropped ones included.
         texts = tf.strings.regex_replace(texts, " *\n *", "\n")
         texts = tf.strings.regex_replace(texts, "^ +| +$", "")
         return tf.strings.regex_replace(texts, " +", " ")
 
     @property
     def newline_token_id(self):
-        """The id of newlines, or `None` where they are white space."""
+        """The id of newlines, or `None` if they are white space."""
         return self._get_vocabulary().ids.get(NEWLINE_TOKEN)
 
     @property
     def unknown_token_id(self):
-        """The id of words that have none, or `None` where these are refused."""
+        """The id of unknown words, or `None` if these are refused."""
         return self._get_vocabulary().ids.get(UNKNOWN_TOKEN)
 
     @staticmethod
@@ -195,7 +194,7 @@ class WordTokenizer(VocabularyTokenizer):
             A list of tokens, for the constructor.
 
         Raises:
-            ValueError: if `texts` are one text, or none that holds a word.
+            ValueError: if `texts` are one text, or contain no word.
         """
         check_texts(texts)
         counts = collections.Counter()
@@ -214,14 +213,14 @@ class WordTokenizer(VocabularyTokenizer):
 
 
 class _Vocabulary(Vocabulary):
-    """Tokens and what follows from them."""
+    """Tokens and data derived from them."""
 
     def __init__(self, tokens):
         super().__init__(tokens)
         self.has_newline = NEWLINE_TOKEN in self.ids
         self.has_unknown = UNKNOWN_TOKEN in self.ids
         self.default_id = self.ids.get(UNKNOWN_TOKEN, _NO_ID)
-        # In a text, <pad> is a word and no padding.
+        # In a text, <pad> is a word and not padding.
         pad_word = self.ids.get(UNKNOWN_TOKEN, PAD_ID)
         self.ids_of_words = {**self.ids, _SPECIAL_TOKENS[PAD_ID]: pad_word}
 
@@ -236,7 +235,7 @@ def _split(texts, has_newline):
 
 
 def _check_known(words, ids):
-    """Refuses words that have no id."""
+    """Refuses words without an id."""
     unknown = tf.boolean_mask(words, ids == _NO_ID)
     if not tf.executing_eagerly():
         message = f"Every word must be in the vocabulary. {_WAY_OUT}. Received:"

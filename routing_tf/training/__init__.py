@@ -1,7 +1,7 @@
 """Training: the loop, its step and its optimizer, evaluation, and the folder of a run.
 
-Data order and dropout depend on the seed and the step alone, so a run that was
-stopped goes on exactly as if it had not been.
+Data order and dropout depend only on the seed and the step, so a stopped run continues
+exactly as if it had not been stopped.
 """
 
 from routing_tf.models.build import build_model as build_model

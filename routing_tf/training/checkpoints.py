@@ -1,7 +1,7 @@
 """Checkpoints of a run: `tf.train.Checkpoint` on every backend.
 
-A checkpoint holds all weights with the k-means state, the state of the optimizer, and
-the step, which decides data order and random numbers. It is read on either backend.
+A checkpoint contains all weights with the k-means state, the state of the optimizer,
+and the step, which decides data order and random numbers. Both backends can read it.
 """
 
 import contextlib
@@ -25,13 +25,12 @@ class DamagedCheckpointError(ValueError):
 class RunCheckpoints:
     """The checkpoints in a model directory: the last ones, and the best.
 
-    They are written by a thread of TensorFlow's while training goes on, from two copies
-    of all variables in the host's memory. A checkpoint that was not written whole is
-    none.
+    A thread of TensorFlow writes them while training continues, from two copies of all
+    variables in the host's memory. An incomplete checkpoint does not count.
 
     Args:
         model_dir: folder of the run.
-        lm: the model; its optimizer is saved along if it has one.
+        lm: the model; its optimizer, if any, is saved too.
 
     Example:
 
@@ -55,14 +54,14 @@ class RunCheckpoints:
         self._restored = None
 
     def save(self, step, best_loss=None):
-        """Starts to write a checkpoint; all but the last three are removed then.
+        """Starts to write a checkpoint, and keeps only the last three.
 
         If `best_loss`, the held-out loss of this state, is given, the checkpoint is the
-        best one, which is kept apart from the last ones.
+        best one, which is kept separately.
 
         Raises:
-            OSError: if this or an earlier checkpoint could not be written; those
-                before it are whole.
+            OSError: if this or an earlier checkpoint could not be written; those before
+                it are complete.
         """
         try:
             self._prepare()
@@ -82,7 +81,7 @@ class RunCheckpoints:
             raise self._failure(error) from error
 
     def wait(self):
-        """Waits until all checkpoints are written; raises as `save`."""
+        """Waits until all checkpoints are written; raises like `save`."""
         if self._checkpoint is None:
             return
         try:
@@ -91,10 +90,10 @@ class RunCheckpoints:
             raise self._failure(error) from error
 
     def restore(self, say=print, agree=None):
-        """Loads the newest checkpoint that can be read; what cannot be is put aside.
+        """Loads the newest readable checkpoint; unreadable ones are renamed.
 
-        `say` tells which ones cannot be read. `agree`, called with the step before the
-        first variable changes, raises an error if other workers found another one.
+        `say` reports which ones cannot be read. `agree`, called with the step before
+        the first variable changes, raises an error if other workers found another step.
         Returns the number of steps trained; 0 if there is no checkpoint.
 
         Raises:
@@ -114,7 +113,7 @@ class RunCheckpoints:
         if errors and self._restored is None:
             raise next(iter(errors.values()))
         if errors:
-            say(f"WARNING: going on from the one before, {self._restored}")
+            say(f"WARNING: continuing from the one before, {self._restored}")
         for path in errors:
             _put_aside(path)
         for name, value in values.items():
@@ -125,14 +124,14 @@ class RunCheckpoints:
 
     @property
     def last_whole(self):
-        """Path of the last checkpoint that was written or read whole, or None."""
+        """Path of the last checkpoint that was completely written or read, or None."""
         written = self._checkpoint is not None and self._last.latest_checkpoint
         if written and written != self._latest_before:
             return written
         return None if self._restored is None else str(self._restored)
 
     def _prepare(self):
-        """Makes the copies that are written, and what keeps the last and the best."""
+        """Makes the copies to write, and the managers of the last and the best."""
         if self._checkpoint is not None:
             return
         with tf.device("CPU:0"):
@@ -151,7 +150,7 @@ class RunCheckpoints:
         self._best = self._manager(self.folder / "best", 1)
 
     def _manager(self, folder, number):
-        """What keeps the last checkpoints of a folder, with those in it."""
+        """The manager of the last checkpoints of a folder, including those in it."""
         folder.mkdir(parents=True, exist_ok=True)
         manager = tf.train.CheckpointManager(
             self._checkpoint, str(folder), max_to_keep=number, checkpoint_name=_NAME
@@ -160,12 +159,12 @@ class RunCheckpoints:
         return manager
 
     def _failure(self, error):
-        last = "There is none before"
+        last = "There is no earlier checkpoint"
         if self.last_whole:
-            last = f"The last whole one is {self.last_whole}"
+            last = f"The last complete one is {self.last_whole}"
         return OSError(
             "The checkpoint could not be written; is the disk full? Received: "
-            f"{_first_line(error)}. {last}; the same command goes on from there"
+            f"{_first_line(error)}. {last}; the same command continues from there"
         )
 
 
@@ -183,10 +182,10 @@ def paths(model_dir, which="last"):
 
 
 def resumable(model_dir, which="last"):
-    """Returns the paths of the checkpoints that can be gone on from, the oldest first.
+    """Returns the paths of the checkpoints to continue from, the oldest first.
 
-    These are the last ones; or the best, of a run that was killed before the first of
-    the others. `which="best"` asks for that one alone.
+    These are the last ones; or the best one, if a run was killed before the first of
+    the others. `which="best"` returns only the best one.
     """
     return paths(model_dir, which) or paths(model_dir, "best")
 
@@ -216,13 +215,13 @@ def is_run_checkpoint(path):
 
 
 def model_dir_of(path):
-    """Returns the model directory that a checkpoint lies in."""
+    """Returns the model directory that contains a checkpoint."""
     folder = pathlib.Path(path).parent
     return (folder.parent if folder.name == "best" else folder).parent
 
 
 def named_variables(lm, with_optimizer=True):
-    """Returns the variables of a model that a checkpoint holds, by name.
+    """Returns the variables of a model that a checkpoint contains, by name.
 
     Those of its optimizer, if it has one, are left out without `with_optimizer`.
     """
@@ -230,22 +229,22 @@ def named_variables(lm, with_optimizer=True):
     if len(named) < len(lm.weights):
         raise ValueError(
             "The variables of a model must have different paths. Received: "
-            f"{len(lm.weights)} variables with {len(named)} paths. Give layers that "
-            "stand side by side different names"
+            f"{len(lm.weights)} variables with {len(named)} paths. Give layers side by "
+            "side different names"
         )
     optimizer = getattr(lm, "optimizer", None)
     if with_optimizer and optimizer is not None:
         for variable in optimizer.variables:
-            # The name of the optimizer itself depends on how many there were.
+            # The name of the optimizer itself depends on the number of optimizers.
             _, _, path = variable.path.partition("/")
             name = f"optimizer|{_key(path)}"
-            # One that scales the loss counts apart from the one inside.
+            # An optimizer that scales the loss counts separately from the one inside.
             named[f"{name}|inner" if name in named else name] = variable
     return named
 
 
 def restore(path, variables):
-    """Loads variables from a checkpoint, all or none; raises as `read`."""
+    """Loads variables from a checkpoint, all or none; raises like `read`."""
     for name, value in read(path, variables)[2].items():
         variables[name].assign(value)
 
@@ -280,7 +279,7 @@ def _best_loss_of(path):
 
 
 def _remove_leftovers(folder):
-    """Removes what a process left that was killed in the middle of a write."""
+    """Removes the files of a process that was killed in the middle of a write."""
     whole = {path.name for path in _paths_in(folder)}
     for path in folder.glob(f"{_NAME}-*"):
         if path.is_dir():
@@ -300,7 +299,7 @@ def _remove_surplus(manager, number):
 
 
 def _put_aside(path):
-    """Hides a damaged checkpoint from those who look for the newest one."""
+    """Renames a damaged checkpoint, so that it is not the newest one."""
     index = path.with_name(f"{path.name}.index")
     with contextlib.suppress(FileNotFoundError):  # another worker was faster
         index.replace(index.with_name(f"{index.name}.damaged"))
@@ -314,14 +313,14 @@ def _check_shapes(path, variables, there):
             differences.append(f"{name} has the shape {found} there, {here} here")
     if differences:
         raise DamagedCheckpointError(
-            "The checkpoint must be of a model and an optimizer with these "
+            "The checkpoint must belong to a model and an optimizer with these "
             f"hyperparameters. Received: {path} with {len(differences)} differences: "
             f"{'; '.join(differences[:5])}"
         )
 
 
 def _key(path):
-    """A name that TensorFlow writes as it is."""
+    """A name that TensorFlow writes unchanged."""
     return path.replace("/", "|").replace(".", "_")
 
 

@@ -13,15 +13,15 @@ LONGEST_WORD = 64
 
 
 def batch_size_of(hyperparameters, problem):
-    """Returns the number of windows that make `batch_tokens` tokens, at least 1.
+    """Returns the number of windows with `batch_tokens` tokens in all, at least 1.
 
-    Of pairs of texts the longer of the two lengths counts.
+    For pairs of texts, the longer of the two lengths counts.
     """
     return max(1, hyperparameters.batch_tokens // window_length(problem))
 
 
 def window_length(problem):
-    """Returns the length of a window; of pairs of texts that of the longer ones."""
+    """Returns the length of a window; for pairs of texts, the longer length."""
     if problem.kind == "seq2seq":
         return max(problem.sequence_length, problem.input_length)
     return problem.sequence_length
@@ -53,12 +53,12 @@ class Evaluation:
 
 
 def evaluate(lm, problem, split, num_examples=None, batch_size=None, stops=None):
-    """Scores a split, each window in one pass; None if it was given up.
+    """Scores a split, each window in one pass; None if it was stopped.
 
     `lm` is a language model, for the routing scope of its hyperparameters, or a
     `TokenScorer`, which has a scope and is compiled once. Each window counts once, also
-    of the split that is trained on; `num_examples` takes some, evenly spaced, None all.
-    Before each batch `stops()` says whether to give up.
+    in the split that is trained on. `num_examples` is a number of evenly spaced
+    windows; None for all. Before each batch, `stops()` says whether to stop.
     """
     scorer = lm if isinstance(lm, TokenScorer) else TokenScorer(lm)
     if batch_size is None:
@@ -77,7 +77,7 @@ def evaluate(lm, problem, split, num_examples=None, batch_size=None, stops=None)
 
 
 def report(problem, split, evaluation, hyperparameters):
-    """Yields lines for a reader: what the model scores on a split or a part of it."""
+    """Yields lines for people: the scores of a model on a split or a part of it."""
     trained_on = ""
     if split == problem.train_split:
         trained_on = " (not held out: the split that is trained on)"
@@ -90,15 +90,15 @@ def report(problem, split, evaluation, hyperparameters):
 
 
 def describe_scope(hyperparameters, routing_scope):
-    """Returns a line for a reader: how tokens were scored."""
+    """Returns a line for people that says how tokens were scored."""
     line = f'routing scope "{routing_scope}": '
     if hyperparameters.sees_later_tokens(routing_scope):
         return (
             f"{line}WARNING: later tokens take part in choosing the members of "
-            "clusters, so the figure leaks: sampling may not reach it"
+            "clusters, so the score leaks: sampling may not reach it"
         )
     if hyperparameters.sees_later_tokens("full"):
-        return f"{line}every token from those before it alone, as in sampling"
+        return f"{line}every token only from those before it, as in sampling"
     return "strictly causal: no later token influences a score"
 
 
@@ -118,7 +118,7 @@ def score_file(lm, path, routing_scope):
 
 
 def describe_score(name, score):
-    """Returns a line for a reader: what a text scores."""
+    """Returns a line for people: the scores of a text."""
     line = (
         f"{name}: {score.num_tokens:,} tokens, {score.bits_per_byte:.4f} bits per "
         f"byte, perplexity {_perplexity(score.perplexity)} per token"

@@ -1,4 +1,4 @@
-"""Models of runs, of files and of presets, loaded."""
+"""Loading models of runs, files and presets."""
 
 import dataclasses
 import pathlib
@@ -44,10 +44,10 @@ def find_run(source, which="last"):
 
 
 def open_problem(checkpoint, config, fields, split=None, has_own_data=True):
-    """Makes the problem that a run is to be looked at with.
+    """Makes the problem with which a run is evaluated or analysed.
 
-    `fields` are those of `config` that name it. Only `split` is loaded, if any; with
-    `has_own_data` it must be what the run has used.
+    `fields` are those of `config` that name it. Only `split` is loaded, if given; with
+    `has_own_data` it must be the split that the run used.
 
     Raises:
         ValueError: if the data is missing or does not fit the run.
@@ -74,7 +74,7 @@ def open_problem(checkpoint, config, fields, split=None, has_own_data=True):
 def own_files(checkpoint, config):
     """Returns what tells a user's files that a run has in its splits, see `identity`.
 
-    Files that are gone are none.
+    Files that no longer exist do not count.
     """
     problem = config.make_problem(checkpoints.model_dir_of(checkpoint))
     if not problem.has_own_files:
@@ -87,12 +87,12 @@ def own_files(checkpoint, config):
 
 
 def load_run(checkpoint):
-    """Loads the model of a run's checkpoint, not compiled for training."""
+    """Loads the model of a run's checkpoint, without compiling it for training."""
     model_dir = checkpoints.model_dir_of(checkpoint)
     config = RunConfig.load(model_dir)
     if config is None:
         raise ValueError(
-            "A checkpoint must lie in the folder of its run, with its run.json. "
+            "A checkpoint must be in the folder of its run, with its run.json. "
             f"Received: {str(checkpoint)!r}"
         )
     h = config.hyperparameters
@@ -106,7 +106,7 @@ def load_run(checkpoint):
 
 
 def load_language_model(source, which="last"):
-    """Loads a trained language model or image model, not compiled for training.
+    """Loads a trained language or image model, without compiling it for training.
 
     `source` is a model directory, of which `which` names the `"last"` or the `"best"`
     checkpoint; the path of a checkpoint without .index; a `.keras` file; or a keras_hub
@@ -121,7 +121,7 @@ def load_language_model(source, which="last"):
     if checkpoints.paths(path):
         raise ValueError(
             f"`checkpoint` must be 'last': there is no best one in {str(source)!r}, "
-            f"as the run has not been evaluated. Received: checkpoint={which!r}"
+            f"because the run has not been evaluated. Received: checkpoint={which!r}"
         )
     try:
         with warnings.catch_warnings():
@@ -146,7 +146,7 @@ def load_language_model(source, which="last"):
 
 
 def initialize(lm, source):
-    """Gives a model of its own settings the weights of another, all or none.
+    """Gives a model the weights of another one, all or none.
 
     `source` is as for `load_language_model`, or a checkpoint of the original release.
     """
@@ -167,9 +167,10 @@ def copy_weights(source, target):
     ]
     if differences:
         raise ValueError(
-            "The model to start from must have the same variables. Received: "
+            "The initial model must have the same variables. Received: "
             f"{len(differences)} differences: {'; '.join(differences)}. Use the "
-            "hyperparameters it was trained with, and a problem with its vocabulary"
+            "hyperparameters that it was trained with, and a problem with its "
+            "vocabulary"
         )
     values = {variable.path: variable for variable in source.weights}
     for variable in target.weights:

@@ -1,4 +1,4 @@
-"""How a run tells how it goes: the screen, metrics.jsonl and TensorBoard."""
+"""The log of a run: the screen, metrics.jsonl and TensorBoard."""
 
 import contextlib
 import dataclasses
@@ -36,7 +36,7 @@ class Window:
     last: Report | None = None
 
     def add(self, reports, seconds=None):
-        """Adds the reports of one call; `seconds` is None if it is not to be timed."""
+        """Adds the reports of one call; `seconds` is None if it does not count."""
         for report in reports:
             if report.is_finite:
                 self.num_losses += 1
@@ -51,7 +51,7 @@ class Window:
 
     @property
     def loss(self):
-        """Mean of the steps that counted."""
+        """Mean of the steps that count."""
         return self.total_loss / max(1, self.num_losses)
 
     @property
@@ -60,7 +60,7 @@ class Window:
 
 
 def _parse(line):
-    """Reads a line of metrics.jsonl; one that is damaged is one of no step."""
+    """Reads a line of metrics.jsonl; a damaged line belongs to no step."""
     try:
         entry = json.loads(line)
         return entry if entry["step"] >= 0 else {"step": math.inf}
@@ -69,7 +69,7 @@ def _parse(line):
 
 
 class SilentLog(contextlib.nullcontext):
-    """Tells nothing: for the workers of a run that are not its chief."""
+    """Logs nothing, for the workers of a run that are not its chief."""
 
     is_read = True
 
@@ -83,14 +83,14 @@ class SilentLog(contextlib.nullcontext):
 
 
 class ProgressLog:
-    """Where a run tells how it goes: the screen, metrics.jsonl and TensorBoard.
+    """Logs a run on the screen, in metrics.jsonl and in TensorBoard.
 
-    The screen shows a progress bar if it is a terminal, else a line now and then.
-    `step` is the one that the run goes on from; with `evaluates_again` the evaluation
-    there is repeated, and what an earlier one wrote of it is forgotten.
+    A terminal shows a progress bar, and other outputs get a line now and then. `step`
+    is the one from which the run continues; with `evaluates_again`, the evaluation
+    there is repeated, and its earlier entries are dropped.
 
     Attributes:
-        is_read: whether somebody reads standard output still.
+        is_read: whether somebody still reads standard output.
     """
 
     is_read = True
@@ -121,22 +121,22 @@ class ProgressLog:
             self._file.close()
             self._board.close()
         except (OSError, tf.errors.OpError) as error:
-            if not any(exception):  # else the first error is the one to tell
+            if not any(exception):  # otherwise the first error counts
                 raise self._failure(error) from error
 
     def _failure(self, error):
         return OSError(
-            f"The log must be written; is the disk full? Received: {self._path}: "
-            f"{str(error).splitlines()[0]}. The same command goes on from the last "
+            f"The log cannot be written; is the disk full? Received: {self._path}: "
+            f"{str(error).splitlines()[0]}. The same command continues from the last "
             "checkpoint"
         )
 
     def _forget_after(self, step, evaluates_again):
-        """Drops what a run logged behind the checkpoint that it goes on from."""
+        """Drops log entries after the checkpoint from which a run continues."""
         if not self._path.exists():
             return
         lines = self._path.read_text().splitlines(keepends=True)
-        # A run that was killed may have left half a line.
+        # A killed run may have left half a line.
         entries = [(line, _parse(line)) for line in lines]
         last = step - 1 if evaluates_again else step
         kept = [

@@ -1,4 +1,4 @@
-"""Optimizers and losses that hyperparameters describe."""
+"""Optimizers and losses from hyperparameters."""
 
 import keras
 import keras_hub
@@ -11,8 +11,8 @@ def make_schedule(hyperparameters, train_steps=None):
 
     Args:
         hyperparameters: `Hyperparameters`.
-        train_steps: length of the run, where a cosine decay ends; None for
-            `hyperparameters.train_steps`. A run that ends within the warm-up never
+        train_steps: number of steps of the run, after which a cosine decay ends; None
+            for `hyperparameters.train_steps`. A run that ends within the warm-up never
             decays.
 
     Returns:
@@ -37,8 +37,7 @@ def make_schedule(hyperparameters, train_steps=None):
 def make_optimizer(hyperparameters, train_steps=None):
     """Makes the optimizer that the hyperparameters describe.
 
-    Weight decay is a part of AdamW and Muon alone: for all others see
-    `add_weight_decay`.
+    Only AdamW and Muon include weight decay: for all others see `add_weight_decay`.
 
     Args:
         hyperparameters: `Hyperparameters`.
@@ -67,12 +66,12 @@ def make_optimizer(hyperparameters, train_steps=None):
 def add_weight_decay(lm, rate):
     """Adds `rate / 2` times the sum of squared weights to the training loss.
 
-    As in tensor2tensor all trainable variables take part but biases, those of layer
-    normalization included. The decay is a part of the loss, not of the optimizer.
+    As in tensor2tensor, all trainable variables take part, except biases, including
+    those of layer normalization. The decay is part of the loss, not of the optimizer.
 
     Args:
         lm: the language model.
-        rate: float, the hyperparameter `weight_decay`; 0 takes the decay away.
+        rate: number, the hyperparameter `weight_decay`; 0 removes the decay.
     """
     for variable in lm.trainable_variables:
         # Keras calls the bias of layer normalization beta.
@@ -86,16 +85,16 @@ def compile_for_training(lm, hyperparameters=None, jit_compile="auto", seed=None
 
     Args:
         lm: the language model.
-        hyperparameters: `Hyperparameters`; None for the model's own.
-        jit_compile: whether XLA compiles what the model computes on TensorFlow;
-            `"auto"` (the default) where there is a GPU.
+        hyperparameters: `Hyperparameters`; None for those of the model.
+        jit_compile: whether XLA compiles the model on TensorFlow; `"auto"` (the
+            default): only with a GPU.
         seed: seed of the sampler of `lm.generate`.
     """
     if hyperparameters is None:
         hyperparameters = lm.hyperparameters
     in_loss = hyperparameters.optimizer not in ("adamw", "muon")
     add_weight_decay(lm, hyperparameters.weight_decay if in_loss else 0.0)
-    # Images are sampled with a sampler of their own.
+    # Images have another sampler.
     sampler = {"sampler": keras_hub.samplers.TopPSampler(p=0.9, seed=seed)}
     optimizer = make_optimizer(hyperparameters)
     if lm.logits_dense.dtype_policy.name == "mixed_float16":

@@ -1,4 +1,4 @@
-"""What a run tells its reader before and after it trains."""
+"""The report of a run before and after training."""
 
 import math
 
@@ -9,7 +9,7 @@ from routing_tf.training import evaluation
 
 
 def describe(trainer):
-    """Yields lines for a reader: what a run trains on what."""
+    """Yields lines for people that describe a run."""
     config, problem = trainer.config, trainer.problem
     h = config.hyperparameters
     batch_size = evaluation.batch_size_of(h, problem)
@@ -33,7 +33,7 @@ def describe(trainer):
     )
     if trainer.step > h.train_steps:
         yield (
-            f"the run in {trainer.model_dir} is at step {trainer.step} already, beyond "
+            f"the run in {trainer.model_dir} is already at step {trainer.step}, beyond "
             f"{h.train_steps}: nothing left to train"
         )
         return
@@ -42,7 +42,7 @@ def describe(trainer):
         f"{epochs:.3g} epochs, {h.optimizer}; run in {trainer.model_dir}"
     )
     if trainer.step == h.train_steps:
-        yield f"the run is at step {trainer.step} already: nothing left to train"
+        yield f"the run is already at step {trainer.step}: nothing left to train"
     elif trainer.step:
         yield f"continuing at step {trainer.step}"
     elif config.init_checkpoint:
@@ -50,15 +50,15 @@ def describe(trainer):
 
 
 def describe_size(model):
-    """Returns how many parameters a model has; the state of clusters is untrained."""
+    """Describes the number of parameters; the state of clusters is not trainable."""
     trainable = sum(math.prod(weight.shape) for weight in model.trainable_weights)
     return f"{model.count_params():,} parameters, {trainable:,} of them trainable"
 
 
 def report_scores(lm, problem, result, eval_examples):
-    """Yields lines: what the model scores; where that leaks, what sampling can reach.
+    """Yields lines with the score, and if it leaks, the score that sampling can reach.
 
-    `eval_examples` is the number of windows that `result` scored; 0 for all.
+    `eval_examples` is the number of windows of `result`; 0 for all.
     """
     h = lm.hyperparameters
     split = problem.eval_split

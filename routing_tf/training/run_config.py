@@ -1,4 +1,4 @@
-"""What is trained on what: the settings of a run."""
+"""The settings of a run."""
 
 import dataclasses
 import json
@@ -17,8 +17,8 @@ from routing_tf.tokenizers import subword_tokenizer
 from routing_tf.training import checkpoints
 from routing_tf.training.run_folder import PREPROCESSOR
 
-# What may change when a run goes on: its length, where its data lies, and what changes
-# no more than the rounding.
+# Settings that may change when a run continues: its length, the place of its data, and
+# settings that change only the rounding.
 FREE_TO_CHANGE = {
     "data_dir",
     "hparams_set",
@@ -28,29 +28,28 @@ FREE_TO_CHANGE = {
     "hyperparameters.remat_feed_forward",
     "accumulation_steps",
 }
-# What shows that the data is not what it was.
+# Fields that show that the data has changed.
 OF_DATA = ("num_tokens.", "checksums.")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """What a run trains on what, as `run.json` holds it; made by `configure`.
+    """The settings of a run, as in its `run.json`; made by `configure`.
 
     Args:
         problem: name of the problem.
         hyperparameters: `Hyperparameters` of the model and its training.
-        hparams_set: name of the preset they come from, for the reader.
+        hparams_set: name of the preset that they come from, for people.
         data_dir: folder of the problem's data, or None.
         problem_options: dict of the problem's other options.
         num_tokens: dict of the number of ids in the splits that the run trains on and
             is scored on.
-        checksums: dict of the checksums of these splits, by which changed data is
-            noticed.
-        init_checkpoint: where the first weights come from; None for random ones.
+        checksums: dict of the checksums of these splits, which reveal changed data.
+        init_checkpoint: source of the initial weights; None for random ones.
         seed: seed of weights, data order and dropout.
-        precision: type of computations: `"float32"`, `"bfloat16"` or `"float16"`, the
-            last with a scaled loss. Weights, centroids and the optimizer are float32.
-        accumulation_steps: number of parts that a batch goes through the model in.
+        precision: dtype of computations: `"float32"`, `"bfloat16"`, or `"float16"` with
+            a scaled loss. Weights, centroids and the optimizer are float32.
+        accumulation_steps: number of micro-batches per step.
     """
 
     problem: str
@@ -77,9 +76,8 @@ class RunConfig:
     def make_problem(self, model_dir=None):
         """Returns the problem, whose windows are as long as the model's sequences.
 
-        A run's own copy in `model_dir` takes the place of a vocabulary that is no
-        longer what it was. Beside the run lies what a problem without a `data_dir`
-        makes of large data.
+        A run's own copy in `model_dir` replaces a vocabulary that has changed. Without
+        a `data_dir`, a problem stores ids of large data next to the run.
         """
         options = problems.get_class(self.problem).options_for(self.hyperparameters)
         options = {**options, **self.problem_options}
@@ -115,7 +113,7 @@ class RunConfig:
         write_whole(path, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
     def check_continues(self, earlier, model_dir):
-        """Raises a `ValueError` if a run with `earlier` cannot go on with this one."""
+        """Raises a `ValueError` if a run with `earlier` cannot continue as this one."""
         there, here = _flat(earlier), _flat(self)
         names = (there.keys() | here.keys()) - FREE_TO_CHANGE
         names = sorted(name for name in names if there.get(name) != here.get(name))
@@ -124,7 +122,7 @@ class RunConfig:
             for name in names
             if not name.startswith(OF_DATA)
         ]
-        if names and not differences:  # else the data has changed for a reason
+        if names and not differences:  # otherwise the data has changed for a reason
             splits = dict.fromkeys(name.partition(".")[2] for name in names)
             differences = [
                 f"the data of the split {split!r} has changed (it had "
@@ -141,10 +139,10 @@ class RunConfig:
             )
 
     def check_data(self, problem, split):
-        """Raises a `ValueError` if a split of the run is no longer what it was.
+        """Raises a `ValueError` if a split of the run has changed.
 
-        A split that the run has not used tells nothing, but of files of one's own,
-        where the last one that it has used is looked at.
+        A split that the run has not used cannot be checked, except for the user's own
+        files, where the last used split is checked.
         """
         is_new = split not in self.num_tokens and self.num_tokens
         if is_new and problem.has_own_files:
@@ -153,15 +151,15 @@ class RunConfig:
         here = problem.num_tokens(split), problem.checksum(split)
         if any(was not in (None, now) for was, now in zip(there, here)):
             raise ValueError(
-                f"The data of the split {split!r} must be what the run has used. "
+                f"The data of the split {split!r} must be the one that the run used. "
                 f"Received: a number of ids and a checksum of {here}, which were "
-                f"{there}. To score other data, name it, such as with --files, "
+                f"{there}. To score other data, name it, for example with --files, "
                 "--data_dir or --problem"
             )
 
 
 def _flat(config):
-    """The fields of a `RunConfig` by dotted names, as JSON gives them back."""
+    """The fields of a `RunConfig` by dotted names, as JSON returns them."""
 
     def walk(prefix, value):
         if not isinstance(value, dict):
@@ -178,9 +176,9 @@ def configure(problem, hyperparameters, model_dir=None, **fields):
 
     Args:
         problem: name of the problem.
-        hyperparameters: `Hyperparameters`; the vocabulary size is the problem's, and
-            of a model of images the shape and the classes.
-        model_dir: folder of the run, if it may be there already; see
+        hyperparameters: `Hyperparameters`; the problem gives the vocabulary size and,
+            for models of images, the shape and the classes.
+        model_dir: folder of the run, if it may exist already; see
             `RunConfig.make_problem`.
         **fields: other fields of `RunConfig`.
 
@@ -188,12 +186,12 @@ def configure(problem, hyperparameters, model_dir=None, **fields):
         `RunConfig` and the prepared problem.
 
     Raises:
-        ValueError: if the problem or its data is not there, or a model of these
+        ValueError: if the problem or its data does not exist, or a model of these
             hyperparameters does not fit it.
     """
     source = fields.get("init_checkpoint")
     if source and is_release_checkpoint(source):
-        # The weights rely on them, and on keys of their own.
+        # The weights rely on them, and on separate keys.
         hyperparameters = hyperparameters.replace(
             compatibility="trained",
             routed_key_shift=0,
@@ -219,8 +217,8 @@ def configure(problem, hyperparameters, model_dir=None, **fields):
 def own_vocabulary(model_dir, vocabulary):
     """Returns the option that names a run's own copy of its vocabulary, if needed.
 
-    It is `{"vocabulary": path}` if the file of this name, with which the run began, is
-    not the same any more; else `{}`.
+    It is `{"vocabulary": path}` if the file with which the run began has changed;
+    otherwise `{}`.
     """
     if vocabulary in (None, "bytes", "subwords"):
         return {}
@@ -234,7 +232,7 @@ def own_vocabulary(model_dir, vocabulary):
     if _subwords(vocabulary) == _subwords(own[0]):
         return {}
     logging.warning(
-        "%s is not what it was when the run began: its own copy counts, %s",
+        "%s has changed since the run began; using the run's own copy, %s",
         vocabulary,
         own[0],
     )

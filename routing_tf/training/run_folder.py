@@ -1,12 +1,11 @@
 """The folder of a run: its settings and its checkpoints.
 
-run.json         what is trained on what; a later run there must agree
-checkpoints/     step-400 and the two before it, see `training.checkpoints`
-checkpoints/best the one with the lowest held-out loss so far
-preprocessor/    the tokenizer and the lengths of texts, as a keras_hub preset
-metrics.jsonl    one JSON object per logged step
-tensorboard/     the same numbers for TensorBoard
-data/            ids of large text files that have no other folder
+run.json settings of the run; a later run there must agree checkpoints/     step-400 and
+the two before it, see `training.checkpoints` checkpoints/best the one with the lowest
+held-out loss so far preprocessor/    the tokenizer and the lengths of texts, as a
+keras_hub preset metrics.jsonl    one JSON object per logged step tensorboard/     the
+same numbers for TensorBoard data/            ids of large text files that have no other
+folder
 """
 
 import contextlib
@@ -30,7 +29,7 @@ PREPROCESSOR = "preprocessor"
 def hold(model_dir):
     """Keeps other processes from training in a model directory, made if missing.
 
-    If one trains there already, it raises a `ValueError`.
+    Raises a `ValueError` if another process trains there already.
     """
     make_folder("model_dir", checkpoints.folder_of(model_dir))
     with contextlib.ExitStack() as stack:
@@ -46,9 +45,9 @@ def hold(model_dir):
 
 
 def save_preprocessor(lm, model_dir):
-    """Writes the preprocessor of a model into its model directory, if it has one.
+    """Writes the preprocessor of a model, if it has one, into its model directory.
 
-    What an earlier run left there is removed.
+    The preprocessor of an earlier run is removed.
     """
     preprocessor = getattr(lm, "preprocessor", None)
     folder = pathlib.Path(model_dir, PREPROCESSOR)
@@ -89,19 +88,19 @@ def check_tokenizer(problem, model_dir, kind):
             "The problem's tokenizer must be that of the run, in "
             f"{str(pathlib.Path(model_dir, PREPROCESSOR))!r}. Received: {problem.name} "
             f"with a {type(problem.tokenizer).__name__} of other tokens. Give it the "
-            "vocabulary that the run began with"
+            "vocabulary with which the run began"
         )
 
 
 def _vocabulary_of(tokenizer):
     try:
         return type(tokenizer).__name__, tokenizer.get_vocabulary()
-    except NotImplementedError:  # one of the user's own
+    except NotImplementedError:  # a tokenizer of the user
         return type(tokenizer).__name__, None
 
 
 def save_run(config, lm, model_dir, step=0):
-    """Writes a model as a run that has come to a step, its folder made if missing."""
+    """Writes a model as a run at a step; its folder is made if missing."""
     checkpoints.folder_of(model_dir).mkdir(parents=True, exist_ok=True)
     config.save(model_dir)
     save_preprocessor(lm, model_dir)

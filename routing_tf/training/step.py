@@ -1,4 +1,4 @@
-"""What one step of training does, for every engine alike."""
+"""One training step, the same for every engine."""
 
 import dataclasses
 import functools
@@ -16,13 +16,13 @@ from routing_tf.models.packed_documents import inputs_of
 
 # More random draws than one layer makes in one part of a step.
 DRAWS_PER_PART = 256
-# Replicas of TensorFlow draw apart; JAX has one draw for the global batch.
+# Replicas of TensorFlow draw separately; JAX has one draw for the global batch.
 SEEDS_BETWEEN_REPLICAS = 7919
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What one step tells.
+    """The report of one step.
 
     Args:
         loss: the loss that was differentiated.
@@ -30,7 +30,7 @@ class Report:
         clustering_loss: its part from the centroids.
         num_tokens: sum of the weights of all tokens.
         gradient_norm: global norm of the gradients before they are clipped.
-        loss_scale: factor that kept gradients from vanishing in float16, else 1.
+        loss_scale: factor that kept gradients from vanishing in float16; otherwise 1.
         gradient_squares: NumPy array `<float32>[variables]`, the sums of squares of the
             gradient of each trainable variable.
     """
@@ -60,9 +60,9 @@ class TrainingStep:
     """The arithmetic of one step: a loss, its sums over tokens, and an update.
 
     A step may have several parts (gradient accumulation) and several replicas. Each
-    contributes sums over its own tokens; added up, they give what one device computes
-    from the whole batch at once: the loss is divided by the weights of all tokens, and
-    the centroids move once, by the tokens of all.
+    contributes sums over its own tokens; their total is the result of one device for
+    the whole batch: the loss is divided by the weights of all tokens, and all tokens
+    move the centroids once.
 
     An engine computes gradients and runs the methods; see `training.engines`.
 
@@ -70,8 +70,8 @@ class TrainingStep:
         lm: the language model or image model.
         optimizer: a built optimizer of its trainable variables; a
             `keras.optimizers.LossScaleOptimizer` scales the loss. Only its
-            `update_step` and `weight_decay`, one rate for all weights, are used. So
-            options of other kinds, such as `use_ema`, must be off.
+            `update_step` and `weight_decay`, one rate for all weights, are used, so
+            other options, such as `use_ema`, must be off.
         clip_norm: largest global norm of the gradients; 0 for no limit.
         num_parts: number of parts of a step.
         num_replicas: number of replicas that add their sums.
@@ -106,15 +106,15 @@ class TrainingStep:
             replica: which replica.
 
         Returns:
-            A scalar whose gradients are to be taken, and a dict of tensors that are to
-            be added up over parts and replicas, like the gradients.
+            A scalar to differentiate, and a dict of tensors to add up over parts and
+            replicas, like the gradients.
         """
         inputs, targets, weights = batch
         lm = self.lm
         values = dict(zip(map(id, self.variables), values, strict=True))
         for variable, seed in self._seeds:
             values[id(variable)] = self._seed_state(variable, seed, step, part, replica)
-        # Replicas are threads that would mix their losses without a scope of their own.
+        # Replicas are threads, which would mix their losses without their own scopes.
         with layers.hold_updates() as held:
             logits, _, losses = lm.stateless_call(
                 [values[id(variable)] for variable in lm.trainable_variables],
@@ -145,7 +145,7 @@ class TrainingStep:
         # The mean over replicas is the loss of all; each part counts by its tokens.
         share = weight / self.num_replicas
         losses = [ops.cast(loss, "float32") for loss in losses]
-        # Keras puts the losses of regularizers behind those of layers.
+        # Keras lists the losses of regularizers after those of layers.
         num_decays = len([v for v in self._trainable if v.regularizer is not None])
         split = len(losses) - num_decays
         return {
@@ -178,8 +178,9 @@ class TrainingStep:
             sums: sums of its second result.
 
         Returns:
-            The clipped gradients of the mean loss; whether it and they are finite, a
-            boolean tensor; and the report, a vector that `Report.of` reads.
+            The clipped gradients of the mean loss; a boolean tensor that tells whether
+            loss and gradients are finite; and the report, a vector that `Report.of`
+            reads.
         """
         weight = sums["weight"]
         divisor = ops.where(weight > 0, weight, 1.0)
@@ -223,7 +224,7 @@ class TrainingStep:
             layer.move(values)
 
     def count(self, is_finite):
-        """Counts the step, also one whose update was skipped; moves the loss scale.
+        """Counts the step, even if its update was skipped, and moves the loss scale.
 
         Args:
             is_finite: the second result of `finish`.
@@ -251,7 +252,7 @@ class TrainingStep:
 
     @property
     def variables(self):
-        """All variables that a step may change, and the seeds that it draws with."""
+        """All variables that a step may change, including its seeds."""
         optimizer = self.loss_scaling or self.optimizer
         lm = self.lm
         return [

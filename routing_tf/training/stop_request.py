@@ -7,13 +7,13 @@ import threading
 
 
 class StopRequest:
-    """Turns the first of some signals into a wish to stop after the step.
+    """Turns the first of some signals into a request to stop after the step.
 
-    A `KeyboardInterrupt` would be raised wherever Python is, and C code that it finds
-    there may make another error of it. The second signal does what it did before.
+    A `KeyboardInterrupt` would be raised anywhere, and C code may turn it into another
+    error. The second signal has its usual effect.
 
     Args:
-        message: what to say on standard error when the signal comes; "" for nothing.
+        message: text for standard error when the signal comes; "" for nothing.
         signals: their numbers. Defaults to SIGINT and SIGTERM.
 
     Attributes:
@@ -26,7 +26,7 @@ class StopRequest:
         self._earlier = {}
 
     def __enter__(self):
-        # Python delivers signals to the main thread alone.
+        # Python delivers signals only to the main thread.
         if threading.current_thread() is threading.main_thread():
             for number in self.signals:
                 self._earlier[number] = signal.signal(number, self._receive)
@@ -45,7 +45,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_as_interrupt():
-    """Makes SIGTERM and SIGHUP end a block of code as Ctrl-C does."""
+    """Makes SIGTERM and SIGHUP end a block of code like Ctrl-C."""
     earlier = {}
 
     def receive(number, frame):
@@ -53,10 +53,10 @@ def stop_as_interrupt():
             signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    # Python delivers signals to the main thread alone.
+    # Python delivers signals only to the main thread.
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):
-            # `nohup` has made it be ignored.
+            # `nohup` lets it be ignored.
             if signal.getsignal(number) == signal.SIG_DFL:
                 earlier[number] = signal.signal(number, receive)
     try:

@@ -1,7 +1,7 @@
 """The training loop of language models.
 
-Data order and dropout depend on the seed and the step alone, so a run that was
-stopped goes on exactly as if it had not been.
+Data order and dropout depend only on the seed and the step, so a stopped run continues
+exactly as if it had not been stopped.
 """
 
 import dataclasses
@@ -42,28 +42,28 @@ STOPPING = "\nstopping after this step; once more to stop at once, unsaved\n"
 
 
 class Trainer:
-    """A run in its model directory: new, or where its last checkpoint left it.
+    """A run in its model directory, new or continued from its last checkpoint.
 
     Args:
         config: `RunConfig`.
         problem: its problem, see `configure`.
         model_dir: folder of the run, made if missing; several workers share it.
-        jit_compile: whether XLA compiles the training step on TensorFlow; `"auto"`
-            (the default) where there is a GPU, as `keras.Model.compile` has it.
+        jit_compile: whether XLA compiles the training step on TensorFlow; `"auto"` (the
+            default): only with a GPU, as in `keras.Model.compile`.
         engine: where the run computes, see `engines.make`; None (the default) for one
             device.
-        steps_per_call: number of steps that go to the device at once. Defaults to 1.
+        steps_per_call: number of steps in one call of the device. Defaults to 1.
 
     Attributes:
         lm: the language model, with an encoder or without, or an image model.
         scorer: a `TokenScorer` of it.
         step: number of steps trained.
-        stopped_by: number of the signal that ended `train` early, SIGPIPE where the
-            reader of its output was gone, or None.
+        stopped_by: number of the signal that ended `train` early, SIGPIPE if the reader
+            of its output was gone, or None.
 
     Raises:
-        ValueError: if another run lives in `model_dir`, it cannot be written, none of
-            its checkpoints can be read, or the batch cannot be shared by the devices.
+        ValueError: if `model_dir` contains another run or cannot be written, none of
+            its checkpoints can be read, or the devices cannot share the batch.
 
     Example:
 
@@ -106,7 +106,7 @@ class Trainer:
         if not self.step and config.init_checkpoint:
             loading.initialize(self.lm, config.init_checkpoint)
         if self.engine.is_chief:
-            if self.step <= h.train_steps:  # else it stays as long as it was
+            if self.step <= h.train_steps:  # otherwise its length does not change
                 config.save(model_dir)
             if is_new or not (self.model_dir / run_folder.PREPROCESSOR).is_dir():
                 run_folder.save_preprocessor(self.lm, model_dir)
@@ -132,14 +132,14 @@ class Trainer:
                 for all.
             checkpoint_every: steps between checkpoints; 0 for one at the end.
             log_every: steps between lines in `metrics.jsonl`.
-            on_nan: what to do with a step whose loss or gradients are not finite, and
+            on_nan: what to do after a step whose loss or gradients are not finite,
                 which changes no weight: `"stop"` (the default) ends the run, `"skip"`
-                goes on with the next batch, unless 20 in a row are bad. (float16 skips
-                steps with either until the scale of the loss fits.)
+                continues with the next batch, unless 20 in a row are bad. (float16
+                always skips steps until the scale of the loss fits.)
 
         Returns:
-            The last `Evaluation`; None if a signal ended the training early, or the
-            reader of its output was gone, after a checkpoint.
+            The last `Evaluation`; None if a signal, or the end of its output's reader,
+            stopped training early, after a checkpoint.
 
         Raises:
             ValueError: if `on_nan` is unknown.
@@ -149,7 +149,7 @@ class Trainer:
         check_choice("on_nan", on_nan, ON_NAN)
         self._on_nan = on_nan
         total = self.config.hyperparameters.train_steps
-        # One that was killed before its evaluation has it now.
+        # A run that was killed before its evaluation has it now.
         evaluates_first = self.step < total and (
             self.step == 0
             or _due(self.step - self._steps_per_call, self.step, eval_every)
@@ -184,17 +184,17 @@ class Trainer:
             self.engine.sync()
 
     def _stops(self):
-        """Whether any worker has been asked to stop, or nobody reads what it says."""
+        """Whether any worker has been asked to stop, or nobody reads its output."""
         return self.engine.agree(self._stop.signal is not None or not self._log.is_read)
 
     def _end_early(self):
         self._checkpoints.wait()
-        # What another worker was asked for comes here as a wish to end in order.
+        # A request to another worker arrives here as one for an orderly end.
         other = signal.SIGTERM if self._log.is_read else signal.SIGPIPE
         self.stopped_by = self._stop.signal or other
 
     def _evaluate(self, eval_examples, log):
-        """Scores held-out data; the best model so far is kept. None: asked to stop."""
+        """Scores held-out data and keeps the best model so far; None if stopped."""
         self.engine.sync()
         result = evaluation.evaluate(
             self.scorer,
@@ -208,19 +208,19 @@ class Trainer:
         log.evaluation(self.step, result)
         loss = result.nats_per_token
         is_best = self.step > 0 and loss < self._checkpoints.best_loss
-        # The chief decides: sums of others may round in another way.
+        # The chief decides, because sums of other workers may be rounded differently.
         if self.engine.agree(is_best and self.engine.is_chief):
             self._save(loss)
         return result
 
     def _open_model_dir(self):
-        """Makes or checks the model directory; returns whether the run is a new one."""
+        """Makes or checks the model directory; returns whether the run is new."""
         is_new = not checkpoints.resumable(self.model_dir)
         if not is_new:
             earlier = run_config.RunConfig.load(self.model_dir)
             if earlier is None:
                 raise ValueError(
-                    "`model_dir` must not hold checkpoints without their run.json. "
+                    "`model_dir` must not contain checkpoints without their run.json. "
                     f"Received: {str(self.model_dir)!r}. Use another model_dir"
                 )
             self.config.check_continues(earlier, self.model_dir)
@@ -230,7 +230,7 @@ class Trainer:
         return is_new
 
     def _agree_on_the_run(self, step):
-        """Raises an error on all workers if they are about to train different runs."""
+        """Raises an error on all workers if they would train different runs."""
         settings = dataclasses.asdict(self.config)
         for name in ("data_dir", "problem_options"):  # paths of one machine
             del settings[name]
@@ -318,7 +318,7 @@ class Trainer:
             yield before
 
     def _check_finite(self, reports, before, log):
-        """Deals with steps that changed no weight."""
+        """Handles steps that changed no weight."""
         for index, report in enumerate(reports):
             if report.is_finite:
                 self._skipped_in_a_row = 0
@@ -330,7 +330,8 @@ class Trainer:
             text = self._describe_failure(report, before + index)
             if self._on_nan == "stop":
                 self._stop_without_saving(
-                    text, "--on_nan=skip goes on from it without such batches, or use "
+                    text,
+                    "--on_nan=skip continues from it without these batches, or use ",
                 )
             if self._skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
                 self._stop_without_saving(
@@ -339,7 +340,7 @@ class Trainer:
             log.say(f"WARNING: skipped a step. {text}")
 
     def _describe_failure(self, report, step):
-        """Where a step that is not finite stands, and the first bad variable."""
+        """Describes where a step is not finite, and the first bad variable."""
         self.engine.sync()
         name = checkpoints.first_not_finite(self.lm)
         if name is None:
@@ -355,7 +356,7 @@ class Trainer:
         )
 
     def _describe(self, window):
-        """What is logged of the steps of a window, by name."""
+        """The logged values of the steps of a window, by name."""
         self.engine.sync()
         values = {"learning_rate": float(self._schedule(self.step - 1))}
         if window.num_losses:
@@ -376,7 +377,7 @@ class Trainer:
         return {**values, **centroid_occupancy(self.lm)}
 
     def _save(self, best_loss=None):
-        """Writes a checkpoint; an error of the chief's is one of all workers."""
+        """Writes a checkpoint; an error of the chief is raised on all workers."""
         self.engine.sync()
         name = checkpoints.first_not_finite(self.lm)
         if name is not None:
@@ -406,5 +407,5 @@ class Trainer:
 
 
 def _due(before, step, every):
-    """Whether a multiple of `every` lies behind `before`, up to `step`."""
+    """Whether a multiple of `every` is after `before`, up to `step`."""
     return every > 0 and step // every > before // every

@@ -1,7 +1,7 @@
 """Attention of other papers: each pattern in one file, built on `routing_tf.layers`.
 
-A file of this folder names what users see of it in `__all__`, and the patterns that
-models can have in `PATTERNS`. The files are found here, so a new pattern needs no line
+A file of this folder lists its public names in `__all__`, and the patterns that models
+can have in `PATTERNS`. The files are found here, so a new pattern needs no line
 elsewhere in the package.
 """
 

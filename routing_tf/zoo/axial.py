@@ -22,33 +22,35 @@ __all__ = ["AxialHeads"]
 class AxialHeads(OneSequenceHeads):
     """Heads whose queries see the keys along one axis of a grid, or along both.
 
-    Along axis 0 a query sees its column, along axis 1 its row, and criss-cross both of
-    them in one softmax. With a causal mask it sees what is not later in the order of
-    the image, row by row: in its row the positions before it, in its column the rows
-    above, and itself. In a row or a column blocks do not change this order, so that it
-    holds for `MixedAttention` with blocks too. Of n positions in a square grid a query
-    sees about sqrt(n), or twice as many.
+    Along axis 0, a query sees its column; along axis 1, its row; with both
+    (criss-cross), it sees both in one softmax. With a causal mask, it sees only
+    positions that are not later in the order of the image, row by row: those before it
+    in its row, those above it in its column, and itself. Blocks do not change this
+    order inside a row or a column, so the rule also holds in `MixedAttention` with
+    blocks. Of n positions in a square grid, a query sees about sqrt(n), or twice as
+    many.
 
-    Heads of both axes in one layer, or layers in turn, let every position reach every
-    other one. The Axial Transformer makes rows causal in the same way, but lets columns
-    see the rows above alone, in a layer of its own that is shifted by one row.
+    With heads of both axes in one layer, or in alternating layers, every position
+    reaches every other one. The Axial Transformer makes rows causal in the same way,
+    but its columns see only the rows above, in a separate layer that is shifted by one
+    row.
 
     Args:
         num_heads: number of heads in the group.
         axis: 0 for columns, 1 for rows; None (the default) for both.
         width: number of columns, for positions on one axis, which are then the rows one
             after the other; the last one may be incomplete. None (the default) for
-            positions on two axes, which tell it.
+            positions on two axes, whose shape has it.
         **kwargs: arguments of `HeadGroup`; relative positions are in rows along axis 0
-            and in columns along axis 1, and refused along both.
+            and in columns along axis 1, and are refused with both.
 
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if `axis` is something else, `width` is not a positive integer,
-            there are relative positions along both axes, or an argument is refused by
-            `HeadGroup`; when called, if there is no `width` for positions on one axis
-            or another one on two, or if query and value are other sequences or differ
+        ValueError: if `axis` is unknown, `width` is not a positive integer, relative
+            positions come with both axes, or `HeadGroup` refuses an argument; when
+            called, if `width` is missing for positions on one axis or differs from that
+            of positions on two, or if query and value are different sequences or differ
             in length.
 
     Example:
@@ -67,7 +69,7 @@ class AxialHeads(OneSequenceHeads):
     Reference: Ho et al., "Axial Attention in Multidimensional Transformers"
     (https://arxiv.org/abs/1912.12180), section 3; Huang et al., "CCNet: Criss-Cross
     Attention for Semantic Segmentation" (https://arxiv.org/abs/1811.11721), section
-    3.2, tested against NumPy code of this repository only.
+    3.2, tested only against NumPy code of this repository.
     """
 
     compares_by_products = True
@@ -84,8 +86,8 @@ class AxialHeads(OneSequenceHeads):
         if axis is None and self.max_relative_position is not None:
             raise ValueError(
                 "`max_relative_position` must be None with `axis=None`: rows and "
-                "columns would need tables of their own. Received: "
-                f"max_relative_position={self.max_relative_position}. Take a group for "
+                "columns would need separate tables. Received: "
+                f"max_relative_position={self.max_relative_position}. Use a group for "
                 "each axis"
             )
 
@@ -135,12 +137,12 @@ class AxialHeads(OneSequenceHeads):
     def _attend_criss_cross(
         self, query, key, value, real, bias, use_causal_mask, training
     ):
-        """Attends along both axes in one softmax, each with a product of its own."""
+        """Attends along both axes in one softmax, with one product for each."""
         rows, columns = (numbers(length_of(query, axis)) for axis in (2, 3))
         near, above = columns >= 0, rows != rows[:, None]
         if use_causal_mask:
             near, above = columns <= columns[:, None], rows < rows[:, None]
-        # A position is in its row already, and not once more in its column.
+        # A position is in its row already, so it does not count again in its column.
         masks = _both(real)
         masks = [
             combine_masks(masks[0], near),
@@ -161,14 +163,11 @@ class AxialHeads(OneSequenceHeads):
         in_row = cut_axis(weights, 0, width, axis=4)
         in_column = cut_axis(weights, width, end, axis=4)
         output = ops.matmul(in_row, value)
-        output += _turned(ops.matmul(_turned(in_column), _turned(value)))
+        output = output + _turned(ops.matmul(_turned(in_column), _turned(value)))
         return dot_product.of_seeing(output, mask)
 
     def sees(self, query, keys, cache):
-        places = [
-            self._place(cache, ops.maximum(x, 0))
-            for x in (ops.reshape(query, ()), keys)
-        ]
+        places = [self._place(cache, ops.maximum(x, 0)) for x in (query, keys)]
         (row, column), (key_rows, key_columns) = places
         if self.axis == 0:
             return key_columns == column, key_rows - row
@@ -212,7 +211,7 @@ class AxialHeads(OneSequenceHeads):
             width = positions.lengths[1]
             if self.width not in (None, width):
                 raise ValueError(
-                    "`width` must be that of the positions, which tell it on two axes. "
+                    "`width` must be that of the positions, if they are on two axes. "
                     f"Received: width={self.width} with positions {positions.lengths}. "
                     "Leave it out"
                 )
@@ -232,10 +231,10 @@ def _turned(x):
 
 
 def _both(x):
-    """From a grid `[batch, heads, row, column]` to what each query has in its lines.
+    """From a grid `[batch, heads, row, column]` to the lines of each query.
 
-    Returns it for the row and for the column, broadcastable to `[batch, heads, row,
-    column, slots]`.
+    Returns them for the row and for the column, broadcastable to
+    `[batch, heads, row, column, slots]`.
     """
     return [x[:, :, :, None, :], _turned(x)[:, :, None]]
 

@@ -1,12 +1,12 @@
-"""Pairs of blocks: queries see one block, which a permutation gives to theirs."""
+"""Pairs of blocks: queries see the block that a permutation assigns to their block."""
 
 import keras
 import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
-from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import library
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.validation import check_non_negative_integer
@@ -19,24 +19,24 @@ from routing_tf.zoo.parts.pattern import Pattern
 __all__ = ["BlockPairHeads"]
 
 NO_CAUSAL_FORM = (
-    "of all permutations only the identity gives no block a later one, and that is "
-    "`LocalHeads` with `flange_blocks=0`"
+    "every permutation except the identity assigns a later block to some block, and "
+    "the identity is `LocalHeads` with `flange_blocks=0`"
 )
 
 
 @keras.saving.register_keras_serializable("routing_tf")
 class BlockPairHeads(OneSequenceHeads):
-    """Heads whose queries see the keys of one block, another one in each head.
+    """Heads whose queries see the keys of one block, a different one in each head.
 
-    A sequence is cut into `num_blocks` blocks, and the queries of block b see the keys
-    of block `permutation[b]`, and nothing else. With the identity a head is local; in
-    all other permutations tokens see others far away. Work and memory are those of full
-    attention divided by the number of blocks.
+    A sequence is cut into `num_blocks` blocks, and the queries of block b see only the
+    keys of block `permutation[b]`. With the identity, a head is local; with all other
+    permutations, tokens see distant tokens. Work and memory are those of full attention
+    divided by the number of blocks.
 
-    Blocks differ by one token at most where the length is no multiple of their number.
-    With fewer tokens than blocks some are empty, and who sees one of these gets zero.
-    Padding counts: who sees a block of padding alone gets zero too, so pad no further
-    than you must.
+    If the length is not a multiple of the number of blocks, blocks differ by at most
+    one token. With fewer tokens than blocks, some blocks are empty, and queries that
+    see one of these get zero. Padding counts: queries that see a block of only padding
+    also get zero, so pad as little as possible.
 
     Args:
         num_heads: number of heads in the group.
@@ -50,10 +50,10 @@ class BlockPairHeads(OneSequenceHeads):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if `num_blocks` is not a positive integer, `permutations` are not
-            one for each head, `seed` is not an integer of at least 0, or an argument is
-            refused by `HeadGroup`; when called, with a causal mask or another sequence
-            as value.
+        ValueError: if `num_blocks` is not a positive integer, `permutations` does not
+            have one permutation for each head, `seed` is not an integer of at least 0,
+            or `HeadGroup` refuses an argument; when called, with a causal mask or
+            another sequence as value.
 
     Example:
 
@@ -68,8 +68,8 @@ class BlockPairHeads(OneSequenceHeads):
     ```
 
     Reference: Qiu et al., "Blockwise Self-Attention for Long Document Understanding"
-    (https://arxiv.org/abs/1911.02972), section 3.1, equations 3 and 4; tested against
-    NumPy code of this repository only.
+    (https://arxiv.org/abs/1911.02972), section 3.1, equations 3 and 4; tested only
+    against NumPy code of this repository.
     """
 
     compares_by_products = True
@@ -91,14 +91,14 @@ class BlockPairHeads(OneSequenceHeads):
 
     def attend(self, inputs, training=None):
         length = length_of(inputs.query, 2)
-        blocks = np.arange(self.num_blocks + 1, dtype="int32")
+        blocks = numbers(self.num_blocks + 1)
         starts = (blocks * length + self.num_blocks - 1) // self.num_blocks
-        # The slots of each block; the last one of a shorter block is no token of it.
+        # The slots of each block; the last one of a shorter block is not one of its
+        # tokens.
         size = -(-length // self.num_blocks)
         places = starts[:-1, None] + numbers(size)
         filled = places < starts[1:, None]
-        minimum = np.minimum if is_known(length) else ops.minimum
-        places = minimum(places, length - 1)
+        places = library(length).minimum(places, length - 1)
         seen = self.permutation_of_each_head()
         batch = ops.shape(inputs.query)[0]
 
@@ -154,8 +154,9 @@ class BlockPairHeads(OneSequenceHeads):
 def _check_permutations(permutations, num_heads, num_blocks):
     """Returns permutations as lists of integers; raises a `ValueError` otherwise."""
     message = (
-        f"`permutations` must hold one for each of {num_heads} heads, with each number "
-        f"from 0 to {num_blocks - 1} once. Received: permutations={permutations!r}"
+        f"`permutations` must have one permutation for each of {num_heads} heads, with "
+        f"each number from 0 to {num_blocks - 1} once. Received: "
+        f"permutations={permutations!r}"
     )
     if isinstance(permutations, str) or not hasattr(permutations, "__len__"):
         raise ValueError(message)

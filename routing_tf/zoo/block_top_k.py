@@ -1,7 +1,6 @@
-"""Mixture of block attention: queries see their block and those most like them."""
+"""Mixture of block attention: queries see their block and the most similar blocks."""
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import HeadGroup
@@ -21,35 +20,34 @@ __all__ = ["BlockTopKHeads"]
 
 @keras.saving.register_keras_serializable("routing_tf")
 class BlockTopKHeads(HeadGroup):
-    """Heads whose queries see their own block and the blocks most like them.
+    """Heads whose queries see their own block and the most similar blocks.
 
-    A query scores a block by its product with the mean of the block's keys. It sees
-    its own block, with a causal mask up to itself, and of the other blocks, with a
-    causal mask of those before its own, the `num_blocks - 1` that score highest. The
-    own block counts as one of them, as in the code of the paper. In attention to
-    another sequence without a causal mask no block is the query's own, and it sees the
-    best `num_blocks` of that sequence.
+    A query scores a block by its product with the mean of the block's keys. It sees its
+    own block and the `num_blocks - 1` other blocks that score highest; with a causal
+    mask, its own block up to itself, and only earlier blocks. Its own block counts as
+    one of `num_blocks`, as in the code of the paper. In attention to another sequence,
+    a query has no own block, and sees the best `num_blocks` of that sequence.
 
     Work and memory of a query grow with `num_blocks * block_length`, and with the
-    number of blocks for the scores. The choice itself has no gradient. Padding counts
-    in no mean, and a block of padding alone is never chosen. Positions on two axes
-    are cut into blocks in the order of their sequence.
+    number of blocks for the scores. The choice itself has no gradient. Means leave out
+    padding, and a block of only padding is never chosen. Positions on two axes are cut
+    into blocks in the order of their sequence.
 
     Args:
         num_heads: number of heads in the group.
         block_length: length of a block, in tokens. Defaults to 64.
-        num_blocks: number of blocks that a query sees, the own block included.
-            Defaults to 4.
-        **kwargs: arguments of `HeadGroup`; relative positions are in tokens, and have
-            no part in the scores of blocks, nor has a token bias. With `key_shift=1`
+        num_blocks: number of blocks that a query sees, including its own. Defaults to
+            4.
+        **kwargs: arguments of `HeadGroup`; relative positions are in tokens. Neither
+            they nor a token bias influence the scores of blocks. With `key_shift=1`,
             the keys of a block are those that are read with its values.
 
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if `block_length` or `num_blocks` is not a positive integer, or an
-            argument is refused by `HeadGroup`; when called, if `use_causal_mask=True`
-            and query and value differ in length.
+        ValueError: if `block_length` or `num_blocks` is not a positive integer, or
+            `HeadGroup` refuses an argument; when called, if `use_causal_mask=True` and
+            query and value differ in length.
 
     Example:
 
@@ -68,6 +66,8 @@ class BlockTopKHeads(HeadGroup):
     """
 
     compares_by_products = True
+    tokens_per_step = 1
+    queries_per_step = 1
 
     def __init__(self, num_heads, block_length=64, num_blocks=4, **kwargs):
         super().__init__(num_heads, **kwargs)
@@ -118,10 +118,10 @@ class BlockTopKHeads(HeadGroup):
         A dict of `keys` `[B, H, G, S, D + 1]` and `values` `[B, H, G, S, E + 2]`, of
         `sums` `<float32>[B, H, G, D]` and of `counts` `<float32>[B, H, G]`. A row of
         keys holds a key and whether it is that of a token; a row of values a value, its
-        bias and whether it is that of a token. With shifted keys a key stands one row
-        later than its own value, with the value that is read with it.
+        bias and whether it is that of a token. With shifted keys, a key stands one row
+        after its own value, with the value that is read with it.
         """
-        # With shifted keys the newest one waits for the value that follows it.
+        # With shifted keys, the newest key waits for the next value.
         num_blocks = -(-(num_tokens + self.key_shift) // block_length)
         shape = (batch_size, self.num_heads, num_blocks)
         sizes = {"keys": self.key_dim + 1, "values": self.value_dim + 2}
@@ -171,7 +171,7 @@ class BlockTopKHeads(HeadGroup):
         return self._attend_step(cache, index, inputs.query, chosen), cache
 
     def _remember(self, cache, index, inputs):
-        """Returns the cache with the token at `index`, which it may replace."""
+        """Returns the cache with the token at `index`."""
         new = dict(zip(("keys", "values"), self._rows(inputs), strict=True))
         size = cache["keys"].shape[3]
         own = index // size
@@ -186,7 +186,7 @@ class BlockTopKHeads(HeadGroup):
             ops.take(cache[n], own[None], axis=2) for n in ("keys", "values")
         )
         # Later places may hold tokens of before a start, or the key of this one.
-        is_there = own * size + np.arange(size, dtype="int32") <= index
+        is_there = own * size + numbers(size) <= index
         sums, counts = self._sums(keys, values, is_there)
         return {
             **cache,
@@ -197,8 +197,8 @@ class BlockTopKHeads(HeadGroup):
     def _attend_step(self, cache, index, query, blocks, last=None):
         """Attends with the query at position `index` to some blocks.
 
-        `blocks` are `<int32>[B, H, K]`, one behind the last one for none. Positions
-        behind `last` are not seen; None for a memory, all of which is.
+        `blocks` are `<int32>[B, H, K]`, the number of blocks for none. Positions after
+        `last` are not seen; None for a memory, which is seen completely.
         """
         num_blocks, size = cache["keys"].shape[2:4]
         batch, heads, count = ops.shape(blocks)
@@ -208,7 +208,7 @@ class BlockTopKHeads(HeadGroup):
         read = ops.concatenate(
             [key, values[..., :-1], values[..., -1:] * is_key], axis=-1
         )
-        places = block[..., None] * size + np.arange(size, dtype="int32")
+        places = block[..., None] * size + numbers(size)
         visible = ops.broadcast_to((blocks < num_blocks)[..., None], ops.shape(places))
         if last is not None:
             visible = ops.logical_and(visible, places <= last)
@@ -217,12 +217,12 @@ class BlockTopKHeads(HeadGroup):
             self,
             query,
             read,
-            ops.reshape(visible, shape),
-            ops.reshape(places - index, shape),
+            ops.reshape(visible, shape)[:, :, None],
+            ops.reshape(places - index, shape)[:, :, None],
         )
 
     def _rows(self, inputs):
-        """Returns keys and values, each with what is known of it behind it."""
+        """Returns keys and values, each followed by its other entries."""
         new = rows.of_inputs(self, inputs)
         mask = ops.ones_like(new[..., :1])
         if inputs.key_mask is not None:
@@ -240,7 +240,7 @@ class BlockTopKHeads(HeadGroup):
 def _cached_scores(cache, query):
     """Returns the products of a query with the mean keys, `<float32>[B, H, G]`.
 
-    And which blocks hold a token, `<bool>` likewise.
+    Also returns which blocks contain a token, `<bool>` of the same shape.
     """
     means = chosen_blocks.key_means(cache["sums"], cache["counts"])
     query = chosen_blocks.comparable(query)

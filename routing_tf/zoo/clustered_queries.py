@@ -1,10 +1,11 @@
-"""Clustered attention: queries that are alike attend together."""
+"""Clustered attention: similar queries attend together."""
 
 import keras
 import numpy as np
 from keras import ops
 
 from routing_tf.layers import HeadGroup
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.blocks import running_sum
 from routing_tf.layers.lengths import length_of
@@ -31,30 +32,28 @@ class ClusteredQueryHeads(HeadGroup):
 
     Queries are hashed to `num_bits` signs of random projections, and k-means with
     Hamming distances finds clusters among these in each sequence and head. The mean of
-    the queries of a cluster attends to all keys, in place of all of them (clustered
-    attention). With `num_keys` the keys with the largest weights of each cluster are
-    then weighed by each query itself, and share what the cluster gave them together
-    (improved clustered attention). Work is that of `num_clusters` queries, and of
-    `num_keys` keys for each query; memory is linear in the length. Clusters have no
-    gradient.
+    the queries of a cluster attends to all keys for them (clustered attention). With
+    `num_keys`, each query then weighs the keys with the largest weights of its cluster
+    itself, and these share the weight that the cluster gave them (improved clustered
+    attention). Work is that of `num_clusters` queries, and of `num_keys` keys for each
+    query; memory is linear in the length. Clusters have no gradient.
 
-    Unlike `OnlineKMeans`, whose centroids are learned from all batches, these clusters
-    are those of one sequence. As later queries move them, and with them what earlier
-    ones see, the rule has no causal form here; the one in the authors' code masks later
-    keys, but chooses clusters and their keys with later tokens.
-    The authors draw projections and first centroids at random in each call; here
-    projections stay as they are drawn, and the first centroids are queries at equal
-    distances.
+    Unlike the centroids of `OnlineKMeans`, which are learned from all batches, these
+    clusters belong to one sequence. Later queries move them and change what earlier
+    queries see, so the rule has no causal form here; the causal form in the authors'
+    code masks later keys, but later tokens influence clusters and their keys. The
+    authors draw projections and first centroids at random in each call; here
+    projections are drawn once, and the first centroids are evenly spaced queries.
 
     Args:
         num_heads: number of heads in the group.
         num_clusters: number of clusters. Defaults to 100.
         num_keys: number of keys of each cluster that queries weigh themselves; None for
-            clustered attention that is not improved. Defaults to 32.
+            clustered attention without this improvement. Defaults to 32.
         num_bits: number of random projections. Defaults to 32.
         num_iterations: number of iterations of k-means. Defaults to 10.
         hash_bias: whether projections have random offsets, so that Hamming distances
-            are those of vectors and not of directions alone. Defaults to True.
+            compare vectors and not only directions. Defaults to True.
         seed: integer seed of the projections. Defaults to 0.
         **kwargs: arguments of `HeadGroup`, without `max_relative_position`,
             `key_shift` and `rotary_positions`.
@@ -63,7 +62,7 @@ class ClusteredQueryHeads(HeadGroup):
 
     Raises:
         ValueError: if a number is not a positive integer, `seed` is not an integer of
-            at least 0, or an argument is refused by `HeadGroup` or has no meaning; when
+            at least 0, or an argument has no meaning or `HeadGroup` refuses it; when
             called, with a causal mask; from `make_cache`, always.
 
     Example:
@@ -80,7 +79,7 @@ class ClusteredQueryHeads(HeadGroup):
 
     Reference: Vyas, Katharopoulos, Fleuret, "Fast Transformers with Clustered
     Attention" (https://arxiv.org/abs/2007.04825), section 3, equations 4 to 11. Tested
-    against NumPy code of this repository only.
+    only against NumPy code of this repository.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class ClusteredQueryHeads(HeadGroup):
         if self.num_keys is None:
             return membership.gather(self._sums(weights, inputs, training), cluster)
         number = smaller(self.num_keys, length_of(inputs.value, 2))
-        shares, keys = ops.top_k(weights, number)
+        shares, keys = backends.top_k(weights, number)
         rest = ops.where(_is_among(keys, weights), 0.0, weights)
         sums = membership.gather(self._sums(rest, inputs, training), cluster)
         share = ops.sum(membership.gather(shares, cluster), axis=-1)
@@ -147,11 +146,11 @@ class ClusteredQueryHeads(HeadGroup):
             `<int32>[batch, heads, length]`.
         """
         projections = ops.convert_to_tensor(self.projections)
-        # Offsets are those of queries that are not scaled.
+        # Offsets apply to queries that are not scaled.
         query = ops.cast(query, "float32") * self.key_dim**0.5
         products = product(query, projections[:, : self.key_dim])
         if self.hash_bias:
-            products += projections[:, self.key_dim :]
+            products = products + projections[:, self.key_dim :]
         bits = ops.where(products > 0, 1.0, -1.0)
         return _cluster_bits(bits, real, self.num_clusters, self.num_iterations)
 
@@ -167,7 +166,7 @@ class ClusteredQueryHeads(HeadGroup):
         count = ops.maximum(ops.sum(members, axis=-2), 1.0)[..., None]
         members = ops.swapaxes(members, -1, -2)
         if inputs.query_mask is not None:
-            # Not even a large number at padding may come near the mean.
+            # Even a large number at padding must not influence the mean.
             query = ops.where(inputs.query_mask[..., None], query, 0.0)
         means = ops.matmul(members, query) / count
         logits = ops.matmul(means, ops.swapaxes(key, -1, -2))
@@ -189,7 +188,7 @@ class ClusteredQueryHeads(HeadGroup):
         return ops.matmul(weights, inputs.value)
 
     def _read_keys(self, inputs, places, share, training):
-        """Lets each query weigh the keys at its `places`, which have a share together.
+        """Lets each query weigh the keys at its `places`, which share a weight.
 
         These are `<int32>[B, H, length, keys]`, the share is `<float32>[B, H, length]`.
         """
@@ -212,25 +211,25 @@ class ClusteredQueryHeads(HeadGroup):
 
 
 def _is_among(places, weights):
-    """Tells which entries of the last axis of `weights` stand at some `places`."""
+    """Tells which entries of the last axis of `weights` are at `places`."""
     batch, heads, clusters, length = ops.shape(weights)
     num_rows = batch * heads * clusters
     places = ops.cast(places, "int32")
     places = ops.reshape(places, (num_rows, ops.shape(places)[-1]))
     row = ops.arange(num_rows, dtype="int32")[:, None] + ops.zeros_like(places)
-    # Two numbers for each place: one for all of them may be no 32-bit integer.
+    # Two numbers for each place, because one may exceed 32-bit integers.
     index = ops.reshape(ops.stack([row, places], axis=-1), (-1, 2))
     ones = ops.ones_like(index[:, 0], dtype="float32")
-    found = ops.scatter(index, ones, (num_rows, length))
+    found = backends.scatter(index, ones, (num_rows, length))
     return ops.reshape(found, (batch, heads, clusters, length)) > 0
 
 
 def _cluster_bits(bits, real, num_clusters, num_iterations):
     """Finds clusters of vectors of bits by k-means with Hamming distances.
 
-    The first centroids are tokens at equal distances among the real ones. A bit of a
-    centroid is what most members have, 0 in a tie; a cluster without members keeps its
-    centroid, and a token in the middle of several is in the first of them.
+    The first centroids are evenly spaced real tokens. A bit of a centroid is that of
+    most members, and 0 in a tie. A cluster without members keeps its centroid, and a
+    token with equal distances to several centroids is in the first of their clusters.
 
     Letters: B batch, H heads, L length, N bits.
 
@@ -255,11 +254,11 @@ def _cluster_bits(bits, real, num_clusters, num_iterations):
 
 
 def _members_of(cluster, real, num_clusters):
-    """Returns 1 where a token is in a cluster and real, else 0.
+    """Returns 1 where a real token is in a cluster, and 0 elsewhere.
 
     `<float32>[batch, heads, length, clusters]`.
     """
-    members = ops.one_hot(cluster, num_clusters, dtype="float32")
+    members = backends.one_hot(cluster, num_clusters, dtype="float32")
     return members * ops.cast(real, "float32")[..., None]
 
 

@@ -26,30 +26,30 @@ MANY_TOKENS = "a compressed key stands for several tokens"
 class CompressedHeads(SummaryHeads):
     """Heads whose queries see one key and value for each block of `ratio` tokens.
 
-    Work and memory are those of full attention, divided by `ratio`. Under a causal mask
-    a query sees the blocks that end at it or before it. With an `attention_window` it
-    sees the tokens near it too, each with its own key, in the same softmax; blocks are
-    seen even if their tokens are. Without one each head has a learned key and value,
-    zero at first, which every query sees beside the blocks, as the first queries would
-    see nothing else.
+    Work and memory are those of full attention, divided by `ratio`. Under a causal
+    mask, a query sees the blocks that end at it or before it. With an
+    `attention_window`, it also sees the tokens near it, each with its own key, in the
+    same softmax, and still all blocks. Without a window, each head has a learned key
+    and value, zero at first, which every query sees besides the blocks, because the
+    first queries would see nothing else.
 
     The compressions, of keys and of values:
 
     - `"convolution"` (Liu et al.): a convolution with a kernel and a stride of `ratio`,
-      for each head apart; padding counts as zeros.
-    - `"mean"` and `"max"` (pooling, as in the second level of Poolingformer, whose
-      first one is the window): of the real tokens.
+      separate for each head; padding counts as zeros.
+    - `"mean"` and `"max"`: pooling of the real tokens, as in the second level of
+      Poolingformer, whose first level is the window.
 
-    Tensor2Tensor adds the first token of the sequence where there is a learned key
-    here, and hides a block from its last token.
+    Tensor2Tensor adds the first token of the sequence instead of a learned key, and
+    hides a block from its last token.
 
     Args:
         num_heads: number of heads in the group.
         compression: `"convolution"` (the default), `"mean"` or `"max"`.
         ratio: length of a block, in tokens. Defaults to 3.
-        attention_window: number of tokens, the query's own included, that it sees with
-            keys of their own: the last ones under a causal mask, and else as many on
-            either side; None (the default) for none.
+        attention_window: number of tokens, including the query's own, that it sees with
+            their own keys: the last ones under a causal mask, otherwise as many on each
+            side; None (the default) for none.
         kernel_initializer: initializer of the kernels of the convolutions. Defaults to
             `"glorot_uniform"`.
         **kwargs: arguments of `HeadGroup`, without `key_shift`, `rotary_positions` and
@@ -62,8 +62,8 @@ class CompressedHeads(SummaryHeads):
     Raises:
         ValueError: if `compression` is unknown, `ratio` or `attention_window` is not a
             positive integer, relative positions are given without a window, or an
-            argument is refused by `HeadGroup` or has no meaning; when called, with a
-            token bias, with another sequence as value and a window, or if
+            argument has no meaning or `HeadGroup` refuses it; when called, with a token
+            bias, with another sequence as value and a window, or if
             `use_causal_mask=True` and query and value differ in length.
 
     Example:
@@ -130,7 +130,7 @@ class CompressedHeads(SummaryHeads):
                 setattr(self, f"null_{name}", weight)
 
     def _add_convolution(self, name, dim):
-        """Makes kernel and bias as a convolution with a group for each head has them.
+        """Makes kernel and bias of a convolution with a group for each head.
 
         The axes of a kernel are slots of a block, inputs, and outputs of all heads.
         """
@@ -194,14 +194,14 @@ class CompressedHeads(SummaryHeads):
 
 
 def _mean(x, real):
-    """Returns the mean over the real ones of axis -2, and zero of none."""
+    """Returns the mean over the real entries of axis -2; zero if there are none."""
     exact = ops.where(real, ops.cast(x, "float32"), 0.0)
     number = ops.sum(ops.cast(real, "float32"), axis=-2)
     return ops.cast(ops.sum(exact, axis=-2) / ops.maximum(number, 1.0), x.dtype)
 
 
 def _after(null, x):
-    """Puts a vector of each head, filled up with zeros, before `[B, H, S, E]`."""
+    """Puts a vector of each head, padded with zeros, before `[B, H, S, E]`."""
     batch, heads, _, columns = ops.shape(x)
     null = ops.pad(null, [(0, 0), (0, 0), (0, columns - null.shape[-1])])
     null = ops.broadcast_to(null, (batch, heads, 1, columns))

@@ -1,4 +1,4 @@
-"""Linear attention: products of features in place of a softmax."""
+"""Linear attention: products of features instead of a softmax."""
 
 import dataclasses
 
@@ -8,9 +8,7 @@ from keras import ops
 
 from routing_tf.layers import HeadGroup
 from routing_tf.layers import extremes
-from routing_tf.layers.decoding import rows
-from routing_tf.layers.heads.head_inputs import HeadInputs
-from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.decoding import pending_keys
 from routing_tf.layers.products import product
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
@@ -19,14 +17,15 @@ from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.weighted_sums import NOTHING
 from routing_tf.zoo.parts.weighted_sums import joined_sums
+from routing_tf.zoo.parts.weighted_sums import running_largest
 from routing_tf.zoo.parts.weighted_sums import running_sums
 from routing_tf.zoo.parts.weighted_sums import sums_of_keys
 
 __all__ = ["FeatureMapHeads"]
 
 FEATURE_MAPS = ("elu", "positive", "fourier")
-# The exact kernel of unit vectors is no smaller while `sigma` is 1; what sums of random
-# features have below it, or below zero, is their error.
+# The exact kernel of unit vectors is at least this for `sigma` 1; smaller or negative
+# sums of random features are errors.
 LEAST_FOURIER_SUM = float(np.exp(-2.0))
 LEAST_SUM = 1e-30
 
@@ -35,26 +34,26 @@ LEAST_SUM = 1e-30
 class FeatureMapHeads(HeadGroup):
     """Heads that weigh a key by the product of its features with those of the query.
 
-    Output i is `sum_j f(q_i)·f(k_j) v_j / sum_j f(q_i)·f(k_j)`, over all keys or with a
-    causal mask over those up to i. The sums over keys serve every query, so that work
-    and memory are linear in the length; decoding remembers the sums alone, as many
-    numbers for any context. All of it is computed in float32.
+    Output i is `sum_j f(q_i)·f(k_j) v_j / sum_j f(q_i)·f(k_j)`, over all keys, or over
+    those up to i with a causal mask. The sums over keys serve every query, so work and
+    memory are linear in the length, and decoding remembers only the sums, whose size is
+    constant. Everything is computed in float32.
 
     The maps f, of a query and a key of `key_dim` numbers d:
 
     - `"elu"` (Linear Transformer): `elu(x) + 1`, d features.
     - `"positive"` (Performer, FAVOR+): `exp(w·x - |x|²/2)` of `x / d**0.25` for m
       random vectors w, orthogonal in blocks of d, so that products estimate the
-      weights of softmax attention. Where the paper's code divides by the maximum over
-      all keys and adds a small number, each sum here is relative to its largest key
-      so far: the same quotient, which later tokens do not touch.
+      weights of softmax attention. The paper's code divides by the maximum over all
+      keys and adds a small number; here each sum is relative to its largest key so far.
+      The quotient is the same, and later tokens do not change it.
     - `"fourier"` (Random Feature Attention): sine and cosine of `sigma * w·x` for
       m normal vectors w and x of length 1; products estimate
       `exp(-|sigma * (q - k)|²/2)`. The weight `sigma`, for each head and number of x,
-      starts at 1 and learns. As estimates may come near zero or below it, the
-      denominator is at least exp(-2) times the factor of the largest bias.
+      starts at 1 and learns. Estimates may be near zero or negative, so the denominator
+      is at least exp(-2) times the factor of the largest bias.
 
-    The random vectors stay as they are drawn, also while training.
+    The random vectors are drawn once, and do not change in training.
 
     Args:
         num_heads: number of heads in the group.
@@ -63,8 +62,8 @@ class FeatureMapHeads(HeadGroup):
             `"elu"` has none.
         seed: integer seed of the random vectors. Defaults to 0.
         chunk_length: number of tokens in a chunk under a causal mask, inside which
-            weights of pairs are computed. Decides about time and memory, not about
-            results. Defaults to 128.
+            weights of pairs are computed. It influences time and memory, not results.
+            Defaults to 128.
         **kwargs: arguments of `HeadGroup`, without `max_relative_position` and
             `dropout`: there are no logits and no weights to apply them to.
 
@@ -74,9 +73,9 @@ class FeatureMapHeads(HeadGroup):
     Raises:
         ValueError: if `feature_map` is unknown, `num_features` or `chunk_length` is
             not a positive integer, `seed` is not an integer of at least 0,
-            `max_relative_position` or `dropout` is given, or an argument is refused by
-            `HeadGroup`; when called, if `use_causal_mask=True` and query and value
-            differ in length.
+            `max_relative_position` or `dropout` is given, or `HeadGroup` refuses an
+            argument; when called, if `use_causal_mask=True` and query and value differ
+            in length.
 
     Example:
 
@@ -108,7 +107,7 @@ class FeatureMapHeads(HeadGroup):
     ):
         super().__init__(num_heads, **kwargs)
         refusals.refuse_arguments(
-            self, "features take the place of logits", "max_relative_position"
+            self, "features replace logits", "max_relative_position"
         )
         refusals.refuse_arguments(self, refusals.NO_WEIGHTS, "dropout")
         check_choice("feature_map", feature_map, FEATURE_MAPS)
@@ -166,11 +165,16 @@ class FeatureMapHeads(HeadGroup):
             key: `<float>[batch, heads, length, key_dim]`.
 
         Returns:
-            `<float32>[batch, heads, length, features]`, and `<float32>[batch, heads,
-            length]` or None.
+            `<float32>[batch, heads, length, features]`, and
+            `<float32>[batch, heads, length]` or None.
         """
         power = -0.25 if self.feature_map == "positive" else 0.0
         return self._features(ops.cast(key, "float32") * self.key_dim**power)
+
+    @property
+    def tokens_per_step(self):
+        # A step is one chunk.
+        return self.chunk_length
 
     def make_cache(self, batch_size, max_length, grid=None):
         shape = (batch_size, self.num_heads)
@@ -179,60 +183,48 @@ class FeatureMapHeads(HeadGroup):
             "positive": self.num_features,
             "fourier": 2 * self.num_features,
         }[self.feature_map]
-        # The newest token may come again: it is no part of the sums yet. With shifted
-        # keys it needs the key before it, too.
-        num_rows = 1 + self.key_shift
-        return {
+        cache = {
             "sums": ops.zeros((*shape, features, self.value_dim + 1), "float32"),
             "largest": ops.full(shape, NOTHING, dtype="float32"),
-            "rows": rows.empty_rows(self, *shape, num_rows),
-            "position": ops.full((batch_size,), -1, dtype="int32"),
         }
+        if self.key_shift:
+            key = ops.zeros((*shape, 1, self.key_dim), self.compute_dtype)
+            cache["pending"] = pending_keys.none(batch_size, key=key)
+        return cache
 
     def fill_cache(self, cache, inputs):
-        length, shifted = inputs.value.shape[2], self.shifted(inputs)
-        newest, position = rows.newest(self, inputs, cache["rows"].shape[2])
-        is_older = np.arange(length) < position[:, None, None]
-        mask = combine_masks(is_older, shifted.value_mask)
-        older = dataclasses.replace(shifted, value_mask=mask)
-        memory = self.make_memory(older, length)
-        return {**memory, "rows": newest, "position": position}
+        pending = {}
+        if self.key_shift:
+            inputs, pending["pending"] = pending_keys.offer_inputs(
+                pending_keys.forgotten(cache["pending"]), 0, inputs
+            )
+        return {**self.make_memory(inputs, inputs.value.shape[2]), **pending}
 
     def step(self, cache, index, inputs):
-        position = cache["position"]
-        comes_again = (position == index)[:, None]
-        sums, largest = joined_sums(
-            cache["sums"], cache["largest"], *self._newest(cache["rows"])
-        )
-        largest = ops.where(comes_again, cache["largest"], largest)
-        comes_again = comes_again[..., None, None]
-        sums = ops.where(comes_again, cache["sums"], sums)
-        newest = rows.of_inputs(self, inputs)
         if self.key_shift:
-            before, last = cache["rows"][:, :, :1], cache["rows"][:, :, 1:]
-            # What does not follow the last token follows padding.
-            follows = (position + 1 == index)[:, None, None, None]
-            last = ops.where(follows, last, ops.zeros_like(last))
-            before = ops.where(comes_again, before, last)
-            newest = ops.concatenate([before, newest], axis=2)
-        both, _ = joined_sums(sums, largest, *self._newest(newest))
-        output = ops.matmul(self.query_features(inputs.query), both)
-        return self._quotient(output), {
-            "sums": sums,
-            "largest": largest,
-            "rows": newest,
-            "position": ops.zeros_like(position) + index,
-        }
+            inputs, pending = pending_keys.offer_inputs(cache["pending"], index, inputs)
+            cache = {**cache, "pending": pending}
+        query = self.query_features(inputs.query)
+        key, value, scale = self._weighted_keys(_with_bias(inputs))
+        largest = cache["largest"][..., None]
+        scale = ops.broadcast_to(scale, ops.shape(key)[:3])
+        sums = running_sums(query, key, value, scale, self.tokens_per_step)
+        own_largest = running_largest(scale)
+        both = ops.maximum(largest, own_largest)
+        sums = sums * ops.exp(own_largest - both)[..., None]
+        before = ops.matmul(query, cache["sums"])
+        sums = sums + ops.exp(largest - both)[..., None] * before
+        new = joined_sums(
+            cache["sums"], cache["largest"], *sums_of_keys(key, value, scale)
+        )
+        cache = {**cache, "sums": new[0], "largest": new[1]}
+        return self._quotient(sums), cache
 
     def max_positions(self, cache):
         return None
 
     def make_memory(self, inputs, max_length):
-        if inputs.token_bias is None:
-            # Tokens to come may have a bias.
-            bias = ops.zeros_like(inputs.value[:, :1, :, 0])
-            inputs = dataclasses.replace(inputs, token_bias=bias)
-        sums, largest = sums_of_keys(*self._weighted_keys(inputs))
+        sums, largest = sums_of_keys(*self._weighted_keys(_with_bias(inputs)))
         largest = ops.broadcast_to(largest, ops.shape(sums)[:2])
         return {"sums": sums, "largest": largest}
 
@@ -259,21 +251,6 @@ class FeatureMapHeads(HeadGroup):
                 scale = ops.where(mask, scale, NOTHING)
         return key, value, scale
 
-    def _newest(self, newest):
-        """Returns the sums of the newest token alone, and its scale.
-
-        `newest` are its row and, with shifted keys, before it that of the token whose
-        key it offers.
-        """
-        key, value, bias, real = rows.split_rows(self, newest)
-        token = HeadInputs(
-            key=key[:, :, :1],
-            value=value[:, :, -1:],
-            token_bias=bias[:, :, -1:],
-            value_mask=ops.all(real, axis=2, keepdims=True),
-        )
-        return sums_of_keys(*self._weighted_keys(token))
-
     def _features(self, x):
         """Returns features, and the logarithm of a factor of each token's or None."""
         if self.feature_map == "elu":
@@ -281,8 +258,8 @@ class FeatureMapHeads(HeadGroup):
         vectors = ops.convert_to_tensor(self.random_vectors)
         if self.feature_map == "fourier":
             squares = ops.sum(ops.square(x), axis=-1, keepdims=True)
-            x *= ops.rsqrt(ops.maximum(squares, 1e-12))
-            vectors *= ops.convert_to_tensor(self.sigma)[:, None]
+            x = x * ops.rsqrt(ops.maximum(squares, 1e-12))
+            vectors = vectors * ops.convert_to_tensor(self.sigma)[:, None]
             angles = product(x, ops.swapaxes(vectors, -1, -2))
             both = ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)
             return both * self.num_features**-0.5, None
@@ -292,12 +269,12 @@ class FeatureMapHeads(HeadGroup):
         return features, largest - ops.sum(ops.square(x), axis=-1) / 2.0
 
     def _quotient(self, sums):
-        """Divides sums of values by those of ones, behind them; zero without a key."""
+        """Divides sums of values by the sums of ones after them; zero without a key."""
         output, ones = sums[..., :-1], sums[..., -1:]
         if self.feature_map == "fourier":
-            output /= ops.maximum(ones, LEAST_FOURIER_SUM)
+            output = output / ops.maximum(ones, LEAST_FOURIER_SUM)
         else:
-            # Divided by a tiny number, nothing would have a gradient that is none.
+            # Division of zero by a tiny number would give NaN gradients.
             sees = ones > LEAST_SUM
             output = ops.where(sees, output / ops.where(sees, ones, 1.0), 0.0)
         return ops.cast(output, self.compute_dtype)
@@ -309,6 +286,14 @@ class FeatureMapHeads(HeadGroup):
         if self.feature_map == "positive":
             vectors = np.stack([_orthogonal(each, random) for each in vectors])
         return ops.convert_to_tensor(vectors.astype("float32"))
+
+
+def _with_bias(inputs):
+    """Returns inputs that have a token bias, as tokens to come may."""
+    if inputs.token_bias is not None:
+        return inputs
+    bias = ops.zeros_like(inputs.value[:, :1, :, 0])
+    return dataclasses.replace(inputs, token_bias=bias)
 
 
 def _orthogonal(vectors, random):

@@ -1,7 +1,6 @@
-"""Global tokens: some tokens see all and are seen by all, the others look near by."""
+"""Global tokens: some tokens see all and are seen by all, the others see near ones."""
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import ScaledDotProduct
@@ -9,6 +8,7 @@ from routing_tf.layers import blocks
 from routing_tf.layers.axes import cut_axis
 from routing_tf.layers.axes import side_by_side
 from routing_tf.layers.initializers import cloned
+from routing_tf.layers.lengths import as_numbers
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import library
@@ -28,7 +28,7 @@ __all__ = ["GlobalHeads"]
 class LearnedTokens(ScaledDotProduct):
     """Softmax attention in which every query also sees learned keys and values.
 
-    They take part in the one softmax, no mask hides them, and they have no relative
+    They take part in the same softmax, no mask hides them, and they have no relative
     position. The group that owns the layer sets their number.
     """
 
@@ -60,7 +60,7 @@ class LearnedTokens(ScaledDotProduct):
         **kwargs,
     ):
         """See `ScaledDotProduct`; heads are on axis 1."""
-        # Keras hands `training` only to a layer that names it.
+        # Keras passes `training` only to a layer that names it.
         if self.num_learned_tokens:
             key = self._behind(key, self.learned_keys)
             value = self._behind(value, self.learned_values)
@@ -78,11 +78,11 @@ class LearnedTokens(ScaledDotProduct):
         )
 
     def _behind(self, x, learned):
-        """Puts learned vectors behind those on the last axis but one."""
+        """Appends learned vectors on the second last axis."""
         heads, number, size = learned.shape
         *leading, _, wanted = ops.shape(x)
         learned = ops.cast(learned, x.dtype)
-        # An identity matrix behind the values tells the weights of a sequence alone.
+        # An identity matrix after the values shows only the weights of the sequence.
         learned = ops.pad(learned, [(0, 0), (0, 0), (0, wanted - size)])
         between = [1] * (len(leading) - 2)
         learned = ops.reshape(learned, (1, heads, *between, number, wanted))
@@ -90,7 +90,7 @@ class LearnedTokens(ScaledDotProduct):
         return ops.concatenate([x, learned], axis=-2)
 
     def _with_columns(self, x, value):
-        """Adds a column for each learned token, alike for all queries."""
+        """Adds a column for each learned token, the same for all queries."""
         if x is None:
             return None
         padding = [(0, 0)] * (len(x.shape) - 1) + [(0, self.num_learned_tokens)]
@@ -101,27 +101,27 @@ class LearnedTokens(ScaledDotProduct):
 class GlobalHeads(OneSequenceHeads):
     """Heads with global tokens, which see all and are seen by all.
 
-    Every other query sees the global tokens and a sliding window round itself, all of
-    them in one softmax. With a causal mask nobody sees what is later. Work and memory
-    grow with the length times the sum of the window and the number of global tokens.
+    Every other query sees the global tokens and a sliding window around itself, in one
+    softmax. With a causal mask, no token sees later ones. Work and memory grow with the
+    length times the sum of the window and the number of global tokens.
 
-    Longformer projects global tokens by matrices of their own; here `MixedAttention`
-    has one projection for all. Learned tokens are keys and values that are weights of
-    the layer: all queries see them, and they see nothing. The global tokens of ETC, in
-    contrast, are states that go through all layers and read the text. For these, put
-    tokens in front of the sequence and name their places in `global_positions`.
+    Longformer projects global tokens with separate matrices; here `MixedAttention` has
+    one projection for all tokens. Learned tokens are keys and values that are weights
+    of the layer: all queries see them, and they see nothing. In contrast, the global
+    tokens of ETC are states that pass through all layers and read the text. For these,
+    put tokens before the sequence and name their places in `global_positions`.
 
     Args:
         num_heads: number of heads in the group.
         global_positions: positions of the global tokens, a tuple or a `range` of
-            integers; those behind the end of a sequence do not count. On two axes
-            of positions they count in the order of the sequence. Defaults to `(0,)`.
-        attention_window: length of the sliding window, in tokens: half of it
-            (rounded down) on each side of the query, and the query's own; under a
-            causal mask the last `attention_window` tokens, the own one included. None
-            (the default) for no window: other queries see global tokens alone.
-        num_learned_tokens: number of learned keys and values of each head, which
-            `embeddings_initializer` starts. Defaults to 0.
+            integers; those after the end of a sequence do not count. On two axes,
+            positions count in the order of the sequence. Defaults to `(0,)`.
+        attention_window: length of the sliding window, in tokens: half of it (rounded
+            down) on each side of the query, and the query's own token; under a causal
+            mask, the last `attention_window` tokens, including the query's own. None
+            (the default) for no window: other queries see only global tokens.
+        num_learned_tokens: number of learned keys and values of each head, whose
+            initializer is `embeddings_initializer`. Defaults to 0.
         **kwargs: arguments of `HeadGroup`; relative positions are in tokens.
 
     Call arguments and Returns: as in `HeadGroup`. Weights of learned tokens are not in
@@ -129,10 +129,10 @@ class GlobalHeads(OneSequenceHeads):
 
     Raises:
         ValueError: if `global_positions` are not distinct integers of at least 0, a
-            number is not a positive integer, there is nothing to see or an argument is
-            refused by `HeadGroup`, or if there are relative positions and learned
-            tokens, which have none; when called, if query and value are other sequences
-            or differ in length.
+            number is not a positive integer, there is nothing to see, relative
+            positions come with learned tokens, which have none, or `HeadGroup` refuses
+            an argument; when called, if query and value are different sequences or
+            differ in length.
 
     Example:
 
@@ -180,9 +180,10 @@ class GlobalHeads(OneSequenceHeads):
         if num_learned_tokens and self.max_relative_position is not None:
             raise ValueError(
                 "`max_relative_position` must be None with learned tokens, which have "
-                "no position. Received: max_relative_position="
-                f"{self.max_relative_position} with num_learned_tokens="
-                f"{num_learned_tokens}. Put tokens in front of the sequence instead"
+                "no position. Received: "
+                f"max_relative_position={self.max_relative_position} with "
+                f"num_learned_tokens={num_learned_tokens}. Put tokens before the "
+                "sequence instead"
             )
         self.dot_product.num_learned_tokens = self.num_learned_tokens
 
@@ -192,12 +193,13 @@ class GlobalHeads(OneSequenceHeads):
         if not self.global_positions:
             return output
         far = self._attend_far(inputs, length, training)
-        # Each position reads its own row, a global one that among the global tokens.
+        # Each position reads its own row; a global one reads its row among the global
+        # tokens.
         places, positions = numbers(length), self._positions()
         lib = library(length)
         moved = lib.where(
             places[:, None] == positions,
-            length + np.arange(len(positions), dtype="int32") - positions,
+            length + numbers(len(positions)) - positions,
             0,
         )
         rows = places + lib.sum(moved, axis=1)
@@ -206,13 +208,14 @@ class GlobalHeads(OneSequenceHeads):
     def sees(self, query, keys, cache):
         positions = self._positions()
         visible = ops.any(keys[..., None] == positions, axis=-1)
-        visible = ops.logical_or(visible, ops.any(query == positions))
+        is_global = ops.any(query == positions, axis=-1, keepdims=True)
+        visible = ops.logical_or(visible, is_global)
         if self.attention_window is not None:
             visible = ops.logical_or(visible, query - keys < self.attention_window)
         return visible, keys - query
 
     def _positions(self):
-        return np.array(self.global_positions, "int32")
+        return as_numbers(self.global_positions)
 
     def _attend_near(self, inputs, length, training):
         """Lets all queries see the window and the global tokens."""
@@ -246,11 +249,12 @@ class GlobalHeads(OneSequenceHeads):
         return blocks.put_back_blocks(output, length, axis=2)
 
     def _window_part(self, inputs, length, block):
-        """Returns how keys come to the windows, who sees them, and distances.
+        """Returns how keys come to the windows, which queries see them, and distances.
 
-        The first is a function from `[batch, heads, length, ...]` to `[batch, heads,
-        blocks, slots, ...]`, the others are broadcastable to `[batch, 1, blocks, block,
-        slots]`. Global tokens are not seen here a second time.
+        The first is a function from `[batch, heads, length, ...]` to
+        `[batch, heads, blocks, slots, ...]`, the others are broadcastable to
+        `[batch, 1, blocks, block, slots]`. Global tokens are not seen here a second
+        time.
         """
         before = after = self.attention_window // 2
         if inputs.use_causal_mask:
@@ -265,8 +269,8 @@ class GlobalHeads(OneSequenceHeads):
         places = numbers(length)[:, None]
         is_local = library(length).all(places != self._positions(), axis=1)
         real = arrange(combine_masks(is_local[None, None], inputs.value_mask))
-        slots = np.arange(block * (1 + sum(flange)), dtype="int32")
-        apart = slots - flange[0] * block - np.arange(block, dtype="int32")[:, None]
+        slots = numbers(block * (1 + sum(flange)))
+        apart = slots - flange[0] * block - numbers(block)[:, None]
         near = (apart >= -before) & (apart <= after)
         return arrange, combine_masks(real[..., None, :], near), apart
 
@@ -290,7 +294,7 @@ class GlobalHeads(OneSequenceHeads):
         positions, at, _ = self._found(None, length)
         reach = length
         if inputs.use_causal_mask:
-            reach = smaller(int(positions.max()) + 1, length)
+            reach = smaller(max(self.global_positions) + 1, length)
         key, value, mask, bias = (
             None if x is None else cut_axis(x, 0, reach, axis=2)
             for x in (inputs.key, inputs.value, inputs.value_mask, inputs.token_bias)

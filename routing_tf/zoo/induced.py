@@ -22,21 +22,21 @@ ALL_TOKENS = "inducing points have read all tokens of the sequence"
 class InducedHeads(HeadGroup):
     """Heads whose queries see `num_points` learned points that have read all tokens.
 
-    The inducing points I first attend to the tokens with learned queries, and what they
-    find passes through a small block of its own, over all heads of the group:
+    The inducing points I first attend to the tokens with learned queries, and the
+    results pass through a small block over all heads of the group:
     `H = LN(O + relu(O W + b))` with `O = LN(I + attention)`. Queries of tokens then
     attend to keys and values projected from H. Work and memory are linear in the
-    length. As the points have read all tokens, the rule has no causal form.
+    length. Because the points have read all tokens, the rule has no causal form.
 
-    This is the attention in an induced set attention block. The residual and the
-    feed-forward layer behind it are those of the block that the layer is in. The paper
-    makes the learned queries from I; both are learned here.
+    This is the attention of an induced set attention block, without the residual and
+    the feed-forward layer after it, which belong to the block that contains the layer.
+    The paper makes the learned queries from I; here both are learned.
 
     Args:
         num_heads: number of heads in the group.
         num_points: number of inducing points. Defaults to 32.
         use_layer_norm: whether there are layer normalizations LN, as in the paper; its
-            code leaves them out unless asked. Defaults to True.
+            code leaves them out by default. Defaults to True.
         kernel_initializer: initializer of points, queries and kernels. Defaults to
             `"glorot_uniform"`.
         **kwargs: arguments of `HeadGroup`, without `max_relative_position`,
@@ -46,8 +46,8 @@ class InducedHeads(HeadGroup):
     by which points read tokens. Maps show the weights of tokens through the points.
 
     Raises:
-        ValueError: if `num_points` is not a positive integer, or an argument is refused
-            by `HeadGroup` or has no meaning; when called, with a causal mask.
+        ValueError: if `num_points` is not a positive integer, or an argument has no
+            meaning or `HeadGroup` refuses it; when called, with a causal mask.
 
     Example:
 
@@ -106,7 +106,7 @@ class InducedHeads(HeadGroup):
             self._add_projection(name, self.num_heads * dim)
 
     def _add_projection(self, name, size):
-        """Makes a projection of what the points of all heads have found."""
+        """Makes a projection of the points of all heads."""
         kernel = self.add_weight(
             name=f"{name}_kernel",
             shape=(self.num_heads * self.value_dim, size),

@@ -1,4 +1,4 @@
-"""Head groups in the manner of known sparse models, for `MixedAttention`."""
+"""Head groups of known sparse models, for `MixedAttention`."""
 
 from routing_tf.layers import LocalHeads
 from routing_tf.layers.validation import check_non_negative_integer
@@ -20,32 +20,32 @@ def longformer_heads(
     num_dilated_heads=0,
     **kwargs,
 ):
-    """Returns head groups in the manner of Longformer.
+    """Returns head groups like those of Longformer.
 
-    A sliding window and global tokens, in one softmax, as in the paper. What differs:
-    global tokens have the projections of all others, where Longformer has three more
-    matrices for them; dilated heads see blocks in place of sliding windows, and no
-    global tokens; and under a causal mask, for which the paper has no global tokens,
-    nobody sees what is later.
+    A sliding window and global tokens, in one softmax, as in the paper. Differences:
+    global tokens share the projections of all tokens, while Longformer has three more
+    matrices for them; dilated heads see blocks instead of sliding windows, and no
+    global tokens; and under a causal mask, for which the paper has no global tokens, no
+    token sees later ones.
 
     Args:
-        num_heads: number of heads in all.
+        num_heads: total number of heads.
         attention_window: length of the window, in tokens, see `GlobalHeads`. Defaults
             to 512.
         global_positions: positions of the global tokens. Defaults to `(0,)`.
         dilation: dilation of some heads, see `LocalHeads`. Defaults to 1.
-        num_dilated_heads: how many heads have it; the paper gives it to two heads of
-            its upper layers. Their blocks are half as long as the window. Defaults
-            to 0.
-        **kwargs: arguments of `HeadGroup`, the same for all groups; a `name` becomes
-            that of the first, and the start of the others' names.
+        num_dilated_heads: number of heads with this dilation; in the paper, two heads
+            of the upper layers have one. Their blocks are half as long as the window.
+            Defaults to 0.
+        **kwargs: arguments of `HeadGroup`, the same for all groups; a `name` is the
+            name of the first group, and the start of the other names.
 
     Returns:
         List of a `GlobalHeads`, and a `LocalHeads` if there are dilated heads.
 
     Raises:
-        ValueError: if there are no heads without dilation, or dilated heads and a
-            dilation are not given together, or an argument is refused by a group.
+        ValueError: if there are no heads without dilation, dilated heads and a dilation
+            are not given together, or a group refuses an argument.
 
     Example:
 
@@ -82,20 +82,20 @@ def longformer_heads(
 def etc_heads(
     num_heads, num_global_tokens, local_radius=84, max_relative_position=12, **kwargs
 ):
-    """Returns head groups in the manner of ETC, the Extended Transformer Construction.
+    """Returns head groups like those of ETC, the Extended Transformer Construction.
 
-    The first tokens of the sequence are the global input, all others the long input:
-    these see the global input and the tokens at most `local_radius` away, in one
-    softmax, and the global input sees all. What differs: one table of relative
-    positions serves all four pieces of attention, with the distances in the sequence,
-    where ETC labels relations between the two inputs and hides some pairs by them; and
-    one projection serves them, which is the default of ETC's code, not its only choice.
+    The first tokens of the sequence are the global input, and all others the long
+    input. The latter see the global input and the tokens at most `local_radius` away,
+    in one softmax; the global input sees all tokens. Differences: one table of relative
+    positions, with the distances in the sequence, serves all four parts of attention,
+    while ETC labels relations between the two inputs and hides some pairs; and one
+    projection serves them, which is the default of ETC's code, but not its only choice.
 
     Args:
         num_heads: number of heads.
         num_global_tokens: length of the global input, in tokens.
-        local_radius: how far a token sees on each side, in tokens; under a causal mask
-            it sees the last `2 * local_radius` tokens. Defaults to 84.
+        local_radius: number of tokens that a token sees on each side; under a causal
+            mask, it sees the last `2 * local_radius` tokens. Defaults to 84.
         max_relative_position: largest relative position with an embedding of its own,
             in tokens; None for no relative positions. Defaults to 12.
         **kwargs: arguments of `HeadGroup`.
@@ -104,8 +104,8 @@ def etc_heads(
         List of a `GlobalHeads`.
 
     Raises:
-        ValueError: if a number is not a positive integer, or an argument is refused by
-            the group.
+        ValueError: if a number is not a positive integer, or the group refuses an
+            argument.
 
     Example:
 
@@ -142,31 +142,30 @@ def bigbird_heads(
     seed=0,
     **kwargs,
 ):
-    """Returns head groups in the manner of BigBird.
+    """Returns head groups like those of BigBird.
 
     Some heads see a window of three blocks and the first block, whose tokens are
-    global; the others see random blocks. What differs: in BigBird every head sees all
-    of this in one softmax over the union, and here they are different heads side by
-    side; the window slides, where BigBird's is the own block and the two beside it; and
-    the last block is not global, as its place depends on the length.
+    global; the others see random blocks. Differences: in BigBird, every head sees all
+    of this in one softmax over the union, while here they are different heads side by
+    side; the window slides, while BigBird's is the query's block and the two next to
+    it; and the last block is not global, because its place depends on the length.
 
     Args:
-        num_heads: number of heads in all, at least 2.
-        num_random_heads: how many of them see random blocks; None (the default) for a
-            quarter, at least one.
+        num_heads: total number of heads, at least 2.
+        num_random_heads: number of heads that see random blocks; None (the default) for
+            a quarter, at least one.
         block_length: length of a block, in tokens. Defaults to 64.
         num_random_blocks: number of random blocks that a query sees. Defaults to 3.
-        seed: non-negative integer that decides the random blocks. Give each layer its
-            own one. Defaults to 0.
-        **kwargs: arguments of `HeadGroup`, the same for both groups; a `name` becomes
-            that of the first, and the start of the second one's name.
+        seed: non-negative integer that decides the random blocks. Give each layer
+            another seed. Defaults to 0.
+        **kwargs: arguments of `HeadGroup`, the same for both groups; a `name` is the
+            name of the first group, and the start of the second name.
 
     Returns:
         List of a `GlobalHeads` and a `RandomBlockHeads`.
 
     Raises:
-        ValueError: if there is no head of one of the two kinds, or an argument is
-            refused by a group.
+        ValueError: if one of the two groups has no head, or refuses an argument.
 
     Example:
 
@@ -200,7 +199,7 @@ def _of_second_group(kwargs, part):
 
 
 def _num_others(name, number, num_heads):
-    """Returns how many heads are left, at least one."""
+    """Returns the number of other heads, at least one."""
     num_heads = check_positive_integer("num_heads", num_heads)
     number = check_non_negative_integer(name, number)
     if number >= num_heads:
@@ -212,7 +211,7 @@ def _num_others(name, number, num_heads):
 
 
 def _bigbird(sizes):
-    # The near heads see four blocks too, a window of three and the first.
+    # The near heads also see four blocks, a window of three and the first.
     return {
         "block_length": share(sizes, 4),
         "num_random_blocks": 4,

@@ -17,39 +17,39 @@ from routing_tf.zoo.parts.pattern import Pattern
 __all__ = ["LinformerHeads"]
 
 SHARING = (None, "heads", "all")
-NO_PLACES = "the keys of these heads are mixtures of all tokens, at no place"
+NO_PLACES = "the keys of these heads are mixtures of all tokens, without a place"
 
 
 @keras.saving.register_keras_serializable("routing_tf")
 class LinformerHeads(HeadGroup):
     """Heads whose queries see a fixed number of mixtures of all keys and values.
 
-    The output is `softmax(Q (E K)^T) (F V)`, where the learned matrices E and F mix
-    the tokens of any length up to `max_length`, place by place, to `num_projected`
-    ones. Work and memory are linear in the length. As a mixture holds tokens of all
-    places, the rule has no causal form.
+    The output is `softmax(Q (E K)^T) (F V)`, where the learned matrices E and F mix up
+    to `max_length` tokens, by their places, to `num_projected` ones. Work and memory
+    are linear in the length. Because a mixture contains tokens of all places, the rule
+    has no causal form.
 
     Args:
         num_heads: number of heads in the group.
         max_length: largest number of tokens of a sequence that is attended to.
         num_projected: number of mixtures. Defaults to 256.
         sharing: which heads of the group have the same mixtures: `"heads"` (the
-            default) for one E and one F for all of them, `"all"` for one matrix that
-            is E and F at once, None for an E and an F of each head.
+            default) for one E and one F for all heads, `"all"` for one matrix that is
+            both E and F, None for a separate E and F of each head.
         projection_initializer: initializer of E and F; None (the default) for normal
             numbers of variance `1 / num_projected`.
         **kwargs: arguments of `HeadGroup`, without `max_relative_position`,
             `key_shift` and `token_bias_weight`: mixtures have no place and no bias.
 
-    Call arguments and Returns: as in `HeadGroup`. Tokens that a mask hides are left
-    out of the mixtures.
+    Call arguments and Returns: as in `HeadGroup`. Mixtures leave out tokens that a mask
+    hides.
 
     Raises:
         ValueError: if `max_length` or `num_projected` is not a positive integer,
-            `sharing` or `projection_initializer` is unknown, or an argument is refused
-            by `HeadGroup` or has no meaning; when called, with a causal mask or a
-            token bias, or if the length is larger than `max_length` or, while
-            TensorFlow traces, unknown.
+            `sharing` or `projection_initializer` is unknown, or an argument has no
+            meaning or `HeadGroup` refuses it; when called, with a causal mask or a
+            token bias, or if the length is larger than `max_length`, or unknown while
+            TensorFlow traces the call.
 
     Example:
 
@@ -140,8 +140,8 @@ class LinformerHeads(HeadGroup):
             raise ValueError(
                 "`max_length` must be at least the length of the sequence that is "
                 f"attended to. Received: max_length={self.max_length} with a sequence "
-                f"of {length} tokens. Cut the sequence, or make heads with a larger "
-                "`max_length`"
+                f"of {length} tokens. Shorten the sequence, or make heads with a "
+                "larger `max_length`"
             )
         mixtures = []
         for projection, x in (

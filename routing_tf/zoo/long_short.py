@@ -1,4 +1,4 @@
-"""Long-short attention: a window, and landmarks that the tokens choose themselves."""
+"""Long-short attention: a window, and landmarks that depend on the tokens."""
 
 import keras
 from keras import ops
@@ -17,7 +17,7 @@ from routing_tf.zoo.parts.summaries import SummaryHeads
 
 __all__ = ["LongShortHeads"]
 
-NO_PLACE = "landmarks are mixtures of tokens, which nothing follows"
+NO_PLACE = "landmarks are mixtures of tokens, which have no next token"
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -26,21 +26,22 @@ class LongShortHeads(SummaryHeads):
 
     The landmarks of a segment with keys K and values V are `P^T K` and `P^T V`, where
     `P = softmax(K W)` over the tokens of the segment (dynamic projection). One softmax
-    weighs tokens of the window and landmarks; before it the keys and values of either
-    kind pass through a layer normalization of their own, over all heads of the group
-    (DualLN). With `segment_length=None` the whole sequence is one segment: work and
-    memory are then linear in the length. Under a causal mask there must be shorter
-    ones, of which a query sees those that end at it or before it.
+    weighs tokens of the window and landmarks. Before it, the keys and values of tokens
+    and of landmarks pass through separate layer normalizations over all heads of the
+    group (DualLN). With `segment_length=None`, the whole sequence is one segment, and
+    work and memory are linear in the length. Under a causal mask, segments must be
+    shorter, and a query sees those that end at it or before it.
 
-    W reads the projected keys of each head, where the paper and its code have the
-    features that keys are made of; keys and values have scales and offsets of their
-    own, as they may differ in size; the code of the paper hides a segment from its
-    last token, and has sliding windows only under a causal mask, as here always.
+    Differences from the paper and its code: W reads the projected keys of each head
+    instead of the features that keys are made from; keys and values have separate
+    scales and offsets, because they may differ in size. The code of the paper also
+    hides a segment from its last token, and has sliding windows only under a causal
+    mask, while windows always slide here.
 
     Args:
         num_heads: number of heads in the group.
-        attention_window: number of tokens, the query's own included, that it sees in
-            its window: the last ones under a causal mask, and else as many on either
+        attention_window: number of tokens, including the query's own, that it sees in
+            its window: the last ones under a causal mask, otherwise as many on each
             side. Defaults to 128.
         segment_length: number of tokens of a segment; None for the whole sequence.
             Defaults to 16.
@@ -54,9 +55,9 @@ class LongShortHeads(SummaryHeads):
     tokens, also through landmarks, before the values are normalized.
 
     Raises:
-        ValueError: if a number is not a positive integer, or an argument is refused by
-            `HeadGroup` or has no meaning; when called, with another sequence as value,
-            or with a causal mask and `segment_length=None`.
+        ValueError: if a number is not a positive integer, or an argument has no meaning
+            or `HeadGroup` refuses it; when called, with another sequence as value, or
+            with a causal mask and `segment_length=None`.
 
     Example:
 
@@ -113,7 +114,7 @@ class LongShortHeads(SummaryHeads):
         for name, norm in self.norms.items():
             dim = self.key_dim if name.endswith("key") else self.value_dim
             norm.build((None, self.num_heads, None, dim))
-        # With an axis for all heads its initializer knows the number of inputs.
+        # With one axis for all heads, its initializer knows the number of inputs.
         self.projection = self.add_weight(
             name="projection",
             shape=(self.key_dim, self.num_heads * self.num_landmarks),
@@ -133,8 +134,8 @@ class LongShortHeads(SummaryHeads):
         if self.segment_length is None:
             raise ValueError(
                 "`segment_length` must be a positive integer under a causal mask: "
-                "landmarks of the whole sequence hold later tokens. Received: "
-                "segment_length=None. Give the number of tokens of a segment"
+                "landmarks of the whole sequence contain later tokens. Received: "
+                "segment_length=None. Pass the number of tokens of a segment"
             )
 
     def near(self, key, value):
@@ -149,9 +150,10 @@ class LongShortHeads(SummaryHeads):
         hidden = large_negative("float32")
         real = real[:, :, :, None]
         if bias is not None:
-            # What a bias hides is no padding: it counts if there is nothing else.
+            # A token that a bias hides is not padding: it counts if there is nothing
+            # else.
             bias = ops.maximum(ops.cast(bias, "float32"), hidden / 2)
-            scores += bias[:, :, :, None]
+            scores = scores + bias[:, :, :, None]
         weights = softmax(ops.where(real, scores, hidden))
         weights = ops.cast(ops.where(real, weights, 0.0), key.dtype)
         return self._normalized(
@@ -159,7 +161,7 @@ class LongShortHeads(SummaryHeads):
         )
 
     def _normalized(self, name, key, value):
-        """Normalizes keys and values; not the columns behind the value size."""
+        """Normalizes keys and values, except columns after the value size."""
         dim, norm = self.value_dim, self.norms[f"{name}_value"]
         normalized = norm(value[..., :dim])
         if value.shape[-1] is None or value.shape[-1] > dim:

@@ -1,19 +1,15 @@
 """Luna attention: tokens are packed into a few, and these are unpacked."""
 
-import dataclasses
 import math
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.blocks import running_sum
-from routing_tf.layers.decoding import rows
-from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import combine_masks
+from routing_tf.layers.masks import known_mask
 from routing_tf.layers.products import product
 from routing_tf.layers.softmax_attention import softmax
 from routing_tf.layers.validation import check_positive_integer
@@ -25,44 +21,45 @@ from routing_tf.zoo.parts.weighted_sums import running_sums
 
 __all__ = ["LunaHeads"]
 
-PACKED = "tokens are read through packed ones, at no place"
+PACKED = "tokens are read through packed ones, without a place"
 
 
 @keras.saving.register_keras_serializable("routing_tf")
 class LunaHeads(HeadGroup):
     """Heads with a few learned queries that pack the sequence, which tokens then read.
 
-    Without a causal mask the packing weights are `A = softmax(P K^T)` for `num_packed`
-    learned queries P, and the output is `softmax(Q (A K)^T) (A V)`. With one they are
-    `A = log2(1 + 2**(P K^T))`, a softplus that is 1 at 0, and of query t the output is
+    Without a causal mask, the packing weights are `A = softmax(P K^T)` for `num_packed`
+    learned queries P, and the output is `softmax(Q (A K)^T) (A V)`. With a causal mask,
+    they are `A = log2(1 + 2**(P K^T))`, a softplus that is 1 at 0, and the output of
+    query t is
 
         softmax(q_t sum_j(k_j a_j) / t) sum_j(a_j v_j) / t,
 
-    with sums over the tokens j up to t, t of them. So work and memory are linear in the
-    length, and decoding remembers the sums alone, as many numbers for any context.
-    Sums are computed in float32.
+    with sums over the t tokens j up to t. So work and memory are linear in the length,
+    and decoding remembers only the sums, whose size is constant. Sums are computed in
+    float32.
 
-    In the authors' code a further projection lies between packing and unpacking, which
-    mixes heads; a causal layer has other weights than one that is not, with keys of
-    their own for packing; and packed tokens go on to the next layer.
+    In the authors' code, another projection between packing and unpacking mixes heads;
+    a causal layer has other weights than one without a causal mask, with separate keys
+    for packing; and packed tokens are passed on to the next layer.
 
     Args:
         num_heads: number of heads in the group.
         num_packed: number of packed tokens. Defaults to 16.
         packing_initializer: initializer of P. Defaults to `"glorot_uniform"`.
         chunk_length: number of tokens in a chunk under a causal mask, inside which
-            weights of pairs are computed. Decides about time and memory, not about
-            results. Defaults to 128.
+            weights of pairs are computed. It influences time and memory, not results.
+            Defaults to 128.
         **kwargs: arguments of `HeadGroup`, without `max_relative_position`,
             `key_shift` and `rotary_positions`. Dropout is on the weights of packing and
             of unpacking.
 
     Call arguments and Returns: as in `HeadGroup`. A token bias is added to the logits
-    `P K^T`. In a map of a causal layer the weights of a query do not add up to 1.
+    `P K^T`. In the map of a causal layer, the weights of a query do not add up to 1.
 
     Raises:
         ValueError: if `num_packed` or `chunk_length` is not a positive integer, or an
-            argument is refused by `HeadGroup` or has no meaning; when called, if
+            argument has no meaning or `HeadGroup` refuses it; when called, if
             `use_causal_mask=True` and query and value differ in length.
 
     Example:
@@ -134,36 +131,27 @@ class LunaHeads(HeadGroup):
             "keys": ops.zeros((*shape, self.key_dim, self.num_packed), "float32"),
             "values": ops.zeros((*shape, self.num_packed, self.value_dim), "float32"),
             "count": ops.zeros((batch_size,), "float32"),
-            # The newest token may come again: it is no part of the sums yet.
-            "rows": rows.empty_rows(self, *shape, 1),
-            "position": ops.full((batch_size,), -1, dtype="int32"),
         }
 
     def fill_cache(self, cache, inputs):
-        newest, position = rows.newest(self, inputs)
-        is_older = np.arange(inputs.value.shape[2]) < position[:, None, None]
-        mask = combine_masks(is_older, inputs.value_mask)
-        older = dataclasses.replace(inputs, value_mask=mask)
-        return {**self._sums(older), "rows": newest, "position": position}
+        return self._sums(inputs, self._packing_weights(inputs))
 
     def step(self, cache, index, inputs):
-        is_new = ops.cast(cache["position"] != index, "float32")
-        before = self._sums_of_rows(cache["rows"])
-        before = {
-            name: cache[name] + _at_front(is_new, x) * x for name, x in before.items()
-        }
-        newest = rows.of_inputs(self, inputs)
-        sums = {
-            name: before[name] + x for name, x in self._sums_of_rows(newest).items()
-        }
-        count = ops.maximum(_at_front(sums["count"], sums["keys"]), 1.0)
-        query = ops.cast(inputs.query, "float32")
-        weights = self._unpacking_weights(ops.matmul(query, sums["keys"]) / count)
-        output = ops.cast(
-            ops.matmul(weights, sums["values"]) / count, self.compute_dtype
+        packing = self._packing_weights(inputs)
+        query, key, value = (
+            ops.cast(x, "float32") for x in (inputs.query, inputs.key, inputs.value)
         )
-        position = ops.zeros_like(cache["position"]) + index
-        return output, {**before, "rows": newest, "position": position}
+        real = known_mask(inputs.value, inputs.value_mask)
+        count = cache["count"][:, None, None] + running_sum(ops.cast(real, "float32"))
+        count = ops.maximum(count, 1.0)[..., None]
+        logits = running_sums(query, key, packing, None, self.chunk_length)
+        logits = logits + ops.matmul(query, cache["keys"])
+        weights = self._unpacking_weights(logits / count)
+        output = running_sums(weights, packing, value, None, self.chunk_length)
+        output = output + ops.matmul(weights, cache["values"])
+        new = self._sums(inputs, packing)
+        cache = {name: x + new[name] for name, x in cache.items()}
+        return ops.cast(output / count, self.compute_dtype), cache
 
     def max_positions(self, cache):
         return None
@@ -192,7 +180,7 @@ class LunaHeads(HeadGroup):
         queries = ops.swapaxes(queries, -1, -2) * self.key_dim**-0.5
         logits = product(ops.cast(inputs.key, "float32"), queries)
         if inputs.token_bias is not None:
-            logits += ops.cast(inputs.token_bias, "float32")[..., None]
+            logits = logits + ops.cast(inputs.token_bias, "float32")[..., None]
         scale = math.log(2.0)
         weights = ops.softplus(logits * scale) / scale
         if inputs.value_mask is not None:
@@ -202,26 +190,15 @@ class LunaHeads(HeadGroup):
     def _unpacking_weights(self, logits, training=None):
         return self.dot_product.dropout_layer(softmax(logits), training=training)
 
-    def _sums(self, inputs):
+    def _sums(self, inputs, packing):
         """Returns the sums over all tokens, and the number of real ones."""
-        packing = self._packing_weights(inputs)
         key, value = (ops.cast(x, "float32") for x in (inputs.key, inputs.value))
+        real = known_mask(inputs.value, inputs.value_mask)[:, 0]
         return {
             "keys": ops.matmul(ops.swapaxes(key, -1, -2), packing),
             "values": ops.matmul(ops.swapaxes(packing, -1, -2), value),
-            "count": ops.sum(ops.cast(inputs.value_mask[:, 0], "float32"), axis=-1),
+            "count": ops.sum(ops.cast(real, "float32"), axis=-1),
         }
-
-    def _sums_of_rows(self, newest):
-        key, value, bias, real = rows.split_rows(self, newest)
-        return self._sums(
-            HeadInputs(key=key, value=value, token_bias=bias, value_mask=real)
-        )
-
-
-def _at_front(x, like):
-    """Returns `[batch]` with axes of length 1 behind it, as many as `like` has."""
-    return ops.reshape(x, (-1, *[1] * (len(like.shape) - 1)))
 
 
 def _settings(sizes):

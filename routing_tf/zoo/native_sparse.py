@@ -37,61 +37,61 @@ MANY_TOKENS = "a compressed block has one key and one logit for many tokens"
 
 @keras.saving.register_keras_serializable("routing_tf")
 class NativeSparseHeads(HeadGroup):
-    """Heads that join three kinds of attention by gates: coarse, chosen and near.
+    """Heads that join coarse, chosen and near attention by gates.
 
-    The compressed branch attends to one key and value for each block of
-    `compression_length` tokens, from every `compression_stride`-th token on, that a
-    network makes of the block; a query sees those of the blocks that end at it or
-    before it. The selected branch attends to all tokens, up to the query, of
-    `num_blocks` blocks: the query's own, the first `num_initial_blocks`, the last
-    `num_local_blocks`, and those on which the compressed branch puts most weight, a
-    compressed block counting once for each stride of tokens that it shares with them.
-    The window branch attends to the last `attention_window` tokens. A query adds the
-    three results up, each times a sigmoid of a linear function of its features, for
-    each head apart.
+    The compressed branch attends to one key and value, made by a network, for each
+    block of `compression_length` tokens that starts at a multiple of
+    `compression_stride`; a query sees the blocks that end at it or before it. The
+    selected branch attends to all tokens up to the query of `num_blocks` blocks: the
+    query's own, the first `num_initial_blocks`, the last `num_local_blocks`, and those
+    with most weight in the compressed branch, where a compressed block counts once for
+    each stride of tokens that it shares with them. The window branch attends to the
+    last `attention_window` tokens. The output is the sum of the three results, each
+    times a gate: a sigmoid of a linear function of the query's features, separate for
+    each head.
 
     Work of a query: `length / compression_stride` compressed keys, and
     `num_blocks * block_length` and `attention_window` tokens. Each head chooses for
-    itself, as every head has keys of its own. The choice itself has no gradient.
+    itself, because it has its own keys. The choice itself has no gradient.
 
-    Only for self-attention under a causal mask. Padding is seen by no query, and is
-    zero to the network.
+    Only for self-attention under a causal mask. No query sees padding, and the network
+    sees zeros there.
 
     Args:
         num_heads: number of heads in the group.
         compression_length: length of a compressed block, in tokens, a multiple of the
             stride. Defaults to 32.
-        compression_stride: from the start of a compressed block to that of the next
-            one, in tokens. Defaults to 16.
+        compression_stride: distance of the starts of consecutive compressed blocks, in
+            tokens. Defaults to 16.
         block_length: length of a block that may be chosen, in tokens, a multiple of
             the stride and at least `compression_length`. Defaults to 64.
-        num_blocks: number of blocks that a query chooses, with those that it sees in
-            any case. Defaults to 16.
-        num_initial_blocks: number of first blocks seen in any case. Defaults to 1.
-        num_local_blocks: number of last blocks seen in any case, the query's own
-            included; at least 1. Defaults to 2.
-        attention_window: length of the window, in tokens, the query's own included.
+        num_blocks: number of blocks of the selected branch, including those that a
+            query always sees. Defaults to 16.
+        num_initial_blocks: number of first blocks that are always seen. Defaults to 1.
+        num_local_blocks: number of last blocks that are always seen, including the
+            query's own; at least 1. Defaults to 2.
+        attention_window: length of the window, in tokens, including the query's own.
             Defaults to 512.
         compression_dim: size of the hidden layer of the networks, one for keys and one
             for values; None (the default) for four times that of a key or value.
-        share_branches: whether all branches read the keys and values of the layer, in
-            place of projections of their own for the compressed and the selected
-            branch, as in the paper. Defaults to False.
+        share_branches: whether all branches read the keys and values of the layer.
+            False (the default): the compressed and the selected branch have their own
+            projections, as in the paper.
         kernel_initializer: initializer of gates, networks and projections. Defaults to
             `"glorot_uniform"`.
         **kwargs: arguments of `HeadGroup`, without `key_shift`, `rotary_positions` and
             `token_bias_weight`; relative positions are in tokens, in the selected and
             the window branch. `BlockTopKHeads` have all of them.
 
-    Call arguments and Returns: as in `HeadGroup`; `features` must be given, as
-    `MixedAttention` does.
+    Call arguments and Returns: as in `HeadGroup`; `features` are required, and
+    `MixedAttention` passes them.
 
     Raises:
         ValueError: if a number is not a positive integer (`num_initial_blocks`: at
-            least 0), the lengths are no multiples of the stride, `compression_length`
-            exceeds `block_length`, `num_blocks` is less than the blocks seen in any
-            case, or an argument is refused by `HeadGroup` or has no meaning; when
-            called, without a causal mask or features, or with another sequence as
+            least 0), the lengths are not multiples of the stride, `compression_length`
+            exceeds `block_length`, `num_blocks` is less than the number of blocks that
+            are always seen, or an argument has no meaning or `HeadGroup` refuses it;
+            when called, without a causal mask or features, or with another sequence as
             value, a `token_bias` or attention scores.
 
     Example:
@@ -119,6 +119,7 @@ class NativeSparseHeads(HeadGroup):
     """
 
     needs_features = True
+    tokens_per_step = 1
 
     def __init__(
         self,
@@ -185,8 +186,8 @@ class NativeSparseHeads(HeadGroup):
             )
         if self.num_blocks < self.num_initial_blocks + self.num_local_blocks:
             raise ValueError(
-                "`num_blocks` counts the first and the last blocks that are always "
-                f"seen, too. Received: num_blocks={self.num_blocks}, "
+                "`num_blocks` must also count the first and the last blocks, which are "
+                f"always seen. Received: num_blocks={self.num_blocks}, "
                 f"num_initial_blocks={self.num_initial_blocks}, "
                 f"num_local_blocks={self.num_local_blocks}"
             )
@@ -224,9 +225,9 @@ class NativeSparseHeads(HeadGroup):
         refusals.refuse_bias(inputs, MANY_TOKENS)
         if inputs.value.shape[-1] != self.value_dim:
             raise ValueError(
-                "`return_attention_scores` must be False: compressed values are no "
+                "`return_attention_scores` must be False: compressed values are not "
                 "weighted sums of values. Received: values of size "
-                f"{inputs.value.shape[-1]} in place of {self.value_dim}"
+                f"{inputs.value.shape[-1]} instead of {self.value_dim}"
             )
         return super().prepared(inputs)
 
@@ -278,7 +279,7 @@ class NativeSparseHeads(HeadGroup):
         which of them have real tokens, `<bool>[batch, 1, blocks]`.
         """
         mask = known_mask(inputs.value, inputs.value_mask)
-        # As many strides as there are in whole blocks to choose from.
+        # As many strides as in all whole blocks to choose from.
         key, value, mask = (
             blocks.pad_to_multiple(x, self.block_length, axis=2)
             for x in (inputs.key, inputs.value, mask)
@@ -311,19 +312,19 @@ class NativeSparseHeads(HeadGroup):
         return ops.matmul(dropped, value), self._importance(weights)
 
     def _importance(self, weights):
-        """Adds weights of compressed blocks up for the blocks that share tokens."""
+        """Adds up weights of compressed blocks for blocks that share their tokens."""
         stride = self.compression_stride
         count = length_of(weights, -1)
         overlap = self.compression_length // stride
         padded = ops.pad(weights, [(0, 0)] * 3 + [(overlap - 1, 0)])
-        # Of each stride of tokens: the blocks that start with it, or up to it.
+        # For each stride of tokens, the blocks that start with it, or up to it.
         of_strides = sum(padded[..., n : n + count] for n in range(overlap))
         per_block = self.block_length // stride
         shape = (*ops.shape(weights)[:3], count // per_block, per_block)
         return ops.sum(ops.reshape(of_strides, shape), axis=-1)
 
     def choose(self, importance, positions):
-        """Returns the blocks beside the own one of queries; None for none.
+        """Returns the blocks besides that of the query; None for none.
 
         `<int32>[batch, heads, length, blocks]`, as of `best_blocks`.
         """
@@ -337,7 +338,7 @@ class NativeSparseHeads(HeadGroup):
         return chosen_blocks.best_blocks(scores, block < own, self.num_blocks - 1)
 
     def gated(self, inputs, outputs):
-        """Adds the outputs of the branches up, each times its gate."""
+        """Adds up the outputs of the branches, each times its gate."""
         features = inputs.features
         kernel, bias = (
             ops.cast(ops.convert_to_tensor(weight), features.dtype)
@@ -411,7 +412,7 @@ class NativeSparseHeads(HeadGroup):
         start = index + 1 - self.compression_length
         number = ops.maximum(start, 0) // self.compression_stride
         ends = ops.logical_and(start >= 0, start % self.compression_stride == 0)
-        places = start + np.arange(self.compression_length, dtype="int32")
+        places = start + numbers(self.compression_length)
         places = ops.clip(places, 0, tokens.shape[2] - 1)
         key, value, _, real = rows.split_rows(self, ops.take(tokens, places, axis=2))
         mask = real[:, :1, None]
@@ -436,21 +437,19 @@ class NativeSparseHeads(HeadGroup):
             block = ops.concatenate([block, chosen[:, :, 0]], axis=-1)
         blocks = ops.reshape(tokens, (batch, heads, num_blocks, size, row))
         read = membership.gather_blocks(blocks, ops.minimum(block, num_blocks - 1))
-        places = block[..., None] * size + np.arange(size, dtype="int32")
+        places = block[..., None] * size + numbers(size)
         shape = (batch, heads, block.shape[2] * size)
         places = ops.reshape(places, shape)
         read = ops.reshape(read, (*shape, row))
-        return rows.attend_to_rows(self, query, read, places <= index, places - index)
+        distances = (places - index)[:, :, None]
+        return rows.attend_to_rows(self, query, read, distances <= 0, distances)
 
     def _window(self, tokens, query, index):
         """Attends to the last tokens up to `index`."""
         window = min(self.attention_window, tokens.shape[2])
-        places = index - np.arange(window - 1, -1, -1, dtype="int32")
+        places = index - (window - 1) + numbers(window)
         read = ops.take(tokens, ops.maximum(places, 0), axis=2)
-        visible = (places >= 0)[None, None]
-        return rows.attend_to_rows(
-            self, query, read, visible, (places - index)[None, None]
-        )
+        return rows.attend_to_rows(self, query, read, places >= 0, places - index)
 
 
 def _padded(x, length):

@@ -1,4 +1,4 @@
-"""Nyström attention: a softmax from those of a few landmarks."""
+"""Nyström attention: estimates a softmax from those of a few landmarks."""
 
 import keras
 from keras import ops
@@ -24,16 +24,17 @@ HIDDEN = -1e30
 
 @keras.saving.register_keras_serializable("routing_tf")
 class NystromHeads(HeadGroup):
-    """Heads that estimate full attention from means of queries and keys, landmarks.
+    """Heads that estimate full attention from landmarks, means of queries and keys.
 
     With `K'` and `Q'`, the means of the keys and queries in each of `num_landmarks`
     segments, the output is `softmax(Q K'^T) Z softmax(Q' K^T) V`, plus a convolution of
-    the values; Z is the pseudo-inverse of `softmax(Q' K'^T)`, by iterations. Work and
-    memory are linear in the length. As landmarks hold tokens of all places, the rule
-    has no causal form.
+    the values; Z is the pseudo-inverse of `softmax(Q' K'^T)`, computed by iterations.
+    Work and memory are linear in the length. Because landmarks contain tokens of all
+    places, the rule has no causal form.
 
-    Segments are made of real tokens alone, as even as they can be; tokens no more than
-    the landmarks are a segment each. All of it is computed in float32.
+    Segments contain only real tokens and are as even as possible; if there are at most
+    as many tokens as landmarks, each token is a segment. Everything is computed in
+    float32.
 
     Args:
         num_heads: number of heads in the group.
@@ -50,8 +51,8 @@ class NystromHeads(HeadGroup):
 
     Raises:
         ValueError: if a number is not a positive integer, `convolution_size` is
-            even, or an argument is refused by `HeadGroup` or has no meaning; when
-            called, with a causal mask, a token bias or another sequence as value.
+            even, or an argument has no meaning or `HeadGroup` refuses it; when called,
+            with a causal mask, a token bias or another sequence as value.
 
     Example:
 
@@ -67,9 +68,8 @@ class NystromHeads(HeadGroup):
 
     Reference: Xiong et al., "Nyströmformer: A Nyström-Based Algorithm for Approximating
     Self-Attention" (https://arxiv.org/abs/2102.03902), sections 3.1 and 3.2, equations
-    11 to 14. The iterations start from the norms of each matrix, as in the paper; its
-    code, in which the largest norm of a batch decides, lets one sequence depend on
-    the others.
+    11 to 14. The iterations start from the norms of each matrix, as in the paper. Its
+    code uses the largest norm of a batch, so one sequence depends on the others.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class NystromHeads(HeadGroup):
         refusals.refuse_causal_mask(inputs, LANDMARKS)
         refusals.refuse_bias(inputs, LANDMARKS)
         refusals.refuse_another_sequence(
-            inputs, "its tokens fall into no segments of queries"
+            inputs, "its tokens are in no segments of queries"
         )
         return super().prepared(inputs)
 
@@ -134,14 +134,14 @@ class NystromHeads(HeadGroup):
             ops.matmul(inverse, of_landmarks),
         )
         if self.convolution_size is not None:
-            output += self._convolved(value)
+            output = output + self._convolved(value)
         return ops.cast(output, self.compute_dtype)
 
     def make_cache(self, batch_size, max_length, grid=None):
         refusals.refuse_cache(self, LANDMARKS)
 
     def _landmarks(self, tokens, mask):
-        """Returns means of tokens, and which of them are none or None for all.
+        """Returns means of tokens, and which of them exist; None if all do.
 
         From `<float32>[batch, heads, length, dim]` to `[batch, heads, landmarks, dim]`
         and `<bool>[batch, 1, landmarks]`.
@@ -156,7 +156,7 @@ class NystromHeads(HeadGroup):
             ones = ops.cast(mask, "int32")
             ranks = ops.cumsum(ones, axis=-1) - 1
             count = ops.sum(ones, axis=-1, keepdims=True)
-        # Of fewer tokens than landmarks, each is one.
+        # If there are fewer tokens than landmarks, each is one.
         count = ops.maximum(ops.convert_to_tensor(count, "int32"), number)
         of_token = (ranks * number) // count
         belongs = of_token[..., None, :] == numbers(number)[:, None]
@@ -192,10 +192,10 @@ def _weights(query, key, mask):
 
 
 def _pseudo_inverse(x, num_iterations):
-    """Returns about the Moore-Penrose inverse of `<float32>[..., size, size]`."""
+    """Approximates the Moore-Penrose inverse of `<float32>[..., size, size]`."""
     sizes = ops.abs(x)
     scale = extremes.largest(ops.sum(sizes, axis=-1), axis=-1)
-    scale *= extremes.largest(ops.sum(sizes, axis=-2), axis=-1)
+    scale = scale * extremes.largest(ops.sum(sizes, axis=-2), axis=-1)
     # Zero where there is no token, and no inverse.
     scale = ops.where(scale > 0, scale, 1.0)
     inverse = ops.swapaxes(x, -1, -2) / scale[..., None, None]

@@ -1,4 +1,4 @@
-"""Random blocks: queries see some far blocks of keys that chance has drawn."""
+"""Random blocks: queries see a few distant blocks of keys, drawn at random."""
 
 import keras
 import numpy as np
@@ -21,31 +21,31 @@ class RandomBlockHeads(OneSequenceHeads):
     """Heads whose queries see random blocks of keys, the same ones for a whole block.
 
     Each block of queries has `num_random_blocks` blocks of keys, drawn from `seed` for
-    each head. After BigBird's rule it never draws itself, the blocks beside it, and the
-    first and the last block: these are for the windows and the global tokens of other
-    heads, see `bigbird_heads`. With a causal mask it draws among the blocks from the
-    second one up to the last but one before itself, and what it draws does not depend
-    on the length. Where there are fewer blocks to draw from, all of them are seen;
-    where there are none, queries get zero. Padding counts: a query whose blocks hold
-    padding alone gets zero too, so pad no further than you must.
+    each head. By BigBird's rule, it never draws itself, its neighbours, or the first
+    and the last block, which are for the windows and the global tokens of other heads,
+    see `bigbird_heads`. With a causal mask, it draws among the blocks from the second
+    one up to the second last one before itself, and the draws do not depend on the
+    length. If there are fewer blocks to draw from, all of them are seen; if there are
+    none, queries get zero. Padding counts: a query whose blocks contain only padding
+    also gets zero, so pad as little as possible.
 
-    `RandomHeads` are something else: there chance takes the place of content in
-    clusters of single tokens, whose members see each other.
+    `RandomHeads` are different: they have random clusters of single tokens, whose
+    members see each other.
 
     Args:
         num_heads: number of heads in the group.
         block_length: length of a block, in tokens. Defaults to 64.
         num_random_blocks: number of blocks that a query sees. Defaults to 3.
-        seed: non-negative integer that decides the blocks. Layers of one model draw
-            alike if their seeds are alike. Defaults to 0.
+        seed: non-negative integer that decides the blocks. Layers with the same seed
+            draw the same blocks. Defaults to 0.
         **kwargs: arguments of `HeadGroup`; relative positions are in tokens.
 
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
         ValueError: if `block_length` or `num_random_blocks` is not a positive integer,
-            `seed` is negative, or an argument is refused by `HeadGroup`; when called,
-            if query and value are other sequences or differ in length, or a length is
+            `seed` is negative, or `HeadGroup` refuses an argument; when called, if
+            query and value are different sequences or differ in length, or a length is
             unknown while TensorFlow traces the call.
 
     Example:
@@ -61,8 +61,8 @@ class RandomBlockHeads(OneSequenceHeads):
     ```
 
     Reference: Zaheer et al., "Big Bird: Transformers for Longer Sequences"
-    (https://arxiv.org/abs/2007.14062), section 2 and appendix D. Tested against NumPy
-    code of this repository only.
+    (https://arxiv.org/abs/2007.14062), section 2 and appendix D. Tested only against
+    NumPy code of this repository.
     """
 
     compares_by_products = True
@@ -94,7 +94,7 @@ class RandomBlockHeads(OneSequenceHeads):
             if use_causal_mask:
                 others = np.arange(1, max(block - 1, 1))
             others = others[np.abs(others - block) > 1]
-            # The scores of a block do not depend on how many there are behind it.
+            # The scores of a block do not depend on how many blocks follow.
             generator = np.random.default_rng([self.seed, block])
             scores = generator.random((num_blocks, self.num_heads))[others]
             best = others[np.argsort(scores, axis=0, kind="stable")]
@@ -120,7 +120,7 @@ class RandomBlockHeads(OneSequenceHeads):
             shape = (batch, self.num_heads, num_blocks, slots, *rest)
             return ops.reshape(ops.take(cut, rows, axis=1), shape)
 
-        # The mask also tells the tokens from what fills up the last block.
+        # The mask also hides what pads the last block.
         real = combine_masks(np.ones((1, 1, length), "bool"), inputs.value_mask)
         is_drawn = np.repeat(table >= 0, size, axis=-1)
         mask = combine_masks(drawn(real), is_drawn[None])[..., None, :]
@@ -149,7 +149,7 @@ class RandomBlockHeads(OneSequenceHeads):
 
     def sees(self, query, keys, cache):
         own = ops.minimum(query // self.block_length, cache["blocks"].shape[2] - 1)
-        drawn = ops.take(cache["blocks"], ops.reshape(own, (1,)), axis=2)
+        drawn = ops.take(cache["blocks"], own[:, 0], axis=2)[..., None, :]
         block = (keys // self.block_length)[..., None]
         return ops.any(block == drawn, axis=-1), keys - query
 

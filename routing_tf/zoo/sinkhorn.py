@@ -21,7 +21,7 @@ from routing_tf.zoo.parts.pattern import share
 __all__ = ["SinkhornHeads"]
 
 MIXTURE = "a place of a sorted block is a mixture of keys of several places"
-# Logarithms of what is zero, and the smallest sum that counts.
+# The logarithm used for zero, and the smallest sum that counts.
 HIDDEN, SMALLEST = -1e9, 1e-30
 
 
@@ -29,44 +29,46 @@ HIDDEN, SMALLEST = -1e9, 1e-30
 class SinkhornHeads(OneSequenceHeads):
     """Heads whose queries see their own block and one that is sorted to its place.
 
-    A matrix R between blocks, which sums to about 1 in rows and in columns, sorts them:
+    A matrix R between blocks, whose rows and columns each sum to about 1, sorts them:
     place s of the block that is sorted to block i is the mean of the places s of all
     blocks j with the weights `R[i, j]`. Queries attend to this block and to their own
-    one in one softmax. R comes from `exp(scores / temperature)` by `num_iterations`
-    times dividing rows by their sums and columns by theirs; scores are products of the
-    mean query of a block and the mean key of another one. In training there is Gumbel
-    noise on the scores. Work is that of attention to two blocks, and `length ** 2 /
-    block_length` products for sorting.
+    block in one softmax. R starts as `exp(scores / temperature)`; then rows and columns
+    are divided by their sums in turn, `num_iterations` times. Scores are products of
+    the mean query of a block and the mean key of another one, with Gumbel noise in
+    training. Work is that of attention to two blocks, plus `length ** 2 / block_length`
+    products for sorting.
 
-    Under a causal mask only earlier blocks are sorted, and the first one finds none. A
-    block asks with the mean of all queries up to its first token; an entry is divided
-    by the sum of its column over rows up to its own, so that no later token counts; and
-    in the end rows are divided by their sums. Only one triangular matrix has sums of 1
-    both ways, that which gives each block the one before it: the more iterations, the
-    nearer R comes to it, and with one R is near a softmax of the scores.
+    Under a causal mask, only earlier blocks are sorted, and the first block finds none.
+    The query of a block is the mean of all queries up to its first token. An entry is
+    divided by the sum of its column over rows up to its own, so that no later token
+    counts, and in the end rows are divided by their sums. Only one triangular matrix
+    has sums of 1 in rows and columns: the one that assigns each block the block before
+    it. More iterations bring R nearer to it; with one iteration, R is near a softmax of
+    the scores.
 
-    Padding is in no mean; of a mixture with padding, the real keys are weighted up.
+    Means leave out padding, and in mixtures with padding the weights of real keys are
+    increased.
 
     Args:
         num_heads: number of heads in the group.
         block_length: number of tokens of a block. Defaults to 64.
         num_iterations: number of iterations. Defaults to 7.
-        temperature: number that scores are divided by; small ones choose one block.
-            Defaults to 0.75.
+        temperature: divisor of the scores; small numbers choose one block. Defaults to
+            0.75.
         gumbel_noise: whether there is noise in training, drawn with `dropout_seed`.
             Defaults to True.
         **kwargs: arguments of `HeadGroup`, without `max_relative_position`,
             `key_shift`, `rotary_positions` and `token_bias_weight`: places of a sorted
             block are mixtures.
 
-    Call arguments and Returns: as in `HeadGroup`. A cache remembers all tokens, and a
-    step sorts anew.
+    Call arguments and Returns: as in `HeadGroup`. A cache remembers all tokens, and
+    each step sorts again.
 
     Raises:
         ValueError: if `block_length` or `num_iterations` is not a positive integer,
-            `temperature` is not a positive number, or an argument is refused by
-            `HeadGroup` or has no meaning; when called, with a token bias or another
-            sequence as value.
+            `temperature` is not a positive number, or an argument has no meaning or
+            `HeadGroup` refuses it; when called, with a token bias or another sequence
+            as value.
 
     Example:
 
@@ -81,14 +83,15 @@ class SinkhornHeads(OneSequenceHeads):
     ```
 
     Reference: Tay et al., "Sparse Sinkhorn Attention"
-    (https://arxiv.org/abs/2002.11296), section 3. There a network makes scores from
+    (https://arxiv.org/abs/2002.11296), section 3. There, a network makes scores from
     the features of a block, for a fixed number of blocks, and sums of columns under a
-    causal mask count later rows, too. Products of means are the scores of the package
+    causal mask include later rows. Products of means are the scores of the package
     `sinkhorn-transformer`, which takes the logarithm of their positive part. The causal
-    form is tested against NumPy code of this repository only.
+    form is tested only against NumPy code of this repository.
     """
 
     compares_by_products = True
+    tokens_per_step = 1
 
     def __init__(
         self,
@@ -165,7 +168,7 @@ class SinkhornHeads(OneSequenceHeads):
         keys = sums / ops.maximum(counts, 1.0)
         scores = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
         if training and self.gumbel_noise:
-            scores += self._noise(scores)
+            scores = scores + self._noise(scores)
         places = numbers(length_of(scores, -1))
         has_tokens = counts[..., 0] > 0
         mask = ops.logical_and(has_tokens[..., None], has_tokens[..., None, :])
@@ -173,17 +176,17 @@ class SinkhornHeads(OneSequenceHeads):
             mask = ops.logical_and(mask, places < places[:, None])
         logits = ops.where(mask, scores / self.temperature, HIDDEN)
         for _ in range(self.num_iterations):
-            logits -= _logsumexp(logits, axis=-1)
+            logits = logits - _logsumexp(logits, axis=-1)
             logits = ops.where(mask, logits, HIDDEN)
             if use_causal_mask:
-                # Not greater than 0, so that exponentials may be summed as they are.
+                # At most 0, so that exponentials can be summed directly.
                 sums = ops.cumsum(ops.exp(logits), axis=-2)
-                logits -= ops.log(ops.maximum(sums, SMALLEST))
+                logits = logits - ops.log(ops.maximum(sums, SMALLEST))
             else:
-                logits -= _logsumexp(logits, axis=-2)
+                logits = logits - _logsumexp(logits, axis=-2)
             logits = ops.where(mask, logits, HIDDEN)
         if use_causal_mask:
-            logits -= _logsumexp(logits, axis=-1)
+            logits = logits - _logsumexp(logits, axis=-1)
         return ops.where(mask, ops.exp(logits), 0.0)
 
     def make_cache(self, batch_size, max_length, grid=None):
@@ -255,14 +258,15 @@ def _sums(x, real):
 def _before(x):
     """Returns the sums over earlier blocks of `<float32>[batch, heads, blocks, dim]`.
 
-    Without those of the block itself, which to add and to subtract would leave traces.
+    They leave out the block itself: adding and subtracting it would leave rounding
+    errors.
     """
     earlier = ops.pad(ops.cumsum(x, axis=2), [(0, 0), (0, 0), (1, 0), (0, 0)])
     return cut_axis(earlier, 0, length_of(x, 2), axis=2)
 
 
 def _mixtures(sorting, tokens, real):
-    """Mixes the blocks of each of some tensors, and tells which places hold any.
+    """Mixes the blocks of each tensor, and tells which places have entries.
 
     Args:
         sorting: `<float32>[B, H, rows, N]`.
@@ -276,12 +280,12 @@ def _mixtures(sorting, tokens, real):
     found = product(sorting, weights)
     total = ops.sum(sorting, axis=-1, keepdims=True)
     filled = found > SMALLEST
-    # One where all are real: then the sums are the same.
+    # One if all are real, so that the sums are the same.
     scale = ops.where(filled, total / ops.maximum(found, SMALLEST), 0.0)
     mixed = []
     for x in tokens:
         batch, heads, num_blocks, slots, dim = ops.shape(x)
-        # In float32: what is weighted up may be tiny before.
+        # In float32, because increased weights may have been tiny before.
         rows = ops.cast(ops.where(real[..., None], x, 0), "float32")
         rows = ops.reshape(rows, (batch, heads, num_blocks, slots * dim))
         rows = ops.matmul(sorting, rows)

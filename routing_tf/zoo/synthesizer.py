@@ -21,33 +21,33 @@ from routing_tf.zoo.parts.pattern import Pattern
 __all__ = ["SynthesizerHeads"]
 
 KINDS = ("dense", "random")
-NO_KEYS = "logits of these heads belong to places, and keys have no part in them"
+NO_KEYS = "logits of these heads belong to places, and do not depend on keys"
 
 
 @keras.saving.register_keras_serializable("routing_tf")
 class SynthesizerHeads(HeadGroup):
     """Heads whose attention weights are made without comparing tokens.
 
-    A softmax over the places up to the length, or with a causal mask up to the query,
-    is taken of logits that come from the query alone or from nothing:
+    Weights are a softmax over all places, or over those up to the query with a causal
+    mask, of logits that depend only on the query or on nothing:
 
     - `"dense"`: the logits of a query are `W2 relu(W1 x)`. W1 is the query projection
       of the group, without the scale of dot products.
     - `"random"`: the logits of places i and j are a learned number `R[i, j]`. The query
-      projection is not read. With `trainable=False` R stays as it is drawn.
+      projection is not read. With `trainable=False`, R keeps its random values.
 
-    Work and memory grow with the square of the length, as in the paper: what is saved
-    is the key projection.
+    Work and memory grow with the square of the length, as in the paper; only the key
+    projection is saved.
 
     Args:
         num_heads: number of heads in the group.
         kind: `"dense"` (the default) or `"random"`.
         max_length: largest number of tokens of a sequence. Defaults to 512.
-        rank: number of factors, which save weights: with `"random"` R is the product
-            of matrices `(max_length, rank)` and `(rank, max_length)`; with `"dense"`
-            there are `rank` numbers of one function of the query and
-            `ceil(max_length / rank)` of another, and the logits are their products,
-            pair by pair. None (the default) for no factors.
+        rank: number of factors, which save weights. With `"random"`, R is the product
+            of matrices `(max_length, rank)` and `(rank, max_length)`. With `"dense"`,
+            one function of the query has `rank` numbers and another
+            `ceil(max_length / rank)`, and the logits are their products, pair by pair.
+            None (the default) for no factors.
         logits_initializer: initializer of W2, R and their factors; None (the default)
             for normal numbers, so that logits are about as large as those of dot
             products.
@@ -58,9 +58,9 @@ class SynthesizerHeads(HeadGroup):
 
     Raises:
         ValueError: if `max_length` or `rank` is not a positive integer, `kind` or
-            `logits_initializer` is unknown, or an argument is refused by `HeadGroup`
-            or has no meaning; when called, if the sequence is longer than `max_length`,
-            or with another sequence as value.
+            `logits_initializer` is unknown, or an argument has no meaning or
+            `HeadGroup` refuses it; when called, if the sequence is longer than
+            `max_length`, or with another sequence as value.
 
     Example:
 
@@ -75,8 +75,8 @@ class SynthesizerHeads(HeadGroup):
     ```
 
     Reference: Tay et al., "Synthesizer: Rethinking Self-Attention for Transformer
-    Models" (https://arxiv.org/abs/2005.00743), section 3. Tested against NumPy code of
-    this repository only.
+    Models" (https://arxiv.org/abs/2005.00743), section 3. Tested only against NumPy
+    code of this repository.
     """
 
     needs_keys = False
@@ -133,7 +133,7 @@ class SynthesizerHeads(HeadGroup):
         length = length_of(inputs.value, 2)
         query, key, bias = self._logits(inputs.query, slice(0, length), length)
         if self.dropout and training:
-            # Each sequence drops other weights.
+            # Each sequence drops different weights.
             query = query + ops.zeros_like(inputs.value[..., :1])
         mask = inputs.value_mask
         return self.dot_product(
@@ -158,13 +158,14 @@ class SynthesizerHeads(HeadGroup):
     def step(self, cache, index, inputs):
         rows = ops.slice_update(cache["rows"], (0, 0, index, 0), _rows(inputs))
         length = rows.shape[2]
-        query, key, bias = self._logits(inputs.query, index[None], length)
-        real = combine_masks(rows[..., -1] > 0, numbers(length) <= index)
+        places = index + numbers(inputs.query.shape[2])
+        query, key, bias = self._logits(inputs.query, places, length)
+        earlier = numbers(length) <= places[:, None]
         output = self.dot_product(
             query,
             key,
             rows[..., :-2],
-            attention_mask=real[..., None, :],
+            attention_mask=combine_masks(rows[..., None, :, -1] > 0, earlier),
             bias=_sum(bias, rows[..., -2]),
             training=False,
         )
@@ -179,9 +180,9 @@ class SynthesizerHeads(HeadGroup):
             )
 
     def _logits(self, query, places, length):
-        """Returns what makes the logits of queries at some places.
+        """Returns the factors of the logits of queries at some places.
 
-        `places` are a slice or a tensor with one place, `length` the number of keys.
+        `places` are a slice or a tensor of places, `length` the number of keys.
         Returns queries and keys to be multiplied, and a bias or None.
         """
         factors = [
@@ -214,7 +215,7 @@ def _nothing(query, length):
 
 
 def _rows(inputs):
-    """Returns values with bias and mask behind them, `[batch, heads, length, E]`."""
+    """Returns values followed by bias and mask, `[batch, heads, length, E]`."""
     nothing = inputs.value[..., :0]
     return make_rows(nothing, inputs.value, inputs.value_mask, inputs.token_bias)
 

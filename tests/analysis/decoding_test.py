@@ -118,7 +118,7 @@ def test_lines_for_a_reader():
     data = problem()
     lines = list(report.describe_decoding(result, data, "test"))
     assert lines[0] == "held-out bits per byte of 7 windows"
-    assert "SavedModel: made on the TensorFlow backend alone" in lines
+    assert "SavedModel: only on the TensorFlow backend" in lines
     assert "2 of 3,000 decisions" in lines[-1]
     result = dataclasses.replace(result, exported=1.25)
     assert "SavedModel: 1.25000" in report.describe_decoding(result, data, "test")

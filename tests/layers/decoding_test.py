@@ -1,6 +1,7 @@
 """Attention token by token, with a cache, equals attention in one pass."""
 
 import functools
+import unittest.mock
 
 import keras
 import numpy as np
@@ -139,45 +140,6 @@ def whole(layer, x, **options):
     return layer(x, use_causal_mask=True, routing_scope="prefix", **options)
 
 
-class Decoder:
-    """The ways to call a layer, each compiled once; arrays in and out.
-
-    A call takes tokens, a mask of those that are no padding, and a token bias.
-    """
-
-    def __init__(self, layer):
-        def about(real, bias):
-            kinds = [type(group) for group in layer.head_groups]
-            # They refuse a bias.
-            if layers.NativeSparseHeads in kinds:
-                bias = None
-            return {"query_mask": real, "token_bias": bias}
-
-        def all_at_once(x, real, bias):
-            return whole(layer, x, **about(real, bias))
-
-        def with_cache(x, real, bias, cache, index):
-            return layer(x, cache=cache, cache_index=index, **about(real, bias))
-
-        self.whole = compiled(all_at_once)
-        self.start = compiled(functools.partial(with_cache, index=0))
-        self.step = compiled(with_cache)
-
-    def steps(self, tokens, cache, first=0):
-        """Attends with the tokens from a position on, one by one."""
-        outputs = []
-        for index in range(first, tokens[0].shape[1]):
-            token = at(tokens, index)
-            output, cache = self.step(*token, cache, np.int32(index))
-            outputs.append(output)
-        return np.concatenate(outputs, axis=1), cache
-
-
-def at(tokens, index):
-    """Returns one token with its mask and bias."""
-    return [x[:, index : index + 1] for x in tokens]
-
-
 # They take long to trace, and these differ from others little.
 FEW = (
     "two_clusters",
@@ -203,64 +165,19 @@ FEW = (
     ],
 )
 def test_steps_equal_the_whole(case):
-    layer, x, real = attention(CASES[case]()), normal(2, LENGTH, DIM), mask()
-    tokens = x, real, normal(2, LENGTH, seed=2)
-    decoder, is_bounded = Decoder(layer), case in (*BOUNDED, *BOUNDED_SHIFTED)
-    expected = decoder.whole(*tokens)
-
-    def assert_right(outputs, first=0, last=LENGTH):
-        shown = real[:, first:last]
-        golden_cases.assert_close(outputs[shown], expected[:, first:last][shown], 1e-5)
-
     # Bounded memories go on behind the length that they were made for.
-    cache = layer.make_cache(2, 3 if is_bounded else LENGTH)
-    steps, cache = decoder.steps(tokens, cache)
-    assert_right(steps)
-    # A start forgets what was before. Here its last token in the first row is padding.
-    start = [x[:, :8] for x in tokens]
-    if is_bounded:
-        cache = layer.make_cache(2, LENGTH)
-        _, cache = decoder.steps([x[:, 5:9] for x in tokens], cache)
-    output, started = decoder.start(*start, cache)
-    assert_right(output, last=8)
-    assert_right(decoder.steps(tokens, started, first=8)[0], first=8)
-    # The newest token may come again, and replace others, one of them padding.
-    again, cache = decoder.steps([x[:, :13] for x in tokens], started, first=7)
-    assert_right(again, first=7, last=13)
-    for other, is_real in ((2, True), (5, False)):
-        query, _, bias = at(tokens, other)
-        token = query, np.full((2, 1), is_real), bias
-        _, cache = decoder.step(*token, cache, np.int32(13))
-    again, _ = decoder.steps([x[:, :16] for x in tokens], cache, first=13)
-    assert_right(again, first=13, last=16)
+    is_bounded = case in (*BOUNDED, *BOUNDED_APART, *BOUNDED_SHIFTED)
+    expected, unmasked = helpers.assert_steps_equal_the_whole(
+        attention(CASES[case]()),
+        DIM,
+        max_length=3 if is_bounded else None,
+        has_bias=not case.startswith("native_sparse"),
+    )
     # A token that sees itself alone, or nothing, does not mind.
     alone = ("token_choice_1", "threshold_1", "expert_choice_1_shifted")
-    sees_others = case not in alone
-    unmasked = decoder.whole(x, np.ones_like(real), np.zeros_like(tokens[2]))
-    assert np.any(unmasked != expected) or not sees_others
+    assert case in alone or np.any(unmasked != expected)
     if case.endswith("_shifted") and not case.startswith("learned"):
         assert np.all(expected[:, 0] == 0.0)
-
-
-# How many are members changes nothing here.
-WITH_ROOM = [
-    case
-    for case in CASES
-    if case in (*FEW, *BOUNDED_SHIFTED)
-    or not case.removesuffix("_apart").endswith(("_shifted", "_1", "_100"))
-]
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=() if case in FEW else pytest.mark.thorough)
-        for case in WITH_ROOM
-    ],
-)
-def test_a_start_may_have_room_behind_it(case):
-    has_bias = not case.startswith("native_sparse")
-    helpers.assert_starts_with_room(attention(CASES[case]()), DIM, has_bias)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +254,8 @@ def test_steps_on_two_axes_follow_the_blocked_order(groups):
     helpers.randomize(layer)
     image = normal(2, 4, 9, DIM)
     order = layers.blocks.BlockedOrder((4, 9), (2, 3))
-    decoder = Decoder(layer)
+    # Native sparse heads refuse a bias.
+    decoder = helpers.Decoder(layer, has_bias=groups != "chosen")
 
     def in_order(image):
         sequence = np.reshape(image, (2, 36, DIM))
@@ -346,12 +264,12 @@ def test_steps_on_two_axes_follow_the_blocked_order(groups):
     every, bias = np.ones((2, 4, 9), "bool"), np.zeros((2, 4, 9), "float32")
     tokens = in_order(image), every.reshape(2, 36), bias.reshape(2, 36)
     expected = in_order(decoder.whole(image, every, bias))
-    steps, _ = decoder.steps(tokens, layer.make_cache(2, (4, 9)))
+    steps, _ = decoder.steps(tokens, layer.make_cache(2, (4, 9)), 0, 36)
     golden_cases.assert_close(steps, expected, 1e-5)
     real = golden_cases.to_numpy(order.restore(np.arange(36) < 14, axis=0))
     real = np.broadcast_to(real.reshape(1, 4, 9), (2, 4, 9))
     _, cache = decoder.start(image, real, bias, layer.make_cache(2, (4, 9)))
-    rest, _ = decoder.steps(tokens, cache, first=14)
+    rest, _ = decoder.steps(tokens, cache, 14, 36, 11)
     golden_cases.assert_close(rest, expected[:, 14:], 1e-5)
 
 
@@ -384,7 +302,7 @@ def test_steps_of_attention_to_a_memory(kind):
         first, cache = layer(
             x[:, :1], value=memory, query_mask=query_mask[:, :1], cache=cache
         )
-        _, cache = layer(x[:, 3:4], cache=cache, cache_index=np.int32(1))
+        layer(x[:, 3:4], cache=cache, cache_index=np.int32(1))
         rest, _ = layer(
             x[:, 1:], query_mask=query_mask[:, 1:], cache=cache, cache_index=np.int32(1)
         )
@@ -399,9 +317,8 @@ def test_fixed_heads_attend_to_a_memory_of_their_length():
     layer = attention(layers.FixedHeads(HEADS, 5, 2))
     x, memory = normal(2, 12, DIM), normal(2, 12, DIM, seed=1)
     steps, _ = layer(x, cache=layer.make_cache(2, 12, value=memory))
-    golden_cases.assert_close(
-        steps, golden_cases.to_numpy(layer(x, value=memory)), 1e-5
-    )
+    outputs = golden_cases.to_numpy([steps, layer(x, value=memory)])
+    golden_cases.assert_close(*outputs, 1e-5)
 
 
 @helpers.further_on_jax
@@ -471,12 +388,22 @@ def test_a_start_may_be_one_token(case):
     golden_cases.assert_close(*called_once(both)(x), 1e-5)
 
 
+def test_a_start_scores_tokens_once():
+    layer = attention(CLUSTERED["token_choice"](5))
+    (group,) = layer.head_groups
+    with unittest.mock.patch.object(
+        group, "bare_scores", wraps=group.bare_scores
+    ) as scores:
+        layer(normal(1, 9, DIM), cache=layer.make_cache(1, LENGTH), cache_index=0)
+    assert scores.call_count == 1
+
+
 def test_a_memory_starts_anew_too():
     layer, x = attention(routed(5)), normal(1, 6, DIM)
     old = layer.make_cache(1, 6, value=normal(1, 9, DIM, seed=1))
     first, cache = layer(x, cache=old)
     again, _ = layer(x, cache=cache, cache_index=0)
-    golden_cases.assert_close(golden_cases.to_numpy(again), first, 1e-6)
+    golden_cases.assert_close(*golden_cases.to_numpy([again, first]), 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -520,8 +447,11 @@ def test_steps_in_half_precision(key_shift):
     x, cache = normal(1, 3, DIM), layer.make_cache(1, LENGTH)
     for index in range(3):
         output, after = layer(x[:, :1], cache=cache, cache_index=np.int64(index))
-        for old, new in zip(*map(keras.tree.flatten, (cache, after)), strict=True):
-            assert old.dtype == new.dtype and tuple(old.shape) == tuple(new.shape)
+        kinds = [
+            keras.tree.map_structure(lambda x: (x.dtype, tuple(x.shape)), each)
+            for each in (cache, after)
+        ]
+        assert kinds[0] == kinds[1]
         cache = after
     assert keras.backend.standardize_dtype(output.dtype) == "bfloat16"
 
@@ -571,14 +501,14 @@ def test_refused():
     with pytest.raises(ValueError, match=r"axis of positions .*max_length=4 with"):
         attention(layers.LocalHeads(HEADS, (2, 3))).make_cache(1, 4)
     cache = layer.make_cache(1, LENGTH)
-    with pytest.raises(ValueError, match="None while training .*training=True"):
+    with pytest.raises(ValueError, match="None in training .*training=True"):
         layer(x, cache=cache, cache_index=0, training=True)
     with pytest.raises(ValueError, match="return_attention_scores=True"):
         layer(x, cache=cache, cache_index=0, return_attention_scores=True)
     with pytest.raises(ValueError, match=r"shape=\(2, 1, 8\) and a cache for 1. Pass"):
         layer(normal(2, 1, DIM), cache=cache, cache_index=0)
     image = normal(1, 2, 2, DIM)
-    with pytest.raises(ValueError, match=r"one by one, .*\(1, 2, 2, 8\) with .*=4"):
+    with pytest.raises(ValueError, match=r"of a cache, .*\(1, 2, 2, 8\) with .*=4"):
         layer(image, cache=cache, cache_index=4)
     with pytest.raises(ValueError, match="depth that the layer was built with, 8"):
         layer.make_cache(1, LENGTH, value=normal(1, 7, DIM + 1))
@@ -597,5 +527,8 @@ def test_refused():
                     cache=bounded.make_cache(1, 4),
                     cache_index=index,
                 )
+    for index in (1.0, True, ops.zeros(()), ops.zeros((1,), "int32")):
+        with pytest.raises(ValueError, match="integer or a scalar .*: cache_index="):
+            layer(x, cache=cache, cache_index=index)
     with pytest.raises(ValueError, match=r"must hold the memory .*shape=\(1, 7, 8\)"):
         layer(x, value=normal(1, 7, DIM), cache=cache, cache_index=0)

@@ -35,7 +35,7 @@ def test_equals_the_code_of_the_authors(number, alpha):
     np.testing.assert_array_equal(weights == 0.0, expected["weights"] == 0.0)
     gradients = golden_cases.gradients(
         Entmax(),
-        lambda output, losses: ops.sum(output * upstream),
+        lambda output, losses: ops.sum(ops.multiply(output, upstream)),
         {"logits": logits, "alpha": alphas},
         wrt=("logits", "alpha"),
     ).inputs

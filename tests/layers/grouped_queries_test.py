@@ -289,9 +289,9 @@ def test_all_queries_may_have_one_key():
     assert attention.value_kernel.shape == (DIM, VALUE_DIM)
     x = helpers.normal(2, LENGTH, DIM)
     cache = attention.make_cache(2, LENGTH)
-    output, _ = attention(x, cache=cache)
+    steps, _ = attention(x, cache=cache)
     expected, _ = golden_cases.run(attention, x, use_causal_mask=True)
-    golden_cases.assert_close(output, expected, 1e-5)
+    golden_cases.assert_close(golden_cases.to_numpy(steps), expected, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -300,8 +300,8 @@ def test_all_queries_may_have_one_key():
         ("positive integer", 0, [layers.FullHeads(4)]),
         ("must divide the number of heads in all groups, 4", 3, [layers.FullHeads(4)]),
         (
-            r"counts over all groups.*Received: num_key_value_heads=2 with groups of "
-            r"\[3, 1\] heads",
+            r"counts the key heads of all groups.*Received: num_key_value_heads=2 with "
+            r"groups of \[3, 1\] heads",
             2,
             [layers.FullHeads(3), layers.LocalHeads(1)],
         ),

@@ -4,6 +4,7 @@ The tests start most weights at zero and then `randomize` them: JAX compiles the
 random initializers for every shape, which takes longer than the tests themselves.
 """
 
+import functools
 import inspect
 import json
 
@@ -52,7 +53,7 @@ def compiled(function, jit_compile=True):
         function: takes tensors and returns a structure of tensors.
         jit_compile: on TensorFlow; False for no XLA, None to compile nothing at all.
             On JAX the whole function is compiled, which takes a fifth of the time of
-            one operation after another.
+            one operation after another. Torch compiles nothing.
 
     Returns:
         The function with arrays, or structures of them, in place of tensors.
@@ -421,45 +422,91 @@ def assert_steps_read_a_memory(attention, dim):
     golden_cases.assert_close(*call(x, memory, real), 1e-5)
 
 
-def assert_starts_with_room(attention, dim, has_bias=True):
-    """Fails unless steps continue a start with masked room behind its tokens.
+class Decoder:
+    """The ways to call a layer, each compiled once; arrays in and out.
 
-    As `generate` reads what all prompts of a batch have: its next step takes the last
-    of these tokens once more. In the first row this token is padding.
+    A call takes tokens, a mask of those that are no padding, and a token bias, which is
+    left out without `has_bias`.
     """
-    length, room, start = 15, 12, 8
-    real = mask_with_a_hole(length, length, length)
-    real[0, start - 1] = False
-    x, bias = normal(2, length, dim), normal(2, length, seed=1) * has_bias
 
-    def ways(x, real, bias):
-        def call(first, last, mask=True, **options):
-            seen = keras.ops.logical_and(real[:, first:last], mask)
-            about = {"query_mask": seen}
-            if has_bias:
-                about["token_bias"] = bias[:, first:last]
-            return attention(x[:, first:last], **about, **options)
+    def __init__(self, layer, has_bias=True):
+        def about(real, bias):
+            return {"query_mask": real, **({"token_bias": bias} if has_bias else {})}
 
-        whole = call(0, length, use_causal_mask=True, routing_scope="prefix")
-        _, started = call(
-            0,
-            room,
-            np.arange(room) < start,
-            cache=attention.make_cache(2, length),
-            cache_index=0,
+        whole = functools.partial(layer, use_causal_mask=True, routing_scope="prefix")
+
+        def all_at_once(x, real, bias):
+            return whole(x, **about(real, bias))
+
+        def with_cache(x, real, bias, cache, index):
+            return layer(x, cache=cache, cache_index=index, **about(real, bias))
+
+        # XLA takes long to compile the loops; the tests of `generate` have it.
+        self.whole = compiled(all_at_once, jit_compile=False)
+        start = functools.partial(with_cache, index=0)
+        self.start = compiled(start, jit_compile=False)
+        self.step = compiled(with_cache, jit_compile=False)
+
+    def steps(self, tokens, cache, first, end, size=1):
+        """Attends with the tokens from a position on, so many at once."""
+        outputs = []
+        for index in range(first, end, size):
+            x, real, bias = (x[:, index : index + size] for x in tokens)
+            output, cache = self.step(x, real, bias, cache, np.int32(index))
+            outputs.append(output)
+        return np.concatenate(outputs, axis=1), cache
+
+
+def assert_steps_equal_the_whole(
+    layer, dim, max_length=None, has_bias=True, tolerance=1e-5
+):
+    """Fails unless calls with a cache equal one pass, in whatever pieces tokens come.
+
+    Args:
+        layer: `MixedAttention`.
+        dim: size of a token.
+        max_length: that of the cache; None (the default) for that of the sequence.
+        has_bias: whether keys have a bias.
+        tolerance: of the comparison.
+
+    Returns:
+        The outputs of one pass, and those without padding and bias.
+    """
+    length, size, start = 29, 7, 8
+    real = mask_with_a_hole(length, length, length - 4)
+    tokens = normal(2, length, dim), real, normal(2, length, seed=2)
+    decoder = Decoder(layer, has_bias)
+    expected = decoder.whole(*tokens)
+
+    def assert_right(outputs, first, end):
+        shown, wanted = real[:, first:end], expected[:, first:end]
+        golden_cases.assert_close(
+            outputs[:, : end - first][shown], wanted[shown], tolerance
         )
-        continued = [
-            call(first, length, cache=started, cache_index=first)[0]
-            for first in (start - 1, start)
-        ]
-        return whole, *continued
 
-    call = compiled(ways, jit_compile=None)
-    expected, *continued = call(x, real, bias)
-    for outputs in continued:
-        shown = real[:, -outputs.shape[1] :]
-        wanted = expected[:, -outputs.shape[1] :]
-        golden_cases.assert_close(outputs[shown], wanted[shown], 1e-5)
+    empty = layer.make_cache(2, max_length or length)
+    outputs, cache = decoder.steps(tokens, empty, 0, 10)
+    assert_right(outputs, 0, 10)
+    # What a rejected draft has left behind is nothing.
+    draft = normal(2, size, dim, seed=3), real[:, :size] | True, tokens[2][:, :size]
+    decoder.step(*draft, cache, np.int32(10))
+    outputs, cache = decoder.steps(tokens, cache, 10, 24, size)
+    assert_right(outputs, 10, 24)
+    # A start forgets what was before. It may have room behind its tokens, as any call:
+    # in the first row the last one of them is padding.
+    fed = [x[:, : start + 4] for x in tokens]
+    fed[1] = fed[1] & (np.arange(start + 4) < start)
+    outputs, cache = decoder.start(*fed, cache)
+    assert_right(outputs, 0, start)
+    fed = [x[:, start : start + size] for x in tokens]
+    fed[1] = fed[1] & (np.arange(size) < 3)
+    outputs, cache = decoder.step(*fed, cache, np.int32(start))
+    assert_right(outputs, start, start + 3)
+    outputs, cache = decoder.steps(tokens, cache, start + 3, start + 5)
+    assert_right(outputs, start + 3, start + 5)
+    outputs, _ = decoder.steps(tokens, cache, start + 5, start + 5 + size, size)
+    assert_right(outputs, start + 5, start + 5 + size)
+    return expected, decoder.whole(tokens[0], real | True, tokens[2] * 0)
 
 
 def as_json(config):

@@ -629,7 +629,7 @@ def test_refuses_keys_of_their_own_and_masks_by_position():
         attention(x, key=x + 1)
     mask = np.ones((BATCH, LENGTH), "bool")
     for masks in ([mask], [None, mask]):
-        with pytest.raises(ValueError, match="`query_mask`, .* go by name"):
+        with pytest.raises(ValueError, match="`query_mask`, .* must be passed by name"):
             attention(x, None, *masks)
 
 

@@ -39,5 +39,10 @@ def test_no_product_of_tensorflow_broadcasts(x, y):
 def test_the_batch_may_be_unknown():
     x, y = normal(2, 3, 4, 5), normal(3, 5, 6)
     inputs = keras.Input(x.shape[1:])
-    model = keras.Model(inputs, keras.layers.Lambda(lambda x: product(x, y))(inputs))
+    model = keras.Model(
+        inputs,
+        keras.layers.Lambda(lambda x: product(x, keras.ops.convert_to_tensor(y)))(
+            inputs
+        ),
+    )
     np.testing.assert_allclose(model.predict(x, verbose=0), x @ y, rtol=1e-5, atol=1e-6)

@@ -139,7 +139,7 @@ def test_what_needs_logits_is_refused(reason, interpreted):
 
 def test_the_kernel_needs_a_tpu():
     group = built_group("splash")
-    reason = "there is no TPU" if ON_JAX else "the backend is tensorflow"
+    reason = "there is no TPU" if ON_JAX else "the kernel is JAX's"
     with pytest.raises(ValueError, match=reason):
         group(**inputs())
 

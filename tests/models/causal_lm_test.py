@@ -393,7 +393,7 @@ def test_padding_that_is_not_behind_the_prompt_is_refused(greedy, start):
     mask[1, :4] = start
     mask[1, 4:] = False
     inputs = {**x, "padding_mask": mask}
-    message = r"`padding_mask` must be True on the first .*Received: .*=\[[01], [01], "
+    message = r"`padding_mask` must be True for the first .*Received: .*=\[[01], [01], "
     with pytest.raises(ValueError, match=message):
         lm.generate(dict(inputs), stop_token_ids=None)
     with pytest.raises(ValueError, match=message):

@@ -326,8 +326,8 @@ def test_settings_that_no_variable_shows_are_told():
     hparams["sparsity_cluster_attention_window"] = 16
     _, lines = checkpoints.complete_settings(checkpoint, hparams=hparams)
     assert lines == [
-        "share_qk is not given and taken as True",
-        "add_timing_signal is not given and taken as False",
+        "share_qk is not given; True is used",
+        "add_timing_signal is not given; False is used",
     ]
 
 

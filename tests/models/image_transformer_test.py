@@ -345,5 +345,5 @@ def test_refuses_wrong_inputs():
     with pytest.raises(ValueError, match="an integer for each image"):
         model({"images": random_images(), "labels": labels[:1]})
     for missing in (random_images(), {"labels": labels}):
-        with pytest.raises(ValueError, match="Inputs must hold `images` and `labels`"):
+        with pytest.raises(ValueError, match="must contain `images` and `labels`"):
             model(missing)

@@ -132,7 +132,7 @@ def test_refusals():
     x = {**small_seq2seq.inputs(), "segment_ids": np.ones((2, 24), "int32")}
     with pytest.raises(ValueError, match="used with `RoutingTransformerSeq2SeqLM`"):
         lm(x)
-    with pytest.raises(ValueError, match="`restart_positions` is for texts"):
+    with pytest.raises(ValueError, match="`restart_positions` is only for texts"):
         small_seq2seq.hyperparameters(restart_positions=True)
 
 

@@ -623,5 +623,5 @@ def test_a_call_with_missing_arguments_is_refused():
 def test_layers_without_release_names_are_refused():
     attention = layers.MixedAttention([layers.FullHeads(2)], key_dim=4)
     attention(np.ones((1, 4, 8), "float32"))
-    with pytest.raises(ValueError, match="with the release's kinds of heads"):
+    with pytest.raises(ValueError, match="with patterns of the release"):
         release.read_variables(attention)

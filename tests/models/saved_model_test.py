@@ -245,7 +245,7 @@ def test_nothing_is_written(served):
         (
             "score_ids",
             {"token_ids": [[5, 5]], "padding_mask": [[False, True]]},
-            "True on the first tokens",
+            "True for the first tokens",
         ),
         (
             "generate_ids",
@@ -337,7 +337,7 @@ def test_padding_with_influence_is_refused(tmp_path):
     score = served.score(ids, np.ones_like(ids, "bool"))["log_likelihood"]
     expected = [result.log_likelihood for result in lm.score(ids)]
     np.testing.assert_allclose(score, expected, atol=1e-4)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Padding has influence"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Padding influences"):
         served.score(ids[:, :5], np.ones_like(ids[:, :5], "bool"))
 
 

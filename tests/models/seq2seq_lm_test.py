@@ -253,7 +253,7 @@ def test_padding_that_is_not_behind_the_prompt_is_refused(greedy, start):
     lm, x, _ = greedy
     mask = np.zeros_like(x["decoder_padding_mask"])
     mask[:, :3] = start
-    with pytest.raises(ValueError, match="`decoder_padding_mask` must be True on the"):
+    with pytest.raises(ValueError, match="`decoder_padding_mask` must be True for"):
         lm.generate({**x, "decoder_padding_mask": mask}, stop_token_ids=None)
 
 

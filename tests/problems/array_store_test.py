@@ -170,7 +170,7 @@ def test_damage_is_noticed(tmp_path, damage):
         (folder / "ids.npy").unlink()
     if damage == "info":
         (folder / "info.json").write_text(json.dumps({}))
-    with pytest.raises(ValueError, match="must be whole.*routing_tf.datagen"):
+    with pytest.raises(ValueError, match="must be complete.*routing_tf.datagen"):
         array_store.read(folder)
 
 
@@ -182,7 +182,7 @@ def test_info_of_wrong_types(tmp_path, content):
     array_store.write(tmp_path / "store", DTYPES, {}, parts())
     (tmp_path / "store" / "info.json").write_text(content)
     for use in (array_store.read, array_store.identity_of):
-        with pytest.raises(ValueError, match="must be whole.*routing_tf.datagen"):
+        with pytest.raises(ValueError, match="must be complete.*routing_tf.datagen"):
             use(tmp_path / "store")
 
 
@@ -199,7 +199,7 @@ def test_any_damaged_header_is_noticed_or_harmless(tmp_path):
             ids = array_store.read(folder, DTYPES)["ids"]
             np.testing.assert_array_equal(ids, np.arange(30))
         except ValueError as error:
-            assert "must be whole" in str(error)
+            assert "must be complete" in str(error)
             refused += 1
     assert refused > 50
 
@@ -208,7 +208,7 @@ def test_arrays_of_another_type(tmp_path):
     folder = tmp_path / "store"
     array_store.write(folder, DTYPES, {}, parts())
     np.save(folder / "ids.npy", np.zeros(30))
-    with pytest.raises(ValueError, match="ids.npy has entries of float64 in place of"):
+    with pytest.raises(ValueError, match="ids.npy has entries of float64 instead of"):
         array_store.read(folder, DTYPES)
     np.save(folder / "ids.npy", np.zeros((30, 2), "uint16"))
     with pytest.raises(ValueError, match="ids.npy has entries of"):

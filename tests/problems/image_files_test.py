@@ -132,7 +132,7 @@ def test_more_frames_are_told(tmp_path, caplog):
         assert image_folder.read_image(path).shape[:2] == (1, 1)
         assert image_files.has_more_frames(gif(num_frames)) == (num_frames > 1)
     [record] = caplog.records
-    assert f"only the first frame is read of {tmp_path}/two.gif" in record.getMessage()
+    assert f"only the first frame of {tmp_path}/two.gif is read" in record.getMessage()
     assert not image_files.has_more_frames(gif(2)[:-14])
     assert image_files.has_more_frames(png(bytes(8), b"acTL"))
     assert image_files.has_more_frames(webp(b"ANIM", bytes(6)))

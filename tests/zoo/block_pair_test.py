@@ -73,7 +73,7 @@ def test_draws_permutations_from_the_seed():
 
 def test_refuses_what_is_causal_and_another_sequence():
     group, (query, key, value) = built_group(8), tokens(8)
-    with pytest.raises(ValueError, match="`use_causal_mask` must be False: of all"):
+    with pytest.raises(ValueError, match="`use_causal_mask` must be False: every"):
         group(query, key, value, use_causal_mask=True)
     with pytest.raises(ValueError, match="`BlockPairHeads` .* is_cross_attention=True"):
         group(query, key, value, is_cross_attention=True)

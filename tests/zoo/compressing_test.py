@@ -85,53 +85,10 @@ def test_no_gradient_flows_to_later_tokens(kind):
         assert np.all(np.any(by_query[:, ~later] != 0.0, axis=(1, 2)))
 
 
-@pytest.mark.parametrize("kind", thorough(CAUSAL, ("convolution_and_window",)))
-def test_steps_equal_the_whole(kind):
-    attention = built_attention(kind)
-    real = helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH - 4)
-    tokens = helpers.normal(2, LENGTH, DIM), real, helpers.normal(2, LENGTH, seed=2)
-    whole = call_of(attention, use_causal_mask=True)
-    compiled = functools.partial(helpers.compiled, jit_compile=ON_JAX)
-    expected = compiled(whole)(*tokens)
-
-    def with_cache(x, real, bias, cache, index):
-        call = call_of(attention)
-        return call(x, real, bias, cache=cache, cache_index=index)
-
-    step = compiled(with_cache)
-
-    def steps(tokens, cache, first=0):
-        outputs = []
-        for index in range(first, tokens[0].shape[1]):
-            token = [x[:, index : index + 1] for x in tokens]
-            output, cache = step(*token, cache, np.int32(index))
-            outputs.append(output)
-        return np.concatenate(outputs, axis=1), cache
-
-    def assert_right(outputs, first, last):
-        shown = real[:, first:last]
-        golden_cases.assert_close(outputs[shown], expected[:, first:last][shown], 1e-5)
-
-    outputs, cache = steps(tokens, attention.make_cache(2, LENGTH))
-    assert_right(outputs, 0, LENGTH)
-    # A start forgets what was before. Its last token in the first row is padding.
-    start = compiled(functools.partial(with_cache, index=0))
-    output, started = start(*(x[:, :8] for x in tokens), cache)
-    assert_right(output, 0, 8)
-    assert_right(steps(tokens, started, 8)[0], 8, LENGTH)
-    # The newest token may come again, and replace others, one of them padding.
-    again, cache = steps([x[:, :16] for x in tokens], started, 7)
-    assert_right(again, 7, 16)
-    for other, is_real in ((2, True), (5, False)):
-        x, _, bias = (array[:, other : other + 1] for array in tokens)
-        _, cache = step(x, np.full((2, 1), is_real), bias, cache, np.int32(16))
-    assert_right(steps(tokens, cache, 16)[0], 16, LENGTH)
-
-
 @pytest.mark.parametrize("kind", thorough(CAUSAL, ("convolution_and_window", "luna")))
-def test_a_start_may_have_room_behind_it(kind):
+def test_steps_equal_the_whole(kind):
     has_bias = kind not in ("convolution", "convolution_and_window", "mean", "max")
-    helpers.assert_starts_with_room(built_attention(kind), DIM, has_bias)
+    helpers.assert_steps_equal_the_whole(built_attention(kind), DIM, has_bias=has_bias)
 
 
 @pytest.mark.parametrize("kind", MEMORIES)

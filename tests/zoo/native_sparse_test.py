@@ -264,7 +264,7 @@ def test_refused():
         ({"use_causal_mask": True, "features": None}, "`features` must be given"),
         (
             {"use_causal_mask": True, "value": np.ones((BATCH, HEADS, LENGTH, 9))},
-            "`return_attention_scores` must be False.*size 9 in place of 4",
+            "`return_attention_scores` must be False.*size 9 instead of 4",
         ),
     ):
         with pytest.raises(ValueError, match=message):

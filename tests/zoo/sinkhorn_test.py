@@ -170,26 +170,7 @@ def test_steps_equal_the_whole(dtype, tolerance):
     layer = layers.MixedAttention([group], 6, kernel_initializer="zeros", dtype=dtype)
     layer.build((None, None, 8))
     helpers.randomize(layer)
-    real = helpers.mask_with_a_hole(17, 17, 14)
-    x, noise = helpers.normal(2, 17, 8), helpers.normal(2, 3, 8, seed=1)
-
-    def ways(x, real, noise):
-        def fed(x, real, cache, index):
-            return layer(x, query_mask=real, cache=cache, cache_index=index)
-
-        cache = layer.make_cache(2, 19)
-        start, cache = fed(x[:, :6], real[:, :6], cache, 0)
-        again, cache = fed(x[:, 5:9], real[:, 5:9], cache, 5)
-        # The newest token replaces others.
-        _, cache = fed(noise[:, :1], real[:, :1] | True, cache, 9)
-        _, cache = fed(noise[:, 1:2], real[:, :1] & False, cache, 9)
-        rest, _ = fed(x[:, 9:], real[:, 9:], cache, 9)
-        steps = keras.ops.concatenate([start[:, :5], again, rest], axis=1)
-        return steps, layer(x, query_mask=real, use_causal_mask=True)
-
-    call = helpers.compiled(ways, jit_compile=None)
-    steps, expected = (y.astype("float32") for y in call(x, real, noise))
-    golden_cases.assert_close(steps[real], expected[real], tolerance)
+    helpers.assert_steps_equal_the_whole(layer, 8, has_bias=False, tolerance=tolerance)
 
 
 def test_padding_has_no_influence():
@@ -247,12 +228,3 @@ def test_survives_saving(tmp_path):
     helpers.assert_keeps_settings(group)
     layer = layers.MixedAttention([group], key_dim=4, kernel_initializer="ones")
     helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, 9, 6))
-
-
-@pytest.mark.thorough
-def test_a_start_may_have_room_behind_it():
-    group = zoo.SinkhornHeads(HEADS, 4, **OPTIONS)
-    layer = layers.MixedAttention([group], 6, kernel_initializer="zeros")
-    layer.build((None, None, 8))
-    helpers.randomize(layer)
-    helpers.assert_starts_with_room(layer, 8, has_bias=False)

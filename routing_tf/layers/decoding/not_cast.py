@@ -2,7 +2,7 @@
 
 
 class NotCast:
-    """Carries a cache past Keras, which would cast the floats among its tensors."""
+    """Hides a cache from Keras, which would cast its float tensors."""
 
     def __init__(self, cache, cache_index):
         self.cache = cache

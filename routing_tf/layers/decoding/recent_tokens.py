@@ -1,78 +1,100 @@
-"""A memory of the last tokens: as many as a head can see, or all of them."""
+"""A cache of the last tokens: as many as a head can see, or all of them."""
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import membership
+from routing_tf.layers.decoding import pending_keys
 from routing_tf.layers.decoding import rows
-from routing_tf.layers.key_shift import to_remember
+from routing_tf.layers.lengths import numbers
+from routing_tf.layers.masks import known_mask
 
 
 def make(group, batch_size, num_tokens):
     """Returns an empty cache for `num_tokens` tokens of a group that has `sees`."""
-    return {
-        "rows": rows.empty_rows(group, batch_size, group.num_key_heads, num_tokens),
+    shape = batch_size, group.num_key_heads
+    cache = {
+        "rows": rows.empty_rows(group, *shape, num_tokens),
         "positions": ops.full((batch_size, num_tokens), -1, dtype="int32"),
     }
+    if group.key_shift:
+        key = ops.zeros((*shape, 1, group.key_dim), group.compute_dtype)
+        cache["pending"] = pending_keys.none(batch_size, key=key)
+    return cache
+
+
+def restarted(cache):
+    """Returns a cache as it was before the first token."""
+    cache = {**cache, "positions": ops.full_like(cache["positions"], -1)}
+    if "pending" in cache:
+        cache["pending"] = pending_keys.forgotten(cache["pending"])
+    return cache
 
 
 def fill(group, cache, inputs):
     """Returns the cache behind a sequence that starts at position 0."""
-    _, heads, length, _ = inputs.value.shape
-    num_tokens = cache["rows"].shape[2]
-    new_rows = offers = rows.of_inputs(group, inputs)
-    if group.key_shift:
-        offers = rows.of_inputs(group, to_remember(inputs))
-    real = rows.split_rows(group, new_rows)[-1][:, 0]
-    last = rows.last_token(real)[:, None]
-    slots = np.arange(num_tokens, dtype="int32")
-    positions = last - (last - slots) % num_tokens
-    index = ops.clip(positions, 0, length - 1)[:, None]
-    index = ops.broadcast_to(index, (ops.shape(index)[0], heads, num_tokens))
-    positions = ops.where(positions < 0, -1, positions)
-    if group.key_shift:
-        # No value may follow the key of padding.
-        is_real = ops.take_along_axis(real, index[:, 0], axis=1)
-        positions = ops.where(is_real, positions, -1)
-    return {
-        **cache,
-        "rows": membership.gather(offers, index),
-        "positions": positions,
-    }
+    cache, new_rows, real = _offered(group, restarted(cache), 0, inputs)
+    return _remembered(cache, 0, new_rows, real)
 
 
 def step(group, cache, index, inputs):
-    """Attends with the token at position `index`; returns output and cache."""
-    slot = index % cache["rows"].shape[2]
-    new_rows = rows.of_inputs(group, inputs)
-    positions = ops.full((ops.shape(new_rows)[0], 1), 0, dtype="int32") + index
+    """Attends with tokens from position `index` on; returns output and cache."""
+    cache, new_rows, real = _offered(group, cache, index, inputs)
+    number = inputs.query.shape[2]
+    query = index + numbers(number)
+    if number == 1 or group.max_positions(cache) is not None:
+        seen = cache = _written(cache, index, new_rows, query)
+    else:
+        # The last ones would push out what the first ones see.
+        old, cache = cache, _remembered(cache, index, new_rows, real)
+        positions = ops.broadcast_to(query, (ops.shape(new_rows)[0], number))
+        seen = {
+            **cache,
+            "rows": ops.concatenate([old["rows"], new_rows], axis=2),
+            "positions": ops.concatenate([old["positions"], positions], axis=1),
+        }
+    query, keys = query[:, None], seen["positions"][:, None, None]
+    visible, distances = group.sees(query, keys, seen)
+    visible = ops.logical_and(visible, ops.logical_and(keys >= 0, keys <= query))
+    output = rows.attend_to_rows(group, inputs.query, seen["rows"], visible, distances)
+    return output, cache
+
+
+def _offered(group, cache, index, inputs):
+    """Returns the cache, rows of tokens with the keys that they offer, and their mask.
+
+    The mask, `<bool>[B, T]`, is False for padding.
+    """
+    mask, _ = group.cached_mask_and_bias(inputs)
+    real = known_mask(inputs.value, mask)[:, 0]
     if group.key_shift:
-        cache = _complete(group, cache, index, new_rows)
-        # What follows padding finds no key.
-        real = rows.split_rows(group, new_rows)[-1][:, 0]
-        positions = ops.where(real, positions, -1)
-        new_rows = rows.open_rows(group, new_rows)
-    cache = {
+        inputs, pending = pending_keys.offer_inputs(cache["pending"], index, inputs)
+        cache = {**cache, "pending": pending}
+    return cache, rows.of_inputs(group, inputs), real
+
+
+def _written(cache, index, new_rows, positions):
+    """Returns the cache with tokens, of which it has room for all."""
+    slot = index % cache["rows"].shape[2]
+    positions = ops.broadcast_to(positions, (ops.shape(new_rows)[0], new_rows.shape[2]))
+    return {
         **cache,
         "rows": ops.slice_update(cache["rows"], (0, 0, slot, 0), new_rows),
         "positions": ops.slice_update(cache["positions"], (0, slot), positions),
     }
-    keys = cache["positions"][:, None]
-    if group.key_shift:
-        # The place of the value that is read; an empty place has no successor.
-        keys = ops.where(keys < 0, keys, keys + 1)
-    visible, distances = group.sees(index, keys, cache)
-    visible = ops.logical_and(visible, ops.logical_and(keys >= 0, keys <= index))
-    output = rows.attend_to_rows(group, inputs.query, cache["rows"], visible, distances)
-    return output, cache
 
 
-def _complete(group, cache, index, new_rows):
-    """Returns the cache with the value that follows the token before `index`."""
-    num_tokens = cache["rows"].shape[2]
-    slot = (index - 1) % num_tokens
-    row = ops.take(cache["rows"], slot[None], axis=2)
-    follows = ops.take(cache["positions"], slot[None], axis=1) == index - 1
-    follows = ops.logical_and(follows, index > 0)[:, None]
-    row = rows.complete_rows(group, row, new_rows, follows)
-    return {**cache, "rows": ops.slice_update(cache["rows"], (0, 0, slot, 0), row)}
+def _remembered(cache, index, new_rows, real):
+    """Returns the cache with the last tokens up to the last real one of each row."""
+    _, heads, num_tokens, _ = cache["rows"].shape
+    last = index + rows.last_token(real)[:, None]
+    slots = numbers(num_tokens)
+    positions = last - (last - slots) % num_tokens
+    is_new = positions >= index
+    places = ops.clip(positions - index, 0, new_rows.shape[2] - 1)[:, None]
+    places = ops.broadcast_to(places, (ops.shape(places)[0], heads, num_tokens))
+    new_rows = membership.gather(new_rows, places)
+    return {
+        **cache,
+        "rows": ops.where(is_new[:, None, :, None], new_rows, cache["rows"]),
+        "positions": ops.where(is_new, positions, cache["positions"]),
+    }

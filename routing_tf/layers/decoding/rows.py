@@ -1,18 +1,12 @@
-"""What is remembered of a token: key, value, bias and whether it is one, in a row."""
-
-import dataclasses
+"""Rows of a cache: the key, value and bias of a token, and whether there is one."""
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import extremes
 from routing_tf.layers import key_heads
-from routing_tf.layers import membership
-from routing_tf.layers.key_shift import to_remember
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import known_mask
 from routing_tf.layers.masks import large_negative
 
 
@@ -48,29 +42,6 @@ def of_inputs(group, inputs):
     return make_rows(inputs.key, inputs.value, mask, bias)
 
 
-def newest(group, inputs, number=1):
-    """Returns the rows up to the last token that is no padding, and its position.
-
-    Use it where the last real token must be told from the padding behind it, which
-    there is where `generate` reads prompts of different lengths.
-
-    Args:
-        group: a head group.
-        inputs: `HeadInputs`.
-        number: number of rows. Those before the first token are empty.
-
-    Returns:
-        `<float>[batch, heads, number, E]`, and `<int32>[batch]`: -1 if all is padding.
-    """
-    mask = known_mask(inputs.value, inputs.value_mask)[:, 0]
-    position = last_token(mask)
-    found = of_inputs(group, inputs)
-    found = ops.pad(found, [(0, 0), (0, 0), (number, 0), (0, 0)])
-    places = position[:, None, None] + np.arange(1, number + 1, dtype="int32")
-    places = ops.broadcast_to(places, (*ops.shape(found)[:2], number))
-    return membership.gather(found, places), position
-
-
 def of_tokens(tokens):
     """Returns the rows of `RoutedTokens`, each with its own key and value."""
     inputs = tokens.inputs
@@ -88,64 +59,34 @@ def split_rows(group, rows):
     )
 
 
-def make_offers(group, tokens):
-    """Returns the rows of a sequence before any shift, as they stand in a cache.
-
-    With shifted keys a row joins a key with the value that follows it. The row of the
-    last token is open.
-    """
-    if group.key_shift:
-        tokens = dataclasses.replace(tokens, inputs=to_remember(tokens.inputs))
-    return of_tokens(tokens)
-
-
-def open_rows(group, rows):
-    """Returns rows whose values are still to come: no token may read them."""
-    key_dim = group.key_dim
-    return ops.concatenate(
-        [rows[..., :key_dim], ops.zeros_like(rows[..., key_dim:])], axis=-1
-    )
-
-
-def complete_rows(group, rows, new, follows):
-    """Puts the value of a token into open rows, with its bias and mask.
-
-    `follows`, `<bool>[...]`, tells where the token of the rows `new` follows that of
-    the key. A row may be complete already; its value is replaced.
-    """
-    key_dim = group.key_dim
-    value = ops.where(follows[..., None], new[..., key_dim:], rows[..., key_dim:])
-    return ops.concatenate([rows[..., :key_dim], value], axis=-1)
-
-
 def attend_to_rows(group, query, rows, visible, distances, bias=None, **options):
-    """Attends with one query `<float>[B, H, ..., 1, D]` to rows `[B, H, ..., R, E]`.
+    """Attends with queries `<float>[B, H, ..., Q, D]` to rows `[B, H, ..., R, E]`.
 
     Rows may be those of key heads, which serve the queries of several heads.
     `visible` (None for all there are) and `distances`, the relative positions, are
-    broadcastable to `[..., R]`; `bias`, `<float>[..., 1, R]` or None, is added to that
-    of the rows. Other options are those of the dot product.
+    broadcastable to `[..., Q, R]`; `bias`, likewise or None, is added to that of the
+    rows. Other options are those of the dot product.
     """
     rows = key_heads.for_queries(rows, query.shape[1])
     key, value, own_bias, real = split_rows(group, rows)
     own_bias = own_bias[..., None, :]
     bias = own_bias if bias is None else bias + ops.cast(own_bias, bias.dtype)
-    real = group.padding_mask(real)
+    real = group.padding_mask(real)[..., None, :]
     if visible is not None:
         real = ops.logical_and(real, visible)
     return group.dot_product(
         query,
         key,
         value,
-        attention_mask=real[..., None, :],
+        attention_mask=real,
         bias=bias,
-        distances=distances[..., None, :],
+        distances=distances,
         training=False,
         **options,
     )
 
 
 def last_token(mask):
-    """Returns the last True position on the last axis of a mask, -1 where none is."""
+    """Returns the last True position on the last axis of a mask, or -1."""
     positions = numbers(length_of(mask, -1))
     return extremes.largest(ops.where(mask, positions, -1), axis=-1)

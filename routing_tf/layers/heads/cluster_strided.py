@@ -14,32 +14,31 @@ from routing_tf.layers.rules.all_scores import AllScores
 class ClusterStridedHeads(CentroidHeads):
     """Heads whose clusters hold tokens at all distances from a centroid.
 
-    The tokens are put in the order of their score against a learned centroid, and
-    every `max(1, length // attention_window)`-th one is a member of its cluster:
-    where `RoutedHeads` take the nearest tokens, these take an even sample. Attention
-    is dense inside a cluster, and a token's results are averaged over the clusters it
-    sits in.
+    Tokens are sorted by their score with a learned centroid, and every
+    `max(1, length // attention_window)`-th one is a member of its cluster:
+    `RoutedHeads` take the nearest tokens, these heads an even sample. Attention is
+    dense inside a cluster, and a token's results are averaged over its clusters.
 
-    Under a causal mask all this is judged for each query among the tokens up to it,
-    so the length is their number: strictly causal, at the cost of full attention times
-    the number of clusters.
+    Under a causal mask, members are chosen for each query among the tokens up to it,
+    whose number is then the length. This is strictly causal, and costs as much as full
+    attention times the number of clusters.
 
-    In attention to another sequence the clusters hold tokens of that sequence, and each
-    query sees those of its own best centroid.
+    In attention to another sequence, clusters contain tokens of that sequence, and each
+    query sees those of its best centroid.
 
-    State: that of `OnlineKMeans`, moved when `training=True`. Padding is no token, is
-    never seen, and moves no centroid.
+    State: that of `OnlineKMeans`, which moves when `training=True`. Padding is never
+    seen, and moves no centroid.
 
     Args:
         num_heads: number of heads in the group.
         num_clusters: number of centroids of each head.
         attention_window: number of members of a cluster, in tokens.
-        share_query_key: whether keys are made by the projection of the queries. In
-            self-attention queries and keys are then the same and have one membership.
+        share_query_key: whether the projection of the queries also makes the keys. In
+            self-attention, queries and keys are then the same and have one membership.
             Defaults to True.
-        prefix_block_size: number of queries that go at once under a causal mask, in
-            tokens. It does not change results: more take more memory, fewer more
-            turns. None (the default) for `attention_window`.
+        prefix_block_size: number of queries that are computed at once under a causal
+            mask, in tokens. It does not change results: more queries take more memory,
+            fewer take more turns. None (the default) for `attention_window`.
         **kwargs: arguments of `Clustering`, which say how centroids move, and of
             `ClusteredHeads`.
 
@@ -48,9 +47,9 @@ class ClusterStridedHeads(CentroidHeads):
 
     Raises:
         ValueError: if `attention_window` or `prefix_block_size` is not a positive
-            integer, or an argument is refused by `HeadGroup` or `Clustering`; when
-            built, if `key_dim` is less than 2; when called, if `use_causal_mask=True`
-            and query and value differ in length.
+            integer, or `HeadGroup` or `Clustering` refuses an argument; when built, if
+            `key_dim` is less than 2; when called, if `use_causal_mask=True` and query
+            and value differ in length.
 
     Example:
 

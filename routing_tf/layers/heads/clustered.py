@@ -1,4 +1,4 @@
-"""What all patterns share whose queries see the members of a cluster."""
+"""The common part of all patterns whose queries see the members of a cluster."""
 
 import dataclasses
 
@@ -30,35 +30,34 @@ QUERY_CLUSTERS = ("query", "key")
 class ClusteredHeads(HeadGroup):
     """Heads that attend inside clusters; subclasses say who is a member.
 
-    Queries and keys are layer-normalised and scored against the clusters. How tokens
-    attend then is one of `routing_tf.layers.rules`: under a causal mask the group's
-    `causal_rule`; in attention to another sequence each query sees the members of its
-    best cluster; else attention is dense inside each cluster, and a token's results
-    are averaged over the clusters it sits in. Queries and keys are normalised and
-    scored in float32, with `dtype="float64"` too. Rotary positions turn them after
-    that: clusters are chosen by content alone, and positions show inside a cluster.
-    With `qk_norm` these vectors are multiplied by the learned scales before they are
-    compared, and by no `key_dim**-0.5`, so that scales of one change no logit. Where
-    queries are keys, each is multiplied by the scale of queries and by that of keys.
+    Queries and keys are layer-normalised and scored against the clusters, in float32
+    even with `dtype="float64"`. Then one of `routing_tf.layers.rules` says how tokens
+    attend: under a causal mask the group's `causal_rule`; in attention to another
+    sequence each query sees the members of its best cluster; elsewhere attention is
+    dense inside each cluster, and a token's results are averaged over its clusters.
+    Rotary positions turn queries and keys after scoring: only content chooses clusters,
+    and positions count inside a cluster. With `qk_norm`, learned scales multiply these
+    vectors before they are compared, without the factor `key_dim**-0.5`, so that scales
+    of 1 change no logit. Where queries are keys, both scales multiply each vector.
 
     Args:
         num_heads: number of heads in the group.
         attention_window: number of members of a cluster, in tokens. A window longer
             than the input is cut to it.
-        share_query_key: whether keys are made by the projection of the queries. In
-            self-attention queries and keys are then the same and have one membership.
+        share_query_key: whether the projection of the queries also makes the keys. In
+            self-attention, queries and keys are then the same and have one membership.
             Defaults to True.
-        query_cluster: where each token has one cluster and reads one, and queries are
-            projected apart: whether it reads the best one of its `"query"` (the
-            default), or that of its `"key"`.
-        exploring_queries: how many random queries of each head, drawn anew in each
-            step, see all that the mask lets them see while training in self-attention,
-            in place of their cluster: so a head learns of matches in other clusters.
-            Work grows by so many queries times the length; more than the length means
-            all. They see themselves as others do, and have no relative positions.
-            Padding does not explore, and expert choice in the scope `"prefix"` has no
-            exploring queries. `dropout_seed` is the seed of their positions too, which
-            are the same for all sequences of a batch. Defaults to 0.
+        query_cluster: which cluster a token reads if queries and keys are projected
+            separately and each token has one cluster: the best one of its `"query"`
+            (the default) or that of its `"key"`.
+        exploring_queries: how many random queries of each head, new ones in each
+            training step of self-attention, see everything that the mask lets them see
+            instead of their cluster, so that a head learns about matches in other
+            clusters. Work grows by that many queries times the length; more than the
+            length means all queries. They have no relative positions. Padding does not
+            explore, and expert choice in the scope `"prefix"` has no exploring queries.
+            Positions are the same for all sequences of a batch, and `dropout_seed` is
+            also their seed. Defaults to 0.
         **kwargs: arguments of `HeadGroup`.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
@@ -66,9 +65,9 @@ class ClusteredHeads(HeadGroup):
 
     Raises:
         ValueError: if `attention_window` is not a positive integer, `exploring_queries`
-            is negative, or an argument is refused by `HeadGroup`; when built, if
-            `key_dim` is less than 2; when called, if `use_causal_mask=True` and query
-            and value differ in length.
+            is negative, or `HeadGroup` refuses an argument; when built, if `key_dim` is
+            less than 2; when called, if `use_causal_mask=True` and query and value
+            differ in length.
 
     Reference: `clustered_local_attention_helper` of the release.
     """
@@ -76,7 +75,7 @@ class ClusteredHeads(HeadGroup):
     supports_entmax = True
     compares_by_products = True
     supports_segments = True
-    # Clusters are found by content alone, what is in them is compared by position too.
+    # Only content finds clusters; their members are also compared by position.
     compares_inputs = False
     #: Number of choices of clusters, whose results are joined, see `rules.rounds`.
     num_rounds = 1
@@ -84,6 +83,8 @@ class ClusteredHeads(HeadGroup):
     clusters_per_query = 1
     #: Whether a token sees itself where it sees others.
     attends_to_self = True
+    # Each of them reads a copy of its members.
+    queries_per_step = 32
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class ClusteredHeads(HeadGroup):
 
     @property
     def joins_rounds(self):
-        """Whether what tokens see is joined by the rules of `rules.rounds`."""
+        """Whether `rules.rounds` joins what tokens see."""
         return self.num_rounds > 1 or not self.attends_to_self
 
     def has_softmax_alone(self, inputs, training):
@@ -123,18 +124,18 @@ class ClusteredHeads(HeadGroup):
     def build(self, query_shape, key_shape, value_shape):
         if query_shape[-1] < 2:
             raise ValueError(
-                "`key_dim` must be at least 2 with heads that normalize each query "
-                f"over it. Received: key_dim={query_shape[-1]}"
+                "`key_dim` must be at least 2 in heads that normalize each query over "
+                f"it. Received: key_dim={query_shape[-1]}"
             )
         super().build(query_shape, key_shape or query_shape, value_shape)
 
     @property
     def routes_queries(self):
-        """Whether queries choose the cluster that they read apart from keys."""
+        """Whether queries choose the cluster that they read separately from keys."""
         return not self.share_query_key and self.query_cluster == "query"
 
     def whole_sequence_rule(self):
-        """Returns how members attend that are chosen from the whole sequence."""
+        """Returns the `Rule` of members that are chosen from the whole sequence."""
         return InsideClusters(self)
 
     def memory_rule(self):
@@ -144,23 +145,23 @@ class ClusteredHeads(HeadGroup):
     def causal_rule(self, routing_scope=None):
         """Returns how tokens attend under a causal mask, a `Rule`.
 
-        `routing_scope` is that of `RoutedHeads`; None for the group's own.
+        `routing_scope` is that of `RoutedHeads`; None for that of the group.
         """
         return self.whole_sequence_rule()
 
     def scores(self, streams, masks, training=None):
         """Scores tokens against the clusters; a subclass says how.
 
-        `streams` are normalised queries and keys, or keys alone that are the queries
-        too, `<float32>[batch, heads, length, key_dim]`. `masks`, one for each stream,
-        are `<bool>[batch, 1 or heads, length]`, True for real tokens, or None. Returns
-        a list of `<float32>[batch, heads, length, clusters]`. State moves only in
-        training.
+        `streams` are normalised queries and keys, or only keys that are also the
+        queries, `<float32>[batch, heads, length, key_dim]`. `masks`, one for each
+        stream, are `<bool>[batch, 1 or heads, length]`, True for real tokens, or None.
+        Returns a list of `<float32>[batch, heads, length, clusters]`. State moves only
+        in training.
         """
         raise NotImplementedError
 
     def bare_scores(self, streams):
-        """Returns what `scores` does, without adding a loss or moving state."""
+        """Returns the result of `scores`, without adding a loss or moving state."""
         return self.scores(streams, [None] * len(streams), training=False)
 
     #: Added to a token's number of clusters, by which what it gets there is divided.
@@ -176,7 +177,7 @@ class ClusteredHeads(HeadGroup):
         `<float32>[batch, heads, length, clusters]`; the mask, True for those that may
         be members, is `<bool>[batch, 1 or heads, length]`, or None. Returns members
         `<int>[batch, heads, clusters, window]`, sorted, and a mask of their shape,
-        False in slots that hold none; None for a mask of all True. While training,
+        False in slots without a member; None for a mask of all True. In training,
         rounding may decide among equal tokens, which is faster.
         """
         window = self.window(length_of(scores, 2))
@@ -224,16 +225,25 @@ class ClusteredHeads(HeadGroup):
             rule = self.whole_sequence_rule()
         return rule if inputs.segments is None else rule.in_segments()
 
+    @property
+    def tokens_per_step(self):
+        return self.causal_rule("prefix").tokens_per_step
+
     def make_cache(self, batch_size, max_length, grid=None):
         return self.causal_rule("prefix").make_cache(batch_size, max_length)
 
-    def fill_cache(self, cache, inputs):
+    def start(self, cache, inputs):
+        # What attends and what is remembered has the same scores.
         rule = self.causal_rule("prefix")
-        return rule.fill_cache(cache, self.routed_tokens(inputs, rule))
+        tokens = self.routed_tokens(inputs, rule)
+        shifted = dataclasses.replace(tokens, inputs=self.shifted(tokens.inputs))
+        attending = self._rule(inputs)
+        output = attending.attend(shifted.for_queries(self.num_heads), training=False)
+        return output, rule.fill_cache(cache, tokens.in_last_segment())
 
     def step(self, cache, index, inputs):
         rule = self.causal_rule("prefix")
-        tokens = self.routed_token(inputs, rule, cache, index)
+        tokens = self.next_tokens(inputs, rule, cache, index)
         return rule.step(cache, index, tokens)
 
     def restart_cache(self, cache):
@@ -244,7 +254,7 @@ class ClusteredHeads(HeadGroup):
 
     def make_memory(self, inputs, max_length):
         rule = self.memory_rule()
-        # The memory alone: its keys in place of queries.
+        # Only the memory: its keys serve as queries.
         inputs = dataclasses.replace(inputs, query=inputs.key, key=None)
         return rule.make_memory(self.routed_tokens(inputs, rule))
 
@@ -253,7 +263,7 @@ class ClusteredHeads(HeadGroup):
 
     def read_memory(self, cache, index, inputs):
         rule = self.memory_rule()
-        tokens = self.routed_token(inputs, rule, cache, index)
+        tokens = self.next_tokens(inputs, rule, cache, index)
         return rule.step(cache, index, tokens)
 
     def routed_tokens(self, inputs, rule, training=False):
@@ -265,12 +275,15 @@ class ClusteredHeads(HeadGroup):
         if shares_scores:
             streams, masks = streams[1:], masks[1:]
         scores = self._scores(streams, masks, training, inputs.adds_losses)
-        query, key = self.normalized_query(query), self.normalized_key(key)
+        if self.qk_norm:
+            query, key = self.normalized_query(query), self.normalized_key(key)
         shares_vectors = query is key
-        query = self.rotated(query, inputs)
+        if self.rotary_positions:
+            query = self.rotated(query, inputs)
+            key = query if shares_vectors else self.rotated(key, inputs)
         return RoutedTokens(
             query,
-            query if shares_vectors else self.rotated(key, inputs),
+            key,
             scores[0],
             scores[-1],
             masks[0],
@@ -282,8 +295,8 @@ class ClusteredHeads(HeadGroup):
 
     def _scores(self, streams, masks, training, adds_losses):
         """Returns what `scores` does, for streams of queries with all their heads."""
-        if self.num_key_heads < self.num_heads:
-            own, number = streams, self.num_key_heads
+        number, own = self.num_key_heads, streams
+        if number < self.num_heads:
             streams = [key_heads.in_one_sequence(x, number) for x in own]
             masks = [
                 None if mask is None else ops.tile(mask, (1, 1, x.shape[1] // number))
@@ -293,7 +306,7 @@ class ClusteredHeads(HeadGroup):
             scores = self.scores(streams, masks, training=training)
         else:
             scores = self.bare_scores(streams)
-        if self.num_key_heads < self.num_heads:
+        if number < self.num_heads:
             scores = [
                 key_heads.in_heads(*each) for each in zip(scores, own, strict=True)
             ]
@@ -310,17 +323,17 @@ class ClusteredHeads(HeadGroup):
         return key * ops.cast(self.key_scale, key.dtype)
 
     def vectors(self, inputs):
-        """Returns queries and keys, `<float32>`, normalised; the same if they are."""
+        """Returns normalised queries and keys, `<float32>`; the same if they are."""
         query = normalize(inputs.query)
         return query, query if inputs.key is None else normalize(inputs.key)
 
-    def routed_token(self, inputs, rule, cache, index):
-        """Returns the `RoutedTokens` of the token at `index`, behind a cache."""
+    def next_tokens(self, inputs, rule, cache, index):
+        """Returns the `RoutedTokens` of tokens from `index` on, behind a cache."""
         return self.routed_tokens(inputs, rule)
 
     @property
     def members_per_cluster(self):
-        """Number of members of each cluster that a query sees where tokens choose."""
+        """Number of members of each cluster that a query sees in token choice."""
         return self.attention_window // self.clusters_per_query
 
     def window(self, length):
@@ -328,9 +341,9 @@ class ClusteredHeads(HeadGroup):
         return smaller(self.attention_window, length)
 
     def known_window(self, length):
-        """Number of members that a token may see, where more change no result.
+        """Number of members that a token may see, limited to the length.
 
-        It sets sizes of chunks, which are integers though the length may be none.
+        It sets the sizes of chunks, which are integers even if the length is unknown.
         """
         return self.window(length) if is_known(length) else self.attention_window
 
@@ -338,10 +351,10 @@ class ClusteredHeads(HeadGroup):
 class CentroidHeads(ClusteredHeads):
     """Clustered heads whose clusters have learned centroids.
 
-    State: that of `OnlineKMeans`, moved when `training=True`. Padding is no member as
-    long as there are enough tokens, is never seen, and moves no centroid. The
+    State: that of `OnlineKMeans`, which moves when `training=True`. Padding is a member
+    only if there are too few tokens, is never seen, and moves no centroid. The
     clustering loss is added to `losses`. `prefix_block_size` is the number of queries
-    that go at once where membership is judged for each prefix; None for
+    that are computed at once where members are chosen for each prefix; None for
     `attention_window`. Other arguments are those of `Clustering` and `ClusteredHeads`.
     """
 
@@ -389,13 +402,13 @@ class CentroidHeads(ClusteredHeads):
         return membership.NEAR_TIE * self.kmeans.centroids.shape[-1]
 
     def num_candidates(self, length):
-        """Returns how many tokens of a prefix can be members when it has grown so."""
+        """Returns how many tokens of a prefix of this length can be members."""
         raise NotImplementedError
 
     def is_member(self, ranks, num_tokens):
         """Tells which tokens of a prefix are members.
 
-        `ranks` are the numbers of its tokens that score higher.
+        `ranks` count its tokens that score higher.
         """
         raise NotImplementedError
 

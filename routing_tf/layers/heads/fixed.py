@@ -10,6 +10,7 @@ from routing_tf.layers import blocks
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.heads.local import check_block_shape
+from routing_tf.layers.lengths import as_numbers
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import library
 from routing_tf.layers.lengths import numbers
@@ -27,9 +28,9 @@ class FixedHeads(HeadGroup):
     """Heads whose queries see their own block and the last columns of every block.
 
     The last `num_summary_columns` tokens of each block are its summary. A query sees
-    its own block and the summaries of all blocks; with a causal mask only what is
-    not later. Work and memory of a query grow with the block and with the number of
-    summaries. A sequence that is no multiple of the block is padded and cut.
+    its own block and the summaries of all blocks; with a causal mask, only tokens up to
+    itself. Work and memory of a query grow with the block and with the number of
+    summaries. Other lengths than multiples of the block are padded and cut.
 
     Args:
         num_heads: number of heads in the group.
@@ -38,23 +39,23 @@ class FixedHeads(HeadGroup):
         num_summary_columns: length of a summary, in tokens, at most that of a block.
             Defaults to 8.
         arrangement: `"merged"` (the default): every head sees both. `"separate"`: the
-            first half of the heads sees the own block, the others the summaries; a
-            query without an earlier summary gets zero from the latter. `"summaries"`:
-            every head sees the summaries alone, for layers that take turns with
-            `LocalHeads` of the same blocks and no flange.
-        distinct_summaries: whether heads take turns with their summaries: the first one
-            has the last columns of a block, the next one those before them, and so on
-            as far as a block goes, then again from the end. Defaults to False.
-        **kwargs: arguments of `HeadGroup` but those of relative positions.
+            first half of the heads sees the query's block, the others see the summaries
+            and return zero if there is no earlier one. `"summaries"`: every head sees
+            only the summaries, for layers that alternate with `LocalHeads` of the same
+            blocks without a flange.
+        distinct_summaries: whether heads have different summaries: the first head has
+            the last columns of a block, the next one those before them, and so on
+            through the block, and then again from the end. Defaults to False.
+        **kwargs: arguments of `HeadGroup`, except those of relative positions.
 
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
         ValueError: if a size is not a positive integer, a summary is longer than a
             block, `arrangement` is unknown or is `"separate"` with an odd number of
-            heads, `distinct_summaries` is no truth value, `max_relative_position` is
-            given, or an argument is refused by `HeadGroup`; when called, if query and
-            value differ in length.
+            heads, `distinct_summaries` is not a boolean, `max_relative_position` is
+            given, or `HeadGroup` refuses an argument; when called, if query and value
+            differ in length.
 
     Example:
 
@@ -105,8 +106,8 @@ class FixedHeads(HeadGroup):
             )
         if self.max_relative_position is not None:
             raise ValueError(
-                "`max_relative_position` must be None: the keys of fixed heads do not "
-                "follow each other. Received: "
+                "`max_relative_position` must be None: the keys of fixed heads "
+                "do not follow each other. Received: "
                 f"max_relative_position={self.max_relative_position}"
             )
         self.num_summary_columns = num_summary_columns
@@ -137,17 +138,17 @@ class FixedHeads(HeadGroup):
     def sees(self, query, keys, cache):
         size = self.block_length
         own = keys // size == query // size
-        place = keys % size - self._first_columns()[:, None]
+        place = keys % size - as_numbers(self._first_columns())[:, None, None]
         summary = ops.logical_and(place >= 0, place < self.num_summary_columns)
         if self.arrangement == "merged":
             return ops.logical_or(own, summary), keys
         if self.arrangement == "summaries":
             return summary, keys
-        is_local = np.arange(self.num_heads)[:, None] < self.num_heads // 2
+        is_local = numbers(self.num_heads)[:, None, None] < self.num_heads // 2
         return ops.where(is_local, own, summary), keys
 
     def _first_columns(self):
-        """Where the summary of a block starts, for each head or for all of them."""
+        """Where the summary of a block starts, for each head or for all heads."""
         columns = self.num_summary_columns
         last = self.block_length - columns
         if not self.distinct_summaries:
@@ -159,7 +160,7 @@ class FixedHeads(HeadGroup):
         return blocks.break_into_blocks(x, self.block_length, axis=2)
 
     def _slots(self, x):
-        """The keys of each block: its own tokens if heads see them, and all summaries.
+        """The keys of each block: its own tokens, if heads see them, and all summaries.
 
         From `[batch, heads, length, ...]` to `[batch, heads, block, slots, ...]`.
         """
@@ -194,25 +195,25 @@ class FixedHeads(HeadGroup):
     def _pattern(self, num_blocks, causal):
         """Which slots each block and query sees, `<bool>[blocks, queries, slots]`.
 
-        With an axis of heads in front, of length 1 where all see the same.
+        It has a leading axis of heads, of length 1 if all heads see the same.
         """
         size, columns = self.block_length, self.num_summary_columns
         block = numbers(num_blocks)[:, None, None]
-        query = block * size + np.arange(size, dtype="int32")[:, None]
+        query = block * size + numbers(size)[:, None]
         slot = numbers(size + num_blocks * columns)
         if self.arrangement == "summaries":
             slot = slot[size:]
         is_own = slot < size
         of_block = (slot - size) // columns
-        first = self._first_columns()[:, None, None, None]
+        first = as_numbers(self._first_columns())[:, None, None, None]
         place = first + (slot - size) % columns
         lib = library(num_blocks)
         key = lib.where(is_own, block * size + slot, of_block * size + place)
         seen = key <= query if causal else key >= 0
         if self.arrangement == "merged":
-            # The summary of the own block is there already.
+            # The summary of the query's own block is included already.
             return seen & (is_own | (of_block != block))
         if self.arrangement == "summaries":
             return seen
-        is_local = np.arange(self.num_heads) < self.num_heads // 2
+        is_local = numbers(self.num_heads) < self.num_heads // 2
         return seen & (is_own == is_local[:, None, None, None])

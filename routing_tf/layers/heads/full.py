@@ -9,7 +9,7 @@ from routing_tf.layers.segments import segment_mask
 
 @keras.saving.register_keras_serializable("routing_tf")
 class FullHeads(HeadGroup):
-    """Heads whose queries see every key, or with a causal mask every earlier one.
+    """Heads whose queries see every key, or every earlier key with a causal mask.
 
     Work and memory grow with the square of the length.
 
@@ -20,7 +20,7 @@ class FullHeads(HeadGroup):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if an argument is refused by `HeadGroup`, or, when called, if
+        ValueError: if `HeadGroup` refuses an argument; when called, if
             `use_causal_mask=True` and query and value differ in length.
 
     Example:

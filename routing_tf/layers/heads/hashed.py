@@ -1,14 +1,15 @@
 """Locality-sensitive hashing: queries see the keys of their bucket."""
 
 import keras
-import numpy as np
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers import segment_members
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.rules.last_members import LastMembers
 from routing_tf.layers.rules.rounds import fold_inputs
 from routing_tf.layers.rules.sorted_chunks import SortedChunks
@@ -16,7 +17,7 @@ from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import is_integer
 
-# Of a key's entries: shorter ones keep less than the length 1.
+# Smallest length of a key that is scaled to 1: shorter keys stay shorter than 1.
 LEAST_SQUARE = 1e-12
 HASHES = ("signs", "rotation")
 NORMALIZATIONS = ("layer", "unit_keys")
@@ -27,61 +28,61 @@ class HashedHeads(ClusteredHeads):
     """Heads that attend inside buckets of a random hash of the content.
 
     The bits of a bucket's number are the signs of the token's products with fixed
-    random projections, so tokens that point in like directions meet; or the bucket is
-    the largest entry of `[xR, -xR]` with a random matrix R (`hash="rotation"`, the
-    Reformer). With several rounds, each with hashes of its own, a token attends to all
-    keys that it sees in any round, in one softmax: as in the Reformer a round counts by
-    its sum of exponentials, in which a key is divided by the number of rounds that show
-    it.
+    random projections, so tokens with similar directions meet. With `hash="rotation"`
+    (the Reformer), the bucket is the largest entry of `[xR, -xR]` with a random matrix
+    R. With several rounds, each with its own hashes, a token attends in one softmax to
+    all keys that it sees in any round; a key that it sees in several rounds counts
+    once.
 
-    Under a causal mask a token attends to the last `attention_window` tokens of the
-    bucket of its query, itself included where its key lies there: strictly causal,
-    linear in the length. (Chunks of the Reformer would move with later tokens.)
+    Under a causal mask, a token attends to the last `attention_window` tokens of the
+    bucket of its query, itself included if its key is there. This is strictly causal
+    and linear in the length. (Chunks of the Reformer would move with later tokens.)
 
-    Without a causal mask a bucket holds its first `attention_window` tokens, which
-    attend to each other, and later ones get zero. In the manner of the Reformer, with
-    another `hash`, several rounds or `attends_to_self=False`, the tokens in the order
-    of their buckets are cut into chunks of `attention_window`, and see their own chunk
-    and the one before it.
+    Without a causal mask, a bucket contains its first `attention_window` tokens, which
+    attend to each other, and later ones get zero. With `hash="rotation"`, several
+    rounds or `attends_to_self=False`, the tokens are sorted by bucket and cut into
+    chunks of `attention_window`, and see their own chunk and the one before it, as in
+    the Reformer.
 
-    In attention to another sequence each query sees the first `attention_window` tokens
-    of its own bucket there.
+    In attention to another sequence, each query sees the first `attention_window`
+    tokens of its bucket there.
 
     State: `projections` `(rounds * heads, bits, key_dim)`, float32, never trained; with
-    `hash="rotation"` half the buckets in place of bits. Padding lies in no bucket.
+    `hash="rotation"`, half the number of buckets instead of bits. Padding is in no
+    bucket.
 
     Args:
         num_heads: number of heads in the group.
         num_buckets: number of buckets of each head, at least 2; rounded down to a power
-            of two, or even with `hash="rotation"`.
+            of two. With `hash="rotation"` it must be even.
         attention_window: number of members of a bucket, in tokens.
         hash: `"signs"` (the default) or `"rotation"`.
         num_rounds: number of hashes of each token. Defaults to 1. Work grows with it.
-        normalization: `"layer"` (the default), so that queries and keys are
-            layer-normalised; or `"unit_keys"`, so that keys have the length 1, and
-            queries stay as they are (the Reformer); with `qk_norm` these are compared
-            as in `HeadGroup`.
+        normalization: `"layer"` (the default): queries and keys are layer-normalised.
+            `"unit_keys"`: keys have the length 1, and queries stay unchanged (the
+            Reformer); with `qk_norm` both are compared as in `HeadGroup`.
         attends_to_self: whether a token sees itself (the default), which takes most of
-            the weight where it is its own key; False for itself only where it sees
-            nothing else in any round (the Reformer). Then it gets its own value.
-        share_query_key: whether keys are made by the projection of the queries. In
-            self-attention queries and keys are then the same and lie in one bucket.
+            the weight if its query is its key. False (the Reformer): it sees itself
+            only if it sees nothing else in any round, and then gets its own value.
+        share_query_key: whether the projection of the queries also makes the keys. In
+            self-attention, queries and keys are then the same and are in one bucket.
             Defaults to True.
         **kwargs: `exploring_queries` of `ClusteredHeads`, and arguments of `HeadGroup`;
             relative positions are in ranks.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
-    of rank in the sorted list of members, in chunks of place in the order of buckets.
+    of rank in the sorted list of members; in chunks, differences of place in the order
+    of buckets.
 
     Raises:
         ValueError: if `num_buckets` is not an integer of at least 2 or odd with
             `hash="rotation"`, `attention_window` or `num_rounds` is not a positive
             integer, `hash` or `normalization` is unknown, `attends_to_self=False` comes
-            with shifted or separate keys, `entmax_alpha` with it or with several
-            rounds, or an argument is refused by `HeadGroup`; when built, if `key_dim`
-            is less than 2; when called, if `use_causal_mask=True` and query and value
-            differ in length, with several rounds if the value is another sequence, and
-            in chunks with separate keys.
+            with shifted or separate keys, `entmax_alpha` comes with it or with several
+            rounds, or `HeadGroup` refuses an argument; when built, if `key_dim` is less
+            than 2; when called, if `use_causal_mask=True` and query and value differ in
+            length, with several rounds if the value is another sequence, and in chunks
+            with separate keys.
 
     Example:
 
@@ -100,9 +101,9 @@ class HashedHeads(ClusteredHeads):
     ```
 
     Reference: Kitaev, Kaiser, Levskaya, "Reformer: The Efficient Transformer"
-    (https://arxiv.org/abs/2001.04451), section 2 and appendix A, where chunks have no
-    neighbour before the first one, as here, and hashes are drawn anew in each step,
-    unlike here; `hash_items_fn` and `gather_hashed_attention_items` of the release.
+    (https://arxiv.org/abs/2001.04451), section 2 and appendix A, where the first chunk
+    has no neighbour before it, as here, and each step draws new hashes, unlike here;
+    `hash_items_fn` and `gather_hashed_attention_items` of the release.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class HashedHeads(ClusteredHeads):
         if hash == "rotation" and num_buckets % 2:
             raise ValueError(
                 '`num_buckets` must be even with `hash="rotation"`, which has a bucket '
-                "on either side of each direction. Received: "
+                "on each side of every direction. Received: "
                 f"num_buckets={num_buckets}. Add 1"
             )
         self.num_buckets = int(num_buckets)
@@ -139,7 +140,7 @@ class HashedHeads(ClusteredHeads):
         self.attends_to_self = bool(attends_to_self)
         if not attends_to_self and (self.key_shift or not self.share_query_key):
             raise ValueError(
-                "`attends_to_self=False` is for tokens whose query is their own key. "
+                "`attends_to_self=False` needs tokens whose query is their own key. "
                 f"Received: share_query_key={self.share_query_key}, "
                 f"key_shift={self.key_shift}. Leave it out"
             )
@@ -195,7 +196,7 @@ class HashedHeads(ClusteredHeads):
             products = ops.concatenate([products, -products], axis=-1)
             return ops.cast(ops.argmax(products, axis=-1), "int32")
         bits = ops.cast(products > 0, "int32")
-        return ops.sum(bits * (2 ** np.arange(self.num_bits, dtype="int32")), axis=-1)
+        return ops.sum(bits * (2 ** numbers(self.num_bits)), axis=-1)
 
     def vectors(self, inputs):
         if self.normalization == "layer":
@@ -206,7 +207,7 @@ class HashedHeads(ClusteredHeads):
         return query, key * ops.rsqrt(ops.maximum(squares, LEAST_SQUARE))
 
     def normalized_query(self, query):
-        # Those of unit keys are not normalised yet.
+        # With unit keys they are not normalised yet.
         has_unit_keys = self.normalization == "unit_keys"
         base = HeadGroup if has_unit_keys else ClusteredHeads
         return base.normalized_query(self, query)
@@ -229,8 +230,8 @@ class HashedHeads(ClusteredHeads):
         if self.num_rounds > 1:
             raise ValueError(
                 "`num_rounds` must be 1 in attention to another sequence. Received: "
-                f"num_rounds={self.num_rounds}. Take more heads with one round each, "
-                "or `FullHeads`"
+                f"num_rounds={self.num_rounds}. Use more heads with one round each, or "
+                "`FullHeads`"
             )
         return super().memory_rule()
 
@@ -239,7 +240,7 @@ class HashedHeads(ClusteredHeads):
 
     def scores(self, streams, masks, training=None):
         return [
-            ops.one_hot(self.buckets(stream), self.num_clusters, dtype="float32")
+            backends.one_hot(self.buckets(stream), self.num_clusters, dtype="float32")
             for stream in streams
         ]
 
@@ -251,17 +252,17 @@ class HashedHeads(ClusteredHeads):
         if mask is not None:
             buckets = ops.where(mask, buckets, -1)
         bucket_of_member = membership.gather_entries(buckets, members, length)
-        filled = bucket_of_member == np.arange(scores.shape[-1])[:, None]
+        filled = bucket_of_member == numbers(scores.shape[-1])[:, None]
         # Strangers stand behind the members, so that ranks count members alone.
         places = ops.sort(ops.where(filled, members, members + length), axis=-1)
         return places % length, places < length
 
     def choose_in_segments(self, scores, starts, mask, training=None):
         buckets = ops.cast(ops.argmax(scores, axis=-1), "int32")
-        is_member = buckets[:, :, None] == np.arange(self.num_clusters)[:, None]
+        is_member = buckets[:, :, None] == numbers(self.num_clusters)[:, None]
         if mask is not None:
             is_member = ops.logical_and(is_member, mask[:, :, None])
-        # The first ones of a bucket in each segment.
+        # The first tokens of a bucket in each segment.
         ranks = segment_members.ranks_of_members(is_member, starts)
         return ops.logical_and(is_member, ranks < self.attention_window)
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import key_heads
@@ -14,8 +13,8 @@ from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.heads.refusals import refuse_comparison
 from routing_tf.layers.heads.refusals import refuse_segments
 from routing_tf.layers.keras_internals import layers_inside
-from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import of_length
 from routing_tf.layers.masks import large_negative
 from routing_tf.layers.rotary_position import rotate
@@ -32,18 +31,18 @@ from routing_tf.layers.validation import check_positive_number
 from routing_tf.layers.validation import initializer
 from routing_tf.layers.validation import is_integer
 
-# Hides a token from all that see another one.
+# Hides a token from all queries that see another one.
 LEAST_WEIGHTED_BIAS = -5e8
 TOKEN_BIAS_WEIGHTS = (None, "fixed", "trainable")
 
 
 class HeadGroup(ConfiguredLayer):
-    """Some heads of a `MixedAttention` that attend after one pattern.
+    """Heads of a `MixedAttention` that follow one pattern.
 
     A group maps projected queries, keys and values of its own heads to outputs of the
-    same length. It knows nothing of other groups, of projections or of the model.
-    Subclasses implement `attend`; and to attend step by step, `sees` and
-    `cache_length`, or the methods whose names speak of caches.
+    same length. It knows nothing about other groups, projections or the model.
+    Subclasses implement `attend`; to attend step by step, they also implement `sees`
+    and `cache_length`, or the methods that make and use caches.
 
     Args:
         num_heads: number of heads in the group.
@@ -55,27 +54,26 @@ class HeadGroup(ConfiguredLayer):
             to `"glorot_uniform"`.
         relative_key_initializer: initializer of the table of the keys, see
             `RelativePosition`; None (the default) for `embeddings_initializer`.
-        token_bias_weight: what a token bias is multiplied by: `"trainable"` or
-            `"fixed"`, a scalar weight that starts at 1; None (the default) for nothing.
-        key_shift: whose key a position offers with its own value: its own (0, the
-            default), or that of the token before it (1). With 1 a query finds the
-            places where content like its own was followed by something, and reads
-            that: an induction head (Olsson et al., 2022). A query sees no key of its
-            own then, and a query that sees nothing returns zero. Needs self-attention
-            under a causal mask.
-        dropout_seed: integer seed of the dropout, and of all else that heads draw;
-            None (the default) for a random one.
-        entmax_alpha: None (the default) for the softmax, or sparse weights in its
-            place, see `ScaledDotProduct`: a number of at least 1.001 and at most 2, or
-            `"learned"`.
+        token_bias_weight: factor of a token bias: `"trainable"` or `"fixed"`, a scalar
+            weight that starts at 1; None (the default) for no factor.
+        key_shift: which key a position offers with its value: its own (0, the default),
+            or that of the token before it (1). With 1, a query finds earlier content
+            that is similar to its own, and reads what followed it: an induction head
+            (Olsson et al., 2022). A query does not see its own key then, and returns
+            zero if it sees nothing. 1 needs self-attention under a causal mask.
+        dropout_seed: integer seed of the dropout and of all other random draws of the
+            heads; None (the default) for a random one.
+        entmax_alpha: None (the default) for the softmax; for sparse weights instead, a
+            number from 1.001 to 2 or `"learned"`, see `ScaledDotProduct`.
         rotary_positions: whether queries and keys are turned by the position of their
-            token before they are compared (RoFormer), so that what they compare depends
-            on its distance too. A shifted key keeps the position of its own token.
-            Positions are counted in the order of the sequence. For self-attention and
-            an even size of keys. Defaults to False.
-        rotary_wavelength: base of the wavelengths of these turns. Defaults to 10000.
-        attention_implementation: what computes the attention inside a window or a
-            cluster: `"plain"` (the default), `"auto"`, `"cudnn"`, `"splash"` or
+            token before they are compared (RoFormer), so that logits also depend on the
+            distance. A shifted key keeps the position of its own token. Positions count
+            in the order of the sequence. Needs self-attention and keys of an even size.
+            Defaults to False.
+        rotary_wavelength: base of the wavelengths of rotary positions. Defaults to
+            10000.
+        attention_implementation: how the attention inside a window or a cluster is
+            computed: `"plain"` (the default), `"auto"`, `"cudnn"`, `"splash"` or
             `"xla"`, see `ScaledDotProduct`.
         logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` before
             the bias and masks are added, see `ScaledDotProduct`; None (the default)
@@ -90,9 +88,9 @@ class HeadGroup(ConfiguredLayer):
             a `dtype` the group has that of the `MixedAttention` that holds it.
 
     Call arguments:
-        inputs: `HeadInputs` as `prepared` returns them. In place of them a group that
-            is called on its own takes what `HeadInputs.of` does: query, key and value,
-            and the others by name.
+        inputs: `HeadInputs` as `prepared` returns them. A group that is called on its
+            own also takes the arguments of `HeadInputs.of`: query, key and value, and
+            the others by name.
         training: whether dropout is on and state moves.
 
     Returns:
@@ -102,15 +100,15 @@ class HeadGroup(ConfiguredLayer):
         ValueError: if `num_heads` or `max_relative_position` is not a positive
             integer, `dropout` is not in [0, 1), an initializer or `token_bias_weight`
             is unknown, `key_shift` is neither 0 nor 1, `entmax_alpha` is out of range
-            or given to heads without one softmax for a query, `rotary_positions` no
-            truth value, `rotary_wavelength` no positive number,
-            `attention_implementation` is unknown, or `logit_soft_cap` is no positive
-            number, `qk_norm` no truth value, or one of these two is given to heads
-            whose weights are no softmax of products; when built, if keys have an odd
-            size for rotary positions; when called, if `use_causal_mask=True` and query
-            and value differ in length, with `key_shift=1` without a causal mask or with
-            another sequence as value, with rotary positions and such a value, or
-            without features that it reads.
+            or given to heads without one softmax for a query, `rotary_positions` or
+            `qk_norm` is not a boolean, `rotary_wavelength` or `logit_soft_cap` is not a
+            positive number, `attention_implementation` is unknown, or `logit_soft_cap`
+            or `qk_norm` is given to heads whose weights are not a softmax of products;
+            when built, if keys have an odd size for rotary positions; when called, if
+            `use_causal_mask=True` and query and value differ in length, if
+            `key_shift=1` comes without a causal mask or with another sequence as value,
+            if rotary positions come with another sequence, or if features that the
+            group reads are missing.
     """
 
     #: Whether the group wants keys of its own in self-attention.
@@ -128,9 +126,14 @@ class HeadGroup(ConfiguredLayer):
     #: Whether queries and keys are compared as `prepared` returns them. Else the group
     #: calls `rotated` for what it compares.
     compares_inputs = True
-    #: Whether caches hold keys and values of key heads alone, which are repeated where
+    #: Whether caches hold only keys and values of key heads, which are repeated where
     #: queries read them. Else `prepared` repeats them.
     remembers_key_heads = False
+    #: How many tokens `step` takes at once, which may be a property; None for any
+    #: number. Longer calls go in pieces.
+    tokens_per_step = None
+    #: How many queries `read_memory` takes at once, likewise.
+    queries_per_step = None
     #: The layer that attends inside each window or cluster.
     dot_product_class = ScaledDotProduct
 
@@ -178,9 +181,9 @@ class HeadGroup(ConfiguredLayer):
         self.entmax_alpha = check_entmax_alpha("entmax_alpha", entmax_alpha)
         if entmax_alpha is not None and not self.supports_entmax:
             raise ValueError(
-                f"`entmax_alpha` must be None for {type(self).__name__}: there is no "
-                "one softmax over the keys of a query in whose place it could stand. "
-                f"Received: entmax_alpha={entmax_alpha!r}"
+                f"`entmax_alpha` must be None for {type(self).__name__}, because these "
+                "heads have no single softmax over the keys of a query. Received: "
+                f"entmax_alpha={entmax_alpha!r}"
             )
         check_choice("rotary_positions", rotary_positions, (False, True))
         self.rotary_positions = rotary_positions
@@ -206,8 +209,8 @@ class HeadGroup(ConfiguredLayer):
         self.set_sizes(query_shape[-1], value_shape[-1])
         if self.rotary_positions and query_shape[-1] % 2:
             raise ValueError(
-                "`key_dim` must be even with `rotary_positions=True`, which turn pairs "
-                f"of entries. Received: key_dim={query_shape[-1]}"
+                "`key_dim` must be even with `rotary_positions=True`, because pairs of "
+                f"entries are turned. Received: key_dim={query_shape[-1]}"
             )
         self.dot_product.build(query_shape, key_shape, value_shape)
         if self.qk_norm:
@@ -255,7 +258,7 @@ class HeadGroup(ConfiguredLayer):
         return {**config, "dtype": None} if self._is_held else config
 
     def set_soft_cap(self, logit_soft_cap):
-        """Sets the `logit_soft_cap`; raises a `ValueError` if there can be none."""
+        """Sets `logit_soft_cap`; raises a `ValueError` if the group cannot have it."""
         logit_soft_cap = check_optional_number("logit_soft_cap", logit_soft_cap)
         if logit_soft_cap is not None and not self.compares_by_products:
             refuse_comparison(self, "logit_soft_cap", None, logit_soft_cap)
@@ -275,9 +278,9 @@ class HeadGroup(ConfiguredLayer):
             features = options.get("features")
             if self.needs_features and features is None:
                 raise ValueError(
-                    "`features` must be given: the heads read what queries are made "
-                    "of. Received: features=None. Call the `MixedAttention` that holds "
-                    "the group"
+                    "`features` must be given, because the heads read the inputs of "
+                    "the queries. Received: features=None. Call the `MixedAttention` "
+                    "that holds the group"
                 )
             if not self.built:
                 shapes = (None if x is None else x.shape for x in (query, key, value))
@@ -300,18 +303,18 @@ class HeadGroup(ConfiguredLayer):
         Raises:
             ValueError: if the group cannot attend in this way.
         """
-        value = inputs.value
+        value, bias = inputs.value, inputs.token_bias
         if inputs.segments is not None and not self.supports_segments:
-            refuse_segments(self, "their pattern does not keep inside them")
+            refuse_segments(self, "their pattern crosses the borders of segments")
         if inputs.use_causal_mask:
             value = self._of_length(inputs.query, value)
         if self.key_shift:
             _check_shifted_call(inputs)
         if self.rotary_positions and inputs.is_cross_attention:
             raise ValueError(
-                "`rotary_positions=True` needs self-attention: the distance of tokens "
-                "of two sequences has no meaning. Received: is_cross_attention=True. "
-                "Take a group without them for attention to another sequence"
+                "`rotary_positions=True` needs self-attention, because tokens of two "
+                "sequences have no distance. Received: is_cross_attention=True. Use a "
+                "group without them for attention to another sequence"
             )
         query, key, value, features = (
             None if x is None else ops.cast(x, self.compute_dtype)
@@ -326,7 +329,7 @@ class HeadGroup(ConfiguredLayer):
             key=key,
             value=value,
             features=features,
-            token_bias=self._weighted(inputs.token_bias),
+            token_bias=None if bias is None else self._weighted(bias),
         )
         return inputs if self.remembers_key_heads else self.for_queries(inputs)
 
@@ -338,7 +341,7 @@ class HeadGroup(ConfiguredLayer):
         """
         if query is None or not self.qk_norm:
             return query
-        # Projections have multiplied queries by it.
+        # Projections have already multiplied queries by it.
         factor = query.shape[-1] ** -0.5
         return root_mean_square.normalized(query, self.query_scale, factor)
 
@@ -369,20 +372,20 @@ class HeadGroup(ConfiguredLayer):
 
     def _of_length(self, query, value):
         """Returns `value`; refuses one of another length than `query`."""
-        lengths = length_of(query, 2), length_of(value, 2)
-        if not is_known(*lengths):
-            return of_length(value, 2, lengths[0])
+        lengths = query.shape[2], value.shape[2]
+        if None in lengths:
+            return of_length(value, 2, length_of(query, 2))
         if lengths[0] != lengths[1]:
             raise ValueError(
                 "`use_causal_mask=True` compares positions in one sequence, so `query` "
-                "and `value` must have the same length. "
-                f"Received: lengths {lengths[0]} and {lengths[1]}. Leave the "
-                "causal mask off in attention to another sequence."
+                "and `value` must have the same length. Received: lengths "
+                f"{lengths[0]} and {lengths[1]}. Leave the causal mask out in "
+                "attention to another sequence."
             )
         return value
 
     def shifted(self, inputs):
-        """Returns `HeadInputs` in which keys and values stand as `attend` reads them.
+        """Returns `HeadInputs` whose keys and values stand where `attend` reads them.
 
         Args:
             inputs: `HeadInputs` as `prepared` returns them.
@@ -406,19 +409,19 @@ class HeadGroup(ConfiguredLayer):
 
         Args:
             inputs: `HeadInputs` as `shifted` returns them.
-            training: whether dropout is on and state moves; None (the default) for
+            training: whether dropout is on and state moves; None (the default) means
                 no.
 
         Returns:
             `<float>[batch, heads, length, value_dim]`.
 
         Raises:
-            NotImplementedError: if the subclass has no pattern of its own.
+            NotImplementedError: if the subclass does not implement it.
         """
         raise NotImplementedError
 
     def has_softmax_alone(self, inputs, training):
-        """Whether one softmax, and nothing else, makes weights of the logits.
+        """Whether one softmax turns the logits into weights, and nothing else does.
 
         Args:
             inputs: `HeadInputs`.
@@ -429,17 +432,17 @@ class HeadGroup(ConfiguredLayer):
         return self.supports_entmax and is_alone
 
     def sees(self, query, keys, cache):
-        """The pattern, for the query at one position.
+        """The pattern, for some queries and keys by their positions.
 
         Args:
-            query: `<int32>`, position of the query.
-            keys: `<int32>[batch, 1, keys]`, positions of keys; under a causal mask none
-                is later than the query.
+            query: `<int32>[queries, 1]`, positions of the queries.
+            keys: `<int32>[batch, 1, 1, keys]`, positions of keys; under a causal mask
+                a query sees none that is later.
             cache: as returned by `make_cache` or `make_memory`.
 
         Returns:
-            `<bool>`, broadcastable to `[batch, heads, keys]`, which keys the query
-            sees, and their relative positions, `<int32>` likewise.
+            `<bool>`, broadcastable to `[batch, heads, queries, keys]`, which keys each
+            query sees, and their relative positions, `<int32>` likewise.
 
         Raises:
             NotImplementedError: if the subclass has no pattern of this kind.
@@ -456,7 +459,7 @@ class HeadGroup(ConfiguredLayer):
         return max_length
 
     def cached_mask_and_bias(self, inputs):
-        """Returns the mask and the bias of tokens that stand in a cache."""
+        """Returns the mask and the bias of the tokens in a cache."""
         return inputs.value_mask, inputs.token_bias
 
     def make_cache(self, batch_size, max_length, grid=None):
@@ -470,41 +473,53 @@ class HeadGroup(ConfiguredLayer):
         Returns:
             Dict of tensors with the batch on axis 0; see `routing_tf.layers.decoding`.
         """
-        # With shifted keys the newest one waits for the value that follows it.
-        num_tokens = self.cache_length(max_length, grid) + self.key_shift
+        num_tokens = self.cache_length(max_length, grid)
         return recent_tokens.make(self, batch_size, num_tokens)
 
     def cache_for(self, batch_size, positions):
-        """Does what `make_cache` does, for `Positions`.
+        """Makes the cache of `make_cache` for `Positions`.
 
-        Groups that need more of them than their number and their blocks override this.
+        Groups that need more than the number of positions and blocks override this.
         """
         return self.make_cache(batch_size, positions.num_positions, positions.grid)
 
+    def start(self, cache, inputs):
+        """Attends with a sequence from its first token on, in one parallel pass.
+
+        Args:
+            cache: as returned by `make_cache`, or any later one, which is forgotten.
+            inputs: `HeadInputs` of the sequence.
+
+        Returns:
+            `<float>[batch, heads, length, value_dim]`, and the cache behind it.
+        """
+        output = self(inputs=inputs, training=False)
+        return output, self.fill_cache(cache, inputs.in_last_segment())
+
     def fill_cache(self, cache, inputs):
-        """Returns the cache behind a sequence, given its `HeadInputs`."""
+        """Returns the cache after a sequence, given its `HeadInputs`."""
         return recent_tokens.fill(self, cache, inputs)
 
     def step(self, cache, index, inputs):
-        """Attends with one token.
+        """Attends with the tokens that follow those in a cache.
 
         Args:
             cache: as returned by `make_cache`, `fill_cache` or this method.
-            index: `<int32>`, position of the token.
-            inputs: `HeadInputs` of the token.
+            index: `<int32>`, position of the first token.
+            inputs: `HeadInputs` of the tokens, of at most `tokens_per_step`.
 
         Returns:
-            `<float>[batch, heads, 1, value_dim]`, and the cache with this token.
+            `<float>[batch, heads, length, value_dim]`, and the cache with the tokens.
         """
         return recent_tokens.step(self, cache, index, inputs)
 
     def restart_cache(self, cache):
         """Returns a cache of steps as it was before the first token."""
-        return {**cache, "positions": ops.full_like(cache["positions"], -1)}
+        return recent_tokens.restarted(cache)
 
     def max_positions(self, cache):
         """Returns how many positions a cache has room for; None for any number."""
-        return cache["rows"].shape[2] - self.key_shift
+        return cache["rows"].shape[2]
 
     def make_memory(self, inputs, max_length):
         """Makes the cache for steps of attention to another sequence.
@@ -523,26 +538,25 @@ class HeadGroup(ConfiguredLayer):
         return cache
 
     def read_memory(self, cache, index, inputs):
-        """Attends with one token to another sequence; see `step`."""
-        keys = np.arange(cache["rows"].shape[2], dtype="int32")[None, None]
-        visible, distances = self.sees(index, keys, cache)
+        """Attends with tokens to another sequence; see `step`."""
+        query = index + numbers(inputs.query.shape[2])[:, None]
+        keys = numbers(cache["rows"].shape[2])[None, None, None]
+        visible, distances = self.sees(query, keys, cache)
         output = rows.attend_to_rows(
             self, inputs.query, cache["rows"], visible, distances
         )
         return output, cache
 
     def _weighted(self, bias):
-        if bias is None:
-            return None
         bias = ops.cast(bias, self.compute_dtype)
         if self.token_bias_weight is None:
             return bias
-        # With its square the weight's gradient has a finite one too.
+        # With the square, the second derivative of the weight is finite too.
         least = max(LEAST_WEIGHTED_BIAS, large_negative(bias.dtype) / 2)
         return ops.maximum(bias, least) * ops.cast(self.bias_weight, bias.dtype)
 
     def padding_mask(self, mask):
-        """Returns the mask of padding that queries see, as arranged in windows."""
+        """Returns the mask of padding that queries see, arranged in windows."""
         return mask
 
     @classmethod
@@ -555,21 +569,21 @@ class HeadGroup(ConfiguredLayer):
 
 
 def check_key_shift(name, key_shift):
-    """Raises a `ValueError` unless keys can be shifted so."""
+    """Raises a `ValueError` unless keys can be shifted."""
     if not is_integer(key_shift) or key_shift not in (0, 1):
         raise ValueError(
-            f"`{name}` must be 0, so that a position offers its own key, or 1, that "
-            f"of the token before it. Received: {name}={key_shift!r}"
+            f"`{name}` must be 0 (a position offers its own key) or 1 (it offers the "
+            f"key of the token before it). Received: {name}={key_shift!r}"
         )
 
 
 def _check_shifted_call(inputs):
     if inputs.is_cross_attention or not inputs.use_causal_mask:
         raise ValueError(
-            "`key_shift=1` needs self-attention under a causal mask: without it, a "
-            "query could read the value that follows itself, and in another sequence "
-            "nothing tells what to look for. Received: "
+            "`key_shift=1` needs self-attention under a causal mask: without the mask, "
+            "a query could read the value that follows itself, and another sequence "
+            "has no value that follows the query's content. Received: "
             f"use_causal_mask={inputs.use_causal_mask}, "
             f"is_cross_attention={inputs.is_cross_attention}. Pass "
-            "`use_causal_mask=True` and no `value`, or take `key_shift=0`"
+            "`use_causal_mask=True` and no `value`, or use `key_shift=0`"
         )

@@ -1,34 +1,38 @@
-"""What head groups are called with."""
+"""The inputs of head groups."""
 
 import dataclasses
 from typing import Any
 
 from keras import ops
 
+from routing_tf.layers.lengths import numbers
+from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.segments import Segments
+
+MASKS = ("query_mask", "key_mask", "value_mask")
 
 
 # Without `repr`: Keras shows arguments in its messages, and these are large.
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class HeadInputs:
-    """What an attention pattern works on.
+    """The inputs of an attention pattern.
 
     Args:
         query: `<float>[batch, heads, length, key_dim]`, scaled.
-        key: `<float>[batch, heads, memory length, key_dim]`; None where the group
-            shares the queries (`needs_keys` is False). With grouped queries keys and
+        key: `<float>[batch, heads, memory length, key_dim]`; None if the group uses the
+            queries as keys (`needs_keys` is False). With grouped queries, keys and
             values have fewer heads, see `HeadGroup.remembers_key_heads`.
         value: `<float>[batch, heads, memory length, value_dim]`.
         query_mask: `<bool>[batch, 1, length]`; None (the default) for no padding.
-        key_mask: `<bool>[batch, 1 or heads, memory length]`, which keys are those of
-            real tokens; None (the default) for no padding.
-        value_mask: the same for values, with which a key is read. It differs from
-            `key_mask` where keys were moved, see `routing_tf.layers.key_shift`.
-        token_bias: `<float>[batch, 1, memory length]`, of the values; None (the
-            default) for no bias.
-        features: `<float>[batch, length, dim]`, what the queries are made of, in the
-            order of their positions; None (the default) for groups that do not ask for
-            it (`needs_features`).
+        key_mask: `<bool>[batch, 1 or heads, memory length]`, True for keys of real
+            tokens; None (the default) for no padding.
+        value_mask: the same for values. It differs from `key_mask` if keys were
+            shifted, see `routing_tf.layers.key_shift`.
+        token_bias: `<float>[batch, 1, memory length]`, added to the logits of the
+            values; None (the default) for no bias.
+        features: `<float>[batch, length, dim]`, the tokens that queries are made from,
+            in the order of their positions; None (the default) for groups that do not
+            need them (`needs_features`).
         use_causal_mask: whether a query sees only keys up to its own position.
             Defaults to False.
         is_cross_attention: whether key and value come from another sequence than the
@@ -36,15 +40,15 @@ class HeadInputs:
         grid: number of blocks along each axis of the query, whose positions come in
             blocked order; None (the default) for positions on one axis.
         memory_grid: the same for the value.
-        positions: `Positions` of the query, which tell the axes and their order; None
-            (the default) for a sequence.
+        positions: `Positions` of the query, which describe the axes and their order;
+            None (the default) for a sequence.
         adds_losses: whether clustering losses are added. Defaults to True.
         first_position: position of the first token, an integer or a tensor. Defaults
             to 0.
         routing_scope: the tokens that compete in expert choice under a causal mask, see
-            `RoutedHeads`; None (the default) for what the group has been made with.
-        segments: `Segments`, outside of which no token sees anything; None (the
-            default) for one of all tokens.
+            `RoutedHeads`; None (the default) for the scope of the group.
+        segments: `Segments`; no token sees another segment. None (the default) for a
+            single segment.
     """
 
     query: Any = None
@@ -79,29 +83,43 @@ class HeadInputs:
         """Returns the inputs for masks and a bias without an axis of heads.
 
         Masks are `<bool>[batch, length]`, True for real tokens, the bias is
-        `<float>[batch, memory length]`. `value_mask` is that of keys too.
+        `<float>[batch, memory length]`. `value_mask` also masks keys.
         """
-        value_mask = _mask_of_all_heads(value_mask)
+        query_mask, value_mask = (
+            None if mask is None else ops.cast(mask, "bool")[:, None]
+            for mask in (query_mask, value_mask)
+        )
         if token_bias is not None:
             token_bias = ops.convert_to_tensor(token_bias)[:, None]
-        return cls(
-            query,
-            key,
-            value,
-            _mask_of_all_heads(query_mask),
-            value_mask,
-            value_mask,
-            token_bias,
-            **options,
-        )
+        masks = query_mask, value_mask, value_mask
+        return cls(query, key, value, *masks, token_bias, **options)
 
+    def tokens(self, first, number):
+        """Returns the inputs of some tokens alone, without segments.
 
-def _mask_of_all_heads(mask):
-    return None if mask is None else ops.cast(mask, "bool")[:, None]
+        Args:
+            first: the first of them, an integer or a tensor.
+            number: how many they are, an integer.
+        """
+        places, parts = first + numbers(number), {}
+        for name in (*MASKS, "query", "key", "value", "token_bias", "features"):
+            x, axis = getattr(self, name), 1 if name == "features" else 2
+            parts[name] = None if x is None else ops.take(x, places, axis=axis)
+        first_position = self.first_position + first
+        parts |= {"positions": None, "segments": None, "first_position": first_position}
+        return dataclasses.replace(self, **parts)
+
+    def in_last_segment(self):
+        """Returns the inputs in which all but the last segment, if any, is padding."""
+        if self.segments is None:
+            return self
+        own = self.segments.is_in_last
+        masks = {name: combine_masks(getattr(self, name), own) for name in MASKS}
+        return dataclasses.replace(self, **masks)
 
 
 def features_for(group, positions, query):
-    """Returns the features of `HeadInputs` for a group; None unless it needs them.
+    """Returns the features of `HeadInputs` for a group; None if it does not need them.
 
     `query` is `<float>[batch, length, dim]`, or None; `positions` are its `Positions`.
     """

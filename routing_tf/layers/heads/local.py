@@ -5,7 +5,6 @@ import functools
 import math
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
@@ -30,51 +29,54 @@ from routing_tf.layers.validation import is_integer
 class LocalHeads(HeadGroup):
     """Heads whose queries see their own block and the blocks beside it.
 
-    The neighbouring blocks on a side are the flange. With a causal mask a query sees
-    its block up to itself and the `flange_blocks` blocks before it; without one it
-    also sees as many after it. A sequence that is no multiple of the block is padded
-    and cut; a block longer than the sequence is cut to it.
+    The neighbouring blocks on one side are the flange. With a causal mask, a query sees
+    its block up to itself and the `flange_blocks` blocks before it; without one, it
+    also sees as many after it. Other lengths than multiples of the block are padded and
+    cut; a block longer than the sequence is cut to it.
 
-    On positions with two axes (images) blocks are rectangles, and the flange is a
-    frame of blocks round the own one; with a causal mask those of it that come
-    earlier, row by row of blocks.
+    On positions with two axes (images), blocks are rectangles, and the flange is a
+    frame of blocks around the query's block; with a causal mask, only its earlier
+    blocks, row by row.
 
-    In attention to another sequence a query sees the block of it at the place of its
-    own and those beside that one. Each row of the memory is cut into as many blocks as
-    the query has, up to its last real token: padding of the memory has no influence.
-    Padding of the query counts as tokens, since decoding cannot tell how many follow.
+    In attention to another sequence, a query sees the block at the place of its own
+    block, and the neighbours of that block. Each row of the memory is cut into as many
+    blocks as the query has, up to its last real token, so padding of the memory has no
+    influence. Padding of the query counts as tokens, because decoding cannot know how
+    many follow.
 
-    With a `dilation` of d the sequence is dealt out to d sequences, which have every
-    d-th token each, and a query sees its block and the blocks beside it in its own one:
-    a window d times as wide for the same work.
+    With a `dilation` of d, the sequence is split into d sequences of every d-th token,
+    and a query sees its block and the neighbouring blocks of its own sequence: a window
+    d times as wide for the same work.
 
-    Packed documents have no blocks of their own: these lie at the positions of the row.
+    In packed documents, blocks lie at the positions of the row, wherever documents
+    start.
 
     Args:
         num_heads: number of heads in the group.
         block_shape: length of a block, in tokens, as a tuple of one integer, or of one
             for each axis of the positions. Defaults to `(256,)`.
-        flange_blocks: number of neighbouring blocks on a side, at least 0; a tuple for
-            another number along each axis. Defaults to 1.
-        memory_block_shape: length of a block of the memory, in tokens, for attention
-            to another sequence with as many blocks; None (the default) for the
-            length that gives as many.
-        dilation: how many tokens further on the next one in a block is. Defaults to 1,
-            for blocks of neighbours.
-        **kwargs: arguments of `HeadGroup`; relative positions are in tokens (of those
-            that a dilation leaves), on two axes in places of the window.
+        flange_blocks: number of neighbouring blocks on each side, at least 0; a tuple
+            for different numbers along the axes. Defaults to 1.
+        memory_block_shape: length of a block of the memory, in tokens, for attention to
+            another sequence with as many blocks; None (the default) for the length that
+            gives as many blocks.
+        dilation: distance of consecutive tokens of a block. Defaults to 1, for blocks
+            of neighbours.
+        **kwargs: arguments of `HeadGroup`; relative positions are in tokens (with a
+            dilation, in tokens of the query's own sequence), on two axes in places of
+            the window.
 
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
         ValueError: if a number in a block shape is not a positive integer,
             `flange_blocks` is not an integer of at least 0 or one for each axis,
-            `dilation` is not a positive integer or not 1 for blocks on two axes, or an
-            argument is refused by `HeadGroup`; when called, if the positions do not
-            have the axes of the block, if query and value fall into different numbers
-            of blocks (with `memory_block_shape` or on two axes), if there is a dilation
-            and `value` is another sequence, or if `use_causal_mask=True` and they
-            differ in length or in their blocks.
+            `dilation` is not a positive integer or not 1 for blocks on two axes, or
+            `HeadGroup` refuses an argument; when called, if the positions do not have
+            the axes of the block, if query and value have different numbers of blocks
+            (with `memory_block_shape` or on two axes), if there is a dilation and
+            `value` is another sequence, or if `use_causal_mask=True` and query and
+            value differ in length or blocks.
 
     Example:
 
@@ -94,16 +96,20 @@ class LocalHeads(HeadGroup):
 
     Reference: paper, section 3.2; the local branch of `attention_nd` in the release.
     Dilation is that of Beltagy et al., "Longformer" (https://arxiv.org/abs/2004.05150),
-    section 3.1, whose windows slide where these are blocks.
+    section 3.1, with blocks instead of sliding windows.
     """
 
     supports_entmax = True
     compares_by_products = True
     supports_segments = True
     remembers_key_heads = True
+    # Each of them is compared with all that a cache holds.
+    tokens_per_step = 256
+    # Each of them reads a copy of its window.
+    queries_per_step = 32
     # Whether keys and values outside the sequence must be zero.
     reads_outside = False
-    # Whether the padding of a memory is cut into blocks, too.
+    # Whether the padding of a memory is also cut into blocks.
     shares_padding = False
 
     def __init__(
@@ -127,7 +133,7 @@ class LocalHeads(HeadGroup):
         if dilation > 1 and len(self.block_shape) > 1:
             raise ValueError(
                 "`dilation` must be 1 for blocks on two axes. Received: "
-                f"dilation={dilation} with block_shape={self.block_shape}. Take blocks "
+                f"dilation={dilation} with block_shape={self.block_shape}. Use blocks "
                 "with one entry"
             )
 
@@ -136,8 +142,8 @@ class LocalHeads(HeadGroup):
         if self.dilation > 1 and inputs.is_cross_attention:
             raise ValueError(
                 "`dilation` must be 1 in attention to another sequence, whose places "
-                "are not those of the query. Received: "
-                f"dilation={self.dilation} with is_cross_attention=True"
+                f"are not those of the query. Received: dilation={self.dilation} with "
+                "is_cross_attention=True"
             )
         return inputs
 
@@ -194,7 +200,8 @@ class LocalHeads(HeadGroup):
                 f"block_shape={self.block_shape}. Leave it out"
             )
         is_causal = inputs.use_causal_mask
-        # What hides a key in float16 does not hide it where its logit is very large.
+        # A bias that hides a key in float16 does not hide it if its logit is very
+        # large.
         reads_outside = self.reads_outside or self.compute_dtype == "float16"
         window = windows(zero_outside=reads_outside)
         bias = None
@@ -239,7 +246,7 @@ class LocalHeads(HeadGroup):
 
     def sees(self, query, keys, cache):
         size, flange = math.prod(self.block_shape), (*self._flange(), 0)[:2]
-        columns = cache["columns"][:, None, None] if "columns" in cache else 1
+        columns = cache["columns"][:, None, None, None] if "columns" in cache else 1
         is_own_part = keys % self.dilation == query % self.dilation
         keys, query = keys // self.dilation, query // self.dilation
         block, own_block = keys // size, query // size
@@ -271,20 +278,20 @@ class LocalHeads(HeadGroup):
 
     def read_memory(self, cache, index, inputs):
         block, offset = (cache[name][:, None, None] for name in ("block", "offset"))
-        _, heads, num_blocks, window, size = cache["rows"].shape
-        own = ops.minimum(index // block, num_blocks - 1)
-        own = ops.broadcast_to(own, (ops.shape(block)[0], heads, 1))
-        shape = (*ops.shape(own)[:2], num_blocks, window * size)
-        flat = ops.reshape(cache["rows"], shape)
-        rows = membership.gather(flat, own)
+        _, heads, num_blocks, window, _ = cache["rows"].shape
+        number = inputs.query.shape[2]
+        place = index + numbers(number)
+        own = ops.minimum(place // block, num_blocks - 1)
+        own = ops.broadcast_to(own, (ops.shape(block)[0], heads, number))
+        distances = numbers(window) - (offset + place % block)[..., None]
         output = attend_to_rows(
             self,
-            inputs.query,
-            ops.reshape(rows, (*ops.shape(own)[:2], window, size)),
+            inputs.query[:, :, :, None],
+            membership.gather_blocks(cache["rows"], own),
             None,
-            np.arange(window, dtype="int32") - offset - index % block,
+            distances[:, :, :, None],
         )
-        return output, cache
+        return output[:, :, :, 0], cache
 
     def _windows(self, inputs, length, grid, block, memory_block, zero_outside=True):
         """Returns the function that arranges `[batch, heads, memory length, ...]`."""
@@ -314,7 +321,7 @@ class LocalHeads(HeadGroup):
         )
 
     def _layout(self, inputs, length):
-        """Number of blocks along each axis; tokens of a block, and of the memory's."""
+        """Numbers of blocks along each axis, and of tokens in their blocks."""
         memory_length = length_of(inputs.value, 2)
         if len(self.block_shape) > 1:
             return self._layout_nd(inputs)
@@ -369,24 +376,24 @@ class LocalHeads(HeadGroup):
         return tuple(self.flange_blocks)
 
     def _real(self, memory_length, value_mask):
-        # Also tells the tokens from the blocks outside the sequence.
+        # Also distinguishes tokens from blocks outside the sequence.
         if value_mask is not None:
             return value_mask
         return library(memory_length).ones((1, 1, memory_length), "bool")
 
     def _earlier(self, block, window):
         """Tells which slots of a window are earlier than a query, `[block, window]`."""
-        slots = np.arange(window) - self._first_own_slot(block)
-        return slots <= np.arange(block)[:, None]
+        slots = numbers(window) - self._first_own_slot(block)
+        return slots <= numbers(block)[:, None]
 
     def _first_own_slot(self, block):
-        """Where the query's own block starts in a window: all before it is earlier."""
+        """Where the query's own block starts in a window; all before is earlier."""
         flange = self._flange()
         axes = [2 * f + 1 for f in flange]
         return sum(f * math.prod(axes[i + 1 :]) for i, f in enumerate(flange)) * block
 
     def offset(self, memory_block, block, window):
-        """Returns the slot of a window from which a block's distances count.
+        """Returns the slot of a window from which the distances of a block count.
 
         Args:
             memory_block: number of tokens in a block of the value.
@@ -397,7 +404,7 @@ class LocalHeads(HeadGroup):
 
 
 def check_block_shape(name, value):
-    """Returns a block shape as a tuple; raises a `ValueError` if it is none."""
+    """Returns a block shape as a tuple; raises a `ValueError` if it is not one."""
     shape = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if len(shape) not in (1, 2):
         raise ValueError(
@@ -441,10 +448,11 @@ def _check_flange(flange_blocks, block_shape):
 
 
 def _shares(mask, length, num_blocks, block):
-    """Returns the length of a memory's blocks, `<int32>[batch, 1, 1, 1]`.
+    """Returns the length of the memory's blocks, `<int32>[batch, 1, 1, 1]`.
 
-    Padding behind the last real token of a row, `<bool>[batch, 1, memory length]`, is
-    no part of it. A memory as long as the query has its blocks.
+    They leave out padding after the last real token of a row of the mask
+    `<bool>[batch, 1, memory length]`. A memory as long as the query has the query's
+    blocks.
     """
     count = ops.expand_dims(last_token(mask) + 1, (-1, -2))
     share = ops.maximum(-(-count // num_blocks), 1)
@@ -458,7 +466,7 @@ def _places(own, num_blocks, share, flange):
         own: length of a block, at most `share`, `<int32>[batch, 1, 1, 1]`.
         num_blocks: number of blocks.
         share: number of slots of a block in a window.
-        flange: number of blocks on each side of the own one.
+        flange: number of blocks on each side of the query's block.
 
     Returns:
         Places `<int32>[batch, 1, blocks, window]`, and whether there is one.
@@ -473,7 +481,7 @@ def _places(own, num_blocks, share, flange):
 def _gather_windows(places, is_place, x):
     """Returns `[batch, heads, memory length, ...]` at places, zero where there is none.
 
-    The result has blocks and slots in place of the length.
+    The result has blocks and slots instead of the length.
     """
     memory_length = length_of(x, 2)
     is_place = ops.logical_and(is_place, places < memory_length)

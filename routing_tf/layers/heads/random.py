@@ -6,8 +6,10 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.rules.last_members import LastMembers
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_positive_integer
@@ -18,35 +20,35 @@ from routing_tf.layers.validation import static_length
 class RandomHeads(ClusteredHeads):
     """Heads that attend inside clusters of random members, whatever their content.
 
-    The clusters are drawn from `seed` for each position, the same ones for every text,
-    length and call; in packed documents for each position in a segment. All else is as
-    in `RoutedHeads`, so that the two differ in the content that routing uses and in
-    nothing else: under a causal mask the token at each position has one random cluster
-    and attends to its last `attention_window` tokens, itself included (token choice);
-    else each cluster holds `attention_window` random positions (expert choice).
+    The clusters are drawn from `seed` for each position, and are the same for every
+    text, length and call; in packed documents, for each position in a segment.
+    Everything else is as in `RoutedHeads`, so the two differ only in the content that
+    routing uses. Under a causal mask, the token at each position has one random cluster
+    and attends to its last `attention_window` tokens, itself included (token choice).
+    Elsewhere each cluster contains `attention_window` random positions (expert choice).
 
     Args:
         num_heads: number of heads in the group.
         num_clusters: number of clusters of each head.
         attention_window: number of members of a cluster, in tokens.
-        seed: non-negative integer that decides the members. Layers and heads of one
-            model draw alike if their seeds are alike. Defaults to 0.
-        share_query_key: whether keys are made by the projection of the queries. In
-            self-attention queries and keys are then the same and have one membership.
+        seed: non-negative integer that decides the members. Layers with the same seed
+            draw the same members. Defaults to 0.
+        share_query_key: whether the projection of the queries also makes the keys. In
+            self-attention, queries and keys are then the same and have one membership.
             Defaults to True.
         **kwargs: `exploring_queries` of `ClusteredHeads`, and arguments of `HeadGroup`;
             relative positions are in ranks.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
-    of rank in the sorted list of members. Padding is a member only where a cluster
-    finds too few tokens, and is never seen.
+    of rank in the sorted list of members. Padding is a member only if a cluster finds
+    too few tokens, and is never seen.
 
     Raises:
         ValueError: if `num_clusters` or `attention_window` is not a positive integer,
-            `seed` is negative, or an argument is refused by `HeadGroup`; when built,
-            if `key_dim` is less than 2; when called, if `use_causal_mask=True` and
-            query and value differ in length, or a length is unknown while TensorFlow
-            traces the call.
+            `seed` is negative, or `HeadGroup` refuses an argument; when built, if
+            `key_dim` is less than 2; when called, if `use_causal_mask=True` and query
+            and value differ in length, or a length is unknown while TensorFlow traces
+            the call.
 
     Example:
 
@@ -103,7 +105,7 @@ class RandomHeads(ClusteredHeads):
         segments = inputs.segments
         if segments is None:
             return tokens
-        # Each segment has the clusters that it would have alone.
+        # Each segment has the clusters that it would have on its own.
         return dataclasses.replace(
             tokens,
             query_scores=_at_places(tokens.query_scores, segments.query_places),
@@ -127,15 +129,16 @@ class RandomHeads(ClusteredHeads):
         clusters = np.argmax(self.random_scores(max_length), axis=-1).astype("int32")
         return ops.broadcast_to(clusters, (batch_size, *clusters.shape[1:]))
 
-    def routed_token(self, inputs, rule, cache, index):
-        tokens = super().routed_tokens(inputs, rule)
+    def next_tokens(self, inputs, rule, cache, index):
+        tokens, number = super().routed_tokens(inputs, rule), inputs.query.shape[2]
+        places = index + numbers(number)
         if inputs.segments is not None:
-            index = inputs.segments.query_places
+            places = inputs.segments.query_places
         clusters = cache["clusters"]
-        place = ops.minimum(index, clusters.shape[2] - 1)
-        place = ops.broadcast_to(place, (*ops.shape(clusters)[:2], 1))
-        clusters = membership.entries_at(clusters, place)
-        scores = ops.one_hot(clusters, self.num_clusters, dtype="float32")
+        places = ops.minimum(places, clusters.shape[2] - 1)
+        places = ops.broadcast_to(places, (*ops.shape(clusters)[:2], number))
+        clusters = membership.entries_at(clusters, places)
+        scores = backends.one_hot(clusters, self.num_clusters, dtype="float32")
         return dataclasses.replace(tokens, query_scores=scores, key_scores=scores)
 
 

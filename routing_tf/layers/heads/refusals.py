@@ -1,4 +1,4 @@
-"""What some patterns have no meaning for, refused by one wording each."""
+"""Refusals of arguments that have no meaning for some patterns."""
 
 import dataclasses
 
@@ -16,18 +16,18 @@ def of_one_length(inputs, reason):
     if is_known(length, memory_length) and length != memory_length:
         raise ValueError(
             f"`query` and `value` must have the same length: {reason}. Received: "
-            f"lengths {length} and {memory_length}. Take `FullHeads` or `RoutedHeads` "
+            f"lengths {length} and {memory_length}. Use `FullHeads` or `RoutedHeads` "
             "for another sequence"
         )
     return dataclasses.replace(inputs, value=of_length(inputs.value, 2, length))
 
 
 def refuse_comparison(group, name, neutral, value):
-    """Raises the `ValueError` of heads whose weights are no softmax of products."""
+    """Raises the `ValueError` of heads whose weights are not a softmax of products."""
     raise ValueError(
         f"`{name}` must be {neutral} for {type(group).__name__}: not all of their "
         "weights are a softmax of products of queries and keys. Received: "
-        f"{name}={value!r} for {group.name!r}. Leave it out, or take heads such as "
+        f"{name}={value!r} for {group.name!r}. Leave it out, or use heads such as "
         "`RoutedHeads` or `LocalHeads`"
     )
 
@@ -37,5 +37,5 @@ def refuse_segments(group, reason):
     raise ValueError(
         f"`segment_ids` cannot be used with `{type(group).__name__}`: {reason}. "
         f"Received: segment_ids for {group.name!r}. Leave them out, with one document "
-        "in each row, or take heads such as `RoutedHeads` or `LocalHeads`"
+        "in each row, or use heads such as `RoutedHeads` or `LocalHeads`"
     )

@@ -13,7 +13,7 @@ from routing_tf.layers.validation import check_rate
 
 ROUTINGS = (None, "expert_choice", "token_choice", "expert_threshold")
 TOKEN_CHOICE = (None, "token_choice")
-# Those in which each token attends to the last members of clusters up to itself.
+# The rules in which each token attends to the last members of clusters up to itself.
 CAUSAL_ROUTINGS = ("token_choice", "expert_threshold")
 ROUTING_SCOPES = ("full", "prefix")
 
@@ -22,49 +22,39 @@ ROUTING_SCOPES = ("full", "prefix")
 class RoutedHeads(CentroidHeads):
     """Heads that attend inside clusters of tokens with similar content.
 
-    Queries and keys are layer-normalised and scored against learned centroids. Who
-    chooses is the argument `routing`; with None, the default, what is sound: token
-    choice in self-attention under a causal mask, expert choice elsewhere.
+    Queries and keys are layer-normalised and scored against learned centroids. The
+    argument `routing` says who chooses:
 
-    - `"expert_choice"`: each centroid takes the `attention_window` tokens that score
-      highest. Attention is dense inside a cluster, and a token's results are averaged
-      over the clusters it sits in. Clusters are balanced. Under a causal mask no query
-      sees a later key, but with `routing_scope="full"`, the rule of the paper and the
-      release, whether a token is a member depends on later tokens: outputs leak.
-      `routing_scope="prefix"` judges membership among the tokens up to the query, with
-      `length * num_clusters * (attention_window + prefix_block_size)` pairs: those of
-      full attention and more.
     - `"token_choice"`: each token goes to the best centroid of its key, and attends to
-      the last `attention_window` tokens of the cluster that its query finds best (the
-      same one with shared queries and keys), itself included. Strictly causal, at a
-      cost that is linear in the length. It needs a causal mask and works in
-      self-attention only.
-    - `"expert_threshold"`: expert choice without competition. Each centroid takes the
-      tokens that score at least as high as its threshold, a moving average of the score
-      that one of `num_clusters` even shares of the tokens reaches in training, see
-      `MovingThresholds`. So a token sits in about one cluster on average: in none, or
-      in as many as `max_clusters_per_token`, those whose thresholds it is furthest
-      above. In each it attends to the last `attention_window` members, itself included,
-      and its results are averaged; in none it gets zero. Strictly causal, at
-      `max_clusters_per_token` times the cost of token choice, and for causal
-      self-attention like it. Queries that are projected apart have thresholds of their
-      own. Before the first training step all thresholds are 0.
+      the last `attention_window` tokens of the cluster that is best for its query,
+      itself included. Strictly causal, at a cost that is linear in the length. Only for
+      self-attention under a causal mask.
+    - `"expert_choice"` (the paper): each centroid takes the `attention_window` tokens
+      that score highest, so clusters are balanced. Attention is dense inside a cluster,
+      and a token's results are averaged over its clusters. Under a causal mask, with
+      `routing_scope="full"`, later tokens influence who is a member, so outputs leak;
+      `routing_scope="prefix"` judges membership among the tokens up to the query, and
+      costs more than full attention.
+    - `"expert_threshold"`: each centroid takes the tokens that score at least as high
+      as its threshold, which is a moving average from training (`MovingThresholds`). A
+      token attends to the last `attention_window` members of each of its clusters, and
+      its results are averaged. Strictly causal, and only for self-attention under a
+      causal mask.
 
-    In attention to another sequence each centroid takes the `attention_window` best
-    tokens of that sequence, and each query sees those of its own best centroid.
+    `None`, the default, is token choice in self-attention under a causal mask, and
+    expert choice elsewhere. In attention to another sequence, each centroid takes the
+    best tokens of that sequence, and each query sees those of its best centroid.
 
-    Tokens of equal content have equal scores. In expert choice the earlier ones are
-    taken; scores that the rounding of float32 could tell apart are equal but in
-    training. In half precision rounding may decide.
+    With `key_shift=1`, clusters and members stay the same. A query compares itself with
+    the earlier members, not with itself, and reads the value that follows each member.
+    Relative positions then count from 1.
 
-    With `key_shift=1` members and clusters are the same; but a query compares itself
-    with the earlier members, without itself, and reads the value that follows each.
-    Ranks are those of the members, so relative positions count from 1. In token choice
-    those are the last `attention_window` members before it.
+    State: that of `OnlineKMeans`, and with `"expert_threshold"` that of
+    `MovingThresholds`; both move when `training=True`. Padding is never seen, and moves
+    no centroid and no threshold.
 
-    State: that of `OnlineKMeans`, and with `"expert_threshold"` of `MovingThresholds`,
-    moved when `training=True`. Padding is no member as long as there are enough tokens,
-    is never seen, and moves no centroid and no threshold.
+    [How routing works](docs/how_routing_works.md) explains all this with pictures, and
+    has the details of each rule.
 
     Args:
         num_heads: number of heads in the group.
@@ -72,32 +62,30 @@ class RoutedHeads(CentroidHeads):
         attention_window: number of members of a cluster that a token sees, in tokens.
             A window longer than the input is cut to it.
         routing: who chooses, `"expert_choice"`, `"token_choice"` or
-            `"expert_threshold"`; None (the default) for the one of the first two that
-            is sound, see above.
+            `"expert_threshold"`; None (the default) for the sound choice, see above.
         routing_scope: in expert choice under a causal mask, the tokens that compete
             with each other: `"full"` (the default), those of the whole sequence, or
-            `"prefix"`, those up to the query. The other routings are the same in both.
-            Calls of layers and models may name another one, as the argument
-            `routing_scope`.
-        prefix_block_size: number of queries that go at once with the scope
-            `"prefix"`, in tokens. It does not change results: more take more memory,
-            fewer more turns. None (the default) for `attention_window`.
+            `"prefix"`, those up to the query. The other rules are the same in both
+            scopes. The call argument `routing_scope` of layers and models overrides it.
+        prefix_block_size: number of queries that are computed at once in the scope
+            `"prefix"`, in tokens. It does not change results: more queries take more
+            memory, fewer take more turns. None (the default) for `attention_window`.
         max_clusters_per_token: number of clusters that a token may sit in with
             `"expert_threshold"`. If scores were independent, about 8 of 100 tokens
             would be in more than 2, the default.
-        clusters_per_query: in token choice, number of clusters that a query reads, its
-            best ones: the last `attention_window // clusters_per_query` members of
-            each. What lies behind the border of the best cluster is not lost then. A
-            token is still a member of one. It must divide `attention_window`. Defaults
-            to 1.
+        clusters_per_query: in token choice, number of clusters that a query reads: the
+            last `attention_window // clusters_per_query` members of each of its best
+            clusters. A query then also finds matches just across the border of its best
+            cluster. A token is still a member of one cluster. It must divide
+            `attention_window`. Defaults to 1.
         threshold_decay: share of the thresholds' old average kept at each training
             step, in [0, 1). Defaults to 0.99.
-        share_query_key: whether keys are made by the projection of the queries. In
-            self-attention queries and keys are then the same and have one routing.
+        share_query_key: whether the projection of the queries also makes the keys. In
+            self-attention, queries and keys are then the same and are routed once.
             Defaults to True.
         **kwargs: arguments of `Clustering`, which say how centroids move;
-            `query_cluster` and `exploring_queries` of `ClusteredHeads`; and those of
-            `HeadGroup`, where relative positions are in ranks.
+            `query_cluster` and `exploring_queries` of `ClusteredHeads`; and arguments
+            of `HeadGroup`, whose relative positions are in ranks.
 
     Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
     of rank in the list of members in order of position. The clustering loss is added
@@ -125,11 +113,10 @@ class RoutedHeads(CentroidHeads):
     ```
 
     Reference: paper, section 4.1 and Algorithm 1, and
-    `clustered_local_attention_helper` of the release for expert choice. Thresholds are
-    those of `MovingThresholds`, whose paper lets tokens above them pass an expert's
-    feed-forward network. What members attend to, and a limit of clusters per token in
-    place of one of tokens per cluster, are this package's own; so are token choice and
-    the prefix scope.
+    `clustered_local_attention_helper` of the release for expert choice. The paper of
+    `MovingThresholds` uses them for feed-forward networks. Attention inside such
+    clusters, the limit of clusters per token, token choice and the prefix scope are
+    this package's own.
     """
 
     def __init__(
@@ -216,15 +203,15 @@ class RoutedHeads(CentroidHeads):
                 f'`routing="{self.routing}"` works in self-attention under a causal '
                 f"mask only. Received: use_causal_mask={inputs.use_causal_mask}, "
                 f"is_cross_attention={inputs.is_cross_attention}. Pass "
-                "`use_causal_mask=True` and no `value`, or take "
+                "`use_causal_mask=True` and no `value`, or use "
                 '`routing="expert_choice"`'
             )
         if self.routing is None and inputs.use_causal_mask and not is_causal:
             raise ValueError(
-                "`routing=None` is the sound routing, and there is none for a causal "
-                "mask over another sequence. Received: use_causal_mask=True, "
-                "is_cross_attention=True. Leave the mask or the `value` out, or name "
-                'what is meant, `routing="expert_choice"`'
+                "`routing=None` has no sound rule for a causal mask over another "
+                "sequence. Received: use_causal_mask=True, is_cross_attention=True. "
+                "Leave the mask or the `value` out, or name the rule, "
+                '`routing="expert_choice"`'
             )
 
     def num_candidates(self, length):
@@ -235,10 +222,10 @@ class RoutedHeads(CentroidHeads):
 
 
 def check_clusters_per_query(settings):
-    """Raises a `ValueError` unless a query can read so many clusters.
+    """Raises a `ValueError` unless a query can read that many clusters.
 
     Args:
-        settings: the heads, or what has their settings under the same names.
+        settings: the heads, or another object with their settings under the same names.
     """
     number = settings.clusters_per_query
     if number == 1:
@@ -250,9 +237,9 @@ def check_clusters_per_query(settings):
         )
     if settings.entmax_alpha is not None:
         raise ValueError(
-            "`clusters_per_query` must be 1 with `entmax_alpha`, whose weights in "
-            "several clusters cannot be joined. Received: clusters_per_query="
-            f"{number} with entmax_alpha={settings.entmax_alpha!r}"
+            "`clusters_per_query` must be 1 with `entmax_alpha`, because its weights "
+            "in several clusters cannot be joined. Received: "
+            f"clusters_per_query={number} with entmax_alpha={settings.entmax_alpha!r}"
         )
     if number > settings.num_clusters or settings.attention_window % number:
         raise ValueError(

@@ -1,10 +1,9 @@
-"""Sliding attention: queries see the nearest tokens, and every n-th one on request."""
+"""Sliding attention: queries see the nearest tokens, and optionally every n-th one."""
 
 import dataclasses
 import functools
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
@@ -24,31 +23,32 @@ from routing_tf.layers.validation import check_non_negative_integer
 class SlidingHeads(HeadGroup):
     """Heads whose queries see the tokens that are at most `radius` away.
 
-    With a causal mask a query sees itself and the `radius` tokens before it; without
-    one also as many behind it. So `radius=w - 1` is the `sliding_window=w` of
+    With a causal mask, a query sees itself and the `radius` tokens before it; without
+    one, it also sees as many after it. So `radius=w - 1` is the `sliding_window=w` of
     `keras.layers.MultiHeadAttention` and of most models with causal windows. With
-    `is_strided=True` a query sees, in the same softmax, every token too that is a
+    `is_strided=True`, a query also sees, in the same softmax, every token that is a
     multiple of `radius` away: the merged head of the Sparse Transformer's strided
-    pattern. Each query is compared with up to `2 * radius` neighbours (without a causal
-    mask 3), those out of reach being masked, and `length / radius` strided tokens. On
-    positions with two axes neighbours are those in the order of the sequence.
+    pattern. Each query is compared with up to `2 * radius` neighbours (`3 * radius`
+    without a causal mask), of which those out of reach are masked, and with
+    `length / radius` strided tokens. On positions with two axes, neighbours are those
+    in the order of the sequence.
 
     Args:
         num_heads: number of heads in the group.
-        radius: how far away a token may be, in tokens; 0 for a query that sees itself
-            alone. Defaults to 128.
+        radius: largest distance of a token that a query sees, in tokens; 0 for a query
+            that sees only itself. Defaults to 128.
         is_strided: whether a query also sees the tokens that are a multiple of
             `radius` away. Defaults to False.
-        **kwargs: arguments of `HeadGroup`; relative positions, without `is_strided`
-            alone, are in tokens.
+        **kwargs: arguments of `HeadGroup`; relative positions are in tokens, and need
+            `is_strided=False`.
 
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
         ValueError: if `radius` is not an integer of at least 0, or of at least 1 with
-            `is_strided=True`, `is_strided` is no truth value, `max_relative_position`
-            is given with `is_strided=True`, or an argument is refused by `HeadGroup`;
-            when called, if query and value differ in length.
+            `is_strided=True`, `is_strided` is not a boolean, `max_relative_position` is
+            given with `is_strided=True`, or `HeadGroup` refuses an argument; when
+            called, if query and value differ in length.
 
     Example:
 
@@ -63,12 +63,14 @@ class SlidingHeads(HeadGroup):
 
     Reference: Child et al., "Generating Long Sequences with Sparse Transformers"
     (https://arxiv.org/abs/1904.10509), section 4.3, A(1) of strided attention, and its
-    union with A(2). Tested against NumPy code of this repository only.
+    union with A(2). Tested only against NumPy code of this repository.
     """
 
     compares_by_products = True
     supports_segments = True
     remembers_key_heads = True
+    # Each of them is compared with all that a cache holds.
+    tokens_per_step = 256
 
     def __init__(self, num_heads, radius=128, is_strided=False, **kwargs):
         super().__init__(num_heads, **kwargs)
@@ -76,15 +78,15 @@ class SlidingHeads(HeadGroup):
         check_choice("is_strided", is_strided, (False, True))
         if is_strided and not self.radius:
             raise ValueError(
-                "`radius` must be at least 1 with `is_strided=True`, where tokens are "
-                f"multiples of it away. Received: radius={radius}. Leave `is_strided` "
-                "out for queries that see themselves alone"
+                "`radius` must be at least 1 with `is_strided=True`, which shows "
+                f"tokens at multiples of it. Received: radius={radius}. Leave "
+                "`is_strided` out for queries that see only themselves"
             )
         self.is_strided = is_strided
         if is_strided and self.max_relative_position is not None:
             raise ValueError(
-                "`max_relative_position` must be None with `is_strided=True`: distant "
-                "keys do not follow each other. Received: "
+                "`max_relative_position` must be None with `is_strided=True`, because "
+                "distant keys do not follow each other. Received: "
                 f"max_relative_position={self.max_relative_position}. Leave one of the "
                 "two out"
             )
@@ -140,20 +142,20 @@ class SlidingHeads(HeadGroup):
         number = logits[0].shape[-1]
         output = ops.matmul(weights[..., :number], near(inputs.value))
         far_weights = ops.swapaxes(weights[..., number:], 2, 3)
-        output += _of_blocks(far_weights, far(inputs.value))
+        output = output + _of_blocks(far_weights, far(inputs.value))
         return self.dot_product.of_seeing(output, mask)
 
     def _near_mask(self, inputs, size):
         """Which neighbours are real and in reach, `<bool>[B, 1, blocks, size, slots]`.
 
-        A query sees those of its own block and the ones beside it.
+        A query sees those of its own block and of the neighbouring ones.
         """
         causal = inputs.use_causal_mask
         real = _near(size, causal, inputs.value_mask)[..., None, :]
-        distance = np.arange(real.shape[-1]) - size - np.arange(size)[:, None]
-        in_reach = np.abs(distance) <= self.radius
+        distance = numbers(real.shape[-1]) - size - numbers(size)[:, None]
+        in_reach = abs(distance) <= self.radius
         if causal:
-            in_reach &= distance <= 0
+            in_reach = in_reach & (distance <= 0)
         own = segment_mask(
             inputs.segments,
             lambda x: blocks.break_into_blocks(x, size, axis=2),
@@ -162,7 +164,7 @@ class SlidingHeads(HeadGroup):
         return combine_masks(real, in_reach, own)
 
     def _is_far(self, num_blocks, causal):
-        """Which blocks have a strided token that is no neighbour, for each block."""
+        """Which blocks have a strided token outside the neighbours, for each block."""
         block = numbers(num_blocks)
         distance = (block - block[:, None])[:, None]
         if causal:

@@ -19,10 +19,10 @@ from routing_tf.layers.segments import segment_mask
 class StridedHeads(HeadGroup):
     """Heads whose queries see the keys at their own place in each block.
 
-    With a causal mask a query sees itself and the same place in all earlier blocks;
-    without one in all blocks. Together with local heads, which see the rest of the
-    block, every earlier token is two steps away. A sequence that is no multiple of
-    the block is padded and cut.
+    With a causal mask, a query sees itself and the same place in all earlier blocks;
+    without one, the same place in all blocks. Together with local heads, which see the
+    rest of the block, every earlier token is two layers away. Other lengths than
+    multiples of the block are padded and cut.
 
     Args:
         num_heads: number of heads in the group.
@@ -34,9 +34,9 @@ class StridedHeads(HeadGroup):
     of block.
 
     Raises:
-        ValueError: if a number in `block_shape` is not a positive integer, or an
-            argument is refused by `HeadGroup`; when called, if
-            `use_causal_mask=True` and query and value differ in length.
+        ValueError: if a number in `block_shape` is not a positive integer, or
+            `HeadGroup` refuses an argument; when called, if `use_causal_mask=True` and
+            query and value differ in length.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Clusters that choose among all tokens up to the query, whatever they chose before."""
+"""Clusters that choose again, for each query, among all tokens up to it."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from routing_tf.layers.rules.prefixes import Prefixes
 
 
 class AllScores(Prefixes):
-    """Prefixes in which any token may become a member later; a cache holds them all."""
+    """Prefixes in which any token may become a member later; caches contain all."""
 
     def make_cache(self, batch_size, max_length):
         names = {"key": self.group.num_key_heads}
@@ -30,20 +30,30 @@ class AllScores(Prefixes):
         names = [name for name in ("key_mask", "query_mask") if name in cache]
         return {**cache, **{name: ops.zeros_like(cache[name]) for name in names}}
 
+    @property
+    def tokens_per_step(self):
+        # As many go at once as in one pass.
+        return self.group.prefix_block_size or self.group.attention_window
+
     def fill_cache(self, cache, tokens):
-        return _update(cache, 0, tokens, rows.make_offers(self.group, tokens))
+        return _update(cache, 0, tokens)
 
     def step(self, cache, index, tokens):
-        row = rows.make_offers(self.group, tokens)
-        if self.group.key_shift:
-            cache = {**cache, "rows": self._complete(cache["rows"], index, tokens)}
-        cache = _update(cache, index, tokens, row)
+        cache = _update(cache, index, tokens)
         remembered_rows, key_scores, key_mask = (
             key_heads.for_queries(cache[name], tokens.query.shape[1])
             for name in ("rows", "key_scores", "key_mask")
         )
         key, value, bias, real = rows.split_rows(self.group, remembered_rows)
         query = ops.cast(tokens.query, self.group.compute_dtype)
+        inputs = dataclasses.replace(
+            tokens.inputs,
+            value=value,
+            key_mask=key_mask,
+            value_mask=real,
+            token_bias=bias,
+            segments=None,
+        )
         remembered = dataclasses.replace(
             tokens,
             key=key,
@@ -51,30 +61,15 @@ class AllScores(Prefixes):
             key_scores=key_scores,
             query_mask=cache.get("query_mask", key_mask),
             key_mask=key_mask,
-            inputs=dataclasses.replace(
-                tokens.inputs,
-                value=value,
-                value_mask=real,
-                token_bias=bias,
-                segments=None,
-            ),
+            inputs=self.group.shifted(inputs),
         )
         output = self.attend_block(remembered, index, query, training=False)
         return without_padding(output, tokens.inputs.query_mask), cache
 
-    def _complete(self, cached_rows, index, tokens):
-        """Returns the rows with the value that follows the token before `index`."""
-        # The first token completes none: its own row is put over it.
-        before = ops.maximum(index - 1, 0)
-        row = ops.take(cached_rows, before[None], axis=2)
-        follows = ops.ones_like(row[..., 0], "bool")
-        row = rows.complete_rows(self.group, row, rows.of_tokens(tokens), follows)
-        return ops.slice_update(cached_rows, (0, 0, before, 0), row)
 
-
-def _update(cache, index, tokens, row):
+def _update(cache, index, tokens):
     """Returns the cache with the rows, scores and masks of tokens from `index` on."""
-    new = {"rows": row}
+    new = {"rows": rows.of_tokens(tokens)}
     for name in ("key", "query") if "query_scores" in cache else ("key",):
         scores, mask = (getattr(tokens, f"{name}_{x}") for x in ("scores", "mask"))
         shape = ops.shape(scores)[:3]

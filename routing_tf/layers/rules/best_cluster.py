@@ -1,8 +1,8 @@
 """Attention to the members of the best cluster in another sequence."""
 
-import numpy as np
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import key_heads
 from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import ClusterOrder
@@ -17,11 +17,11 @@ from routing_tf.layers.rules.rule import Rule
 
 
 class BestCluster(Rule):
-    """Attention of each query to the memory's members of its own best cluster.
+    """Attention of each query to the members of its best cluster in the memory.
 
-    The clusters choose their members from the memory; each query goes to its best
-    cluster on its own, so no query depends on another one. Relative positions are the
-    rank of a key among the members minus that of the query among the queries of the
+    The clusters choose their members from the memory. Each query goes to its best
+    cluster independently, so no query depends on another one. Relative positions are
+    the rank of a key among the members minus that of the query among the queries of the
     cluster. Padding gets zero. For steps the members are arranged once.
     """
 
@@ -37,7 +37,7 @@ class BestCluster(Rule):
         window = self.group.known_window(length_of(tokens.key, 2))
         chunk_size = chunk_size_for(window)
         order = ClusterOrder(clusters, num_clusters, chunk_size)
-        # Padding may read what it likes.
+        # Padding may read anything.
         read = ops.minimum(order.cluster_of_chunk, tokens.num_clusters - 1)
         members = membership.gather(members, read)
         if filled is not None:
@@ -62,47 +62,32 @@ class BestCluster(Rule):
             memory = ops.concatenate([memory[..., :-1], real], axis=-1)
         batch, _, num_clusters, _ = ops.shape(members)
         shape = (batch, self.group.num_heads, num_clusters)
-        return {
-            "rows": memory,
-            "counts": ops.zeros(shape, "int32"),
-            "newest": {
-                "cluster": ops.zeros(shape[:2], "int32"),
-                "position": ops.full(shape[:2], -1, dtype="int32"),
-            },
-        }
+        return {"rows": memory, "counts": ops.zeros(shape, "int32")}
 
     def restart(self, cache):
-        position = cache["newest"]["position"]
-        newest = {**cache["newest"], "position": ops.full_like(position, -1)}
-        counts = ops.zeros_like(cache["counts"])
-        return {**cache, "counts": counts, "newest": newest}
+        return {**cache, "counts": ops.zeros_like(cache["counts"])}
 
     def step(self, cache, index, tokens):
-        newest, counts = cache["newest"], cache["counts"]
-        num_clusters = counts.shape[-1]
-        is_older = ops.logical_and(newest["position"] >= 0, newest["position"] < index)
-        added = ops.one_hot(newest["cluster"], num_clusters, dtype="int32")
-        counts = counts + added * ops.cast(is_older, "int32")[..., None]
-        cluster = ops.cast(ops.argmax(tokens.query_scores[:, :, 0], axis=-1), "int32")
-        num_key_heads = cache["rows"].shape[1]
+        mask, num_key_heads = tokens.inputs.query_mask, cache["rows"].shape[1]
+        clusters, _ = own_clusters(tokens.query_scores, None)
         members = membership.gather_blocks(
-            cache["rows"], key_heads.of_queries(cluster, num_key_heads)
+            cache["rows"], key_heads.of_queries(clusters, num_key_heads)
         )
-        rank = membership.entries_at(counts, cluster[..., None])
+        asks = backends.one_hot(clusters, tokens.num_clusters, dtype="int32")
+        if mask is not None:
+            asks = asks * ops.cast(mask, "int32")[..., None]
+        # Earlier queries of each cluster, those of this call included.
+        counts = cache["counts"][:, :, None] + ops.cumsum(asks, axis=2)
+        ranks = ops.take_along_axis(counts - asks, clusters[..., None], axis=-1)
         output = rows.attend_to_rows(
             self.group,
-            ops.cast(tokens.query, self.group.compute_dtype),
+            ops.cast(tokens.query, self.group.compute_dtype)[:, :, :, None],
             key_heads.all_queries(members),
             None,
-            np.arange(members.shape[3], dtype="int32") - rank,
+            (numbers(members.shape[4]) - ranks)[:, :, :, None],
         )
-        mask = tokens.inputs.query_mask
-        position = ops.zeros_like(newest["position"]) + index
-        if mask is not None:
-            position = ops.where(mask[..., 0], position, -1)
-        newest = {"cluster": cluster, "position": position}
-        cache = {**cache, "counts": counts, "newest": newest}
-        return without_padding(output, mask), cache
+        output = without_padding(output[:, :, :, 0], mask)
+        return output, {**cache, "counts": counts[:, :, -1]}
 
 
 def _distances(order, window):

@@ -1,12 +1,13 @@
 """Clusters that choose their best tokens, judged among those up to the query."""
 
-import numpy as np
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import extremes
 from routing_tf.layers import key_heads
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import rows
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import large_negative
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.rules.prefixes import Prefixes
@@ -17,114 +18,108 @@ NO_TOKEN = large_negative("float32")
 class BestMembers(Prefixes):
     """Prefixes in which the tokens that score highest are members.
 
-    Whoever is no member among the tokens so far will never be one again. So a cache
-    holds the members alone, in order of position, with their scores: its size does not
-    grow with long contexts.
+    A token that is not a member among the tokens so far will never become one. So a
+    cache contains only the members, in order of position, with their scores, and its
+    size does not grow with long contexts.
     """
 
-    # It is what evaluation does, at the cost of full attention.
+    # Evaluation does the same, at the cost of full attention.
     lets_explore = False
 
+    #: Who is a member at a token depends on who left before.
+    tokens_per_step = 1
+
     def make_cache(self, batch_size, max_length):
-        group, heads = self.group, self.group.num_key_heads
-        newest = (batch_size, heads, group.num_clusters)
-        # Those of each list of members, and of the newest token alone.
-        shapes = {"key_scores": newest}
+        group = self.group
+        lists = {"key_scores": (batch_size, group.num_key_heads, group.num_clusters)}
         if not group.share_query_key:
-            shapes["query_scores"] = (batch_size, group.num_heads, group.num_clusters)
-        members, newest_scores = (
-            {
-                name: ops.full((*x, *end), NO_TOKEN, "float32")
-                for name, x in shapes.items()
-            }
-            for end in ((group.attention_window,), ())
-        )
-        cache = {}
-        if group.key_shift:
-            # The last rows of lists that were completed last, and the key's position.
-            cache["open"] = {
-                "is_last": ops.zeros(newest, "bool"),
-                "position": ops.full((batch_size,), -1, dtype="int32"),
-            }
+            heads = (batch_size, group.num_heads)
+            lists["query_scores"] = (*heads, group.num_clusters)
+        window = group.attention_window
         return {
-            **cache,
-            "rows": rows.empty_rows(group, *newest, group.attention_window),
-            **members,
-            "newest": {
-                "row": rows.empty_rows(group, batch_size, heads),
-                "position": ops.full((batch_size,), -1, dtype="int32"),
-                **newest_scores,
+            **self._no_pending_key(batch_size),
+            "rows": rows.empty_rows(group, *lists["key_scores"], window),
+            **{
+                name: ops.full((*shape, window), NO_TOKEN, dtype="float32")
+                for name, shape in lists.items()
             },
         }
 
     def restart(self, cache):
-        newest = cache["newest"]
-        position = ops.full_like(newest["position"], -1)
-        if "open" in cache:
-            cache = {**cache, "open": {**cache["open"], "position": position}}
-        names = _lists(cache)
-        newest = {**newest, "position": position, **_without_tokens(newest, names)}
-        return {**cache, **_without_tokens(cache, names), "newest": newest}
+        lists = {n: ops.full_like(cache[n], NO_TOKEN) for n in _lists(cache)}
+        return {**self._restarted(cache), **lists}
 
     def fill_cache(self, cache, tokens):
-        batch, _, length, _ = ops.shape(tokens.value)
-        new_rows = rows.make_offers(self.group, tokens)
-        last = rows.last_token(_real(tokens, (batch, length)))
-        filled = {"newest": {"position": last}}
-        at_last = ops.arange(length, dtype="int32") == last[:, None]
-        for name in _lists(cache):
-            scores = _scores(tokens, name)
-            earlier = ops.where(at_last[:, None, None], NO_TOKEN, scores)
-            members, filled[name] = self._best(earlier, cache[name].shape[-1])
-            filled["newest"][name] = _at_last(ops.swapaxes(scores, 2, 3), last)
-            if name == "key_scores":
-                filled["rows"] = membership.gather(new_rows, members)
-                if "open" in cache:
-                    is_last = members[..., -1] == last[:, None, None] - 1
-                    is_last &= filled[name][..., -1] > NO_TOKEN / 2
-                    filled["open"] = {"is_last": is_last, "position": last - 1}
-        filled["newest"]["row"] = _at_last(new_rows, last)
+        cache, offered = self._offered(self.restart(cache), 0, tokens)
+        members, scores = self._best(_scores(offered, "key_scores"))
+        filled = {
+            "rows": membership.gather(rows.of_tokens(offered), members),
+            "key_scores": scores,
+        }
+        if "query_scores" in cache:
+            _, filled["query_scores"] = self._best(_scores(tokens, "query_scores"))
         return {**cache, **filled}
 
     def step(self, cache, index, tokens):
-        row = rows.of_tokens(tokens)
-        cache = self._remember_newest(cache, index, row)
-        newest = {name: _scores(tokens, name)[..., 0] for name in _lists(cache)}
-        place, enters = self._entry(cache["key_scores"], newest["key_scores"])
-        visible, distances = _visible(cache["key_scores"], place, enters)
-        members = cache["rows"]
+        cache, offered = self._offered(cache, index, tokens)
+        row = rows.of_tokens(offered)
+        scores = {name: _scores(tokens, name)[..., 0] for name in _lists(cache)}
+        place, enters = self._entry(cache["key_scores"], scores["key_scores"])
         if self.group.key_shift:
-            visible, distances = visible[..., :-1], distances[..., :-1]
-        else:
-            everywhere = ops.broadcast_to(
-                row[:, :, None], (*ops.shape(members)[:3], 1, ops.shape(row)[-1])
+            # The key before this one is read, with its own value.
+            cache = self._with_member(
+                cache, _scores(offered, "key_scores")[..., 0], row
             )
-            members = ops.concatenate([members, everywhere], axis=3)
-        query = ops.cast(tokens.query, self.group.compute_dtype)[:, :, None]
-        visible, distances, enters = (
-            key_heads.for_queries(x, query.shape[1])
-            for x in (visible, distances, enters)
-        )
-        output = rows.attend_to_rows(self.group, query, members, visible, distances)
-        output = output[..., 0, :]
+            place, enters = self._entry(cache["key_scores"], scores["key_scores"])
+            visible, distances = _visible(cache["key_scores"], place, enters)
+            visible, distances = visible[..., :-1], distances[..., :-1]
+            members = cache["rows"]
+        else:
+            visible, distances = _visible(cache["key_scores"], place, enters)
+            everywhere = _everywhere(row, cache["rows"])
+            members = ops.concatenate([cache["rows"], everywhere], axis=3)
+            cache = self._with_member(cache, scores["key_scores"], row)
         is_member = enters
-        if "query_scores" in newest:
-            _, is_member = self._entry(cache["query_scores"], newest["query_scores"])
-        output = self.mean_over_clusters(output, is_member, axis=2)[:, :, None]
-        position = ops.zeros_like(cache["newest"]["position"]) + index
-        newest |= {"row": row[:, :, 0], "position": position}
-        output = without_padding(output, tokens.inputs.query_mask)
-        return output, {**cache, "newest": newest}
+        if "query_scores" in scores:
+            own, new = cache["query_scores"], scores["query_scores"]
+            place, is_member = self._entry(own, new)
+            own = _append(own, new[..., None], place, is_member[..., None])
+            cache = {**cache, "query_scores": own}
+        query = ops.cast(tokens.query, self.group.compute_dtype)[:, :, None]
+        visible, distances, is_member = (
+            key_heads.for_queries(x, query.shape[1])
+            for x in (visible, distances, is_member)
+        )
+        output = rows.attend_to_rows(
+            self.group, query, members, visible[..., None, :], distances[..., None, :]
+        )
+        output = self.mean_over_clusters(output[..., 0, :], is_member, axis=2)
+        return without_padding(output[:, :, None], tokens.inputs.query_mask), cache
 
-    def _best(self, scores, window):
+    def _with_member(self, cache, scores, row):
+        """Puts a token's scores `[B, H, K]` and row `[B, H, 1, E]` into the lists."""
+        place, enters = self._entry(cache["key_scores"], scores)
+        moves = enters[..., None]
+        return {
+            **cache,
+            "key_scores": _append(cache["key_scores"], scores[..., None], place, moves),
+            "rows": _append(
+                cache["rows"],
+                _everywhere(row, cache["rows"]),
+                place[..., None],
+                moves[..., None],
+            ),
+        }
+
+    def _best(self, scores):
         """Positions and scores of the best tokens, by position, behind empty places."""
-        length = scores.shape[-1]
+        length, window = scores.shape[-1], self.group.attention_window
         count = min(window, length)
         settled = membership.settled(scores, count, self.group.near_tie)
-        _, members = ops.top_k(settled, count)
+        _, members = backends.top_k(settled, count)
         best = ops.take_along_axis(scores, members, axis=-1)
         members = ops.cast(members, "int32")
-        # Sorted together with their places in the list: what is no token comes first.
+        # Sorted together with their places in the list: empty places come first.
         keys = ops.where(best > NO_TOKEN / 2, members + length, members)
         order = ops.argsort(keys, axis=-1)
         members, best = (
@@ -135,107 +130,45 @@ class BestMembers(Prefixes):
         return ops.pad(members, missing), best
 
     def _entry(self, scores, new):
-        """Tells which place in a list of members a new token frees, and if it enters.
+        """Tells which place in a list a new token frees, and whether it enters.
 
         The list has scores `[B, H, K, W]` in order of position; `new`, `[B, H, K]`, are
-        those of the token behind them. The place, `[B, H, K, 1]`, is that of the member
-        who scores lowest, of equal ones the last.
+        those of the next token. The place, `[B, H, K, 1]`, is that of the member with
+        the lowest score, of equal ones the last.
         """
         lowest = extremes.smallest(scores, axis=-1) + self.group.near_tie
-        places = np.arange(scores.shape[-1], dtype="int32")
+        places = numbers(scores.shape[-1])
         is_lowest = scores <= lowest[..., None]
         places = ops.where(is_lowest, places, -1)
         place = extremes.largest(places, axis=-1, keepdims=True)
         return place, new > lowest
 
-    def _remember_newest(self, cache, index, row):
-        """Puts the newest token among the members, unless it is to be replaced.
-
-        With shifted keys its value is that of the token at `index`, whose row is given,
-        `[B, H, 1, E]`.
-        """
-        newest, remembered = cache["newest"], {}
-        is_older = (newest["position"] < index)[:, None, None]
-        newest_row = newest["row"]
-        if self.group.key_shift:
-            newest_row = rows.open_rows(self.group, newest_row)
-        for name in _lists(cache):
-            place, enters = self._entry(cache[name], newest[name])
-            moves = ops.logical_and(enters, is_older)[..., None]
-            remembered[name] = _append(
-                cache[name], newest[name][..., None], place, moves
-            )
-            if name == "key_scores":
-                everywhere = ops.broadcast_to(
-                    newest_row[:, :, None, None], ops.shape(cache["rows"][:, :, :, :1])
-                )
-                remembered["rows"] = _append(
-                    cache["rows"], everywhere, place[..., None], moves[..., None]
-                )
-                entered = moves[..., 0]
-        cache = {**cache, **remembered}
-        if not self.group.key_shift:
-            return cache
-        last = cache["open"]
-        is_last = ops.where(is_older, entered, last["is_last"])
-        position = ops.where(is_older[:, 0, 0], newest["position"], last["position"])
-        follows = ops.logical_and(is_last, (position == index - 1)[:, None, None])
-        completed = rows.complete_rows(
-            self.group,
-            cache["rows"][:, :, :, -1],
-            row,
-            ops.logical_and(follows, index > 0),
-        )
-        return {
-            **cache,
-            "rows": ops.concatenate(
-                [cache["rows"][:, :, :, :-1], completed[:, :, :, None]], axis=3
-            ),
-            "open": {"is_last": is_last, "position": position},
-        }
-
 
 def _lists(cache):
-    """Names of the lists of members: of the keys, and of queries apart from them."""
+    """Names of the lists of members: of keys, and of queries if they are separate."""
     return [name for name in ("key_scores", "query_scores") if name in cache]
 
 
-def _without_tokens(scores, names):
-    """Returns the lists of these names as they are without a token."""
-    return {name: ops.full_like(scores[name], NO_TOKEN) for name in names}
-
-
-def _real(tokens, shape):
-    """Tells tokens of which query or key is real, `<bool>[B, L]`."""
-    masks = (tokens.query_mask, tokens.key_mask)
-    if any(mask is None for mask in masks):
-        return ops.ones(shape, "bool")
-    query, key = (ops.any(mask, axis=1) for mask in masks)
-    return ops.broadcast_to(ops.logical_or(query, key), shape)
-
-
 def _scores(tokens, name):
-    """Scores `[B, H, K, L]` of keys or queries; those of padding never win."""
+    """Scores `[B, H, K, L]` of keys or queries; padding never wins."""
     mask = tokens.key_mask if name == "key_scores" else tokens.query_mask
     scores = ops.swapaxes(getattr(tokens, name), 2, 3)
     return scores if mask is None else ops.where(mask[:, :, None], scores, NO_TOKEN)
 
 
-def _at_last(x, last):
-    """Returns `x` `[B, H, L, D]` at the last token `[B]`, as `[B, H, D]`."""
-    index = ops.maximum(last, 0)[:, None, None]
-    index = ops.broadcast_to(index, (*ops.shape(x)[:2], 1))
-    return membership.gather(x, index)[:, :, 0]
+def _everywhere(row, like):
+    """From a row `[B, H, 1, E]` to one for each cluster `[B, H, K, 1, E]`."""
+    return ops.broadcast_to(row[:, :, None], ops.shape(like[:, :, :, :1]))
 
 
 def _visible(scores, place, enters):
     """Tells whom a new token sees, itself included, and at what distances."""
-    places = np.arange(scores.shape[-1], dtype="int32")
+    places = numbers(scores.shape[-1])
     enters = enters[..., None]
     stays = ops.logical_not(ops.logical_and(places == place, enters))
     visible = ops.logical_and(scores > NO_TOKEN / 2, stays)
     visible = ops.concatenate([visible, enters], axis=-1)
-    # Ranks are counted from the last member on, which is the new one if it enters.
+    # Ranks count from the last member, which is the new one if it enters.
     distances = places - places[-1]
     behind_all = ops.cast(ops.logical_and(enters, places > place), "int32")
     distances = distances - behind_all
@@ -243,8 +176,8 @@ def _visible(scores, place, enters):
 
 
 def _append(x, new, place, moves):
-    """Removes one place of `[B, H, K, W, ...]` and puts `new` behind the others."""
+    """Removes one place of `[B, H, K, W, ...]` and appends `new`."""
     shifted = ops.concatenate([x[:, :, :, 1:], new], axis=3)
-    places = np.arange(x.shape[3], dtype="int32")
+    places = numbers(x.shape[3])
     places = places.reshape(places.shape + (1,) * (len(x.shape) - 4))
     return ops.where(ops.logical_and(moves, places >= place), shifted, x)

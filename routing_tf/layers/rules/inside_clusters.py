@@ -13,8 +13,8 @@ from routing_tf.layers.rules.rule import Rule
 class InsideClusters(Rule):
     """Attention of the members of each cluster to each other.
 
-    A token's results are averaged over the clusters it sits in; a token in none gets
-    zero. Which tokens are members is decided from the whole sequence.
+    A token's results are averaged over its clusters; a token in no cluster gets zero.
+    Members are chosen from the whole sequence.
 
     Reference: `clustered_local_attention_helper` of the release.
     """
@@ -23,7 +23,7 @@ class InsideClusters(Rule):
         return InsideSegments(self.group)
 
     def compares_ranks(self, tokens):
-        """Tells whether a causal mask may compare ranks in place of positions."""
+        """Tells whether a causal mask may compare ranks instead of positions."""
         return tokens.shares_vectors
 
     def attend(self, tokens, training=None):

@@ -14,11 +14,11 @@ from routing_tf.layers.segments import segment_mask
 
 
 class InsideSegments(Rule):
-    """Attention of the members that a cluster has in a segment to each other.
+    """Attention of the members of a cluster in a segment to each other.
 
-    What `InsideClusters` does for a sequence, this does for each of its segments. How
-    many there are is known when a batch is there, so each cluster has room for all
-    tokens: the work is `3 * L * K * W` pairs, W the attention window.
+    The same as `InsideClusters`, for each segment of a sequence. The number of segments
+    depends on the data, so each cluster has room for all tokens: the work is
+    `3 * L * K * W` pairs, where W is the attention window.
     """
 
     def attend(self, tokens, training=None):
@@ -76,11 +76,10 @@ class InsideSegments(Rule):
 
 
 class BestClusterOfSegment(Rule):
-    """Attention of each query to its best cluster's members in one segment.
+    """Attention of each query to the members of its best cluster in one segment.
 
-    What `BestCluster` does for another sequence, this does for the segment that a query
-    sees in one. The work is that of full attention. Relative positions are ranks in the
-    segments.
+    The same as `BestCluster`, for the segment of another sequence that a query sees.
+    The work is that of full attention. Relative positions are ranks in the segments.
     """
 
     def attend(self, tokens, training=None):
@@ -90,7 +89,7 @@ class BestClusterOfSegment(Rule):
             tokens.key_scores, segments.value_starts, tokens.key_mask, training
         )
         clusters, num_clusters = own_clusters(tokens.query_scores, inputs.query_mask)
-        # Padding may read what it likes.
+        # Padding may read anything.
         read = ops.minimum(clusters, tokens.num_clusters - 1)
         distances = None
         if group.max_relative_position is not None:

@@ -1,12 +1,10 @@
 """Attention to the last members of a token's cluster: strictly causal."""
 
-import numpy as np
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import data_shapes
 from routing_tf.layers import fused_attention
-from routing_tf.layers import key_heads
-from routing_tf.layers import membership
 from routing_tf.layers import splash_attention
 from routing_tf.layers.cluster_blocks import ClusterBlocks
 from routing_tf.layers.cluster_blocks import block_size_for
@@ -18,32 +16,31 @@ from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import without_padding
-from routing_tf.layers.membership import entries_at
 from routing_tf.layers.membership import gather_entries
 from routing_tf.layers.rules import members_of_query
 from routing_tf.layers.rules import rings
 from routing_tf.layers.rules import rounds
+from routing_tf.layers.rules.next_members import NextMembers
 from routing_tf.layers.rules.routed_tokens import best_clusters
 from routing_tf.layers.rules.routed_tokens import own_clusters
-from routing_tf.layers.rules.routed_tokens import real_keys
 from routing_tf.layers.rules.routed_tokens import real_tokens
 from routing_tf.layers.rules.rule import Rule
 from routing_tf.layers.segments import segment_mask
 
-# Blocks of first members are worth it up to so many windows of members of a cluster.
+# Blocks of first members are worthwhile up to this many windows of members of a
+# cluster.
 MOST_WINDOWS = 2
 
 
 class LastMembers(Rule):
     """Attention of each token to the last members of its cluster, itself included.
 
-    A token has one cluster; where queries choose on their own, or read several, see
-    `members_of_query`.
-    With shifted keys a token reads the values that follow the last members before it.
-    Relative positions are differences of rank in the cluster. Padding belongs to a
-    cluster of its own that nobody reads, and gets zero. The work is `(L + K * C) *
-    (W + C)` pairs, linear in the length. A cache holds the last members of each
-    cluster: its size does not grow with long contexts.
+    A token has one cluster. If queries choose separately, or read several clusters, see
+    `members_of_query`. With shifted keys, a token reads the values that follow the last
+    members before it. Relative positions are differences of rank in the cluster.
+    Padding belongs to an extra cluster that nobody reads, and gets zero. The work is
+    `(L + K * C) * (W + C)` pairs, linear in the length. A cache contains the last
+    members of each cluster, so its size does not grow with long contexts.
     """
 
     tokens_choose = True
@@ -67,7 +64,7 @@ class LastMembers(Rule):
         query = key
         if not tokens.shares_vectors:
             query = order.arrange(ops.cast(tokens.query, self.group.compute_dtype))
-        # The token itself stands in its window, seen or not.
+        # The token itself is in its window, whether it sees itself or not.
         window += self.group.key_shift
         mask = combine_masks(
             order.window_mask(window, self._nearest),
@@ -129,21 +126,21 @@ class LastMembers(Rule):
 
     @property
     def _nearest(self):
-        """How far back in its cluster a token sees the first one, 0 for itself."""
+        """Rank of the nearest visible member, counted back; 0 for the token itself."""
         sees_itself = not self.group.key_shift and self.group.attends_to_self
         return int(not sees_itself)
 
     def _fits_blocks(self, tokens, window, training):
-        """Whether first members in blocks, and later ones in chunks, are faster."""
+        """Whether blocks of first members and chunks of later ones are faster."""
         group = self.group
-        # What is traced for batches of any size is often exported, too.
+        # Functions traced for batches of any size are often exported, too.
         if not is_known(*tokens.value.shape) or not data_shapes.may_follow_data():
             return False
         if 0 in tokens.value.shape:
             return False
         if group.entmax_alpha == "learned" or (group.dropout and training):
-            return False  # Chunks know no heads, and would draw other numbers.
-        # With fewer clusters most members are later ones.
+            return False  # Chunks do not know heads, and would draw other numbers.
+        # With fewer clusters, most members are later ones.
         return tokens.length <= MOST_WINDOWS * window * tokens.num_clusters
 
     def _blocks(self, tokens, clusters, window, all_have_one):
@@ -205,229 +202,115 @@ class LastMembers(Rule):
 
     def make_cache(self, batch_size, max_length):
         group = self.group
-        # Where a token always sees itself, it is the window's last one.
+        # If a token always sees itself, it is the last one of the window.
         sees_itself = not group.key_shift and not group.routes_queries
         sees_itself = sees_itself and group.clusters_per_query == 1
         num_rows = max(group.members_per_cluster - sees_itself, 1)
-        num_rounds = self.group.num_rounds
-        shape = (batch_size, self.group.num_key_heads * num_rounds)
-        cache = {}
-        if self.group.key_shift:
-            # The row that was completed last, and the position of its key.
-            cache["open"] = {
-                "place": ops.zeros(shape, "int32"),
-                "position": ops.full(shape, -1, dtype="int32"),
-            }
-        places, newest = (*shape, self.group.num_clusters, num_rows), {}
-        if num_rounds > 1:
+        shape = (batch_size, group.num_key_heads * group.num_rounds, group.num_clusters)
+        cache = self._no_pending_key(batch_size)
+        if group.num_rounds > 1:
             # Where the keys of the rows stand in every round.
-            cache["places"] = ops.zeros((*places, num_rounds), "int32")
-            newest["places"] = ops.zeros((*shape, num_rounds), "int32")
+            places = (*shape, num_rows, group.num_rounds)
+            cache["places"] = ops.zeros(places, "int32")
         return {
             **cache,
-            "rows": rows.empty_rows(self.group, *places),
-            "counts": ops.zeros((*shape, self.group.num_clusters), "int32"),
-            "newest": {
-                "row": rows.empty_rows(self.group, *shape),
-                "cluster": ops.zeros(shape, "int32"),
-                "position": ops.full(shape, -1, dtype="int32"),
-                **newest,
-            },
+            "rows": rows.empty_rows(group, *shape, num_rows),
+            "counts": ops.zeros(shape, "int32"),
         }
 
     def restart(self, cache):
-        return restarted(cache)
+        cache = self._restarted(cache)
+        return {**cache, "counts": ops.zeros_like(cache["counts"])}
 
     def fill_cache(self, cache, tokens):
-        num_clusters, num_rows = cache["rows"].shape[2:4]
-        batch, heads, length, _ = ops.shape(tokens.value)
-        new_rows = rows.make_offers(self.group, tokens)
-        clusters = ops.cast(ops.argmax(tokens.key_scores, axis=-1), "int32")
-        real = real_keys(tokens, (batch, heads, length))
-        last = rows.last_token(real)
-        places = self._places(clusters, real)
-        positions = np.arange(length, dtype="int32")
-        older = ops.logical_and(real, positions != last[..., None])
-        member_of = ops.where(older, clusters, num_clusters)
-        members, counts = rings.last_entries(member_of, num_clusters, num_rows)
-        newest = ops.maximum(last, 0)[..., None]
-        if "open" in cache:
-            before = ops.maximum(newest - 1, 0)
-            cluster = entries_at(clusters, before)
-            rank = entries_at(counts, cluster) - 1
-            is_open = ops.logical_and(entries_at(older, before), newest > 0)
-            cache = {
-                **cache,
-                "open": {
-                    "place": (cluster * num_rows + rank % num_rows)[..., 0],
-                    "position": ops.where(is_open, before, -1)[..., 0],
-                },
-            }
-        own = {
-            "row": membership.gather(new_rows, newest)[..., 0, :],
-            "cluster": entries_at(clusters, newest)[..., 0],
-            "position": last,
-        }
+        cache, tokens = self._offered(self.restart(cache), 0, tokens)
+        clusters, is_member = _joined_cluster(tokens)
+        new = {"rows": rows.of_tokens(tokens)}
         if "places" in cache:
-            cache = {**cache, "places": membership.gather(places, members)}
-            own["places"] = membership.gather(places, newest)[..., 0, :]
-        return {
-            **cache,
-            "rows": membership.gather(new_rows, members),
-            "counts": counts,
-            "newest": own,
-        }
-
-    def _places(self, clusters, real):
-        """Returns where keys stand in all rounds, `<int32>[B, H, L, R]`; or None."""
-        group = self.group
-        if group.num_rounds == 1:
-            return None
-        clusters = ops.where(real, clusters, group.num_clusters)
-        places = clusters * rounds.stride(group.num_clusters)
-        places += ranks_in_clusters(clusters, group.num_clusters + 1)
-        return rounds.of_each_round(places, group.num_rounds)
+            members = ops.where(is_member, clusters, tokens.num_clusters)
+            places = members * rounds.stride(tokens.num_clusters)
+            places = places + ranks_in_clusters(members, tokens.num_clusters + 1)
+            new["places"] = rounds.of_each_round(places, self.group.num_rounds)
+        return rings.joined(cache, clusters[..., None], is_member[..., None], **new)
 
     def step(self, cache, index, tokens):
-        inputs = tokens.inputs
-        row = rows.of_tokens(tokens)
-        cache = self._remember_newest(cache, index, row[:, :, 0])
-        shape = ops.shape(cache["counts"])[:2]
-        cluster = ops.cast(ops.argmax(tokens.key_scores[:, :, 0], axis=-1), "int32")
-        scores = tokens.query_scores[:, :, 0]
-        read = best_clusters(scores, self.group.clusters_per_query)
-        read, own_cluster, own_row = (
-            key_heads.for_queries(x, tokens.query.shape[1])
-            for x in (read, cluster, row)
+        group, inputs = self.group, tokens.inputs
+        if group.key_shift:
+            cache, tokens = self._offered(cache, index, tokens)
+        clusters, is_member = _joined_cluster(tokens)
+        joins = backends.one_hot(clusters, group.num_clusters, dtype="int32")
+        joins = joins * ops.cast(is_member, "int32")[..., None]
+        members = NextMembers(
+            cache,
+            joins,
+            best_clusters(tokens.query_scores, group.clusters_per_query),
+            cache["rows"].shape[3],
+            group.members_per_cluster,
+            group.key_shift,
+            group.attends_to_self,
         )
-        # Whether the token is the last member of a cluster that it reads.
-        is_member = ops.logical_and(
-            read == own_cluster[..., None], not self.group.key_shift
+        new = {"rows": rows.of_tokens(tokens)}
+        seen = (
+            ops.cast(tokens.query, group.compute_dtype)[:, :, :, None],
+            _in_one_list(members.rows(cache["rows"], new["rows"])),
+            _in_one_list(members.visible)[..., None, :],
+            _in_one_list(members.distances)[..., None, :],
         )
-        members, near, distances, places = self._last_members(cache, read, is_member)
-        if not self.group.key_shift:
-            members = ops.concatenate([members, own_row], axis=2)
-            sees_itself = ops.any(is_member, axis=-1, keepdims=True)
-            sees_itself = ops.logical_and(sees_itself, self.group.attends_to_self)
-            near = ops.concatenate([near, sees_itself], axis=-1)
-            own = ops.zeros_like(distances[..., :1])
-            distances = ops.concatenate([distances, own], axis=-1)
-        query = ops.cast(tokens.query, self.group.compute_dtype)
-        real = real_keys(tokens, (*shape, 1))[..., 0]
-        newest = {
-            "row": row[:, :, 0],
-            "cluster": cluster,
-            "position": ops.where(real, index, -1),
-        }
-        if not self.group.joins_rounds:
-            output = rows.attend_to_rows(self.group, query, members, near, distances)
+        if group.joins_rounds:
+            output, new["places"] = self._step_in_rounds(
+                cache, clusters, joins, members, seen, inputs.value
+            )
         else:
-            joins = self._rounds_of_token(cache["counts"], cluster, read, is_member)
-            bias = None
-            if places is not None:
-                newest["places"] = joins.places[:, :, 0]
-                if not self.group.key_shift:
-                    places = ops.concatenate([places, joins.places], axis=2)
-                bias = joins.bias(places, joins.ranges)
-            output = rows.attend_to_rows(
-                self.group,
-                query,
-                members,
-                near,
-                distances,
-                bias=bias,
-                return_logsumexp=True,
-            )
-            output = joins.joined(*output, inputs.value)
-        output = without_padding(output, real_tokens(inputs))
-        return output, {**cache, "newest": newest}
+            output = rows.attend_to_rows(group, *seen)[..., 0, :]
+        if "places" not in cache:
+            new = {"rows": new["rows"]}
+        cache = rings.joined(cache, clusters[..., None], is_member[..., None], **new)
+        return without_padding(output, real_tokens(inputs)), cache
 
-    def _rounds_of_token(self, counts, cluster, read, is_member):
-        """Returns the `Rounds` of the newest token, which reads one cluster."""
-        num_clusters = self.group.num_clusters
-        rank, end = (entries_at(counts, each) for each in (cluster[..., None], read))
-        end += ops.cast(is_member, "int32")
+    def _step_in_rounds(self, cache, clusters, joins, members, seen, value):
+        """Attends with tokens whose rounds are joined.
+
+        Returns the output, and where the keys stand in all rounds.
+        """
+        group, bias = self.group, None
+        ranks = cache["counts"][:, :, None] + ops.cumsum(joins, axis=2) - joins
+        ranks = ops.take_along_axis(ranks, clusters[..., None], axis=-1)[..., 0]
         first, end = rounds.range_of_bucket(
-            read, end, self.group.attention_window, num_clusters
+            members.read[..., 0],
+            members.ends[..., 0],
+            group.attention_window,
+            group.num_clusters,
         )
-        place = cluster[..., None] * rounds.stride(num_clusters) + rank
-        return rounds.of_group(self.group, place, first, end)
-
-    def _last_members(self, cache, clusters, is_member):
-        """Returns what is remembered of the N clusters `<int32>[B, H, N]` of a token.
-
-        `is_member`, `<bool>[B, H, N]`, tells whether the token is a member. Returns M
-        rows `[B, H, M, E]`, which of them it sees `<bool>[B, H, M]`, their relative
-        positions `<int32>[B, H, M]`, and the places of their keys in all rounds, or
-        None.
-        """
-        num_key_heads, _, num_rows = cache["rows"].shape[1:4]
-        batch, heads, number = ops.shape(clusters)
-        shape = (batch, heads, number * num_rows)
-        clusters = key_heads.of_queries(clusters, num_key_heads)
-
-        def members_of(x):
-            found = rings.of_cluster(x, clusters)
-            return ops.reshape(found, (*shape, ops.shape(x)[-1]))
-
-        places = cache.get("places")
-        places = None if places is None else members_of(places)
-        counts = key_heads.all_queries(entries_at(cache["counts"], clusters))
-        ranks = rings.ranks(counts, num_rows)
-        distances = ranks - counts[..., None]
-        furthest = self.group.members_per_cluster - ops.cast(is_member, "int32")
-        near = ops.logical_and(ranks >= 0, distances >= -furthest[..., None])
-        near, distances = (ops.reshape(x, shape) for x in (near, distances))
-        return members_of(cache["rows"]), near, distances, places
-
-    def _remember_newest(self, cache, index, row):
-        """Puts the newest token among the others, unless it is to be replaced.
-
-        With shifted keys its value is that of the token `row` at `index`.
-        """
-        newest, counts = cache["newest"], cache["counts"]
-        num_clusters, num_rows = cache["rows"].shape[2:4]
-        is_older = ops.logical_and(newest["position"] >= 0, newest["position"] < index)
-        place = entries_at(counts, newest["cluster"][..., None])[..., 0] % num_rows
-        place = newest["cluster"] * num_rows + place
-        new = newest["row"]
-        if self.group.key_shift:
-            new = rows.open_rows(self.group, new)
-            place = ops.where(is_older, place, cache["open"]["place"])
-            position = ops.where(
-                is_older, newest["position"], cache["open"]["position"]
-            )
-            cache = {**cache, "open": {"place": place, "position": position}}
-        new = ops.where(is_older[..., None], new, rings.at(cache["rows"], place))
-        if self.group.key_shift:
-            follows = ops.logical_and(position >= 0, position == index - 1)
-            new = rows.complete_rows(self.group, new, row, follows)
+        places = clusters * rounds.stride(group.num_clusters) + ranks
+        own = rounds.of_group(group, places, first, end)
         if "places" in cache:
-            old = cache["places"]
-            own = ops.where(is_older[..., None], newest["places"], rings.at(old, place))
-            cache = {**cache, "places": rings.updated(old, place, own)}
-        added = ops.one_hot(newest["cluster"], num_clusters, dtype="int32")
-        return {
-            **cache,
-            "rows": rings.updated(cache["rows"], place, new),
-            "counts": counts + added * ops.cast(is_older, "int32")[..., None],
-        }
+            places = _in_one_list(members.rows(cache["places"], own.places))
+            bias = own.bias(places, own.ranges[..., None, :])
+        output, logsumexp = rows.attend_to_rows(
+            group, *seen, bias=bias, return_logsumexp=True
+        )
+        output = own.joined(output[..., 0, :], logsumexp[..., 0], value)
+        return output, own.places
 
 
-def restarted(cache):
-    """Returns a cache of last members in which there is none."""
-    parts = {
-        name: {**cache[name], "position": ops.full_like(cache[name]["position"], -1)}
-        for name in ("newest", "open")
-        if name in cache
-    }
-    return {**cache, "counts": ops.zeros_like(cache["counts"]), **parts}
+def _joined_cluster(tokens):
+    """Returns the best cluster of each key `<int32>[B, H, T]`, and who is a member."""
+    clusters, mask = best_clusters(tokens.key_scores, 1)[..., 0], tokens.key_mask
+    if mask is None:
+        return clusters, ops.ones_like(clusters, "bool")
+    return clusters, ops.broadcast_to(mask, ops.shape(clusters))
+
+
+def _in_one_list(x):
+    """From `[B, H, T, N, S, ...]` to `[B, H, T, N * S, ...]`."""
+    batch, heads, length, number, size, *rest = ops.shape(x)
+    return ops.reshape(x, (batch, heads, length, number * size, *rest))
 
 
 def _own_segments(blocks, segments):
-    """Tells which keys lie in a token's segment, in blocks and in chunks.
+    """Tells which keys are in a token's segment, in blocks and in chunks.
 
-    Returns `<bool>[B, H, K, T, T]` and `<bool>[N, C, S]`, or None twice.
+    Returns `<bool>[B, H, K, T, T]` and `<bool>[N, C, S]`, or None for both.
     """
     if segments is None:
         return None, None

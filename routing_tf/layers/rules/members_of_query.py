@@ -1,22 +1,22 @@
 """Attention to the last members of clusters that a query chooses: strictly causal.
 
-Queries choose clusters on their own, and keys another one. What a query sees of a
-cluster is still one range of the keys in the order of their clusters. Queries whose
-ranges end in the same chunk of keys are put together, so that they read the same
-chunks. A query that reads several clusters stands there once for each of them; what it
-gets from each is joined to one softmax.
+Queries and keys choose clusters separately. In the order of clusters, a query still
+sees one range of keys of a cluster. Queries whose ranges end in the same chunk of keys
+are grouped, so that they read the same chunks. A query that reads several clusters
+occurs once for each of them, and its results are joined into one softmax.
 
 Letters: B batch, H heads, L length, Q queries: length times clusters that each reads.
 """
 
-import numpy as np
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
 from routing_tf.layers.cluster_order import ranks_in_clusters
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.membership import entries_at
@@ -32,9 +32,9 @@ def attend(group, tokens, training=None):
     """Lets each token attend to the last members of the best clusters of its query.
 
     Members are the tokens up to it whose keys chose this cluster. Relative positions
-    are the rank of a member minus the number of members before the token, so that only
-    the token itself has the position 0. The work is `(2 Q + K * C) * (W + C)` pairs,
-    linear in the length.
+    are the rank of a member minus the number of members before the token, so only the
+    token itself has the position 0. The work is `(2 Q + K * C) * (W + C)` pairs, linear
+    in the length.
     """
     inputs = tokens.inputs
     window = group.known_window(tokens.length // tokens.num_copies)
@@ -97,7 +97,7 @@ class _Ranges:
         self.num_reads = group.clusters_per_query
         clusters, num_clusters = own_clusters(tokens.key_scores, inputs.key_mask)
         read = best_clusters(tokens.query_scores, self.num_reads)
-        # One read of all queries behind the other.
+        # The reads of all queries, one after the other.
         read = ops.concatenate(ops.unstack(read, axis=-1), axis=-1)
         self._clusters, self._read = clusters, read
         self._num_clusters = num_clusters
@@ -115,15 +115,16 @@ class _Ranges:
             num_chunks += 1
         self.queries = ClusterOrder(last, num_chunks, size)
         last = ops.minimum(self.queries.cluster_of_chunk, self.keys.num_chunks - 1)
-        self._back = np.arange(-(-(window - 1) // size), -1, -1, dtype="int32")
+        num_back = -(-(window - 1) // size)
+        self._back = num_back - numbers(num_back + 1)
         self.chunks = last[..., None] - self._back
 
     def for_each_read(self, x):
-        """From what tokens have, `[B, H, L, ...]`, to queries, `[B, H, Q, ...]`."""
+        """From tokens, `[B, H, L, ...]`, to queries, `[B, H, Q, ...]`."""
         return ops.concatenate([x] * self.num_reads, axis=2)
 
     def joined(self, output, logsumexp):
-        """Joins what tokens get from each of their reads.
+        """Joins the results of the reads of each token.
 
         From `<float>[B, H, N, C, D]` and `<float32>[B, H, N, C]` to `[B, H, L, D]`.
         """
@@ -134,7 +135,7 @@ class _Ranges:
         return joined_parts(output, logsumexp[..., 0])
 
     def read(self, chunks):
-        """Returns what each chunk of queries reads; anything where no key is visible.
+        """Returns what chunks of queries read; anything where no key is visible.
 
         From `[B, H, chunks of keys, C, D]` to `[B, H, N, R * C, D]`.
         """
@@ -153,11 +154,11 @@ class _Ranges:
         return ops.swapaxes(self.read(entries[..., None]), -1, -2)
 
     def rounds(self, group):
-        """Returns the `Rounds` of a group; None where nothing is to be joined."""
+        """Returns the `Rounds` of a group; None if there is nothing to join."""
         if not group.joins_rounds:
             return None
         places = self._clusters * rounds.stride(group.num_clusters)
-        places += ranks_in_clusters(self._clusters, self._num_clusters)
+        places = places + ranks_in_clusters(self._clusters, self._num_clusters)
         first, end = rounds.range_of_bucket(
             self._read, self.ends, self.window, group.num_clusters
         )
@@ -176,17 +177,17 @@ class _Ranges:
     def _ranks(self):
         """Ranks of keys in the cluster of the last one, `<int32>[B, H, N, 1, R * C]`.
 
-        Negative for chunks of clusters before it.
+        They are negative for chunks of earlier clusters.
         """
         size = self.keys.chunk_size
         last = ops.maximum(self.chunks[..., -1], 0)
         chunk = entries_at(self.keys.rank_of_chunk, last)[..., None] - self._back
-        ranks = chunk[..., None] * size + np.arange(size, dtype="int32")
+        ranks = chunk[..., None] * size + numbers(size)
         batch, heads, num_chunks, rows, _ = ops.shape(ranks)
         return ops.reshape(ranks, (batch, heads, num_chunks, 1, rows * size))
 
     def of_tokens(self, x):
-        """From what is broadcastable to `[B, H, L]` to `[B, H, N, C]`."""
+        """From a tensor broadcastable to `[B, H, L]` to `[B, H, N, C]`."""
         return membership.gather_entries(
             x, self.queries.tokens % self.length, self.length
         )
@@ -199,11 +200,11 @@ class _Ranges:
 def _num_keys(clusters, read, num_clusters, num_copies, num_reads):
     """Returns how many keys of earlier tokens chose the cluster that each query reads.
 
-    And how many of its own token, at most one: `<int32>[B, H, Q]` twice.
+    Also returns how many of its own token, at most one; both are `<int32>[B, H, Q]`.
     """
     batch, heads, length = ops.shape(clusters)
     shape = (batch, heads, length // num_copies)
-    chosen = ops.one_hot(clusters, num_clusters, dtype="int32")
+    chosen = backends.one_hot(clusters, num_clusters, dtype="int32")
     chosen = ops.sum(ops.reshape(chosen, (*shape, num_copies, num_clusters)), axis=3)
     earlier = ops.cumsum(chosen, axis=2) - chosen
     parts = ops.split(read, num_reads, axis=2)

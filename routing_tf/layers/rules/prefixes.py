@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.blocks import break_into_blocks
 from routing_tf.layers.blocks import put_back_blocks
@@ -24,19 +25,19 @@ from routing_tf.layers.rules.rule import Rule
 class Prefixes(Rule):
     """Attention of each query as if the sequence ended with it.
 
-    In each prefix the clusters choose their members anew. A query that is a member of
+    In each prefix the clusters choose their members again. A query that is a member of
     a cluster attends to all its members, and its results are averaged over these
     clusters; a query in none gets zero. Relative positions are those in the list of
     members at that moment.
 
-    Queries go in blocks of `group.prefix_block_size` tokens, block after block. What a
-    block may read is gathered for each cluster: the candidates among the tokens before
-    the block, and the block itself. Which of them are members at each of its tokens
-    follows from counting who outranks whom. That is
+    Queries are computed in blocks of `group.prefix_block_size` tokens, block after
+    block. For each cluster, the tokens that a block may read are gathered: the
+    candidates among the tokens before the block, and the block itself. Counting which
+    tokens outrank which tells who is a member at each token of the block. That takes
     `L * K * (candidates + block size)` pairs.
 
     The group is one of `CentroidHeads`, whose `num_candidates` and `is_member` tell who
-    can be a member and who is. Subclasses say what is remembered for steps.
+    can be a member and who is one. Subclasses say what a cache remembers.
     """
 
     def attend(self, tokens, training=None):
@@ -54,7 +55,7 @@ class Prefixes(Rule):
             with draws.starting_at(seed):
                 return self.attend_block(tokens, start, query, training)
 
-        # A loop: all blocks at once would take more memory than full attention.
+        # A loop, because all blocks at once would need more memory than full attention.
         output = ops.map(attend_with, (starts, queries, draws.seeds))
         output = put_back_blocks(ops.moveaxis(output, 0, 2), tokens.length, axis=2)
         return without_padding(output, tokens.inputs.query_mask)
@@ -62,7 +63,7 @@ class Prefixes(Rule):
     def attend_block(self, tokens, start, query, training):
         """Lets the queries `<float>[B, H, C, D]` of one block attend.
 
-        `start` is the position of the first; tokens behind the block are not looked at.
+        `start` is the position of the first query; tokens after the block are not read.
         """
         size = query.shape[2]
         segment_starts = None
@@ -94,10 +95,10 @@ class Prefixes(Rule):
         return self.mean_over_clusters(output, queries.own(), axis=2)
 
     def _find(self, scores, mask, segment_starts, start, size):
-        """Finds who can be a member, and who is, at the queries of a block.
+        """Finds who can be a member, and who is one, at the queries of a block.
 
         `segment_starts`, `<int32>[B, 1, L]` or None, are those of the tokens' segments.
-        Before the block, tokens in the segment of its first one are candidates.
+        Before the block, only tokens in the segment of its first token are candidates.
         """
         batch, heads, length, clusters = ops.shape(scores)
         scores = ops.swapaxes(scores, 2, 3)
@@ -112,7 +113,7 @@ class Prefixes(Rule):
             self.group.num_candidates(length),
             self.group.near_tie,
         )
-        block = start + np.arange(size, dtype="int32")
+        block = start + numbers(size)
         own = ops.broadcast_to(
             ops.minimum(block, length - 1), (batch, heads, clusters, size)
         )
@@ -163,9 +164,9 @@ class _Candidates:
     is_member: Any
 
     def before(self, start):
-        """Tells which ones come before each query, `<bool>[B, H, K, C, J]`."""
+        """Tells which tokens come before each query, `<bool>[B, H, K, C, J]`."""
         size = self.is_member.shape[-2]
-        query = start + np.arange(size, dtype="int32")[:, None]
+        query = start + numbers(size)[:, None]
         return self.positions[..., None, :] < query
 
     def own(self):
@@ -175,7 +176,7 @@ class _Candidates:
         return ops.any(own, axis=-1)
 
     def distances(self):
-        """Ranks among the members minus that of the last, `<int32>[B, H, K, C, J]`."""
+        """Ranks among the members minus the last rank, `<int32>[B, H, K, C, J]`."""
         ranks = _count(self.is_member)
         return ranks - ranks[..., -1:]
 
@@ -196,14 +197,14 @@ class _Draws:
             self._values = [(v, ops.convert_to_tensor(v)) for v in dot_product.weights]
 
     def starting_at(self, seed):
-        """Returns a scope in which the state is `seed` and changes are forgotten."""
+        """Returns a scope in which the state is `seed` and changes are discarded."""
         if self._values is None:
             return contextlib.nullcontext()
         return keras.StatelessScope([*self._values, (self._state, seed)])
 
 
 def _next_seeds(generator, number):
-    """Returns what `generator.next()` would, called `number` times, `[number, 2]`."""
+    """Returns the results of `number` calls of `generator.next()`, `[number, 2]`."""
     first = generator.next()
     counts = ops.cast(numbers(number + 1), first.dtype)
     counts = ops.stack([ops.zeros_like(counts), counts], axis=1)
@@ -212,10 +213,10 @@ def _next_seeds(generator, number):
 
 
 def _best(scores, count, near_tie):
-    """Positions of the best tokens, the best first, of equal ones the first one."""
+    """Positions of the best tokens, best first; of equal ones, the earlier first."""
     length = length_of(scores, -1)
     scores = membership.settled(scores, count, near_tie)
-    best, positions = ops.top_k(scores, count)
+    best, positions = backends.top_k(scores, count)
     differs = ops.cast(best[..., :-1] - best[..., 1:] > near_tie, "int32")
     level = ops.pad(ops.cumsum(differs, axis=-1), [(0, 0)] * 3 + [(1, 0)])
     positions = ops.cast(positions, "int32")
@@ -224,12 +225,13 @@ def _best(scores, count, near_tie):
 
 
 def _ranks(scores, exists, ranks_before, size, near_tie, segments):
-    """Counts who outranks the candidates at each query of a block: `[B, H, K, C, J]`.
+    """Counts how many outrank each candidate at each query: `[B, H, K, C, J]`.
 
-    Of equal scores the earlier one wins. Scores are `<float32>[B, H, K, J]`, those of
-    the block's `size` queries C last; `exists` is False for what is no token;
-    `ranks_before`, `<int>[B, H, K, J - C]`, are the ranks before the block. Tokens of
-    one segment alone, `<int32>[B, H, K, J]` or None, outrank each other.
+    Of equal scores, the earlier one wins. Scores are `<float32>[B, H, K, J]`, those of
+    the block's `size` queries C last; `exists` is False for empty places;
+    `ranks_before`, `<int>[B, H, K, J - C]`, are the ranks before the block. With
+    segments, `<int32>[B, H, K, J]` or None, only tokens of one segment outrank each
+    other.
     """
     first, own = scores[..., :-size], scores[..., -size:]
     wins = first[..., None, :] >= own[..., None] - near_tie
@@ -265,7 +267,7 @@ def _num_tokens(real, starts):
 
 
 def _count(x):
-    """Returns how many are True up to each place of the last axis, as integers."""
+    """Counts the True entries up to each place of the last axis, as integers."""
     return ops.cast(running_sum(ops.cast(x, "float32")), "int32")
 
 

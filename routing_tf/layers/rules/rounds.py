@@ -1,8 +1,8 @@
-"""Several rounds of hashing, each with hashes of its own, joined to one attention.
+"""Several rounds of hashing, each with its own hashes, joined into one attention.
 
-The rounds of a head stand side by side as heads of their own until they are joined:
-heads times rounds, those of a round together. Letters: R rounds, H heads, F the product
-of both, L length, N chunks, C queries of a chunk, S keys that a chunk reads.
+Until they are joined, the rounds of a head are separate heads: heads times rounds, with
+those of a round together. Letters: R rounds, H heads, F the product of both, L length,
+N chunks, C queries of a chunk, S keys that a chunk reads.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ class Rounds:
         num_rounds: number of rounds.
         places: `<int32>[B, F, L]`, those of the keys.
         first: `<int32>[B, F, L]`, the first place that each query sees.
-        end: `<int32>[B, F, L]`, the one behind the last.
-        sees_itself: whether a query that sees others sees itself, too.
+        end: `<int32>[B, F, L]`, the place after the last one.
+        sees_itself: whether a query that sees others also sees itself.
 
     Reference: Kitaev et al., "Reformer: The Efficient Transformer", section 2
     ("Multi-round LSH attention") and appendix A, where N is the number of rounds.
@@ -54,13 +54,13 @@ class Rounds:
             place = places[..., None, :, n]
             first, end = (ranges[..., :, None, i] for i in (n, n + self.num_rounds))
             seen = ops.logical_and(place >= first, place < end)
-            count += ops.cast(seen, "float32")
+            count = count + ops.cast(seen, "float32")
         return -ops.log(ops.maximum(count, 1.0))
 
     def joined(self, output, logsumexp, value):
         """Joins `[B, F, L, D]` and `[B, F, L]` to `[B, H, L, D]`.
 
-        Queries that see no other token get their own one of the values `[B, F, L, D]`.
+        Queries that see no other token get their own value of `[B, F, L, D]`.
         """
         if self.num_rounds > 1:
             output = joined_parts(
@@ -74,19 +74,19 @@ class Rounds:
 
 
 def of_each_round(x, num_rounds):
-    """From `[B, F, L]` to `[B, F, L, R]`: what a head has in all of its rounds."""
+    """From `[B, F, L]` to `[B, F, L, R]`: the entries of a head in all its rounds."""
     return ops.concatenate([unfolded(x, num_rounds)] * num_rounds, axis=1)
 
 
 def of_group(group, places, first, end):
-    """Returns the `Rounds` of a group; None where nothing is to be joined."""
+    """Returns the `Rounds` of a group; None if there is nothing to join."""
     if not group.joins_rounds:
         return None
     return Rounds(group.num_rounds, places, first, end, group.attends_to_self)
 
 
 def folded(x, num_heads, num_rounds):
-    """Puts what all rounds share, `[B, H, ...]`, side by side; None stays None."""
+    """Repeats `[B, H, ...]` for each round, which all share it; None stays None."""
     if x is None or num_rounds == 1 or x.shape[1] != num_heads:
         return x
     return ops.concatenate([x] * num_rounds, axis=1)
@@ -101,30 +101,30 @@ def fold_inputs(inputs, num_heads, num_rounds):
         name: folded(getattr(inputs, name), num_heads, num_rounds) for name in names
     }
     if num_heads > 1:
-        # What has one head is for all of them, and for all rounds.
+        # A single head stands for all heads and all rounds.
         for name in ("key_mask", "value_mask"):
             parts[name] = folded(getattr(inputs, name), num_heads, num_rounds)
     return dataclasses.replace(inputs, **parts)
 
 
 def unfolded(x, num_rounds, axis=-1):
-    """Moves the rounds of `[B, F, ...]` to an axis of their own, counted in the end."""
+    """Moves the rounds of `[B, F, ...]` to an axis of their own."""
     batch, folded_heads, *rest = ops.shape(x)
     x = ops.reshape(x, (batch, num_rounds, folded_heads // num_rounds, *rest))
     return ops.moveaxis(x, 1, axis)
 
 
 def range_of_bucket(bucket, end, window, num_clusters):
-    """Returns the first place and the one behind the last members of a bucket.
+    """Returns the places of the first of the last members of a bucket, and after them.
 
-    Places are counted on from bucket to bucket, however many members come.
+    Places count on from bucket to bucket, whatever the number of members.
     """
     start = bucket * stride(num_clusters)
     return start + ops.maximum(end - window, 0), start + end
 
 
 def stride(num_clusters):
-    """Returns how many places a bucket has, that of padding included."""
+    """Returns how many places a bucket has, including that of padding."""
     return np.int32(np.iinfo("int32").max // (num_clusters + 1))
 
 
@@ -133,14 +133,14 @@ def attend(group, rounds, queries, read, value, vectors, mask, bias, training, *
 
     Args:
         group: the head group.
-        rounds: `Rounds`; None for one round in which nothing is to be joined.
+        rounds: `Rounds`; None for one round with nothing to join.
         queries: `ClusterOrder` of the queries.
-        read: function that takes what stands at keys, `[B, F, L, D]`, to what each
-            chunk of queries reads, `[B, F, N, S, D]`.
+        read: function from entries of keys, `[B, F, L, D]`, to those that each chunk of
+            queries reads, `[B, F, N, S, D]`.
         value: values `<float>[B, F, L, D]`.
         vectors: queries `<float>[B, F, N, C, D]` and keys `<float>[B, F, N, S, D]`.
         mask: `<bool>`, broadcastable to `[B, F, N, C, S]`.
-        bias: the same of numbers; or None.
+        bias: `<float>`, of the same form; or None.
         training: whether dropout is on.
         **kind: further arguments of the dot product.
 

@@ -1,10 +1,11 @@
-"""What all rules work on."""
+"""The inputs of all rules."""
 
 import dataclasses
 from typing import Any
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import key_heads
 from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.lengths import length_of
@@ -25,12 +26,12 @@ class RoutedTokens:
         key_scores: `<float32>[B, H, M, K]`.
         query_mask: `<bool>`, broadcastable to `[B, H, L]`, True for queries that may be
             members; None for all.
-        key_mask: `<bool>`, broadcastable to `[B, H, M]`, likewise for keys.
+        key_mask: `<bool>`, broadcastable to `[B, H, M]`, the same for keys.
         inputs: the `HeadInputs` they come from.
         shares_vectors: whether queries are keys.
         shares_scores: whether queries have the scores of keys.
-        num_copies: number of entries that stand for each token, one behind the other.
-            Defaults to 1.
+        num_copies: number of entries for each token, one after the other. Defaults to
+            1.
     """
 
     query: Any
@@ -64,6 +65,18 @@ class RoutedTokens:
         inputs = dataclasses.replace(self.inputs, key=key, value=value)
         return dataclasses.replace(self, inputs=inputs, **parts)
 
+    def in_last_segment(self):
+        """Returns tokens of which all but the last segment, if any, is padding."""
+        if self.inputs.segments is None:
+            return self
+        own, inputs = self.inputs.segments.is_in_last, self.inputs.in_last_segment()
+        return dataclasses.replace(
+            self,
+            query_mask=combine_masks(self.query_mask, own),
+            key_mask=combine_masks(self.key_mask, own),
+            inputs=inputs,
+        )
+
     @property
     def length(self):
         """Number of queries."""
@@ -78,7 +91,7 @@ class RoutedTokens:
 def own_clusters(scores, mask):
     """Returns the cluster of each token `[B, H, L]`, and the number of clusters.
 
-    Padding, where the mask is False, gets a cluster of its own behind the others.
+    Padding, where the mask is False, gets an extra cluster after the others.
     """
     num_clusters = scores.shape[-1]
     clusters = ops.cast(ops.argmax(scores, axis=-1), "int32")
@@ -91,15 +104,15 @@ def best_clusters(scores, number):
     """Returns the best clusters of each token, `<int32>[B, H, L, number]`."""
     if number == 1:  # Much cheaper.
         return ops.cast(ops.argmax(scores, axis=-1), "int32")[..., None]
-    return ops.cast(ops.top_k(scores, number)[1], "int32")
+    return ops.cast(backends.top_k(scores, number)[1], "int32")
 
 
 def real_tokens(inputs):
-    """Returns where both query and key are no padding; None for everywhere."""
+    """Returns where query and key are both real; None for everywhere."""
     return combine_masks(inputs.query_mask, inputs.key_mask)
 
 
 def real_keys(tokens, shape):
-    """Tells which keys are no padding; their queries may be all the same."""
+    """Tells which keys are real, whatever their queries are."""
     mask = combine_masks(tokens.key_mask, tokens.inputs.key_mask)
     return ops.ones(shape, "bool") if mask is None else ops.broadcast_to(mask, shape)

@@ -2,7 +2,9 @@
 
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import membership
+from routing_tf.layers.decoding import pending_keys
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
 
@@ -10,14 +12,12 @@ from routing_tf.layers.masks import combine_masks
 class Rule:
     """How the tokens of clustered heads attend, once they have scores.
 
-    Subclasses implement `attend`; and `make_cache`, `fill_cache` and `step` where
-    tokens can go one by one. A cache is a dict of tensors of fixed sizes with the batch
-    on axis 0. A token that is fed again at the same position replaces the one before.
-    With `key_shift=1` the row of a token's key is opened without a value, and completed
-    with the next token's, which may replace it in the same way. The group is one of
-    `ClusteredHeads`, which say who is a member. With grouped queries a cache, and the
-    tokens that it is made of, have the key heads of the group; `attend` gets tokens
-    with keys for all queries.
+    Subclasses implement `attend`; and `make_cache`, `fill_cache` and `step` where there
+    is a cache. That is a dict of tensors of fixed sizes with the batch on axis 0. With
+    `key_shift=1` the newest key waits in it for the value that follows, see
+    `decoding.pending_keys`. The group is one of `ClusteredHeads`, which say who is a
+    member. With grouped queries a cache, and the tokens that it is made of, have the
+    key heads of the group; `attend` gets tokens with keys for all queries.
     """
 
     #: Whether no other token has a part in which clusters a token is in.
@@ -25,6 +25,9 @@ class Rule:
 
     #: Whether queries may explore, see `routing_tf.layers.exploring`.
     lets_explore = True
+
+    #: How many tokens `step` takes at once, each of which reads a copy of members.
+    tokens_per_step = 32
 
     def __init__(self, group):
         self.group = group
@@ -34,16 +37,16 @@ class Rule:
         return self
 
     def restart(self, cache):
-        """Returns a cache as it was before the first token, or the first query."""
+        """Returns a cache as it was before the first token or query."""
         raise NotImplementedError
 
     def members(self, scores):
-        """Tells who sits in which cluster, where `tokens_choose`.
+        """Tells which token is in which cluster, if `tokens_choose`.
 
         From scores `<float32>[..., K]` to `<bool>[..., K]`.
         """
         best = ops.argmax(scores, axis=-1)
-        return ops.one_hot(best, scores.shape[-1], dtype="bool")
+        return backends.one_hot(best, scores.shape[-1], dtype="bool")
 
     def attend(self, tokens, training=None):
         """Lets all `RoutedTokens` attend; returns `<float>[B, H, L, D]`."""
@@ -53,32 +56,66 @@ class Rule:
         """Returns an empty cache; refuses if later tokens decide who is a member."""
         raise ValueError(
             "A cache needs heads in which no later token decides who is a member. "
-            f"Received: {type(self.group)}. Compute the whole sequence anew "
+            f"Received: {type(self.group)}. Compute the whole sequence again "
             "at each step"
         )
 
     def make_memory(self, tokens):
         """Returns the cache of another sequence that tokens attend to.
 
-        Refuses if queries do not find their clusters on their own.
+        Refuses if queries do not find their clusters independently.
         """
         raise ValueError(
             "A cache needs queries that find their clusters on their own. Received: "
-            f"{type(self.group)}. Compute the whole sequence anew at each step"
+            f"{type(self.group)}. Compute the whole sequence again at each step"
         )
 
     def fill_cache(self, cache, tokens):
-        """Returns the cache behind `RoutedTokens` that start at position 0."""
+        """Returns the cache after `RoutedTokens` that start at position 0."""
         raise NotImplementedError
 
     def step(self, cache, index, tokens):
-        """Attends with one token at `index`; returns `[B, H, 1, D]` and the cache."""
+        """Attends with tokens from `index` on, of at most `tokens_per_step`.
+
+        Returns `<float>[B, H, T, D]`, and the cache with the tokens.
+        """
         raise NotImplementedError
 
-    def mean_over_clusters(self, output, asks, axis):
-        """Averages what a token got from its clusters, which are on an axis.
+    def _no_pending_key(self, batch_size):
+        """Returns what a cache holds of shifted keys: a dict, empty without any."""
+        group = self.group
+        if not group.key_shift:
+            return {}
+        shape, dtype = (
+            (batch_size, group.num_key_heads * group.num_rounds, 1),
+            "float32",
+        )
+        key = ops.zeros((*shape, group.key_dim), group.compute_dtype)
+        scores = ops.zeros((*shape, group.num_clusters), dtype)
+        pending = pending_keys.none(batch_size, key=key, key_scores=scores)
+        return {"pending": pending}
 
-        `asks` is `output` without its last axis, True for clusters of the token.
+    def _restarted(self, cache):
+        """Returns a cache without its pending key."""
+        if "pending" not in cache:
+            return cache
+        return {**cache, "pending": pending_keys.forgotten(cache["pending"])}
+
+    def _offered(self, cache, index, tokens):
+        """Returns the cache, and tokens each of which has the key that it offers.
+
+        With shifted keys that is the one before it.
+        """
+        if not self.group.key_shift:
+            return cache, tokens
+        tokens, pending = pending_keys.offer_tokens(cache["pending"], index, tokens)
+        return {**cache, "pending": pending}, tokens
+
+    def mean_over_clusters(self, output, asks, axis):
+        """Averages a token's results over its clusters, which are on an axis.
+
+        `asks` has the shape of `output` without its last axis, True for clusters of the
+        token.
         """
         weights = ops.cast(asks, output.dtype)[..., None]
         sums, counts = ops.sum(output * weights, axis), ops.sum(weights, axis)
@@ -93,9 +130,9 @@ class Rule:
         return entries[..., None, :]
 
     def member_mask(self, inputs, members, filled=None):
-        """Tells which slots of a cluster any query may see; None for all.
+        """Tells which slots of a cluster queries may see; None for all.
 
-        `filled`, as `members` `[B, H, K, W]`, is False in slots that hold no member.
+        `filled`, as `members` `[B, H, K, W]`, is False in slots without a member.
         """
         real = None
         if inputs.value_mask is not None:

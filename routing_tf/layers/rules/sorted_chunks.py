@@ -1,4 +1,4 @@
-"""Attention in chunks of the order of clusters, to the own one and the one before."""
+"""Attention in chunks of the sorted tokens, to the own chunk and the one before."""
 
 from keras import ops
 
@@ -20,10 +20,10 @@ class SortedChunks(Rule):
     """Attention of each token to its chunk of the sorted tokens, and the one before.
 
     Tokens are sorted by cluster, and by position inside a cluster; a chunk has as many
-    as the attention window. They see tokens of other clusters too that stand there.
-    Padding comes last, is never seen and gets zero. Where a chunk ends depends on all
-    tokens, so there is no causal form. Relative positions are differences of place in
-    the order.
+    tokens as the attention window. Tokens also see tokens of other clusters in these
+    chunks. Padding comes last, is never seen and gets zero. The ends of chunks depend
+    on all tokens, so there is no causal form. Relative positions are differences of
+    place in the order.
 
     Reference: Kitaev et al., "Reformer: The Efficient Transformer", section 2, the
     sets after equation 5.
@@ -32,16 +32,16 @@ class SortedChunks(Rule):
     def in_segments(self):
         refuse_segments(
             self.group,
-            "without a causal mask their chunks hold tokens of several segments",
+            "without a causal mask, their chunks contain tokens of several segments",
         )
 
     def attend(self, tokens, training=None):
         if not tokens.shares_scores:
             raise ValueError(
-                "`share_query_key` must be True without a causal mask, where a chunk "
-                "of tokens is one of queries and of keys. Received: "
-                "share_query_key=False, use_causal_mask=False. Pass "
-                "`use_causal_mask=True`, or leave `share_query_key` and `hash` out"
+                "`share_query_key` must be True without a causal mask, because queries "
+                "and keys form the same chunks. Received: share_query_key=False, "
+                "use_causal_mask=False. Pass `use_causal_mask=True`, or leave "
+                "`share_query_key` and `hash` out"
             )
         inputs, group = tokens.inputs, self.group
         clusters, num_clusters = own_clusters(tokens.key_scores, inputs.key_mask)
@@ -80,7 +80,7 @@ class SortedChunks(Rule):
         return query, order.windows(key)
 
     def _mask(self, order, num_real):
-        """Tells who sees whom, broadcastable to `[B, F, N, C, S]`."""
+        """Tells which keys queries see, broadcastable to `[B, F, N, C, S]`."""
         chunks, slots = numbers(order.num_chunks), numbers(order.size)
         places = chunks[:, None] * order.size + numbers(2 * order.size) - order.size
         seen = ops.convert_to_tensor(places >= 0)
@@ -119,7 +119,7 @@ class _Order:
         self.places = ops.cast(ops.argsort(self.tokens, axis=-1), "int32")
 
     def arrange(self, x):
-        """Puts `[B, F, L, D]` into chunks, `[B, F, N, C, D]`; zero behind the last."""
+        """Puts `[B, F, L, D]` into chunks, `[B, F, N, C, D]`, followed by zeros."""
         x = membership.gather(x, self.tokens)
         return blocks.break_into_blocks(x, self.size, axis=2)
 

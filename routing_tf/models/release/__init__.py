@@ -1,7 +1,7 @@
 """The bridge to the original release: its settings, its variable names, its flaws.
 
-The release is TF1/tensor2tensor code (google-research/routing_transformer). What is
-built here computes what it computed, flaws included, to float32 precision.
+The release is TF1/tensor2tensor code (google-research/routing_transformer). Layers and
+models that are built here reproduce its results, flaws included, to float32 precision.
 """
 
 from routing_tf.models.release.build import attention_layer as attention_layer

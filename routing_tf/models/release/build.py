@@ -48,10 +48,10 @@ def attention_layer(config):
             the query, `depth`. Arguments that do not concern the layer are ignored.
 
     Returns:
-        A `MixedAttention`, called as `layer(query, use_causal_mask=masked,
-        training=...)`. In attention to another sequence (`memory_length` is not None)
-        `assign_variables` or the first call build it, as the settings leave the depth
-        of that sequence open.
+        A `MixedAttention`, called as
+        `layer(query, use_causal_mask=masked, training=...)`. In attention to another
+        sequence (`memory_length` is not None), `assign_variables` or the first call
+        builds it, because the settings do not have the depth of that sequence.
 
     Raises:
         ValueError: for a setting that is not supported.
@@ -86,8 +86,8 @@ def language_model(hparams, vocabulary_size):
 
     Returns:
         A built `RoutingTransformerCausalLM`, not compiled. The release's targets,
-        shifted right by one behind a 0, give the release's logits; like the release
-        it cuts inputs to `max_target_length`.
+        shifted right by one with a leading 0, give the release's logits; like the
+        release, it cuts inputs to `max_target_length`.
 
     Raises:
         ValueError: for a setting that is not supported, or if there is an encoder.
@@ -107,9 +107,9 @@ def seq2seq_model(hparams, vocabulary_size):
     Returns:
         A built `RoutingTransformerSeq2SeqLM`, not compiled. It is called with a dict of
         `encoder_embeddings` `<float>[batch, input length, hidden_size]`, the release's
-        inputs, which are embedded outside of its model and zero where they are padding;
-        `decoder_token_ids`, the release's targets, shifted right by one behind a 0;
-        and `decoder_padding_mask`. It returns the release's logits.
+        inputs, which are embedded outside of its model and are zero at padding;
+        `decoder_token_ids`, the release's targets, shifted right by one with a leading
+        0; and `decoder_padding_mask`. It returns the release's logits.
 
     Raises:
         ValueError: for a setting that is not supported, or if there is no encoder.
@@ -146,7 +146,7 @@ def image_model(hparams, num_channels, vocabulary_size=256, num_classes=None):
 
     Returns:
         A built `RoutingImageTransformer`, not compiled. Called with the release's
-        targets it returns the release's logits; the shift is inside. With classes it
+        targets, it returns the release's logits; the shift is inside. With classes, it
         is called with `{"images": targets, "labels": inputs}`.
 
     Raises:
@@ -160,7 +160,7 @@ def image_model(hparams, num_channels, vocabulary_size=256, num_classes=None):
             f"Received: num_classes={num_classes}, "
             f"unconditional={hparams.get('unconditional', True)}"
         )
-    # Sets of the release that keep the frame of the base set need not name it.
+    # Sets of the release may leave out the frame of the base set.
     hparams = {"frame_height": 32, "frame_width": 32, **hparams}
     settings = hyperparameters_from_release(
         hparams,
@@ -183,7 +183,7 @@ def _head_groups(config):
 
 
 def _shared(config, kind):
-    """The arguments that all kinds of heads have."""
+    """The arguments that all patterns have."""
     weight = "trainable" if config["token_bias_wt_trainable"] else "fixed"
     is_relative = config[f"{kind}_relative"]
     return {
@@ -251,7 +251,7 @@ def _clustering(config):
     }
 
 
-# How the release's settings of a kind of heads begin, and what makes our arguments.
+# The start of the release's settings of a pattern, and the function for our arguments.
 _KINDS = {
     "sparsity_cluster": _clustered,
     "sparsity_cluster_strided": _cluster_strided,
@@ -277,8 +277,8 @@ def _check_attention(config):
         missing += [name for name in sizes if not config.get(name)]
     if missing:
         raise ValueError(
-            "`config` must hold the arguments of a release attention call. "
-            f"Missing: {', '.join(missing)}"
+            "`config` must contain the arguments of a release attention call. Missing: "
+            f"{', '.join(missing)}"
         )
     strided = config["sparsity_cluster_strided_num_heads"]
     if strided > clustered:

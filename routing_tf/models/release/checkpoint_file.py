@@ -1,4 +1,4 @@
-"""Checkpoint files of the original release, and what their variables show."""
+"""Checkpoint files of the original release, and the settings that they show."""
 
 import glob
 import math
@@ -16,21 +16,21 @@ _SCOPES = {
     variable_names.IMAGE_MODEL_SCOPE: "image",
 }
 _STACKS = ("encoder", "decoder")
-# In how many parts tensor2tensor keeps the table of an encoder's ids is a setting.
+# A setting of tensor2tensor is the number of parts of the table of an encoder's ids.
 _ENCODER_TABLE = re.compile(
     r"sparse_transformer/symbol_modality_\d+_\d+/shared/weights_(\d+)"
 )
-# What optimizers keep beside a variable.
+# Slots that optimizers keep for each variable.
 _SLOT = re.compile(r"/(Adafactor|Adam|Momentum)(_\d+)?$")
 
 
 class ReleaseCheckpoint:
     """The variables of a model in a TF1 checkpoint of the release.
 
-    Optimizer slots, the global step and all else outside of the model are left aside.
-    `prefix` is the path without `.index`, such as `DIR/model.ckpt-3530000`; `kind` is
-    "text", "seq2seq" or "image", `shapes` are those of the variables by the release's
-    names, and `num_bytes` is the size of the data files.
+    Optimizer slots, the global step and everything else outside of the model are
+    ignored. `prefix` is the path without `.index`, such as `DIR/model.ckpt-3530000`;
+    `kind` is "text", "seq2seq" or "image", `shapes` are those of the variables by the
+    release's names, and `num_bytes` is the size of the data files.
     """
 
     def __init__(self, prefix):
@@ -47,7 +47,7 @@ class ReleaseCheckpoint:
         scopes = [s for s in _SCOPES if any(n.startswith(f"{s}/") for n in shapes)]
         if len(scopes) != 1:
             raise ValueError(
-                f"The checkpoint must hold one model of the release, below one of "
+                "The checkpoint must contain one model of the release, below one of "
                 f"{', '.join(_SCOPES)}. Received: {self.prefix!r} with variables such "
                 f"as {sorted(shapes)[:3]}"
             )
@@ -65,7 +65,7 @@ class ReleaseCheckpoint:
         safe_loading.check_hyperparameters(numbers, self.prefix)
 
     def _check_size(self, shapes):
-        """Refuses an index that claims more than there is, before memory is taken."""
+        """Refuses an index that claims too much, before memory is allocated."""
         path = pathlib.Path(self.prefix)
         files = path.parent.glob(f"{glob.escape(path.name)}.data-*")
         self.num_bytes = sum(file.stat().st_size for file in files)
@@ -79,13 +79,13 @@ class ReleaseCheckpoint:
         if max(declared, longest) > self.num_bytes:
             raise ValueError(
                 "The index of a checkpoint must not claim more than its data files "
-                f"hold. Received: {self.prefix!r} with variables of {declared:,} bytes "
-                f"and axes of up to {longest:,} in files of {self.num_bytes:,} bytes. "
-                "Copy all of its .data-* files anew"
+                f"contain. Received: {self.prefix!r} with variables of {declared:,} "
+                f"bytes and axes of up to {longest:,} in files of {self.num_bytes:,} "
+                "bytes. Copy all of its .data-* files again"
             )
 
     def _add_encoder_table(self, shapes):
-        """Adds the table of the encoder's ids, which is no part of the scope."""
+        """Adds the table of the encoder's ids, which is outside of the scope."""
         found = {int(m[1]): n for n in shapes if (m := _ENCODER_TABLE.fullmatch(n))}
         self._encoder_table = [found[number] for number in sorted(found)]
         if found:
@@ -103,13 +103,13 @@ class ReleaseCheckpoint:
             parts = [self._reader.get_tensor(part) for part in names]
         except (ValueError, tf.errors.OpError) as error:
             raise ValueError(
-                f"The data files of a checkpoint must be whole. Received: {name} of "
-                f"{self.prefix!r}: {str(error).splitlines()[0]}. Copy them anew"
+                f"The data files of a checkpoint must be complete. Received: {name} of "
+                f"{self.prefix!r}: {str(error).splitlines()[0]}. Copy them again"
             ) from error
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def settings(self):
-        """Returns what the variables show, by the names of the release's settings."""
+        """Returns the settings that the variables show, by the release's names."""
         layers = self._attention_layers()
         shown = {
             **self._sizes(),
@@ -127,7 +127,7 @@ class ReleaseCheckpoint:
         shape = self._shape(name)
         if shape is None or len(shape) != axes:
             raise ValueError(
-                "The checkpoint must hold every variable of its model. Received: "
+                "The checkpoint must contain every variable of its model. Received: "
                 f"{self.prefix!r}, missing: {self.scope}/{name}"
             )
         return shape
@@ -138,7 +138,7 @@ class ReleaseCheckpoint:
         return 1 + max((int(match[1]) for match in found if match), default=-1)
 
     def _attention_layers(self):
-        """Shapes of each decoder layer's self-attention, by the rest of their names."""
+        """Shapes of each decoder layer's self-attention, by the end of their names."""
         layers = []
         for index in range(self._number("decoder")):
             start = f"{self.scope}/decoder_layer_{index}/self_attention/"
@@ -171,7 +171,7 @@ class ReleaseCheckpoint:
         return shown
 
     def _feed_forward(self, scope):
-        """The kind by any of its variables, the size by the first."""
+        """Any variable tells the kind, and the first one the size."""
         names = [n for n in self.shapes if n.startswith(f"{self.scope}/{scope}/")]
         if not names:
             return {"ffn_layer": "none"}
@@ -228,11 +228,11 @@ class ReleaseCheckpoint:
 
     @property
     def has_encoder_table(self):
-        """Whether the table of the encoder's ids is there."""
+        """Whether there is a table of the encoder's ids."""
         return self.kind == "seq2seq" and bool(self._encoder_table)
 
     def outside_settings(self):
-        """Returns what the release takes from its problem, by our names."""
+        """Returns settings that the release takes from its problem, by our names."""
         if self.kind != "image":
             return {"vocabulary_size": self._needed_shape("embeddings/embedding")[0]}
         classes = self._shape("class_conditional_embedding/embedding")

@@ -1,6 +1,6 @@
 """Checkpoints of the original release: TF1 files as models.
 
-What names and shapes of a checkpoint show decides; settings only tell the rest.
+Names and shapes in a checkpoint decide; settings only add the rest.
 """
 
 import functools
@@ -21,18 +21,19 @@ from routing_tf.tokenizers import SubwordTokenizer
 
 
 def complete_settings(checkpoint, preset=None, hparams=None):
-    """Joins what a `ReleaseCheckpoint` shows with settings for the rest.
+    """Joins the settings that a `ReleaseCheckpoint` shows with those for the rest.
 
     The checkpoint takes precedence over `hparams`, a dict by the release's names or the
     path of an `hparams.json`, and these over the set of the release named `preset`.
     Returns a dict by the release's names, and a list of lines that say where settings
-    and checkpoint disagree, and which settings that no variable shows are not given.
+    and checkpoint disagree, and which settings are missing though no variable shows
+    them.
     """
     given = _given_settings(checkpoint, preset, hparams)
     shown = _with_heads(checkpoint.settings(), given)
     _check_complete(checkpoint, preset, given, shown)
     lines = [
-        f"{name} is not given and taken as {value}"
+        f"{name} is not given; {value} is used"
         for name, value in _defaults(checkpoint, shown).items()
         if name not in given
     ]
@@ -71,14 +72,14 @@ def _check_complete(checkpoint, preset, given, shown):
     missing = [name for name in needed if not given.get(name)]
     if missing:
         raise ValueError(
-            "`hparams` or `preset` must tell what no variable shows. Received: "
-            f"preset={preset!r}, and hparams without {', '.join(missing)}. Pass the "
-            "release's hparams.json, or the name of the set that was trained"
+            "`hparams` or `preset` must give the settings that no variable shows. "
+            f"Received: preset={preset!r}, and hparams without {', '.join(missing)}. "
+            "Pass the release's hparams.json, or the name of the set that was trained"
         )
 
 
 def _defaults(checkpoint, shown):
-    """What is taken for settings that no variable shows and few sets change."""
+    """Defaults of settings that no variable shows and few sets change."""
     defaults = {}
     if shown["sparsity_cluster_num_heads"]:
         defaults["share_qk"] = True
@@ -95,7 +96,7 @@ def _with_heads(shown, given):
         size = given.get("sparsity_cluster_size", 0)
         fits = size and size.bit_length() - 1 == bits
         shown["sparsity_cluster_size"] = size if fits else 2**bits
-    # Strided heads have no variables of their own unless they are relative.
+    # Strided heads have variables only if they have relative positions.
     strided = given.get("sparsity_strided_num_heads", 0)
     shown["sparsity_strided_num_heads"] = strided
     clustered = shown["sparsity_cluster_num_heads"]
@@ -131,8 +132,8 @@ def load(cls, prefix, preset=None, hparams=None, vocabulary=None):
     hparams, differences = complete_settings(checkpoint, preset, hparams)
     if differences:
         warnings.warn(
-            f"Where settings disagree with the checkpoint {checkpoint.prefix!r}, it "
-            f"goes first: {'; '.join(differences)}",
+            f"Settings disagree with the checkpoint {checkpoint.prefix!r}, which takes "
+            f"precedence: {'; '.join(differences)}",
             stacklevel=3,
         )
     settings = hyperparameters_of(checkpoint, hparams)
@@ -143,7 +144,7 @@ def load(cls, prefix, preset=None, hparams=None, vocabulary=None):
 
 
 def _check_fits(cls, settings, checkpoint):
-    """Refuses settings of a larger model than the checkpoint's, before it is built."""
+    """Refuses settings of a larger model than the checkpoint's, before building it."""
     safe_loading.check_hyperparameters(settings.to_dict(), checkpoint.prefix)
     build = functools.partial(getattr(cls, "backbone_cls", cls), settings)
     safe_loading.check_fits(build, checkpoint.num_bytes, checkpoint.prefix)
@@ -177,17 +178,17 @@ def _check_vocabulary(tokenizer, settings):
 
 
 def hyperparameters_of(checkpoint, hparams):
-    """Translates complete settings of a checkpoint, by the release's names.
+    """Translates the complete settings of a checkpoint, by the release's names.
 
-    The flaws that the weights rely on stay, and like the release the model cuts its
-    inputs to the length it was trained on. An encoder that reads embeddings, which
-    marks padding by zeros, keeps all flaws of the release.
+    The model keeps the flaws that the weights rely on and, like the release, cuts its
+    inputs to the length that it was trained on. An encoder that reads embeddings, whose
+    padding is zeros, keeps all flaws of the release.
     """
     settings = hyperparameters_from_release(
         hparams, faithful=True, **checkpoint.outside_settings()
     )
     if checkpoint.has_encoder_table:
-        # Ids come with a mask, so padding needs no zeros.
+        # Ids come with a mask, so padding need not be zeros.
         settings = settings.replace(encoder_inputs="tokens")
     elif checkpoint.kind == "seq2seq":
         return settings

@@ -1,4 +1,4 @@
-"""Hyperparameters of the release, and ours that stand for them."""
+"""Translating hyperparameters of the release to ours."""
 
 from routing_tf.files import safe_loading
 from routing_tf.models.hyperparameters import Hyperparameters
@@ -9,7 +9,7 @@ from routing_tf.models.release.variable_names import HEAD_SCOPES
 _HEADS = tuple(f"{kind}_num_heads" for kind in HEAD_SCOPES)
 # The release's step letters of a sublayer's input and output -> `norm_position`.
 _NORM_POSITIONS = {("none", "dan"): "post", ("n", "da"): "pre"}
-# Settings of the release that no layer here reproduces yet, with their neutral value.
+# Settings of the release that no layer here reproduces, with their neutral values.
 _NEUTRAL = {
     "norm_type": "layer",
     "norm_epsilon": 1e-6,
@@ -28,7 +28,7 @@ _NEUTRAL_IN_TRAINING = {
 
 
 def read_hparams(hparams):
-    """Returns hyperparameters as a dict; reads those that are the path of a file."""
+    """Returns hyperparameters as a dict, read from a file if they are its path."""
     if isinstance(hparams, dict):
         return hparams
     try:
@@ -51,11 +51,11 @@ def hyperparameters_from_release(hparams, faithful=False, **fields):
 
     Those of an image model have a `frame_height`. Missing ones have the values of
     `sparse_transformer_local` or `sparse_imagetransformer_base`; those that do not
-    concern the model are ignored. `faithful` turns on all flaws of the release: the
-    model is then for computing what the release computed, so settings of its training
-    that are not supported are ignored. `fields` are settings that the release takes
-    from elsewhere, by our names: `vocabulary_size` (hard-wired to 98302 for texts),
-    `num_channels` and `num_classes`.
+    concern the model are ignored. `faithful` turns on all flaws of the release; the
+    model then serves to reproduce the release's results, so unsupported settings of its
+    training are ignored. `fields` are settings that the release takes from elsewhere,
+    by our names: `vocabulary_size` (hard-wired to 98302 for texts), `num_channels` and
+    `num_classes`.
     """
     is_image = "frame_height" in hparams
     hparams = {**(_IMAGE_BASE if is_image else _BASE), **hparams}
@@ -147,7 +147,7 @@ def _image_fields(hparams, faithful):
 
 
 def _with_length(fields, hparams, image_fields):
-    """Adds what depends on the channels of an image: the release counts images."""
+    """Adds settings that depend on image channels: the release counts images."""
     if not image_fields:
         return fields
     sizes = {**image_fields, **fields}
@@ -188,7 +188,7 @@ def _head_fields(hparams):
         "ema": hparams["ema"],
         "centroid_decay": hparams["decay"],
         "commitment_weight": hparams["beta"],
-        # 0 in the image sets, where nothing is relative.
+        # 0 in the image sets, which have no relative positions.
         "max_relative_position": hparams["max_relative_position"] or 1,
     }
 

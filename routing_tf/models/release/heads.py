@@ -1,8 +1,8 @@
-"""Layers that go wrong where the release does, a method for each flaw.
+"""Layers with the flaws of the release, one method for each flaw.
 
 There are two levels. `Trained...` heads have the flaws that trained weights of the
-release rely on: they show in outputs without any padding. `Exact...` heads have those
-of padding and of training too, and compute the release's numbers.
+release rely on, which show in outputs even without padding. `Exact...` heads also have
+the flaws of padding and training, and compute the release's numbers.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from routing_tf.layers.masks import large_negative
 from routing_tf.layers.rules.inside_clusters import InsideClusters
 from routing_tf.models.compatibility import level_of
 
-# Cluster-strided heads of the release have these, whatever its hyperparameters say.
+# Cluster-strided heads of the release always have these, despite its hyperparameters.
 CLUSTER_STRIDED_SETTINGS = {
     "share_query_key": False,
     "decay": 0.99,
@@ -29,10 +29,10 @@ CLUSTER_STRIDED_SETTINGS = {
 
 
 def register(cls):
-    """Registers a layer by its name, and calls it as the sound one is called.
+    """Registers a layer by its name, and gives it the name of the sound layer.
 
-    Keras finds weights in a file by the names of the layers' classes, and files of
-    earlier versions have the sound ones.
+    Keras finds weights in a file by the class names of layers, and files of earlier
+    versions have those of the sound layers.
     """
     keras.saving.register_keras_serializable("routing_tf", cls.__name__)(cls)
     cls.__name__ = next(
@@ -52,7 +52,7 @@ class RankedClusters(InsideClusters):
 
 
 class _WithFlaws:
-    """Heads of the release: they know no shifted keys and no rotary positions."""
+    """Heads of the release, without shifted keys and rotary positions."""
 
     def __init__(self, *args, key_shift=0, rotary_positions=False, **kwargs):
         if rotary_positions:
@@ -69,12 +69,12 @@ class _WithFlaws:
 
     def prepared(self, inputs):
         if inputs.segments is not None:
-            refuse_segments(self, "heads with flaws of the release know none")
+            refuse_segments(self, "heads with flaws of the release have none")
         return super().prepared(inputs)
 
 
 class _TrainedClusters(_WithFlaws):
-    # All that a token gets from its clusters is too small by it: 1 % in one cluster.
+    # It makes the results of a token too small: by 1 % for one cluster.
     count_offset = 1e-2
 
     def __init__(self, *args, exploring_queries=0, **kwargs):
@@ -89,7 +89,8 @@ class _TrainedClusters(_WithFlaws):
         return RankedClusters(self)
 
     def memory_rule(self):
-        # Each cluster takes as many queries as keys: later queries push out earlier.
+        # Each cluster takes as many queries as keys, so later queries push out earlier
+        # ones.
         return self.whole_sequence_rule()
 
 
@@ -97,8 +98,8 @@ class _TrainedClusters(_WithFlaws):
 class TrainedRoutedHeads(_TrainedClusters, layers.RoutedHeads):
     """`RoutedHeads` as trained weights of the release know them.
 
-    A causal mask compares ranks, queries compete for another sequence, and what a token
-    gets from its clusters is divided by their number and 0.01 more.
+    A causal mask compares ranks, queries compete for another sequence, and a token's
+    results are divided by the number of its clusters plus 0.01.
     """
 
 
@@ -106,8 +107,8 @@ class TrainedRoutedHeads(_TrainedClusters, layers.RoutedHeads):
 class TrainedHashedHeads(_TrainedClusters, layers.HashedHeads):
     """`HashedHeads` as trained weights of the release know them.
 
-    A bucket with fewer tokens than the window is filled up with the first tokens of
-    other buckets; under a causal mask too it holds the first tokens of the sequence.
+    A bucket with fewer tokens than the window is filled with the first tokens of other
+    buckets; a full one contains its first tokens, even under a causal mask.
     """
 
     @property
@@ -117,7 +118,7 @@ class TrainedHashedHeads(_TrainedClusters, layers.HashedHeads):
     def causal_rule(self, routing_scope=None):
         return self.whole_sequence_rule()
 
-    # Without a look at whose bucket it is.
+    # Whatever their buckets are.
     choose = ClusteredHeads.choose
 
 
@@ -125,7 +126,7 @@ class TrainedHashedHeads(_TrainedClusters, layers.HashedHeads):
 class TrainedClusterStridedHeads(_TrainedClusters, layers.ClusterStridedHeads):
     """`ClusterStridedHeads` as trained weights of the release know them.
 
-    Under a causal mask too they choose members from the whole sequence.
+    They choose members from the whole sequence, even under a causal mask.
     """
 
     def causal_rule(self, routing_scope=None):
@@ -137,7 +138,7 @@ class TrainedLocalHeads(_WithFlaws, layers.LocalHeads):
     """`LocalHeads` as trained weights of the release know them.
 
     They count distances as if the query's block were the last one of its window, and
-    cut the padding of a memory into blocks, too.
+    also cut the padding of a memory into blocks.
     """
 
     shares_padding = True
@@ -148,7 +149,7 @@ class TrainedLocalHeads(_WithFlaws, layers.LocalHeads):
 
 @register
 class ReleaseDotProduct(layers.ScaledDotProduct):
-    """Attention in which a query that may see nothing attends to all keys alike."""
+    """Attention in which a query that may see nothing attends equally to all keys."""
 
     def call(
         self,
@@ -184,13 +185,13 @@ class ReleaseDotProduct(layers.ScaledDotProduct):
 
 @register
 class ReleaseKMeans(layers.OnlineKMeans):
-    """Centroids that move, and cost, as in the release."""
+    """Centroids with the updates and the loss of the release."""
 
-    # Beside sums that start at the centroids: first updates throw them far away.
+    # With sums that start at the centroids, the first updates throw them far away.
     counts_initializer = "zeros"
 
     def count(self, assigned):
-        # Across heads, by a wrong reshape.
+        # Summed across heads, by a wrong reshape.
         heads = assigned.shape[1]
         return ops.sum(ops.reshape(assigned, (-1, heads, self.num_clusters)), axis=0)
 
@@ -202,7 +203,7 @@ class ReleaseKMeans(layers.OnlineKMeans):
 
 
 class _Exact(_WithFlaws):
-    """Heads with the release's padding: values that are zero.
+    """Heads that take zero values for padding, as the release does.
 
     With `cache_padding_bias`, the padding of the first row is that of the whole batch.
     """
@@ -264,9 +265,9 @@ class ExactLocalHeads(_Exact, TrainedLocalHeads):
 
 @register
 class ExactStridedHeads(_Exact, layers.StridedHeads):
-    """`StridedHeads` as in the release: they mask no padding and know no token bias.
+    """`StridedHeads` as in the release, without masks of padding and token biases.
 
-    Instead all queries of a block attend to all blocks alike where the block starts
+    Instead, all queries of a block attend equally to all blocks if the block starts
     with padding in the first row.
     """
 
@@ -296,7 +297,7 @@ _EXACT = {
 
 
 def class_at(level, cls):
-    """Returns the class with the flaws of a level, and further arguments of it.
+    """Returns the class with the flaws of a level, and its further arguments.
 
     Classes of `routing_tf.layers` that the release does not have, or that have no flaws
     at the level, stand for themselves.
@@ -312,7 +313,7 @@ def class_at(level, cls):
 
 @keras.saving.register_keras_serializable("routing_tf")
 def class_with_flaws(cls, switches):
-    """Returns what `class_at` does, for the switches of an earlier version's config."""
+    """Does the same as `class_at`, for the switches of an earlier version's config."""
     if cls is layers.ScaledDotProduct:
         return ReleaseDotProduct, {}
     return class_at(level_of(switches), cls)

@@ -1,7 +1,7 @@
 """The hyperparameter sets of the release, by its own names."""
 
-# Hyperparameters of the release, by its names. What concerns neither the model nor
-# its training is left out.
+# Hyperparameters of the release, by its names, except those that concern neither the
+# model nor its training.
 _BASE = {
     "max_length": 4096,
     "max_target_length": 4096,
@@ -63,7 +63,7 @@ _BASE = {
 
 
 def _heads(local, routed, clusters, window):
-    """Local heads beside routed ones, which have so many clusters of so many tokens."""
+    """Local and routed heads, with these numbers of clusters and tokens in each."""
     return {
         "local_num_heads": local,
         "sparsity_cluster_num_heads": routed,
@@ -200,7 +200,7 @@ _TRANSLATE = {
 }
 
 
-# The number of channels is one of the problem there.
+# There, the problem gives the number of channels.
 _IMAGE_BASE = {
     **_BASE,
     "batch_size": 1,

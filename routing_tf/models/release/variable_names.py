@@ -1,4 +1,4 @@
-"""Variables of layers and models by the names that the original release gave them."""
+"""Variables of layers and models by their names in the original release."""
 
 import numpy as np
 from keras import ops
@@ -38,13 +38,13 @@ def assign_variables(layer, values):
     """Writes variables of the release into a layer or model.
 
     Args:
-        layer: what a function of `routing_tf.models.release` built.
+        layer: a layer or model that a function of `routing_tf.models.release` built.
         values: dict of arrays by the release's variable names. The weights of token
-            biases may be left out: the release makes them only where a bias is fed.
+            biases are optional: the release makes them only if a bias is fed.
 
     Raises:
-        ValueError: if a variable is missing, left over or of another shape; every one
-            is named, and nothing is written.
+        ValueError: if variables are missing, left over or of another shape. The message
+            names all of them, and nothing is written.
     """
     layer.release_feeds_token_bias = any(map(_is_token_bias_weight, values))
     if isinstance(layer, layers.MixedAttention) and not layer.built:
@@ -83,7 +83,7 @@ def read_variables(layer):
 def variables_by_name(layer):
     """Returns the Keras variables of a layer or model by the release's names.
 
-    Weights of token biases are among them after `assign_variables` was given some.
+    They include weights of token biases if `assign_variables` was given some.
     """
     if hasattr(layer, "hyperparameters") and hasattr(layer, "logits_dense"):
         is_image = layer.hyperparameters.kind == "image"
@@ -93,11 +93,11 @@ def variables_by_name(layer):
         variables = _attention_variables(layer, layer.name)
     else:
         raise ValueError(
-            "The bridge knows what the functions of `models.release` build: "
+            "The bridge knows the objects that functions of `models.release` build: "
             "`RoutingTransformerCausalLM`, `RoutingTransformerSeq2SeqLM` and "
-            "`RoutingImageTransformer` models, and built `MixedAttention` layers "
-            "with the release's kinds of heads and `shared_head_projection=True`. "
-            f"Received: {layer!r}"
+            "`RoutingImageTransformer` models, and built `MixedAttention` layers with "
+            "patterns of the release and `shared_head_projection=True`. Received: "
+            f"{layer!r}"
         )
     if getattr(layer, "release_feeds_token_bias", False):
         return variables
@@ -155,7 +155,7 @@ def _encoder_embedding_variables(backbone):
 def encoder_table_name(vocabulary_size, depth):
     """Returns the name of the table of an encoder's ids.
 
-    Tensor2tensor looks them up outside of the release's model.
+    Tensor2tensor looks the ids up outside of the release's model.
     """
     scope = MODEL_SCOPE.partition("/")[0]
     return f"{scope}/symbol_modality_{vocabulary_size}_{depth}/shared/weights_0"

@@ -1,4 +1,4 @@
-"""Data sets for tensorflow-datasets that it does not have itself.
+"""Data sets that tensorflow-datasets does not have itself.
 
 `prepare` writes a data set to its folder, `read_in_order` reads it back; both also
 work with the builders of tensorflow-datasets.

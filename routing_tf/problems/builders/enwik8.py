@@ -17,15 +17,15 @@ ONLY_DIGITS = re.compile(r"[0-9\s]*", re.ASCII)
 
 
 class Enwik8(tfds.core.GeneratorBasedBuilder):
-    """Enwik8: bytes of Wikipedia, or the ids that somebody made of them.
+    """Enwik8: bytes of Wikipedia, or ids made from them.
 
     The config "bytes", the default, reads the original file of 100,000,000 bytes and
     cuts it into the usual splits: the first 90, the next 5 and the last 5 million
     bytes. An example is `{"text": bytes}`, a piece of 1 MiB of the stream; the pieces
     of a split, in order, are all of its bytes. The config "integers" reads the files of
-    the release, integers separated by spaces. An example is `{"ids": int32 array of
-    shape (count,)}`, one non-empty line; only the splits whose files are there are
-    made.
+    the release, integers separated by spaces. An example is
+    `{"ids": int32 array of shape (count,)}`, one non-empty line; only splits with
+    existing files are made.
     """
 
     VERSION = tfds.core.Version("1.0.0")
@@ -46,7 +46,7 @@ integers separated by spaces.
     def _info(self):
         features = {"text": tfds.features.Text()}
         if self.builder_config.name == "integers":
-            # A tensor, as a sequence of scalars takes each integer on its own.
+            # A tensor, because a sequence of scalars takes each integer separately.
             features = {"ids": tfds.features.Tensor(shape=(None,), dtype=np.int32)}
         return tfds.core.DatasetInfo(
             builder=self,
@@ -90,7 +90,7 @@ integers separated by spaces.
         return {split: self._generate_examples(split, files[split]) for split in files}
 
     def _check(self, path, member):
-        """Refuses what cannot be the original file."""
+        """Refuses files that cannot be the original one."""
         where = named_files.place(path, member)
         size = sum(self.SPLIT_SIZES.values())
         found = raw_files.file_size(path, member)
@@ -142,7 +142,7 @@ def read_ids(path, member=None):
 
 
 def check_integers(line, where):
-    """Refuses a line that has anything but digits and spaces."""
+    """Refuses a line with other characters than digits and spaces."""
     if ONLY_DIGITS.fullmatch(line):
         return
     word = next(word for word in line.split() if not ONLY_DIGITS.fullmatch(word))

@@ -1,16 +1,16 @@
-"""What tfds leaves behind when it fails or is killed, and how it goes away."""
+"""Removes files that tfds leaves when it fails or is killed."""
 
 import contextlib
 import time
 
 import tensorflow as tf
 
-# A download that has not grown for so long is that of a process that was killed.
+# A download that has not grown for this long belongs to a killed process.
 SECONDS_UNTIL_GIVEN_UP = 3600.0
 
 
 def clear(builder):
-    """Clears up what a process that was killed has left."""
+    """Removes the files of a killed process."""
     path = builder.data_path
     aside = _aside(path)
     if aside.exists():
@@ -32,7 +32,7 @@ def _aside(path):
 
 @contextlib.contextmanager
 def set_aside(path):
-    """Renames a folder, and gives it its name back if the body fails."""
+    """Renames a folder, and restores its name if the body fails."""
     aside = _aside(path)
     path.rename(aside)
     try:
@@ -45,7 +45,7 @@ def set_aside(path):
 
 @contextlib.contextmanager
 def none_left(builder):
-    """Removes what tfds leaves behind when it fails, but no complete download."""
+    """Removes the files that tfds leaves when it fails, except complete downloads."""
     root = builder.data_dir_root
     downloads = root / "downloads"
     is_new = not (root / builder.name).exists()
@@ -66,7 +66,7 @@ def none_left(builder):
             downloads,
             root,
         ):
-            # Threads of tfds may still write there, and would hide what was raised.
+            # Threads of tfds may still write there, and would hide the error.
             with contextlib.suppress(OSError, tf.errors.OpError):
                 if path.is_dir() and not any(path.iterdir()):
                     path.rmdir()

@@ -11,7 +11,7 @@ from routing_tf.problems import raw_files
 from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.builders import leftovers
 
-# Beside what tfds writes: the raw files that it was written from.
+# A file next to those of tfds: the raw files from which it was written.
 SIZES_FILE = "raw_files.json"
 
 WrongChecksum = tfds.download.download_manager.NonMatchingChecksumError
@@ -19,12 +19,12 @@ FAILURES = (OSError, tf.errors.OpError, tfds.download.DownloadError, WrongChecks
 
 
 def prepare(builder, raw_dir=None):
-    r"""Writes a data set to the folder of its builder, unless it is there already.
+    r"""Writes a data set to the folder of its builder, unless it exists already.
 
-    With `raw_dir` nothing is downloaded: raw files are taken from there. A data set
-    that is already written stays as it is, unless `raw_dir` has files for splits that
-    it lacks: then it is written again. If that fails, nothing has changed. Raises a
-    `ValueError` if raw files are not of the sizes of those that it was written from.
+    With `raw_dir`, nothing is downloaded: raw files are taken from there. An existing
+    data set does not change, unless `raw_dir` has files for splits that it lacks: then
+    it is written again. If that fails, nothing changes. Raises a `ValueError` if the
+    sizes of raw files are not those of the files from which it was written.
 
     Example:
     ```python
@@ -43,7 +43,7 @@ def prepare(builder, raw_dir=None):
         if not raw_dir.is_dir():
             raise ValueError(
                 "`raw_dir` must be a folder with raw files. Received: "
-                f"raw_dir={str(raw_dir)!r}, which is no folder"
+                f"raw_dir={str(raw_dir)!r}, which is not a folder"
             )
     leftovers.clear(builder)
     if not builder.data_path.exists():
@@ -88,20 +88,20 @@ def read_in_order(builder, split):
 
 
 def _find_files(builder, raw_dir):
-    """The raw files of each split, if they can be told."""
+    """The raw files of each split, if they are known."""
     if raw_dir is None or not hasattr(builder, "find_files"):
         return {}
     return builder.find_files(raw_dir)
 
 
 def _has_more_splits(builder, raw_dir):
-    """Whether raw files are there for splits that the prepared data set lacks."""
+    """Whether there are raw files for splits that the prepared data set lacks."""
     prepared, found = set(builder.info.splits), set(_find_files(builder, raw_dir))
     if prepared.issuperset(SPLITS) or found <= prepared:
         return False
     if prepared - found:
         raise ValueError(
-            "`raw_dir` must hold the files of all splits, as all are written "
+            "`raw_dir` must hold the files of all splits, because they are written "
             f"together. Received: raw_dir={str(raw_dir)!r} with {sorted(found)}, but "
             f"{builder.data_dir!r} already has {sorted(prepared)}. Put all files into "
             "one folder, or use another data_dir."
@@ -110,7 +110,7 @@ def _has_more_splits(builder, raw_dir):
 
 
 def _sizes(builder, raw_dir):
-    """Names and sizes of the raw files of each split, if they can be told."""
+    """Names and sizes of the raw files of each split, if they are known."""
     return {
         split: [named_files.place(path, member), raw_files.file_size(path, member)]
         for split, (path, member) in _find_files(builder, raw_dir).items()
@@ -130,13 +130,13 @@ def _check_same_files(builder, raw_dir):
                 f"{here[split][0]} has {here[split][1]:,} bytes, but "
                 f"{str(builder.data_path)!r} was written from {there[split][0]} of "
                 f"{there[split][1]:,}. Use another data_dir, or remove that folder and "
-                "what was made of it"
+                "everything made from it"
             )
 
 
 def _write(builder, raw_dir):
-    """Runs tfds, and says in its own words what went wrong."""
-    # What Google has prepared is in the order of tfds, and not made of the raw files.
+    """Runs tfds, and turns its errors into clear messages."""
+    # Data prepared by Google is in the order of tfds, and not made from the raw files.
     wants_raw_files = raw_dir is not None or builder.info.disable_shuffling
     config = tfds.download.DownloadConfig(
         manual_dir=raw_dir, try_download_gcs=not wants_raw_files
@@ -159,7 +159,7 @@ def _write(builder, raw_dir):
 
 
 def _refuse_downloads(builder, raw_dir):
-    """Makes it an error for a builder of tfds to need what is not in a folder."""
+    """Makes it an error if a builder of tfds needs a file that is not in a folder."""
     make = builder._make_download_manager
 
     def make_without_network(**options):
@@ -182,7 +182,7 @@ def _refuse_downloads(builder, raw_dir):
 
 
 def _failure(builder, raw_dir, error):
-    """Returns the error that says what went wrong and what to put where."""
+    """Returns the error that says what went wrong and which files to put where."""
     wrong = isinstance(error, WrongChecksum)
     reason = f"a file is not the one expected. {error}" if wrong else error
     folder = None if raw_dir is None else str(raw_dir)
@@ -194,16 +194,16 @@ def _failure(builder, raw_dir, error):
 
 
 def _way_out(builder):
-    """What is known of the raw files that a builder reads."""
+    """Instructions about the raw files that a builder reads."""
     instructions = (builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").strip()
     known = [instructions] if instructions else []
     if not hasattr(builder, "find_files"):  # ours say it all in the instructions
         urls = builder.url_infos or {}
         known += [f"{info.filename} from {url}" for url, info in urls.items()]
     if not known:
-        return "It needs a network, as its builder takes no raw files."
+        return "It needs a network, because its builder takes no raw files."
     heading = (
-        "To prepare it without a network, put its raw files into a folder and name "
+        "To prepare it without a network, put its raw files into a folder and pass "
         "that as `raw_dir`:"
     )
     return "\n".join([heading, *known])

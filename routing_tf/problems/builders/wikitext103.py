@@ -21,9 +21,9 @@ class Wikitext103(tfds.core.GeneratorBasedBuilder):
     The config "tokens", the default, reads the version with words that are split and
     rare words replaced by `<unk>`; "raw" the one with all words. An example is
     `{"text": bytes}`, one article in UTF-8. It begins at its title, a line such as " =
-    Title = " between empty lines; what stands before the first title belongs to the
-    first article. The articles of a split, in order, are the text of its file,
-    character for character. Only the splits whose files are there are made.
+    Title = " between empty lines; text before the first title belongs to the first
+    article. The articles of a split, in order, are the text of its file, character for
+    character. Only splits with existing files are made.
     """
 
     VERSION = tfds.core.Version("1.0.0")
@@ -144,7 +144,7 @@ def read_articles(path, member=None):
 
 
 def _check_words(line, where):
-    """Refuses what the problem enwik8 has under the same names."""
+    """Refuses files of the problem enwik8, which have the same names."""
     if all(word.isdigit() for word in line.split()):
         raise ValueError(
             f"{where} must have words, as the articles of WikiText do. Received: "

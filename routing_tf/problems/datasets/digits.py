@@ -8,10 +8,10 @@ from routing_tf.problems.registry import register
 
 @register("digits")
 class Digits(ImageProblem):
-    """Handwritten digits of 8 x 8 pixels that scikit-learn brings along.
+    """Handwritten digits of 8 x 8 pixels, which come with scikit-learn.
 
     1,797 images with intensities 0 to 16 and the digit as label, shuffled once: 80
-    percent train, 10 validate, 10 test. Nothing is downloaded.
+    percent for training, 10 for validation, 10 for testing. Nothing is downloaded.
 
     Args:
         data_dir: not used.

@@ -19,14 +19,14 @@ class Enwik8(TextProblem):
     testing, or downloads it. Ids are those of `ByteTokenizer`, and the end id follows
     each split.
 
-    It takes the release's files too: `train.txt`, `valid.txt` and `test.txt`, integers
-    separated by spaces. They are the ids themselves, without end ids and without a
+    It also takes the release's files `train.txt`, `valid.txt` and `test.txt`, integers
+    separated by spaces. These are the ids themselves, without end ids and without a
     tokenizer. In the packing "release" each of their lines is a window.
 
     Args:
         form: string, "bytes" for the original file or "integers" for the release's.
-            Defaults to `None`: what is there, the original first; the packing "release"
-            needs integers.
+            Defaults to `None`: the form that exists, the original first; the packing
+            "release" needs integers.
         **options: arguments of `TextProblem`. `sequence_length` defaults to 8192.
 
     Raises:
@@ -86,7 +86,7 @@ class Enwik8(TextProblem):
     def vocabulary_size(self):
         if not self.is_integers:
             return byte_tokenizer.NUM_IDS
-        # Of all splits, so that every one of them can be scored.
+        # Of all splits, so that each can be scored.
         largest = max(self.ids(split).max() for split in self.available_splits())
         return max(byte_tokenizer.NUM_IDS, int(largest) + 1)
 

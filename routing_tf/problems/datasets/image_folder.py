@@ -1,4 +1,4 @@
-"""Images of one's own, in folders."""
+"""The user's own images, in folders."""
 
 import functools
 import glob
@@ -24,19 +24,19 @@ from routing_tf.problems.own_files import separate
 from routing_tf.problems.own_files import split_of_file
 from routing_tf.problems.registry import register
 
-# Whatever its name says, a file may have any of the forms.
+# Whatever its name says, a file may have any of these formats.
 ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp")
 FORMS = "PNG, JPEG, GIF, BMP or WebP"
-# Images without prepared arrays are held in memory: so many bytes at most.
+# Images without prepared arrays are held in memory: at most this many bytes.
 MAX_BYTES_IN_MEMORY = 4 << 30
 # What to do about images of other sizes, and of large ones.
 SMALLER = (
     "To cut and scale images, pass --problem_option=resize=true "
     "--problem_option=height=32 --problem_option=width=32, or another size"
 )
-# Of images whose size nobody has named, as many tokens as 64 x 64 x 3 have.
+# Largest number of tokens of images whose size is not named: that of 64 x 64 x 3.
 MAX_DEFAULT_LENGTH = 12_288
-# Of one picture, more than those of any camera.
+# Largest number of pixels of one picture, more than any camera has.
 MAX_PIXELS = 1 << 27
 
 
@@ -47,26 +47,26 @@ class ImageFolder(ImageProblem):
     In the folder are `train`, `validation` and `test`, and in each of them either
     images, or a folder of images for each class; classes are numbered in the order of
     their names. Without such folders for the splits, each image belongs to one of
-    them, chosen by a hash of its path: about 90 % are for training, 5 % for
-    validation and 5 % for testing. An image that links give several names is read once,
-    and never trained on if it is held out.
+    them, chosen by a hash of its path: about 90 % are for training, 5 % for validation
+    and 5 % for testing. An image that links give several names is read once, and never
+    trained on if it is held out.
 
     Photos are turned upright, as the orientation in their EXIF data says; transparency
     is dropped, and of a GIF's frames the first one is read. A warning counts files of
     other kinds, which are left out.
 
     A model's height, width, channels and classes follow from the images when `train`
-    starts. Those of more tokens than 64 x 64 x 3 are refused unless `height` and
+    starts. Images with more tokens than 64 x 64 x 3 are refused unless `height` and
     `width` are named.
 
-    No `datagen` is needed. What it makes of the images is read in place, while images
-    themselves are held in memory, all of a split.
+    No `datagen` is needed. Data that it has prepared is read in place; otherwise all
+    images of a split are held in memory.
 
     Args:
         folder: string, the folder with the images. Defaults to `data_dir`.
         height: integer, pixels. Defaults to that of the first image.
         width: integer, pixels. Defaults to that of the first image.
-        channels: integer, 1 or 3, to which images are converted. Defaults to those of
+        channels: integer, 1 or 3, to which images are converted. Defaults to that of
             the first image, which all must have.
         resize: boolean, whether images of another size are cut at the edges, as little
             as possible, to the ratio of `height` and `width`, and then scaled by the
@@ -74,9 +74,9 @@ class ImageFolder(ImageProblem):
         **options: arguments of `ImageProblem`.
 
     Raises:
-        ValueError: if an option is out of range, images are both beside and inside of
-            class folders, one is both for validation and for testing, or one is damaged
-            or of another size.
+        ValueError: if an option is out of range, images are both next to and inside
+            class folders, an image is for both validation and testing, or an image is
+            damaged or of another size.
 
     Example:
     ```python
@@ -129,7 +129,7 @@ class ImageFolder(ImageProblem):
         return Images(raw_dir or self.folder_of_images, self.sizes, self.resize)
 
     def _take_shape(self, sequence_length=None):
-        """Takes classes and shape from the images, or else from arrays made of them."""
+        """Takes classes and shape from the images, or from arrays made from them."""
         shape, self.num_classes = self.source.shape, len(self.source.classes)
         made = [split for split in SPLITS if self._has_arrays(split)]
         if shape is None and made:
@@ -163,8 +163,8 @@ class ImageFolder(ImageProblem):
     def _check_found(self):
         if self.image_shape is None:
             raise ValueError(
-                f"The folder of images must hold some, {', '.join(ENDINGS)}; name it "
-                f"with the option `folder`. Received: {self.source.folder!r}"
+                f"The folder of images must hold some, {', '.join(ENDINGS)}; name "
+                f"it with the option `folder`. Received: {self.source.folder!r}"
             )
 
     def read_split(self, split):
@@ -188,21 +188,21 @@ class ImageFolder(ImageProblem):
         if size > MAX_BYTES_IN_MEMORY:
             raise ValueError(
                 f"Images must fit into memory, {MAX_BYTES_IN_MEMORY:,} bytes for each "
-                f"split, or be prepared with `{self.command} --raw_dir="
-                f"{self.source.folder}`. Received: {number:,} images of "
+                f"split, or be prepared with `{self.command} "
+                f"--raw_dir={self.source.folder}`. Received: {number:,} images of "
                 f"{self.image_shape} in the split {split!r}"
             )
 
     def fit_hyperparameters(self, hyperparameters):
         self._check_found()
         fitting = super().fit_hyperparameters(hyperparameters)
-        # A run that goes on has the size already.
+        # A run that continues has the size already.
         if fitting != hyperparameters:
             self._check_length()
         return fitting
 
     def _check_length(self):
-        """Refuses large images, such as photos, unless their size has been named."""
+        """Refuses large images, such as photos, unless their size is named."""
         is_named = self.sizes["height"] and self.sizes["width"]
         if self.sequence_length > MAX_DEFAULT_LENGTH and not is_named:
             height, width, channels = self.image_shape
@@ -221,7 +221,7 @@ class ImageFolder(ImageProblem):
 class Images(OwnFiles):
     """The images in a folder.
 
-    `sizes` maps "height", "width" and "channels" to integers, or to `None` for that of
+    `sizes` maps "height", "width" and "channels" to integers, or to `None` for those of
     the first image. `paths` maps each split to a dictionary from path, in order, to the
     name of the image's class, which is empty if there are no classes.
     """
@@ -253,8 +253,8 @@ class Images(OwnFiles):
         }
         if "" in classes and len(classes) > 1:
             raise ValueError(
-                "Images must either all be in class folders or none of them. Received: "
-                f"the classes {sorted(set(classes) - {''})}, and beside them "
+                "Either all images or none must be in class folders. Received: the "
+                f"classes {sorted(set(classes) - {''})}, and beside them "
                 f"{classes['']!r}"
             )
         return found
@@ -308,7 +308,7 @@ class Images(OwnFiles):
 
 def _images(folder):
     """The paths of the images in a folder and those below it, in order, each once."""
-    # What this package has prepared is no class.
+    # A folder with prepared data is not a class.
     folders = named_files.folders_below(folder, ignored=("routing_tf",))
     files = [
         path
@@ -334,8 +334,8 @@ def _class_of(path, base):
 def read_image(path, channels=None):
     """Reads a file as a NumPy array `<uint8>[height, width, channels]`, upright.
 
-    `channels` are 1 or 3; `None` for those of the file, without transparency. What EXIF
-    says of the orientation is applied, and of several frames the first one is read.
+    `channels` are 1 or 3; `None` for those of the file, without transparency. The
+    orientation in EXIF data is applied, and of several frames the first one is read.
     """
     named_files.check_regular(path)
     try:
@@ -366,20 +366,20 @@ def _decoded(content, channels):
 
 
 def _check_frames(content, path):
-    """Tells of frames that are not read, and refuses those that TensorFlow cannot."""
+    """Reports unread frames, and refuses those that TensorFlow cannot read."""
     if not image_files.has_more_frames(content):
         return
     if content.startswith(b"RIFF"):  # TensorFlow 2.21 writes beyond the first frame
         raise ValueError(
-            f"The image {str(path)!r} must have one frame. Received: a WebP file of "
-            "several; save the first one alone, or leave the file out"
+            f"The image {str(path)!r} must have one frame. Received: a WebP file with "
+            "several; save only the first one, or leave the file out"
         )
-    message = "only the first frame is read of %s, as of all files with several"
+    message = "only the first frame of %s is read, as of all files with several frames"
     logging.log_first_n(logging.WARNING, message, 1, path)
 
 
 def _check_size(content, path):
-    """Refuses a picture that would take the memory, before it is decoded."""
+    """Refuses a picture that needs too much memory, before it is decoded."""
     if content.startswith(b"\xff\xd8"):
         height, width = tf.io.extract_jpeg_shape(content).numpy()[:2].tolist()
     else:

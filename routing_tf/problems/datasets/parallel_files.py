@@ -1,4 +1,4 @@
-"""Pairs of texts from files of your own."""
+"""Pairs of texts from the user's own files."""
 
 import functools
 import itertools
@@ -19,7 +19,7 @@ from routing_tf.problems.seq2seq import Seq2SeqProblem
 
 @register("parallel_files")
 class ParallelFiles(Seq2SeqProblem):
-    r"""Pairs of texts of your own: a file of sources and one of targets, by lines.
+    r"""Your own pairs of texts: a file of sources and one of targets, by lines.
 
     Line n of a target file belongs to line n of the source file; pairs with an empty
     side are left out, and a warning counts them. Of files for all splits, the last 5 %
@@ -31,7 +31,7 @@ class ParallelFiles(Seq2SeqProblem):
     Args:
         source_files: a list of paths or glob patterns, or one string of them separated
             by commas, as for `text_files`.
-        target_files: the same: as many files, in the same order; one may be there for
+        target_files: the same number of files, in the same order; one file may serve
             several sources.
         validation_source_files: the same, for the validation split.
         validation_target_files: the same, for the validation split.
@@ -132,16 +132,16 @@ class Lines(OwnFiles):
         )
         if len(sources) != len(targets):
             raise ValueError(
-                f"`{prefix}source_files` and `{prefix}target_files` must be as many. "
-                f"Received: {len(sources)} and {len(targets)} files"
+                f"`{prefix}source_files` and `{prefix}target_files` must have the same "
+                f"number of files. Received: {len(sources)} and {len(targets)} files"
             )
-        # Who is paired with whom is told before any name is left out.
+        # Pairs are formed before any name is left out.
         pairs = {_identity_of_pair(pair): pair for pair in zip(sources, targets)}
         return list(pairs.values())
 
     @property
     def _held_out(self):
-        """The splits that have no files of their own, the last one first."""
+        """The splits without their own files, the last one first."""
         return [s for s in ("test", "validation") if not self.files[s][0]]
 
     def files_of(self, split):
@@ -152,20 +152,21 @@ class Lines(OwnFiles):
         return {**super().identity(split), "held_out": self._held_out}
 
     def _num_lines(self, sources, targets):
-        """How many lines two files have, which must be as many."""
+        """The number of lines of two files, which must be the same."""
         if (sources, targets) in self._counts:
             return self._counts[sources, targets]
         numbers = [sum(1 for _ in raw_files.read_lines(p)) for p in (sources, targets)]
         if numbers[0] != numbers[1]:
             raise ValueError(
-                "A source file and its target file must have as many lines. Received: "
-                f"{sources!r} with {numbers[0]:,} and {targets!r} with {numbers[1]:,}"
+                "A source file and its target file must have the same number of lines. "
+                f"Received: {sources!r} with {numbers[0]:,} and {targets!r} with "
+                f"{numbers[1]:,}"
             )
         self._counts[sources, targets] = numbers[0]
         return numbers[0]
 
     def _lines(self, split, number):
-        """The first line of a split in files of so many, and that behind its last."""
+        """The first line of a split in files with this number of lines, and its end."""
         share, end = number * HELD_OUT_SHARE // 100, number
         for held_out in self._held_out:
             if split == held_out:

@@ -18,7 +18,7 @@ from routing_tf.tokenizers import SubwordTokenizer
 
 # The name that the release gives to its vocabulary, of 98,302 subwords.
 VOCABULARY_FILE = "vocab.pg19_length8k.32768.subwords"
-# By which the release multiplies the log perplexity per subword of its vocabulary.
+# The release's factor of the log perplexity per subword of its vocabulary.
 SUBWORDS_PER_WORD = 1.248
 
 
@@ -27,19 +27,20 @@ class Pg19Length8k(TextProblem):
     """PG-19, books from before 1919, as subwords in windows of 8192.
 
     `datagen` takes the folders `train`, `validation` and `test` with a text file for
-    each book, or lets tensorflow-datasets download them. Each line, without white
-    space at both ends, is turned into subwords; its newline is not, as in the release.
-    The end id follows each book. The metric is the perplexity per word, words being
-    what stands between white space in the books.
+    each book, or lets tensorflow-datasets download them. Each line is stripped of white
+    space and turned into subwords, without its newline, as in the release. The end id
+    follows each book. The metric is the perplexity per word, where words are separated
+    by white space in the books.
 
-    In the packing "release" books come in the order of a plain directory listing, and
+    In the packing "release", books come in the order of a plain directory listing, and
     the end id closes each window instead. The metric is then the release's: the log
     perplexity per subword times 1.248.
 
     Args:
         vocabulary: string, path of the subword vocabulary. Defaults to `None`: the file
-            `vocab.pg19_length8k.32768.subwords` in `data_dir`, where `datagen` copies
-            the one in `raw_dir` or learns one from the training split.
+            `vocab.pg19_length8k.32768.subwords` in `data_dir`, to which `datagen`
+            copies the file in `raw_dir`, or a vocabulary learned from the training
+            split.
         **options: arguments of `TextProblem`. `sequence_length` defaults to 8192.
 
     Raises:
@@ -132,15 +133,15 @@ class Pg19Length8k(TextProblem):
         is_given = vocabularies.given_vocabulary(path, self.raw_dir)
         if not is_given and train_split not in self.available_splits():
             raise ValueError(
-                f"A vocabulary is learned from the split {train_split!r}, which "
-                f"is missing. Received: raw_dir={self.raw_dir!r}. Put "
+                f"A vocabulary must be learned from the split {train_split!r}, "
+                f"which is missing. Received: raw_dir={self.raw_dir!r}. Put "
                 f"{VOCABULARY_FILE} there, name a file with the option vocabulary, or "
                 "choose another train_split"
             )
         vocabularies.make_vocabulary(path, self.raw_dir, self._sample)
 
     def _sample(self):
-        """Yields the middles of all training books; all begin with a title page."""
+        """Yields the middles of all training books, which begin with title pages."""
         number = self.source.num_examples(self.train_split)
         share = vocabularies.VOCABULARY_BYTES // max(1, number)
         for text in map(self.text_of, self.examples(self.train_split, 0)):

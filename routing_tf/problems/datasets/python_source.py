@@ -55,8 +55,8 @@ class PythonSource(TextProblem):
             raise ValueError(
                 "The problem 'python_source' needs the source files of Python's "
                 f"standard library. Found in {str(library)!r}, in bytes: {sizes} for "
-                f"windows of {self.sequence_length}. Use the problem 'text_files' "
-                "with files of your own, or a shorter sequence_length."
+                f"windows of {self.sequence_length}. Use the problem 'text_files' with "
+                "your own files, or a shorter sequence_length."
             )
         return texts
 

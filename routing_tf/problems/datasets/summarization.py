@@ -6,11 +6,11 @@ from routing_tf.problems.seq2seq import Seq2SeqProblem
 
 @register("arxiv")
 class Arxiv(Seq2SeqProblem):
-    """Abstracts of papers on arXiv, to be written for the articles, as subwords.
+    """Abstracts of papers on arXiv, generated from the articles, as subwords.
 
     `datagen` takes the files `arxiv-dataset.zip` and `pubmed-dataset.zip`; the builder
-    of tensorflow-datasets wants both, or downloads what is missing. White space of any
-    kind, also line ends, is one space.
+    of tensorflow-datasets needs both, or downloads the missing ones. White space of any
+    kind, including line ends, becomes one space.
 
     Args:
         **options: arguments of `Seq2SeqProblem`. `input_length` defaults to 24064,
@@ -37,14 +37,14 @@ class Arxiv(Seq2SeqProblem):
     default_hparams_set = "arxiv_local_cluster24k"
 
     def pair_of(self, example):
-        # A vocabulary has no line ends; each would take five subwords.
+        # A vocabulary has no line ends; each would need five subwords.
         texts = (example[name].decode("utf-8") for name in ("article", "abstract"))
         return tuple(" ".join(text.split()) for text in texts)
 
 
 @register("pubmed")
 class Pubmed(Arxiv):
-    """Abstracts of papers on PubMed, to be written for the articles, as subwords.
+    """Abstracts of papers on PubMed, generated from the articles, as subwords.
 
     The same as `Arxiv` for other papers; `input_length` defaults to 10240.
 

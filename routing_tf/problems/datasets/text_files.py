@@ -1,4 +1,4 @@
-"""Files of your own as text, whatever their size."""
+"""The user's own files as text, of any size."""
 
 import codecs
 import functools
@@ -22,9 +22,9 @@ from routing_tf.problems.registry import register
 from routing_tf.problems.text import TextProblem
 from routing_tf.tokenizers import SubwordTokenizer
 
-# The ids of a split of more bytes of text lie on disk, if there is a folder for them.
+# The ids of a split with more bytes of text are on disk, if there is a folder for them.
 MAX_BYTES_IN_MEMORY = 64 << 20
-# So many bytes of text become ids at once: words that come again are matched once.
+# Number of bytes of text that become ids at once: repeated words are matched once.
 CHUNK_SIZE = 16 << 20
 # So much of a file tells whether it is text, and so many that are none are named.
 START_SIZE, NUM_NAMED = CHUNK_SIZE, 5
@@ -41,24 +41,24 @@ WORD_END = re.compile(r"[^\W_](?=[\n\r\t.,:;!?()\[\]\"'\u3001\u3002\uff0c\uff1f]
 
 @register("text_files")
 class TextFiles(TextProblem):
-    """Any files of your own, read as bytes whatever their encoding.
+    """Your own files, read as bytes, whatever their encoding.
 
     Files of gzip are read as the text that they hold. A warning names files whose first
     16 MiB are no text in UTF-8: those in UTF-16, in Latin-1, or with NUL bytes.
 
-    `files` is shared out between the splits that have no files of their own. From
-    20 files on, each file belongs to one split, chosen by a hash of its path below
-    the folder that all files have in common: about 90 % are for training, 5 % for
-    validation, 5 % for testing. With fewer files each one is cut: its last 5 % of
-    bytes are for testing, the 5 % before them for validation. Every file or piece
-    is followed by the end id. Files come in the order in which they are named,
-    those of one pattern in the order of their paths.
+    `files` are divided among the splits without their own files. From 20 files on, each
+    file belongs to one split, chosen by a hash of its path below the folder that all
+    files have in common: about 90 % are for training, 5 % for validation, 5 % for
+    testing. Fewer files are cut: the last 5 % of the bytes of each are for testing, and
+    the 5 % before them for validation. The end id follows every file or piece. Files
+    come in the order in which they are named, those of one pattern in the order of
+    their paths.
 
     A split of up to 64 MiB is held in memory. The ids of a larger one are written once
-    to the folder `routing_tf` in `data_dir`, or in `data` beside the run where there is
-    no `data_dir`, and read in place from there: memory does not depend on their number.
-    They are made anew when a file's size or time changes. With neither folder, all is
-    in memory.
+    to the folder `routing_tf` in `data_dir`, or without a `data_dir` in `data` next to
+    the run, and read in place from there, so memory does not depend on their number.
+    They are made again when a file's size or time changes. With neither folder,
+    everything is in memory.
 
     Args:
         files: a list of paths or glob patterns, or one string of them separated by
@@ -67,15 +67,15 @@ class TextFiles(TextProblem):
             files in `data_dir` and the folders below it; as in every glob, `*` does not
             stand for names with a leading dot. A file that links give several names is
             read once.
-        validation_files: the same, for the validation split. Defaults to `None`, a
+        validation_files: the same, for the validation split. Defaults to `None`, for a
             part of `files`.
-        test_files: the same, for the test split. What is named here or in
-            `validation_files` is left out of `files`, by whatever name.
-        vocabulary: string, path of a subword vocabulary as the release has it. The
-            tokens are then its subwords, and files must be UTF-8 (bytes that are not
-            become U+FFFD). Defaults to `None`, for bytes as tokens.
+        test_files: the same, for the test split. Files that are named here or in
+            `validation_files`, by any of their names, are left out of `files`.
+        vocabulary: string, path of a subword vocabulary in the release's format. Tokens
+            are then its subwords, and files must be UTF-8 (invalid bytes become
+            U+FFFD). Defaults to `None`, for bytes as tokens.
         **options: arguments of `TextProblem`; `data_dir` is a folder for ids, and
-            holds the files if `files` is not given.
+            contains the files if `files` is not given.
 
     Raises:
         ValueError: if neither `files` nor `data_dir` is given; from `prepare`, if a
@@ -110,7 +110,7 @@ class TextFiles(TextProblem):
         if not files and not self.data_dir:
             raise ValueError(
                 "`files` must name the text files, or `data_dir` the folder that "
-                f"holds them. Received: files={files!r}, data_dir={self.data_dir!r}"
+                f"contains them. Received: files={files!r}, data_dir={self.data_dir!r}"
             )
         self.files = files
         self.validation_files = validation_files
@@ -161,7 +161,7 @@ class TextFiles(TextProblem):
         return super().read_split(split)
 
     def pieces(self, split, state):
-        # The state is the number of a text and how much of it is done, in bytes.
+        # The state is the number of a text and the number of its bytes that are done.
         first, done = state or (0, 0)
         places = self.source.places[split][first:]
         for number, (path, start, size) in enumerate(places, first):
@@ -177,20 +177,20 @@ class TextFiles(TextProblem):
                 if not text:
                     continue
                 if self.packing == "release" and not is_last:
-                    # What is behind the last newline comes in the next piece.
+                    # Text after the last newline comes in the next piece.
                     text = text.removesuffix(b"\n")
                 after = (number + 1, 0) if is_last else (number, read - len(rest))
                 yield text, is_last, after
 
     def _end_of_piece(self, text):
-        """Where to cut a text so that its parts have the ids of the whole; or 0."""
+        """Where to cut a text so that its parts keep the ids of the whole; or 0."""
         if self.packing == "release":
             return text.rfind(b"\n") + 1
         return len(text) if self.vocabulary is None else _end_of_words(text)
 
 
 class Texts(OwnFiles):
-    """Pieces of the user's files, shared out between the splits; see `TextFiles`."""
+    """Pieces of the user's files, divided among the splits; see `TextFiles`."""
 
     def __init__(self, files, validation_files, test_files, data_dir):
         super().__init__()
@@ -220,9 +220,8 @@ class Texts(OwnFiles):
         if not any(places.values()):
             number = len(shared) + sum(map(len, named.values()))
             raise ValueError(
-                "`files` must hold some text. Received: files="
-                f"{self.files!r}, data_dir={self.data_dir!r}, whose {number} files are "
-                "all empty"
+                f"`files` must hold some text. Received: files={self.files!r}, "
+                f"data_dir={self.data_dir!r}, whose {number} files are all empty"
             )
         return places
 
@@ -231,7 +230,7 @@ class Texts(OwnFiles):
             return find_files("files", self.files)
         everything = os.path.join(glob.escape(self.data_dir), "**")
         files = find_files("data_dir", [everything])
-        # What has been made of the files is none of them.
+        # Data made from the files is not one of them.
         made = os.path.abspath(os.path.join(self.data_dir, "routing_tf/text_files"))
         return [path for path in files if not path.startswith(made + os.sep)]
 
@@ -249,13 +248,13 @@ class Texts(OwnFiles):
         return [split for split in SPLITS if self.places[split]]
 
     def identity(self, split):
-        # Where a file is cut depends on the others.
+        # The cuts of a file depend on the others.
         texts = _digest(self.places[split])
         return {**super().identity(split), "texts": texts}
 
 
 def _warn_of_no_text(paths):
-    """Names files that are surely not meant to be read as bytes of text."""
+    """Names files that are probably not meant to be read as bytes of text."""
     found = [(path, _no_text(path)) for path in paths]
     named = [f"{path} ({reason})" for path, reason in found if reason]
     if named:
@@ -269,7 +268,7 @@ def _warn_of_no_text(paths):
 
 
 def _no_text(path):
-    """Says why the beginning of a file is no text in UTF-8; empty if nothing does."""
+    """Says why the beginning of a file is not UTF-8 text; empty if it is."""
     with raw_files.open_file(path) as stream:
         start = stream.read(START_SIZE)
         is_whole = not stream.read(1)
@@ -292,7 +291,7 @@ def _has_no_controls(text):
 
 
 def _end_of_words(text):
-    """Returns where the last word ends in UTF-8 text that goes on; 0 if nowhere."""
+    """Returns where the last word ends in UTF-8 text that continues; 0 if nowhere."""
     for size in (1 << 12, len(text)):
         tail = text[-size:].decode("utf-8", "surrogateescape")
         ends = [match.end() for match in WORD_END.finditer(tail)]

@@ -84,8 +84,8 @@ class Imagenet64(ImageProblem):
     """ImageNet at 64 x 64 pixels, 1.28 million photographs without classes.
 
     `datagen` takes the original files `train_64x64.tar` and `valid_64x64.tar`. There
-    are no test images: published figures are those of the validation images, which
-    the split "test" has as well. The arrays need 16 GB in `data_dir`.
+    are no test images: published figures are those of the validation images, which are
+    also the split "test". The arrays need 16 GB in `data_dir`.
 
     Args:
         **options: arguments of `ImageProblem`.

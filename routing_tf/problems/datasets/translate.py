@@ -15,28 +15,28 @@ LANGUAGES = {
     "fr": "French",
     "ro": "Romanian",
 }
-# The year of each task and the pair of languages that tensorflow-datasets calls it by.
+# The year of each task, and the languages in its name in tensorflow-datasets.
 TASKS = (("wmt14", "de-en"), ("wmt14", "fr-en"), ("wmt16", "ro-en"), ("wmt17", "fi-en"))
 
 
 class WmtProblem(Seq2SeqProblem):
     """Translation of the news of a year of WMT, as documents.
 
-    `translate_ende_wmt14` and its like are classes of this one, for English (`en`) to
-    or from German (`de`) and French (`fr`) of 2014, Romanian (`ro`) of 2016 and Finnish
-    (`fi`) of 2017. WMT 2014 has 4.5 million sentences of German for training,
-    newstest2013 for validation and newstest2014 for testing.
+    `translate_ende_wmt14` and similar problems are classes of this one, for English
+    (`en`) to or from German (`de`) and French (`fr`) of 2014, Romanian (`ro`) of 2016
+    and Finnish (`fi`) of 2017. WMT 2014 has 4.5 million sentences of German for
+    training, newstest2013 for validation and newstest2014 for testing.
 
-    Sentences that follow each other in the data are joined by single spaces to one
-    document, as many as fit `input_length` and `sequence_length`, end ids included.
-    tensorflow-datasets does not tell where the texts of the corpora end: a document may
-    run over into the next one. A sentence that does not fit is a document of its own.
+    Consecutive sentences of the data are joined by single spaces into one document, as
+    many as fit into `input_length` and `sequence_length`, including end ids.
+    tensorflow-datasets does not show where the texts of the corpora end, so a document
+    may continue in the next text. A sentence that does not fit is a separate document.
 
-    `datagen` takes the files of the corpora by their original names, or downloads
-    them. Documents need them in the order of the corpora; data of
-    tensorflow-datasets that others have prepared is in another one, and only has
-    sentences. tensorflow-datasets holds a split in memory when it writes it in order:
-    about half a GB for each million pairs of sentences.
+    `datagen` takes the files of the corpora by their original names, or downloads them.
+    Documents need the order of the corpora; data of tensorflow-datasets that others
+    have prepared has another order, and only serves for sentences. tensorflow-datasets
+    holds a split in memory when it writes it in order: about half a GB for each million
+    pairs of sentences.
 
     Args:
         document: boolean, whether sentences are joined. Defaults to True.
@@ -97,12 +97,13 @@ class WmtProblem(Seq2SeqProblem):
             yield len(document), *self._joined(document)
 
     def _lengths(self, texts):
-        """How many ids each text adds to a document; of subwords, perhaps fewer."""
+        """The number of ids that each text adds to a document, or an upper bound."""
         texts = [f" {text}" for text in texts]
         return [len(ids) for ids in self.tokenizer.encode_batch(texts)]
 
     def _fits(self, lengths):
-        # The first sentence has no space in front, but the last one the end id behind.
+        # The first sentence has no space before it, but the last one the end id after
+        # it.
         limits = (self.input_length, self.sequence_length)
         return all(length <= limit for length, limit in zip(lengths, limits))
 
@@ -123,10 +124,10 @@ class _Corpora(TfdsSource):
         try:
             super().prepare()
         except AssertionError as error:
-            # How the builders of WMT say what is wrong with a file.
+            # How the builders of WMT report a wrong file.
             raise ValueError(
-                f"The raw files of {self.names[0]} must be whole. Received: raw_dir="
-                f"{self.raw_dir!r}: {error}"
+                f"The raw files of {self.names[0]} must be complete. Received: "
+                f"raw_dir={self.raw_dir!r}: {error}"
             ) from error
 
     def examples(self, split, start):

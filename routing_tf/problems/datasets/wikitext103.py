@@ -25,26 +25,28 @@ class Wikitext103(TextProblem):
     `datagen` takes the files of the release with rare words replaced by `<unk>`
     (`wiki.train.tokens`, ...), those of the raw release (`wiki.train.raw`, ...), or
     either as `train.txt`, `valid.txt` and `test.txt`; or it downloads them. A split
-    whose file is missing is an error when it is asked for.
+    with a missing file is an error only if it is used.
 
-    As words, the vocabulary has all words of the split to train on, the most frequent
-    first, numbered as tensor2tensor's token encoder numbers them. The end of a line is
-    a word of its own and the end id follows each article. Words that the split to train
-    on does not have become `<unk>`. The metric is the perplexity per word of the text,
-    ends of lines included, as in published figures.
+    For words, the vocabulary has all words of the split to train on, the most frequent
+    first, numbered as in tensor2tensor's token encoder. The end of a line is a word,
+    and the end id follows each article. Words that the split to train on does not have
+    become `<unk>`. The metric is the perplexity per word of the text, including line
+    ends, as in published figures.
 
-    In the packing "release" line ends are no words, and windows of the training split
-    overlap; the metric is the perplexity per word as it is packed.
+    In the packing "release", line ends are not words, and windows of the training split
+    overlap; the metric is the perplexity per packed word.
 
     Args:
         level: string, "words" (the default) or "bytes".
-        form: string, "tokens" or "raw", which release of the text to take. Defaults to
-            `None`: what is there, "tokens" first for words and "raw" first for bytes.
+        form: string, "tokens" or "raw", the release of the text to use. Defaults to
+            `None`: the form that exists, "tokens" first for words and "raw" first for
+            bytes.
         **options: arguments of `TextProblem`. `sequence_length` defaults to 4096.
 
     Raises:
-        ValueError: if there is no such level or form, or bytes are to be packed as the
-            release packs words; from `prepare`, if the data is not in `data_dir`.
+        ValueError: if there is no such level or form, or bytes come with the packing
+            "release", which is for words; from `prepare`, if the data is not in
+            `data_dir`.
 
     Example:
     ```python
@@ -90,7 +92,7 @@ class Wikitext103(TextProblem):
 
     @property
     def needs_train_split(self):
-        """Whether arrays depend on the split to train on: its words have the ids."""
+        """Whether arrays depend on the split to train on, whose words have the ids."""
         return self.level == "words"
 
     @property
@@ -134,9 +136,9 @@ class Wikitext103(TextProblem):
         there = array_store.identity_of(self.folder(split)).get("vocabulary", here)
         if here != there:
             raise ValueError(
-                "The vocabulary must be the one that the prepared data was made with. "
+                "The vocabulary must be the one with which the data was prepared. "
                 f"Received: {str(self._vocabulary_path)!r}, which has changed. Restore "
-                "it, or remove its folder and make all anew with "
+                "it, or remove its folder and prepare everything again with "
                 f"`{self.command} --raw_dir=FOLDER`"
             )
         return arrays

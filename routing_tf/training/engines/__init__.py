@@ -1,7 +1,7 @@
 """Where a run computes: one device, many, many machines, TPUs.
 
-An engine runs one and the same `TrainingStep` on the devices that `tf.distribute` or
-`keras.distribution` give it. Each backend has one, in a file of its own.
+An engine runs the same `TrainingStep` on the devices of `tf.distribute` or
+`keras.distribution`. Each backend has one, in its own file.
 """
 
 import keras
@@ -12,23 +12,24 @@ STRATEGIES = ("one", "mirrored", "multi_worker", "tpu")
 def make(strategy="one", tpu=None, num_virtual_devices=None):
     """Makes the engine of the running backend.
 
-    It is to be made before TensorFlow or JAX has been used in the process.
+    Make it before TensorFlow or JAX is used in the process.
 
     Args:
         strategy: `"one"` (the default): one device. `"mirrored"`: all devices of this
             machine. `"multi_worker"`: those of several machines; on TensorFlow
-            `TF_CONFIG` names them, on JAX what `keras.distribution.initialize` reads.
-            `"tpu"`: the cores of a TPU.
+            `TF_CONFIG` names them, on JAX the environment that
+            `keras.distribution.initialize` reads. `"tpu"`: the cores of a TPU.
         tpu: name or address of the TPU for TensorFlow; `"local"` for that of a TPU VM.
-            None (the default): what the environment says.
-        num_virtual_devices: number of devices to cut the CPU into, to try "mirrored" or
-            "multi_worker" without accelerators; None (the default) for one.
+            None (the default): that of the environment.
+        num_virtual_devices: number of devices into which the CPU is split, to try
+            "mirrored" or "multi_worker" without accelerators; None (the default) for
+            one.
 
     Returns:
         An engine, see `TensorFlowEngine`.
 
     Raises:
-        ValueError: if there is no such strategy, or not what it needs.
+        ValueError: if there is no such strategy, or its requirements are missing.
     """
     if strategy not in STRATEGIES:
         raise ValueError(

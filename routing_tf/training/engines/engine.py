@@ -1,4 +1,4 @@
-"""What the engines of both backends share."""
+"""The common part of the engines of both backends."""
 
 
 class Engine:
@@ -7,9 +7,9 @@ class Engine:
     Attributes:
         num_devices: number of devices that share a batch.
         num_replicas: number of replicas that each see a part of the batch and add up
-            sums; 1 on JAX, where all see the whole batch.
+            their sums; 1 on JAX, where all devices see the whole batch.
         num_workers: number of machines (processes).
-        worker: number of this one, counted from 0; 0 writes checkpoints and logs.
+        worker: number of this machine, counted from 0; 0 writes checkpoints and logs.
     """
 
     num_devices = num_replicas = num_workers = 1
@@ -21,5 +21,5 @@ class Engine:
         return self.worker == 0
 
     def agree(self, wish):
-        """Returns whether any worker has a wish; all of them are to ask at once."""
+        """Returns whether the flag of any worker is set; all must call it together."""
         return bool(self.gather(float(wish)).any())

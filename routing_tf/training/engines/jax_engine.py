@@ -16,7 +16,7 @@ from routing_tf.training.step import split_batch
 
 
 class JaxEngine(Engine):
-    """Runs training steps on JAX devices, the batch spread over them.
+    """Runs training steps on JAX devices, over which the batch is spread.
 
     Weights are the same on all devices, as `keras.distribution.DataParallel` places
     them; a layer sees the global batch, and XLA adds the sums over devices.
@@ -41,11 +41,11 @@ class JaxEngine(Engine):
 
     @classmethod
     def of(cls, strategy, tpu=None, num_virtual_devices=None):
-        """Makes the engine of a strategy's name; see `engines.make`."""
+        """Makes the engine of a strategy; see `engines.make`."""
         if tpu is not None:
             raise ValueError(
                 "`tpu` is for TensorFlow; JAX finds the TPU of its machine. Received: "
-                f"tpu={tpu!r}. Use --strategy=tpu alone"
+                f"tpu={tpu!r}. Use only --strategy=tpu"
             )
         if num_virtual_devices:
             _cut_cpu(num_virtual_devices)
@@ -65,7 +65,7 @@ class JaxEngine(Engine):
 
     @property
     def description(self):
-        """A few words for a reader."""
+        """A short description for people."""
         platform = jax.devices()[0].platform
         if self.distribution is None:
             return f"one device ({platform})"
@@ -73,7 +73,7 @@ class JaxEngine(Engine):
         return f"{self.num_devices} devices ({platform}){machines}, DataParallel"
 
     def scope(self):
-        """A context in which the model and its optimizer are to be made."""
+        """A context in which to make the model and its optimizer."""
         if self.distribution is None:
             return contextlib.nullcontext()
         return self.distribution.scope()
@@ -117,10 +117,10 @@ class JaxEngine(Engine):
         return call
 
     def lower(self, step, batch, platform=None):
-        """Returns what XLA compiles a step from, in the text form of StableHLO.
+        """Returns the StableHLO text from which XLA compiles a step.
 
         The step has no parts and runs on one device. The platform, such as `"tpu"`,
-        need not be there; None for that of this machine.
+        need not be available; None for that of this machine.
         """
         compiled = self._jit(step, functools.partial(_train, step))
         export = jax.export.export(compiled, platforms=platform and [platform])
@@ -128,7 +128,7 @@ class JaxEngine(Engine):
         return str(export(values, batch, jnp.int32(0)).mlir_module())
 
     def compile_scorer(self, lm, score):
-        """Compiles a function that scores a batch, its rows spread over the devices.
+        """Compiles a function that scores a batch, spread over the devices.
 
         See `TensorFlowEngine.compile_scorer`.
         """
@@ -142,7 +142,7 @@ class JaxEngine(Engine):
 
         def call(batch):
             rows = len(keras.tree.flatten(batch)[0])
-            # Rows that fill up the last device are thrown away.
+            # Rows that pad the batch of the last device are dropped.
             number = -(-rows // self.num_devices) * self.num_devices
             own = np.arange(number).reshape(self.num_workers, -1)[self.worker] % rows
             batch = keras.tree.map_structure(lambda x: np.asarray(x)[own], batch)
@@ -154,7 +154,7 @@ class JaxEngine(Engine):
         return call
 
     def gather(self, number):
-        """Returns a number of each worker; all of them are to call it at once."""
+        """Returns a number from each worker; all must call it together."""
         if self.num_workers == 1:
             return np.array([number])
         return multihost_utils.process_allgather(np.array(number))
@@ -179,7 +179,7 @@ class JaxEngine(Engine):
         return values
 
     def _jit(self, step, train):
-        """Compiles; the new state takes the place and the sharding of the old."""
+        """Compiles; the new state takes the memory and the sharding of the old one."""
         shardings = [variable.value.sharding for variable in step.variables]
         return jax.jit(
             train,

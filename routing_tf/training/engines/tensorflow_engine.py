@@ -43,7 +43,7 @@ class TensorFlowEngine(Engine):
 
     @classmethod
     def of(cls, strategy, tpu=None, num_virtual_devices=None):
-        """Makes the engine of a strategy's name; see `engines.make`."""
+        """Makes the engine of a strategy; see `engines.make`."""
         if num_virtual_devices:
             _cut_cpu(num_virtual_devices)
         if strategy == "mirrored":
@@ -60,7 +60,7 @@ class TensorFlowEngine(Engine):
 
     @property
     def description(self):
-        """A few words for a reader."""
+        """A short description for people."""
         if self.num_replicas == 1:
             has_gpu = tf.config.list_logical_devices("GPU")
             return f"one device ({'gpu' if has_gpu else 'cpu'})"
@@ -71,7 +71,7 @@ class TensorFlowEngine(Engine):
         return f"{self.num_replicas} replicas{machines}, {name}"
 
     def scope(self):
-        """A context in which the model and its optimizer are to be made."""
+        """A context in which to make the model and its optimizer."""
         return self.strategy.scope()
 
     def compile(self, step, steps_per_call=1, jit_compile=True):
@@ -80,8 +80,8 @@ class TensorFlowEngine(Engine):
         Args:
             step: a `TrainingStep` of a model that was made in `scope`.
             steps_per_call: number of steps that one call takes.
-            jit_compile: whether XLA compiles it; on one device alone. (A TPU's
-                strategy compiles by itself.)
+            jit_compile: whether XLA compiles it, on one device only. (A TPU's strategy
+                always compiles.)
 
         Returns:
             A function of `steps_per_call` batches of this worker and the number of the
@@ -123,7 +123,7 @@ class TensorFlowEngine(Engine):
         return call
 
     def lower(self, step, batch):
-        """Returns what XLA compiles a step from, in the text form of HLO.
+        """Returns the HLO text from which XLA compiles a step.
 
         The step has no parts and runs on one device.
         """
@@ -133,11 +133,11 @@ class TensorFlowEngine(Engine):
         return lower(stage="hlo")
 
     def compile_scorer(self, lm, score):
-        """Compiles a function that scores a batch, its rows spread over the replicas.
+        """Compiles a function that scores a batch, spread over the replicas.
 
         `score` takes a structure of tensors with the batch on axis 0 and returns one
-        such tensor; what is compiled does so with NumPy arrays. It uses the replicas of
-        this worker: each worker scores the whole batch.
+        such tensor; the compiled function does the same with NumPy arrays. It uses the
+        replicas of this worker, and each worker scores the whole batch.
         """
         del lm
         compiled = tf.function(
@@ -147,7 +147,7 @@ class TensorFlowEngine(Engine):
 
         def call(batch):
             rows = len(keras.tree.flatten(batch)[0])
-            # Rows that fill up the last replica are thrown away.
+            # Rows that pad the batch of the last replica are dropped.
             index = np.arange(-(-rows // local) * local) % rows
             batch = keras.tree.map_structure(lambda x: np.asarray(x)[index], batch)
             results = self.strategy.experimental_local_results(
@@ -158,7 +158,7 @@ class TensorFlowEngine(Engine):
         return call
 
     def gather(self, number):
-        """Returns a number of each worker; all of them are to call it at once."""
+        """Returns a number from each worker; all must call it together."""
         if self.num_workers == 1:
             return np.array([number])
         row = np.zeros((1, self.num_workers), "float64")
@@ -180,7 +180,7 @@ class TensorFlowEngine(Engine):
         )
 
     def sync(self):
-        """Nothing: variables are always up to date here."""
+        """Does nothing, because variables are always up to date."""
 
     def _options(self, jit_compile):
         jit_compile = (jit_compile and self.num_replicas == 1) or None
@@ -250,7 +250,7 @@ class TensorFlowEngine(Engine):
     def _finish(self, step, gradients, sums):
         """Updates one replica with the sums of all; the same on each."""
         values = tf.nest.flatten((gradients, sums))
-        # An input of `strategy.run` as it is has no device to be added up on.
+        # A plain input of `strategy.run` has no device on which to add it up.
         values = sum_over_replicas([tf.identity(value) for value in values])
         gradients, sums = tf.nest.pack_sequence_as((gradients, sums), values)
         gradients, is_finite, report = step.finish(gradients, sums)
@@ -283,7 +283,7 @@ class TensorFlowEngine(Engine):
         return self.strategy.experimental_distribute_values_from_function(values)
 
     def _first(self, values):
-        """What the first replica returned; all return the same."""
+        """The result of the first replica; all return the same."""
         return self.strategy.experimental_local_results(values)[0]
 
 
@@ -300,7 +300,7 @@ def _cut_cpu(number):
 
 
 def _check_cluster():
-    """Raises a ValueError where TensorFlow would take this machine for all of them."""
+    """Raises a ValueError if TensorFlow would take this machine for all machines."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     try:
         missing = None if resolver.cluster_spec().jobs else "no cluster"
@@ -330,7 +330,7 @@ def _tpu_strategy(tpu):
 
 
 def _check_reachable(address):
-    """Raises an OSError where TensorFlow would try to connect for ever."""
+    """Raises an OSError if TensorFlow would try to connect forever."""
     host, _, port = address.removeprefix("grpc://").rpartition(":")
     if address.startswith("grpc://") and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=20).close()

@@ -1,1 +1,1 @@
-"""What several patterns of the zoo are made of, and what models must know of each."""
+"""Parts of several patterns of the zoo, and the description of a pattern for models."""

@@ -19,8 +19,8 @@ class BlockCompression(ConfiguredLayer):
 
     Args:
         block_length: length of a block, in tokens.
-        stride: from the start of a block to that of the next one, in tokens; the
-            length of a block is a multiple of it.
+        stride: distance of the starts of consecutive blocks, in tokens; the length of a
+            block is a multiple of it.
         hidden_dim: size of the hidden layer; None (the default) for four times that of
             a vector.
         kernel_initializer: initializer of the network. Defaults to `"glorot_uniform"`.
@@ -67,9 +67,9 @@ class BlockCompression(ConfiguredLayer):
             setattr(self, name, self.add_weight(shape, initializer, name=name))
 
     def blocks_of(self, x):
-        """Cuts a sequence into overlapping blocks, one from each stride on.
+        """Cuts a sequence into overlapping blocks, one for each stride.
 
-        From `[B, heads, length, ...]` to `[B, heads, C, S, ...]`; zero (False) behind
+        From `[B, heads, length, ...]` to `[B, heads, C, S, ...]`; zero (False) after
         the end of the sequence.
         """
         parts = break_into_blocks(x, self.stride, axis=2)

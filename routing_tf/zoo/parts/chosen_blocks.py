@@ -1,6 +1,6 @@
 """Attention of each query to blocks of keys that it chooses by their content.
 
-No matrix of all pairs is built, and no key is copied for a single query: the pairs of
+This builds no matrix of all pairs, and copies no key for a single query: the pairs of
 query and block are sorted by block, and each chunk of them reads its block once.
 Letters: B batch, H heads, L length, G blocks, S slots of a block, K chosen blocks, N
 chunks of pairs, C pairs of a chunk, D dim.
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from routing_tf.layers import backends
 from routing_tf.layers import extremes
 from routing_tf.layers import membership
 from routing_tf.layers.blocks import break_into_blocks
@@ -19,6 +20,7 @@ from routing_tf.layers.blocks import put_back_blocks
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import known_mask
 from routing_tf.layers.scaled_dot_product import joined_parts
 
@@ -41,7 +43,7 @@ class KeyBlocks:
 
     @classmethod
     def of(cls, inputs, block_length):
-        """Returns the blocks of `HeadInputs` whose keys stand with their values."""
+        """Returns the blocks of `HeadInputs` whose keys stand at their values."""
 
         def cut(x):
             return break_into_blocks(x, block_length, axis=2)
@@ -57,7 +59,7 @@ class KeyBlocks:
 
 
 def key_sums(key, mask):
-    """Returns the sums of the real keys of blocks, and how many there are.
+    """Returns the sums of the real keys of blocks, and their numbers.
 
     From `<float>[..., S, D]` and `<bool>[..., S]` to `<float32>[..., D]` and
     `<float32>[...]`.
@@ -68,7 +70,7 @@ def key_sums(key, mask):
 
 
 def key_means(sums, counts):
-    """Returns the means `<float32>[..., D]` that belong to `key_sums`."""
+    """Returns the means `<float32>[..., D]` of `key_sums`."""
     return sums / ops.maximum(counts, 1)[..., None]
 
 
@@ -87,33 +89,34 @@ def best_blocks(scores, candidates, count):
     """Returns the `count` blocks with the highest scores of each query.
 
     From `<float32>[..., G]` and a mask of those that may be chosen, broadcastable to
-    it, to `<int32>[..., K]`: G where there is no block left. K is `count`, or G if that
-    is known and less. Of equal blocks the earlier ones are chosen.
+    it, to `<int32>[..., K]`: G if there is no block left. K is `count`, or G if it is
+    known and less. Of equal blocks, the earlier ones are chosen.
     """
     num_blocks = length_of(scores, -1)
-    # What is large may be beyond any finite number that hides it.
+    # A finite number cannot hide arbitrarily large ones.
     scores = ops.where(candidates, ops.stop_gradient(scores), -np.inf)
     if is_known(num_blocks):
         count = min(count, num_blocks)
     else:
         padding = [(0, 0)] * (len(scores.shape) - 1) + [(0, count)]
         scores = ops.pad(scores, padding, constant_values=-np.inf)
-    best, blocks = ops.top_k(scores, count)
+    best, blocks = backends.top_k(scores, count)
     return ops.where(best > -np.inf, ops.cast(blocks, "int32"), num_blocks)
 
 
 def attend(dot_product, query, blocks, chosen, own=None, training=None):
-    """Lets each query attend to its chosen blocks, and to its own, in one softmax.
+    """Lets each query attend to its chosen blocks and its own block in one softmax.
 
     Relative positions are in tokens, those of keys minus those of queries, which count
-    from 0. What a query gets, and where its pairs stand, depends on no later query.
+    from 0. Neither the output of a query nor the places of its pairs depend on later
+    queries.
 
     Args:
         dot_product: `ScaledDotProduct`.
         query: `<float>[B, H, L, D]`.
         blocks: `KeyBlocks`.
-        chosen: `<int32>[B, H, L, K]`, as of `best_blocks`; None for no block beside
-            the own one.
+        chosen: `<int32>[B, H, L, K]`, as from `best_blocks`; None for only the query's
+            own block.
         own: `"causal"` if a query also sees the block at its own place up to itself,
             `"whole"` if it sees all of it; None (the default) for neither.
         training: whether dropout is on.
@@ -153,7 +156,7 @@ def _chosen_blocks(dot_product, query, blocks, chosen, training):
     num_blocks, size = blocks.num_blocks, blocks.key.shape[3]
     pairs = ops.reshape(chosen, (batch, heads, length * number))
     order = ClusterOrder(pairs, num_blocks + 1, size)
-    # Repeated first: the sum of the copies' gradients has a fixed order.
+    # Repeated first, so that the copies' gradients are summed in a fixed order.
     query = ops.repeat(query, number, axis=2)
     own = order.cluster_of_chunk
     block = ops.minimum(own, num_blocks - 1)
@@ -165,7 +168,7 @@ def _chosen_blocks(dot_product, query, blocks, chosen, training):
 
     distances = None
     if dot_product.max_relative_position is not None:
-        slots = np.arange(size, dtype="int32")
+        slots = numbers(size)
         keys = (block[..., None] * size + slots)[..., None, :]
         distances = keys - order.tokens[..., None] // number
     mask = ops.logical_and(read(blocks.mask), (own < num_blocks)[..., None])

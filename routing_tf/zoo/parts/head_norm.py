@@ -10,7 +10,7 @@ EPSILON = 1e-5
 class HeadNorm(ConfiguredLayer):
     """Normalizes the numbers of a token in all heads of a group, in float32.
 
-    As layer normalization of vectors does before they are split over heads; with a
+    The same as layer normalization of vectors before they are split over heads, with a
     scale and an offset for each number.
 
     Args:
@@ -26,16 +26,16 @@ class HeadNorm(ConfiguredLayer):
     def build(self, shape):
         # Heads and numbers, with axes between them.
         shape = (shape[1], shape[-1])
-        # The names of Keras, by which weight decay leaves normalization out.
+        # The names of Keras, by which weight decay excludes normalization.
         self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones")
         self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros")
 
     def call(self, x):
         exact = ops.cast(x, "float32")
         mean = ops.mean(exact, axis=(1, -1), keepdims=True)
-        exact -= mean
+        exact = exact - mean
         variance = ops.mean(ops.square(exact), axis=(1, -1), keepdims=True)
-        exact *= ops.rsqrt(variance + EPSILON)
+        exact = exact * ops.rsqrt(variance + EPSILON)
         heads, dim = self.gamma.shape
         shape = (heads, *[1] * (len(x.shape) - 3), dim)
         gamma, beta = (

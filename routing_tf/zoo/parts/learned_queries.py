@@ -7,7 +7,7 @@ from routing_tf.layers.initializers import cloned
 
 def add_weight(group, name, number, dim, initializer):
     """Makes vectors of each head, `number` of them of `dim` numbers."""
-    # With an axis for all heads its initializer knows the number of vectors.
+    # With one axis for all heads, its initializer knows the number of vectors.
     return group.add_weight(
         name=name,
         shape=(number, group.num_heads * dim),
@@ -28,9 +28,9 @@ def attend(group, weight, inputs, value, training):
 
     Args:
         group: the head group.
-        weight: as of `add_weight`.
+        weight: as from `add_weight`.
         inputs: `HeadInputs` with the keys, their mask and their bias.
-        value: `<float>[batch, heads, length, columns]`, what is read.
+        value: `<float>[batch, heads, length, columns]`, the values to read.
         training: whether dropout is on.
 
     Returns:

@@ -1,12 +1,12 @@
 """Attention to the nearest tokens of a sequence, in chunks of queries."""
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import blocks
 from routing_tf.layers.cluster_order import chunk_size_for
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import known_mask
 
 
@@ -16,8 +16,8 @@ def attend(dot_product, inputs, window, training=None):
     Args:
         dot_product: `ScaledDotProduct`.
         inputs: `HeadInputs` of self-attention.
-        window: number of tokens that a query sees, its own included: the last ones
-            under a causal mask, and else as many on either side.
+        window: number of tokens that a query sees, including its own: the last ones
+            under a causal mask, otherwise as many on each side.
         training: whether dropout is on.
 
     Returns:
@@ -36,8 +36,8 @@ def attend(dot_product, inputs, window, training=None):
         return blocks.memory_windows(cut, (before,), (after,), axis=2)
 
     real = windows(known_mask(inputs.value, inputs.value_mask))
-    back = np.arange(size)[:, None] + before * size
-    back = back - np.arange((before + 1 + after) * size)
+    back = numbers(size)[:, None] + before * size
+    back = back - numbers((before + 1 + after) * size)
     is_near = (back >= (1 - window if after else 0)) & (back < window)
     bias = inputs.token_bias
     results = dot_product(

@@ -11,10 +11,10 @@ class OneSequenceHeads(HeadGroup):
         inputs = super().prepared(inputs)
         if inputs.is_cross_attention:
             raise ValueError(
-                f"`{type(self).__name__}` attend inside one sequence: they compare "
-                "places of queries and keys in it. Received: is_cross_attention=True. "
-                "Call the layer without `value`, or take `FullHeads` for another "
-                "sequence"
+                f"`{type(self).__name__}` attend inside one sequence, because they "
+                "compare places of queries and keys. Received: "
+                "is_cross_attention=True. Call the layer without `value`, or use "
+                "`FullHeads` for another sequence"
             )
         return of_one_length(
             inputs, f"`{type(self).__name__}` attend inside one sequence"

@@ -1,4 +1,4 @@
-"""What a model must know of a pattern to have heads of it."""
+"""The description of a pattern that a model needs for its heads."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,16 +8,16 @@ from collections.abc import Callable
 class Pattern:
     """A pattern that `Hyperparameters.routing` or `encoder_routing` can name.
 
-    `models.patterns.register` takes patterns of your own.
+    `models.patterns.register` takes your own patterns.
 
     Args:
         heads: the class of its heads, or a function that returns a list of groups.
-        settings: function of `models.patterns.Sizes` that returns arguments of these,
-            beside those that all heads have.
+        settings: function of `models.patterns.Sizes` that returns arguments of these
+            heads, besides those that all heads have.
         has_relative_positions: whether the heads may have relative positions. Defaults
             to True.
-        of_images: whether it is a pattern of images alone. Defaults to False.
-        is_bounded: whether the heads remember as much for a text of any length.
+        of_images: whether the pattern is only for images. Defaults to False.
+        is_bounded: whether the memory of the heads is the same for texts of any length.
             Defaults to False.
         of_decoders: whether it has a causal form. Defaults to True.
         of_encoders: whether it has a form without a causal mask. Defaults to True.
@@ -40,7 +40,7 @@ class Pattern:
 
         Args:
             sizes: `models.patterns.Sizes`.
-            num_heads: number of heads in all.
+            num_heads: total number of heads.
             **options: arguments that all heads have.
         """
         made = self.heads(num_heads, **options, **self.settings(sizes))
@@ -48,5 +48,5 @@ class Pattern:
 
 
 def share(sizes, number):
-    """Returns the length of one of some blocks that make up a window."""
+    """Returns the length of each of the blocks of a window."""
     return max(1, sizes.attention_window // number)

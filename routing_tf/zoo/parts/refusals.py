@@ -1,4 +1,4 @@
-"""What some patterns have no meaning for, refused by one wording each."""
+"""Refusals of arguments that have no meaning for some patterns."""
 
 # Arguments of `HeadGroup`, with the values that leave them out.
 NEUTRAL = {
@@ -12,7 +12,7 @@ NO_WEIGHTS = "weights that could be dropped are never built"
 
 
 def refuse_arguments(group, reason, *names):
-    """Raises a `ValueError` if a head group was given one of some arguments.
+    """Raises a `ValueError` if a head group was given one of these arguments.
 
     Args:
         group: the head group.
@@ -24,7 +24,7 @@ def refuse_arguments(group, reason, *names):
         if value != neutral:
             raise ValueError(
                 f"`{name}` must be {neutral}: {reason}. Received: {name}={value!r}. "
-                "Leave it out, or take other heads"
+                "Leave it out, or use other heads"
             )
 
 
@@ -33,7 +33,7 @@ def refuse_bias(inputs, reason):
     if inputs.token_bias is not None:
         raise ValueError(
             f"`token_bias` must be None: {reason}. Received: token_bias.shape="
-            f"{tuple(inputs.token_bias.shape)}. Leave it out, or take other heads"
+            f"{tuple(inputs.token_bias.shape)}. Leave it out, or use other heads"
         )
 
 
@@ -53,14 +53,14 @@ def refuse_another_sequence(inputs, reason):
         raise ValueError(
             f"`value` must not be another sequence: {reason}. Received: "
             f"value.shape={tuple(inputs.value.shape)}, is_cross_attention=True. Leave "
-            "`value` out, or take other heads"
+            "`value` out, or use other heads"
         )
 
 
 def refuse_cache(group, reason):
-    """Raises the `ValueError` of a head group that has no cache."""
+    """Raises the `ValueError` of a head group without a cache."""
     raise ValueError(
-        f"Calls with a cache need heads of another kind: {reason}. Received: "
+        f"Calls with a cache need heads with another pattern: {reason}. Received: "
         f"{type(group).__name__}, {group.name!r}. Take heads with a causal form, such "
         "as `FeatureMapHeads` or `LocalHeads`"
     )

@@ -1,8 +1,7 @@
-"""What heads have in common that see blocks as a few keys each, and a window."""
+"""The common part of heads that see a few keys for each block, and a window."""
 
 import dataclasses
 
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import HeadGroup
@@ -17,20 +16,22 @@ from routing_tf.layers.scaled_dot_product import joined_parts
 from routing_tf.zoo.parts import near_tokens
 from routing_tf.zoo.parts import refusals
 
-NO_WINDOW = "a window is one of places in the sequence of the queries"
+NO_WINDOW = "a window consists of places in the sequence of the queries"
 
 
 class SummaryHeads(HeadGroup):
-    """Heads whose queries see summaries of blocks, and a window of tokens themselves.
+    """Heads whose queries see summaries of blocks, and a window of tokens.
 
-    Under a causal mask a query sees the summaries of the blocks that end at it or
-    before it, and the last `attention_window` tokens; without one all summaries, and as
-    many tokens on either side. One softmax weighs them all. Subclasses implement
+    Under a causal mask, a query sees the summaries of the blocks that end at it or
+    before it, and the last `attention_window` tokens; without one, all summaries, and
+    as many tokens on each side. One softmax weighs them all. Subclasses implement
     `summarized` and have the attributes `block_length`, `num_summaries` of a block, and
     `attention_window`, None for none.
 
     Args and call arguments: as in `HeadGroup`.
     """
+
+    tokens_per_step = 1
 
     def __init__(self, num_heads, **kwargs):
         super().__init__(num_heads, **kwargs)
@@ -51,8 +52,8 @@ class SummaryHeads(HeadGroup):
 
         Args:
             key: `<float>[batch, heads, blocks, slots, key_dim]`.
-            value: `<float>[batch, heads, blocks, slots, columns]`; in columns behind
-                the value size stands what tells the weights of tokens.
+            value: `<float>[batch, heads, blocks, slots, columns]`; columns after the
+                value size show the weights of tokens.
             real: `<bool>[batch, 1, blocks, slots]`, False for padding.
             bias: `<float>[batch, 1 or heads, blocks, slots]`, or None.
 
@@ -66,7 +67,7 @@ class SummaryHeads(HeadGroup):
         return key, value
 
     def seen_by_all(self, key, value, visible):
-        """May put what every query sees before the summaries.
+        """May add entries that every query sees before the summaries.
 
         `key` and `value` are those of summaries, `[batch, heads, summaries, dim]`;
         `visible` is broadcastable to `[batch, heads, length, summaries]`.
@@ -92,7 +93,7 @@ class SummaryHeads(HeadGroup):
         return self.joined(parts)
 
     def summaries(self, inputs):
-        """Returns keys, values and which are of real tokens, for all blocks.
+        """Returns keys and values of all blocks, and which have real tokens.
 
         `<float>[batch, heads, summaries, dim]` and `<bool>[batch, 1, summaries]`.
         """
@@ -112,8 +113,8 @@ class SummaryHeads(HeadGroup):
         Args:
             query: `<float>[batch, heads, length, key_dim]`.
             summaries: as of `summaries`.
-            positions: `<int32>[length]`, those of queries that see only what ends at
-                them or before; None for queries that see all.
+            positions: `<int32>[length]`, positions of queries that see only blocks that
+                end at them or before; None for queries that see all.
             training: whether dropout is on.
 
         Returns:
@@ -189,7 +190,14 @@ class SummaryHeads(HeadGroup):
         """Returns the cache with a token, and with the block that it ends, if any."""
         slot = index % cache["rows"].shape[2]
         new = rows.of_inputs(self, inputs)
-        position = ops.zeros((ops.shape(new)[0], 1), "int32") + index
+        real = known_mask(inputs.value, inputs.value_mask)
+        # Padding takes no place: it may be room, and tokens before it be seen again.
+        old, position = (
+            ops.take(cache[name], ops.reshape(slot, (1,)), axis=axis)
+            for name, axis in (("rows", 2), ("positions", 1))
+        )
+        new = ops.where(real[..., None], new, old)
+        position = ops.where(real[:, 0], index, position)
         tokens = ops.slice_update(cache["rows"], (0, 0, slot, 0), new)
         positions = ops.slice_update(cache["positions"], (0, slot), position)
         return {
@@ -200,7 +208,7 @@ class SummaryHeads(HeadGroup):
 
     def _summarized(self, summaries, tokens, positions, index):
         length, number = self.block_length, self.num_summaries
-        places = index + np.arange(1 - length, 1, dtype="int32")
+        places = index + 1 - length + numbers(length)
         slots = places % tokens.shape[2]
         key, value, bias, real = rows.split_rows(self, ops.take(tokens, slots, axis=2))
         is_there = ops.take(positions, slots, axis=1) == places
@@ -211,7 +219,7 @@ class SummaryHeads(HeadGroup):
         has_real = ops.repeat(ops.any(real, axis=-1), number, axis=-1)
         new = to_rows((*(x[:, :, 0] for x in new), has_real))
         first = ops.minimum(index // length * number, summaries.shape[2] - number)
-        old = ops.take(summaries, first + np.arange(number, dtype="int32"), axis=2)
+        old = ops.take(summaries, first + numbers(number), axis=2)
         new = ops.where((index + 1) % length == 0, new, old)
         return ops.slice_update(summaries, (0, 0, first, 0), new)
 
@@ -234,7 +242,7 @@ class SummaryHeads(HeadGroup):
 
 
 def to_rows(summaries):
-    """Joins keys, values and which are of real tokens to `<float>[B, H, S, E]`."""
+    """Joins keys, values and the mask of real tokens to `<float>[B, H, S, E]`."""
     key, value, real = summaries
     real = ops.broadcast_to(real, ops.shape(key)[:-1])
     return ops.concatenate([key, value, ops.cast(real, key.dtype)[..., None]], axis=-1)

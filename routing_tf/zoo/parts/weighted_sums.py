@@ -1,9 +1,9 @@
-"""Sums over keys of features times values, which linear attention is made of.
+"""Sums over keys of features times values, the basis of linear attention.
 
 The weight of a key is the product of two vectors of features, its own and that of the
-query, so that sums over keys serve all queries. Each key may also have a scale, the
-logarithm of a further factor; sums are held relative to the largest scale among their
-keys, as in a softmax, and neither overflow nor depend on later keys.
+query, so sums over keys serve all queries. Each key may also have a scale, the
+logarithm of another factor. Sums are relative to the largest scale among their keys, as
+in a softmax, so they neither overflow nor depend on later keys.
 
 Letters: B batch, H heads, L length, F features, E columns of values, N chunks.
 """
@@ -19,10 +19,10 @@ from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import smaller
 from routing_tf.layers.products import product
 
-# The scale of a key that nobody sees, and of no key at all. What a bias hides has half
-# of it, and counts as long as nothing else is visible.
+# The scale of a key that nobody sees, and of no key at all. A key that a bias hides has
+# half of it, and counts as long as nothing else is visible.
 NOTHING = -1e30
-# As many sums are added up by one matrix product; groups of them by further ones.
+# One matrix product adds up this many sums; further products add up groups of them.
 GROUP_SIZE = 16
 
 
@@ -40,26 +40,26 @@ def sums_of_keys(key, value, scale=None):
     largest = None
     if scale is not None:
         largest = ops.stop_gradient(extremes.largest(scale, axis=-1))
-        value *= ops.exp(scale - largest[..., None])[..., None]
+        value = value * ops.exp(scale - largest[..., None])[..., None]
     return ops.matmul(ops.swapaxes(key, -1, -2), value), largest
 
 
 def joined_sums(sums, largest, more, more_largest):
-    """Returns what `sums_of_keys` returns for the keys of two sums, which have scales.
+    """Joins two results of `sums_of_keys`, which have scales.
 
     Sums are `[B, H, F, E]`, their largest scales `[B, H]`.
     """
     both = ops.maximum(largest, more_largest)
-    sums *= ops.exp(largest - both)[..., None, None]
-    more *= ops.exp(more_largest - both)[..., None, None]
+    sums = sums * ops.exp(largest - both)[..., None, None]
+    more = more * ops.exp(more_largest - both)[..., None, None]
     return sums + more, both
 
 
 def running_sums(query, key, value, scale, chunk_length):
     """Returns for each query the sums over the keys up to its own place.
 
-    In chunks: inside a chunk weights of pairs are computed, and of earlier chunks their
-    sums. Later keys change no bit of a result.
+    Computed in chunks: weights of pairs inside a chunk, and sums of earlier chunks.
+    Later keys change no bit of a result.
 
     Args:
         query: `<float32>[B, H, L, F]`, features of queries.
@@ -83,19 +83,25 @@ def running_sums(query, key, value, scale, chunk_length):
     if scale is None:
         before, _ = _before(*sums_of_keys(key, value))
         sums = ops.matmul(ops.where(earlier, weights, 0.0), value)
-        sums += ops.matmul(query, before)
+        sums = sums + ops.matmul(query, before)
     else:
         before, largest_before = _before(*sums_of_keys(key, value, scale))
-        pairs = ops.where(earlier, scale[..., None, :], NOTHING)
-        largest = extremes.largest(pairs, axis=-1)
+        largest = running_largest(scale)
         largest = ops.maximum(largest, largest_before[..., None])
         largest = ops.stop_gradient(largest)
         # What is masked here has no gradient, and cannot overflow.
-        pairs = ops.where(earlier, pairs - largest[..., None], NOTHING)
+        pairs = ops.where(earlier, scale[..., None, :] - largest[..., None], NOTHING)
         sums = ops.matmul(weights * ops.exp(pairs), value)
         factor = ops.exp(largest_before[..., None] - largest)
-        sums += factor[..., None] * ops.matmul(query, before)
+        sums = sums + factor[..., None] * ops.matmul(query, before)
     return put_back_blocks(sums, length, axis=2)
+
+
+def running_largest(scale):
+    """Returns the largest one of scales `[..., L]` up to each place, for a few."""
+    places = numbers(length_of(scale, -1))
+    pairs = ops.where(places <= places[:, None], scale[..., None, :], NOTHING)
+    return extremes.largest(pairs, axis=-1)
 
 
 def _before(sums, largest):
@@ -110,7 +116,7 @@ def _before(sums, largest):
 
 
 def _flat_before(sums, largest):
-    """Does what `_before` does, for `[B, H, N, F * E]`."""
+    """The same as `_before`, for `[B, H, N, F * E]`."""
     chunks = length_of(sums, 2)
     if not is_known(chunks) or chunks <= GROUP_SIZE:
         return _before_in_group(sums, largest)
@@ -118,7 +124,7 @@ def _flat_before(sums, largest):
     if largest is None:
         outside, _ = _flat_before(ops.sum(grouped, axis=3), None)
         inside, _ = _before_in_group(grouped, None)
-        inside += outside[..., None, :]
+        inside = inside + outside[..., None, :]
         return put_back_blocks(inside, chunks, axis=2), None
     group_largest = break_into_blocks(largest, GROUP_SIZE, axis=2)
     inside, largest_inside = _before_in_group(grouped, group_largest)
@@ -127,8 +133,8 @@ def _flat_before(sums, largest):
     totals = ops.sum(grouped * factors[..., None], axis=3)
     outside, largest_outside = (x[:, :, :, None] for x in _flat_before(totals, whole))
     both = ops.maximum(largest_inside, largest_outside)
-    inside *= ops.exp(largest_inside - both)[..., None]
-    inside += ops.exp(largest_outside - both)[..., None] * outside
+    inside = inside * ops.exp(largest_inside - both)[..., None]
+    inside = inside + ops.exp(largest_outside - both)[..., None] * outside
     return (
         put_back_blocks(inside, chunks, axis=2),
         put_back_blocks(both, chunks, axis=2),
@@ -136,7 +142,7 @@ def _flat_before(sums, largest):
 
 
 def _before_in_group(sums, largest):
-    """Does what `_before` does, for `[..., N, F * E]` and few chunks."""
+    """The same as `_before`, for `[..., N, F * E]` and few chunks."""
     places = numbers(length_of(sums, -2))
     is_before = places < places[:, None]
     if largest is None:

@@ -256,7 +256,7 @@ def test_refuses_what_has_no_meaning():
     with pytest.raises(ValueError, match="`num_buckets` must be even.*=5. Add 1"):
         layers.HashedHeads(2, 5, 4, hash="rotation")
     for options in ({"share_query_key": False}, {"key_shift": 1}):
-        with pytest.raises(ValueError, match="`attends_to_self=False` is for"):
+        with pytest.raises(ValueError, match="`attends_to_self=False` needs"):
             layers.HashedHeads(2, 4, 4, attends_to_self=False, **options)
     query, key, value = tokens()
     with pytest.raises(ValueError, match="`num_rounds` must be 1 .*num_rounds=2"):

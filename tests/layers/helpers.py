@@ -423,7 +423,7 @@ def assert_steps_read_a_memory(attention, dim):
 
 
 class Decoder:
-    """The ways to call a layer, each compiled once; arrays in and out.
+    """The ways to call a layer, of arrays; on JAX each is compiled once.
 
     A call takes tokens, a mask of those that are no padding, and a token bias, which is
     left out without `has_bias`.
@@ -441,11 +441,11 @@ class Decoder:
         def with_cache(x, real, bias, cache, index):
             return layer(x, cache=cache, cache_index=index, **about(real, bias))
 
-        # XLA takes long to compile the loops; the tests of `generate` have it.
-        self.whole = compiled(all_at_once, jit_compile=False)
+        # Few calls are quicker without a graph; the tests of `generate` have one.
+        self.whole = compiled(all_at_once, jit_compile=None)
         start = functools.partial(with_cache, index=0)
-        self.start = compiled(start, jit_compile=False)
-        self.step = compiled(with_cache, jit_compile=False)
+        self.start = compiled(start, jit_compile=None)
+        self.step = compiled(with_cache, jit_compile=None)
 
     def steps(self, tokens, cache, first, end, size=1):
         """Attends with the tokens from a position on, so many at once."""

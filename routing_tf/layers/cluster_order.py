@@ -55,11 +55,10 @@ class ClusterOrder:
     Example:
 
     ```python
-    import numpy as np
     from keras import ops
     from routing_tf.layers.cluster_order import ClusterOrder
 
-    clusters = np.array([[[1, 0, 1, 1]]], "int32")
+    clusters = ops.convert_to_tensor([[[1, 0, 1, 1]]])
     order = ClusterOrder(clusters, num_clusters=2, chunk_size=2)
     assert ops.convert_to_numpy(order.slots).tolist() == [[[2, 0, 3, 4]]]
     ```

@@ -348,16 +348,7 @@ def train_and_score(options, models, figures):
 
 
 def main(argv):
-    if len(argv) > 1:
-        raise app.UsageError(
-            f"Settings are given as --name=value. Received: {argv[1:]}"
-        )
-    try:
-        run(flags.FLAGS)
-    except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return contest.command(argv, run)
 
 
 if __name__ == "__main__":

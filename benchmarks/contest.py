@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import statistics
+import subprocess
 import sys
 
 import tqdm
@@ -104,7 +105,7 @@ def command(argv, benchmark):
         if flags.FLAGS.flag_values_dict().get("plot"):
             check_matplotlib()
         benchmark(flags.FLAGS)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -10,8 +10,7 @@ sequences, mean ± standard deviation over the seeds, and their number.
 
 With `--synonyms` keys are alike and not equal: a key comes again as another token.
 With several `--learning_rates` each row takes the one that is best for the first seed
-at 128 tokens, 8 pairs and window 32. The row `python_small` is the preset of the main
-job cut to two layers of width 64, with its feed-forward parts and optimizer.
+at 128 tokens, 8 pairs and window 32.
 """
 
 import ast
@@ -25,38 +24,15 @@ from absl import flags
 from benchmarks import contest
 from benchmarks import recall_data
 from benchmarks import recall_model
-from benchmarks.recall_model import PRESET
+from benchmarks import record
 from benchmarks.recall_model import scopes
 from benchmarks.report import say
+from benchmarks.tasks import mqar
 
-PATTERNS = (
-    "full",
-    "local",
-    "hashed",
-    "random",
-    "expert choice",
-    "token choice",
-    PRESET,
-)
+PATTERNS = ("full", "local", "hashed", "random", "expert choice", "token choice")
 CLUSTERED, ROUTED = PATTERNS[2:], PATTERNS[4:]
 OF_ALL_CLUSTERED = ("share_query_key", "query_cluster")  # arguments
 OF_HASHED = ("num_rounds",)
-DEFAULTS = {
-    "vocabulary": 512,
-    "batch_tokens": 8192,
-    "learning_rate": 3e-3,
-    "steps": 800,
-    "num_heads": 1,
-    "key_dim": 64,
-}
-PRESET_DEFAULTS = {
-    "vocabulary": 256,
-    "batch_tokens": 4096,
-    "learning_rate": 3e-3,
-    "steps": 1500,
-    "num_heads": 2,
-    "key_dim": 32,
-}
 TUNING = (128, 8, 32)  # length, pairs and window
 
 
@@ -73,12 +49,11 @@ def settings_of(options, pattern, key_shift, place, rate=None, seed=0):
         seed: of weights and data. Defaults to 0.
     """
     length, pairs, window, steps = place
-    own = PRESET_DEFAULTS if pattern == PRESET else DEFAULTS
     arguments = parse_options(options.options) if pattern in CLUSTERED else {}
     arguments = {k: v for k, v in arguments.items() if takes(pattern, k)}
     num_clusters = options.num_clusters or max(2, 2 * length // window)
-    vocabulary = options.vocabulary or max(own["vocabulary"], 2 * length)
-    recall_data.check_sizes(length, pairs, vocabulary, options.synonyms)
+    vocabulary = options.vocabulary or max(512, 2 * length)
+    mqar.check_sizes(length, pairs, vocabulary, options.synonyms)
     return recall_data.Settings(
         pattern=pattern,
         key_shift=key_shift,
@@ -86,14 +61,14 @@ def settings_of(options, pattern, key_shift, place, rate=None, seed=0):
         pairs=pairs,
         window=None if pattern == "full" else window,
         num_clusters=num_clusters if pattern in CLUSTERED else None,
-        steps=steps or own["steps"],
-        learning_rate=rate or own["learning_rate"],
+        steps=steps or 800,
+        learning_rate=rate or 3e-3,
         seed=seed,
         vocabulary=vocabulary,
-        batch_size=options.batch_size or max(1, own["batch_tokens"] // length),
+        batch_size=options.batch_size or max(1, 8192 // length),
         width=options.width,
-        num_heads=options.num_heads or own["num_heads"],
-        key_dim=options.key_dim or own["key_dim"],
+        num_heads=options.num_heads,
+        key_dim=options.key_dim,
         options=arguments,
         synonyms=options.synonyms,
         exploring_queries=options.exploring_queries if pattern in CLUSTERED else 0,
@@ -182,7 +157,7 @@ class Benchmark:
         self.rates = [None]
         if rates := options.learning_rates:
             self.rates = numbers_of("learning_rates", rates, float, 1e-9, "3e-3,1e-2")
-        self.record = recall_data.Record(options.results)
+        self.record = record.Record(options.results)
 
     def settings(self, row, place, seed):
         """Returns the settings of a run, at the best learning rate for its row."""
@@ -229,7 +204,7 @@ class Benchmark:
         for row, place in itertools.product(self.rows, self.places):
             s = self.settings(row, place, 0)
             lines.append(
-                f"{f'{PRESET}, ' * (s.pattern == PRESET)}{s.length} tokens: vocabulary "
+                f"{s.length} tokens: vocabulary "
                 f"{s.vocabulary}, {s.steps:,} steps of {s.batch_size} sequences, width "
                 f"{s.width}, heads of {s.key_dim}: {s.num_heads}."
             )
@@ -252,7 +227,7 @@ class Benchmark:
                 found = [[run["accuracy"][scope] for run in each] for each in runs]
                 rows.append([row[0], str(row[1]), shown, f"{rate:g}", *found])
         heads = ["pattern", "key_shift", "scope", "learning rate", *self._titles()]
-        return recall_data.table(heads, rows)
+        return record.table(heads, rows)
 
     def diagnoses(self):
         """Returns the lines of a table of what routing made of the sequences."""
@@ -265,7 +240,7 @@ class Benchmark:
                 heads = ["pattern", "key_shift", "size", "step", *cells]
                 rows.append([row[0], str(row[1]), title, f"{each[0][0]:,}"])
                 rows[-1] += cells.values()
-        return recall_data.table(heads, rows) if rows else ["No run is diagnosed."]
+        return record.table(heads, rows) if rows else ["No run is diagnosed."]
 
     def _titles(self):
         return ["{} tokens, {} pairs, window {}".format(*x) for x in self.places]
@@ -313,7 +288,7 @@ def define_flags(values=flags.FLAGS):
         "choose their clusters; a second table shows it by step.",
         **define,
     )
-    many("patterns", list(PATTERNS[:-1]), f"Any of {', '.join(PATTERNS)}.")
+    many("patterns", list(PATTERNS), f"Any of {', '.join(PATTERNS)}.")
     many("key_shifts", ["0", "1"], "0, 1 or both.")
     many("sizes", ["128x8"], "LENGTHxPAIRS.")
     many("windows", ["32"], "Tokens that a query sees, even numbers.")
@@ -324,11 +299,10 @@ def define_flags(values=flags.FLAGS):
         "options",
         ["balance_rate=0.01"],
         f"NAME=VALUE for routed heads ({', '.join(OF_ALL_CLUSTERED)}: for hashed and "
-        f"random ones too; {', '.join(OF_HASHED)}: for hashed ones alone), or "
-        f"hyperparameters of {PRESET}.",
+        f"random ones too; {', '.join(OF_HASHED)}: for hashed ones alone).",
     )
-    size("num_heads", None, "Heads of the pattern; default: 1.")
-    size("key_dim", None, "Size of a head; default: 64.")
+    size("num_heads", 1, "Heads of the pattern.")
+    size("key_dim", 64, "Size of a head.")
     size("num_clusters", None, "Default: 2 * length / window, and at least 2.")
     size("vocabulary", None, "Default: 512, or twice the length where that is more.")
     size("batch_size", None, "Sequences of a step; default: 8192 / length.")

@@ -1,75 +1,21 @@
-"""What recall.py works on and keeps: examples, settings, records, table and plot.
+"""What recall.py works on: examples, settings, what routing makes of them, and plot.
 
 Letters: B batch, H heads, L length, P pairs.
 """
 
 import dataclasses
-import json
 import math
-import os
-import pathlib
 import statistics
-import typing
 
 import numpy as np
 
-POWER = 0.01  # of the law of the gaps, `power_a` of zoology
+from benchmarks.tasks import mqar
+
 EVALUATION_SEED = 2**31  # no flag can be as large
 
 
-class Examples(typing.NamedTuple):
-    """Some sequences.
-
-    Args:
-        tokens: NumPy array `<int32>[B, L]`.
-        positions: NumPy array `<int32>[B, P]`, in order: where keys come again.
-        labels: NumPy array `<int32>[B, P]`, the values of these keys.
-    """
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    labels: np.ndarray
-
-
-def check_sizes(length, pairs, vocabulary, synonyms=1):
-    """Refuses sizes that the task does not have.
-
-    Args:
-        length: number of tokens of a sequence.
-        pairs: number of pairs of a key and its value.
-        vocabulary: number of tokens there are.
-        synonyms: number of tokens that are one key. Defaults to 1.
-
-    Raises:
-        ValueError: if there is no room for the pairs or too few different tokens.
-    """
-    if pairs < 1 or length % 2 or 4 * pairs > length:
-        raise ValueError(
-            "A size must be an even length and at least one pair, with four tokens of "
-            f"the length for each. Received: {length}x{pairs}. Write for example 128x8"
-        )
-    if vocabulary <= length:
-        raise ValueError(
-            "`vocabulary` must be larger than the length of a sequence. Received: "
-            f"vocabulary={vocabulary} with sequences of {length} tokens. Write for "
-            f"example --vocabulary={2 * length}"
-        )
-    if synonyms < 1 or (vocabulary // 2 - 1) // synonyms < pairs:
-        raise ValueError(
-            "`synonyms` must be at least 1, and leave a key for each pair. Received: "
-            f"synonyms={synonyms} with a vocabulary of {vocabulary} for {pairs} pairs. "
-            f"Write for example --vocabulary={2 * synonyms * length}"
-        )
-
-
 def make_examples(number, length, pairs, vocabulary, seed, step=0, synonyms=1):
-    """Makes sequences: pairs of key and value, then fillers with each key once more.
-
-    Keys are of the lower half of the vocabulary, values of the upper one, and no two of
-    a sequence are alike. Fillers are any tokens. The places where keys come again are
-    even, and drawn without replacement by a power law of the distance to the pairs.
-    With synonyms a key comes again as another token than the one of its pair, and
-    nothing but the answers tells which tokens are one key.
+    """Makes sequences of `benchmarks.tasks.mqar`, with fillers of any tokens.
 
     Args:
         number: number of sequences.
@@ -82,37 +28,10 @@ def make_examples(number, length, pairs, vocabulary, seed, step=0, synonyms=1):
 
     Returns:
         `Examples`; equal ones for equal arguments.
-
-    Raises:
-        ValueError: see `check_sizes`.
-
-    Reference: `multiquery_ar` of HazyResearch/zoology.
     """
-    check_sizes(length, pairs, vocabulary, synonyms)
     generator = np.random.default_rng([seed, step])
-    half, start = vocabulary // 2, 2 * pairs
-    keys = 1 + synonyms * _draw(
-        generator, number, pairs, np.zeros((half - 1) // synonyms)
-    )
-    values = half + _draw(generator, number, pairs, np.zeros(vocabulary - half))
-    law = (POWER - 1) * np.log(np.arange(1, (length - start) // 2 + 1))
-    positions = start + 2 * _draw(generator, number, pairs, law)
-    tokens = generator.integers(vocabulary, size=(number, length))
-    first, again = 0, 0
-    if synonyms > 1:
-        first = generator.integers(synonyms, size=keys.shape)
-        again = (first + generator.integers(1, synonyms, size=keys.shape)) % synonyms
-    tokens[:, 0:start:2], tokens[:, 1:start:2] = keys + first, values
-    np.put_along_axis(tokens, positions, keys + again, axis=1)
-    order = np.argsort(positions, axis=1)
-    found = [np.take_along_axis(x, order, axis=1) for x in (positions, values)]
-    return Examples(*(x.astype("int32") for x in (tokens, *found)))
-
-
-def _draw(generator, number, count, log_weights):
-    """Draws indices without replacement, `[number, count]`, in the order of drawing."""
-    noise = generator.gumbel(size=(number, len(log_weights)))
-    return np.argsort(-(log_weights + noise), axis=1)[:, :count]
+    settings = {"pairs": pairs, "vocabulary": vocabulary, "synonyms": synonyms}
+    return mqar.mqar(generator, number, length, **settings)
 
 
 def first_places(examples):
@@ -219,7 +138,7 @@ class Settings:
         width: size of a hidden state.
         num_heads: heads of the pattern.
         key_dim: size of a head, in both layers.
-        options: dict of arguments of `RoutedHeads`; of `python_small` hyperparameters.
+        options: dict of arguments of `RoutedHeads`.
         synonyms: tokens that are one key. Defaults to 1.
         exploring_queries: those of heads with clusters, see `ClusteredHeads`. Defaults
             to 0.
@@ -267,80 +186,6 @@ class Settings:
         """Returns `Examples` of this size."""
         sizes = (self.length, self.pairs, self.vocabulary)
         return make_examples(number, *sizes, seed, step, self.synonyms)
-
-
-class Record:
-    """The finished runs in a JSON file, one a line.
-
-    Args:
-        path: the file; none yet for no runs.
-
-    Attributes:
-        runs: list of dicts: `settings`, and what was found.
-
-    Raises:
-        ValueError: if the file is no record.
-    """
-
-    def __init__(self, path):
-        self.path = pathlib.Path(path)
-        self.runs = []
-        self._read()
-
-    def find(self, settings):
-        """Returns the run with these settings, or None."""
-        return next((run for run in self.runs if run["settings"] == settings), None)
-
-    def add(self, settings, found):
-        """Writes a run into the file at once, in place of one with its settings.
-
-        Args:
-            settings: dict of what JSON can hold.
-            found: dict likewise.
-        """
-        self._read()  # another process may have written
-        self.runs = [run for run in self.runs if run["settings"] != settings]
-        self.runs.append({"settings": settings, **found})
-        lines = ",\n".join(json.dumps(run) for run in self.runs)
-        part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
-        part.write_text(f'{{"runs": [\n{lines}\n]}}\n')
-        part.replace(self.path)
-
-    def _read(self):
-        if not self.path.exists():
-            return
-        try:
-            self.runs = json.loads(self.path.read_text())["runs"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                "--results must be a file that this command wrote, or a new one. "
-                f"Received: {str(self.path)!r}, which is no record of runs: {error}"
-            ) from error
-
-
-def table(heads, rows):
-    """Returns the lines of a table in Markdown.
-
-    Args:
-        heads: names of the columns.
-        rows: list of rows, lists of a cell for each column: a string; or the list of
-            the accuracies of all seeds, empty where nothing was run.
-
-    Returns:
-        List of strings.
-    """
-    lines = [heads, ["---"] * len(heads)]
-    lines += [[_shown(cell) for cell in row] for row in rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
-
-
-def _shown(cell):
-    if isinstance(cell, str):
-        return cell
-    if not cell:
-        return "-"
-    spread = f" ± {statistics.stdev(cell):.3f}" if len(cell) > 1 else ""
-    return f"{statistics.mean(cell):.3f}{spread} ({len(cell)})"
 
 
 def draw(panels):

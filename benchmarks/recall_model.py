@@ -12,14 +12,11 @@ from benchmarks import pattern_heads
 from benchmarks import recall_data
 from benchmarks.report import say
 from routing_tf import layers
-from routing_tf import models
-from routing_tf import training
 from routing_tf.analysis.probe import clustered_groups
 from routing_tf.analysis.probe import recorded
 from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.models.compiled import compiled
 
-PRESET = "python_small"
 LOCAL_BLOCK = 16
 WARM_UP_STEPS, COOL_DOWN = 50, 0.2  # the latter is a share of all steps
 EVALUATED, DIAGNOSED, AT_ONCE = 1000, 256, 50  # sequences
@@ -37,6 +34,32 @@ class TiedLogits(keras.layers.Layer):
 
     def compute_output_shape(self, shape):
         return (*shape[:-1], self.embedding.vocabulary_size)
+
+
+class GatedConvolution(keras.layers.Layer):
+    """Zoology's `BaseConv` with its norm and residual: a first layer of recall models.
+
+    Computes `x + u + conv(u) * dense(u)` of the normalized input `u`; the convolution
+    reads a token and the two before it, each feature for itself.
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = keras.layers.LayerNormalization()
+        self.convolution = keras.layers.DepthwiseConv1D(3)
+
+    def build(self, shape):
+        self.gate = keras.layers.Dense(shape[-1])
+        for layer in (self.norm, self.convolution, self.gate):
+            layer.build(shape)
+
+    def call(self, x):
+        u = self.norm(x)
+        before = ops.pad(u, [[0, 0], [2, 0], [0, 0]])
+        return x + u + self.convolution(before) * self.gate(u)
+
+    def compute_output_shape(self, shape):
+        return shape
 
 
 def scopes(pattern):
@@ -62,12 +85,6 @@ def parts(settings):
         hidden states to the logits.
     """
     s = settings
-    if s.pattern == PRESET:
-        lm = models.RoutingTransformerCausalLM.from_preset(
-            PRESET, **hyperparameter_changes(s)
-        )
-        after = [lm.backbone.final_norm, lm.logits_dense]
-        return lm.backbone.embedding_layers, lm.backbone.blocks, after
     embedding = layers.TokenEmbedding(s.vocabulary, s.width)
     local = layers.LocalHeads(
         1,
@@ -81,45 +98,17 @@ def parts(settings):
         )
         for groups in ([local], head_groups(s))
     ]
-    return (
-        [embedding],
-        blocks,
-        [keras.layers.LayerNormalization(), TiedLogits(embedding)],
-    )
-
-
-def hyperparameter_changes(settings):
-    """Returns what replaces hyperparameters of the preset."""
-    s = settings
-    return {
-        "learning_rate": s.learning_rate,
-        "train_steps": s.steps,
-        "vocabulary_size": s.vocabulary,
-        "max_sequence_length": s.length,
-        "num_layers": 2,
-        "num_local_only_layers": 1,
-        "hidden_dim": s.width,
-        "key_dim": s.key_dim,
-        "num_local_heads": 2,
-        "num_routed_heads": s.num_heads,
-        "num_clusters": s.num_clusters,
-        "attention_window": s.window,
-        "routed_key_shift": s.key_shift,
-        "exploring_queries": s.exploring_queries,
-        **s.options,
-    }
+    after = [keras.layers.LayerNormalization(), TiedLogits(embedding)]
+    return [embedding], blocks, after
 
 
 def make_optimizer(settings):
-    """Makes the optimizer: that of the preset, or Adam with three learning rates.
+    """Makes the optimizer: Adam with three learning rates.
 
     A decay from the start ends learning before full attention has found out how to
     recall; without any, the end of a run is a matter of luck.
     """
     s = settings
-    if s.pattern == PRESET:
-        preset = models.preset_hyperparameters(PRESET)
-        return training.make_optimizer(preset.replace(**hyperparameter_changes(s)))
     rate = s.learning_rate
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay(
         [WARM_UP_STEPS, round((1 - COOL_DOWN) * s.steps)], [rate / 3, rate, rate / 10]
@@ -164,7 +153,7 @@ class Network:
 
     def train_on(self, examples):
         """Takes a training step; returns loss and accuracy since they were reset."""
-        tokens, positions, labels = examples
+        tokens, positions, labels, _ = examples
         return self.model.train_on_batch([tokens, positions], labels, return_dict=True)
 
     def accuracy(self, examples, scope="full"):
@@ -212,7 +201,7 @@ def train(settings, eval_every, diagnose=False):
     """
     network = Network(settings)
     held_out = settings.examples(EVALUATED, recall_data.EVALUATION_SEED)
-    looked_at = recall_data.Examples(*(x[:DIAGNOSED] for x in held_out))
+    looked_at = held_out.rows(slice(DIAGNOSED))
     curve, diagnosis, seconds = [], [], []
     bar = tqdm.trange(settings.steps, desc=settings.name, disable=None, leave=False)
     for step in bar:

@@ -12,7 +12,7 @@ import statistics
 
 from matplotlib.figure import Figure
 
-from benchmarks import recall_data
+from benchmarks import record
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SIZE = {"synonyms": 4, "length": 128, "pairs": 8, "window": 32, "steps": 1600}
@@ -29,7 +29,7 @@ def main():
 def lines(path):
     """Returns the runs of a record: dict from the name of a line to a list of them."""
     found = {}
-    for run in recall_data.Record(path).runs:
+    for run in record.Record(path).runs:
         settings = run["settings"]
         if "diagnosis" in run and all(settings.get(k) == v for k, v in SIZE.items()):
             found.setdefault(name_of(settings), []).append(run)

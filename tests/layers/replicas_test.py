@@ -130,6 +130,9 @@ def assert_two_devices_train_as_one(**options):
     return one
 
 
+@pytest.mark.skipif(
+    keras.backend.backend() == "torch", reason="Training on one device was tried alone"
+)
 @pytest.mark.parametrize(
     "remat",
     [

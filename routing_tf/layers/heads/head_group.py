@@ -156,7 +156,9 @@ class HeadGroup(ConfiguredLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self._follows_dtype, self._is_held = kwargs.get("dtype") is None, False
+        self._follows_dtype = kwargs.get("dtype") is None
+        # None is what the config of a group says whose layer decides.
+        self._leaves_dtype_open = self._follows_dtype and "dtype" in kwargs
         max_relative_position = check_optional_integer(
             "max_relative_position", max_relative_position
         )
@@ -251,11 +253,11 @@ class HeadGroup(ConfiguredLayer):
             # Others, such as centroids, have one for themselves.
             if layer.dtype_policy is own:
                 layer.dtype_policy = dtype_policy
-        self._is_held = True
+        self._leaves_dtype_open = True
 
     def get_config(self):
         config = super().get_config()
-        return {**config, "dtype": None} if self._is_held else config
+        return {**config, "dtype": None} if self._leaves_dtype_open else config
 
     def set_soft_cap(self, logit_soft_cap):
         """Sets `logit_soft_cap`; raises a `ValueError` if the group cannot have it."""

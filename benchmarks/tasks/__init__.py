@@ -1,0 +1,1 @@
+"""The field's own tests, as published: a file for each family, and one runner."""

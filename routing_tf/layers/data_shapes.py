@@ -4,7 +4,9 @@ import contextlib
 import contextvars
 
 import keras
+from keras import ops
 
+from routing_tf.layers.backends import is_torch
 from routing_tf.layers.keras_internals import is_compiled_by_xla
 
 _are_static = contextvars.ContextVar("are_static", default=False)
@@ -25,6 +27,8 @@ def static_shapes():
 
 def is_on_one_cpu():
     """Whether everything is computed on a single CPU."""
+    if is_torch():  # Keras lists no devices there, and computes on one.
+        return ops.zeros(()).device.type == "cpu"
     devices = keras.distribution.list_devices()
     return len(devices) == 1 and devices[0].startswith("cpu")
 

@@ -530,5 +530,5 @@ def test_refused():
     for index in (1.0, True, ops.zeros(()), ops.zeros((1,), "int32")):
         with pytest.raises(ValueError, match="integer or a scalar .*: cache_index="):
             layer(x, cache=cache, cache_index=index)
-    with pytest.raises(ValueError, match=r"must hold the memory .*shape=\(1, 7, 8\)"):
+    with pytest.raises(ValueError, match=r"contain the memory .*shape=\(1, 7, 8\)"):
         layer(x, value=normal(1, 7, DIM), cache=cache, cache_index=0)

@@ -314,7 +314,7 @@ def test_a_text_may_end_where_the_grid_does():
             start = found[0][:given]
             places = [int(row[0]) for _, row in stream([start.tolist()])]
             np.testing.assert_array_equal([*start, *places], found[0])
-    with pytest.raises(ValueError, match="without end.*num_factorized_heads=2"):
+    with pytest.raises(ValueError, match="endless stream.*num_factorized_heads=2"):
         TokenStream(lm, keras_hub.samplers.get("greedy"))
 
 

@@ -70,10 +70,10 @@ def call_with_cache(attention, query, masks, cache):
         masks = _with_masks_of_ids(query, masks)
     if "memory" in cache:
         _refuse_segments_of_memory(masks["segment_ids"])
-        if starts:
-            cache = _restarted(attention, cache)
     elif starts and attention.fits_blocks(len(query.shape) - 2):
         return _start(attention, query, masks, cache)
+    if starts:
+        cache = _restarted(attention, cache)
     if len(query.shape) != 3:
         raise ValueError(
             "`query` must be (batch, length, dim) behind the tokens of a cache, on "
@@ -134,9 +134,15 @@ def _check_room(attention, query, cache, index):
 
 
 def _restarted(attention, cache):
-    """Returns a cache with a memory as it was before the first query."""
-    caches = zip(attention.head_groups, cache["memory"], strict=True)
-    return {"memory": [group.restart_memory(own) for group, own in caches]}
+    """Returns a cache as it was before the first token or query."""
+    groups = attention.head_groups
+    if "memory" in cache:
+        caches = zip(groups, cache["memory"], strict=True)
+        return {"memory": [group.restart_memory(own) for group, own in caches]}
+    caches = zip(groups, cache["tokens"], strict=True)
+    caches = [group.restart_cache(own) for group, own in caches]
+    batch_size = ops.shape(cache["segment"]["id"])[0]
+    return {"tokens": caches, "segment": _no_segment(batch_size)}
 
 
 def _start(attention, query, masks, cache):

@@ -148,7 +148,8 @@ class MixedAttention(Projections):
             no token sees another segment. In attention to another sequence, a pair, of
             `query` and of `value`, where equal ids see each other. 0 is padding if no
             mask is given. With a cache, the ids of its new tokens: it restarts with
-            each segment.
+            each segment; the last one goes on where a call begins in the place of
+            padding with the id 0.
 
     Returns:
         `<float>[batch, length, output_dim]`; with `return_attention_scores=True` also

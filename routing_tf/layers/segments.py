@@ -123,7 +123,8 @@ def offsets_behind(segment, segment_ids, index):
     """
     ids = ops.cast(segment_ids, "int32")
     starts = Segments.of_ids(ids).query_starts[:, 0]
-    goes_on = ops.logical_and(starts == 0, ids[:, :1] == segment["id"][:, None])
+    goes_on = ops.logical_and(ids[:, 0] == segment["id"], index <= segment["end"])
+    goes_on = ops.logical_and(starts == 0, goes_on[:, None])
     return ops.where(goes_on, index - segment["start"][:, None], 0)
 
 

@@ -6,8 +6,10 @@ import keras
 from keras import ops
 
 from routing_tf.layers import attention_arguments as arguments
+from routing_tf.layers.decoding.rows import last_token
 from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.heads.head_inputs import features_for
+from routing_tf.layers.lengths import numbers
 from routing_tf.layers.positions import Positions
 from routing_tf.layers.segments import Segments
 from routing_tf.layers.validation import check_positive_integer
@@ -57,19 +59,21 @@ def call_with_cache(attention, query, masks, cache):
     first token, an integer or a tensor, None for 0. A cache is a dict with a list of
     the caches of the head groups, `"tokens"` in self-attention, else `"memory"`. In
     self-attention it also has the `"segment"` of the newest token: its id, and the
-    position at which it starts. Returns the output, and the cache with the tokens of
-    `query`.
+    position at which it starts, and the one behind its end. Returns the output, and the
+    cache with the tokens of `query`.
     """
     cache, index = cache.cache, cache.cache_index
     index = _checked_index(index)
     _check_room(attention, query, cache, index)
     starts = isinstance(index, int) and index == 0
+    if masks["segment_ids"] is not None and "tokens" in cache:
+        masks = _with_masks_of_ids(query, masks)
     if "memory" in cache:
         _refuse_segments_of_memory(masks["segment_ids"])
-        if starts:
-            cache = _restarted(attention, cache)
     elif starts and attention.fits_blocks(len(query.shape) - 2):
         return _start(attention, query, masks, cache)
+    if starts:
+        cache = _restarted(attention, cache)
     if len(query.shape) != 3:
         raise ValueError(
             "`query` must be (batch, length, dim) behind the tokens of a cache, on "
@@ -130,14 +134,24 @@ def _check_room(attention, query, cache, index):
 
 
 def _restarted(attention, cache):
-    """Returns a cache with a memory as it was before the first query."""
-    caches = zip(attention.head_groups, cache["memory"], strict=True)
-    return {"memory": [group.restart_memory(own) for group, own in caches]}
+    """Returns a cache as it was before the first token or query."""
+    groups = attention.head_groups
+    if "memory" in cache:
+        caches = zip(groups, cache["memory"], strict=True)
+        return {"memory": [group.restart_memory(own) for group, own in caches]}
+    caches = zip(groups, cache["tokens"], strict=True)
+    caches = [group.restart_cache(own) for group, own in caches]
+    batch_size = ops.shape(cache["segment"]["id"])[0]
+    return {"tokens": caches, "segment": _no_segment(batch_size)}
 
 
 def _start(attention, query, masks, cache):
     """Attends with a whole sequence at once."""
     static_length("query", query)
+    segment = _no_segment(ops.shape(query)[0])
+    if masks["segment_ids"] is not None:
+        ids, ends = _in_last_segment(masks)
+        masks = {**masks, "segment_ids": ids}
     positions, inputs = attention.head_inputs(
         query,
         **masks,
@@ -152,9 +166,8 @@ def _start(attention, query, masks, cache):
         )
     ]
     outputs, caches = zip(*started, strict=True)
-    segment = _no_segment(ops.shape(query)[0])
     if masks["segment_ids"] is not None:
-        segment = _segment_behind(inputs[0].segments, masks["segment_ids"])
+        segment = _segment_behind(inputs[0].segments, masks["segment_ids"], ends)
     output = attention.combined(attention.joined(positions, outputs), query)
     return positions.unflatten(output), {"tokens": list(caches), "segment": segment}
 
@@ -189,11 +202,8 @@ def _step(attention, query, masks, cache, index):
     caches, options = cache[kind], {}
     positions = Positions((query.shape[1],), None)
     if masks.get("segment_ids") is not None:
-        cache, options["segments"] = _in_segment(attention, query, masks, cache, index)
-        caches, ids = cache[kind], (masks["segment_ids"], None)
-        given = masks.get("query_mask"), masks.get("value_mask")
-        query_mask, value_mask = arguments.masks_of_ids(ids, *given)
-        masks = {**masks, "query_mask": query_mask, "value_mask": value_mask}
+        cache, options["segments"] = _in_segment(attention, masks, cache, index)
+        caches = cache[kind]
     if kind == "tokens":
         _, inputs = attention.head_inputs(
             query,
@@ -245,37 +255,84 @@ def _no_segment(batch_size):
     return {
         "id": ops.full((batch_size,), NO_ID, dtype="int32"),
         "start": ops.zeros((batch_size,), "int32"),
+        "end": ops.zeros((batch_size,), "int32"),
     }
 
 
-def _segment_behind(segments, segment_ids):
+def _with_masks_of_ids(query, masks):
+    """Checks the ids of segments; their masks hide the id 0 where none is given."""
+    ids, _ = arguments.check_segment_ids(
+        masks["segment_ids"], False, len(query.shape) - 2
+    )
+    positions = Positions((query.shape[1],), None)
+    ids = positions.sequence("segment_ids", ids, query.shape[0])
+    given = masks["query_mask"], masks["value_mask"]
+    query_mask, value_mask = arguments.masks_of_ids((ids, None), *given)
+    return {
+        **masks,
+        "segment_ids": ids,
+        "query_mask": query_mask,
+        "value_mask": value_mask,
+    }
+
+
+def _is_no_segment(masks):
+    """Tells which tokens are padding with the id 0, `<bool>[batch, length]`."""
+    names = ("query_mask", "value_mask")
+    mask = [masks[name] for name in names if masks.get(name) is not None][-1]
+    return ops.logical_and(
+        masks["segment_ids"] == 0, ops.logical_not(ops.cast(mask, "bool"))
+    )
+
+
+def _in_last_segment(masks):
+    """Counts padding with the id 0 at the end of rows to the segment before it.
+
+    Returns the ids, and the positions behind the last token of that segment.
+    """
+    is_padding = _is_no_segment(masks)
+    last = last_token(ops.logical_not(is_padding))[:, None]
+    ids = ops.broadcast_to(masks["segment_ids"], ops.shape(is_padding))
+    own = ops.take_along_axis(ids, ops.maximum(last, 0), axis=1)
+    ids = ops.where(numbers(ids.shape[1]) > last, own, ids)
+    return ids, last[:, 0] + 1
+
+
+def _segment_behind(segments, segment_ids, ends):
     """Returns the segment of the last token of a sequence, in the form of a cache."""
     length = segment_ids.shape[1]
     starts = segments.query_starts[:, 0, length - 1]
     ids = ops.cast(segment_ids, "int32")[:, -1]
-    return {"id": ops.broadcast_to(ids, ops.shape(starts)), "start": starts}
+    ids, ends = (ops.broadcast_to(x, ops.shape(starts)) for x in (ids, ends))
+    return {"id": ids, "start": starts, "end": ends}
 
 
-def _in_segment(attention, query, masks, cache, index):
+def _in_segment(attention, masks, cache, index):
     """Resets the cache where the token at `index` starts a segment.
 
     Returns the cache and the token's `Segments`.
     """
-    ids, _ = arguments.check_segment_ids(masks["segment_ids"], False, 1)
-    ids = Positions((1,), None).sequence("segment_ids", ids, query.shape[0])
     segment = cache["segment"]
-    ids = ops.broadcast_to(ops.cast(ids, "int32")[:, 0], ops.shape(segment["id"]))
+    ids, is_padding = ops.cast(masks["segment_ids"], "int32"), _is_no_segment(masks)
+    ids, is_padding = (
+        ops.broadcast_to(x[:, 0], ops.shape(segment["id"])) for x in (ids, is_padding)
+    )
     differs = ids != segment["id"]
-    start = ops.where(differs, index, segment["start"])
+    # Padding has ended a segment, unless the token stands in its place.
+    restarts = ops.logical_or(differs, index > segment["end"])
+    restarts = ops.logical_and(restarts, ops.logical_not(is_padding))
+    ids = ops.where(is_padding, segment["id"], ids)
+    start = ops.where(restarts, index, segment["start"])
+    end = ops.where(is_padding, segment["end"], index + 1)
     caches = [
         keras.tree.map_structure(
-            lambda new, old: ops.where(_rows_like(differs, old), new, old),
+            lambda new, old: ops.where(_rows_like(restarts, old), new, old),
             group.restart_cache(own),
             own,
         )
         for group, own in zip(attention.head_groups, cache["tokens"], strict=True)
     ]
-    cache = {"tokens": caches, "segment": {"id": ids, "start": start}}
+    cache = {"tokens": caches, "segment": {"id": ids, "start": start, "end": end}}
     numbers = ops.zeros_like(ids)[:, None, None]
     starts = (start - index)[:, None, None]
     return cache, Segments(numbers, numbers, starts, starts)

@@ -14,6 +14,7 @@ from routing_tf.layers.keras_internals import layers_inside
 from routing_tf.layers.segments import offsets_behind
 from routing_tf.layers.transformer_block import LAYER_NORM_EPSILON
 from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.validation import is_integer
 from routing_tf.models import stack
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.models.hyperparameters import field_names
@@ -194,7 +195,7 @@ class TextBackbone(PresetBackbone):
         if segment_ids is not None:
             segments["segment_ids"] = segment_ids
             if self.hyperparameters.restart_positions:
-                starts_anew = isinstance(cache_index, int) and cache_index == 0
+                starts_anew = is_integer(cache_index) and cache_index == 0
                 segment = cache[0]["attention"]["segment"]
                 behind = offsets_behind(segment, segment_ids, cache_index)
                 offset = 0 if starts_anew else behind

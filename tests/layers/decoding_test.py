@@ -273,6 +273,16 @@ def test_steps_on_two_axes_follow_the_blocked_order(groups):
     golden_cases.assert_close(rest, expected[:, 14:], 1e-5)
 
 
+def test_a_step_on_two_axes_may_start_anew():
+    layer = layers.MixedAttention(
+        [layers.LocalHeads(HEADS, (2, 3)), CLUSTERED["token_choice"](5)], KEY_DIM
+    )
+    x, cache = normal(1, 3, DIM), layer.make_cache(1, (2, 3))
+    first, cache = layer(x, cache=cache, cache_index=0)
+    again, _ = layer(x, cache=cache, cache_index=0)
+    golden_cases.assert_close(*golden_cases.to_numpy([again, first]), 1e-6)
+
+
 SEEN_ELSEWHERE = ("local", "local_one_block", "full", "strided", "best_blocks")
 MEMORIES = {
     **{kind: functools.partial(make, 5) for kind, make in CLUSTERED.items()},

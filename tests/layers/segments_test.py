@@ -365,6 +365,29 @@ def test_a_segment_may_start_in_one_row_alone():
         np.testing.assert_allclose(step, whole[:, t], rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("name", ["local", "token choice, shifted"])
+def test_tokens_in_the_place_of_padding_are_in_the_segment_before_it(name, start):
+    """And those behind padding, here in the second row, are in one of their own."""
+    attention, x = built(CAUSAL.get(name) or IN_BLOCKS[name]), normal(BATCH, 14, DIM)
+    ids = np.array([[3] * 14, [3] * 5 + [0] * 5 + [3] * 4], "int32")
+    whole = called(attention, x, segment_ids=ids, use_causal_mask=True)
+    cache, steps = attention.make_cache(BATCH, 14), []
+    for first, end, padding in ((0, start, 0), (start, 7, 5), (7, 10, 4), (10, 14, 0)):
+        if first == end:
+            continue
+        room = [(0, 0), (0, padding)]
+        output, cache = attention(
+            np.pad(x[:, first:end], [*room, (0, 0)]),
+            segment_ids=np.pad(ids[:, first:end], room),
+            cache=cache,
+            cache_index=first,
+        )
+        steps.append(golden_cases.to_numpy(output)[:, : end - first])
+    steps = np.concatenate(steps, axis=1)
+    np.testing.assert_allclose(steps[ids > 0], whole[ids > 0], rtol=1e-4, atol=5e-5)
+
+
 def test_other_heads_refuse_them_by_name():
     x = normal(1, 8, DIM)
     for group, name, causal in (

@@ -121,6 +121,14 @@ def test_steps_start_anew_with_a_document(positions):
         found.append(golden_cases.to_numpy(output))
     found = np.concatenate(found, axis=1)
     np.testing.assert_allclose(found, whole, rtol=1e-3, atol=1e-4)
+    # An integer of NumPy starts the cache anew, too, here with the id of its newest
+    # document.
+    last = slice(BORDERS[-2], None)
+    again, _, _ = lm.call_with_cache(
+        ids[:, last], cache, np.int64(0), segment_ids=segments[:, last]
+    )
+    again = golden_cases.to_numpy(again)
+    np.testing.assert_allclose(again, whole[:, last], rtol=1e-3, atol=1e-4)
 
 
 def test_refusals():

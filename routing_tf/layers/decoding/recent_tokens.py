@@ -41,8 +41,10 @@ def step(group, cache, index, inputs):
     cache, new_rows, real = _offered(group, cache, index, inputs)
     number = inputs.query.shape[2]
     query = index + numbers(number)
-    if number == 1 or group.max_positions(cache) is not None:
+    if group.max_positions(cache) is not None:
         seen = cache = _written(cache, index, new_rows, query)
+    elif number == 1:
+        seen = cache = _replaced(cache, index, new_rows, real)
     else:
         # The last ones would push out what the first ones see.
         old, cache = cache, _remembered(cache, index, new_rows, real)
@@ -81,6 +83,20 @@ def _written(cache, index, new_rows, positions):
         "rows": ops.slice_update(cache["rows"], (0, 0, slot, 0), new_rows),
         "positions": ops.slice_update(cache["positions"], (0, slot), positions),
     }
+
+
+def _replaced(cache, index, new_rows, real):
+    """Returns the cache with a token in the place of the oldest one.
+
+    Padding takes no place: it may be room, and the oldest token be seen again.
+    """
+    place = ops.reshape(index % cache["rows"].shape[2], (1,))
+    old, position = (
+        ops.take(cache[name], place, axis=axis)
+        for name, axis in (("rows", 2), ("positions", 1))
+    )
+    new_rows = ops.where(real[:, None, :, None], new_rows, old)
+    return _written(cache, index, new_rows, ops.where(real, index, position))
 
 
 def _remembered(cache, index, new_rows, real):

@@ -5,6 +5,7 @@ import dataclasses
 from keras import ops
 
 from routing_tf.layers import backends
+from routing_tf.layers import key_heads
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.rules import rings
@@ -115,7 +116,11 @@ class AboveThreshold(Rule):
     def step(self, cache, index, tokens):
         group, inputs = self.group, tokens.inputs
         cache, tokens = self._offered(cache, index, tokens)
-        asks, read = self._best(tokens.query_scores)
+        asks, read = (
+            # where the cluster of the key serves its queries
+            key_heads.for_queries(x, tokens.query.shape[1])
+            for x in self._best(tokens.query_scores)
+        )
         is_member, clusters = self._joined(tokens)
         joins = backends.one_hot(clusters, tokens.num_clusters, dtype="int32")
         joins = ops.sum(joins * ops.cast(is_member, "int32")[..., None], axis=3)

@@ -5,6 +5,7 @@ from keras import ops
 from routing_tf.layers import backends
 from routing_tf.layers import data_shapes
 from routing_tf.layers import fused_attention
+from routing_tf.layers import key_heads
 from routing_tf.layers import splash_attention
 from routing_tf.layers.cluster_blocks import ClusterBlocks
 from routing_tf.layers.cluster_blocks import block_size_for
@@ -240,10 +241,12 @@ class LastMembers(Rule):
         clusters, is_member = _joined_cluster(tokens)
         joins = backends.one_hot(clusters, group.num_clusters, dtype="int32")
         joins = joins * ops.cast(is_member, "int32")[..., None]
+        read = best_clusters(tokens.query_scores, group.clusters_per_query)
         members = NextMembers(
             cache,
             joins,
-            best_clusters(tokens.query_scores, group.clusters_per_query),
+            # where the cluster of the key serves its queries
+            key_heads.for_queries(read, tokens.query.shape[1]),
             cache["rows"].shape[3],
             group.members_per_cluster,
             group.key_shift,

@@ -1,14 +1,13 @@
 """The way all models go on from a prefix, token by token.
 
-A row of tokens starts behind an id 0; those of an image are its sub-pixels. What is
-given is read at once but for the last of it, where that is exact, and then each step
-feeds one token and computes the logits of the next one with a cache, in the routing
-scope `"prefix"`. So each token is fed once. With settings of the release that let later
-tokens decide who is a member, each step computes the whole row anew instead, in which
-what lies behind the prefix is padding.
+A row of tokens starts after an id 0; those of an image are its sub-pixels. Where that is
+exact, all given tokens except the last are read at once. Then each step feeds one token
+to a cache and computes the logits of the next one, in the routing scope `"prefix"`, so
+each token is fed once. With settings of the release that let later tokens decide who is
+a member, each step computes the whole row again instead, with padding after the prefix.
 
-`continue_rows` goes on in a compiled function, for `generate` and SavedModels;
-`stream` in Python, for texts without end and for progress that is told.
+`continue_rows` continues rows in a compiled function, for `generate` and SavedModels;
+`stream` does so in Python, for endless texts and for progress that is shown.
 """
 
 import keras

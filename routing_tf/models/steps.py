@@ -1,10 +1,11 @@
 """The way all models go on from a prefix, token by token.
 
-A row of tokens starts after an id 0; those of an image are its sub-pixels. Where that is
-exact, all given tokens except the last are read at once. Then each step feeds one token
-to a cache and computes the logits of the next one, in the routing scope `"prefix"`, so
-each token is fed once. With settings of the release that let later tokens decide who is
-a member, each step computes the whole row again instead, with padding after the prefix.
+A row of tokens starts after an id 0; those of an image are its sub-pixels. All given
+tokens except the last are read at once, where that is exact. Then each step feeds one
+token to a cache and computes the logits of the next one, in the routing scope
+`"prefix"`, so each token is fed once. With settings of the release that let later
+tokens decide who is a member, each step computes the whole row again instead, with
+padding after the prefix.
 
 `continue_rows` continues rows in a compiled function, for `generate` and SavedModels;
 `stream` does so in Python, for endless texts and for progress that is shown.

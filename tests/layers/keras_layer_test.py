@@ -192,6 +192,9 @@ def test_groups_without_a_dtype_have_that_of_their_layer(make):
     expected = policies_and_output(dtype="mixed_bfloat16")
     assert inside == expected[0]
     np.testing.assert_array_equal(output, expected[1])
+    group = attention.head_groups[0]
+    config = group.get_config()
+    assert type(group).from_config(config).get_config() == config
     config = attention.get_config()
     again = layers.MixedAttention.from_config({**config, "dtype": "float16"})
     assert again.head_groups[0].compute_dtype == "float16"

@@ -52,8 +52,8 @@ def compiled(function, jit_compile=True):
     Args:
         function: takes tensors and returns a structure of tensors.
         jit_compile: on TensorFlow; False for no XLA, None to compile nothing at all.
-            On JAX the whole function is compiled, which takes a fifth of the time of
-            one operation after another. Torch compiles nothing.
+            On JAX the whole function is compiled, which is much quicker than one
+            operation after another. Torch compiles nothing.
 
     Returns:
         The function with arrays, or structures of them, in place of tensors.

@@ -180,6 +180,26 @@ def sort_by_cluster(clusters, num_clusters):
     return keys // length, keys % length
 
 
+def first_members(clusters, num_clusters, window):
+    """Returns the first tokens of each cluster, in order of position.
+
+    Args:
+        clusters: `<int32>[B, H, L]`; `num_clusters` for a token without one.
+        num_clusters: number of clusters K.
+        window: number W of tokens that are returned.
+
+    Returns:
+        Tokens `<int32>[B, H, K, W]`, and whether they are members, `<bool>` likewise:
+        any tokens stand behind the last one.
+    """
+    _, token_at = sort_by_cluster(clusters, num_clusters + 1)
+    counts = _count(clusters, num_clusters + 1)
+    first, ranks = ops.cumsum(counts, axis=-1) - counts, numbers(window)
+    first, counts = (x[..., :num_clusters, None] for x in (first, counts))
+    place = ops.minimum(first + ranks, length_of(clusters, 2) - 1)
+    return entries_at(token_at, place), ranks < counts
+
+
 def _check_sizes(length, num_clusters):
     """Refuses numbers whose product, a sorting key, exceeds 32-bit integers."""
     if is_known(length) and (num_clusters + 1) * length > LARGEST_INTEGER:

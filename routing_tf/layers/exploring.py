@@ -56,7 +56,7 @@ def draw_positions(num_queries, num_heads, length, seed):
     return ops.cast(positions, "int32")
 
 
-def explore(group, tokens, inputs, output, training=None):
+def explore(group, tokens, inputs, output, training=None, hides_own=False):
     """Lets some queries attend densely, and inserts their outputs.
 
     Padding does not explore. Exploring queries have no relative positions, because
@@ -68,6 +68,8 @@ def explore(group, tokens, inputs, output, training=None):
         inputs: the `HeadInputs` that these come from.
         output: `<float>[B, H, L, D]`, the outputs of all queries in their clusters.
         training: whether dropout is on.
+        hides_own: whether a query sees itself only if it sees nothing else. Defaults to
+            False.
 
     Returns:
         `<float>[B, H, L, D]`.
@@ -78,7 +80,7 @@ def explore(group, tokens, inputs, output, training=None):
     )
     batch, heads = ops.shape(output)[:2]
     places = ops.broadcast_to(positions, (batch, heads, length_of(positions, 1)))
-    found = _attend(group, tokens, inputs, positions, places, training)
+    found = _attend(group, tokens, inputs, positions, places, hides_own, training)
     found = ops.cast(found, output.dtype)
     real = real_tokens(inputs)
     if real is not None:
@@ -87,15 +89,17 @@ def explore(group, tokens, inputs, output, training=None):
     return membership.replaced(output, places, found)
 
 
-def _attend(group, tokens, inputs, positions, places, training):
+def _attend(group, tokens, inputs, positions, places, hides_own, training):
     """Attends with the queries at `places` `<int32>[B, H, E]`: `[B, H, E, D]`."""
     query, key = (ops.cast(x, group.compute_dtype) for x in (tokens.query, tokens.key))
-    if group.num_rounds > 1:
-        # Those of a round stand side by side, and all rounds have the same.
-        query, key = query[:, : group.num_heads], key[:, : group.num_heads]
     query = membership.gather(query, places)
     mask = _mask(group, inputs, positions, tokens.length)
-    bias = _bias(group, inputs, positions, tokens.length)
+    bias = None if inputs.token_bias is None else inputs.token_bias[:, :, None]
+    if hides_own:
+        dtype = group.compute_dtype
+        is_own = numbers(tokens.length) == positions[..., None]
+        own = ops.where(is_own, ops.cast(large_negative(dtype), dtype), 0)
+        bias = own if bias is None else own + bias
     logits = product(query, key, transpose_y=True)
     weights = group.dot_product.attention_weights(logits, mask, bias, training)
     output = product(weights, inputs.value)
@@ -113,15 +117,3 @@ def _mask(group, inputs, positions, length):
     )
     real = inputs.value_mask
     return combine_masks(mask, own, None if real is None else real[:, :, None])
-
-
-def _bias(group, inputs, positions, length):
-    """Returns the bias of logits, broadcastable to `[B, H, E, L]`; None for none."""
-    bias = None if inputs.token_bias is None else inputs.token_bias[:, :, None]
-    if group.attends_to_self:
-        return bias
-    # As for other queries: a query sees itself only if it sees nothing else.
-    dtype = group.compute_dtype
-    is_own = numbers(length) == positions[..., None]
-    own = ops.where(is_own, ops.cast(large_negative(dtype), dtype), 0)
-    return own if bias is None else own + bias

@@ -11,7 +11,6 @@ from routing_tf.layers import attention_arguments as arguments
 from routing_tf.layers import stepping
 from routing_tf.layers.decoding.not_cast import NotCast
 from routing_tf.layers.heads.head_inputs import HeadInputs
-from routing_tf.layers.heads.head_inputs import features_for
 from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.lengths import length_of
@@ -279,8 +278,8 @@ class MixedAttention(Projections):
             arguments.check_not_built(group)
             start = (None, group.num_heads, None)
             key_shape = (*start, self.key_dim)
-            more = {"features_shape": (None, None, dim)} if group.needs_features else {}
-            group.build(key_shape, key_shape, (*start, self.size_of_value), **more)
+            group.input_dim = dim
+            group.build(key_shape, key_shape, (*start, self.size_of_value))
 
     def make_cache(
         self, batch_size, max_length, value=None, value_mask=None, token_bias=None
@@ -487,20 +486,14 @@ class MixedAttention(Projections):
             ),
             token_bias=memory_positions.sequence("token_bias", token_bias, batch),
             is_cross_attention=value is not None,
-            grid=positions.grid,
-            memory_grid=memory_positions.grid,
+            source=query,
             positions=positions,
+            memory_positions=memory_positions,
             **options,
         )
         return positions, [
             group.prepared(
-                dataclasses.replace(
-                    shared,
-                    query=own[0],
-                    key=own[1],
-                    value=own[2],
-                    features=features_for(group, positions, query),
-                )
+                dataclasses.replace(shared, query=own[0], key=own[1], value=own[2])
             )
             for group, own in zip(self.head_groups, projected, strict=True)
         ]

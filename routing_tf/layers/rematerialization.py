@@ -57,8 +57,7 @@ def call_and_forget(layer, function, tensors, parts=None):
 
 def train_and_forget(group, inputs):
     """Calls a head group for training; the gradients recompute its activations."""
-    names = ("query", "key", "value", "token_bias", "features")
-    names = [name for name in names if getattr(inputs, name) is not None]
+    names = inputs.differentiated
 
     def attend(*tensors):
         differentiated = dict(zip(names, tensors, strict=True))

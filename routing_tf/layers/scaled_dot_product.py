@@ -1,15 +1,11 @@
 """Softmax attention inside a block, a cluster or a whole sequence."""
 
-import numbers
-
 import keras
 from keras import ops
 
 from routing_tf.layers import fused_attention
 from routing_tf.layers.axes import cut_pairs
 from routing_tf.layers.axes import split_axis
-from routing_tf.layers.entmax import LEAST_EXCESS
-from routing_tf.layers.entmax import entmax
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import causal_mask
@@ -23,6 +19,7 @@ from routing_tf.layers.products import product
 from routing_tf.layers.relative_position import RelativePosition
 from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.serialization import class_of_config
+from routing_tf.layers.serialization import class_of_the_zoo
 from routing_tf.layers.softmax_attention import can_attend
 from routing_tf.layers.softmax_attention import softmax
 from routing_tf.layers.softmax_attention import softmax_attention
@@ -52,10 +49,8 @@ class ScaledDotProduct(ConfiguredLayer):
         relative_key_initializer: initializer of the table of the keys, see
             `RelativePosition`; None (the default) for `embeddings_initializer`.
         seed: integer seed of the dropout; None (the default) for a random one.
-        entmax_alpha: None (the default) for the softmax. For alpha-entmax, most of
-            whose weights are zero: a number from 1.001 to 2 (1.5 is usual, 2 is the
-            sparsemax), or `"learned"`, which is 1 plus the sigmoid of a weight of each
-            head that starts at 0.
+        entmax_alpha: None (the default) for the softmax. A number or `"learned"` makes
+            `zoo.EntmaxDotProduct`, most of whose weights are zero.
         attention_implementation: how attention is computed. `"plain"` (the default):
             products, a softmax, products, on any device. `"auto"`: on JAX with a GPU
             (compute capability 8.0 or more) the kernel of cuDNN, which keeps no weights
@@ -76,8 +71,7 @@ class ScaledDotProduct(ConfiguredLayer):
         **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
-        query: `<float>[..., queries, key_dim]`, with heads on axis 1 if they learn
-            `entmax_alpha`.
+        query: `<float>[..., queries, key_dim]`.
         key: `<float>[..., keys, key_dim]`.
         value: `<float>[..., keys, value_dim]`; columns beyond the value size that the
             layer was built with are averaged without relative positions.
@@ -105,10 +99,9 @@ class ScaledDotProduct(ConfiguredLayer):
     Raises:
         ValueError: if `dropout` is not in [0, 1), `max_relative_position` is neither
             None nor a positive integer, `logit_soft_cap` is not a positive number, or
-            `entmax_alpha` or `attention_implementation` is none of the above; when
-            called, if `return_logsumexp` comes with entmax, or `"cudnn"` or `"xla"`
-            cannot compute the attention. (`"splash"` raises it in heads with clusters,
-            and is `"plain"` here.)
+            `attention_implementation` is none of the above; when called, if `"cudnn"`
+            or `"xla"` cannot compute the attention. (`"splash"` raises it in heads with
+            clusters, and is `"plain"` here.)
 
     Example:
 
@@ -123,6 +116,12 @@ class ScaledDotProduct(ConfiguredLayer):
 
     Reference: `dot_product_attention` of the release.
     """
+
+    def __new__(cls, *args, **kwargs):
+        alpha = kwargs.get("entmax_alpha", args[5] if len(args) > 5 else None)
+        if alpha is not None and cls is ScaledDotProduct:
+            cls = class_of_the_zoo("EntmaxDotProduct")
+        return super().__new__(cls, *args, **kwargs)
 
     def __init__(
         self,
@@ -144,7 +143,7 @@ class ScaledDotProduct(ConfiguredLayer):
             fused_attention.IMPLEMENTATIONS,
         )
         self.attention_implementation = attention_implementation
-        self.entmax_alpha = check_entmax_alpha("entmax_alpha", entmax_alpha)
+        self.entmax_alpha = entmax_alpha
         self.logit_soft_cap = check_optional_number("logit_soft_cap", logit_soft_cap)
         self.max_relative_position = max_relative_position
         self.dropout = dropout
@@ -168,13 +167,6 @@ class ScaledDotProduct(ConfiguredLayer):
         self.value_dim = value_shape[-1]
         if self.relative_position is not None:
             self.relative_position.build(query_shape, value_shape)
-        if self.entmax_alpha == "learned":
-            self.alpha_scores = self.add_weight(
-                name="alpha_scores",
-                shape=(query_shape[1],),
-                initializer="zeros",
-                autocast=False,
-            )
 
     def call(
         self,
@@ -194,12 +186,6 @@ class ScaledDotProduct(ConfiguredLayer):
             name: None if x is None else ops.convert_to_tensor(x)
             for name, x in pairs.items()
         }
-        if return_logsumexp and self.entmax_alpha is not None:
-            raise ValueError(
-                "`return_logsumexp` must be False with `entmax_alpha`, whose weights "
-                "are not exponentials. Received: return_logsumexp=True with "
-                f"entmax_alpha={self.entmax_alpha!r}"
-            )
         options = {"needs_sum": return_logsumexp, "training": training}
         implementation = fused_attention.chosen(self.attention_implementation)
         if implementation not in ("plain", "splash"):
@@ -230,10 +216,8 @@ class ScaledDotProduct(ConfiguredLayer):
         return self.of_seeing(output, seen), logsumexp
 
     def _num_pieces(self, query, key, value, pairs, training):
-        if self.entmax_alpha == "learned":
-            return 1  # An alpha for each head: pieces do not know theirs.
-        if self.dropout and training:
-            return 1  # Pieces would draw other numbers, and more of them.
+        if self.depends_on_place(training):
+            return 1
         return num_pieces(query, key, value, pairs.values())
 
     def _attend_piece(self, query, key, value, pairs, causal_masks, **options):
@@ -333,8 +317,6 @@ class ScaledDotProduct(ConfiguredLayer):
         """
         if self.relative_position is not None:
             return "relative positions need the logits of each pair"
-        if self.entmax_alpha is not None:
-            return "entmax is not a softmax"
         if self.logit_soft_cap is not None:
             return "a soft cap needs the logits of each pair"
         if needs_sum:
@@ -342,6 +324,14 @@ class ScaledDotProduct(ConfiguredLayer):
         if self.dropout and training:
             return "dropout needs the weight of each pair"
         return None
+
+    def depends_on_place(self, training):
+        """Whether results depend on how blocks and clusters lie in the leading axes.
+
+        Args:
+            training: whether dropout is on, which then draws other numbers.
+        """
+        return bool(self.dropout and training)
 
     def _attend(self, query, key, value, pairs, offset, needs_sum, training):
         """Attends with some queries; `pairs` holds mask, bias and distances."""
@@ -353,7 +343,7 @@ class ScaledDotProduct(ConfiguredLayer):
             logits = logits + self._relative_logits(query, num_keys, distances, **place)
         logits = self.masked(self.capped(logits), **pairs)
         if needs_sum:
-            weights, logsumexp = _softmax_and_sum(logits)
+            weights, logsumexp = self.normalized_and_sums(logits)
         else:
             weights = self.normalized(logits)
         weights = self.dropout_layer(weights, training=training)
@@ -382,13 +372,18 @@ class ScaledDotProduct(ConfiguredLayer):
         Args:
             logits: `<float>[..., queries, keys]`.
         """
-        if self.entmax_alpha is None:
-            return softmax(logits)
-        if self.entmax_alpha != "learned":
-            return entmax(logits, self.entmax_alpha)
-        alpha = 1 + ops.sigmoid(ops.convert_to_tensor(self.alpha_scores))
-        ones = [1] * (len(logits.shape) - 2)
-        return entmax(logits, ops.reshape(alpha, (-1, *ones)))
+        return softmax(logits)
+
+    def normalized_and_sums(self, logits):
+        """Returns the weights, and `<float32>[..., queries]` for `return_logsumexp`.
+
+        Args:
+            logits: as in `normalized`.
+        """
+        exact = ops.cast(logits, "float32")
+        logsumexp = ops.logsumexp(exact, axis=-1, keepdims=True)
+        weights = ops.cast(ops.exp(exact - logsumexp), logits.dtype)
+        return weights, logsumexp[..., 0]
 
     def attention_weights(self, logits, mask, bias=None, training=None):
         """Returns the attention weights of logits that a head group computed itself.
@@ -448,27 +443,6 @@ class ScaledDotProduct(ConfiguredLayer):
 
     def compute_output_shape(self, query_shape, key_shape, value_shape):
         return (*query_shape[:-1], value_shape[-1])
-
-
-def check_entmax_alpha(name, alpha):
-    """Returns a number for `entmax` as a float; None and `"learned"` stay."""
-    if alpha is None or isinstance(alpha, str) and alpha == "learned":
-        return alpha
-    is_number = isinstance(alpha, numbers.Real) and not isinstance(alpha, bool)
-    if not is_number or not 1 + LEAST_EXCESS <= alpha <= 2:
-        raise ValueError(
-            f'`{name}` must be None for the softmax, "learned", or a number from '
-            f"{1 + LEAST_EXCESS} to 2. Received: {name}={alpha!r}"
-        )
-    return float(alpha)
-
-
-def _softmax_and_sum(logits):
-    """Returns the softmax, and the logarithm of its denominator in float32."""
-    exact = ops.cast(logits, "float32")
-    logsumexp = ops.logsumexp(exact, axis=-1, keepdims=True)
-    weights = ops.cast(ops.exp(exact - logsumexp), logits.dtype)
-    return weights, logsumexp[..., 0]
 
 
 def joined_parts(outputs, logsumexps):

@@ -78,16 +78,6 @@ class Segments:
         starts = self.query_starts
         return starts == starts[:, :, length_of(starts, 2) - 1 :]
 
-    def repeated(self, number):
-        """Returns the segments of `number` copies of each token, side by side."""
-        names = [field.name for field in dataclasses.fields(self)]
-        copies = {
-            name: ops.repeat(getattr(self, name), number, axis=2) for name in names
-        }
-        for name in ("query_starts", "value_starts"):
-            copies[name] = copies[name] * number
-        return Segments(**copies)
-
 
 def segment_mask(segments, of_queries, of_keys):
     """Tells which keys are in the segment that a query sees; None without segments.

@@ -30,11 +30,13 @@ def is_there():
     return keras.backend.backend() == "jax" and (INTERPRET or not lack_of_device())
 
 
-def obstacle(group, inputs, training):
-    """Returns why the kernel cannot take these heads and inputs; None if it can.
+def obstacle(dot_product, compute_dtype, inputs, training):
+    """Returns why the kernel cannot take these inputs; None if it can.
 
     Args:
-        group: heads of one round whose queries are routed as their keys are.
+        dot_product: the `ScaledDotProduct` of heads whose queries are routed as their
+            keys are.
+        compute_dtype: in which they compute.
         inputs: their `HeadInputs`.
         training: whether dropout is on.
     """
@@ -46,16 +48,14 @@ def obstacle(group, inputs, training):
         return "the kernel needs a known size of the batch"
     if 0 in inputs.value.shape:
         return "there is nothing to compute"
-    dtype = keras.backend.standardize_dtype(group.compute_dtype)
+    dtype = keras.backend.standardize_dtype(compute_dtype)
     if dtype not in ("float32", "bfloat16"):
         return f"the kernel computes in float32 and bfloat16, not in {dtype}"
     if inputs.token_bias is not None:
         return "a bias of tokens needs the logits of each pair"
     if inputs.segments is not None:
         return "its segments are the clusters, and packed documents need others"
-    if group.joins_rounds:
-        return "the sums of exponentials are needed"
-    return group.dot_product.needs_logits(False, training)
+    return dot_product.needs_logits(False, training)
 
 
 def lack_of_device():

@@ -8,7 +8,6 @@ from keras import ops
 from routing_tf.layers import attention_arguments as arguments
 from routing_tf.layers.decoding.rows import last_token
 from routing_tf.layers.heads.head_inputs import HeadInputs
-from routing_tf.layers.heads.head_inputs import features_for
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.positions import Positions
 from routing_tf.layers.segments import Segments
@@ -29,7 +28,7 @@ def make_cache(attention, batch_size, max_length, value, value_mask, token_bias)
     )
     length, groups = positions.num_positions, attention.head_groups
     if value is None:
-        caches = [group.cache_for(batch_size, positions) for group in groups]
+        caches = [group.make_cache(batch_size, length, positions) for group in groups]
         return {"tokens": caches, "segment": _no_segment(batch_size)}
     if not attention.built:
         raise ValueError(
@@ -359,7 +358,6 @@ def _queries_alone(attention, positions, query, masks):
         HeadInputs.of(
             _compared_query(group, ops.cast(own, group.compute_dtype)),
             query_mask=mask,
-            features=features_for(group, positions, query),
             is_cross_attention=True,
             adds_losses=False,
         )

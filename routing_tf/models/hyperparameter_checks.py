@@ -1,6 +1,7 @@
 """Checks of hyperparameters."""
 
 import dataclasses
+import importlib
 import math
 
 from routing_tf.layers.clustering import CENTROID_INITIALIZATIONS
@@ -11,7 +12,6 @@ from routing_tf.layers.heads.head_group import check_key_shift
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.heads.routed import check_clusters_per_query
 from routing_tf.layers.mixed_attention import REMATS
-from routing_tf.layers.scaled_dot_product import check_entmax_alpha
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_non_negative_integer
 from routing_tf.layers.validation import check_optional_number
@@ -131,7 +131,9 @@ def _check_type(h, field):
                 check = check_non_negative_integer
             check(field.name, value)
     elif field.name == "entmax_alpha":
-        check_entmax_alpha(field.name, value)
+        if value is not None:
+            entmax = importlib.import_module("routing_tf.zoo.entmax")
+            entmax.check_entmax_alpha(field.name, value)
     elif field.type == (float | None):
         check_optional_number(field.name, value)
     elif field.type == (str | None):

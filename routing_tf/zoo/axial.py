@@ -176,17 +176,19 @@ class AxialHeads(OneSequenceHeads):
         visible = ops.logical_or(key_columns == column, key_rows == row)
         return visible, keys - query
 
-    def cache_length(self, max_length, grid=None):
-        is_bounded = self.axis == 1 and grid is None
+    def cache_length(self, max_length, positions=None):
+        is_grid = positions is not None and len(positions.lengths) > 1
+        is_bounded = self.axis == 1 and not is_grid
         return self._width(None) if is_bounded else max_length
 
     def max_positions(self, cache):
         is_bounded = self.axis == 1 and "row" not in cache
         return None if is_bounded else super().max_positions(cache)
 
-    def cache_for(self, batch_size, positions):
-        cache, width = super().cache_for(batch_size, positions), self._width(positions)
-        if len(positions.lengths) == 1:
+    def make_cache(self, batch_size, max_length, positions=None):
+        cache = super().make_cache(batch_size, max_length, positions)
+        width = self._width(positions)
+        if positions is None or len(positions.lengths) == 1:
             return cache
         places = ops.arange(positions.lengths[0] * width, dtype="int32")
         places = positions.arrange(places[None, None])[:, 0]

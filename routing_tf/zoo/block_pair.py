@@ -147,7 +147,7 @@ class BlockPairHeads(OneSequenceHeads):
         heads = [generator.permutation(self.num_blocks) for _ in range(self.num_heads)]
         return np.array(heads, "int32")
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         refusals.refuse_cache(self, NO_CAUSAL_FORM)
 
 

@@ -109,7 +109,7 @@ class BlockTopKHeads(HeadGroup):
         own = numbers(length_of(inputs.query, 2))[:, None] // memory.key.shape[3]
         return block < own if inputs.use_causal_mask else block != own
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         return self._make_blocks(batch_size, max_length, self.block_length)
 
     def _make_blocks(self, batch_size, num_tokens, block_length):

@@ -154,7 +154,7 @@ class ClusteredQueryHeads(HeadGroup):
         bits = ops.where(products > 0, 1.0, -1.0)
         return _cluster_bits(bits, real, self.num_clusters, self.num_iterations)
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         refusals.refuse_cache(self, OF_ALL_QUERIES)
 
     def make_memory(self, inputs, max_length):

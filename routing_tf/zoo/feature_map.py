@@ -176,7 +176,7 @@ class FeatureMapHeads(HeadGroup):
         # A step is one chunk.
         return self.chunk_length
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         shape = (batch_size, self.num_heads)
         features = {
             "elu": self.key_dim,

@@ -123,7 +123,7 @@ class InducedHeads(HeadGroup):
     def attend(self, inputs, training=None):
         return self._read(inputs.query, self._points(inputs, training), training)
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         refusals.refuse_cache(self, ALL_TOKENS)
 
     def make_memory(self, inputs, max_length):

@@ -107,7 +107,7 @@ class LinformerHeads(HeadGroup):
             inputs.query, *self._mixtures(inputs), training=training
         )
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         refusals.refuse_cache(self, NO_PLACES)
 
     def make_memory(self, inputs, max_length):

@@ -126,9 +126,9 @@ class LongShortHeads(SummaryHeads):
             self._check_segments()
         return super().prepared(inputs)
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         self._check_segments()
-        return super().make_cache(batch_size, max_length, grid)
+        return super().make_cache(batch_size, max_length, positions)
 
     def _check_segments(self):
         if self.segment_length is None:

@@ -125,7 +125,7 @@ class LunaHeads(HeadGroup):
         output = running_sums(weights, packing, value, None, self.chunk_length)
         return ops.cast(output / count, self.compute_dtype)
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         shape = (batch_size, self.num_heads)
         return {
             "keys": ops.zeros((*shape, self.key_dim, self.num_packed), "float32"),

@@ -137,7 +137,7 @@ class NystromHeads(HeadGroup):
             output = output + self._convolved(value)
         return ops.cast(output, self.compute_dtype)
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         refusals.refuse_cache(self, LANDMARKS)
 
     def _landmarks(self, tokens, mask):

@@ -142,8 +142,8 @@ class RandomBlockHeads(OneSequenceHeads):
         )
         return blocks.put_back_blocks(output, length, axis=2)
 
-    def make_cache(self, batch_size, max_length, grid=None):
-        cache = super().make_cache(batch_size, max_length, grid)
+    def make_cache(self, batch_size, max_length, positions=None):
+        cache = super().make_cache(batch_size, max_length, positions)
         table = self.random_blocks(-(-max_length // self.block_length), True)
         return {**cache, "blocks": ops.broadcast_to(table, (batch_size, *table.shape))}
 

@@ -189,7 +189,7 @@ class SinkhornHeads(OneSequenceHeads):
             logits = logits - _logsumexp(logits, axis=-1)
         return ops.where(mask, ops.exp(logits), 0.0)
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         shape = (batch_size, self.num_heads, max_length)
         return {
             "rows": rows.empty_rows(self, *shape),

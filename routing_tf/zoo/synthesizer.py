@@ -146,7 +146,7 @@ class SynthesizerHeads(HeadGroup):
             training=training,
         )
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         self._check_length(max_length, "a cache")
         shape = (batch_size, self.num_heads, max_length, self.value_dim + 2)
         return {"rows": ops.zeros(shape, self.compute_dtype)}

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from routing_tf import layers
+from routing_tf.layers.positions import Positions
 from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
@@ -794,8 +795,8 @@ def test_image_is_a_sequence_in_blocked_order(causal):
             value_mask=mask,
             token_bias=bias,
             use_causal_mask=causal,
-            grid=GRID,
-            memory_grid=GRID,
+            positions=Positions((HEIGHT, WIDTH), (2, 4)),
+            memory_positions=Positions((HEIGHT, WIDTH), (2, 4)),
             training=True,
         )
         heads.append(result[:, :, places()])

@@ -83,17 +83,23 @@ def offer_inputs(pending, index, inputs):
 def offer_tokens(pending, index, tokens):
     """Does `offer_inputs` with `RoutedTokens`: each value goes with the key before it.
 
-    `pending` has the names `"key"` and `"key_scores"`. The mask of keys is then True
-    where there is one, and that of values where it may be read.
+    `pending` has the names `"key"` and `"entries"`, those of its `Assignment`. The mask
+    of keys is then True where there is one, and that of values where it may be read.
     """
-    mask = known_mask(tokens.value, tokens.key_mask)
+    inputs, of_keys = tokens.inputs, tokens.of_keys
+    mask = known_mask(inputs.value, tokens.key_mask)
     key = ops.cast(tokens.key, pending["key"].dtype)
     moved, is_there, follows, pending = offer(
-        pending, index, mask, key=key, key_scores=tokens.key_scores
+        pending, index, mask, key=key, entries=of_keys.entries
     )
-    value_mask = combine_masks(follows, tokens.inputs.value_mask)
-    inputs = dataclasses.replace(tokens.inputs, value_mask=value_mask)
-    tokens = dataclasses.replace(tokens, **moved, key_mask=is_there, inputs=inputs)
+    value_mask = combine_masks(follows, inputs.value_mask)
+    tokens = dataclasses.replace(
+        tokens,
+        key=moved["key"],
+        of_keys=of_keys.with_entries(moved["entries"]),
+        key_mask=is_there,
+        inputs=dataclasses.replace(inputs, value_mask=value_mask),
+    )
     return tokens, pending
 
 

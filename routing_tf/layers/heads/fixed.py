@@ -72,7 +72,7 @@ class FixedHeads(HeadGroup):
     (https://arxiv.org/abs/1904.10509), sections 4.2 and 4.3.
     """
 
-    supports_entmax = True
+    has_one_softmax = True
     compares_by_products = True
     supports_segments = True
     remembers_key_heads = True

@@ -36,7 +36,7 @@ class FullHeads(HeadGroup):
     Reference: Vaswani et al. (2017), section 3.2.
     """
 
-    supports_entmax = True
+    has_one_softmax = True
     compares_by_products = True
     supports_segments = True
     remembers_key_heads = True

@@ -19,7 +19,6 @@ from routing_tf.layers.lengths import of_length
 from routing_tf.layers.masks import large_negative
 from routing_tf.layers.rotary_position import rotate
 from routing_tf.layers.scaled_dot_product import ScaledDotProduct
-from routing_tf.layers.scaled_dot_product import check_entmax_alpha
 from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.serialization import class_of_config
 from routing_tf.layers.validation import check_choice
@@ -107,17 +106,15 @@ class HeadGroup(ConfiguredLayer):
             when built, if keys have an odd size for rotary positions; when called, if
             `use_causal_mask=True` and query and value differ in length, if
             `key_shift=1` comes without a causal mask or with another sequence as value,
-            if rotary positions come with another sequence, or if features that the
-            group reads are missing.
+            or if rotary positions come with another sequence.
     """
 
     #: Whether the group wants keys of its own in self-attention.
     needs_keys = True
-    #: Whether the group reads what the queries are made of. `build` then gets its shape
-    #: too, as `features_shape`.
-    needs_features = False
-    #: Whether `entmax_alpha` may replace the softmax, which sees all keys of a query.
-    supports_entmax = False
+    #: Sizes of a token of the layer that holds the group, and of a key and a value.
+    input_dim = key_dim = value_dim = None
+    #: Whether one softmax, which `entmax_alpha` may replace, sees all keys of a query.
+    has_one_softmax = False
     #: Whether all logits are products of queries and keys that `dot_product` weighs.
     #: `logit_soft_cap` and `qk_norm` need that.
     compares_by_products = False
@@ -180,8 +177,7 @@ class HeadGroup(ConfiguredLayer):
         check_key_shift("key_shift", key_shift)
         self.key_shift = int(key_shift)
         self.dropout_seed = dropout_seed
-        self.entmax_alpha = check_entmax_alpha("entmax_alpha", entmax_alpha)
-        if entmax_alpha is not None and not self.supports_entmax:
+        if entmax_alpha is not None and not self.has_one_softmax:
             raise ValueError(
                 f"`entmax_alpha` must be None for {type(self).__name__}, because these "
                 "heads have no single softmax over the keys of a query. Received: "
@@ -204,6 +200,7 @@ class HeadGroup(ConfiguredLayer):
             name="dot_product",
             dtype=self.dtype_policy,
         )
+        self.entmax_alpha = self.dot_product.entmax_alpha
         self.set_soft_cap(logit_soft_cap)
         self.set_qk_norm(qk_norm)
 
@@ -277,17 +274,10 @@ class HeadGroup(ConfiguredLayer):
         self, query=None, key=None, value=None, *, inputs=None, training=None, **options
     ):
         if inputs is None:
-            features = options.get("features")
-            if self.needs_features and features is None:
-                raise ValueError(
-                    "`features` must be given, because the heads read the inputs of "
-                    "the queries. Received: features=None. Call the `MixedAttention` "
-                    "that holds the group"
-                )
             if not self.built:
-                shapes = (None if x is None else x.shape for x in (query, key, value))
-                more = {"features_shape": features.shape} if self.needs_features else {}
-                self.build(*shapes, **more)
+                self.build(
+                    *(None if x is None else x.shape for x in (query, key, value))
+                )
             inputs = self.prepared(HeadInputs.of(query, key, value, **options))
         # None would hide what an outer call says.
         known = {} if training is None else {"training": training}
@@ -318,9 +308,9 @@ class HeadGroup(ConfiguredLayer):
                 "sequences have no distance. Received: is_cross_attention=True. Use a "
                 "group without them for attention to another sequence"
             )
-        query, key, value, features = (
+        query, key, value = (
             None if x is None else ops.cast(x, self.compute_dtype)
-            for x in (inputs.query, inputs.key, value, inputs.features)
+            for x in (inputs.query, inputs.key, value)
         )
         if self.compares_inputs:
             query, key = self.normalized_query(query), self.normalized_key(key)
@@ -330,7 +320,6 @@ class HeadGroup(ConfiguredLayer):
             query=query,
             key=key,
             value=value,
-            features=features,
             token_bias=None if bias is None else self._weighted(bias),
         )
         return inputs if self.remembers_key_heads else self.for_queries(inputs)
@@ -431,7 +420,7 @@ class HeadGroup(ConfiguredLayer):
         """
         needs_logits = self.dot_product.needs_logits(False, training)
         is_alone = needs_logits is None and inputs.token_bias is None
-        return self.supports_entmax and is_alone
+        return self.has_one_softmax and is_alone
 
     def sees(self, query, keys, cache):
         """The pattern, for some queries and keys by their positions.
@@ -451,12 +440,12 @@ class HeadGroup(ConfiguredLayer):
         """
         raise NotImplementedError
 
-    def cache_length(self, max_length, grid=None):
+    def cache_length(self, max_length, positions=None):
         """Returns how many of the last positions a query may see.
 
         Args:
             max_length: number of tokens a sequence may have.
-            grid: number of blocks along each axis, see `HeadInputs`.
+            positions: their `Positions`; None (the default) for a sequence.
         """
         return max_length
 
@@ -464,26 +453,19 @@ class HeadGroup(ConfiguredLayer):
         """Returns the mask and the bias of the tokens in a cache."""
         return inputs.value_mask, inputs.token_bias
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         """Makes an empty cache for steps of self-attention under a causal mask.
 
         Args:
             batch_size: number of sequences.
             max_length: number of tokens a sequence may have.
-            grid: number of blocks along each axis, see `HeadInputs`.
+            positions: their `Positions`; None (the default) for a sequence.
 
         Returns:
             Dict of tensors with the batch on axis 0; see `routing_tf.layers.decoding`.
         """
-        num_tokens = self.cache_length(max_length, grid)
+        num_tokens = self.cache_length(max_length, positions)
         return recent_tokens.make(self, batch_size, num_tokens)
-
-    def cache_for(self, batch_size, positions):
-        """Makes the cache of `make_cache` for `Positions`.
-
-        Groups that need more than the number of positions and blocks override this.
-        """
-        return self.make_cache(batch_size, positions.num_positions, positions.grid)
 
     def start(self, cache, inputs):
         """Attends with a sequence from its first token on, in one parallel pass.

@@ -30,18 +30,15 @@ class HeadInputs:
             shifted, see `routing_tf.layers.key_shift`.
         token_bias: `<float>[batch, 1, memory length]`, added to the logits of the
             values; None (the default) for no bias.
-        features: `<float>[batch, length, dim]`, the tokens that queries are made from,
-            in the order of their positions; None (the default) for groups that do not
-            need them (`needs_features`).
+        source: `<float>[batch, length, dim]`, the tokens that queries are made from, in
+            the order of the layer's input; None (the default) if they are unknown.
         use_causal_mask: whether a query sees only keys up to its own position.
             Defaults to False.
         is_cross_attention: whether key and value come from another sequence than the
             query. Defaults to False.
-        grid: number of blocks along each axis of the query, whose positions come in
-            blocked order; None (the default) for positions on one axis.
-        memory_grid: the same for the value.
         positions: `Positions` of the query, which describe the axes and their order;
             None (the default) for a sequence.
+        memory_positions: the same for the value.
         adds_losses: whether clustering losses are added. Defaults to True.
         first_position: position of the first token, an integer or a tensor. Defaults
             to 0.
@@ -58,12 +55,11 @@ class HeadInputs:
     key_mask: Any = None
     value_mask: Any = None
     token_bias: Any = None
-    features: Any = None
+    source: Any = None
     use_causal_mask: bool = False
     is_cross_attention: bool = False
-    grid: tuple | None = None
-    memory_grid: tuple | None = None
     positions: Any = None
+    memory_positions: Any = None
     adds_losses: bool = True
     first_position: Any = 0
     routing_scope: str | None = None
@@ -102,12 +98,18 @@ class HeadInputs:
             number: how many they are, an integer.
         """
         places, parts = first + numbers(number), {}
-        for name in (*MASKS, "query", "key", "value", "token_bias", "features"):
-            x, axis = getattr(self, name), 1 if name == "features" else 2
-            parts[name] = None if x is None else ops.take(x, places, axis=axis)
+        for name in (*MASKS, "query", "key", "value", "token_bias"):
+            x = getattr(self, name)
+            parts[name] = None if x is None else ops.take(x, places, axis=2)
         first_position = self.first_position + first
-        parts |= {"positions": None, "segments": None, "first_position": first_position}
-        return dataclasses.replace(self, **parts)
+        parts |= {"source": None, "positions": None, "segments": None}
+        return dataclasses.replace(self, **parts, first_position=first_position)
+
+    @property
+    def differentiated(self):
+        """Names of the tensors to which gradients flow."""
+        names = ("query", "key", "value", "token_bias")
+        return [name for name in names if getattr(self, name) is not None]
 
     def in_last_segment(self):
         """Returns the inputs in which all but the last segment, if any, is padding."""
@@ -116,13 +118,3 @@ class HeadInputs:
         own = self.segments.is_in_last
         masks = {name: combine_masks(getattr(self, name), own) for name in MASKS}
         return dataclasses.replace(self, **masks)
-
-
-def features_for(group, positions, query):
-    """Returns the features of `HeadInputs` for a group; None if it does not need them.
-
-    `query` is `<float>[batch, length, dim]`, or None; `positions` are its `Positions`.
-    """
-    if query is None or not group.needs_features:
-        return None
-    return positions.arrange(query[:, None])[:, 0]

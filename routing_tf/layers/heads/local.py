@@ -99,7 +99,7 @@ class LocalHeads(HeadGroup):
     section 3.1, with blocks instead of sliding windows.
     """
 
-    supports_entmax = True
+    has_one_softmax = True
     compares_by_products = True
     supports_segments = True
     remembers_key_heads = True
@@ -229,16 +229,17 @@ class LocalHeads(HeadGroup):
         )
         return blocks.put_back_blocks(output, length, axis=2)
 
-    def cache_length(self, max_length, grid=None):
+    def cache_length(self, max_length, positions=None):
         rows, across = (*self._flange(), 0)[:2]
-        columns = grid[-1] if len(self.block_shape) > 1 else 1
+        columns = positions.grid[-1] if len(self.block_shape) > 1 else 1
         num_blocks = rows * columns + across + 1
         return num_blocks * math.prod(self.block_shape) * self.dilation
 
-    def make_cache(self, batch_size, max_length, grid=None):
-        cache = super().make_cache(batch_size, max_length, grid)
+    def make_cache(self, batch_size, max_length, positions=None):
+        cache = super().make_cache(batch_size, max_length, positions)
         if len(self.block_shape) > 1:
-            cache["columns"] = ops.full((batch_size,), grid[-1], dtype="int32")
+            columns = positions.grid[-1]
+            cache["columns"] = ops.full((batch_size,), columns, dtype="int32")
         return cache
 
     def max_positions(self, cache):
@@ -353,22 +354,25 @@ class LocalHeads(HeadGroup):
 
     def _layout_nd(self, inputs):
         axes = len(self.block_shape)
-        if inputs.grid is None or len(inputs.grid) != axes:
+        grid, memory_grid = (
+            x and x.grid for x in (inputs.positions, inputs.memory_positions)
+        )
+        if grid is None or len(grid) != axes:
             raise ValueError(
                 f"`block_shape` must have an entry for each axis of the positions. "
                 f"Received: block_shape={self.block_shape} with positions on "
-                f"{len(inputs.grid or (1,))} axes. Pass `query` as (batch, height, "
+                f"{len(grid or (1,))} axes. Pass `query` as (batch, height, "
                 "width, dim), or blocks with one entry."
             )
-        if inputs.grid != inputs.memory_grid:
+        if grid != memory_grid:
             raise ValueError(
                 "Local heads pair each block of `query` with the block of `value` at "
                 "the same place, so both must have the same number of blocks. "
-                f"Received: {inputs.grid} and {inputs.memory_grid} blocks. Use routed "
+                f"Received: {grid} and {memory_grid} blocks. Use routed "
                 "or full heads for attention to positions of another shape."
             )
         size = math.prod(self.block_shape)
-        return inputs.grid, size, size
+        return grid, size, size
 
     def _flange(self):
         if isinstance(self.flange_blocks, int):

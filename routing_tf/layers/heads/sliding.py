@@ -171,7 +171,7 @@ class SlidingHeads(HeadGroup):
             return distance < -1
         return (distance < -1) | (distance > 1)
 
-    def cache_length(self, max_length, grid=None):
+    def cache_length(self, max_length, positions=None):
         return max_length if self.is_strided else self.radius + 1
 
     def max_positions(self, cache):

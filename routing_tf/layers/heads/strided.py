@@ -54,7 +54,7 @@ class StridedHeads(HeadGroup):
     of the release.
     """
 
-    supports_entmax = True
+    has_one_softmax = True
     compares_by_products = True
     supports_segments = True
     remembers_key_heads = True

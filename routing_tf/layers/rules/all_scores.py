@@ -6,6 +6,7 @@ from keras import ops
 
 from routing_tf.layers import key_heads
 from routing_tf.layers.decoding import rows
+from routing_tf.layers.key_shift import read_next_values
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.rules.prefixes import Prefixes
 
@@ -14,14 +15,14 @@ class AllScores(Prefixes):
     """Prefixes in which any token may become a member later; caches contain all."""
 
     def make_cache(self, batch_size, max_length):
-        names = {"key": self.group.num_key_heads}
-        if not self.group.share_query_key:
-            names["query"] = self.group.num_heads
-        keys = (batch_size, self.group.num_key_heads, max_length)
-        cache = {"rows": rows.empty_rows(self.group, *keys)}
+        names = {"key": self.num_key_heads}
+        if not self.shares_vectors:
+            names["query"] = self.num_heads
+        keys = (batch_size, self.num_key_heads, max_length)
+        cache = {"rows": rows.empty_rows(self, *keys)}
         for name, heads in names.items():
             real = (batch_size, heads, max_length)
-            scores = (*real, self.group.num_clusters)
+            scores = (*real, self.num_clusters)
             cache[f"{name}_scores"] = ops.zeros(scores, "float32")
             cache[f"{name}_mask"] = ops.zeros(real, "bool")
         return cache
@@ -33,7 +34,7 @@ class AllScores(Prefixes):
     @property
     def tokens_per_step(self):
         # As many go at once as in one pass.
-        return self.group.prefix_block_size or self.group.attention_window
+        return self.block_size
 
     def fill_cache(self, cache, tokens):
         return _update(cache, 0, tokens)
@@ -44,8 +45,8 @@ class AllScores(Prefixes):
             key_heads.for_queries(cache[name], tokens.query.shape[1])
             for name in ("rows", "key_scores", "key_mask")
         )
-        key, value, bias, real = rows.split_rows(self.group, remembered_rows)
-        query = ops.cast(tokens.query, self.group.compute_dtype)
+        key, value, bias, real = rows.split_rows(self, remembered_rows)
+        query = ops.cast(tokens.query, self.compute_dtype)
         inputs = dataclasses.replace(
             tokens.inputs,
             value=value,
@@ -57,11 +58,13 @@ class AllScores(Prefixes):
         remembered = dataclasses.replace(
             tokens,
             key=key,
-            query_scores=cache.get("query_scores", key_scores),
-            key_scores=key_scores,
+            of_queries=tokens.of_queries.with_entries(
+                cache.get("query_scores", key_scores)
+            ),
+            of_keys=tokens.of_keys.with_entries(key_scores),
             query_mask=cache.get("query_mask", key_mask),
             key_mask=key_mask,
-            inputs=self.group.shifted(inputs),
+            inputs=read_next_values(inputs) if self.key_shift else inputs,
         )
         output = self.attend_block(remembered, index, query, training=False)
         return without_padding(output, tokens.inputs.query_mask), cache
@@ -70,8 +73,10 @@ class AllScores(Prefixes):
 def _update(cache, index, tokens):
     """Returns the cache with the rows, scores and masks of tokens from `index` on."""
     new = {"rows": rows.of_tokens(tokens)}
-    for name in ("key", "query") if "query_scores" in cache else ("key",):
-        scores, mask = (getattr(tokens, f"{name}_{x}") for x in ("scores", "mask"))
+    found = {"key": (tokens.of_keys.scores, tokens.key_mask)}
+    if "query_scores" in cache:
+        found["query"] = tokens.of_queries.scores, tokens.query_mask
+    for name, (scores, mask) in found.items():
         shape = ops.shape(scores)[:3]
         new[f"{name}_scores"] = scores
         new[f"{name}_mask"] = (

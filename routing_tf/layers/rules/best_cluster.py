@@ -11,8 +11,6 @@ from routing_tf.layers.decoding import rows
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import without_padding
-from routing_tf.layers.rules.inside_segments import BestClusterOfSegment
-from routing_tf.layers.rules.routed_tokens import own_clusters
 from routing_tf.layers.rules.rule import Rule
 
 
@@ -25,28 +23,28 @@ class BestCluster(Rule):
     cluster. Padding gets zero. For steps the members are arranged once.
     """
 
-    def in_segments(self):
-        return BestClusterOfSegment(self.group)
+    def __init__(self, group):
+        super().__init__(group)
+        self.choose = group.choose
 
     def attend(self, tokens, training=None):
         inputs = tokens.inputs
-        members, filled = self.group.choose(
-            tokens.key_scores, tokens.key_mask, training=training
+        members, filled = self.choose(
+            tokens.of_keys, tokens.key_mask, training=training
         )
-        clusters, num_clusters = own_clusters(tokens.query_scores, inputs.query_mask)
-        window = self.group.known_window(length_of(tokens.key, 2))
-        chunk_size = chunk_size_for(window)
+        clusters, num_clusters = tokens.of_queries.apart_from_padding(inputs.query_mask)
+        chunk_size = chunk_size_for(self.window_in(length_of(tokens.key, 2)))
         order = ClusterOrder(clusters, num_clusters, chunk_size)
         # Padding may read anything.
-        read = ops.minimum(order.cluster_of_chunk, tokens.num_clusters - 1)
+        read = ops.minimum(order.cluster_of_chunk, self.num_clusters - 1)
         members = membership.gather(members, read)
         if filled is not None:
             filled = membership.gather(filled, read)
-        key = ops.cast(tokens.key, self.group.compute_dtype)
-        output = self.group.dot_product(
-            ops.cast(order.arrange(tokens.query), self.group.compute_dtype),
+        key = ops.cast(tokens.key, self.compute_dtype)
+        output = self.dot_product(
+            ops.cast(order.arrange(tokens.query), self.compute_dtype),
             membership.gather(key, members),
-            membership.gather(tokens.value, members),
+            membership.gather(inputs.value, members),
             attention_mask=self.member_mask(inputs, members, filled),
             bias=self.member_bias(inputs, members),
             distances=_distances(order, length_of(members, -1)),
@@ -55,13 +53,13 @@ class BestCluster(Rule):
         return without_padding(order.restore(output), inputs.query_mask)
 
     def make_memory(self, tokens):
-        members, filled = self.group.choose(tokens.key_scores, tokens.key_mask)
+        members, filled = self.choose(tokens.of_keys, tokens.key_mask)
         memory = membership.gather(rows.of_tokens(tokens), members)
         if filled is not None:
             real = memory[..., -1:] * ops.cast(filled, memory.dtype)[..., None]
             memory = ops.concatenate([memory[..., :-1], real], axis=-1)
         batch, _, num_clusters, _ = ops.shape(members)
-        shape = (batch, self.group.num_heads, num_clusters)
+        shape = (batch, self.num_heads, num_clusters)
         return {"rows": memory, "counts": ops.zeros(shape, "int32")}
 
     def restart(self, cache):
@@ -69,19 +67,19 @@ class BestCluster(Rule):
 
     def step(self, cache, index, tokens):
         mask, num_key_heads = tokens.inputs.query_mask, cache["rows"].shape[1]
-        clusters, _ = own_clusters(tokens.query_scores, None)
+        clusters = tokens.of_queries.numbers
         members = membership.gather_blocks(
             cache["rows"], key_heads.of_queries(clusters, num_key_heads)
         )
-        asks = backends.one_hot(clusters, tokens.num_clusters, dtype="int32")
+        asks = backends.one_hot(clusters, self.num_clusters, dtype="int32")
         if mask is not None:
             asks = asks * ops.cast(mask, "int32")[..., None]
         # Earlier queries of each cluster, those of this call included.
         counts = cache["counts"][:, :, None] + ops.cumsum(asks, axis=2)
         ranks = ops.take_along_axis(counts - asks, clusters[..., None], axis=-1)
         output = rows.attend_to_rows(
-            self.group,
-            ops.cast(tokens.query, self.group.compute_dtype)[:, :, :, None],
+            self,
+            ops.cast(tokens.query, self.compute_dtype)[:, :, :, None],
             key_heads.all_queries(members),
             None,
             (numbers(members.shape[4]) - ranks)[:, :, :, None],

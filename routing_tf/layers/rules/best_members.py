@@ -30,15 +30,14 @@ class BestMembers(Prefixes):
     tokens_per_step = 1
 
     def make_cache(self, batch_size, max_length):
-        group = self.group
-        lists = {"key_scores": (batch_size, group.num_key_heads, group.num_clusters)}
-        if not group.share_query_key:
-            heads = (batch_size, group.num_heads)
-            lists["query_scores"] = (*heads, group.num_clusters)
-        window = group.attention_window
+        lists = {"key_scores": (batch_size, self.num_key_heads, self.num_clusters)}
+        if not self.shares_vectors:
+            heads = (batch_size, self.num_heads)
+            lists["query_scores"] = (*heads, self.num_clusters)
+        window = self.window
         return {
             **self._no_pending_key(batch_size),
-            "rows": rows.empty_rows(group, *lists["key_scores"], window),
+            "rows": rows.empty_rows(self, *lists["key_scores"], window),
             **{
                 name: ops.full((*shape, window), NO_TOKEN, dtype="float32")
                 for name, shape in lists.items()
@@ -65,7 +64,7 @@ class BestMembers(Prefixes):
         row = rows.of_tokens(offered)
         scores = {name: _scores(tokens, name)[..., 0] for name in _lists(cache)}
         place, enters = self._entry(cache["key_scores"], scores["key_scores"])
-        if self.group.key_shift:
+        if self.key_shift:
             # The key before this one is read, with its own value.
             cache = self._with_member(
                 cache, _scores(offered, "key_scores")[..., 0], row
@@ -85,13 +84,13 @@ class BestMembers(Prefixes):
             place, is_member = self._entry(own, new)
             own = _append(own, new[..., None], place, is_member[..., None])
             cache = {**cache, "query_scores": own}
-        query = ops.cast(tokens.query, self.group.compute_dtype)[:, :, None]
+        query = ops.cast(tokens.query, self.compute_dtype)[:, :, None]
         visible, distances, is_member = (
             key_heads.for_queries(x, query.shape[1])
             for x in (visible, distances, is_member)
         )
         output = rows.attend_to_rows(
-            self.group, query, members, visible[..., None, :], distances[..., None, :]
+            self, query, members, visible[..., None, :], distances[..., None, :]
         )
         output = self.mean_over_clusters(output[..., 0, :], is_member, axis=2)
         return without_padding(output[:, :, None], tokens.inputs.query_mask), cache
@@ -113,9 +112,9 @@ class BestMembers(Prefixes):
 
     def _best(self, scores):
         """Positions and scores of the best tokens, by position, behind empty places."""
-        length, window = scores.shape[-1], self.group.attention_window
+        length, window = scores.shape[-1], self.window
         count = min(window, length)
-        settled = membership.settled(scores, count, self.group.near_tie)
+        settled = membership.settled(scores, count, self.near_tie)
         _, members = backends.top_k(settled, count)
         best = ops.take_along_axis(scores, members, axis=-1)
         members = ops.cast(members, "int32")
@@ -136,7 +135,7 @@ class BestMembers(Prefixes):
         those of the next token. The place, `[B, H, K, 1]`, is that of the member with
         the lowest score, of equal ones the last.
         """
-        lowest = extremes.smallest(scores, axis=-1) + self.group.near_tie
+        lowest = extremes.smallest(scores, axis=-1) + self.near_tie
         places = numbers(scores.shape[-1])
         is_lowest = scores <= lowest[..., None]
         places = ops.where(is_lowest, places, -1)
@@ -151,8 +150,10 @@ def _lists(cache):
 
 def _scores(tokens, name):
     """Scores `[B, H, K, L]` of keys or queries; padding never wins."""
-    mask = tokens.key_mask if name == "key_scores" else tokens.query_mask
-    scores = ops.swapaxes(getattr(tokens, name), 2, 3)
+    mask, found = tokens.key_mask, tokens.of_keys
+    if name == "query_scores":
+        mask, found = tokens.query_mask, tokens.of_queries
+    scores = ops.swapaxes(found.scores, 2, 3)
     return scores if mask is None else ops.where(mask[:, :, None], scores, NO_TOKEN)
 
 

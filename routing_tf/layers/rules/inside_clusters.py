@@ -6,7 +6,6 @@ from routing_tf.layers import membership
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.rules.inside_segments import InsideSegments
 from routing_tf.layers.rules.rule import Rule
 
 
@@ -19,37 +18,38 @@ class InsideClusters(Rule):
     Reference: `clustered_local_attention_helper` of the release.
     """
 
-    def in_segments(self):
-        return InsideSegments(self.group)
+    def __init__(self, group):
+        super().__init__(group)
+        self.choose = group.choose
 
     def compares_ranks(self, tokens):
         """Tells whether a causal mask may compare ranks instead of positions."""
         return tokens.shares_vectors
 
     def attend(self, tokens, training=None):
-        members, filled = self.group.choose(
-            tokens.key_scores, tokens.key_mask, training=training
+        members, filled = self.choose(
+            tokens.of_keys, tokens.key_mask, training=training
         )
-        key = membership.gather(ops.cast(tokens.key, self.group.compute_dtype), members)
-        value = membership.gather(tokens.value, members)
+        key = membership.gather(ops.cast(tokens.key, self.compute_dtype), members)
+        value = membership.gather(tokens.inputs.value, members)
         query, query_members, query_filled = key, members, filled
         if not tokens.shares_vectors:
-            query_members, query_filled = self.group.choose(
-                tokens.query_scores, tokens.query_mask, training=training
+            query_members, query_filled = self.choose(
+                tokens.of_queries, tokens.query_mask, training=training
             )
-            query = ops.cast(tokens.query, self.group.compute_dtype)
+            query = ops.cast(tokens.query, self.compute_dtype)
             query = membership.gather(query, query_members)
         in_order = self.compares_ranks(tokens)
         is_causal = tokens.inputs.use_causal_mask
         mask = self.member_mask(tokens.inputs, members, filled)
         if is_causal and not in_order:
-            last = query_members[..., :, None] - self.group.key_shift
+            last = query_members[..., :, None] - self.key_shift
             mask = combine_masks(mask, members[..., None, :] <= last)
-        elif self.group.key_shift:
+        elif self.key_shift:
             # A token does not see its own key.
             places = numbers(length_of(members, -1))
             mask = combine_masks(mask, places[:, None] != places)
-        output = self.group.dot_product(
+        output = self.dot_product(
             query,
             key,
             value,
@@ -63,5 +63,5 @@ class InsideClusters(Rule):
             query_members,
             tokens.length,
             query_filled,
-            self.group.count_offset,
+            self.count_offset,
         )

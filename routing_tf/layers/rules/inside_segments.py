@@ -6,9 +6,9 @@ from routing_tf.layers import blocks
 from routing_tf.layers import membership
 from routing_tf.layers import segment_members
 from routing_tf.layers.cluster_order import ranks_in_clusters
+from routing_tf.layers.lengths import smaller
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import without_padding
-from routing_tf.layers.rules.routed_tokens import own_clusters
 from routing_tf.layers.rules.rule import Rule
 from routing_tf.layers.segments import segment_mask
 
@@ -21,12 +21,16 @@ class InsideSegments(Rule):
     `3 * L * K * W` pairs, where W is the attention window.
     """
 
+    def __init__(self, group):
+        super().__init__(group)
+        self.choose_in_segments = group.choose_in_segments
+
     def attend(self, tokens, training=None):
-        group, segments = self.group, tokens.inputs.segments
-        size, shift = group.window(tokens.length), group.key_shift
+        segments, shift = tokens.inputs.segments, self.key_shift
+        size = smaller(self.window, tokens.length)
         members, filled = keys = self._lists(tokens, "key", training)
         asking, asks = keys
-        if not tokens.shares_scores:
+        if not tokens.shares_clusters:
             asking, asks = self._lists(tokens, "query", training)
 
         def cut(x):
@@ -37,7 +41,7 @@ class InsideSegments(Rule):
             return _joined(blocks.memory_windows(x, (1,), (1,), axis=3))
 
         def of_clusters(x):
-            return ops.repeat(x[:, :, None], tokens.num_clusters, axis=2)
+            return ops.repeat(x[:, :, None], self.num_clusters, axis=2)
 
         own = segment_mask(
             segments, lambda x: cut(of_clusters(x)), lambda x: read(of_clusters(x))
@@ -49,10 +53,10 @@ class InsideSegments(Rule):
         if bias is not None:
             bias = read(bias[:, :, :, 0])[..., None, :]
         real = self.member_mask(tokens.inputs, members, filled)[:, :, :, 0]
-        output = group.dot_product(
+        output = self.dot_product(
             cut(self._gathered(tokens.query, asking)),
             read(self._gathered(tokens.key, members)),
-            read(membership.gather(tokens.value, members)),
+            read(membership.gather(tokens.inputs.value, members)),
             attention_mask=combine_masks(own, read(real)[..., None, :], earlier),
             bias=bias,
             offset=size,
@@ -62,17 +66,19 @@ class InsideSegments(Rule):
         output = ops.reshape(output, shape)
         output = blocks.put_back_blocks(output, tokens.length, axis=3)
         return membership.scatter_mean(
-            output, asking, tokens.length, asks, group.count_offset
+            output, asking, tokens.length, asks, self.count_offset
         )
 
     def _lists(self, tokens, name, training):
-        scores, mask = (getattr(tokens, f"{name}_{x}") for x in ("scores", "mask"))
+        found, mask = tokens.of_keys, tokens.key_mask
+        if name == "query":
+            found, mask = tokens.of_queries, tokens.query_mask
         starts = tokens.inputs.segments.query_starts
-        is_member = self.group.choose_in_segments(scores, starts, mask, training)
+        is_member = self.choose_in_segments(found, starts, mask, training)
         return segment_members.lists(is_member, starts)
 
     def _gathered(self, x, members):
-        return membership.gather(ops.cast(x, self.group.compute_dtype), members)
+        return membership.gather(ops.cast(x, self.compute_dtype), members)
 
 
 class BestClusterOfSegment(Rule):
@@ -82,17 +88,21 @@ class BestClusterOfSegment(Rule):
     The work is that of full attention. Relative positions are ranks in the segments.
     """
 
+    def __init__(self, group):
+        super().__init__(group)
+        self.choose_in_segments = group.choose_in_segments
+        self.max_relative_position = group.max_relative_position
+
     def attend(self, tokens, training=None):
-        group, inputs = self.group, tokens.inputs
-        segments = inputs.segments
-        is_member = group.choose_in_segments(
-            tokens.key_scores, segments.value_starts, tokens.key_mask, training
+        inputs, segments = tokens.inputs, tokens.inputs.segments
+        is_member = self.choose_in_segments(
+            tokens.of_keys, segments.value_starts, tokens.key_mask, training
         )
-        clusters, num_clusters = own_clusters(tokens.query_scores, inputs.query_mask)
+        clusters, num_clusters = tokens.of_queries.apart_from_padding(inputs.query_mask)
         # Padding may read anything.
-        read = ops.minimum(clusters, tokens.num_clusters - 1)
+        read = ops.minimum(clusters, self.num_clusters - 1)
         distances = None
-        if group.max_relative_position is not None:
+        if self.max_relative_position is not None:
             starts = ops.broadcast_to(segments.query_starts, ops.shape(clusters))
             ranks = ranks_in_clusters(clusters, num_clusters, starts)
             key_ranks = segment_members.ranks_of_members(
@@ -103,10 +113,10 @@ class BestClusterOfSegment(Rule):
             None if x is None else x[:, :, None]
             for x in (inputs.value_mask, inputs.token_bias)
         )
-        output = group.dot_product(
-            ops.cast(tokens.query, group.compute_dtype),
-            ops.cast(tokens.key, group.compute_dtype),
-            tokens.value,
+        output = self.dot_product(
+            ops.cast(tokens.query, self.compute_dtype),
+            ops.cast(tokens.key, self.compute_dtype),
+            inputs.value,
             attention_mask=combine_masks(
                 membership.gather(is_member, read),
                 segment_mask(segments, lambda x: x, lambda x: x),

@@ -36,19 +36,25 @@ class Prefixes(Rule):
     tokens outrank which tells who is a member at each token of the block. That takes
     `L * K * (candidates + block size)` pairs.
 
-    The group is one of `CentroidHeads`, whose `num_candidates` and `is_member` tell who
-    can be a member and who is one. Subclasses say what a cache remembers.
+    `num_candidates` and `is_member` of the group tell who can be a member and who is
+    one. Subclasses say what a cache remembers.
     """
 
+    def __init__(self, group):
+        super().__init__(group)
+        self.block_size = group.prefix_block_size or self.window
+        self.num_candidates, self.is_member = group.num_candidates, group.is_member
+        self.near_tie, self.shares_vectors = group.near_tie, group.share_query_key
+
     def attend(self, tokens, training=None):
-        size = self.group.prefix_block_size or self.group.attention_window
+        size = self.block_size
         if is_known(tokens.length):
             size = min(size, tokens.length)
-        queries = ops.cast(tokens.query, self.group.compute_dtype)
+        queries = ops.cast(tokens.query, self.compute_dtype)
         queries = ops.moveaxis(break_into_blocks(queries, size, axis=2), 2, 0)
         num_blocks = length_of(queries, 0)
         starts = numbers(num_blocks) * size
-        draws = _Draws(self.group.dot_product, num_blocks, training)
+        draws = _Draws(self.dot_product, num_blocks, training)
 
         def attend_with(block):
             start, query, seed = block
@@ -70,23 +76,27 @@ class Prefixes(Rule):
         if tokens.inputs.segments is not None:
             segment_starts = tokens.inputs.segments.query_starts
         keys = queries = self._find(
-            tokens.key_scores, tokens.key_mask, segment_starts, start, size
+            tokens.of_keys.scores, tokens.key_mask, segment_starts, start, size
         )
         if not tokens.shares_vectors:
             queries = self._find(
-                tokens.query_scores, tokens.query_mask, segment_starts, start, size
+                tokens.of_queries.scores,
+                tokens.query_mask,
+                segment_starts,
+                start,
+                size,
             )
         visible = keys.is_member
         real = self.member_mask(tokens.inputs, keys.positions)
         visible = combine_masks(visible, real)
-        if self.group.key_shift:
+        if self.key_shift:
             # A token does not see its own key.
             visible = ops.logical_and(visible, keys.before(start))
-        key = ops.cast(tokens.key, self.group.compute_dtype)
-        output = self.group.dot_product(
+        key = ops.cast(tokens.key, self.compute_dtype)
+        output = self.dot_product(
             query[:, :, None],
             membership.gather(key, keys.positions),
-            membership.gather(tokens.value, keys.positions),
+            membership.gather(tokens.inputs.value, keys.positions),
             attention_mask=visible,
             bias=self.member_bias(tokens.inputs, keys.positions),
             distances=keys.distances(),
@@ -110,8 +120,8 @@ class Prefixes(Rule):
             before = ops.logical_and(before, segment_starts == first)
         best = _best(
             ops.where(before[:, :, None], scores, large_negative(scores.dtype)),
-            self.group.num_candidates(length),
-            self.group.near_tie,
+            self.num_candidates(length),
+            self.near_tie,
         )
         block = start + numbers(size)
         own = ops.broadcast_to(
@@ -135,12 +145,12 @@ class Prefixes(Rule):
             exists,
             ops.argsort(best),
             size,
-            self.group.near_tie,
+            self.near_tie,
             segments,
         )
         num_tokens = _num_tokens(real, segment_starts)
         num_tokens = membership.gather_entries(num_tokens, own, length)[..., None]
-        members = self.group.is_member(ranks, num_tokens)
+        members = self.is_member(ranks, num_tokens)
         earlier = positions[..., None, :] <= own[..., None]
         in_segment = None
         if segments is not None:

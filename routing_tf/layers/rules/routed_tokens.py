@@ -12,58 +12,112 @@ from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
 
 
-@dataclasses.dataclass(frozen=True)
-class RoutedTokens:
-    """Tokens with their scores against the clusters.
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Assignment:
+    """Which clusters tokens are in: by their scores, or by number.
 
-    With grouped queries keys, values and the scores of keys are those of key heads,
+    Args:
+        entries: `<float32>[B, H, L, K]`, scores, of which the highest is that of the
+            token's cluster; or `<int32>[B, H, L, 1]`, the number of its cluster.
+        num_clusters: number of clusters K.
+        has_scores: whether entries are scores. Defaults to True.
+    """
+
+    entries: Any
+    num_clusters: int
+    has_scores: bool = True
+
+    @property
+    def scores(self):
+        """Scores `<float32>[B, H, L, K]`."""
+        if self.has_scores:
+            return self.entries
+        numbers = self.entries[..., 0]
+        return backends.one_hot(numbers, self.num_clusters, dtype="float32")
+
+    @property
+    def numbers(self):
+        """The cluster of each token, `<int32>[B, H, L]`."""
+        if self.has_scores:
+            return ops.cast(ops.argmax(self.entries, axis=-1), "int32")
+        return self.entries[..., 0]
+
+    def apart_from_padding(self, mask):
+        """Returns `numbers`, and the number of clusters.
+
+        Padding, where the mask is False, gets an extra cluster after the others.
+        """
+        if mask is None:
+            return self.numbers, self.num_clusters
+        numbers = ops.where(mask, self.numbers, self.num_clusters)
+        return numbers, self.num_clusters + 1
+
+    def best(self, number):
+        """Returns the best clusters of each token, `<int32>[B, H, L, number]`."""
+        if number == 1:  # Much cheaper.
+            return self.numbers[..., None]
+        return ops.cast(backends.top_k(self.scores, number)[1], "int32")
+
+    def by_number(self):
+        """Returns the assignment of tokens whose scores do not matter any more."""
+        return Assignment(self.numbers[..., None], self.num_clusters, False)
+
+    def with_entries(self, entries):
+        """Returns the assignment of other tokens."""
+        return dataclasses.replace(self, entries=entries)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class RoutedTokens:
+    """Tokens with their clusters.
+
+    With grouped queries keys, values and the clusters of keys are those of key heads,
     unless `for_queries` has repeated them.
 
     Args:
         query: `<float32>[B, H, L, D]`, normalised.
         key: `<float32>[B, H, M, D]`, normalised.
-        query_scores: `<float32>[B, H, L, K]`.
-        key_scores: `<float32>[B, H, M, K]`.
+        of_queries: `Assignment` of the queries, `[B, H, L, .]`.
+        of_keys: `Assignment` of the keys, `[B, H, M, .]`.
         query_mask: `<bool>`, broadcastable to `[B, H, L]`, True for queries that may be
             members; None for all.
         key_mask: `<bool>`, broadcastable to `[B, H, M]`, the same for keys.
         inputs: the `HeadInputs` they come from.
         shares_vectors: whether queries are keys.
-        shares_scores: whether queries have the scores of keys.
-        num_copies: number of entries for each token, one after the other. Defaults to
-            1.
+        shares_clusters: whether queries have the clusters of keys.
     """
 
     query: Any
     key: Any
-    query_scores: Any
-    key_scores: Any
+    of_queries: Assignment
+    of_keys: Assignment
     query_mask: Any
     key_mask: Any
     inputs: HeadInputs
     shares_vectors: bool
-    shares_scores: bool
-    num_copies: int = 1
-
-    @property
-    def value(self):
-        """Values `<float>[B, H, M, D]`."""
-        return self.inputs.value
+    shares_clusters: bool
 
     def for_queries(self, num_heads):
         """Returns tokens with a key and a value for each head of queries."""
-        if self.query.shape[1] == self.key_scores.shape[1]:
+        if self.query.shape[1] == self.of_keys.entries.shape[1]:
             return self
-        names = ("key", "query_scores", "key_scores")
-        parts = {
-            name: key_heads.for_queries(getattr(self, name), num_heads)
-            for name in names
-        }
-        key, value = (
-            key_heads.for_queries(x, num_heads) for x in (self.inputs.key, self.value)
+        key, own_key, value, asked, offered = (
+            key_heads.for_queries(x, num_heads)
+            for x in (
+                self.key,
+                self.inputs.key,
+                self.inputs.value,
+                self.of_queries.entries,
+                self.of_keys.entries,
+            )
         )
-        inputs = dataclasses.replace(self.inputs, key=key, value=value)
-        return dataclasses.replace(self, inputs=inputs, **parts)
+        return dataclasses.replace(
+            self,
+            key=key,
+            of_queries=self.of_queries.with_entries(asked),
+            of_keys=self.of_keys.with_entries(offered),
+            inputs=dataclasses.replace(self.inputs, key=own_key, value=value),
+        )
 
     def in_last_segment(self):
         """Returns tokens of which all but the last segment, if any, is padding."""
@@ -82,37 +136,9 @@ class RoutedTokens:
         """Number of queries."""
         return length_of(self.query, 2)
 
-    @property
-    def num_clusters(self):
-        """Number of clusters."""
-        return self.key_scores.shape[-1]
-
-
-def own_clusters(scores, mask):
-    """Returns the cluster of each token `[B, H, L]`, and the number of clusters.
-
-    Padding, where the mask is False, gets an extra cluster after the others.
-    """
-    num_clusters = scores.shape[-1]
-    clusters = ops.cast(ops.argmax(scores, axis=-1), "int32")
-    if mask is None:
-        return clusters, num_clusters
-    return ops.where(mask, clusters, num_clusters), num_clusters + 1
-
-
-def best_clusters(scores, number):
-    """Returns the best clusters of each token, `<int32>[B, H, L, number]`."""
-    if number == 1:  # Much cheaper.
-        return ops.cast(ops.argmax(scores, axis=-1), "int32")[..., None]
-    return ops.cast(backends.top_k(scores, number)[1], "int32")
-
 
 def real_tokens(inputs):
     """Returns where query and key are both real; None for everywhere."""
+    if inputs.query_mask is None:
+        return inputs.key_mask
     return combine_masks(inputs.query_mask, inputs.key_mask)
-
-
-def real_keys(tokens, shape):
-    """Tells which keys are real, whatever their queries are."""
-    mask = combine_masks(tokens.key_mask, tokens.inputs.key_mask)
-    return ops.ones(shape, "bool") if mask is None else ops.broadcast_to(mask, shape)

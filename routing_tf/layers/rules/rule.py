@@ -1,23 +1,30 @@
 """The interface of all rules."""
 
+import dataclasses
+
 from keras import ops
 
 from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import pending_keys
+from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
 
 
 class Rule:
-    """How the tokens of clustered heads attend, once they have scores.
+    """How the tokens of clustered heads attend, once they have clusters.
 
     Subclasses implement `attend`; and `make_cache`, `fill_cache` and `step` where there
     is a cache. That is a dict of tensors of fixed sizes with the batch on axis 0. With
     `key_shift=1` the newest key waits in it for the value that follows, see
-    `decoding.pending_keys`. The group is one of `ClusteredHeads`, which say who is a
-    member. With grouped queries a cache, and the tokens that it is made of, have the
-    key heads of the group; `attend` gets tokens with keys for all queries.
+    `decoding.pending_keys`. With grouped queries a cache, and the tokens that it is
+    made of, have the key heads of the group; `attend` gets tokens with keys for all
+    queries.
+
+    Args:
+        group: the `ClusteredHeads`, once their sizes are known. A rule reads its
+            settings when it is made, and is no part of it.
     """
 
     #: Whether no other token has a part in which clusters a token is in.
@@ -26,15 +33,30 @@ class Rule:
     #: Whether queries may explore, see `routing_tf.layers.exploring`.
     lets_explore = True
 
+    #: Whether a key that waits for its value is known by scores, not by its cluster.
+    remembers_scores = True
+
     #: How many tokens `step` takes at once, each of which reads a copy of members.
     tokens_per_step = 32
 
     def __init__(self, group):
-        self.group = group
+        self.heads = type(group)
+        self.num_heads, self.num_key_heads = group.num_heads, group.num_key_heads
+        self.key_dim, self.value_dim = group.key_dim, group.value_dim
+        self.num_clusters = group.num_clusters
+        self.window = group.attention_window
+        self.key_shift = group.key_shift
+        self.compute_dtype = group.compute_dtype
+        self.dot_product = group.dot_product
+        self.padding_mask = group.padding_mask
+        self.count_offset = group.count_offset
 
-    def in_segments(self):
-        """Returns the rule of this kind for `Segments`; refuses if there is none."""
-        return self
+    def window_in(self, length):
+        """Returns how many members a token may see, limited to the length.
+
+        It sets the sizes of chunks, which are integers even if the length is unknown.
+        """
+        return min(self.window, length) if is_known(length) else self.window
 
     def restart(self, cache):
         """Returns a cache as it was before the first token or query."""
@@ -56,8 +78,7 @@ class Rule:
         """Returns an empty cache; refuses if later tokens decide who is a member."""
         raise ValueError(
             "A cache needs heads in which no later token decides who is a member. "
-            f"Received: {type(self.group)}. Compute the whole sequence again "
-            "at each step"
+            f"Received: {self.heads}. Compute the whole sequence again at each step"
         )
 
     def make_memory(self, tokens):
@@ -67,7 +88,7 @@ class Rule:
         """
         raise ValueError(
             "A cache needs queries that find their clusters on their own. Received: "
-            f"{type(self.group)}. Compute the whole sequence again at each step"
+            f"{self.heads}. Compute the whole sequence again at each step"
         )
 
     def fill_cache(self, cache, tokens):
@@ -83,17 +104,14 @@ class Rule:
 
     def _no_pending_key(self, batch_size):
         """Returns what a cache holds of shifted keys: a dict, empty without any."""
-        group = self.group
-        if not group.key_shift:
+        if not self.key_shift:
             return {}
-        shape, dtype = (
-            (batch_size, group.num_key_heads * group.num_rounds, 1),
-            "float32",
-        )
-        key = ops.zeros((*shape, group.key_dim), group.compute_dtype)
-        scores = ops.zeros((*shape, group.num_clusters), dtype)
-        pending = pending_keys.none(batch_size, key=key, key_scores=scores)
-        return {"pending": pending}
+        shape = (batch_size, self.num_key_heads, 1)
+        key = ops.zeros((*shape, self.key_dim), self.compute_dtype)
+        entries = ops.zeros((*shape, 1), "int32")
+        if self.remembers_scores:
+            entries = ops.zeros((*shape, self.num_clusters), "float32")
+        return {"pending": pending_keys.none(batch_size, key=key, entries=entries)}
 
     def _restarted(self, cache):
         """Returns a cache without its pending key."""
@@ -106,8 +124,10 @@ class Rule:
 
         With shifted keys that is the one before it.
         """
-        if not self.group.key_shift:
+        if not self.key_shift:
             return cache, tokens
+        if not self.remembers_scores:
+            tokens = dataclasses.replace(tokens, of_keys=tokens.of_keys.by_number())
         tokens, pending = pending_keys.offer_tokens(cache["pending"], index, tokens)
         return {**cache, "pending": pending}, tokens
 
@@ -119,7 +139,7 @@ class Rule:
         """
         weights = ops.cast(asks, output.dtype)[..., None]
         sums, counts = ops.sum(output * weights, axis), ops.sum(weights, axis)
-        return membership.mean_of(sums, counts, self.group.count_offset)
+        return membership.mean_of(sums, counts, self.count_offset)
 
     def member_bias(self, inputs, members):
         """Returns the token bias of each member, for all queries; None without one."""
@@ -138,7 +158,7 @@ class Rule:
         if inputs.value_mask is not None:
             length = length_of(inputs.value, 2)
             real = membership.gather_entries(inputs.value_mask, members, length)
-            real = self.group.padding_mask(real)[..., None, :]
+            real = self.padding_mask(real)[..., None, :]
         if filled is not None:
             filled = filled[..., None, :]
         return combine_masks(real, filled)

@@ -85,10 +85,10 @@ class _TrainedClusters(_WithFlaws):
             )
         super().__init__(*args, **kwargs)
 
-    def whole_sequence_rule(self):
-        return RankedClusters(self)
+    def whole_sequence_rule(self, has_segments=False):
+        return self.rule(RankedClusters)
 
-    def memory_rule(self):
+    def memory_rule(self, has_segments=False):
         # Each cluster takes as many queries as keys, so later queries push out earlier
         # ones.
         return self.whole_sequence_rule()
@@ -115,7 +115,7 @@ class TrainedHashedHeads(_TrainedClusters, layers.HashedHeads):
     def num_clusters(self):
         return self.num_buckets
 
-    def causal_rule(self, routing_scope=None):
+    def causal_rule(self, routing_scope=None, has_segments=False):
         return self.whole_sequence_rule()
 
     # Whatever their buckets are.
@@ -129,7 +129,7 @@ class TrainedClusterStridedHeads(_TrainedClusters, layers.ClusterStridedHeads):
     They choose members from the whole sequence, even under a causal mask.
     """
 
-    def causal_rule(self, routing_scope=None):
+    def causal_rule(self, routing_scope=None, has_segments=False):
         return self.whole_sequence_rule()
 
 

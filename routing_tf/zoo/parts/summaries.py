@@ -143,7 +143,7 @@ class SummaryHeads(HeadGroup):
         outputs, sums = zip(*parts, strict=True)
         return joined_parts(ops.stack(outputs, axis=-2), ops.stack(sums, axis=-1))
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         """Returns an empty cache with room for `max_length` tokens.
 
         A dict with the rows of the last tokens, their `"positions"`, and `"summaries"`,

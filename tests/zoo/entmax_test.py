@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 from routing_tf import layers
-from routing_tf.layers.entmax import entmax
+from routing_tf.zoo.entmax import entmax
 from tests import golden_cases
 from tests.layers import helpers
 

@@ -78,13 +78,6 @@ def of_each_round(x, num_rounds):
     return ops.concatenate([unfolded(x, num_rounds)] * num_rounds, axis=1)
 
 
-def of_group(group, places, first, end):
-    """Returns the `Rounds` of a group; None if there is nothing to join."""
-    if not group.joins_rounds:
-        return None
-    return Rounds(group.num_rounds, places, first, end, group.attends_to_self)
-
-
 def folded(x, num_heads, num_rounds):
     """Repeats `[B, H, ...]` for each round, which all share it; None stays None."""
     if x is None or num_rounds == 1 or x.shape[1] != num_heads:
@@ -126,36 +119,3 @@ def range_of_bucket(bucket, end, window, num_clusters):
 def stride(num_clusters):
     """Returns how many places a bucket has, including that of padding."""
     return np.int32(np.iinfo("int32").max // (num_clusters + 1))
-
-
-def attend(group, rounds, queries, read, value, vectors, mask, bias, training, **kind):
-    """Attends in chunks, and joins the rounds.
-
-    Args:
-        group: the head group.
-        rounds: `Rounds`; None for one round with nothing to join.
-        queries: `ClusterOrder` of the queries.
-        read: function from entries of keys, `[B, F, L, D]`, to those that each chunk of
-            queries reads, `[B, F, N, S, D]`.
-        value: values `<float>[B, F, L, D]`.
-        vectors: queries `<float>[B, F, N, C, D]` and keys `<float>[B, F, N, S, D]`.
-        mask: `<bool>`, broadcastable to `[B, F, N, C, S]`.
-        bias: `<float>`, of the same form; or None.
-        training: whether dropout is on.
-        **kind: further arguments of the dot product.
-
-    Returns:
-        `<float>[B, H, L, D]`.
-    """
-    kind = {"attention_mask": mask, "training": training, **kind}
-    if rounds is None:
-        output = group.dot_product(*vectors, read(value), bias=bias, **kind)
-        return queries.restore(output)
-    if rounds.num_rounds > 1:
-        own = rounds.bias(read(rounds.places), queries.arrange(rounds.ranges))
-        bias = own if bias is None else own + ops.cast(bias, own.dtype)
-    output, logsumexp = group.dot_product(
-        *vectors, read(value), bias=bias, return_logsumexp=True, **kind
-    )
-    logsumexp = queries.restore(logsumexp[..., None])[..., 0]
-    return rounds.joined(queries.restore(output), logsumexp, value)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from routing_tf import layers
-from routing_tf.layers.moving_thresholds import MovingThresholds
+from routing_tf.zoo import MovingThresholds
 from tests import golden_cases
 from tests.layers import helpers
 

@@ -17,7 +17,7 @@ def split_axis(x, sizes, axis):
     if len(sizes) < 2:
         return [x]
     # With borders Keras adds operations to the graph of TensorFlow.
-    are_equal = is_known(*sizes) and len(set(sizes)) == 1
+    are_equal = len(set(sizes)) == 1
     borders = len(sizes) if are_equal else list(itertools.accumulate(sizes))[:-1]
     return list(ops.split(x, borders, axis=axis))
 

@@ -3,65 +3,36 @@
 import keras
 from keras import ops
 
-
-def is_torch():
-    """Whether the backend of Keras is torch."""
-    return keras.backend.backend() == "torch"
-
-
-def mixes_arrays():
-    """Whether NumPy's arrays may stand beside tensors in Python's arithmetic.
-
-    Torch takes some and not others, and makes small integers of Booleans.
-    """
-    return not is_torch()
+#: Whether the backend of Keras is torch. It takes some of NumPy's arrays beside tensors
+#: in Python's arithmetic and not others, and makes small integers of Booleans. On torch
+#: a function of `ops.custom_gradient` has one output, no second derivative, and is not
+#: compiled.
+IS_TORCH = keras.backend.backend() == "torch"
 
 
-def states_gradients():
-    """Whether `ops.custom_gradient` takes any function, whatever is done with it.
-
-    On torch a function has one output, no second derivative, and is not compiled.
-    """
-    return not is_torch()
-
-
-def top_k(x, k, sorted=True):
-    """Returns what `ops.top_k` does; of equal entries the first ones, in order.
-
-    Torch takes any of them.
-    """
-    if not is_torch():
-        return ops.top_k(x, k, sorted=sorted)
+def _top_k(x, k, sorted=True):
+    # `ops.top_k` takes any of equal entries, not the first ones, in order.
     places = ops.argsort(-x, axis=-1)[..., :k]
     return ops.take_along_axis(x, places, axis=-1), places
 
 
-def one_hot(x, num_classes, dtype):
-    """Returns what `ops.one_hot` does; zeros for a number that is none of a class.
-
-    Torch refuses such a number.
-    """
-    if not is_torch():
-        return ops.one_hot(x, num_classes, dtype=dtype)
+def _one_hot(x, num_classes, dtype):
+    # `ops.one_hot` refuses numbers that are none of a class; their row is zero.
     return ops.cast(x[..., None] == ops.arange(num_classes, dtype=x.dtype), dtype)
 
 
-def segment_sum(rows, places, num_segments):
-    """Returns what `ops.segment_sum` does, also of no segment.
-
-    On torch that takes twenty times as long, and converts all to float32.
-    """
-    if not is_torch():
-        return ops.segment_sum(rows, places, num_segments=num_segments)
+def _segment_sum(rows, places, num_segments):
+    # `ops.segment_sum` takes twenty times as long, and converts all to float32.
     zeros = ops.zeros((num_segments, *rows.shape[1:]), rows.dtype)
     return zeros.index_add(0, places, rows)
 
 
-def scatter(indices, values, shape):
-    """Returns what `ops.scatter` does with distinct indices.
-
-    On torch that is a loop over the values.
-    """
-    if not is_torch():
-        return ops.scatter(indices, values, shape)
+def _scatter(indices, values, shape):
+    # `ops.scatter` is a loop over the values. Indices are distinct.
     return ops.scatter_update(ops.zeros(shape, values.dtype), indices, values)
+
+
+top_k = _top_k if IS_TORCH else ops.top_k
+one_hot = _one_hot if IS_TORCH else ops.one_hot
+segment_sum = _segment_sum if IS_TORCH else ops.segment_sum
+scatter = _scatter if IS_TORCH else ops.scatter

@@ -14,7 +14,6 @@ from keras import ops
 
 from routing_tf.layers.cluster_order import inverse
 from routing_tf.layers.cluster_order import sort_by_cluster
-from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.membership import entries_at
 from routing_tf.layers.stated_gradients import stated_gradient
@@ -125,7 +124,7 @@ class ClusterBlocks:
         the first chunk of each, and `[N, C]` the tokens in the slots of chunks and
         which of these are filled.
         """
-        size, num_clusters = self.chunk_size, length_of(sizes, 0)
+        size, num_clusters = self.chunk_size, sizes.shape[0]
         later = ops.maximum(sizes - self.block_size, 0)
         chunks = (later + size - 1) // size
         ends = ops.cumsum(chunks, axis=0)
@@ -140,7 +139,7 @@ class ClusterBlocks:
         rank = self.block_size + number * size
         rank = rank[:, None] + np.arange(size, dtype="int32")
         place = ops.take(first, cluster)[:, None] + rank
-        tokens = ops.take(token_at, ops.minimum(place, length_of(token_at, 0) - 1))
+        tokens = ops.take(token_at, ops.minimum(place, token_at.shape[0] - 1))
         is_filled = rank < ops.take(sizes, cluster)[:, None]
         # The chunks of the blocks and then these, each by its number in its cluster.
         of_block = self.block_size // size

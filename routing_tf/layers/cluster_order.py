@@ -173,7 +173,8 @@ def sort_by_cluster(clusters, num_clusters):
     Tokens of a cluster stand in order of position. All are `<int32>[B, H, L]`.
     """
     length = length_of(clusters, 2)
-    _check_sizes(length, num_clusters)
+    if is_known(length) and (num_clusters + 1) * length > LARGEST_INTEGER:
+        _refuse_sizes(length, num_clusters)
     # All keys differ, so any sort is a stable one.
     keys = clusters * length + numbers(length)
     keys = ops.sort(keys, axis=-1)
@@ -200,15 +201,14 @@ def first_members(clusters, num_clusters, window):
     return entries_at(token_at, place), ranks < counts
 
 
-def _check_sizes(length, num_clusters):
+def _refuse_sizes(length, num_clusters):
     """Refuses numbers whose product, a sorting key, exceeds 32-bit integers."""
-    if is_known(length) and (num_clusters + 1) * length > LARGEST_INTEGER:
-        raise ValueError(
-            "The number of entries to sort times the number of clusters must be less "
-            f"than 2**31. Received: {length} entries (tokens, or tokens times the "
-            f"blocks that each one chooses) and {num_clusters} clusters or blocks. Use "
-            "fewer clusters, longer blocks or shorter sequences"
-        )
+    raise ValueError(
+        "The number of entries to sort times the number of clusters must be less than "
+        f"2**31. Received: {length} entries (tokens, or tokens times the blocks that "
+        f"each one chooses) and {num_clusters} clusters or blocks. Use fewer clusters, "
+        "longer blocks or shorter sequences"
+    )
 
 
 def ranks_in_clusters(clusters, num_clusters, starts=None):

@@ -6,7 +6,7 @@ import contextvars
 import keras
 from keras import ops
 
-from routing_tf.layers.backends import is_torch
+from routing_tf.layers.backends import IS_TORCH
 from routing_tf.layers.keras_internals import is_compiled_by_xla
 
 _are_static = contextvars.ContextVar("are_static", default=False)
@@ -27,7 +27,7 @@ def static_shapes():
 
 def is_on_one_cpu():
     """Whether everything is computed on a single CPU."""
-    if is_torch():  # Keras lists no devices there, and computes on one.
+    if IS_TORCH:  # Keras lists no devices there, and computes on one.
         return ops.zeros(()).device.type == "cpu"
     devices = keras.distribution.list_devices()
     return len(devices) == 1 and devices[0].startswith("cpu")

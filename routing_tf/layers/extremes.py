@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers.backends import is_torch
+from routing_tf.layers.backends import IS_TORCH
 
 
 def largest(x, axis=None, keepdims=False):
@@ -21,7 +21,7 @@ def smallest(x, axis=None, keepdims=False):
 
 
 def _found(function, x, axis, keepdims, initial):
-    if not is_torch():
+    if not IS_TORCH:
         return function(x, axis=axis, keepdims=keepdims, initial=initial)
     # With `initial` it forgets the other axes.
     if 0 in x.shape:

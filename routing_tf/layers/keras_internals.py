@@ -11,7 +11,15 @@ import keras
 from keras.src.backend import AutocastScope
 from keras.src.backend import get_keras_mask
 
-_of_thread = threading.local()
+
+class _Lists(threading.local):
+    """Lists of losses by layer, others for each thread."""
+
+    def __init__(self):
+        self.lists = weakref.WeakKeyDictionary()
+
+
+_of_thread = _Lists()
 
 
 def declare_call_argument(layer, *names):
@@ -111,15 +119,8 @@ class OwnLosses(keras.layers.Layer):
 
     @property
     def _losses(self):
-        return _lists().setdefault(self, [])
+        return _of_thread.lists.setdefault(self, [])
 
     @_losses.setter
     def _losses(self, value):
-        _lists()[self] = list(value)
-
-
-def _lists():
-    """The lists of this thread, by layer."""
-    if not hasattr(_of_thread, "lists"):
-        _of_thread.lists = weakref.WeakKeyDictionary()
-    return _of_thread.lists
+        _of_thread.lists[self] = list(value)

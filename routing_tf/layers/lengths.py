@@ -10,7 +10,7 @@ arrays, by `keras.ops` in any case.
 import numpy as np
 from keras import ops
 
-from routing_tf.layers.backends import mixes_arrays
+from routing_tf.layers.backends import IS_TORCH
 
 
 def length_of(x, axis):
@@ -26,21 +26,17 @@ def is_known(*lengths):
 
 def library(*lengths):
     """Returns NumPy if all lengths are known and tensors take its arrays, or `ops`."""
-    return np if is_known(*lengths) and mixes_arrays() else ops
+    return np if is_known(*lengths) and not IS_TORCH else ops
 
 
 def smaller(first, second):
     """Returns the smaller of two lengths."""
-    if is_known(first, second):
-        return min(first, second)
-    return ops.minimum(first, second)
+    return min(first, second) if is_known(first, second) else ops.minimum(first, second)
 
 
 def larger(first, second):
     """Returns the larger of two lengths."""
-    if is_known(first, second):
-        return max(first, second)
-    return ops.maximum(first, second)
+    return max(first, second) if is_known(first, second) else ops.maximum(first, second)
 
 
 def of_length(x, axis, length):
@@ -57,10 +53,11 @@ def of_length(x, axis, length):
 
 def numbers(length):
     """Returns the numbers from 0 to `length` - 1, `<int32>[length]`."""
-    return library(length).arange(length, dtype="int32")
+    is_integer = isinstance(length, (int, np.integer)) and not IS_TORCH
+    return (np if is_integer else ops).arange(length, dtype="int32")
 
 
 def as_numbers(integers):
     """Returns integers that may stand beside `numbers`, `<int32>`."""
     integers = np.asarray(integers, "int32")
-    return integers if mixes_arrays() else ops.convert_to_tensor(integers)
+    return ops.convert_to_tensor(integers) if IS_TORCH else integers

@@ -65,8 +65,8 @@ def causal_mask(num_queries, num_keys):
     """Returns which keys each query sees; the last query sees all."""
     # Computed in the graph: as a constant of full attention it would be as large as a
     # model.
-    last = _last_keys(num_queries, num_keys)
-    return ops.arange(num_keys, dtype="int32") <= last
+    last = ops.arange(num_queries, dtype="int32") + (num_keys - num_queries)
+    return ops.arange(num_keys, dtype="int32") <= last[:, None]
 
 
 def sees_some(mask, num_queries=None, num_keys=None):
@@ -88,11 +88,6 @@ def sees_some(mask, num_queries=None, num_keys=None):
         return ops.any(seen, axis=-1, keepdims=True)
     sees_one = ops.any(mask, axis=-1, keepdims=True)
     first = ops.argmax(ops.cast(mask, "int32"), axis=-1, keepdims=True)
-    sees_first = ops.cast(first, "int32") <= _last_keys(num_queries, num_keys)
-    return ops.logical_and(sees_one, sees_first)
-
-
-def _last_keys(num_queries, num_keys):
-    """The last key that each query sees, `<int32>[queries, 1]`."""
     last = ops.arange(num_queries, dtype="int32") + (num_keys - num_queries)
-    return last[:, None]
+    sees_first = ops.cast(first, "int32") <= last[:, None]
+    return ops.logical_and(sees_one, sees_first)

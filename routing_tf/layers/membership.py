@@ -101,7 +101,9 @@ def gather_entries(mask, members, length):
 
 def entries_at(table, index):
     """Returns the entries of `table` `[B, H, L]` at `index` `[B, H, ...]`."""
-    return gather(table[..., None], index)[..., 0]
+    flat = ops.reshape(table, (-1,))
+    found = ops.take(flat, flat_positions(index, ops.shape(table)[2]), axis=0)
+    return ops.reshape(found, ops.shape(index))
 
 
 def gather(x, members):

@@ -17,9 +17,9 @@ from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.positions import Positions
 from routing_tf.layers.projections import Projections
+from routing_tf.layers.rematerialization import computes_again
 from routing_tf.layers.rematerialization import train_and_forget
 from routing_tf.layers.segments import Segments
-from routing_tf.layers.softmax_attention import weights_again
 from routing_tf.layers.stated_gradients import are_stated
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_optional_integer
@@ -267,6 +267,9 @@ class MixedAttention(Projections):
                 group.set_soft_cap(self.logit_soft_cap)
             if self.qk_norm:
                 group.set_qk_norm(True)
+            if self.remat:
+                by_weights = group.has_one_softmax and self.remat == "weights"
+                computes_again(group, "weights" if by_weights else True)
         arguments.warn_of_other_dtypes(self)
 
     def build(self, query_shape, value_shape=None):
@@ -331,8 +334,10 @@ class MixedAttention(Projections):
         return stepping.make_cache(self, batch_size, max_length, **memory)
 
     def __call__(self, query, value=None, key=None, *others, **kwargs):
-        arguments.check_by_position(key, others)
-        arguments.refuse_key_mask(kwargs.pop("key_mask", None))
+        if others or key is not None:
+            arguments.check_by_position(key, others)
+        if "key_mask" in kwargs:
+            arguments.refuse_key_mask(kwargs.pop("key_mask"))
         # Before Keras builds the layer from their shapes.
         arguments.check_axes("query", query)
         if value is not None:
@@ -340,14 +345,17 @@ class MixedAttention(Projections):
         if key is not None:
             arguments.check_key(query, value, key)
         self_attention = kwargs.get("self_attention")
-        asks = self_attention is None and kwargs.get("cache") is None
-        if asks and not self._has_warned and arguments.looks_like_copy(query, value):
-            self._has_warned = True
-            arguments.warn_of_copy(self, query.shape)
-        # Keras converts each argument on its own: the same tensor becomes two.
         if value is not None or self_attention is not None:
+            asks = self_attention is None and kwargs.get("cache") is None
+            asks = asks and not self._has_warned
+            if asks and arguments.looks_like_copy(query, value):
+                self._has_warned = True
+                arguments.warn_of_copy(self, query.shape)
+            # Keras converts each argument on its own: the same tensor becomes two.
             value = arguments.other_sequence(query, value, self_attention)
-        return super().__call__(query, value, **NotCast.wrap(kwargs))
+        if kwargs.get("cache") is not None:
+            kwargs = NotCast.wrap(kwargs)
+        return super().__call__(query, value, **kwargs)
 
     def call(
         self,
@@ -391,7 +399,10 @@ class MixedAttention(Projections):
             "segment_ids": segment_ids,
         }
         if cache is not None:
-            arguments.check_cache(cache.cache, value, training, return_attention_scores)
+            if training or return_attention_scores or value is not None:
+                arguments.check_cache(
+                    cache.cache, value, training, return_attention_scores
+                )
             return stepping.call_with_cache(self, query, masks, cache)
         positions, inputs = self.head_inputs(
             query,
@@ -401,24 +412,25 @@ class MixedAttention(Projections):
             use_causal_mask=use_causal_mask,
             routing_scope=routing_scope,
         )
+        attend = self._attend_again if self.remat and training else None
         outputs = [
-            self._attend(group, own, training)
+            attend(group, own) if attend else group(inputs=own, training=training)
             for group, own in zip(self.head_groups, inputs, strict=True)
         ]
         outputs = self.joined(positions, outputs)
         if not return_attention_scores:
-            return positions.unflatten(self.combined(outputs, query))
+            output = self.combined(outputs, query)
+            has_axes = len(positions.lengths) > 1
+            return positions.unflatten(output) if has_axes else output
         size = self.size_of_value
         output = positions.unflatten(self.combined(outputs[..., :size], query))
         return output, outputs[..., size:]
 
-    def _attend(self, group, inputs, training):
-        if not (self.remat and training):
-            return group(inputs=inputs, training=training)
+    def _attend_again(self, group, inputs):
+        """Attends in training with what gradients compute again, see `remat`."""
         forgets_weights = self.remat == "weights" and are_stated()
-        if forgets_weights and group.has_softmax_alone(inputs, training):
-            with weights_again():
-                return group(inputs=inputs, training=training)
+        if forgets_weights and group.has_softmax_alone(inputs, True):
+            return group(inputs=inputs, training=True)
         return train_and_forget(group, inputs)
 
     def head_inputs(
@@ -452,8 +464,7 @@ class MixedAttention(Projections):
             `Positions` of the query, and a list with the `HeadInputs` of each group.
         """
         batch = (value if query is None else query).shape[0]
-        positions = positions or self.positions_of("query", query)
-        memory_positions = positions
+        positions = memory_positions = positions or self.positions_of("query", query)
         if value is not None:
             arguments.check_value(value, batch, self.value_kernel.shape[0])
             memory_positions = self.positions_of("value", value)
@@ -479,12 +490,18 @@ class MixedAttention(Projections):
                 [order.arrange(x) for order, x in zip(orders, own, strict=True)]
                 for own in projected
             ]
-        shared = HeadInputs.of(
-            query_mask=positions.sequence("query_mask", query_mask, batch, fill=True),
-            value_mask=memory_positions.sequence(
+        if query_mask is not None or positions.order is not None:
+            query_mask = positions.sequence("query_mask", query_mask, batch, fill=True)
+        if value_mask is not None or memory_positions.order is not None:
+            value_mask = memory_positions.sequence(
                 "value_mask", value_mask, batch, fill=True
-            ),
-            token_bias=memory_positions.sequence("token_bias", token_bias, batch),
+            )
+        if token_bias is not None:
+            token_bias = memory_positions.sequence("token_bias", token_bias, batch)
+        shared = HeadInputs.of(
+            query_mask=query_mask,
+            value_mask=value_mask,
+            token_bias=token_bias,
             is_cross_attention=value is not None,
             source=query,
             positions=positions,
@@ -513,7 +530,8 @@ class MixedAttention(Projections):
     def joined(self, positions, outputs):
         """Returns the outputs of all head groups side by side, in order of position."""
         outputs = [ops.cast(output, self.compute_dtype) for output in outputs]
-        return positions.restore(ops.concatenate(outputs, axis=1))
+        joined = outputs[0] if len(outputs) == 1 else ops.concatenate(outputs, axis=1)
+        return joined if positions.order is None else positions.restore(joined)
 
     def positions_of(self, name, x):
         """Returns the `Positions` of a sequence.
@@ -522,7 +540,8 @@ class MixedAttention(Projections):
             name: name of the argument, for the message.
             x: `<float>[batch, *lengths, dim]`.
         """
-        arguments.check_axes(name, x)
+        if len(x.shape) == 3 and self._ordering_blocks is None:
+            return Positions((length_of(x, 1),), None)
         find = length_of if len(x.shape) == 3 else partial(static_length, name)
         lengths = tuple(find(x, axis) for axis in range(1, len(x.shape) - 1))
         return self.positions(name, f"{name}.shape={tuple(x.shape)}", lengths)

@@ -1,5 +1,6 @@
 """Centroids that follow the tokens assigned to them."""
 
+import functools
 import random
 
 import keras
@@ -29,9 +30,7 @@ def normalize(tokens):
     Reference: `layer_norm(scaling=False)` of the release.
     """
     tokens = ops.cast(tokens, "float32")
-
-    def mean(x):
-        return ops.mean(x, axis=-1, keepdims=True)
+    mean = functools.partial(ops.mean, axis=-1, keepdims=True)
 
     @stated_gradient
     def standardize(tokens):
@@ -178,8 +177,10 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         masks = masks or [None] * len(streams)
         streams = [ops.cast(stream, "float32") for stream in streams]
         centroids = ops.convert_to_tensor(self.centroids)
-        products = [self._scores(stream, centroids) for stream in streams]
-        scores = [self._shifted(*each) for each in zip(products, streams, strict=True)]
+        products = scores = [self._scores(stream, centroids) for stream in streams]
+        if self.anchor_weight or self.balance_rate:
+            pairs = zip(products, streams, strict=True)
+            scores = [self._shifted(*each) for each in pairs]
         nearest = [
             backends.one_hot(ops.argmax(s, axis=-1), self.num_clusters, dtype="float32")
             for s in scores
@@ -197,7 +198,10 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         """
         centroids = ops.convert_to_tensor(self.centroids)
         tokens = ops.cast(tokens, "float32")
-        return self._shifted(self._scores(tokens, centroids), tokens)
+        scores = self._scores(tokens, centroids)
+        if self.anchor_weight or self.balance_rate:
+            return self._shifted(scores, tokens)
+        return scores
 
     def _scores(self, tokens, centroids):
         centroids = ops.swapaxes(ops.stop_gradient(centroids), 1, 2)
@@ -224,17 +228,17 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         """
         masks = [None if mask is None else ops.cast(mask, "float32") for mask in masks]
         totals = [_num_tokens(*stream) for stream in zip(streams, masks, strict=True)]
-        totals = sum_over_replicas(totals)
-        return num_replicas() * sum(
+        number = num_replicas()
+        totals = sum_over_replicas(totals) if number > 1 else totals
+        return number * sum(
             self._loss(*stream, centroids)
             for stream in zip(streams, scores, nearest, masks, totals, strict=True)
         )
 
     def _loss(self, tokens, scores, nearest, mask, total, centroids):
-        def mean(squares):
-            if mask is not None:
-                squares = squares * mask
-            return ops.sum(squares) / (tokens.shape[-1] * ops.maximum(total, 1.0))
+        # The mean is that over all entries of real tokens.
+        share = ops.ones((), "float32") if mask is None else mask
+        number = tokens.shape[-1] * ops.maximum(total, 1.0)
 
         # |token - centroid|^2 from the scores, which are products of the two, takes
         # fewer passes over the tokens. It is exact up to the rounding of |token|^2, so
@@ -242,11 +246,11 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         norms = ops.sum(ops.square(ops.stop_gradient(centroids)), axis=-1)[:, None]
         squares = ops.sum(ops.square(tokens), axis=-1)
         squares = squares + ops.sum(nearest * (norms - 2 * scores), axis=-1)
-        loss = self.commitment_weight * mean(squares)
+        loss = self.commitment_weight * (ops.sum(squares * share) / number)
         if not self.ema:
             own = product(nearest, centroids)
             squares = ops.square(ops.stop_gradient(tokens) - own)
-            loss = loss + mean(ops.sum(squares, axis=-1))
+            loss = loss + ops.sum(ops.sum(squares, axis=-1) * share) / number
         return loss
 
     def _statistics(self, streams, nearest, masks):

@@ -1,7 +1,5 @@
 """Attention in pieces whose logits stay in the caches of a CPU."""
 
-import contextlib
-import contextvars
 import math
 
 from keras import ops
@@ -15,21 +13,6 @@ from routing_tf.layers.lengths import is_known
 PIECE_SIZE = 1 << 21
 # Tracing more pieces takes longer than they save.
 MAX_PIECES = 16
-
-_is_at_once = contextvars.ContextVar("is_at_once", default=False)
-
-
-@contextlib.contextmanager
-def at_once():
-    """Inside this context, attention is not computed in pieces.
-
-    Pieces save time and need memory, most of it for their graph.
-    """
-    token = _is_at_once.set(True)
-    try:
-        yield
-    finally:
-        _is_at_once.reset(token)
 
 
 def num_pieces(query, key, value, pairs):
@@ -49,7 +32,7 @@ def num_pieces(query, key, value, pairs):
     # Several devices share the sequences of a batch, which pieces would mix.
     if None in sizes or math.prod(sizes) <= PIECE_SIZE:
         return 1
-    if _is_at_once.get() or not is_on_one_cpu():
+    if not is_on_one_cpu():
         return 1
     pairs = [x for x in pairs if x is not None]
     if not all(is_known(*x.shape) for x in (query, key, value, *pairs)):

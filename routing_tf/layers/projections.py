@@ -136,57 +136,51 @@ class Projections(LowRankAdaptation):
 
         Each is `<float>[B, H, L, D]`, or None. Queries are scaled.
         """
-        counts, size_of_value = self._counts, self.size_of_value
+        product, size = self._product(x, names), self.value_dim or self.key_dim
+        if size == self.key_dim or names[0] != "value":
+            return self._of_groups(product, names, self.key_dim)
+        # Values come first.
+        width = size * sum(self._counts["value"])
+        sizes = [width, product.shape[-1] - width]
+        parts = split_axis(product, sizes if sizes[1] else sizes[:1], axis=-1)
+        found = self._of_groups(parts[0], names[:1], size)
+        if len(parts) > 1:
+            found |= self._of_groups(parts[1], names[1:], self.key_dim)
+        return found
+
+    def _of_groups(self, x, names, size):
+        """Cuts `<float>[B, L, heads of all names * size]` into those of the groups."""
+        heads = [count for name in names for count in self._counts[name]]
+        batch, length, _ = ops.shape(x)
+        x = ops.reshape(x, (batch, length, sum(heads), size))
         # Heads of one size are transposed together.
-        runs = [[name] for name in names]
-        if size_of_value == self.key_dim:
-            runs = [names]
-        sizes = [size_of_value if "value" in x else self.key_dim for x in runs]
-        heads = [[count for name in run for count in counts[name]] for run in runs]
-        products = split_axis(
-            self._product(x, names),
-            [size * sum(own) for size, own in zip(sizes, heads, strict=True)],
-            axis=-1,
-        )
-        parts = iter(
-            part
-            for product in map(_in_heads, products, sizes, heads)
-            for part in product
-        )
-        return {name: [next(parts) for _ in counts[name]] for name in names}
+        x = ops.transpose(x, (0, 2, 1, 3))
+        parts = iter(split_axis(x, [count for count in heads if count], axis=1))
+        return {
+            name: [next(parts) if count else None for count in self._counts[name]]
+            for name in names
+        }
 
     def _product(self, x, names):
         """Returns several projections of `x`, side by side, in one multiplication."""
-        kernels = [self._scaled(name, self.adapted(name)) for name in names]
-        product = ops.matmul(x, _side_by_side(kernels, x.dtype))
-        if self.use_bias:
-            biases = [
-                self._scaled(name, getattr(self, f"{name}_bias")) for name in names
-            ]
-            product = product + _side_by_side(biases, x.dtype)
-        return product
-
-    def _scaled(self, name, weight):
-        """Scales the kernel of the queries, which is cheaper than scaling queries.
-
-        TensorFlow 2.21 with oneDNN would also fuse scaled queries with a product and a
-        mask after it, with wrong results if the mask is broadcast.
-        """
-        return weight * self.key_dim**-0.5 if name == "query" else weight
-
-
-def _in_heads(x, size, counts):
-    """Cuts `<float>[B, L, H * D]` into parts of these numbers of heads.
-
-    Parts are `[B, heads, L, D]`; a part without heads is None.
-    """
-    batch, length, _ = ops.shape(x)
-    x = ops.reshape(x, (batch, length, sum(counts), size))
-    x = ops.transpose(x, (0, 2, 1, 3))
-    parts = iter(split_axis(x, [count for count in counts if count], axis=1))
-    return [next(parts) if count else None for count in counts]
-
-
-def _side_by_side(weights, dtype):
-    weights = [ops.cast(ops.convert_to_tensor(weight), dtype) for weight in weights]
-    return weights[0] if len(weights) == 1 else ops.concatenate(weights, axis=-1)
+        weights = {"kernel": [], "bias": []}
+        for name in names:
+            kernel = getattr(self, f"{name}_kernel")
+            kernel = self.adapted(name) if self.lora_enabled else kernel
+            bias = getattr(self, f"{name}_bias") if self.use_bias else None
+            for kind, weight in (("kernel", kernel), ("bias", bias)):
+                if weight is not None:
+                    weight = ops.convert_to_tensor(weight)
+                    # Scaling the kernel is cheaper than scaling queries. TensorFlow
+                    # 2.21 with oneDNN would also fuse scaled queries with a product and
+                    # a mask after it, with wrong results if the mask is broadcast.
+                    if name == "query":
+                        weight = weight * self.key_dim**-0.5
+                    weights[kind].append(ops.cast(weight, x.dtype))
+        kernel, *bias = (
+            own[0] if len(own) == 1 else ops.concatenate(own, axis=-1)
+            for own in weights.values()
+            if own
+        )
+        product = ops.matmul(x, kernel)
+        return product + bias[0] if bias else product

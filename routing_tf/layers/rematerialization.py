@@ -9,8 +9,9 @@ from keras import ops
 from routing_tf.layers.held_updates import hold_updates
 from routing_tf.layers.held_updates import update_or_hold
 from routing_tf.layers.keras_internals import disown
+from routing_tf.layers.keras_internals import layers_inside
 from routing_tf.layers.keras_internals import without_autocast
-from routing_tf.layers.pieces import at_once
+from routing_tf.layers.scaled_dot_product import ScaledDotProduct
 
 
 def call_and_forget(layer, function, tensors, parts=None):
@@ -42,8 +43,7 @@ def call_and_forget(layer, function, tensors, parts=None):
         mapping = zip([*trainable, *fixed], [*values, *fixed_values], strict=True)
         scope = keras.StatelessScope(list(mapping), collect_losses=True)
         before = [scope.get_current_value(variable) for variable in fixed]
-        # Recomputation saves memory, and pieces would need some.
-        with scope, hold_updates() as updates, at_once():
+        with scope, hold_updates() as updates:
             output = function(*inputs)
         after = [scope.get_current_value(variable) for variable in fixed]
         losses = list(scope.losses)
@@ -65,6 +65,16 @@ def train_and_forget(group, inputs):
         return group(inputs=own, training=True)
 
     return call_and_forget(group, attend, [getattr(inputs, name) for name in names])
+
+
+def computes_again(layer, remat):
+    """Tells the attention inside a layer what training computes again.
+
+    `remat` is as in `ScaledDotProduct`.
+    """
+    for each in layers_inside(layer):
+        if isinstance(each, ScaledDotProduct):
+            each.remat = remat
 
 
 class _Effects:

@@ -4,9 +4,6 @@ import keras
 from keras import ops
 
 from routing_tf.layers import fused_attention
-from routing_tf.layers.axes import cut_pairs
-from routing_tf.layers.axes import split_axis
-from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import causal_mask
 from routing_tf.layers.masks import causal_mask_as_bias
@@ -16,6 +13,11 @@ from routing_tf.layers.masks import sees_some
 from routing_tf.layers.pieces import in_pieces
 from routing_tf.layers.pieces import num_pieces
 from routing_tf.layers.products import product
+from routing_tf.layers.query_parts import WHOLE
+from routing_tf.layers.query_parts import Pairs
+from routing_tf.layers.query_parts import causal_parts
+from routing_tf.layers.query_parts import cut
+from routing_tf.layers.query_parts import joined
 from routing_tf.layers.relative_position import RelativePosition
 from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.serialization import class_of_config
@@ -26,9 +28,6 @@ from routing_tf.layers.softmax_attention import softmax_attention
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_optional_number
 from routing_tf.layers.validation import check_rate
-
-# Fewer queries than this make matrix products slow.
-MIN_PART_SIZE = 32
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -117,6 +116,11 @@ class ScaledDotProduct(ConfiguredLayer):
     Reference: `dot_product_attention` of the release.
     """
 
+    #: What training computes again, which the layer around it sets. With `"weights"`
+    #: gradients compute the weights again. With True they compute all again to save
+    #: memory, and pieces would need some.
+    remat = False
+
     def __new__(cls, *args, **kwargs):
         alpha = kwargs.get("entmax_alpha", args[5] if len(args) > 5 else None)
         if alpha is not None and cls is ScaledDotProduct:
@@ -181,115 +185,101 @@ class ScaledDotProduct(ConfiguredLayer):
         training=None,
         return_logsumexp=False,
     ):
-        pairs = {"mask": attention_mask, "bias": bias, "distances": distances}
-        pairs = {
-            name: None if x is None else ops.convert_to_tensor(x)
-            for name, x in pairs.items()
-        }
-        options = {"needs_sum": return_logsumexp, "training": training}
-        implementation = fused_attention.chosen(self.attention_implementation)
-        if implementation not in ("plain", "splash"):
-            output = self._fused(
-                implementation, query, key, value, pairs, use_causal_mask, **options
-            )
+        pairs = Pairs(
+            *(
+                None if x is None else ops.convert_to_tensor(x)
+                for x in (attention_mask, bias, distances)
+            ),
+            offset,
+        )
+        needs = return_logsumexp, training
+        if self.attention_implementation not in ("plain", "splash"):
+            output = self._fused(query, key, value, pairs, use_causal_mask, *needs)
             if output is not None:
                 return output
-        number = self._num_pieces(query, key, value, pairs, training)
-        options["offset"], lengths = offset, ()
-        options["causal_masks"] = []
+        own = {name: getattr(pairs, name) for name in ("mask", "bias", "distances")}
+        number = num_pieces(query, key, value, own.values())
+        forgets = self.remat is True and training
+        if number > 1 and (forgets or self.depends_on_place(training)):
+            number = 1
+        parts = WHOLE
         if use_causal_mask:
-            lengths = length_of(query, -2), length_of(key, -2)
             # Pieces are small already, and share their masks.
-            options["causal_masks"] = _causal_masks(*lengths, 4 if number == 1 else 2)
-        results = in_pieces(
-            lambda *tensors, **own: self._attend_piece(*tensors, own, **options),
-            number,
-            (query, key, value),
-            pairs,
-        )
+            parts = causal_parts(query, key, 4 if number == 1 else 2)
+        if number == 1:
+            results = self._attend(query, key, value, pairs, parts, *needs)
+        else:
+            results = in_pieces(
+                lambda *tensors, **own: self._attend(
+                    *tensors, Pairs(**own, offset=offset), parts, *needs
+                ),
+                number,
+                (query, key, value),
+                own,
+            )
         if attention_mask is None:
             return results
-        seen = sees_some(pairs["mask"], *lengths)
+        lengths = ()
+        if use_causal_mask:
+            lengths = length_of(query, -2), length_of(key, -2)
         if not return_logsumexp:
-            return self.of_seeing(results, seen)
+            return self.of_seeing(results, pairs.mask, *lengths)
         output, logsumexp = results
-        return self.of_seeing(output, seen), logsumexp
+        return self.of_seeing(output, pairs.mask, *lengths), logsumexp
 
-    def _num_pieces(self, query, key, value, pairs, training):
-        if self.depends_on_place(training):
-            return 1
-        return num_pieces(query, key, value, pairs.values())
+    def _attend(self, query, key, value, pairs, parts, needs_sum, training):
+        """Attends at once, with parts of the queries one after the other."""
+        # A bias may be learned, and then needs the gradients of the logits.
+        if pairs.bias is None and self.needs_logits(needs_sum, training) is None:
+            mask = pairs.mask
+            bias = None if mask is None else mask_as_bias(query.dtype, mask)
+            if can_attend(query, key, value, bias):
+                keeps_weights = self.remat != "weights"
+                return softmax_attention(query, key, value, bias, parts, keeps_weights)
+        needs = needs_sum, training
+        if len(parts) == 1:
+            return self._attend_part(parts[0], query, key, value, pairs, *needs)
+        results = [
+            self._attend_part(part, *own, *of_keys, pairs.cut(part), *needs)
+            for part, (own, of_keys) in zip(parts, cut(parts, [query], [key, value]))
+        ]
+        if not needs_sum:
+            return joined(results)
+        outputs, sums = zip(*results, strict=True)
+        return joined(outputs), joined(sums, axis=-1)
 
-    def _attend_piece(self, query, key, value, pairs, causal_masks, **options):
-        """Attends; `pairs` holds mask, bias and distances."""
-        output = self._by_softmax_alone(
-            query,
-            key,
-            value,
-            pairs,
-            causal_masks,
-            options["needs_sum"],
-            options["training"],
-        )
-        if output is not None:
-            return output
-        if len(causal_masks) > 1:
-            return self._attend_in_parts(
-                query, key, value, pairs, causal_masks, **options
-            )
-        if causal_masks:
-            pairs["causal_mask"] = causal_masks[0]
-        return self._attend(query, key, value, pairs, **options)
+    def _attend_part(self, part, query, key, value, pairs, needs_sum, training):
+        """Attends with the queries of a `Part`, and the keys that they see."""
+        logits = product(query, key, transpose_y=True)
+        if self.relative_position is not None:
+            is_causal = part.causal_mask is not None
+            place = pairs.distances, pairs.offset, is_causal
+            logits = logits + self._relative_logits(query, length_of(key, -2), *place)
+        if self.logit_soft_cap is not None:
+            logits = self.capped(logits)
+        logits = self.masked(logits, pairs.mask, pairs.bias, part.causal_mask)
+        logsumexp = None
+        if needs_sum:
+            weights, logsumexp = self.normalized_and_sums(logits)
+        else:
+            weights = self.normalized(logits)
+        weights = self.dropout_layer(weights, training=training)
+        output = product(weights, value)
+        if self.relative_position is not None:
+            sums = self._relative_sums(weights, *place)
+            output = output + self._pad_to(sums, output.shape[-1])
+        return (output, logsumexp) if needs_sum else output
 
-    def _attend_in_parts(
-        self, query, key, value, pairs, causal_masks, offset, **options
-    ):
-        """Attends with parts of the queries, and the keys that each of them sees."""
-        parts, num_keys = len(causal_masks), key.shape[-2]
-        size = query.shape[-2] // parts
-        queries = split_axis(query, [size] * parts, axis=-2)
-        earlier = num_keys - query.shape[-2]
-        # Units of the keys have equal sizes, if the keys before the first query allow
-        # it.
-        sizes = [earlier, *[size] * parts] if earlier else [size] * parts
-        if earlier % size == 0:
-            sizes = [size] * (num_keys // size)
-        units = [split_axis(x, sizes, axis=-2) for x in (key, value)]
-        outputs = []
-        for i in range(parts):
-            start, end = i * size, earlier + (i + 1) * size
-            num_units = len(sizes) - parts + i + 1
-            own = {name: cut_pairs(x, start, size, end) for name, x in pairs.items()}
-            own["causal_mask"] = causal_masks[i]
-            # The last part sees all of them, so they need not be joined.
-            seen = [key, value]
-            if end < num_keys:
-                seen = [_joined(x[:num_units]) for x in units]
-            outputs.append(
-                self._attend(queries[i], *seen, own, offset + start, **options)
-            )
-        if not options["needs_sum"]:
-            return ops.concatenate(outputs, axis=-2)
-        outputs, sums = zip(*outputs, strict=True)
-        return ops.concatenate(outputs, axis=-2), ops.concatenate(sums, axis=-1)
-
-    def _fused(
-        self,
-        implementation,
-        query,
-        key,
-        value,
-        pairs,
-        use_causal_mask,
-        needs_sum,
-        training,
-    ):
+    def _fused(self, query, key, value, pairs, use_causal_mask, needs_sum, training):
         """Attends by a kernel that keeps no logits; None where none can."""
+        implementation = fused_attention.chosen(self.attention_implementation)
+        if implementation == "plain":
+            return None
         obstacle = fused_attention.obstacle(implementation, query, key, value)
         obstacle = obstacle or self.needs_logits(needs_sum, training)
         if obstacle is not None:
             return fused_attention.decline(implementation, obstacle)
-        mask, num_queries, num_keys = pairs["mask"], query.shape[-2], key.shape[-2]
+        mask, num_queries, num_keys = pairs.mask, query.shape[-2], key.shape[-2]
         lengths = (num_queries, num_keys) if use_causal_mask else ()
         is_causal = use_causal_mask and num_queries == num_keys
         seen = mask
@@ -301,12 +291,12 @@ class ScaledDotProduct(ConfiguredLayer):
             key,
             value,
             mask=seen,
-            bias=pairs["bias"],
+            bias=pairs.bias,
             is_causal=is_causal,
         )
         if output is None or mask is None:
             return output
-        return self.of_seeing(output, sees_some(mask, *lengths))
+        return self.of_seeing(output, mask, *lengths)
 
     def needs_logits(self, needs_sum, training):
         """Returns why kernels that store no logits cannot be used, in words; or None.
@@ -332,39 +322,6 @@ class ScaledDotProduct(ConfiguredLayer):
             training: whether dropout is on, which then draws other numbers.
         """
         return bool(self.dropout and training)
-
-    def _attend(self, query, key, value, pairs, offset, needs_sum, training):
-        """Attends with some queries; `pairs` holds mask, bias and distances."""
-        distances, logsumexp = pairs.pop("distances"), None
-        place = {"offset": offset, "is_causal": "causal_mask" in pairs}
-        logits = product(query, key, transpose_y=True)
-        if self.relative_position is not None:
-            num_keys = length_of(key, -2)
-            logits = logits + self._relative_logits(query, num_keys, distances, **place)
-        logits = self.masked(self.capped(logits), **pairs)
-        if needs_sum:
-            weights, logsumexp = self.normalized_and_sums(logits)
-        else:
-            weights = self.normalized(logits)
-        weights = self.dropout_layer(weights, training=training)
-        output = product(weights, value)
-        if self.relative_position is not None:
-            sums = self._relative_sums(weights, distances, **place)
-            output = output + self._pad_to(sums, output.shape[-1])
-        return (output, logsumexp) if needs_sum else output
-
-    def _by_softmax_alone(
-        self, query, key, value, pairs, causal_masks, needs_sum, training
-    ):
-        """Attends with a gradient of its own; None if there is more than a softmax."""
-        # A bias may be learned, and then needs the gradients of the logits.
-        if pairs["bias"] is not None or self.needs_logits(needs_sum, training):
-            return None
-        bias = mask_as_bias(query.dtype, pairs["mask"])
-        if not can_attend(query, key, value, bias):
-            return None
-        causal_biases = [causal_mask_as_bias(query.dtype, x) for x in causal_masks]
-        return softmax_attention(query, key, value, bias, causal_biases)
 
     def normalized(self, logits):
         """Returns the weights of keys, `<float>[..., queries, keys]`.
@@ -394,18 +351,24 @@ class ScaledDotProduct(ConfiguredLayer):
             bias: as in a call.
             training: whether dropout is on.
         """
-        weights = self.normalized(self.masked(self.capped(logits), mask, bias))
+        if self.logit_soft_cap is not None:
+            logits = self.capped(logits)
+        weights = self.normalized(self.masked(logits, mask, bias))
         return self.dropout_layer(weights, training=training)
 
     def capped(self, logits):
-        """Returns logits within the soft cap, if there is one."""
-        if self.logit_soft_cap is None:
-            return logits
+        """Returns logits within the soft cap."""
         return ops.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap
 
-    def of_seeing(self, output, mask):
-        """Returns the output with zeros for queries that may see nothing."""
-        return ops.where(sees_some(mask), output, 0)
+    def of_seeing(self, output, mask, *lengths):
+        """Returns the output with zeros for queries that may see nothing.
+
+        Args:
+            output: `<float>[..., queries, value_dim]`.
+            mask: as `attention_mask` in a call.
+            *lengths: numbers of queries and of keys, if there is also a causal mask.
+        """
+        return ops.where(sees_some(mask, *lengths), output, 0)
 
     def masked(self, logits, mask, bias, causal_mask=None):
         """Adds the bias and all masks to the logits.
@@ -458,35 +421,3 @@ def joined_parts(outputs, logsumexps):
     """
     shares = ops.cast(softmax(logsumexps), outputs.dtype)
     return ops.sum(shares[..., None] * outputs, axis=-2)
-
-
-def _joined(units):
-    """Joins parts of the keys."""
-    return units[0] if len(units) == 1 else ops.concatenate(units, axis=-2)
-
-
-def _causal_masks(num_queries, num_keys, most):
-    """Returns the causal masks of successive parts of the queries.
-
-    Four parts save three quarters of the masked products; more would be too small.
-
-    Args:
-        num_queries: number of queries.
-        num_keys: number of keys.
-        most: number of parts, if possible; otherwise 2 or 1.
-
-    Returns:
-        List of `<bool>[queries of the part, keys up to its last one]`.
-    """
-    parts = 1
-    if is_known(num_queries, num_keys) and num_keys >= num_queries:
-        fits = [
-            x
-            for x in (most, 2)
-            if num_queries % x == 0 and num_queries // x >= MIN_PART_SIZE
-        ]
-        parts = max(fits, default=1)
-    if parts == 1:
-        return [causal_mask(num_queries, num_keys)]
-    size, earlier = num_queries // parts, num_keys - num_queries
-    return [causal_mask(size, earlier + (i + 1) * size) for i in range(parts)]

@@ -6,7 +6,7 @@ import functools
 
 from keras import ops
 
-from routing_tf.layers.backends import states_gradients
+from routing_tf.layers.backends import IS_TORCH
 
 _are_stated = contextvars.ContextVar("are_stated", default=True)
 
@@ -49,7 +49,7 @@ def automatic_gradients():
 
 def are_stated():
     """Whether layers state gradients: neither in `automatic_gradients` nor on torch."""
-    return states_gradients() and _are_stated.get()
+    return not IS_TORCH and _are_stated.get()
 
 
 def stated_gradient(function):
@@ -58,7 +58,7 @@ def stated_gradient(function):
     Args:
         function: function of tensors that returns its result and its gradient.
     """
-    if are_stated():
+    if not IS_TORCH and _are_stated.get():
         return ops.custom_gradient(function)
 
     @functools.wraps(function)

@@ -36,6 +36,7 @@ def make_cache(attention, batch_size, max_length, value, value_mask, token_bias)
             f"value.shape={tuple(value.shape)} for {attention.name!r}. Call it once, "
             "or `build` it"
         )
+    arguments.check_axes("value", value)
     _, inputs = attention.head_inputs(
         None,
         ops.convert_to_tensor(value, attention.compute_dtype),
@@ -91,7 +92,7 @@ def _checked_index(index):
     """Returns an integer, or a scalar tensor of integers."""
     if index is None:
         return 0
-    if is_integer(index):
+    if type(index) is int or is_integer(index):
         return int(index)
     dtype = getattr(index, "dtype", None)
     is_whole = dtype is not None and keras.backend.is_int_dtype(dtype)

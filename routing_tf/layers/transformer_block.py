@@ -8,6 +8,7 @@ from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.keras_internals import mask_of
 from routing_tf.layers.layer_normalization import LayerNormalization
 from routing_tf.layers.rematerialization import call_and_forget
+from routing_tf.layers.rematerialization import computes_again
 from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.serialization import deserialize
 from routing_tf.layers.validation import check_choice
@@ -192,6 +193,8 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         if self.feed_forward is not None:
             self.feed_forward_input = self._steps("feed_forward_input", 0)
             self.feed_forward_output = self._steps("feed_forward_output", 1)
+        if remat:
+            computes_again(self, True)
 
     @property
     def parts(self):

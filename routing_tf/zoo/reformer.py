@@ -21,7 +21,6 @@ from routing_tf.layers.masks import combine_masks
 from routing_tf.layers.masks import without_padding
 from routing_tf.layers.rules import rings
 from routing_tf.layers.rules.last_members import LastMembers
-from routing_tf.layers.rules.last_members import in_one_list
 from routing_tf.layers.rules.last_members import joined_cluster
 from routing_tf.layers.rules.routed_tokens import real_tokens
 from routing_tf.layers.rules.rule import Rule
@@ -289,7 +288,7 @@ class LastOfRounds(_InRounds, LastMembers):
         clusters, segments = arranged.clusters, tokens.inputs.segments
         ranks, ends = ranks_in_clusters(clusters, arranged.num_clusters), arranged.ends
         places = clusters * stride(self.num_clusters) + ranks
-        window = self.window_in(tokens.length)
+        window = self.window_in(tokens.query)
         shares = ends is None
         if shares:
             ends = ranks + 1 - self.key_shift
@@ -344,7 +343,8 @@ class LastOfRounds(_InRounds, LastMembers):
         own = Rounds(self.num_rounds, places, first, end, self.attends_to_self)
         if "places" in cache:
             new["places"] = own.places
-            places = in_one_list(members.rows(cache["places"], own.places))
+            places = members.rows(cache["places"], own.places)
+            places = ops.reshape(places, (*ops.shape(places)[:3], -1, self.num_rounds))
             bias = own.bias(places, own.ranges[..., None, :])
         output, logsumexp = rows.attend_to_rows(
             self, *seen, bias=bias, return_logsumexp=True
@@ -384,7 +384,7 @@ class SortedChunks(_InRounds, Rule):
             )
         inputs = tokens.inputs
         clusters, count = tokens.of_keys.apart_from_padding(inputs.key_mask)
-        order = _Order(clusters, count, self.window_in(tokens.length))
+        order = _Order(clusters, count, self.window_in(tokens.query))
         num_real = tokens.length
         if inputs.key_mask is not None:
             real = ops.cast(inputs.key_mask, "int32")

@@ -276,8 +276,11 @@ class AboveThreshold(LastMembers):
         shape = (*ops.shape(asks), output.shape[-1])
         return self.mean_over_clusters(ops.reshape(output, shape), asks, axis=-2)
 
-    def window_in(self, length):
-        return super().window_in(length // self.num_copies)
+    def window_in(self, x):
+        # These are copies of tokens.
+        if x.shape[2] is None:
+            return self.window
+        return min(self.window, x.shape[2] // self.num_copies)
 
     def num_keys(self, clusters, read, num_clusters):
         # Copies of a token are not earlier than each other.

@@ -132,8 +132,6 @@ def test_what_cannot_be_cut_stays_whole(monkeypatch):
     for shape in ((1, *SHAPES["of each pair"]), (4, HEADS, BLOCKS, QUERIES, KEYS)):
         mask = np.ones(shape, "bool")
         assert pieces.num_pieces(query, key, value, [mask]) == 1
-    with pieces.at_once():
-        assert pieces.num_pieces(query, key, value, [None]) == 1
 
 
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras lists no devices")
@@ -178,4 +176,4 @@ def test_what_is_computed_again_is_whole(monkeypatch, remat):
     layer = MixedAttention([FullHeads(2)], key_dim=4, remat=remat)
     layer.build((1, 16, 8))
     golden_cases.run(layer, helpers.normal(1, 16, 8), training=True)
-    assert (max(numbers) > 1) == (not remat)
+    assert bool(numbers) == (not remat)

@@ -1,5 +1,3 @@
-import contextlib
-
 import keras
 import numpy as np
 import pytest
@@ -7,7 +5,6 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers import softmax_attention
-from routing_tf.layers.softmax_attention import weights_again
 from routing_tf.layers.stated_gradients import are_stated
 from tests import golden_cases
 from tests.layers.helpers import dense_attention
@@ -28,9 +25,10 @@ def some_mask():
     return mask
 
 
-def gradients(tensors, cotangent, dtype="float32", **arguments):
+def gradients(tensors, cotangent, dtype="float32", remat=False, **arguments):
     """Gradients of query, key and value, by name."""
     layer = layers.ScaledDotProduct(dtype=dtype)
+    layer.remat = remat
     names = ("query", "key", "value")
     tensors = dict(zip(names, tensors, strict=True))
     layer.build(*(x.shape for x in tensors.values()))
@@ -98,8 +96,7 @@ def test_weights_that_are_not_kept(monkeypatch, queries):
         return ops.softmax(logits)
 
     monkeypatch.setattr(softmax_attention, "softmax", softmax)
-    with weights_again():
-        found = gradients(tensors, cotangent, **arguments)
+    found = gradients(tensors, cotangent, remat="weights", **arguments)
     assert sum(sizes) == 2 * queries
     seen = mask & np.tri(queries, 64, 64 - queries, dtype=bool)
     for name, gradient in found.items():
@@ -169,7 +166,7 @@ def test_gradients_have_gradients(xla, keeps_weights):
 
     layer = layers.ScaledDotProduct()
     expected = second(lambda q, k, v: tf.nn.softmax(q @ tf.transpose(k, (0, 2, 1))) @ v)
-    with contextlib.nullcontext() if keeps_weights else weights_again():
-        found = second(layer)
+    layer.remat = False if keeps_weights else "weights"
+    found = second(layer)
     for x, y in zip(found, expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)

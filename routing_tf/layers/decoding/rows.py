@@ -67,7 +67,8 @@ def attend_to_rows(group, query, rows, visible, distances, bias=None, **options)
     broadcastable to `[..., Q, R]`; `bias`, likewise or None, is added to that of the
     rows. Other options are those of the dot product.
     """
-    rows = key_heads.for_queries(rows, query.shape[1])
+    if rows.shape[1] != query.shape[1]:
+        rows = key_heads.for_queries(rows, query.shape[1])
     key, value, own_bias, real = split_rows(group, rows)
     own_bias = own_bias[..., None, :]
     bias = own_bias if bias is None else bias + ops.cast(own_bias, bias.dtype)

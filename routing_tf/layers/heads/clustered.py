@@ -186,8 +186,9 @@ class ClusteredHeads(HeadGroup):
         stream, are `<bool>[batch, 1 or heads, length]`, True for real tokens, or None.
         Returns a list of `Assignment`. State moves only in training.
         """
-        number, own = self.num_key_heads, streams
-        if number < self.num_heads:
+        number, own = self.num_key_value_heads, streams
+        is_grouped = number < self.num_heads and self.remembers_key_heads
+        if is_grouped:
             streams = [key_heads.in_one_sequence(x, number) for x in own]
             masks = [
                 None if mask is None else ops.tile(mask, (1, 1, x.shape[1] // number))
@@ -197,7 +198,7 @@ class ClusteredHeads(HeadGroup):
             scores = self.scores(streams, masks, training=training)
         else:
             scores = self.bare_scores(streams)
-        if number < self.num_heads:
+        if is_grouped:
             scores = [
                 key_heads.in_heads(*each) for each in zip(scores, own, strict=True)
             ]
@@ -269,7 +270,9 @@ class ClusteredHeads(HeadGroup):
 
     def attend(self, inputs, training=None):
         rule = self._rule_of(inputs)
-        tokens = self.routed_tokens(inputs, rule, training).for_queries(self.num_heads)
+        tokens = self.routed_tokens(inputs, rule, training)
+        if self.num_key_value_heads != self.num_heads:
+            tokens = tokens.for_queries(self.num_heads)
         output = rule.attend(tokens, training=training)
         if not (training and self.exploring_queries and rule.lets_explore):
             return output
@@ -333,8 +336,9 @@ class ClusteredHeads(HeadGroup):
     def routed_tokens(self, inputs, rule, training=False):
         """Returns the `RoutedTokens` of a call for a `Rule`; training moves state."""
         query, key = self.vectors(inputs)
-        reads_own = rule.tokens_choose and not self.routes_queries
-        shares_clusters = inputs.key is None or reads_own
+        shares_clusters = inputs.key is None
+        if not shares_clusters and rule.tokens_choose:
+            shares_clusters = not self.routes_queries
         streams, masks = [query, key], [inputs.query_mask, inputs.key_mask]
         if shares_clusters:
             streams, masks = streams[1:], masks[1:]

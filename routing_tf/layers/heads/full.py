@@ -49,12 +49,14 @@ class FullHeads(HeadGroup):
             None if x is None else x[:, :, None, :]
             for x in (inputs.value_mask, inputs.token_bias)
         )
-        own = segment_mask(inputs.segments, lambda x: x, lambda x: x)
+        if inputs.segments is not None:
+            own = segment_mask(inputs.segments, lambda x: x, lambda x: x)
+            mask = combine_masks(mask, own)
         return self.dot_product(
             inputs.query,
             inputs.key,
             inputs.value,
-            attention_mask=combine_masks(mask, own),
+            attention_mask=mask,
             bias=bias,
             use_causal_mask=inputs.use_causal_mask,
             training=training,

@@ -284,7 +284,9 @@ class HeadGroup(ConfiguredLayer):
         return super().__call__(inputs=inputs, **known)
 
     def call(self, inputs, training=None):
-        return self.attend(self.shifted(inputs), training=training)
+        needs = self.key_shift or inputs.value.shape[1] != self.num_heads
+        inputs = self.shifted(inputs) if needs else inputs
+        return self.attend(inputs, training=training)
 
     def prepared(self, inputs):
         """Returns `HeadInputs` as this group reads them.
@@ -295,11 +297,14 @@ class HeadGroup(ConfiguredLayer):
         Raises:
             ValueError: if the group cannot attend in this way.
         """
-        value, bias = inputs.value, inputs.token_bias
+        query, key, value = inputs.query, inputs.key, inputs.value
+        bias = inputs.token_bias
         if inputs.segments is not None and not self.supports_segments:
             refuse_segments(self, "their pattern crosses the borders of segments")
         if inputs.use_causal_mask:
-            value = self._of_length(inputs.query, value)
+            length = query.shape[2]
+            if length is None or length != value.shape[2]:
+                value = self._of_length(query, value)
         if self.key_shift:
             _check_shifted_call(inputs)
         if self.rotary_positions and inputs.is_cross_attention:
@@ -310,10 +315,11 @@ class HeadGroup(ConfiguredLayer):
             )
         query, key, value = (
             None if x is None else ops.cast(x, self.compute_dtype)
-            for x in (inputs.query, inputs.key, value)
+            for x in (query, key, value)
         )
-        if self.compares_inputs:
+        if self.compares_inputs and self.qk_norm:
             query, key = self.normalized_query(query), self.normalized_key(key)
+        if self.compares_inputs and self.rotary_positions:
             query, key = (self.rotated(x, inputs) for x in (query, key))
         inputs = dataclasses.replace(
             inputs,
@@ -322,7 +328,9 @@ class HeadGroup(ConfiguredLayer):
             value=value,
             token_bias=None if bias is None else self._weighted(bias),
         )
-        return inputs if self.remembers_key_heads else self.for_queries(inputs)
+        if self.remembers_key_heads or self.num_key_value_heads == self.num_heads:
+            return inputs
+        return self.for_queries(inputs)
 
     def normalized_query(self, query):
         """Returns scaled queries as they are compared, not yet turned; None for None.
@@ -381,7 +389,8 @@ class HeadGroup(ConfiguredLayer):
         Args:
             inputs: `HeadInputs` as `prepared` returns them.
         """
-        inputs = self.for_queries(inputs)
+        if inputs.value.shape[1] != self.num_heads:
+            inputs = self.for_queries(inputs)
         return shift.offer_previous_keys(inputs) if self.key_shift else inputs
 
     def for_queries(self, inputs):

@@ -175,7 +175,8 @@ class RoutedHeads(ClusteredHeads):
         return self.whole_sequence_rule(has_segments)
 
     def attend(self, inputs, training=None):
-        self._check_call(inputs)
+        if inputs.is_cross_attention or not inputs.use_causal_mask:
+            self._check_call(inputs)
         return super().attend(inputs, training=training)
 
     def make_memory(self, inputs, max_length):

@@ -33,7 +33,7 @@ class BestCluster(Rule):
             tokens.of_keys, tokens.key_mask, training=training
         )
         clusters, num_clusters = tokens.of_queries.apart_from_padding(inputs.query_mask)
-        chunk_size = chunk_size_for(self.window_in(length_of(tokens.key, 2)))
+        chunk_size = chunk_size_for(self.window_in(tokens.key))
         order = ClusterOrder(clusters, num_clusters, chunk_size)
         # Padding may read anything.
         read = ops.minimum(order.cluster_of_chunk, self.num_clusters - 1)

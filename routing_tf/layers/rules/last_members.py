@@ -54,8 +54,10 @@ class LastMembers(Rule):
         self.nearest = self.key_shift
 
     def attend(self, tokens, training=None):
-        by_kernel = self._takes_kernel(tokens, training)
-        window = self.window_in(tokens.length)
+        by_kernel = False
+        if self.attention_implementation != "plain":
+            by_kernel = self._takes_kernel(tokens, training)
+        window = self.window_in(tokens.query)
         if not tokens.shares_clusters or self.num_reads > 1:
             output = self.attend_in(OfQueries(self, tokens, window), tokens, training)
         elif by_kernel:
@@ -125,8 +127,6 @@ class LastMembers(Rule):
 
     def _takes_kernel(self, tokens, training):
         """Whether a kernel computes the attention, which keeps no weights of pairs."""
-        if self.attention_implementation not in ("auto", "splash"):
-            return False
         implementation = fused_attention.chosen(self.attention_implementation)
         takes_it = implementation == "auto" and splash_attention.is_there()
         if implementation != "splash" and not takes_it:
@@ -183,7 +183,9 @@ class LastMembers(Rule):
             query, later_query = blocks.arrange(query)
         value, _, value_windows = blocks.arrange_and_read(inputs.value)
         mask, later_mask = self._masks_in_blocks(blocks, inputs)
-        bias, later_bias = blocks.entries(inputs.token_bias)
+        bias = later_bias = None
+        if inputs.token_bias is not None:
+            bias, later_bias = blocks.entries(inputs.token_bias)
         first = self.dot_product(
             query,
             key,
@@ -260,23 +262,29 @@ class LastMembers(Rule):
         """Returns the `NextMembers` of tokens, and arguments of `attend_to_rows`."""
         joins = backends.one_hot(clusters, self.num_clusters, dtype="int32")
         joins = joins * ops.cast(is_member, "int32")[..., None]
+        read, heads = clusters[..., None], tokens.query.shape[1]
+        if self.key_shift or self.num_reads > 1 or not tokens.shares_clusters:
+            read = tokens.of_queries.best(self.num_reads)
+        if read.shape[1] != heads:
+            # where the cluster of the key serves its queries
+            read = key_heads.for_queries(read, heads)
         members = NextMembers(
             cache,
             joins,
-            # where the cluster of the key serves its queries
-            key_heads.for_queries(
-                tokens.of_queries.best(self.num_reads), tokens.query.shape[1]
-            ),
+            read,
             cache["rows"].shape[3],
             self.window,
             self.key_shift,
             self.sees_itself,
         )
+        found = members.rows(cache["rows"], new_rows)
+        batch, heads, length, number, size, dim = ops.shape(found)
+        flat = (batch, heads, length, number * size)
         seen = (
             ops.cast(tokens.query, self.compute_dtype)[:, :, :, None],
-            in_one_list(members.rows(cache["rows"], new_rows)),
-            in_one_list(members.visible)[..., None, :],
-            in_one_list(members.distances)[..., None, :],
+            ops.reshape(found, (*flat, dim)),
+            ops.reshape(members.visible, flat)[..., None, :],
+            ops.reshape(members.distances, flat)[..., None, :],
         )
         return members, seen
 
@@ -287,9 +295,3 @@ def joined_cluster(tokens):
     if mask is None:
         return clusters, ops.ones_like(clusters, "bool")
     return clusters, ops.broadcast_to(mask, ops.shape(clusters))
-
-
-def in_one_list(x):
-    """From `[B, H, T, N, S, ...]` to `[B, H, T, N * S, ...]`."""
-    batch, heads, length, number, size, *rest = ops.shape(x)
-    return ops.reshape(x, (batch, heads, length, number * size, *rest))

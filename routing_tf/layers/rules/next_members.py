@@ -66,7 +66,9 @@ class NextMembers:
         """
         found = self._of_clusters(ring, rings.of_cluster)
         shape = ops.shape(found)
-        new = key_heads.for_queries(new, found.shape[1])[:, :, None, None]
+        if new.shape[1] != found.shape[1]:
+            new = key_heads.for_queries(new, found.shape[1])
+        new = new[:, :, None, None]
         number = new.shape[4]
         new = ops.broadcast_to(new, (*shape[:4], number, shape[-1]))
         return ops.concatenate([found, new], axis=4)

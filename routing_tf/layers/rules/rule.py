@@ -7,7 +7,6 @@ from keras import ops
 from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import pending_keys
-from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
 
@@ -51,12 +50,12 @@ class Rule:
         self.padding_mask = group.padding_mask
         self.count_offset = group.count_offset
 
-    def window_in(self, length):
-        """Returns how many members a token may see, limited to the length.
+    def window_in(self, x):
+        """Returns how many members a token may see of `[B, H, L, ...]`.
 
         It sets the sizes of chunks, which are integers even if the length is unknown.
         """
-        return min(self.window, length) if is_known(length) else self.window
+        return self.window if x.shape[2] is None else min(self.window, x.shape[2])
 
     def restart(self, cache):
         """Returns a cache as it was before the first token or query."""

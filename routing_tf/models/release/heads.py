@@ -173,7 +173,7 @@ class ReleaseDotProduct(layers.ScaledDotProduct):
     def needs_logits(self, needs_sum, training):
         return "the release's flaws need the logits of each pair"
 
-    def of_seeing(self, output, mask):
+    def of_seeing(self, output, mask, *lengths):
         return output
 
     def masked(self, logits, mask, bias, causal_mask=None):

@@ -14,8 +14,8 @@ from keras import ops
 
 from routing_tf.layers.cluster_order import inverse
 from routing_tf.layers.cluster_order import sort_by_cluster
+from routing_tf.layers.gathering import entries_at
 from routing_tf.layers.lengths import numbers
-from routing_tf.layers.membership import entries_at
 from routing_tf.layers.stated_gradients import stated_gradient
 
 # The number of chunks is rounded up to a multiple of this, because libraries prepare

@@ -6,13 +6,13 @@ Letters: B batch, H heads, L length, K clusters, N chunks, C slots of a chunk, D
 from keras import ops
 
 from routing_tf.layers import backends
-from routing_tf.layers import membership
+from routing_tf.layers import gathering
 from routing_tf.layers.blocks import memory_windows
+from routing_tf.layers.gathering import entries_at
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import smaller
-from routing_tf.layers.membership import entries_at
 from routing_tf.layers.segments import changes
 from routing_tf.layers.segments import first_positions
 from routing_tf.layers.stated_gradients import stated_gradient
@@ -103,7 +103,7 @@ class ClusterOrder:
                 (upstream,) = args or (upstream,)
                 return _take_slots(upstream, slots), None, None
 
-            return membership.gather(x, tokens), gradient
+            return gathering.gather(x, tokens), gradient
 
         return arrange(x, self.tokens, self.slots)
 
@@ -114,7 +114,7 @@ class ClusterOrder:
         def restore(x, tokens, slots, is_filled):
             def gradient(*args, upstream=None):
                 (upstream,) = args or (upstream,)
-                found = membership.gather(upstream, tokens)
+                found = gathering.gather(upstream, tokens)
                 found = ops.where(is_filled[..., None], found, 0)
                 return found, None, None, None
 
@@ -164,7 +164,7 @@ def _take_slots(x, slots):
     """From `[B, H, N, C, D]` to the entries of the slots, `[B, H, L, D]`."""
     batch, heads, num_chunks, size, dim = ops.shape(x)
     rows = ops.reshape(x, (batch, heads, num_chunks * size, dim))
-    return membership.gather(rows, slots)
+    return gathering.gather(rows, slots)
 
 
 def sort_by_cluster(clusters, num_clusters):
@@ -232,7 +232,7 @@ def ranks_in_clusters(clusters, num_clusters, starts=None):
 def _count(numbers, size):
     """Counts how often each number below `size` occurs; larger ones count as last."""
     batch, heads, _ = ops.shape(numbers)
-    flat = membership.flat_positions(ops.minimum(numbers, size - 1), size)
+    flat = gathering.flat_positions(ops.minimum(numbers, size - 1), size)
     counts = backends.segment_sum(
         ops.ones_like(flat), flat, num_segments=batch * heads * size
     )
@@ -242,7 +242,7 @@ def _count(numbers, size):
 def inverse(order, values):
     """Returns `values` with the one at place i moved to `order[i]`."""
     batch, heads, length = ops.shape(order)
-    positions = membership.flat_positions(order, length)
+    positions = gathering.flat_positions(order, length)
     flat = backends.scatter(
         positions[:, None], ops.reshape(values, (-1,)), (batch * heads * length,)
     )

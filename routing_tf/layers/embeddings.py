@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers.gathering import dense_take
 from routing_tf.layers.initializers import cloned
 from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.lengths import is_known
@@ -15,16 +16,6 @@ from routing_tf.layers.segments import Segments
 from routing_tf.layers.serialization import ConfiguredLayer
 from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import check_rate
-
-
-def dense_take(table, ids):
-    """Returns rows of a variable, with a dense gradient.
-
-    TensorFlow returns the gradient of a gather from a variable as slices, one for each
-    repeated id. Optimizers that square slices before they add them up are silently
-    wrong. Reading the variable first keeps the gradient dense.
-    """
-    return ops.take(ops.convert_to_tensor(table) * 1.0, ids, axis=0)
 
 
 @keras.saving.register_keras_serializable("routing_tf")

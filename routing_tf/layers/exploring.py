@@ -14,7 +14,7 @@ Letters: B batch, H heads, L length, E exploring queries, D dim.
 import keras
 from keras import ops
 
-from routing_tf.layers import membership
+from routing_tf.layers import gathering
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import smaller
@@ -84,15 +84,15 @@ def explore(group, tokens, inputs, output, training=None, hides_own=False):
     found = ops.cast(found, output.dtype)
     real = real_tokens(inputs)
     if real is not None:
-        real = membership.gather_entries(real, places, length)[..., None]
-        found = ops.where(real, found, membership.gather(output, places))
-    return membership.replaced(output, places, found)
+        real = gathering.gather_entries(real, places, length)[..., None]
+        found = ops.where(real, found, gathering.gather(output, places))
+    return gathering.replaced(output, places, found)
 
 
 def _attend(group, tokens, inputs, positions, places, hides_own, training):
     """Attends with the queries at `places` `<int32>[B, H, E]`: `[B, H, E, D]`."""
     query, key = (ops.cast(x, group.compute_dtype) for x in (tokens.query, tokens.key))
-    query = membership.gather(query, places)
+    query = gathering.gather(query, places)
     mask = _mask(group, inputs, positions, tokens.length)
     bias = None if inputs.token_bias is None else inputs.token_bias[:, :, None]
     if hides_own:

@@ -1,5 +1,7 @@
 """Masks, which are True for tokens that take part."""
 
+import functools
+
 import keras
 from keras import ops
 
@@ -27,6 +29,7 @@ def without_padding(output, mask):
     return output if mask is None else ops.where(mask[..., None], output, 0)
 
 
+@functools.cache
 def large_negative(dtype):
     """Returns a logit that has no weight in a softmax, finite in `dtype`."""
     return -3.0e4 if keras.backend.standardize_dtype(dtype) == "float16" else -1.0e30

@@ -1,14 +1,13 @@
-"""Which tokens are in which cluster; gathering them and scattering results back.
+"""Which tokens are in which cluster, and scattering their results back.
 
 Letters: B batch, H heads, L length, K clusters, W members of a cluster, D dim.
 """
-
-import math
 
 from keras import ops
 
 from routing_tf.layers import backends
 from routing_tf.layers import extremes
+from routing_tf.layers import gathering
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import large_negative
 from routing_tf.layers.stated_gradients import stated_gradient
@@ -86,57 +85,8 @@ def _in_order(members, mask, scores):
     if mask is None:
         return ops.sort(members, axis=-1)
     length = length_of(scores, 2)
-    is_token = gather_entries(mask, members, length)
+    is_token = gathering.gather_entries(mask, members, length)
     return ops.sort(ops.where(is_token, members, members + length), axis=-1) % length
-
-
-def gather_entries(mask, members, length):
-    """Returns the entries of a mask or bias, broadcastable to `[B, H, L]`, of members.
-
-    `members` are any positions, `<int>[B, H, ...]`; the result has their shape.
-    """
-    everywhere = ops.broadcast_to(mask, (*ops.shape(members)[:2], length))
-    return entries_at(everywhere, members)
-
-
-def entries_at(table, index):
-    """Returns the entries of `table` `[B, H, L]` at `index` `[B, H, ...]`."""
-    flat = ops.reshape(table, (-1,))
-    found = ops.take(flat, flat_positions(index, ops.shape(table)[2]), axis=0)
-    return ops.reshape(found, ops.shape(index))
-
-
-def gather(x, members):
-    """Returns rows of `[B, H, L, D]` at places `<int>[B, H, ...]`: `[B, H, ..., D]`."""
-    _, _, length, dim = ops.shape(x)
-    flat = ops.reshape(x, (-1, dim))
-    # A flat index is many times faster on CPU than `take_along_axis`.
-    rows = ops.take(flat, flat_positions(members, length), axis=0)
-    return ops.reshape(rows, (*ops.shape(members), dim))
-
-
-def gather_blocks(x, blocks):
-    """Returns whole blocks of `[B, H, G, ...]` at places `<int>[B, H, ...]`.
-
-    The result has the axes of `blocks` instead of B, H and G.
-    """
-    _, _, num_blocks, *rest = ops.shape(x)
-    # A block is one row, so few long rows are copied.
-    rows = ops.reshape(x, (*ops.shape(x)[:2], num_blocks, math.prod(rest)))
-    return ops.reshape(gather(rows, blocks), (*ops.shape(blocks), *rest))
-
-
-def replaced(x, members, rows):
-    """Returns `[B, H, L, D]` with rows `[B, H, ..., D]` at places `<int>[B, H, ...]`.
-
-    No place may occur twice in a head.
-    """
-    _, _, length, dim = ops.shape(x)
-    places = flat_positions(members, length)
-    flat = ops.scatter_update(
-        ops.reshape(x, (-1, dim)), places[:, None], ops.reshape(rows, (-1, dim))
-    )
-    return ops.reshape(flat, ops.shape(x))
 
 
 def scatter_mean(clustered, members, length, filled=None, count_offset=0.0):
@@ -149,7 +99,7 @@ def scatter_mean(clustered, members, length, filled=None, count_offset=0.0):
     """
     batch, heads = ops.shape(members)[:2]
     dim = clustered.shape[-1]
-    positions = flat_positions(members, length)
+    positions = gathering.flat_positions(members, length)
     num_rows = batch * heads * length
     rows = ops.reshape(clustered, (-1, dim))
     weights = ops.ones_like(rows[:, :1])
@@ -187,12 +137,3 @@ def _add_up(rows, positions, num_rows):
         return backends.segment_sum(rows, positions, num_segments=num_rows), gradient
 
     return add_up(rows, positions)
-
-
-def flat_positions(members, length):
-    """Returns `members` as indices into the flattened `[B * H * L]` axis."""
-    members = ops.convert_to_tensor(members)
-    batch, heads, *rest = ops.shape(members)
-    starts = ops.arange(batch * heads, dtype=members.dtype) * length
-    starts = ops.reshape(starts, (batch, heads, *[1] * len(rest)))
-    return ops.reshape(members + starts, (-1,))

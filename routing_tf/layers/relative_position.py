@@ -7,7 +7,7 @@ from keras import ops
 
 from routing_tf.layers import backends
 from routing_tf.layers.axes import cut_axis
-from routing_tf.layers.embeddings import dense_take
+from routing_tf.layers.gathering import dense_take
 from routing_tf.layers.initializers import cloned
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of

@@ -5,6 +5,7 @@ Letters: B batch, H heads, L length, K clusters.
 
 from keras import ops
 
+from routing_tf.layers import gathering
 from routing_tf.layers import membership
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import smaller
@@ -52,8 +53,8 @@ def strided_choice(scores, attention_window, starts, mask=None):
         # Counts of the tokens before each position, with one more place at the end.
         before = ops.pad(ops.cumsum(real, axis=-1), [(0, 0), (0, 0), (1, 0)])
         ends, starts = (_broadcast_to_heads(x, before) for x in (ends, starts))
-        count = membership.entries_at(before, ends)
-        count = count - membership.entries_at(before, starts)
+        count = gathering.entries_at(before, ends)
+        count = count - gathering.entries_at(before, starts)
     stride = ops.maximum(count // attention_window, 1)[:, :, None]
     is_member = ops.logical_and(ranks % stride == 0, ranks < stride * attention_window)
     return is_member if mask is None else ops.logical_and(is_member, mask[:, :, None])
@@ -95,7 +96,7 @@ def _best_first(scores, starts):
     From `[B, H, K, L]` to `<int32>[B, H, K, L]`, the segments at their positions.
     """
     by_score = ops.cast(ops.argsort(-scores, axis=-1), "int32")
-    start = membership.gather_entries(starts, by_score, length_of(starts, 2))
+    start = gathering.gather_entries(starts, by_score, length_of(starts, 2))
     return ops.take_along_axis(by_score, ops.argsort(start, axis=-1), axis=-1)
 
 

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers import membership
+from routing_tf.layers import gathering
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.lengths import is_known
 
@@ -107,7 +107,7 @@ def attend(
     )
     is_key = order.is_filled
     if key_mask is not None:
-        is_seen = membership.gather_entries(key_mask, order.tokens, length)
+        is_seen = gathering.gather_entries(key_mask, order.tokens, length)
         is_key = ops.logical_and(is_key, is_seen)
 
     def rows(x, *dim):

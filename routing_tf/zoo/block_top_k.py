@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from routing_tf.layers import HeadGroup
-from routing_tf.layers import membership
+from routing_tf.layers import gathering
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.lengths import is_known
 from routing_tf.layers.lengths import length_of
@@ -258,7 +258,7 @@ def _in_blocks(x, like, first):
 
 def _read(x, blocks):
     """From `[B, H, G, S, D]` to `[B, H, K * S, D]`, given the blocks `[B, H, K]`."""
-    read = membership.gather_blocks(x, blocks)
+    read = gathering.gather_blocks(x, blocks)
     batch, heads, count, size, dim = ops.shape(read)
     return ops.reshape(read, (batch, heads, count * size, dim))
 

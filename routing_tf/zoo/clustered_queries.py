@@ -6,7 +6,7 @@ from keras import ops
 
 from routing_tf.layers import HeadGroup
 from routing_tf.layers import backends
-from routing_tf.layers import membership
+from routing_tf.layers import gathering
 from routing_tf.layers.blocks import running_sum
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
@@ -126,13 +126,13 @@ class ClusteredQueryHeads(HeadGroup):
         members = _members_of(cluster, real, self.num_clusters)
         weights = self._weights_of_clusters(inputs, members)
         if self.num_keys is None:
-            return membership.gather(self._sums(weights, inputs, training), cluster)
+            return gathering.gather(self._sums(weights, inputs, training), cluster)
         number = smaller(self.num_keys, length_of(inputs.value, 2))
         shares, keys = backends.top_k(weights, number)
         rest = ops.where(_is_among(keys, weights), 0.0, weights)
-        sums = membership.gather(self._sums(rest, inputs, training), cluster)
-        share = ops.sum(membership.gather(shares, cluster), axis=-1)
-        keys = membership.gather(keys, cluster)
+        sums = gathering.gather(self._sums(rest, inputs, training), cluster)
+        share = ops.sum(gathering.gather(shares, cluster), axis=-1)
+        keys = gathering.gather(keys, cluster)
         return sums + self._read_keys(inputs, keys, share, training)
 
     def clusters(self, query, real):
@@ -192,11 +192,11 @@ class ClusteredQueryHeads(HeadGroup):
 
         These are `<int32>[B, H, length, keys]`, the share is `<float32>[B, H, length]`.
         """
-        key, value = (membership.gather(x, places) for x in (inputs.key, inputs.value))
+        key, value = (gathering.gather(x, places) for x in (inputs.key, inputs.value))
         logits = ops.matmul(key, inputs.query[..., None])[..., 0]
         memory_length = length_of(inputs.value, 2)
         mask, bias = (
-            None if x is None else membership.gather_entries(x, places, memory_length)
+            None if x is None else gathering.gather_entries(x, places, memory_length)
             for x in (inputs.value_mask, inputs.token_bias)
         )
         weights = self._softmax(ops.cast(logits, "float32"), mask, bias)

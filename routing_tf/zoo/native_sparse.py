@@ -9,7 +9,7 @@ from keras import ops
 
 from routing_tf.layers import HeadGroup
 from routing_tf.layers import blocks
-from routing_tf.layers import membership
+from routing_tf.layers import gathering
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.initializers import cloned
@@ -477,7 +477,7 @@ class NativeSparseHeads(HeadGroup):
         if chosen is not None:
             block = ops.concatenate([block, chosen[:, :, 0]], axis=-1)
         blocks = ops.reshape(tokens, (batch, heads, num_blocks, size, row))
-        read = membership.gather_blocks(blocks, ops.minimum(block, num_blocks - 1))
+        read = gathering.gather_blocks(blocks, ops.minimum(block, num_blocks - 1))
         places = block[..., None] * size + numbers(size)
         shape = (batch, heads, block.shape[2] * size)
         places = ops.reshape(places, shape)

@@ -10,7 +10,7 @@ from routing_tf.layers import HeadGroup
 from routing_tf.layers import backends
 from routing_tf.layers import blocks
 from routing_tf.layers import exploring
-from routing_tf.layers import membership
+from routing_tf.layers import gathering
 from routing_tf.layers.cluster_order import ranks_in_clusters
 from routing_tf.layers.cluster_order import sort_by_cluster
 from routing_tf.layers.decoding import rows
@@ -426,7 +426,7 @@ class SortedChunks(_InRounds, Rule):
         if inputs.token_bias is None:
             return None
         length = length_of(inputs.value, 2)
-        bias = membership.gather_entries(inputs.token_bias, order.tokens, length)
+        bias = gathering.gather_entries(inputs.token_bias, order.tokens, length)
         bias = blocks.break_into_blocks(bias, order.size, axis=2)
         return ops.swapaxes(order.windows(bias[..., None]), -1, -2)
 
@@ -450,7 +450,7 @@ class _Order:
 
     def arrange(self, x):
         """Puts `[B, F, L, D]` into chunks, `[B, F, N, C, D]`, followed by zeros."""
-        x = membership.gather(x, self.tokens)
+        x = gathering.gather(x, self.tokens)
         return blocks.break_into_blocks(x, self.size, axis=2)
 
     def windows(self, x):
@@ -461,7 +461,7 @@ class _Order:
         """Undoes `arrange`."""
         batch, heads, chunks, slots, dim = ops.shape(x)
         x = ops.reshape(x, (batch, heads, chunks * slots, dim))
-        return membership.gather(x, self.places)
+        return gathering.gather(x, self.places)
 
 
 def _settings(sizes):

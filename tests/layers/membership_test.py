@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from routing_tf.layers import gathering
 from routing_tf.layers import membership
 from tests import golden_cases
 from tests.layers import helpers
@@ -56,7 +57,7 @@ def test_lowest_positions_win_near_ties_for_the_last_place():
 def test_gather_returns_the_rows_of_members():
     x = helpers.normal(BATCH, HEADS, LENGTH, DIM)
     members = some_members()
-    gathered = golden_cases.to_numpy(membership.gather(x, members))
+    gathered = golden_cases.to_numpy(gathering.gather(x, members))
     expected = np.take_along_axis(x[:, :, None], members[..., None], axis=3)
     np.testing.assert_array_equal(gathered, expected)
 
@@ -110,7 +111,7 @@ def test_entries_of_members():
     members = some_members()
     for shape in ((1, 1, LENGTH), (BATCH, 1, LENGTH), (BATCH, HEADS, LENGTH)):
         entries = helpers.normal(*shape) > 0
-        found = membership.gather_entries(entries, members, LENGTH)
+        found = gathering.gather_entries(entries, members, LENGTH)
         everywhere = np.broadcast_to(entries, (BATCH, HEADS, LENGTH))
         expected = np.take_along_axis(everywhere[:, :, None], members, axis=3)
         np.testing.assert_array_equal(golden_cases.to_numpy(found), expected)
@@ -146,7 +147,7 @@ def test_members_equal_release(choose, prefix):
     expected = case[f"out/{prefix}idx"]
     np.testing.assert_array_equal(golden_cases.to_numpy(members), expected[..., -1])
     for name in "qkv":
-        gathered = golden_cases.to_numpy(membership.gather(case[f"in/{name}"], members))
+        gathered = golden_cases.to_numpy(gathering.gather(case[f"in/{name}"], members))
         np.testing.assert_array_equal(gathered, case[f"out/{prefix}{name}"])
     scattered = membership.scatter_mean(
         ops.convert_to_tensor(case["in/clustered"]), members, 12, count_offset=0.01

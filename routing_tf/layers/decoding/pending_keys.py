@@ -11,7 +11,7 @@ import dataclasses
 
 from keras import ops
 
-from routing_tf.layers import membership
+from routing_tf.layers import gathering
 from routing_tf.layers.decoding.rows import last_token
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
@@ -112,5 +112,5 @@ def _held(x, place, is_new, old):
     """Returns `[B, H, 1, ...]` at places `[B, 1]`, or what was held before."""
     if x.shape[2] > 1:
         index = ops.broadcast_to(place[..., None], (*ops.shape(x)[:2], 1))
-        x = membership.gather(x, index)
+        x = gathering.gather(x, index)
     return ops.where(is_new[..., None, None], x, old)

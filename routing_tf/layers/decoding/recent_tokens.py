@@ -2,7 +2,7 @@
 
 from keras import ops
 
-from routing_tf.layers import membership
+from routing_tf.layers import gathering
 from routing_tf.layers.decoding import pending_keys
 from routing_tf.layers.decoding import rows
 from routing_tf.layers.lengths import numbers
@@ -108,7 +108,7 @@ def _remembered(cache, index, new_rows, real):
     is_new = positions >= index
     places = ops.clip(positions - index, 0, new_rows.shape[2] - 1)[:, None]
     places = ops.broadcast_to(places, (ops.shape(places)[0], heads, num_tokens))
-    new_rows = membership.gather(new_rows, places)
+    new_rows = gathering.gather(new_rows, places)
     return {
         **cache,
         "rows": ops.where(is_new[:, None, :, None], new_rows, cache["rows"]),

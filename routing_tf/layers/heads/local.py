@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from routing_tf.layers import blocks
-from routing_tf.layers import membership
+from routing_tf.layers import gathering
 from routing_tf.layers.decoding.rows import attend_to_rows
 from routing_tf.layers.decoding.rows import last_token
 from routing_tf.layers.heads.head_group import HeadGroup
@@ -288,7 +288,7 @@ class LocalHeads(HeadGroup):
         output = attend_to_rows(
             self,
             inputs.query[:, :, :, None],
-            membership.gather_blocks(cache["rows"], own),
+            gathering.gather_blocks(cache["rows"], own),
             None,
             distances[:, :, :, None],
         )
@@ -494,9 +494,9 @@ def _gather_windows(places, is_place, x):
     x = ops.broadcast_to(x, (batch, *ops.shape(x)[1:])) if x.shape[0] == 1 else x
     places = ops.broadcast_to(places, (ops.shape(x)[0], heads, *ops.shape(places)[2:]))
     if len(x.shape) == 3:
-        found = membership.entries_at(x, places)
+        found = gathering.entries_at(x, places)
     else:
-        found, is_place = membership.gather(x, places), is_place[..., None]
+        found, is_place = gathering.gather(x, places), is_place[..., None]
     return ops.where(is_place, found, ops.zeros_like(found))
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers import membership
+from routing_tf.layers import gathering
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.rules.last_members import LastMembers
@@ -138,7 +138,7 @@ class RandomHeads(ClusteredHeads):
         clusters = cache["clusters"]
         places = ops.minimum(places, clusters.shape[2] - 1)
         places = ops.broadcast_to(places, (*ops.shape(clusters)[:2], number))
-        clusters = membership.entries_at(clusters, places)[..., None]
+        clusters = gathering.entries_at(clusters, places)[..., None]
         own = Assignment(clusters, self.num_clusters, False)
         return dataclasses.replace(tokens, of_queries=own, of_keys=own)
 
@@ -146,4 +146,4 @@ class RandomHeads(ClusteredHeads):
 def _at_places(assigned, places):
     """Returns the `Assignment` of places in segments."""
     places = ops.broadcast_to(places, ops.shape(assigned.entries)[:3])
-    return assigned.with_entries(membership.gather(assigned.entries, places))
+    return assigned.with_entries(gathering.gather(assigned.entries, places))

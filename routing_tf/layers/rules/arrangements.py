@@ -6,13 +6,13 @@ chunks of queries, C slots of a chunk, S keys that a chunk reads, D dim.
 
 from keras import ops
 
-from routing_tf.layers import membership
+from routing_tf.layers import gathering
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
+from routing_tf.layers.gathering import entries_at
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.membership import entries_at
 from routing_tf.layers.scaled_dot_product import joined_parts
 from routing_tf.layers.segments import segment_mask
 
@@ -59,7 +59,7 @@ class OfTokens:
             order.window_mask(window, rule.nearest),
             segment_mask(
                 inputs.segments,
-                lambda x: membership.gather_entries(x, order.tokens, self._length),
+                lambda x: gathering.gather_entries(x, order.tokens, self._length),
                 lambda x: self._entries(x)[..., 0, :],
             ),
             self._entries(inputs.value_mask) if rule.key_shift else None,
@@ -75,7 +75,7 @@ class OfTokens:
         """Returns a mask or bias of positions for each window, or None."""
         if x is None:
             return None
-        entries = membership.gather_entries(x, self.order.tokens, self._length)
+        entries = gathering.gather_entries(x, self.order.tokens, self._length)
         windows = self.order.windows(entries[..., None], self._window)
         return ops.swapaxes(windows, -1, -2)
 
@@ -106,7 +106,7 @@ class OfQueries:
             self._entries(inputs.value_mask),
             segment_mask(
                 inputs.segments,
-                lambda x: membership.gather_entries(
+                lambda x: gathering.gather_entries(
                     x, self.order.tokens % length, length
                 ),
                 lambda x: self._entries(x)[..., 0, :],
@@ -167,7 +167,7 @@ class OfQueries:
         """
         batch, heads, num_chunks, slots, dim = ops.shape(chunks)
         rows = ops.reshape(chunks, (batch, heads, num_chunks, slots * dim))
-        rows = membership.gather(rows, ops.maximum(self._chunks, 0))
+        rows = gathering.gather(rows, ops.maximum(self._chunks, 0))
         num_rows = self._chunks.shape[-1]
         shape = (batch, heads, length_of(self._chunks, 2), num_rows * slots, dim)
         return ops.reshape(rows, shape)
@@ -176,7 +176,7 @@ class OfQueries:
         """Returns a mask or bias of positions, `[B, H, N, 1, S]`; or None."""
         if x is None:
             return None
-        entries = membership.gather_entries(x, self._keys.tokens, self._length)
+        entries = gathering.gather_entries(x, self._keys.tokens, self._length)
         return ops.swapaxes(self._of_chunks(entries[..., None]), -1, -2)
 
     def _visible(self):

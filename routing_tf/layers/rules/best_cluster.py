@@ -3,8 +3,8 @@
 from keras import ops
 
 from routing_tf.layers import backends
+from routing_tf.layers import gathering
 from routing_tf.layers import key_heads
-from routing_tf.layers import membership
 from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
 from routing_tf.layers.decoding import rows
@@ -37,14 +37,14 @@ class BestCluster(Rule):
         order = ClusterOrder(clusters, num_clusters, chunk_size)
         # Padding may read anything.
         read = ops.minimum(order.cluster_of_chunk, self.num_clusters - 1)
-        members = membership.gather(members, read)
+        members = gathering.gather(members, read)
         if filled is not None:
-            filled = membership.gather(filled, read)
+            filled = gathering.gather(filled, read)
         key = ops.cast(tokens.key, self.compute_dtype)
         output = self.dot_product(
             ops.cast(order.arrange(tokens.query), self.compute_dtype),
-            membership.gather(key, members),
-            membership.gather(inputs.value, members),
+            gathering.gather(key, members),
+            gathering.gather(inputs.value, members),
             attention_mask=self.member_mask(inputs, members, filled),
             bias=self.member_bias(inputs, members),
             distances=_distances(order, length_of(members, -1)),
@@ -54,7 +54,7 @@ class BestCluster(Rule):
 
     def make_memory(self, tokens):
         members, filled = self.choose(tokens.of_keys, tokens.key_mask)
-        memory = membership.gather(rows.of_tokens(tokens), members)
+        memory = gathering.gather(rows.of_tokens(tokens), members)
         if filled is not None:
             real = memory[..., -1:] * ops.cast(filled, memory.dtype)[..., None]
             memory = ops.concatenate([memory[..., :-1], real], axis=-1)
@@ -68,7 +68,7 @@ class BestCluster(Rule):
     def step(self, cache, index, tokens):
         mask, num_key_heads = tokens.inputs.query_mask, cache["rows"].shape[1]
         clusters = tokens.of_queries.numbers
-        members = membership.gather_blocks(
+        members = gathering.gather_blocks(
             cache["rows"], key_heads.of_queries(clusters, num_key_heads)
         )
         asks = backends.one_hot(clusters, self.num_clusters, dtype="int32")

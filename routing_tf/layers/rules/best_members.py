@@ -4,6 +4,7 @@ from keras import ops
 
 from routing_tf.layers import backends
 from routing_tf.layers import extremes
+from routing_tf.layers import gathering
 from routing_tf.layers import key_heads
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import rows
@@ -52,7 +53,7 @@ class BestMembers(Prefixes):
         cache, offered = self._offered(self.restart(cache), 0, tokens)
         members, scores = self._best(_scores(offered, "key_scores"))
         filled = {
-            "rows": membership.gather(rows.of_tokens(offered), members),
+            "rows": gathering.gather(rows.of_tokens(offered), members),
             "key_scores": scores,
         }
         if "query_scores" in cache:

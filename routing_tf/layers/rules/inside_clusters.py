@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from routing_tf.layers import gathering
 from routing_tf.layers import membership
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
@@ -30,15 +31,15 @@ class InsideClusters(Rule):
         members, filled = self.choose(
             tokens.of_keys, tokens.key_mask, training=training
         )
-        key = membership.gather(ops.cast(tokens.key, self.compute_dtype), members)
-        value = membership.gather(tokens.inputs.value, members)
+        key = gathering.gather(ops.cast(tokens.key, self.compute_dtype), members)
+        value = gathering.gather(tokens.inputs.value, members)
         query, query_members, query_filled = key, members, filled
         if not tokens.shares_vectors:
             query_members, query_filled = self.choose(
                 tokens.of_queries, tokens.query_mask, training=training
             )
             query = ops.cast(tokens.query, self.compute_dtype)
-            query = membership.gather(query, query_members)
+            query = gathering.gather(query, query_members)
         in_order = self.compares_ranks(tokens)
         is_causal = tokens.inputs.use_causal_mask
         mask = self.member_mask(tokens.inputs, members, filled)

@@ -3,6 +3,7 @@
 from keras import ops
 
 from routing_tf.layers import blocks
+from routing_tf.layers import gathering
 from routing_tf.layers import membership
 from routing_tf.layers import segment_members
 from routing_tf.layers.cluster_order import ranks_in_clusters
@@ -56,7 +57,7 @@ class InsideSegments(Rule):
         output = self.dot_product(
             cut(self._gathered(tokens.query, asking)),
             read(self._gathered(tokens.key, members)),
-            read(membership.gather(tokens.inputs.value, members)),
+            read(gathering.gather(tokens.inputs.value, members)),
             attention_mask=combine_masks(own, read(real)[..., None, :], earlier),
             bias=bias,
             offset=size,
@@ -78,7 +79,7 @@ class InsideSegments(Rule):
         return segment_members.lists(is_member, starts)
 
     def _gathered(self, x, members):
-        return membership.gather(ops.cast(x, self.compute_dtype), members)
+        return gathering.gather(ops.cast(x, self.compute_dtype), members)
 
 
 class BestClusterOfSegment(Rule):
@@ -108,7 +109,7 @@ class BestClusterOfSegment(Rule):
             key_ranks = segment_members.ranks_of_members(
                 is_member, segments.value_starts
             )
-            distances = membership.gather(key_ranks, read) - ranks[..., None]
+            distances = gathering.gather(key_ranks, read) - ranks[..., None]
         mask, bias = (
             None if x is None else x[:, :, None]
             for x in (inputs.value_mask, inputs.token_bias)
@@ -118,7 +119,7 @@ class BestClusterOfSegment(Rule):
             ops.cast(tokens.key, self.compute_dtype),
             inputs.value,
             attention_mask=combine_masks(
-                membership.gather(is_member, read),
+                gathering.gather(is_member, read),
                 segment_mask(segments, lambda x: x, lambda x: x),
                 mask,
             ),

@@ -173,7 +173,7 @@ class LastMembers(Rule):
             window + self.key_shift,
             block,
             size,
-            all_have_one=inputs.key_mask is None,
+            inputs.key_mask is None,
         )
         key = ops.cast(tokens.key, self.compute_dtype)
         query, later_query, key_windows = blocks.arrange_and_read(key)

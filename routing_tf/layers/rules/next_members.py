@@ -6,8 +6,8 @@ clusters that each of them reads, R places of a ring, E size of a row.
 
 from keras import ops
 
+from routing_tf.layers import gathering
 from routing_tf.layers import key_heads
-from routing_tf.layers import membership
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.rules import rings
 
@@ -43,7 +43,7 @@ class NextMembers:
         counts = cache["counts"][..., None]
         earlier = counts + ops.cumsum(joins, axis=-1) - joins
         table = ops.concatenate([counts, earlier, joins], axis=-1)
-        table = self._of_clusters(table, membership.gather)
+        table = self._of_clusters(table, gathering.gather)
         new_ranks, joins = table[..., 1 : number + 1], table[..., number + 1 :]
         places = numbers(number)
         own = ops.cast(places[:, None] == places, "int32")[:, None]

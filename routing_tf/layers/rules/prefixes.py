@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import backends
+from routing_tf.layers import gathering
 from routing_tf.layers import membership
 from routing_tf.layers.blocks import break_into_blocks
 from routing_tf.layers.blocks import put_back_blocks
@@ -95,8 +96,8 @@ class Prefixes(Rule):
         key = ops.cast(tokens.key, self.compute_dtype)
         output = self.dot_product(
             query[:, :, None],
-            membership.gather(key, keys.positions),
-            membership.gather(tokens.inputs.value, keys.positions),
+            gathering.gather(key, keys.positions),
+            gathering.gather(tokens.inputs.value, keys.positions),
             attention_mask=visible,
             bias=self.member_bias(tokens.inputs, keys.positions),
             distances=keys.distances(),
@@ -130,16 +131,16 @@ class Prefixes(Rule):
         positions = ops.concatenate([ops.sort(best, axis=-1), own], axis=-1)
         exists = ops.concatenate(
             [
-                membership.gather_entries(before, positions[..., :-size], length),
+                gathering.gather_entries(before, positions[..., :-size], length),
                 ops.logical_and(
-                    membership.gather_entries(real, own, length), block < length
+                    gathering.gather_entries(real, own, length), block < length
                 ),
             ],
             axis=-1,
         )
         segments = None
         if segment_starts is not None:
-            segments = membership.gather_entries(segment_starts, positions, length)
+            segments = gathering.gather_entries(segment_starts, positions, length)
         ranks = _ranks(
             _entries(scores, positions),
             exists,
@@ -149,7 +150,7 @@ class Prefixes(Rule):
             segments,
         )
         num_tokens = _num_tokens(real, segment_starts)
-        num_tokens = membership.gather_entries(num_tokens, own, length)[..., None]
+        num_tokens = gathering.gather_entries(num_tokens, own, length)[..., None]
         members = self.is_member(ranks, num_tokens)
         earlier = positions[..., None, :] <= own[..., None]
         in_segment = None
@@ -285,7 +286,7 @@ def _entries(scores, positions):
     """Returns the scores `[B, H, K, L]` at positions `[B, H, K, J]`."""
     batch, heads, clusters, length = ops.shape(scores)
     shape = ops.shape(positions)
-    flat = membership.gather(
+    flat = gathering.gather(
         ops.reshape(scores, (batch, heads * clusters, length, 1)),
         ops.reshape(positions, (batch, heads * clusters, shape[-1])),
     )

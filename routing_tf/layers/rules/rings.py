@@ -7,11 +7,11 @@ Letters: B batch, H heads, L length, K clusters, R places of a ring, E size of a
 from keras import ops
 
 from routing_tf.layers import backends
-from routing_tf.layers import membership
+from routing_tf.layers import gathering
 from routing_tf.layers.cluster_order import sort_by_cluster
+from routing_tf.layers.gathering import entries_at
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
-from routing_tf.layers.membership import entries_at
 
 
 def last_entries(clusters, num_clusters, num_places, counts=None):
@@ -55,7 +55,7 @@ def of_cluster(x, cluster):
     """
     batch, heads, num_clusters, num_places, size = ops.shape(x)
     flat = ops.reshape(x, (batch, heads, num_clusters, num_places * size))
-    found = membership.gather(flat, cluster)
+    found = gathering.gather(flat, cluster)
     return ops.reshape(found, (*ops.shape(cluster), num_places, size))
 
 
@@ -89,7 +89,7 @@ def joined(cache, clusters, is_member, **new):
     )
     parts = {
         name: ops.where(
-            is_new[..., None], membership.gather(x, entries // number), cache[name]
+            is_new[..., None], gathering.gather(x, entries // number), cache[name]
         )
         for name, x in new.items()
     }
@@ -103,5 +103,5 @@ def _updated(x, place, enters, new):
     """
     batch, heads, num_clusters, num_places, size = ops.shape(x)
     flat = ops.reshape(x, (batch, heads, num_clusters * num_places, size))
-    new = ops.where(enters, new, membership.gather(flat, place))
-    return ops.reshape(membership.replaced(flat, place, new), ops.shape(x))
+    new = ops.where(enters, new, gathering.gather(flat, place))
+    return ops.reshape(gathering.replaced(flat, place, new), ops.shape(x))

@@ -5,6 +5,7 @@ import dataclasses
 from keras import ops
 
 from routing_tf.layers import backends
+from routing_tf.layers import gathering
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import pending_keys
 from routing_tf.layers.lengths import length_of
@@ -145,7 +146,7 @@ class Rule:
         if inputs.token_bias is None:
             return None
         length = length_of(inputs.value, 2)
-        entries = membership.gather_entries(inputs.token_bias, members, length)
+        entries = gathering.gather_entries(inputs.token_bias, members, length)
         return entries[..., None, :]
 
     def member_mask(self, inputs, members, filled=None):
@@ -156,7 +157,7 @@ class Rule:
         real = None
         if inputs.value_mask is not None:
             length = length_of(inputs.value, 2)
-            real = membership.gather_entries(inputs.value_mask, members, length)
+            real = gathering.gather_entries(inputs.value_mask, members, length)
             real = self.padding_mask(real)[..., None, :]
         if filled is not None:
             filled = filled[..., None, :]

@@ -14,7 +14,7 @@ from keras import ops
 
 from routing_tf.layers import backends
 from routing_tf.layers import extremes
-from routing_tf.layers import membership
+from routing_tf.layers import gathering
 from routing_tf.layers.blocks import break_into_blocks
 from routing_tf.layers.blocks import put_back_blocks
 from routing_tf.layers.cluster_order import ClusterOrder
@@ -164,7 +164,7 @@ def _chosen_blocks(dot_product, query, blocks, chosen, training):
     def read(x):
         """From `[B, 1 or H, G, S, ...]` to `[B, H, N, S, ...]`."""
         x = ops.broadcast_to(x, (batch, heads, *ops.shape(x)[2:]))
-        return membership.gather_blocks(x, block)
+        return gathering.gather_blocks(x, block)
 
     distances = None
     if dot_product.max_relative_position is not None:

@@ -1,8 +1,6 @@
 """Multi-head attention whose heads may follow different patterns."""
 
-import dataclasses
 import math
-from functools import partial
 
 import keras
 from keras import ops
@@ -10,16 +8,12 @@ from keras import ops
 from routing_tf.layers import attention_arguments as arguments
 from routing_tf.layers import stepping
 from routing_tf.layers.decoding.not_cast import NotCast
-from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.keras_internals import declare_call_argument
-from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.positions import Positions
 from routing_tf.layers.projections import Projections
 from routing_tf.layers.rematerialization import computes_again
 from routing_tf.layers.rematerialization import train_and_forget
-from routing_tf.layers.segments import Segments
 from routing_tf.layers.stated_gradients import are_stated
 from routing_tf.layers.validation import check_choice
 from routing_tf.layers.validation import check_optional_integer
@@ -28,7 +22,6 @@ from routing_tf.layers.validation import check_positive_integer
 from routing_tf.layers.validation import constraint
 from routing_tf.layers.validation import initializer
 from routing_tf.layers.validation import regularizer
-from routing_tf.layers.validation import static_length
 
 #: What training may compute again, see `MixedAttention`.
 REMATS = (False, True, "weights")
@@ -433,135 +426,6 @@ class MixedAttention(Projections):
             return group(inputs=inputs, training=True)
         return train_and_forget(group, inputs)
 
-    def head_inputs(
-        self,
-        query,
-        value=None,
-        query_mask=None,
-        value_mask=None,
-        token_bias=None,
-        segment_ids=None,
-        positions=None,
-        shows_weights=False,
-        **options,
-    ):
-        """Returns the inputs of the head groups.
-
-        Args:
-            query: as in a call; None if there is only a memory.
-            value: as in a call; None (the default) for self-attention.
-            query_mask: as in a call.
-            value_mask: as in a call.
-            token_bias: as in a call.
-            segment_ids: as in a call.
-            positions: `Positions` of the query; None (the default) for those of its
-                shape.
-            shows_weights: whether an identity matrix follows the values, whose average
-                is the map of weights. Defaults to False.
-            **options: fields of `HeadInputs`, the same for all groups.
-
-        Returns:
-            `Positions` of the query, and a list with the `HeadInputs` of each group.
-        """
-        batch = (value if query is None else query).shape[0]
-        positions = memory_positions = positions or self.positions_of("query", query)
-        if value is not None:
-            arguments.check_value(value, batch, self.value_kernel.shape[0])
-            memory_positions = self.positions_of("value", value)
-            value = memory_positions.flatten(value)
-        if segment_ids is not None:
-            ids = arguments.check_segment_ids(
-                segment_ids, value is not None, len(positions.lengths)
-            )
-            options["segments"] = self._segments(
-                query, ids, positions, memory_positions
-            )
-            query_mask, value_mask = arguments.masks_of_ids(ids, query_mask, value_mask)
-        if value is None:
-            value_mask = query_mask if value_mask is None else value_mask
-        if query is not None and len(positions.lengths) > 1:
-            query = positions.flatten(query)
-        projected = self.projected(query, value)
-        if shows_weights:
-            projected = [(*rest, _with_identity(value)) for *rest, value in projected]
-        if positions.order is not None or memory_positions.order is not None:
-            orders = positions, memory_positions, memory_positions
-            projected = [
-                [order.arrange(x) for order, x in zip(orders, own, strict=True)]
-                for own in projected
-            ]
-        if query_mask is not None or positions.order is not None:
-            query_mask = positions.sequence("query_mask", query_mask, batch, fill=True)
-        if value_mask is not None or memory_positions.order is not None:
-            value_mask = memory_positions.sequence(
-                "value_mask", value_mask, batch, fill=True
-            )
-        if token_bias is not None:
-            token_bias = memory_positions.sequence("token_bias", token_bias, batch)
-        shared = HeadInputs.of(
-            query_mask=query_mask,
-            value_mask=value_mask,
-            token_bias=token_bias,
-            is_cross_attention=value is not None,
-            source=query,
-            positions=positions,
-            memory_positions=memory_positions,
-            **options,
-        )
-        return positions, [
-            group.prepared(
-                dataclasses.replace(shared, query=own[0], key=own[1], value=own[2])
-            )
-            for group, own in zip(self.head_groups, projected, strict=True)
-        ]
-
-    def _segments(self, query, ids, positions, memory_positions):
-        """Returns the `Segments` of the ids of query and value, which may be None."""
-        batch = ops.shape(query)[0]
-        pairs = zip(ids, (positions, memory_positions), strict=True)
-        ids = [own.sequence("segment_ids", x, query.shape[0]) for x, own in pairs]
-        return Segments.of_ids(
-            *(
-                None if x is None else ops.broadcast_to(x, (batch, ops.shape(x)[1]))
-                for x in ids
-            )
-        )
-
-    def joined(self, positions, outputs):
-        """Returns the outputs of all head groups side by side, in order of position."""
-        outputs = [ops.cast(output, self.compute_dtype) for output in outputs]
-        joined = outputs[0] if len(outputs) == 1 else ops.concatenate(outputs, axis=1)
-        return joined if positions.order is None else positions.restore(joined)
-
-    def positions_of(self, name, x):
-        """Returns the `Positions` of a sequence.
-
-        Args:
-            name: name of the argument, for the message.
-            x: `<float>[batch, *lengths, dim]`.
-        """
-        if len(x.shape) == 3 and self._ordering_blocks is None:
-            return Positions((length_of(x, 1),), None)
-        find = length_of if len(x.shape) == 3 else partial(static_length, name)
-        lengths = tuple(find(x, axis) for axis in range(1, len(x.shape) - 1))
-        return self.positions(name, f"{name}.shape={tuple(x.shape)}", lengths)
-
-    def positions(self, name, received, lengths):
-        """Returns `Positions` of these lengths along each axis.
-
-        Args:
-            name: name of the argument, for the message.
-            received: its value, for the message.
-            lengths: tuple of integers.
-        """
-        if not self.fits_blocks(len(lengths)):
-            arguments.refuse_axes(name, received, self._ordering_blocks)
-        return Positions(lengths, self._ordering_blocks)
-
-    def fits_blocks(self, num_axes):
-        """Tells whether the blocks, if any, have this number of axes."""
-        return self._ordering_blocks is None or len(self._ordering_blocks) == num_axes
-
     def compute_mask(self, query, previous_mask=None):
         return previous_mask
 
@@ -592,11 +456,3 @@ class MixedAttention(Projections):
         lengths = (None if None in shape else math.prod(shape) for shape in axes)
         shape = (query.shape[0], self.num_heads, *lengths)
         return output, keras.KerasTensor(shape, dtype=self.compute_dtype)
-
-
-def _with_identity(value):
-    length = length_of(value, 2)
-    identity = ops.broadcast_to(
-        ops.eye(length, dtype=value.dtype), (*ops.shape(value)[:3], length)
-    )
-    return ops.concatenate([value, identity], axis=-1)

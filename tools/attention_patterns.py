@@ -30,7 +30,7 @@ from keras import ops
 from routing_tf import layers
 from routing_tf import zoo
 from routing_tf.layers.heads.clustered import ClusteredHeads
-from routing_tf.layers.online_kmeans import normalize
+from routing_tf.layers.routing.online_kmeans import normalize
 
 LENGTH, DIM, KEY_DIM = 64, 16, 16
 IMAGE = (8, 8)

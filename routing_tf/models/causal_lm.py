@@ -7,8 +7,8 @@ import keras_hub
 from keras import ops
 
 from routing_tf.files import safe_loading
-from routing_tf.layers.keras_internals import declare_call_argument
-from routing_tf.layers.keras_internals import layers_inside
+from routing_tf.layers.support.keras_internals import declare_call_argument
+from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.models import preprocessing
 from routing_tf.models import scoring
 from routing_tf.models import stack

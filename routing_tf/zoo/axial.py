@@ -3,15 +3,15 @@
 import keras
 from keras import ops
 
-from routing_tf.layers import blocks
-from routing_tf.layers.axes import cut_axis
-from routing_tf.layers.axes import side_by_side
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.masks import known_mask
-from routing_tf.layers.validation import check_optional_integer
-from routing_tf.layers.validation import is_integer
+from routing_tf.layers.support import blocks
+from routing_tf.layers.support.axes import cut_axis
+from routing_tf.layers.support.axes import side_by_side
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import is_integer
 from routing_tf.zoo.parts.one_sequence import OneSequenceHeads
 from routing_tf.zoo.parts.pattern import Pattern
 

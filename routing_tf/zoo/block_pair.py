@@ -4,14 +4,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers import gathering
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import library
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import is_integer
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import library
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import is_integer
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.one_sequence import OneSequenceHeads
 from routing_tf.zoo.parts.pattern import Pattern

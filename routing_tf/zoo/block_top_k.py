@@ -4,13 +4,13 @@ import keras
 from keras import ops
 
 from routing_tf.layers import HeadGroup
-from routing_tf.layers import gathering
-from routing_tf.layers.decoding import rows
-from routing_tf.layers.lengths import is_known
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.caches import rows
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts import chosen_blocks
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from routing_tf.layers import ScaledDotProduct
-from routing_tf.layers import extremes
+from routing_tf.layers.support import extremes
 
 __all__ = ["EntmaxDotProduct"]
 

@@ -7,12 +7,12 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import HeadGroup
-from routing_tf.layers import extremes
-from routing_tf.layers.decoding import pending_keys
-from routing_tf.layers.products import product
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.caches import pending_keys
+from routing_tf.layers.support import extremes
+from routing_tf.layers.support.products import product
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.weighted_sums import NOTHING

@@ -4,10 +4,10 @@ import keras
 from keras import ops
 
 from routing_tf.layers import HeadGroup
-from routing_tf.layers.initializers import cloned
-from routing_tf.layers.masks import known_mask
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import initializer
+from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.parts import learned_queries
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.head_norm import HeadNorm

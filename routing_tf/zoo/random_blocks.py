@@ -4,11 +4,11 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers import blocks
-from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import static_length
+from routing_tf.layers.support import blocks
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import static_length
 from routing_tf.zoo.parts.one_sequence import OneSequenceHeads
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share

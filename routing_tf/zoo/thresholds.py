@@ -9,22 +9,22 @@ import keras
 from keras import ops
 
 from routing_tf.layers import RoutedHeads
-from routing_tf.layers import backends
-from routing_tf.layers import key_heads
-from routing_tf.layers.decoding import rows
-from routing_tf.layers.held_updates import update_or_hold
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.masks import large_negative
-from routing_tf.layers.masks import without_padding
-from routing_tf.layers.rules import rings
-from routing_tf.layers.rules.last_members import LastMembers
-from routing_tf.layers.rules.next_members import NextMembers
-from routing_tf.layers.rules.routed_tokens import Assignment
-from routing_tf.layers.rules.routed_tokens import real_tokens
-from routing_tf.layers.serialization import ConfiguredLayer
-from routing_tf.layers.serialization import registered_as
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import check_rate
+from routing_tf.layers.caches import rows
+from routing_tf.layers.routing import rings
+from routing_tf.layers.routing.held_updates import update_or_hold
+from routing_tf.layers.routing.last_members import LastMembers
+from routing_tf.layers.routing.next_members import NextMembers
+from routing_tf.layers.routing.routed_tokens import Assignment
+from routing_tf.layers.routing.routed_tokens import real_tokens
+from routing_tf.layers.support import backends
+from routing_tf.layers.support import key_heads
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.masks import without_padding
+from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.serialization import registered_as
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_rate
 
 __all__ = ["MovingThresholds", "ThresholdHeads"]
 

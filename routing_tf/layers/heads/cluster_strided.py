@@ -3,12 +3,12 @@
 import keras
 from keras import ops
 
-from routing_tf.layers import membership
-from routing_tf.layers import segment_members
-from routing_tf.layers.clustering import Clustering
 from routing_tf.layers.heads.clustered import ClusteredHeads
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.rules.all_scores import AllScores
+from routing_tf.layers.routing import membership
+from routing_tf.layers.routing import segment_members
+from routing_tf.layers.routing.all_scores import AllScores
+from routing_tf.layers.routing.clustering import Clustering
+from routing_tf.layers.support.lengths import length_of
 
 
 @keras.saving.register_keras_serializable("routing_tf")

@@ -4,26 +4,26 @@ import dataclasses
 
 from keras import ops
 
-from routing_tf.layers import exploring
-from routing_tf.layers import key_heads
-from routing_tf.layers import membership
-from routing_tf.layers import segment_members
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.key_shift import read_next_values
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import smaller
-from routing_tf.layers.online_kmeans import OnlineKMeans
-from routing_tf.layers.online_kmeans import normalize
-from routing_tf.layers.rules.best_cluster import BestCluster
-from routing_tf.layers.rules.inside_clusters import InsideClusters
-from routing_tf.layers.rules.inside_segments import BestClusterOfSegment
-from routing_tf.layers.rules.inside_segments import InsideSegments
-from routing_tf.layers.rules.routed_tokens import Assignment
-from routing_tf.layers.rules.routed_tokens import RoutedTokens
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_optional_integer
-from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.routing import exploring
+from routing_tf.layers.routing import membership
+from routing_tf.layers.routing import segment_members
+from routing_tf.layers.routing.best_cluster import BestCluster
+from routing_tf.layers.routing.inside_clusters import InsideClusters
+from routing_tf.layers.routing.inside_segments import BestClusterOfSegment
+from routing_tf.layers.routing.inside_segments import InsideSegments
+from routing_tf.layers.routing.online_kmeans import OnlineKMeans
+from routing_tf.layers.routing.online_kmeans import normalize
+from routing_tf.layers.routing.routed_tokens import Assignment
+from routing_tf.layers.routing.routed_tokens import RoutedTokens
+from routing_tf.layers.support import key_heads
+from routing_tf.layers.support.key_shift import read_next_values
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import smaller
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import check_positive_integer
 
 QUERY_CLUSTERS = ("query", "key")
 
@@ -32,7 +32,7 @@ class ClusteredHeads(HeadGroup):
     """Heads that attend inside clusters; subclasses say who is a member.
 
     Queries and keys are layer-normalised and scored against the clusters, in float32
-    even with `dtype="float64"`. Then one of `routing_tf.layers.rules` says how tokens
+    even with `dtype="float64"`. Then one of `layers.routing` says how tokens
     attend: under a causal mask the group's `causal_rule`; in attention to another
     sequence each query sees the members of its best cluster; elsewhere attention is
     dense inside each cluster, and a token's results are averaged over its clusters.

@@ -3,8 +3,8 @@
 import keras
 
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.segments import segment_mask
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.segments import segment_mask
 
 
 @keras.saving.register_keras_serializable("routing_tf")

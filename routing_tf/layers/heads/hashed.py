@@ -3,15 +3,15 @@
 import keras
 from keras import ops
 
-from routing_tf.layers import segment_members
-from routing_tf.layers.cluster_order import first_members
 from routing_tf.layers.heads.clustered import ClusteredHeads
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.rules.last_members import LastMembers
-from routing_tf.layers.rules.routed_tokens import Assignment
-from routing_tf.layers.serialization import class_of_the_zoo
-from routing_tf.layers.validation import is_integer
+from routing_tf.layers.routing import segment_members
+from routing_tf.layers.routing.cluster_order import first_members
+from routing_tf.layers.routing.last_members import LastMembers
+from routing_tf.layers.routing.routed_tokens import Assignment
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.serialization import class_of_the_zoo
+from routing_tf.layers.support.validation import is_integer
 
 #: Arguments of `zoo.ReformerHeads`, with the values that leave them out.
 OF_THE_REFORMER = {

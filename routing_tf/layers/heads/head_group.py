@@ -4,31 +4,31 @@ import dataclasses
 
 from keras import ops
 
-from routing_tf.layers import key_heads
-from routing_tf.layers import key_shift as shift
-from routing_tf.layers import root_mean_square
-from routing_tf.layers.decoding import recent_tokens
-from routing_tf.layers.decoding import rows
-from routing_tf.layers.heads.head_inputs import HeadInputs
+from routing_tf.layers.caches import recent_tokens
+from routing_tf.layers.caches import rows
 from routing_tf.layers.heads.refusals import refuse_comparison
 from routing_tf.layers.heads.refusals import refuse_segments
-from routing_tf.layers.keras_internals import layers_inside
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.lengths import of_length
-from routing_tf.layers.masks import large_negative
-from routing_tf.layers.rotary_position import rotate
-from routing_tf.layers.scaled_dot_product import ScaledDotProduct
-from routing_tf.layers.serialization import ConfiguredLayer
-from routing_tf.layers.serialization import class_of_config
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_optional_integer
-from routing_tf.layers.validation import check_optional_number
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import check_positive_number
-from routing_tf.layers.validation import initializer
-from routing_tf.layers.validation import is_integer
+from routing_tf.layers.softmax import root_mean_square
+from routing_tf.layers.softmax.rotary_position import rotate
+from routing_tf.layers.softmax.scaled_dot_product import ScaledDotProduct
+from routing_tf.layers.support import key_heads
+from routing_tf.layers.support import key_shift as shift
+from routing_tf.layers.support.head_inputs import HeadInputs
+from routing_tf.layers.support.keras_internals import layers_inside
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.lengths import of_length
+from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.serialization import class_of_config
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import check_optional_number
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_positive_number
+from routing_tf.layers.support.validation import initializer
+from routing_tf.layers.support.validation import is_integer
 
 # Hides a token from all queries that see another one.
 LEAST_WEIGHTED_BIAS = -5e8
@@ -471,7 +471,7 @@ class HeadGroup(ConfiguredLayer):
             positions: their `Positions`; None (the default) for a sequence.
 
         Returns:
-            Dict of tensors with the batch on axis 0; see `routing_tf.layers.decoding`.
+            Dict of tensors with the batch on axis 0; see `layers.caches`.
         """
         num_tokens = self.cache_length(max_length, positions)
         return recent_tokens.make(self, batch_size, num_tokens)

@@ -7,22 +7,22 @@ import math
 import keras
 from keras import ops
 
-from routing_tf.layers import blocks
-from routing_tf.layers import gathering
-from routing_tf.layers.decoding.rows import attend_to_rows
+from routing_tf.layers.caches.rows import attend_to_rows
 from routing_tf.layers.heads import local_windows
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.lengths import is_known
-from routing_tf.layers.lengths import larger
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import library
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.lengths import smaller
-from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.segments import segment_mask
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import is_integer
+from routing_tf.layers.support import blocks
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support.lengths import larger
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import library
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.lengths import smaller
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.segments import segment_mask
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import is_integer
 
 
 @keras.saving.register_keras_serializable("routing_tf")

@@ -4,10 +4,10 @@ import math
 
 from keras import ops
 
-from routing_tf.layers import gathering
-from routing_tf.layers.decoding.rows import last_token
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
+from routing_tf.layers.caches.rows import last_token
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
 
 
 def shares(mask, length, num_blocks, block):

@@ -6,14 +6,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers import gathering
 from routing_tf.layers.heads.clustered import ClusteredHeads
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.rules.last_members import LastMembers
-from routing_tf.layers.rules.routed_tokens import Assignment
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import static_length
+from routing_tf.layers.routing.last_members import LastMembers
+from routing_tf.layers.routing.routed_tokens import Assignment
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import static_length
 
 
 @keras.saving.register_keras_serializable("routing_tf")

@@ -2,14 +2,14 @@
 
 import keras
 
-from routing_tf.layers.clustering import Clustering
 from routing_tf.layers.heads.clustered import ClusteredHeads
-from routing_tf.layers.rules.best_members import BestMembers
-from routing_tf.layers.rules.last_members import LastMembers
-from routing_tf.layers.serialization import class_of_the_zoo
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import check_rate
+from routing_tf.layers.routing.best_members import BestMembers
+from routing_tf.layers.routing.clustering import Clustering
+from routing_tf.layers.routing.last_members import LastMembers
+from routing_tf.layers.support.serialization import class_of_the_zoo
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_rate
 
 ROUTINGS = (None, "expert_choice", "token_choice", "expert_threshold")
 TOKEN_CHOICE = (None, "token_choice")

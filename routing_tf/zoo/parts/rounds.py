@@ -10,8 +10,8 @@ import dataclasses
 import numpy as np
 from keras import ops
 
-from routing_tf.layers import extremes
-from routing_tf.layers.scaled_dot_product import joined_parts
+from routing_tf.layers.softmax.scaled_dot_product import joined_parts
+from routing_tf.layers.support import extremes
 
 
 class Rounds:

@@ -6,13 +6,13 @@ from keras import ops
 
 from routing_tf.layers import HeadGroup
 from routing_tf.layers import ScaledDotProduct
-from routing_tf.layers import blocks
-from routing_tf.layers.decoding import recent_tokens
-from routing_tf.layers.decoding import rows
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import known_mask
-from routing_tf.layers.scaled_dot_product import joined_parts
+from routing_tf.layers.caches import recent_tokens
+from routing_tf.layers.caches import rows
+from routing_tf.layers.softmax.scaled_dot_product import joined_parts
+from routing_tf.layers.support import blocks
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import known_mask
 from routing_tf.zoo.parts import near_tokens
 from routing_tf.zoo.parts import refusals
 

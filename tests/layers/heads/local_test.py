@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from routing_tf.layers import LocalHeads
-from routing_tf.layers.positions import Positions
+from routing_tf.layers.support.positions import Positions
 from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers

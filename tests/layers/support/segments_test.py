@@ -14,7 +14,7 @@ from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers.helpers import normal
-from tests.layers.lengths_test import some_thorough
+from tests.layers.support.lengths_test import some_thorough
 
 THOROUGH = pytest.mark.thorough
 HEADS, DIM, KEY_DIM, BATCH = 2, 8, 6, 2

@@ -7,7 +7,7 @@ import pytest
 from routing_tf import layers
 from tests import golden_cases
 from tests.layers import helpers
-from tests.layers.lengths_test import some_thorough
+from tests.layers.support.lengths_test import some_thorough
 
 LENGTH, DIM = 12, 8
 GROUPS = {

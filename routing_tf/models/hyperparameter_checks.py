@@ -7,11 +7,11 @@ import math
 from routing_tf.layers.attention.mixed_attention import REMATS
 from routing_tf.layers.blocks.feed_forward import ACTIVATIONS
 from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
-from routing_tf.layers.heads.head_group import check_key_shift
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.heads.routed import check_clusters_per_query
 from routing_tf.layers.routing.clustering import CENTROID_INITIALIZATIONS
 from routing_tf.layers.softmax.fused_attention import IMPLEMENTATIONS
+from routing_tf.layers.support.key_shift import check_key_shift
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_number

@@ -7,6 +7,7 @@ from keras import ops
 
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
+from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.serialization import deserialize
 from routing_tf.layers.support.validation import check_choice
 
@@ -267,17 +268,22 @@ def mask_of_keys(attention_mask, query):
     return attention_mask[(slice(None), *[0] * (len(shape) - 2))]
 
 
-def refuse_attention_mask(attention_mask):
-    """Refuses a dense mask."""
-    if attention_mask is not None:
-        raise ValueError(
-            "A dense `attention_mask` of shape (batch, length, memory length) is not "
-            "supported: sparse heads never build the matrix it would mask. Received: "
-            f"attention_mask.shape={tuple(attention_mask.shape)}. Use `query_mask` and "
-            "`value_mask`, or a mask of shape (batch, 1, memory length), for padding, "
-            "`segment_ids` for packed documents, and `use_causal_mask=True` for "
-            "causality."
-        )
+def with_mask_of_keys(attention_mask, query, cache, value_mask):
+    """Returns `value_mask`, which also hides what a mask for Keras's attention hides.
+
+    Refuses a dense mask, and any behind a cache.
+    """
+    of_keys = mask_of_keys(attention_mask, query) if cache is None else None
+    if of_keys is not None:
+        return combine_masks(value_mask, ops.cast(of_keys, "bool"))
+    raise ValueError(
+        "A dense `attention_mask` of shape (batch, length, memory length) is not "
+        "supported: sparse heads never build the matrix it would mask. Received: "
+        f"attention_mask.shape={tuple(attention_mask.shape)}. Use `query_mask` and "
+        "`value_mask`, or a mask of shape (batch, 1, memory length), for padding, "
+        "`segment_ids` for packed documents, and `use_causal_mask=True` for "
+        "causality."
+    )
 
 
 def check_segment_ids(segment_ids, is_cross_attention, num_axes):

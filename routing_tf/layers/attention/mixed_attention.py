@@ -3,18 +3,16 @@
 import math
 
 import keras
-from keras import ops
 
 from routing_tf.layers.attention import arguments
 from routing_tf.layers.attention import stepping
 from routing_tf.layers.attention.projections import Projections
 from routing_tf.layers.attention.rematerialization import computes_again
 from routing_tf.layers.attention.rematerialization import train_and_forget
-from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.support.keras_internals import declare_call_argument
-from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.not_cast import NotCast
 from routing_tf.layers.support.stated_gradients import are_stated
+from routing_tf.layers.support.validation import check_block_shape
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_optional_number
@@ -375,16 +373,9 @@ class MixedAttention(Projections):
         query_mask = mask if query_mask is None else query_mask
         if value is not None or self_attention is not None:
             value = arguments.other_sequence(query, value, self_attention)
-        of_keys = None
-        if attention_mask is not None and cache is None:
-            of_keys = arguments.mask_of_keys(attention_mask, query)
-        if of_keys is not None:
-            if value is None and value_mask is None:
-                value_mask = query_mask
-            value_mask = combine_masks(value_mask, ops.cast(of_keys, "bool"))
-            attention_mask = None
         if attention_mask is not None:
-            arguments.refuse_attention_mask(attention_mask)
+            own = query_mask if value is None and value_mask is None else value_mask
+            value_mask = arguments.with_mask_of_keys(attention_mask, query, cache, own)
         masks = {
             "query_mask": query_mask,
             "value_mask": value_mask,

@@ -7,10 +7,10 @@ from keras import ops
 
 from routing_tf.layers.blocks.embeddings import GridEmbedding
 from routing_tf.layers.blocks.embeddings import TokenEmbedding
-from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.support import blocks
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.validation import check_block_shape
 from routing_tf.layers.support.validation import check_positive_integer
 
 

@@ -82,8 +82,6 @@ class ClusteredHeads(HeadGroup):
     clusters_per_query = 1
     # Each of them reads a copy of its members.
     queries_per_step = 32
-    #: The centroids, see `add_centroids`; None if clusters have none.
-    kmeans = None
     kmeans_class = OnlineKMeans
     #: Added to a token's number of clusters, by which what it gets there is divided.
     count_offset = 0.0
@@ -109,6 +107,8 @@ class ClusteredHeads(HeadGroup):
         )
         if self.exploring_queries:
             self.exploring_seed = exploring.make_seed(self.dropout_seed)
+        # The centroids, see `add_centroids`; None if clusters have none.
+        self.kmeans = None
         # Not for Keras to track.
         object.__setattr__(self, "_rules", {})
 
@@ -218,7 +218,9 @@ class ClusteredHeads(HeadGroup):
     @property
     def near_tie(self):
         """Difference of scores up to which tokens are equal, see `membership`."""
-        return membership.NEAR_TIE * (self.key_dim or 0) if self.kmeans else 0.0
+        if self.kmeans is None:
+            return 0.0
+        return membership.NEAR_TIE * (self.key_dim or 0)
 
     def choose(self, assigned, mask, training=None):
         """Decides who is a member of which cluster, from the whole sequence.

@@ -8,7 +8,6 @@ from keras import ops
 
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.support import blocks
 from routing_tf.layers.support.lengths import as_numbers
 from routing_tf.layers.support.lengths import length_of
@@ -17,6 +16,7 @@ from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.segments import segment_mask
+from routing_tf.layers.support.validation import check_block_shape
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 

@@ -4,10 +4,9 @@ import dataclasses
 
 from keras import ops
 
-from routing_tf.layers.caches import recent_tokens
-from routing_tf.layers.caches import rows
 from routing_tf.layers.heads.refusals import refuse_comparison
 from routing_tf.layers.heads.refusals import refuse_segments
+from routing_tf.layers.heads.stepwise import Stepwise
 from routing_tf.layers.softmax import root_mean_square
 from routing_tf.layers.softmax.rotary_position import rotate
 from routing_tf.layers.softmax.scaled_dot_product import ScaledDotProduct
@@ -16,7 +15,6 @@ from routing_tf.layers.support import key_shift as shift
 from routing_tf.layers.support.head_inputs import HeadInputs
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.lengths import of_length
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.serialization import ConfiguredLayer
@@ -28,14 +26,13 @@ from routing_tf.layers.support.validation import check_optional_number
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_positive_number
 from routing_tf.layers.support.validation import initializer
-from routing_tf.layers.support.validation import is_integer
 
 # Hides a token from all queries that see another one.
 LEAST_WEIGHTED_BIAS = -5e8
 TOKEN_BIAS_WEIGHTS = (None, "fixed", "trainable")
 
 
-class HeadGroup(ConfiguredLayer):
+class HeadGroup(Stepwise, ConfiguredLayer):
     """Heads of a `MixedAttention` that follow one pattern.
 
     A group maps projected queries, keys and values of its own heads to outputs of the
@@ -126,11 +123,6 @@ class HeadGroup(ConfiguredLayer):
     #: Whether caches hold only keys and values of key heads, which are repeated where
     #: queries read them. Else `prepared` repeats them.
     remembers_key_heads = False
-    #: How many tokens `step` takes at once, which may be a property; None for any
-    #: number. Longer calls go in pieces.
-    tokens_per_step = None
-    #: How many queries `read_memory` takes at once, likewise.
-    queries_per_step = None
     #: The layer that attends inside each window or cluster.
     dot_product_class = ScaledDotProduct
 
@@ -174,7 +166,7 @@ class HeadGroup(ConfiguredLayer):
             "relative_key_initializer", relative_key_initializer
         )
         self.token_bias_weight = token_bias_weight
-        check_key_shift("key_shift", key_shift)
+        shift.check_key_shift("key_shift", key_shift)
         self.key_shift = int(key_shift)
         self.dropout_seed = dropout_seed
         if entmax_alpha is not None and not self.has_one_softmax:
@@ -306,7 +298,7 @@ class HeadGroup(ConfiguredLayer):
             if length is None or length != value.shape[2]:
                 value = self._of_length(query, value)
         if self.key_shift:
-            _check_shifted_call(inputs)
+            shift.check_call(inputs)
         if self.rotary_positions and inputs.is_cross_attention:
             raise ValueError(
                 "`rotary_positions=True` needs self-attention, because tokens of two "
@@ -431,115 +423,6 @@ class HeadGroup(ConfiguredLayer):
         is_alone = needs_logits is None and inputs.token_bias is None
         return self.has_one_softmax and is_alone
 
-    def sees(self, query, keys, cache):
-        """The pattern, for some queries and keys by their positions.
-
-        Args:
-            query: `<int32>[queries, 1]`, positions of the queries.
-            keys: `<int32>[batch, 1, 1, keys]`, positions of keys; under a causal mask
-                a query sees none that is later.
-            cache: as returned by `make_cache` or `make_memory`.
-
-        Returns:
-            `<bool>`, broadcastable to `[batch, heads, queries, keys]`, which keys each
-            query sees, and their relative positions, `<int32>` likewise.
-
-        Raises:
-            NotImplementedError: if the subclass has no pattern of this kind.
-        """
-        raise NotImplementedError
-
-    def cache_length(self, max_length, positions=None):
-        """Returns how many of the last positions a query may see.
-
-        Args:
-            max_length: number of tokens a sequence may have.
-            positions: their `Positions`; None (the default) for a sequence.
-        """
-        return max_length
-
-    def cached_mask_and_bias(self, inputs):
-        """Returns the mask and the bias of the tokens in a cache."""
-        return inputs.value_mask, inputs.token_bias
-
-    def make_cache(self, batch_size, max_length, positions=None):
-        """Makes an empty cache for steps of self-attention under a causal mask.
-
-        Args:
-            batch_size: number of sequences.
-            max_length: number of tokens a sequence may have.
-            positions: their `Positions`; None (the default) for a sequence.
-
-        Returns:
-            Dict of tensors with the batch on axis 0; see `layers.caches`.
-        """
-        num_tokens = self.cache_length(max_length, positions)
-        return recent_tokens.make(self, batch_size, num_tokens)
-
-    def start(self, cache, inputs):
-        """Attends with a sequence from its first token on, in one parallel pass.
-
-        Args:
-            cache: as returned by `make_cache`, or any later one, which is forgotten.
-            inputs: `HeadInputs` of the sequence.
-
-        Returns:
-            `<float>[batch, heads, length, value_dim]`, and the cache behind it.
-        """
-        output = self(inputs=inputs, training=False)
-        return output, self.fill_cache(cache, inputs.in_last_segment())
-
-    def fill_cache(self, cache, inputs):
-        """Returns the cache after a sequence, given its `HeadInputs`."""
-        return recent_tokens.fill(self, cache, inputs)
-
-    def step(self, cache, index, inputs):
-        """Attends with the tokens that follow those in a cache.
-
-        Args:
-            cache: as returned by `make_cache`, `fill_cache` or this method.
-            index: `<int32>`, position of the first token.
-            inputs: `HeadInputs` of the tokens, of at most `tokens_per_step`.
-
-        Returns:
-            `<float>[batch, heads, length, value_dim]`, and the cache with the tokens.
-        """
-        return recent_tokens.step(self, cache, index, inputs)
-
-    def restart_cache(self, cache):
-        """Returns a cache of steps as it was before the first token."""
-        return recent_tokens.restarted(cache)
-
-    def max_positions(self, cache):
-        """Returns how many positions a cache has room for; None for any number."""
-        return cache["rows"].shape[2]
-
-    def make_memory(self, inputs, max_length):
-        """Makes the cache for steps of attention to another sequence.
-
-        Args:
-            inputs: `HeadInputs` of the other sequence; its query is not used.
-            max_length: number of queries there may be.
-
-        Returns:
-            Dict of tensors with the batch on axis 0.
-        """
-        return {"rows": rows.of_inputs(self, inputs)}
-
-    def restart_memory(self, cache):
-        """Returns a cache of `make_memory` as it was before the first query."""
-        return cache
-
-    def read_memory(self, cache, index, inputs):
-        """Attends with tokens to another sequence; see `step`."""
-        query = index + numbers(inputs.query.shape[2])[:, None]
-        keys = numbers(cache["rows"].shape[2])[None, None, None]
-        visible, distances = self.sees(query, keys, cache)
-        output = rows.attend_to_rows(
-            self, inputs.query, cache["rows"], visible, distances
-        )
-        return output, cache
-
     def _weighted(self, bias):
         bias = ops.cast(bias, self.compute_dtype)
         if self.token_bias_weight is None:
@@ -559,24 +442,3 @@ class HeadGroup(ConfiguredLayer):
 
     def compute_output_shape(self, query_shape, key_shape, value_shape):
         return (*query_shape[:-1], value_shape[-1])
-
-
-def check_key_shift(name, key_shift):
-    """Raises a `ValueError` unless keys can be shifted."""
-    if not is_integer(key_shift) or key_shift not in (0, 1):
-        raise ValueError(
-            f"`{name}` must be 0 (a position offers its own key) or 1 (it offers the "
-            f"key of the token before it). Received: {name}={key_shift!r}"
-        )
-
-
-def _check_shifted_call(inputs):
-    if inputs.is_cross_attention or not inputs.use_causal_mask:
-        raise ValueError(
-            "`key_shift=1` needs self-attention under a causal mask: without the mask, "
-            "a query could read the value that follows itself, and another sequence "
-            "has no value that follows the query's content. Received: "
-            f"use_causal_mask={inputs.use_causal_mask}, "
-            f"is_cross_attention={inputs.is_cross_attention}. Pass "
-            "`use_causal_mask=True` and no `value`, or use `key_shift=0`"
-        )

@@ -20,9 +20,9 @@ from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.lengths import smaller
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.segments import segment_mask
+from routing_tf.layers.support.validation import check_block_shape
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_positive_integer
-from routing_tf.layers.support.validation import is_integer
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -410,23 +410,6 @@ class LocalHeads(HeadGroup):
             window: number of slots of a window.
         """
         return self._first_own_slot(memory_block)
-
-
-def check_block_shape(name, value):
-    """Returns a block shape as a tuple; raises a `ValueError` if it is not one."""
-    shape = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    if len(shape) not in (1, 2):
-        raise ValueError(
-            f"`{name}` must be a tuple of one or two block lengths, in tokens. "
-            f"Received: {name}={value!r}"
-        )
-    for length in shape:
-        if not is_integer(length) or length < 1:
-            raise ValueError(
-                f"`{name}` must be a tuple of positive integers. "
-                f"Received: {name}={value!r}"
-            )
-    return tuple(int(length) for length in shape)
 
 
 def _check_memory_block(memory_block_shape, block_shape):

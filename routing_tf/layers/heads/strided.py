@@ -6,13 +6,13 @@ import keras
 from keras import ops
 
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.heads.local import check_block_shape
 from routing_tf.layers.support import blocks
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.segments import segment_mask
+from routing_tf.layers.support.validation import check_block_shape
 
 
 @keras.saving.register_keras_serializable("routing_tf")

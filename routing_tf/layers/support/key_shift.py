@@ -17,6 +17,29 @@ from routing_tf.layers.support.axes import split_axis
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.validation import is_integer
+
+
+def check_key_shift(name, key_shift):
+    """Raises a `ValueError` unless keys can be shifted."""
+    if not is_integer(key_shift) or key_shift not in (0, 1):
+        raise ValueError(
+            f"`{name}` must be 0 (a position offers its own key) or 1 (it offers the "
+            f"key of the token before it). Received: {name}={key_shift!r}"
+        )
+
+
+def check_call(inputs):
+    """Raises a `ValueError` unless `HeadInputs` allow shifted keys."""
+    if inputs.is_cross_attention or not inputs.use_causal_mask:
+        raise ValueError(
+            "`key_shift=1` needs self-attention under a causal mask: without the mask, "
+            "a query could read the value that follows itself, and another sequence "
+            "has no value that follows the query's content. Received: "
+            f"use_causal_mask={inputs.use_causal_mask}, "
+            f"is_cross_attention={inputs.is_cross_attention}. Pass "
+            "`use_causal_mask=True` and no `value`, or use `key_shift=0`"
+        )
 
 
 def offer_previous_keys(inputs):

@@ -68,6 +68,23 @@ def check_rate(name, value):
         )
 
 
+def check_block_shape(name, value):
+    """Returns a block shape as a tuple; raises a `ValueError` if it is not one."""
+    shape = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    if len(shape) not in (1, 2):
+        raise ValueError(
+            f"`{name}` must be a tuple of one or two block lengths, in tokens. "
+            f"Received: {name}={value!r}"
+        )
+    for length in shape:
+        if not is_integer(length) or length < 1:
+            raise ValueError(
+                f"`{name}` must be a tuple of positive integers. "
+                f"Received: {name}={value!r}"
+            )
+    return tuple(int(length) for length in shape)
+
+
 def check_choice(name, value, choices):
     """Raises a `ValueError` unless `value` is one of `choices`."""
     if value not in choices:

@@ -397,6 +397,12 @@ class TestTrainer:
         assert "seed was 0, now 7" in message
         assert "train_steps" not in message
 
+    def test_workers_that_share_no_folder_are_refused(self, configure, tmp_path):
+        engine, found = StandInEngine(), iter([[3.0, 0.0], [1.0, 1.0]])
+        engine.gather = lambda number: np.array(next(found))
+        with pytest.raises(ValueError, match=r"of the steps \[3, 0\] and 1 different"):
+            training.Trainer(*configure(), tmp_path, engine=engine)
+
     def test_changed_data_is_refused(self, finished):
         tokens = {**finished.config.num_tokens, "train": 12345}
         config = dataclasses.replace(finished.config, num_tokens=tokens)

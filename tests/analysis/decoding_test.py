@@ -26,13 +26,14 @@ def problem():
     return Countdown(sequence_length=small_models.LENGTH)
 
 
-@pytest.mark.parametrize("routing", ["token_choice", "expert_choice"])
 @pytest.mark.parametrize(
-    "with_export",
+    "routing, with_export",
     [
-        False,
+        ("token_choice", False),
+        ("expert_choice", False),
         pytest.param(
-            True,
+            "token_choice",
+            True,  # with expert choice the trained model below is exported
             marks=[
                 pytest.mark.thorough,
                 pytest.mark.skipif(not ON_TENSORFLOW, reason="JAX exports nothing"),
@@ -129,14 +130,14 @@ def test_lines_for_a_reader():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("routing", ["token_choice", "expert_choice"])
-def test_a_trained_model_scores_the_same_in_all_ways(routing, tmp_path, compiled):
+def test_a_trained_model_scores_the_same_in_all_ways(tmp_path, compiled):
     arguments = [
         f"--model_dir={tmp_path}",
         "--hparams_set=byte_tiny",
         # Local heads first: equal bytes would have equal scores.
-        f"--hparams=routing={routing},num_layers=2,num_local_only_layers=1",
-        "--train_steps=200",
+        "--hparams=routing=expert_choice,num_layers=2,num_local_only_layers=1",
+        "--train_steps=100",
+        "--nojit_compile",
         "--eval_every=0",
         "--eval_examples=2",
         "--sample_bytes=0",
@@ -147,9 +148,9 @@ def test_a_trained_model_scores_the_same_in_all_ways(routing, tmp_path, compiled
     assert train.run(options) == 0
     lm = loading.load_language_model(checkpoints.paths(tmp_path)[-1])
     data = problems.get("python_source", sequence_length=64)
-    result = compare_decoding(lm, data, "test", num_examples=16, verbose=False)
+    result = compare_decoding(lm, data, "test", num_examples=8, verbose=False)
     print("\n".join(report.describe_decoding(result, data, "test")))
-    assert result.one_pass < 6.0
+    assert result.one_pass < 7.0
     assert abs(result.one_pass - result.steps) < 1e-4
     if ON_TENSORFLOW:
         assert abs(result.one_pass - result.exported) < 1e-4

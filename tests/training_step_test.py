@@ -17,17 +17,6 @@ TOLERANCE = 1e-5
 # Batches with few tokens, with rows without any, and whole ones.
 STEPS = 3
 SCALING = {"initial_scale": 2.0**10, "dynamic_growth_steps": 3}
-WITHOUT_XLA = pytest.param(
-    False,
-    marks=[
-        pytest.mark.thorough,
-        pytest.mark.skipif(
-            keras.backend.backend() == "jax", reason="JAX has nothing but XLA"
-        ),
-    ],
-)
-
-
 def run_of(**options):
     return small_runs.Run(engines.make(), **{"num_steps": STEPS, **options})
 
@@ -58,16 +47,15 @@ class TestParts:
         assert_equals_whole_batches(num_parts=num_parts, kind=kind, changes=changes)
 
     @pytest.mark.thorough
-    @pytest.mark.usefixtures("compiled")
     def test_parts_of_rematerialized_blocks_and_scaled_losses(self):
-        traps = {"3": [6], "9": [0, 7]}
+        traps = {"3": [6], "5": [0, 7]}
         changes = {"remat": True, "optimizer": "adafactor"}
         assert_equals_whole_batches(
             num_parts=2,
             changes=changes,
             loss_scaling=SCALING,
             traps=traps,
-            num_steps=12,
+            num_steps=7,
         )
 
     def test_a_batch_is_split_by_rows(self):
@@ -85,15 +73,9 @@ class TestSteps:
 
     @pytest.mark.slow
     @pytest.mark.usefixtures("compiled")
-    @pytest.mark.parametrize("jit_compile", [True, WITHOUT_XLA])
-    def test_four_steps_in_a_call_without_an_update_in_some(self, jit_compile):
-        assert_equals_whole_batches(
-            steps_per_call=4,
-            kind="decoder",
-            traps={"2": [5], "3": [1]},
-            jit_compile=jit_compile,
-            num_steps=8,
-        )
+    def test_four_steps_in_a_call_without_an_update_in_some(self):
+        traps = {"2": [5], "3": [1]}
+        assert_equals_whole_batches(steps_per_call=4, traps=traps, num_steps=8)
 
     @pytest.mark.parametrize(
         "kind, optimizer",
@@ -132,10 +114,9 @@ class TestSteps:
 
 class TestNumbersThatAreNotFinite:
     @pytest.mark.usefixtures("compiled")
-    @pytest.mark.parametrize("jit_compile", [True, WITHOUT_XLA])
-    def test_change_nothing_but_the_number_of_steps(self, jit_compile):
+    def test_change_nothing_but_the_number_of_steps(self):
         """One row of the second part has a bad gradient."""
-        run = run_of(traps={"2": [5]}, jit_compile=jit_compile)
+        run = run_of(traps={"2": [5]})
         run.train(2)
         before = run.state()
         (report,) = run.train(1)
@@ -158,7 +139,6 @@ class TestNumbersThatAreNotFinite:
         }
 
     @pytest.mark.thorough
-    @pytest.mark.usefixtures("compiled")
     def test_in_one_part_spoil_the_step(self):
         run = run_of(traps={"1": [5]}, num_parts=4)
         run.train(1)

@@ -394,19 +394,6 @@ def test_hyperparameters_of_a_saved_model_cannot_be_changed(tmp_path):
         models.RoutingTransformer.from_preset(str(tmp_path), num_layers=3)
 
 
-@small_models.FURTHER
-def test_relative_key_stddev_sets_the_initial_scale():
-    backbone = models.RoutingTransformer.from_preset(
-        "byte_tiny", relative_key_stddev=3.0
-    )
-    tables = [w for w in backbone.weights if w.path.endswith("/key_embeddings")]
-    assert tables
-    for table in tables:
-        assert 2.0 < np.asarray(table).std() < 4.0
-    with pytest.raises(ValueError, match="relative_key_stddev=-1.0"):
-        models.RoutingTransformer.from_preset("byte_tiny", relative_key_stddev=-1)
-
-
 def test_settings_of_centroids_and_memory_reach_every_block():
     settings = {"revive_centroids_after": 7, "centroid_initialization": "tokens"}
     lm = small_models.without_memory(
@@ -423,10 +410,10 @@ def test_settings_of_centroids_and_memory_reach_every_block():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("remat", [False, True])
-def test_trains_a_step_under_mixed_precision(dtype, remat, compiled):
-    lm = small_models.language_model(dtype=dtype, remat=remat, residual_dropout=0.1)
+def test_trains_a_step_under_mixed_precision():
+    """In float16; what bfloat16 does is a test of the language model."""
+    settings = {"dtype": "mixed_float16", "remat": True, "residual_dropout": 0.1}
+    lm = small_models.language_model(**settings)
     lm.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy())
     centroids = [layer.centroids for layer in small_models.kmeans_layers(lm)]
     before = small_models.arrays(centroids)

@@ -13,7 +13,6 @@ from tests.models import small_seq2seq
 from tests.models.small_seq2seq import LENGTH
 from tests.models.small_seq2seq import LOCAL
 from tests.models.small_seq2seq import language_model
-from tools import preset_table
 
 ON_JAX = keras.backend.backend() == "jax"
 VOCABULARY_SIZE = small_models.VOCABULARY_SIZE
@@ -407,16 +406,3 @@ def test_models_of_the_release_have_an_encoder_or_not():
         release.language_model(HPARAMS, VOCABULARY_SIZE)
     with pytest.raises(ValueError, match=f"{message}0"):
         release.seq2seq_model({**HPARAMS, "num_encoder_layers": 0}, VOCABULARY_SIZE)
-
-
-def test_a_preset_at_full_size():
-    with preset_table.shapes_alone():
-        lm = models.RoutingTransformerSeq2SeqLM.from_preset(
-            "meena_local_cluster2k", compile=False
-        )
-    # One routed layer of the encoder; ten of the decoder, each with two attentions.
-    assert len(small_models.kmeans_layers(lm)) == 1 + 2 * 10
-    assert tuple(lm.output_projection.kernel.shape) == (1024, 512)
-    assert len(release.variables_by_name(lm)) == len(
-        [v for v in lm.variables if "seed_generator" not in v.path]
-    )

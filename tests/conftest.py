@@ -98,3 +98,14 @@ def text(tmp_path_factory):
     letters = np.random.default_rng(0).integers(97, 123, 4000, "uint8")
     path.write_bytes(bytes(letters))
     return path
+
+
+@pytest.fixture
+def run_command(capsys):
+    """Runs a command in this process: exit code, standard output and error."""
+    from tests import command_line
+
+    def run(*arguments, **options):
+        return command_line.run(*arguments, **options), *capsys.readouterr()
+
+    return run

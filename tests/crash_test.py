@@ -14,11 +14,10 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import flags
 
-from routing_tf.cli import commands
 from routing_tf.cli import train
 from routing_tf.training import checkpoints
+from tests import command_line
 
 pytestmark = pytest.mark.slow
 STEPS = 160
@@ -54,10 +53,7 @@ def start(*settings):
 
 def run(*settings):
     """Runs to the end in this process; returns the exit code."""
-    options = flags.FlagValues()
-    train.define_flags(options)
-    options(["train", *arguments(*settings)])
-    return commands.command(train.run, options, ["train"]) or 0
+    return command_line.run(train, *arguments(*settings))
 
 
 def values(path):

@@ -13,7 +13,6 @@ import pytest
 from absl import flags
 
 from routing_tf import models
-from routing_tf.cli import commands
 from routing_tf.cli import generate
 from routing_tf.generation import display
 from routing_tf.generation import texts
@@ -22,6 +21,7 @@ from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.training import loading
 from routing_tf.training import run_config
 from routing_tf.training import run_folder
+from tests import command_line
 from tests import small_problems as small_problems
 from tests.models import small_models
 
@@ -33,28 +33,17 @@ SMALL = {
     "hidden_dim": 16,
     "intermediate_dim": 16,
     "num_layers": 1,
+    "num_local_heads": 1,
+    "num_routed_heads": 0,  # no command asks about the heads
     "local_block_length": 8,
     "attention_window": 8,
 }
 GREEDY = "--sampler=greedy"
 
 
-def parse(*arguments):
-    values = flags.FlagValues()
-    generate.define_flags(values)
-    values(["generate", *arguments])
-    return values
-
-
 @pytest.fixture
-def run(capsys):
-    """Runs the command in this process: exit code, standard output and error."""
-
-    def run_command(*arguments):
-        code = commands.command(generate.run, parse(*arguments), ["generate"])
-        return code or 0, *capsys.readouterr()
-
-    return run_command
+def run(run_command):
+    return functools.partial(run_command, generate)
 
 
 def text_model(path, **changes):
@@ -135,7 +124,7 @@ def test_the_same_seed_gives_the_same_text(model, run):
     assert outs[0] == outs[1] != outs[2]
 
 
-PROMPTS = ["It was", "a", "night", "the"]
+PROMPTS = ["It was", "a", "night", "zwölf"]
 
 
 @pytest.mark.parametrize(
@@ -149,9 +138,16 @@ PROMPTS = ["It was", "a", "night", "the"]
         ),
     ],
 )
-def test_a_text_for_each_line_of_a_file(model, tmp_path, run, flag, sampler):
+def test_a_text_for_each_line_of_a_file(
+    model, tmp_path, run, flag, sampler, monkeypatch
+):
+    """Beams have them from standard input."""
     prompts, path = tmp_path / "prompts.txt", tmp_path / "texts.jsonl"
-    prompts.write_text("It was\r\na\n\nnight\nthe")
+    prompts.write_text("It was\r\na\n\nnight\nzwölf", "utf-8")
+    if "beam" in flag:
+        content = io.BytesIO(prompts.read_bytes())
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(content))
+        prompts = "-"
     options = ["--max_length=12", "--batch_size=3", f"--output_file={path}"]
     options += ["--num_beams=2"] if "beam" in flag else []
     code, out, err = run(
@@ -243,17 +239,6 @@ def test_a_text_ends_where_a_stop_string_begins(ways, model, tmp_path, run):
     assert made["ended"] and made["tokens"] == text.find(stop) + len(stop)
 
 
-def test_prompts_from_standard_input(model, run, monkeypatch):
-    content = io.TextIOWrapper(io.BytesIO("one\n\nzwölf\n".encode()))
-    options = [f"--model_dir={model}", GREEDY, "--max_length=14"]
-    monkeypatch.setattr(sys, "stdin", content)
-    code, out, err = run(*options, "--prompt_file=-")
-    assert code == 0, err
-    expected = by_generate(model, "greedy", ["one", "zwölf"], max_length=14)
-    for number, text in enumerate(expected, 1):
-        assert f"--- prompt {number}\n{text}\n" in out
-
-
 def test_a_stream_ends_at_the_end_id_where_it_shall(ending_model, run):
     options = [f"--model_dir={ending_model}", "--stream", GREEDY, "--num_tokens=3"]
     assert run(*options)[1] == "\n\n\n"
@@ -264,7 +249,7 @@ def test_a_stream_ends_at_the_end_id_where_it_shall(ending_model, run):
 
 @pytest.mark.thorough
 def test_a_stream_with_heads_that_remember_everything(tmp_path, run):
-    model = text_model(tmp_path / "full.keras", routing="full")
+    model = text_model(tmp_path / "full.keras", routing="full", num_routed_heads=1)
     options = [f"--model_dir={model}", "--prompt=a", "--stream", GREEDY]
     code, out, err = run(*options)
     assert code == 1
@@ -277,7 +262,8 @@ def test_a_stream_with_heads_that_remember_everything(tmp_path, run):
 
 @pytest.mark.thorough
 def test_a_model_that_cannot_go_step_by_step(tmp_path, run):
-    changes = {"routing": "hashed", "routed_key_shift": 0, "compatibility": "trained"}
+    changes = {"routing": "hashed", "compatibility": "trained"}
+    changes |= {"num_routed_heads": 1, "routed_key_shift": 0}
     model = text_model(tmp_path / "m.keras", **changes)
     options = [f"--model_dir={model}", "--prompt=a", GREEDY]
     code, out, err = run(*options, "--max_length=9")
@@ -405,7 +391,7 @@ def test_samples_read_their_prompt_once():
 def test_seeds_out_of_range():
     for seed in (-1, 2**32, 10**20):
         with pytest.raises(flags.IllegalFlagValueError, match="--seed=.*4294967295"):
-            parse("--model_dir=m", f"--seed={seed}")
+            command_line.parse(generate, "--model_dir=m", f"--seed={seed}")
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import shlex
 
 import keras
 import pytest
-from absl import flags
 
-from routing_tf.cli import commands
+from tests import command_line
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = ROOT / "docs/decoding_and_serving.md"
@@ -42,10 +41,7 @@ def run(code):
         python, option, module, *arguments = shlex.split(line)
         assert (python, option) == ("python", "-m")
         command = importlib.import_module(module)
-        options = flags.FlagValues()
-        command.define_flags(options)
-        options([module, *arguments])
-        assert not commands.command(command.run, options, [module]), line
+        assert not command_line.run(command, *arguments), line
 
 
 @pytest.fixture(scope="module")

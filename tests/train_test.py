@@ -1,3 +1,4 @@
+import functools
 import json
 import os
 import pathlib
@@ -13,7 +14,6 @@ from absl import flags
 
 from routing_tf import problems
 from routing_tf import training
-from routing_tf.cli import commands
 from routing_tf.cli import train
 from routing_tf.generation import display
 from routing_tf.tokenizers import ByteTokenizer
@@ -22,23 +22,18 @@ from routing_tf.training import evaluation
 from routing_tf.training import loading
 from routing_tf.training import run_config
 from routing_tf.training import run_folder
+from tests import command_line
 from tests import small_problems
 
 pytestmark = pytest.mark.usefixtures("eager")
 
+parse = functools.partial(command_line.parse, train)
 HPARAMS = (
     "num_layers=1,hidden_dim=16,intermediate_dim=16,num_local_heads=1,"
-    "num_routed_heads=1,attention_window=8,local_block_length=8,"
+    "num_routed_heads=0,attention_window=8,local_block_length=8,"
     "local_relative_positions=false,routed_relative_positions=false,"
     "max_sequence_length=32,batch_tokens=128,warmup_steps=2"
 )
-
-
-def parse(*arguments):
-    values = flags.FlagValues()
-    train.define_flags(values)
-    values(["train", *arguments])
-    return values
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +59,8 @@ def finished(arguments, tmp_path_factory):
 
 
 @pytest.fixture
-def run(capsys):
-    """Runs the command in this process: exit code, standard output and error."""
-
-    def run_command(*arguments, argv=("train",)):
-        code = commands.command(train.run, parse(*arguments), argv)
-        return code, *capsys.readouterr()
-
-    return run_command
+def run(run_command):
+    return functools.partial(run_command, train)
 
 
 SPARSE_TRANSFORMER = (
@@ -111,7 +100,8 @@ def test_defaults(tmp_path):
 
 @pytest.mark.thorough
 def test_both_scopes_of_expert_choice(arguments, tmp_path, run):
-    hparams = f"--hparams={HPARAMS},routing=expert_choice"
+    heads = HPARAMS.replace("num_routed_heads=0", "num_routed_heads=1")
+    hparams = f"--hparams={heads},routing=expert_choice"
     options = ["--train_steps=1", "--eval_examples=3", "--sample_bytes=0"]
     code, out, _ = run(f"--model_dir={tmp_path}", *arguments, hparams, *options)
     assert code == 0
@@ -126,7 +116,7 @@ def test_both_scopes_of_expert_choice(arguments, tmp_path, run):
 
 IMAGE_HPARAMS = (
     "num_layers=1,hidden_dim=16,intermediate_dim=16,num_local_heads=1,"
-    "num_routed_heads=1,image_height=4,image_width=4,max_sequence_length=16,"
+    "num_routed_heads=0,image_height=4,image_width=4,max_sequence_length=16,"
     "local_block_length=8,attention_window=6,num_clusters=3,batch_tokens=64"
 )
 
@@ -166,7 +156,8 @@ def test_a_run_on_images_of_ones_own(tmp_path, run):
         path = tmp_path / "own" / name / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         keras.utils.save_img(path, np.full((3, 5, 3), 20 * number), scale=False)
-    tiny = "num_layers=1,hidden_dim=16,intermediate_dim=16,batch_tokens=90"
+    tiny = "num_layers=1,hidden_dim=16,intermediate_dim=16,batch_tokens=90,"
+    tiny += "num_local_heads=1,num_routed_heads=0"
     options = ["--problem=image_folder", f"--problem_option=folder={tmp_path}/own"]
     options += ["--sample_images=0", "--eval_examples=2"]
     model_dir = f"--model_dir={tmp_path / 'run'}"
@@ -288,7 +279,7 @@ def test_the_metric_is_that_of_the_problem(tmp_path, run):
 
 PAIRS_HPARAMS = (
     "num_layers=1,num_encoder_layers=1,hidden_dim=16,intermediate_dim=16,"
-    "num_local_heads=1,num_routed_heads=1,num_clusters=2,attention_window=6,"
+    "num_local_heads=1,num_routed_heads=0,num_clusters=2,attention_window=6,"
     "local_block_length=4,local_relative_positions=false,"
     "routed_relative_positions=false,max_input_length=16,max_sequence_length=12,"
     "batch_tokens=128,warmup_steps=2"

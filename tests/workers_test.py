@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 
-import absl.flags
 import pytest
 
 from routing_tf.cli import train
 from routing_tf.training import checkpoints
+from tests import command_line
 from tests.engines import small_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eager")]
@@ -68,10 +68,7 @@ def finish(processes):
 
 def train_alone(model_dir, text, *flags):
     """Trains in this process, on one device."""
-    options = absl.flags.FlagValues()
-    train.define_flags(options)
-    options(["train", *arguments(model_dir, text), *flags])
-    assert train.run(options) == 0
+    assert not command_line.run(train, *arguments(model_dir, text), *flags)
 
 
 def bits(model_dir):

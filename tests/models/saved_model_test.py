@@ -1,6 +1,7 @@
 """SavedModels, as the command writes them, against the models they are made of."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -16,10 +17,10 @@ from absl import flags
 
 from routing_tf import models
 from routing_tf import tokenizers
-from routing_tf.cli import commands
 from routing_tf.cli import export
 from routing_tf.layers import data_shapes
 from routing_tf.models.token_scorer import TokenScorer
+from tests import command_line
 from tests import tracing
 from tests.models import small_models
 from tests.models import small_seq2seq
@@ -77,11 +78,7 @@ def greedy(lm, inputs, **options):
     return lm.generate(inputs, **options)
 
 
-def run(*arguments):
-    values = flags.FlagValues()
-    export.define_flags(values)
-    values(["export", *map(str, arguments)])
-    return commands.command(export.run, values, ["export"])
+run = functools.partial(command_line.run, export)
 
 
 def load(model, folder, *arguments):

@@ -85,10 +85,10 @@ def parts(backends):
         yield backend, list(LAYERS)
         if backend == "torch":
             continue
-        yield backend, list(MODELS)
+        others = [*MODELS, *rest()]
         if backend == "tensorflow":
-            yield backend, [*DATA, *ON_ONE_BACKEND]
-        yield backend, rest()
+            others += [*DATA, *ON_ONE_BACKEND]
+        yield backend, others
 
 
 def shared_cache(folder):

@@ -115,7 +115,7 @@ def test_one_step_is_compiled_for_any_length(monkeypatch):
 @pytest.mark.thorough
 def test_the_cache_is_all_that_is_seen(lm):
     """Far behind the cache's size, tokens are those of a cache for all of them."""
-    length = 10 * TokenStream(lm, GREEDY).cache_length
+    length = 3 * TokenStream(lm, GREEDY).cache_length
     prompt = np.random.default_rng(0).integers(0, 31, length).tolist()
     expected = generate(lm, GREEDY, [prompt], length + 20)[0, length:]
     stream = TokenStream(lm, GREEDY)

@@ -26,6 +26,8 @@ from routing_tf.training import run_folder
 from routing_tf.training.step import Report
 from tests import golden_cases
 from tests import small_problems as small_problems
+from tests.small_problems import interrupted
+from tests.small_problems import press
 
 pytestmark = pytest.mark.usefixtures("eager")
 
@@ -111,19 +113,6 @@ def assert_same_end(one, other):
     assert losses[0] == losses[1]
 
 
-def interrupted(dataset, split, *arguments):
-    """A dataset; while the third batch of training is read, Ctrl-C is pressed."""
-
-    class Interrupted:
-        def as_numpy_iterator(self):
-            for index, batch in enumerate(dataset.as_numpy_iterator()):
-                if index == 2:
-                    press(signal.SIGINT)
-                yield batch
-
-    return Interrupted() if split == "train" else dataset
-
-
 class StandInEngine:
     """An engine whose steps compute nothing: for what the loop makes of their reports.
 
@@ -158,11 +147,6 @@ def stand_in(config, problem, model_dir, bad_steps=(), happens=None, **options):
     trainer = training.Trainer(config, problem, model_dir, engine=engine, **options)
     trainer.scorer.score = lambda inputs, targets: np.ones(targets.shape)
     return trainer
-
-
-def press(number):
-    """Sends a signal to this process."""
-    os.kill(os.getpid(), number)
 
 
 def steps_with(key, model_dir):

@@ -407,6 +407,7 @@ def test_only_subwords_need_tensorflow_text(tokenizer_class, options, tmp_path):
 def test_a_model_with_an_encoder(tmp_path):
     lm = small_seq2seq.language_model(
         vocabulary_size=258,
+        **small_seq2seq.LOCAL,
         preprocessor=models.RoutingTransformerSeq2SeqLMPreprocessor(
             tokenizers.ByteTokenizer(),
             encoder_sequence_length=small_seq2seq.INPUT_LENGTH,
@@ -439,13 +440,8 @@ def test_a_model_with_an_encoder(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_classes": 3},
-        {"num_classes": None, "routing": "expert_choice"},
-        {
-            "num_classes": 3,
-            "routing": "hashed",
-            "compatibility": "trained",
-        },
+        {"num_classes": 3, "routing": "expert_choice"},
+        {"num_classes": None, "routing": "hashed", "compatibility": "trained"},
     ],
 )
 @pytest.mark.thorough

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from routing_tf import models
 from routing_tf import tokenizers
+from tests import tracing
 
 TEXTS = ["", "the cat", "cat\nmat", "the cat sat on the mat"]
 CORPUS = ["the cat sat on the mat , a cat\n"] * 3
@@ -189,7 +190,7 @@ def test_with_the_preprocessor_of_keras_hub(case, tokenizer):
     assert preprocessor.generate_postprocess(prompt) == ["the cat"]
 
 
-def test_in_a_preset_folder_and_a_file(case, tmp_path, eager):
+def test_in_a_preset_folder_and_a_file(case, tmp_path):
     tokenizer = make(case)
     lm = models.RoutingTransformerCausalLM.from_preset(
         "byte_tiny",
@@ -213,7 +214,8 @@ def test_in_a_preset_folder_and_a_file(case, tmp_path, eager):
         assert copy.get_config() == tokenizer.get_config()
         assert copy.get_vocabulary() == tokenizer.get_vocabulary()
         assert copy.detokenize(copy(TEXTS)) == TEXTS
-    assert from_file.generate("the cat", max_length=11).startswith("the cat")
+    with tracing.eager():
+        assert from_file.generate("the cat", max_length=11).startswith("the cat")
     other = CASES["words" if case == "bytes" else "bytes"][0]
     names = f"must be a {other.__name__}.*a {type(tokenizer).__name__}"
     with pytest.raises(ValueError, match=names):

@@ -20,21 +20,28 @@ os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
-# A worker that gets one of these last keeps all others waiting.
+# A worker that gets one of these last keeps all others waiting: the longest first.
 LONGEST = (
     "causality_test.py",
     "decoding_test.py",
+    "equality_test.py",
+    "saved_model_test.py",
     "docstring_test.py",
+    "compiled_test.py",
+    "workers_test.py",
     "crash_test.py",
     "readme_commands_test.py",
-    "equality_test.py",
-    "workers_test.py",
+    "training_step_test.py",
+    "training_test.py",
+    "generate_test.py",
     "convert_test.py",
+    "untrusted_test.py",
 )
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 @pytest.fixture(autouse=True, scope="session")

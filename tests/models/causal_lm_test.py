@@ -341,11 +341,8 @@ def test_greedy_generation_is_that_of_prefixes_alone(greedy):
 @small_models.FURTHER
 def test_a_prompt_is_continued_alike_alone_and_in_a_batch(greedy):
     lm, x, token_ids = greedy
-    for row in range(2):
-        alone, _ = generate(
-            lm, {name: value[row : row + 1] for name, value in x.items()}
-        )
-        np.testing.assert_array_equal(alone[0], token_ids[row])
+    alone, _ = generate(lm, {name: value[1:] for name, value in x.items()})
+    np.testing.assert_array_equal(alone[0], token_ids[1])
 
 
 def test_generation_stops(greedy):
@@ -402,6 +399,7 @@ def test_generation_ends_where_inputs_are_cut():
 @small_models.FURTHER
 def test_seeds_of_a_sampler(greedy):
     lm, x, greedy_ids = greedy
+    x = {name: array[:, :7] for name, array in x.items()}
     drawn = []
     for _ in range(2):
         sampler = keras_hub.samplers.TopPSampler(p=0.99, temperature=20.0, seed=1)
@@ -410,7 +408,7 @@ def test_seeds_of_a_sampler(greedy):
     np.testing.assert_array_equal(drawn[0], drawn[1])
     first, second = drawn[0]
     assert (first != second).any()
-    assert (first != greedy_ids).any()
+    assert (first != greedy_ids[:, :7]).any()
     assert first.min() >= 0 and first.max() < VOCABULARY_SIZE
 
 

@@ -443,16 +443,6 @@ def test_stray_arguments_are_refused(tmp_path, run):
     assert "['model_dir=x']" in err
 
 
-def test_unknown_flag():
-    with pytest.raises(flags.UnrecognizedFlagError, match="modeldir"):
-        parse("--modeldir=x")
-
-
-def test_model_dir_is_required():
-    with pytest.raises(flags.IllegalFlagValueError, match="model_dir"):
-        parse()
-
-
 def test_files_are_absolute(tmp_path, text_file, monkeypatch):
     folder, name = os.path.split(text_file)
     monkeypatch.chdir(folder)

@@ -354,10 +354,6 @@ def test_presets():
     settings = models.preset_hyperparameters("translate_local_cluster512")
     assert model.hyperparameters == settings.replace(**TINY)
     assert output(model, INPUTS).shape == (2, LENGTH, 16)
-    with pytest.raises(ValueError, match="num_layer. Did you mean 'num_layers'"):
-        models.RoutingTransformerEncoderDecoder.from_preset(
-            "translate_local_cluster512", num_layer=1
-        )
 
 
 def test_refusals(tmp_path):

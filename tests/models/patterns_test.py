@@ -30,13 +30,16 @@ ENCODER = {"num_encoder_layers": 1, "max_input_length": 16}
 SMALL = {"num_layers": 1, "attention_window": 8, "max_sequence_length": LENGTH}
 
 
-def cases(names):
-    both = ("reformer", "linformer", *FURTHER)
+def all_cases(names):
     return [
         pytest.param(name, marks=() if name in FEW else pytest.mark.thorough)
         for name in names
-        if name in both
     ]
+
+
+def cases(names):
+    few = ("reformer", "linformer", *FURTHER)
+    return all_cases([name for name in names if name in few])
 
 
 def logits(lm, x):
@@ -51,7 +54,7 @@ def assert_has(block, name, expected=True):
     assert ({type(group).__name__ for group in groups} <= made) == expected
 
 
-@pytest.mark.parametrize("name", ON_TEXT)
+@pytest.mark.parametrize("name", all_cases(ON_TEXT))
 def test_heads_of_each_pattern(name):
     """Their variables have different paths, by which checkpoints hold them."""
     of_decoders = PATTERNS[name].of_decoders

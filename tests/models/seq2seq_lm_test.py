@@ -78,10 +78,6 @@ def test_logits_and_losses(changes):
     assert (lm.output_projection is None) == (not changes)
 
 
-def test_local_heads_have_no_losses():
-    assert logits_and_losses(language_model(**LOCAL), INPUTS)[1] == []
-
-
 def test_every_weight_has_a_gradient():
     lm = language_model(embedding_dim=6)
     result = golden_cases.gradients(

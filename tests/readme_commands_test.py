@@ -14,14 +14,15 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGE = ROOT / "docs/decoding_and_serving.md"
 SECTION = r"^## {}\n(?P<text>.*?)(?=^## )"
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<code>.*?)^```", re.M | re.S)
-# The runs that the commands take, quickly made.
+# The runs that the commands take, quickly made, of models that are quick.
 TRAINING = """
 python -m routing_tf.train --model_dir=runs/python --hparams_set=byte_tiny \
-    --hparams=max_sequence_length=512 --nojit_compile --sample_bytes=0 \
-    --train_steps=1 --eval_examples=1
+    --hparams=max_sequence_length=512,num_layers=1,num_routed_heads=0 \
+    --nojit_compile --sample_bytes=0 --train_steps=1 --eval_examples=1
 python -m routing_tf.train --model_dir=runs/digits --problem=digits \
-    --hparams_set=digits_small --hparams=num_layers=1 --nojit_compile \
-    --train_steps=1 --eval_examples=2
+    --hparams_set=digits_small --sample_images=0 \
+    --hparams=num_layers=1,num_local_heads=1,num_routed_heads=0 \
+    --nojit_compile --train_steps=1 --eval_examples=2
 """
 
 

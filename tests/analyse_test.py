@@ -19,7 +19,7 @@ from routing_tf.training import run_config
 from routing_tf.training import run_folder
 from tests import small_problems
 
-pytestmark = pytest.mark.usefixtures("eager")
+pytestmark = pytest.mark.usefixtures("eager", "loaded_once")
 
 SETTINGS = {
     "num_layers": 2,

@@ -2,6 +2,7 @@
 
 import ctypes
 import ctypes.util
+import functools
 import gc
 import os
 
@@ -116,3 +117,18 @@ def run_command(capsys):
         return command_line.run(*arguments, **options), *capsys.readouterr()
 
     return run
+
+
+@pytest.fixture(scope="module")
+def loaded_once():
+    """Commands of a module share the models that they load, and change none."""
+    from routing_tf.training import loading
+
+    load = functools.cache(loading.load_language_model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            loading,
+            "load_language_model",
+            lambda path, checkpoint=None: load(str(path), checkpoint),
+        )
+        yield

@@ -17,7 +17,7 @@ from routing_tf.training import run_config
 from tests import small_problems
 from tests.command_line import parse
 
-pytestmark = pytest.mark.usefixtures("eager")
+pytestmark = pytest.mark.usefixtures("eager", "loaded_once")
 
 HPARAMS = (
     "num_layers=1,hidden_dim=16,intermediate_dim=16,num_local_heads=1,"

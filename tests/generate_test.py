@@ -26,7 +26,7 @@ from tests import command_line
 from tests import small_problems as small_problems
 from tests.models import small_models
 
-pytestmark = pytest.mark.usefixtures("eager")
+pytestmark = pytest.mark.usefixtures("eager", "loaded_once")
 
 SMALL = {
     "vocabulary_size": 258,
@@ -66,18 +66,6 @@ def text_model(path, **changes):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return text_model(tmp_path_factory.mktemp("model") / "model.keras")
-
-
-@pytest.fixture
-def loaded_once(monkeypatch):
-    """Commands that refuse what they are told need no model of their own."""
-    load = functools.partial(_loaded, loading.load_language_model)
-    monkeypatch.setattr(loading, "load_language_model", load)
-
-
-@functools.cache
-def _loaded(load, path, checkpoint):
-    return load(path, checkpoint)
 
 
 def by_generate(model, sampler, prompts, **options):
@@ -178,7 +166,7 @@ def test_samples_of_a_prompt_differ(model, run):
 @pytest.fixture
 def ending_model(model, tmp_path):
     """A model that writes "b" or ends a text."""
-    lm = loading.load_language_model(model)
+    lm = keras.saving.load_model(model)
     bias = np.full(258, -100.0)
     bias[[1, 2 + ord("b")]] = 0, -1
     lm.logits_dense.bias.assign(bias)
@@ -371,7 +359,7 @@ def test_a_stream_ends_where_nobody_reads(model, monkeypatch):
         (["--num_given_rows=3", "--split=test"], "--num_given_rows, --split have"),
     ],
 )
-def test_mistakes_are_one_line_on_stderr(loaded_once, model, run, arguments, message):
+def test_mistakes_are_one_line_on_stderr(model, run, arguments, message):
     code, out, err = run(f"--model_dir={model}", *arguments)
     assert code == 1
     assert out == ""
@@ -401,9 +389,7 @@ def test_seeds_out_of_range():
     "content, message",
     [(b"", "not empty"), (b"\n\r\n", "not empty"), (b"\xff", "text in UTF-8")],
 )
-def test_prompt_files_without_prompts(
-    loaded_once, model, tmp_path, run, content, message
-):
+def test_prompt_files_without_prompts(model, tmp_path, run, content, message):
     (tmp_path / "prompts.txt").write_bytes(content)
     code, _, err = run(
         f"--model_dir={model}", f"--prompt_file={tmp_path / 'prompts.txt'}"
@@ -502,7 +488,7 @@ def test_a_preset_directory_with_an_encoder(pair_model, tmp_path, run):
         (["--prompt=a", "--labels=3"], "--labels has no effect with a R"),
     ],
 )
-def test_mistakes_with_an_encoder(loaded_once, pair_model, run, arguments, message):
+def test_mistakes_with_an_encoder(pair_model, run, arguments, message):
     code, out, err = run(f"--model_dir={pair_model}", *arguments)
     assert code == 1
     assert out == ""
@@ -597,7 +583,7 @@ def test_completions_of_images(images, tmp_path, run):
         (["--sampler=beam"], "one token or value after the other"),
     ],
 )
-def test_mistakes_with_images(loaded_once, images, tmp_path, run, arguments, message):
+def test_mistakes_with_images(images, tmp_path, run, arguments, message):
     path = f"--output_file={tmp_path / 'a.png'}"
     code, _, err = run(f"--model_dir={images}", path, *arguments)
     assert code == 1

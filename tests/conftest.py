@@ -129,6 +129,6 @@ def loaded_once():
         patch.setattr(
             loading,
             "load_language_model",
-            lambda path, checkpoint=None: load(str(path), checkpoint),
+            lambda source, which="last": load(str(source), which),
         )
         yield

@@ -519,7 +519,6 @@ def test_ctrl_c_leaves_a_checkpoint(run, tmp_path, monkeypatch):
     monkeypatch.setattr(small_problems.Words, "dataset", interrupted)
     code, out, err = run(f"--model_dir={tmp_path}", *WORDS, "--train_steps=9")
     assert code == 130, err
-    assert "stopping after this step" in err
     assert f"--model_dir={tmp_path}" in out.splitlines()[-1]
     (path,) = checkpoints.paths(tmp_path)
     assert checkpoints.step_of(path) == 3

@@ -541,15 +541,15 @@ def test_mistakes_are_one_line_on_stderr(tmp_path, capsys):
 
 @pytest.mark.skipif(ON_TENSORFLOW, reason="what other backends say")
 def test_other_backends_say_how(tmp_path, capsys):
-    lm = text_model()
+    lm, path, served = text_model(), tmp_path / "model.keras", tmp_path / "served"
+    lm.save(path)
     with pytest.raises(ValueError, match="KERAS_BACKEND=tensorflow python -m routing"):
-        lm.export(tmp_path / "served")
-    paths = "--model_dir=model.keras", "--export_dir=served"
+        lm.export(served)
+    paths = f"--model_dir={path}", f"--export_dir={served}"
     assert run(*paths) == 1
     command = f"python -m routing_tf.export {' '.join(paths)}"
     assert f"Run `KERAS_BACKEND=tensorflow {command}`" in capsys.readouterr().err
-    assert not (tmp_path / "served").exists()
-    lm.save(tmp_path / "model.keras")
+    assert not served.exists()
     subprocess.run(
         [sys.executable, *command.split()[1:]],
         cwd=tmp_path,
@@ -557,7 +557,6 @@ def test_other_backends_say_how(tmp_path, capsys):
         check=True,
         capture_output=True,
     )
-    served = tf.saved_model.load(str(tmp_path / "served"))
-    score = served.score(TEXTS)
+    score = tf.saved_model.load(str(served)).score(TEXTS)
     expected = [result.log_likelihood for result in lm.score(TEXTS)]
     np.testing.assert_allclose(score["log_likelihood"], expected, atol=1e-4)

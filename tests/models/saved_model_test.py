@@ -557,6 +557,7 @@ def test_other_backends_say_how(tmp_path, capsys):
         check=True,
         capture_output=True,
     )
-    score = tf.saved_model.load(str(served)).score(TEXTS)
+    loaded = tf.saved_model.load(str(served))  # holds its variables
+    score = loaded.score(TEXTS)
     expected = [result.log_likelihood for result in lm.score(TEXTS)]
     np.testing.assert_allclose(score["log_likelihood"], expected, atol=1e-4)

@@ -18,7 +18,7 @@ from absl import flags
 from routing_tf import models
 from routing_tf import tokenizers
 from routing_tf.cli import export
-from routing_tf.layers import data_shapes
+from routing_tf.layers.support import data_shapes
 from routing_tf.models.token_scorer import TokenScorer
 from tests import command_line
 from tests import tracing

@@ -141,6 +141,7 @@ class TestNumbersThatAreNotFinite:
         }
 
     @pytest.mark.thorough
+    @pytest.mark.usefixtures("compiled")
     def test_in_one_part_spoil_the_step(self):
         run = run_of(traps={"1": [5]}, num_parts=4)
         run.train(1)

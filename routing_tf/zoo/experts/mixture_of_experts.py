@@ -400,7 +400,8 @@ class MixtureOfExperts(keras.layers.Layer):
         # A place that is left empty computes with the first token, for nobody.
         tokens_of_slots = ops.segment_sum(
             ops.reshape(tokens, (-1,)), ops.reshape(slots, (-1,)), size + 1
-        )[:size]
+        )
+        tokens_of_slots = ops.cast(tokens_of_slots[:size], "int32")
         placed = ops.take(ops.reshape(x, (-1, dim)), tokens_of_slots, axis=0)
         placed = ops.reshape(placed, (self.num_experts, batch * rows, dim))
         outputs = ops.reshape(self._experts(placed, training), (-1, dim))

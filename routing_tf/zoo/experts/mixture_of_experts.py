@@ -437,9 +437,7 @@ class MixtureOfExperts(keras.layers.Layer):
         balance = self.num_experts * ops.sum(shares * means)
         squares = ops.square(ops.logsumexp(logits, axis=-1))
         z_loss = ops.sum(squares * real) / num_tokens
-        dropped = ops.logical_and(
-            routes.is_chosen, ops.logical_not(routes.is_placed)
-        )
+        dropped = ops.logical_and(routes.is_chosen, ops.logical_not(routes.is_placed))
         dropped = ops.sum(ops.cast(dropped, "float32"))
         for name, value in zip(STATISTICS, (balance, z_loss, dropped), strict=True):
             self.statistics[name].assign(value)

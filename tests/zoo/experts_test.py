@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+from keras.src.testing import TestCase
 
 from routing_tf import layers
 from routing_tf import zoo
@@ -280,6 +281,20 @@ def test_survives_saving(name, tmp_path):
     helpers.assert_survives_saving(layer, tmp_path, x)
 
 
+@helpers.further_on_jax
+def test_passes_the_test_of_keras():
+    settings = {"num_experts": 3, "intermediate_dim": 4, "capacity": 3, "top_k": 2}
+    TestCase().run_layer_test(
+        zoo.MixtureOfExperts,
+        {**settings, "router_jitter": 0.1, "z_loss_weight": 0.1},
+        input_shape=(2, 6, 8),
+        supports_masking=True,
+        expected_num_trainable_weights=5,
+        expected_num_non_trainable_weights=3,
+        run_training_check=False,
+    )
+
+
 def test_router_computes_in_float32():
     layer, exact = built(top_k=2, dtype="mixed_bfloat16"), built(top_k=2)
     x = ops.cast(helpers.normal(BATCH, LENGTH, DIM, seed=1), "bfloat16")
@@ -289,6 +304,27 @@ def test_router_computes_in_float32():
     assert keras.backend.standardize_dtype(layer(x).dtype) == "bfloat16"
     output, expected = (ops.cast(each(x), "float32") for each in (layer, exact))
     golden_cases.assert_close(*golden_cases.to_numpy([output, expected]), 3e-2)
+
+
+@pytest.mark.parametrize(
+    "jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)]
+)
+def test_trains_compiled_where_the_length_is_open(compiled, jit_compile):
+    layer = zoo.MixtureOfExperts(
+        EXPERTS, HIDDEN, CAPACITY, 2, second_choice="random", places="by_probability"
+    )
+    inputs = keras.Input((None, DIM))
+    model = keras.Model(inputs, layer(inputs))
+    helpers.randomize(model)
+    before = golden_cases.to_numpy(list(layer.trainable_variables))
+    x = helpers.normal(BATCH, LENGTH, DIM, seed=1)
+    expected = oracle(layer, x, np.ones((BATCH, LENGTH), "bool"))[0]
+    model.compile(keras.optimizers.SGD(0.01), loss="mse", jit_compile=jit_compile)
+    golden_cases.assert_close(model.predict(x, verbose=0), expected, 1e-5)
+    model.fit(x, x, verbose=0)
+    for old, new in zip(before, layer.trainable_variables, strict=True):
+        assert np.any(golden_cases.to_numpy(new) != old)
+    assert golden_cases.to_numpy(layer.statistics["dropped"]) > 0
 
 
 def block_of(feed_forward, **options):

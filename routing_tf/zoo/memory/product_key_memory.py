@@ -199,7 +199,7 @@ class ProductKeyMemory(keras.layers.Layer):
 
     def _best(self, query):
         """Returns the best scores of each query, and the numbers of their values."""
-        keys = ops.convert_to_tensor(self.keys)
+        keys = ops.cast(ops.convert_to_tensor(self.keys), query.dtype)
         scores = ops.einsum("blphd,phnd->blphn", query, keys)
         scores, halves = ops.top_k(ops.cast(scores, "float32"), self.top_k)
         halves = ops.cast(halves, "int32")

@@ -5,6 +5,8 @@ import typing
 import keras
 from keras import ops
 
+# Replicas of `tf.distribute` have losses of their own.
+from routing_tf.layers.support.keras_internals import OwnLosses
 from routing_tf.zoo.parts import arguments
 
 __all__ = ["MixtureOfExperts"]
@@ -38,7 +40,7 @@ class Routes(typing.NamedTuple):
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class MixtureOfExperts(keras.layers.Layer):
+class MixtureOfExperts(OwnLosses):
     """Feed-forward networks, the experts, of which a router chooses one for each token.
 
     The router is a linear map with a softmax over the experts. With `top_k=1` a token

@@ -403,6 +403,34 @@ def test_refuses_calls():
         zoo.MixtureOfExperts(2, 4, 2)(helpers.normal(2, 3, 4, 5))
 
 
+def result_of(program, num_devices):
+    """Runs a program on some devices of a CPU and returns what it prints."""
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}",
+        "CUDA_VISIBLE_DEVICES": "",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    finished = subprocess.run(
+        [sys.executable, "-c", program, str(num_devices)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+def assert_same_training(one, several, tolerance):
+    """Compares outputs or losses, and weights by their paths."""
+    for a, b in zip(one[:-1], several[:-1], strict=True):
+        golden_cases.assert_close(b, a, tolerance)
+    assert one[-1].keys() == several[-1].keys()
+    for name, weight in one[-1].items():
+        golden_cases.assert_close(several[-1][name], weight, tolerance, 1e-6, name)
+
+
 # Trains a step with the experts on one device or shared out among four.
 PROGRAM = """
 import json, sys
@@ -442,26 +470,46 @@ print(json.dumps([output.tolist(), loss, weights]))
     keras.backend.backend() != "jax", reason="Keras shares weights out on JAX"
 )
 def test_four_devices_compute_what_one_does():
-    def run(num_devices):
-        environment = {
-            **os.environ,
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}",
-            "CUDA_VISIBLE_DEVICES": "",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        }
-        finished = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(num_devices)],
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert finished.returncode == 0, finished.stderr
-        return json.loads(finished.stdout.splitlines()[-1])
+    assert_same_training(result_of(PROGRAM, 1), result_of(PROGRAM, 4), 1e-5)
 
-    (output, loss, weights), (other, other_loss, other_weights) = run(1), run(4)
-    golden_cases.assert_close(other, output, 1e-5)
-    golden_cases.assert_close(other_loss, loss, 1e-5)
-    assert weights.keys() == other_weights.keys()
-    for name, weight in weights.items():
-        golden_cases.assert_close(other_weights[name], weight, 1e-5, 1e-6, name)
+
+# Replicas wait for each other in routed heads, between the losses of two layers.
+REPLICAS = """
+import contextlib, json, sys
+import keras, numpy as np, tensorflow as tf
+from routing_tf import layers, zoo
+
+scope = contextlib.nullcontext()
+if sys.argv[1] == "2":
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    devices = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(cpu, devices)
+    scope = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
+with scope:
+    x = inputs = keras.Input((12, 10))
+    for number in range(2):
+        experts = zoo.MixtureOfExperts(
+            3, 4, 3, load_balancing_weight=0.0, z_loss_weight=1.0, name=f"moe{number}"
+        )
+        attention = layers.MixedAttention([layers.RoutedHeads(2, 3, 5)], key_dim=6)
+        x = layers.TransformerBlock(attention, experts, name=f"block{number}")(x)
+    model = keras.Model(inputs, x)
+    model.compile(keras.optimizers.SGD(0.1), loss="mse")
+random = np.random.default_rng(0)
+values = [random.normal(size=weight.shape) for weight in model.weights]
+model.set_weights([np.abs(value) for value in values])
+x = random.normal(size=(4, 12, 10)).astype("float32")
+settings = {"batch_size": 4, "shuffle": False, "verbose": 0}
+losses = [model.fit(x, x, **settings).history["loss"] for _ in range(2)]
+routers = [w for w in model.weights if w.name == "router_kernel"]
+weights = {w.path: keras.ops.convert_to_numpy(w).tolist() for w in routers}
+print(json.dumps([losses, weights]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="Replicas of TensorFlow"
+)
+def test_each_replica_has_its_own_losses():
+    assert_same_training(result_of(REPLICAS, 1), result_of(REPLICAS, 2), 1e-4)

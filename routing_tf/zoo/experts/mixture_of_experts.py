@@ -50,12 +50,11 @@ class MixtureOfExperts(OwnLosses):
     that finds no place is dropped: it adds nothing, so a token without any place has
     an output of zero, and only the residual connection around the layer passes it on.
 
-    | system | settings |
-    | --- | --- |
-    | Switch | `top_k=1`, `router_jitter=0.01`, `load_balancing_weight=0.01` |
-    | GShard | `top_k=2`, `second_choice="random"`, `places="by_choice"` |
-    | ST-MoE | `top_k=2`, `z_loss_weight=0.001`, `activation="geglu"` |
-    | GLaM | `top_k=2`, `activation="geglu"`, in every other block |
+    Switch has `top_k=1` and a `router_jitter` of 0.01; GShard `top_k=2`,
+    `second_choice="random"` and `places="by_choice"`; ST-MoE `top_k=2`,
+    `activation="geglu"` and a `z_loss_weight` of 0.001; GLaM `top_k=2` and
+    `activation="geglu"`. All have a `load_balancing_weight` of 0.01, and experts in
+    every other block or less often.
 
     In these papers the capacity grows with the length, and all of them let later tokens
     take part in what a token gets, in groups of several sequences. Here it is a fixed

@@ -53,14 +53,14 @@ class MixtureOfExperts(OwnLosses):
     Switch has `top_k=1` and a `router_jitter` of 0.01; GShard `top_k=2`,
     `second_choice="random"` and `places="by_choice"`; ST-MoE `top_k=2`,
     `activation="geglu"` and a `z_loss_weight` of 0.001; GLaM `top_k=2` and
-    `activation="geglu"`. All have a `load_balancing_weight` of 0.01, and experts in
-    every other block or less often.
+    `activation="geglu"`. They have experts in every other block or in fewer.
 
-    In these papers the capacity grows with the length, and all of them let later tokens
-    take part in what a token gets, in groups of several sequences. Here it is a fixed
-    number, and by default places are given token by token, in the order of the
-    positions, so that no later token and no other sequence influences an output, and
-    calls with a cache give the outputs of one pass.
+    In these papers the capacity grows with the length and belongs to several sequences,
+    and GShard places second choices after the first ones of all tokens, so that other
+    sequences and later tokens decide who finds a place. Here it is a fixed number for
+    each sequence, and by default places are given token by token, in the order of the
+    positions: no later token and no other sequence influences an output, and calls
+    with a cache give the outputs of one pass.
 
     In a step of training two losses are added: the load balancing loss of Switch,
     `num_experts * sum(f * p)`, where f is the share of tokens whose first choice is an

@@ -7,6 +7,7 @@ from keras import ops
 
 # Replicas of `tf.distribute` have losses of their own.
 from routing_tf.layers.support.keras_internals import OwnLosses
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts import arguments
 
 __all__ = ["MixtureOfExperts"]
@@ -169,11 +170,11 @@ class MixtureOfExperts(OwnLosses):
     ):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.num_experts = arguments.positive_integer("num_experts", num_experts)
-        self.intermediate_dim = arguments.positive_integer(
+        self.num_experts = check_positive_integer("num_experts", num_experts)
+        self.intermediate_dim = check_positive_integer(
             "intermediate_dim", intermediate_dim
         )
-        self.capacity = arguments.positive_integer("capacity", capacity)
+        self.capacity = check_positive_integer("capacity", capacity)
         self.top_k = arguments.one_of("top_k", top_k, (1, 2))
         self.activation = arguments.one_of("activation", activation, ACTIVATIONS)
         self.second_choice = arguments.one_of(

@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts import arguments
 
 __all__ = ["ProductKeyMemory"]
@@ -98,13 +99,13 @@ class ProductKeyMemory(keras.layers.Layer):
     ):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.num_heads = arguments.positive_integer("num_heads", num_heads)
-        self.num_keys = arguments.positive_integer("num_keys", num_keys)
-        self.top_k = arguments.positive_integer("top_k", top_k)
-        self.key_dim = arguments.positive_integer("key_dim", key_dim)
+        self.num_heads = check_positive_integer("num_heads", num_heads)
+        self.num_keys = check_positive_integer("num_keys", num_keys)
+        self.top_k = check_positive_integer("top_k", top_k)
+        self.key_dim = check_positive_integer("key_dim", key_dim)
         self.value_dim = value_dim
         if value_dim is not None:
-            self.value_dim = arguments.positive_integer("value_dim", value_dim)
+            self.value_dim = check_positive_integer("value_dim", value_dim)
         self.query_norm = arguments.one_of(
             "query_norm", query_norm, ("layer", "batch", None)
         )

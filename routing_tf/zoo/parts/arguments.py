@@ -3,24 +3,12 @@
 import math
 import numbers
 
-
-def positive_integer(name, value):
-    """Returns an integer of at least 1 as an `int`; else raises a `ValueError`."""
-    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not is_integer or value < 1:
-        raise ValueError(
-            f"`{name}` must be a positive integer. Received: {name}={value!r}"
-        )
-    return int(value)
+from routing_tf.layers.support.validation import check_choice
 
 
 def one_of(name, value, choices):
     """Returns `value` if it is among `choices`; else raises a `ValueError`."""
-    if value not in choices:
-        listed = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(
-            f"`{name}` must be one of {listed}. Received: {name}={value!r}"
-        )
+    check_choice(name, value, choices)
     return value
 
 

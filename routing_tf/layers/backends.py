@@ -39,9 +39,9 @@ def top_k(x, k, sorted=True):
 def one_hot(x, num_classes, dtype):
     """Returns what `ops.one_hot` does; zeros for a number that is none of a class.
 
-    Torch refuses such a number.
+    Torch refuses such a number; ONNX has only floats.
     """
-    if not is_torch():
+    if dtype == "float32" and not is_torch():
         return ops.one_hot(x, num_classes, dtype=dtype)
     return ops.cast(x[..., None] == ops.arange(num_classes, dtype=x.dtype), dtype)
 

@@ -7,6 +7,7 @@ from keras import ops
 
 from routing_tf.layers import backends
 from routing_tf.layers.clustering import Clustering
+from routing_tf.layers.extremes import place_of_largest
 from routing_tf.layers.held_updates import update_or_hold
 from routing_tf.layers.keras_internals import OwnLosses
 from routing_tf.layers.products import product
@@ -181,7 +182,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         products = [self._scores(stream, centroids) for stream in streams]
         scores = [self._shifted(*each) for each in zip(products, streams, strict=True)]
         nearest = [
-            backends.one_hot(ops.argmax(s, axis=-1), self.num_clusters, dtype="float32")
+            backends.one_hot(place_of_largest(s), self.num_clusters, dtype="float32")
             for s in scores
         ]
         self.add_loss(self.losses_of(streams, products, nearest, masks, centroids))

@@ -141,7 +141,7 @@ class Projections(LowRankAdaptation):
         runs = [[name] for name in names]
         if size_of_value == self.key_dim:
             runs = [names]
-        sizes = [size_of_value if "value" in x else self.key_dim for x in runs]
+        sizes = [size_of_value if "value" in run else self.key_dim for run in runs]
         heads = [[count for name in run for count in counts[name]] for run in runs]
         products = split_axis(
             self._product(x, names),
@@ -150,8 +150,8 @@ class Projections(LowRankAdaptation):
         )
         parts = iter(
             part
-            for product in map(_in_heads, products, sizes, heads)
-            for part in product
+            for product, size, counts in zip(products, sizes, heads, strict=True)
+            for part in _in_heads(product, ops.shape(x)[:2], size, counts)
         )
         return {name: [next(parts) for _ in counts[name]] for name in names}
 
@@ -175,13 +175,12 @@ class Projections(LowRankAdaptation):
         return weight * self.key_dim**-0.5 if name == "query" else weight
 
 
-def _in_heads(x, size, counts):
+def _in_heads(x, batch_and_length, size, counts):
     """Cuts `<float>[B, L, H * D]` into parts of these numbers of heads.
 
     Parts are `[B, heads, L, D]`; a part without heads is None.
     """
-    batch, length, _ = ops.shape(x)
-    x = ops.reshape(x, (batch, length, sum(counts), size))
+    x = ops.reshape(x, (*batch_and_length, sum(counts), size))
     x = ops.transpose(x, (0, 2, 1, 3))
     parts = iter(split_axis(x, [count for count in counts if count], axis=1))
     return [next(parts) if count else None for count in counts]

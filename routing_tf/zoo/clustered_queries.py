@@ -8,6 +8,7 @@ from routing_tf.layers import HeadGroup
 from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.blocks import running_sum
+from routing_tf.layers.extremes import place_of_largest
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.lengths import numbers
 from routing_tf.layers.lengths import smaller
@@ -265,7 +266,7 @@ def _members_of(cluster, real, num_clusters):
 def _nearest(bits, centroids):
     # Twice the Hamming distance is the number of bits minus this.
     products = ops.matmul(bits, ops.swapaxes(centroids, -1, -2))
-    return ops.cast(ops.argmax(products, axis=-1), "int32")
+    return place_of_largest(products)
 
 
 def _first_centroids(bits, real, num_clusters):

@@ -6,6 +6,7 @@ from keras import ops
 from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers import segment_members
+from routing_tf.layers.extremes import place_of_largest
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.lengths import length_of
@@ -194,7 +195,7 @@ class HashedHeads(ClusteredHeads):
         )
         if self.hash == "rotation":
             products = ops.concatenate([products, -products], axis=-1)
-            return ops.cast(ops.argmax(products, axis=-1), "int32")
+            return place_of_largest(products)
         bits = ops.cast(products > 0, "int32")
         return ops.sum(bits * (2 ** numbers(self.num_bits)), axis=-1)
 
@@ -248,7 +249,7 @@ class HashedHeads(ClusteredHeads):
         # Equal scores: the first tokens win.
         length = length_of(scores, 2)
         members, _ = super().choose(scores, mask)
-        buckets = ops.cast(ops.argmax(scores, axis=-1), "int32")
+        buckets = place_of_largest(scores)
         if mask is not None:
             buckets = ops.where(mask, buckets, -1)
         bucket_of_member = membership.gather_entries(buckets, members, length)
@@ -258,7 +259,7 @@ class HashedHeads(ClusteredHeads):
         return places % length, places < length
 
     def choose_in_segments(self, scores, starts, mask, training=None):
-        buckets = ops.cast(ops.argmax(scores, axis=-1), "int32")
+        buckets = place_of_largest(scores)
         is_member = buckets[:, :, None] == numbers(self.num_clusters)[:, None]
         if mask is not None:
             is_member = ops.logical_and(is_member, mask[:, :, None])

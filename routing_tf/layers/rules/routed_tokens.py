@@ -7,6 +7,7 @@ from keras import ops
 
 from routing_tf.layers import backends
 from routing_tf.layers import key_heads
+from routing_tf.layers.extremes import place_of_largest
 from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
@@ -94,7 +95,7 @@ def own_clusters(scores, mask):
     Padding, where the mask is False, gets an extra cluster after the others.
     """
     num_clusters = scores.shape[-1]
-    clusters = ops.cast(ops.argmax(scores, axis=-1), "int32")
+    clusters = place_of_largest(scores)
     if mask is None:
         return clusters, num_clusters
     return ops.where(mask, clusters, num_clusters), num_clusters + 1
@@ -103,7 +104,7 @@ def own_clusters(scores, mask):
 def best_clusters(scores, number):
     """Returns the best clusters of each token, `<int32>[B, H, L, number]`."""
     if number == 1:  # Much cheaper.
-        return ops.cast(ops.argmax(scores, axis=-1), "int32")[..., None]
+        return place_of_largest(scores)[..., None]
     return ops.cast(backends.top_k(scores, number)[1], "int32")
 
 

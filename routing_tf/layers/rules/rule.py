@@ -5,6 +5,7 @@ from keras import ops
 from routing_tf.layers import backends
 from routing_tf.layers import membership
 from routing_tf.layers.decoding import pending_keys
+from routing_tf.layers.extremes import place_of_largest
 from routing_tf.layers.lengths import length_of
 from routing_tf.layers.masks import combine_masks
 
@@ -45,7 +46,7 @@ class Rule:
 
         From scores `<float32>[..., K]` to `<bool>[..., K]`.
         """
-        best = ops.argmax(scores, axis=-1)
+        best = place_of_largest(scores)
         return backends.one_hot(best, scores.shape[-1], dtype="bool")
 
     def attend(self, tokens, training=None):

@@ -456,7 +456,7 @@ class MixedAttention(Projections):
         positions = positions or self.positions_of("query", query)
         memory_positions = positions
         if value is not None:
-            arguments.check_value(value, batch, self.value_kernel.shape[0])
+            arguments.check_value(value, batch, self.memory_dim)
             memory_positions = self.positions_of("value", value)
             value = memory_positions.flatten(value)
         if segment_ids is not None:

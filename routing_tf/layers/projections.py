@@ -1,10 +1,19 @@
 """Projections to queries, keys and values of all heads, and of their output."""
 
+import functools
+
+import keras
 from keras import ops
 
 from routing_tf.layers.axes import split_axis
 from routing_tf.layers.initializers import cloned
 from routing_tf.layers.low_rank import LowRankAdaptation
+from routing_tf.layers.projection import Projection
+
+DTypePolicyMap = keras.dtype_policies.DTypePolicyMap
+
+# What Keras quantizes; the matrix that all heads share is small.
+QUANTIZABLE = ("query", "key", "value", "output", "gate")
 
 
 class Projections(LowRankAdaptation):
@@ -52,12 +61,20 @@ class Projections(LowRankAdaptation):
             "output": (heads * value_dim, self.output_dim or dim),
             "gate": (dim, heads * value_dim) if self.use_gate else None,
         }
+        self.memory_dim, self.size_of_output = memory_dim, shapes["output"][1]
+        for name in QUANTIZABLE:
+            setattr(self, f"{name}_projection", self._projection(name, shapes[name]))
         for name, shape in shapes.items():
+            if shape is not None and self._has_own_kernel(name):
+                shape = None
             setattr(self, f"{name}_kernel", self._weight(name, "kernel", shape))
-        for name in ("query", "key", "value", "output", "gate"):
+        for name in QUANTIZABLE:
             has_bias = self.use_bias and shapes[name] is not None
             shape = shapes[name][1:] if has_bias else None
             setattr(self, f"{name}_bias", self._weight(name, "bias", shape))
+            if shapes[name] is not None:
+                weights = (getattr(self, f"{name}_{kind}") for kind in ("kernel", "bias"))
+                getattr(self, f"{name}_projection").read(*weights)
 
     def projected(self, query, value=None):
         """Projects a sequence, or two sequences in cross-attention.
@@ -69,7 +86,7 @@ class Projections(LowRankAdaptation):
         """
         is_cross = value is not None
         names = ["value"]
-        if self.key_kernel is not None:
+        if self.key_projection is not None:
             names.append("key")
         if any(self._shares_queries) or not is_cross:
             names.append("query")
@@ -116,6 +133,43 @@ class Projections(LowRankAdaptation):
             x = x * ops.reshape(ops.sigmoid(gate), (batch, length, heads * size))
         return self._product(x, ["output"])
 
+    def get_config(self):
+        config = super().get_config()
+        if not self.built or isinstance(self.dtype_policy, DTypePolicyMap):
+            return config
+        projections = (getattr(self, f"{name}_projection") for name in QUANTIZABLE)
+        policies = {
+            projection.path: projection.dtype_policy
+            for projection in projections
+            if projection is not None and projection.quantization_mode is not None
+        }
+        if not policies:
+            return config
+        policies = DTypePolicyMap(self.dtype_policy, policies)
+        return {**config, "dtype": keras.dtype_policies.serialize(policies)}
+
+    def _projection(self, name, shape):
+        """Makes the layer that Keras quantizes; None without a shape."""
+        if shape is None:
+            return None
+        projection = Projection(
+            shape[1],
+            functools.partial(self._forget_kernel, name),
+            name=f"{name}_projection",
+            dtype=self.dtype_policy,
+        )
+        projection.build((None, shape[0]))
+        return projection
+
+    def _has_own_kernel(self, name):
+        """Whether a projection multiplies by another kernel than that of the layer."""
+        projection = getattr(self, f"{name}_projection", None)
+        return projection is not None and projection.has_own_kernel
+
+    def _forget_kernel(self, name):
+        delattr(self, f"{name}_kernel")
+        setattr(self, f"{name}_kernel", None)
+
     def _weight(self, name, kind, shape):
         """Makes the kernel or the bias of a projection; None without a shape."""
         if shape is None:
@@ -157,6 +211,13 @@ class Projections(LowRankAdaptation):
 
     def _product(self, x, names):
         """Returns several projections of `x`, side by side, in one multiplication."""
+        projections = [getattr(self, f"{name}_projection") for name in names]
+        if any(each.quantization_mode is not None for each in projections):
+            products = [
+                self._scaled(name, projection(x))
+                for name, projection in zip(names, projections, strict=True)
+            ]
+            return _side_by_side(products, self.compute_dtype)
         kernels = [self._scaled(name, self.adapted(name)) for name in names]
         product = ops.matmul(x, _side_by_side(kernels, x.dtype))
         if self.use_bias:

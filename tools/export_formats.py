@@ -3,7 +3,7 @@
 Each model of one group is exported, and its outputs are compared with those of the
 runtime of the format, in a process of its own. Needs `pip install -e ".[export]"`.
 
-Usage: python tools/export_formats.py [--formats=onnx,litert] [--groups=full,local]
+Usage: python tools/export_formats.py [--formats=onnx,litert] [--groups="full;local"]
 """
 
 import argparse
@@ -19,13 +19,13 @@ import numpy as np
 
 LENGTH, DIM = 12, 8
 EXPERT = {"routing": "expert_choice"}
-#: Endings of the files of each format, and the packages of its runtime.
+#: Endings of the files of each format.
 FORMATS = {
-    "tf_saved_model": ("", "tensorflow"),
-    "onnx": (".onnx", "onnxruntime"),
-    "openvino": (".xml", "openvino"),
-    "litert": (".tflite", "ai_edge_litert"),
-    "torch": (".pt2", "torch"),
+    "tf_saved_model": "",
+    "onnx": ".onnx",
+    "openvino": ".xml",
+    "litert": ".tflite",
+    "torch": ".pt2",
 }
 TOLERANCE = 1e-4
 # They have no causal form, or are their own pattern without one.
@@ -85,58 +85,64 @@ def groups():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--formats", default=",".join(FORMATS))
-    parser.add_argument("--groups", help="some rows of the table; defaults to all")
-    parser.add_argument("--job", choices=("export", "run"), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--groups", help="rows of the table; all by default")
+    parser.add_argument("--export", help=argparse.SUPPRESS)
+    parser.add_argument("--run", help=argparse.SUPPRESS)
     flags = parser.parse_args()
-    formats = flags.formats.split(",")
-    rows = flags.groups.split(";") if flags.groups else None
-    if flags.job:
-        job = {"export": export, "run": run}[flags.job]
-        job(formats[0], pathlib.Path(flags.folder), rows)
+    names = flags.formats.split(",")
+    rows = flags.groups.split(";") if flags.groups else list(groups())
+    if flags.export:
+        export(names[0], pathlib.Path(flags.export), rows)
+    elif flags.run:
+        run(names[0], flags.run)
     else:
-        print(table(results(formats, rows)), end="")
+        print(table(results(names, rows)), end="")
 
 
-def results(formats, rows=None):
-    """Returns, by row and format, whether a runtime computes what the layer does."""
-    found = {}
-    for name in formats:
+def results(names, rows):
+    """Returns, by row and format, why a runtime does not compute what the layer does.
+
+    None where it does.
+    """
+    found = {row: {} for row in rows}
+    for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            job("export", name, folder, rows)
-            said = pathlib.Path(folder, "said.json")
-            for row, error in json.loads(said.read_text()).items():
-                # A runtime may end the process, so each file has one.
-                if error is None:
-                    error = job("run", name, folder, [row])
-                found.setdefault(row, {})[name] = error
+            groups_flag = f"--groups={';'.join(rows)}"
+            error = process(name, f"--export={folder}", groups_flag)
+            if error is not None:
+                raise RuntimeError(error)
+            said = json.loads(pathlib.Path(folder, "said.json").read_text())
+            for row, error in said.items():
+                path = place(pathlib.Path(folder), row, name)
+                found[row][name] = error or run_in_process(name, path)
     return found
 
 
-def job(kind, name, folder, rows):
-    """Runs an export or a runtime in a process; returns the end of its errors."""
+def run_in_process(name, path):
+    """Compares a file with what `write` wrote; returns what is wrong, or None."""
+    return process(name, f"--run={path}")
+
+
+def process(name, *flags):
+    """Starts this program again; returns the last line of its errors, or None."""
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
     environment["KERAS_BACKEND"] = "torch" if name == "torch" else "tensorflow"
-    command = [sys.executable, __file__, f"--job={kind}", f"--formats={name}"]
-    command += [f"--folder={folder}"] + ([f"--groups={';'.join(rows)}"] if rows else [])
+    root = str(pathlib.Path(__file__).resolve().parents[1])
+    path = os.environ.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join([root] + ([path] if path else []))
+    command = [sys.executable, __file__, f"--formats={name}", *flags]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode == 0:
         return None
     return (done.stderr.strip() or f"ended with {done.returncode}").splitlines()[-1]
 
 
-def inputs():
-    """Returns the inputs of all models."""
-    return np.random.default_rng(0).normal(size=(2, LENGTH, DIM)).astype("float32")
-
-
 def place(folder, row, name):
     """Returns the path of the file of a row."""
-    ending = FORMATS[name][0]
-    return folder / ("".join(c if c.isalnum() else "_" for c in row) + ending)
+    return folder / ("".join(c if c.isalnum() else "_" for c in row) + FORMATS[name])
 
 
-def model_of(make, causal, length=LENGTH, mask=False):
+def model_of(make, causal):
     """Returns a Keras model of one head group, for batches of any size."""
     import keras
 
@@ -144,92 +150,98 @@ def model_of(make, causal, length=LENGTH, mask=False):
 
     keras.utils.set_random_seed(1)
     attention = layers.MixedAttention([make()], key_dim=4)
-    x = keras.Input((length, DIM), name="x")
+    x = keras.Input((LENGTH, DIM), name="x")
     return keras.Model(x, attention(x, use_causal_mask=causal))
 
 
 def export(name, folder, rows):
-    """Exports the models, and writes their outputs and errors beside them."""
+    """Exports the models, and writes what went wrong."""
     import keras
 
     said = {}
-    for row, make in groups().items():
-        if rows and row not in rows:
-            continue
-        model = model_of(make, row not in NOT_CAUSAL)
-        path = place(folder, row, name)
-        np.save(f"{path}.npy", keras.ops.convert_to_numpy(model(inputs())))
-        said[row] = None
+    x = np.random.default_rng(0).normal(size=(2, LENGTH, DIM)).astype("float32")
+    for row in rows:
+        model = model_of(groups()[row], row not in NOT_CAUSAL)
         try:
-            model.export(str(path), format=name, verbose=False)
+            write(model, name, place(folder, row, name), [x])
+            said[row] = None
         except Exception as error:
             said[row] = f"{type(error).__name__}: {error}"
         keras.utils.clear_session(free_memory=False)
     (folder / "said.json").write_text(json.dumps(said))
 
 
-def run(name, folder, rows):
-    """Compares the outputs of the runtime with those that were written."""
-    for row in rows:
-        path = place(folder, row, name)
-        expected = np.load(f"{path}.npy")
-        (output,) = RUNTIMES[name](str(path), [inputs()])
-        error = np.abs(output - expected).max()
-        if not error < TOLERANCE:
-            sys.exit(f"other numbers, by up to {error:.1e}")
+def write(model, name, path, values, **options):
+    """Exports a model, and writes inputs and its outputs beside it."""
+    import keras
+
+    output = model(values if len(values) > 1 else values[0], training=False)
+    expected = {"expected": keras.ops.convert_to_numpy(output)}
+    inputs = {f"input_{place}": value for place, value in enumerate(values)}
+    np.savez(f"{path}.npz", **expected, **inputs)
+    model.export(str(path), format=name, verbose=False, **options)
+
+
+def run(name, path):
+    """Compares the output of the runtime with the one that was written."""
+    with np.load(f"{path}.npz") as arrays:
+        values = [arrays[f"input_{place}"] for place in range(len(arrays) - 1)]
+        expected = arrays["expected"]
+    output = RUNTIMES[name](path, values)
+    error = np.abs(output - expected).max()
+    if not error < TOLERANCE:
+        sys.exit(f"other numbers, by up to {error:.1e}")
 
 
 def run_tensorflow(path, values):
-    """Returns the outputs of a SavedModel."""
+    """Returns the output of a SavedModel."""
     import tensorflow as tf
 
-    outputs = tf.saved_model.load(path).serve(*map(tf.constant, values))
-    return [np.asarray(output) for output in tf.nest.flatten(outputs)]
+    inputs = [tf.constant(value) for value in values]
+    serve = tf.saved_model.load(path).serve
+    return serve(inputs if len(inputs) > 1 else inputs[0]).numpy()
 
 
 def run_onnx(path, values):
-    """Returns the outputs of an ONNX file."""
+    """Returns the output of an ONNX file."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path)
     names = [each.name for each in session.get_inputs()]
-    return session.run(None, dict(zip(names, values, strict=True)))
+    return session.run(None, dict(zip(names, values, strict=True)))[0]
 
 
 def run_openvino(path, values):
-    """Returns the outputs of an OpenVINO file."""
+    """Returns the output of an OpenVINO file."""
     import openvino
 
     # Some processors would compute in bfloat16.
     precision = {"INFERENCE_PRECISION_HINT": "f32"}
-    model = openvino.Core().compile_model(path, "CPU", precision)
-    outputs = model(values)
-    return [outputs[place] for place in model.outputs]
+    # Steps on the way come after the output of the model.
+    return openvino.Core().compile_model(path, "CPU", precision)(values)[0]
 
 
 def run_litert(path, values):
-    """Returns the outputs of a LiteRT file."""
+    """Returns the output of a LiteRT file."""
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_path=path)
-    places = interpreter.get_input_details()
-    for each, value in zip(places, values, strict=True):
+    inputs = interpreter.get_input_details()
+    for each, value in zip(inputs, values, strict=True):
         interpreter.resize_tensor_input(each["index"], value.shape)
     interpreter.allocate_tensors()
-    for each, value in zip(places, values, strict=True):
+    for each, value in zip(inputs, values, strict=True):
         interpreter.set_tensor(each["index"], value)
     interpreter.invoke()
-    outputs = interpreter.get_output_details()
-    return [interpreter.get_tensor(each["index"]) for each in outputs]
+    return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
 
 
 def run_torch(path, values):
-    """Returns the outputs of an ExportedProgram."""
+    """Returns the output of an ExportedProgram."""
     import torch
 
-    outputs = torch.export.load(path).module()(*map(torch.tensor, values))
-    outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-    return [output.detach().numpy() for output in outputs]
+    program = torch.export.load(path).module()
+    return program(*map(torch.tensor, values)).detach().numpy()
 
 
 RUNTIMES = {
@@ -246,8 +258,8 @@ def table(found):
     names = list(next(iter(found.values())))
     lines = [f"| heads | {' | '.join(f'`{name}`' for name in names)} |"]
     lines.append("| --- |" + " --- |" * len(names))
-    for row, by_format in found.items():
-        cells = ["yes" if by_format[n] is None else "no" for n in names]
+    for row, errors in found.items():
+        cells = ["yes" if errors[name] is None else "no" for name in names]
         lines.append(f"| {row} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -156,8 +156,8 @@ class MixedAttention(Projections):
         the map `<float>[batch, heads, length, memory length]`. With a cache, a pair:
         the output, and the cache with the tokens of `query`.
 
-    The layer passes the Keras mask of `query` on. `enable_lora` adapts projections.
-    `quantize` changes only `Dense` layers, not the projections of this layer.
+    The layer passes the Keras mask of `query` on. `enable_lora` adapts projections, and
+    `quantize` of a model with this layer quantizes them.
 
     Raises:
         ValueError: if a size is not a positive integer, or `head_groups` is empty,

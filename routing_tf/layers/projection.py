@@ -34,10 +34,10 @@ class Projection(keras.layers.Dense):
 
     def read(self, kernel, bias):
         """Takes the weights of the attention layer, which keeps and saves them."""
-        weights = {"bias": bias} if kernel is None else {"_kernel": kernel, "bias": bias}
-        for name, weight in weights.items():
-            # Keras would track them twice.
-            object.__setattr__(self, name, weight)
+        # Set in the usual way, Keras would track them twice.
+        object.__setattr__(self, "bias", bias)
+        if kernel is not None:
+            object.__setattr__(self, "_kernel", kernel)
 
     def __delattr__(self, name):
         if name != "_kernel":

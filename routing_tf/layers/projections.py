@@ -72,9 +72,12 @@ class Projections(LowRankAdaptation):
             has_bias = self.use_bias and shapes[name] is not None
             shape = shapes[name][1:] if has_bias else None
             setattr(self, f"{name}_bias", self._weight(name, "bias", shape))
-            if shapes[name] is not None:
-                weights = (getattr(self, f"{name}_{kind}") for kind in ("kernel", "bias"))
-                getattr(self, f"{name}_projection").read(*weights)
+            projection = getattr(self, f"{name}_projection")
+            if projection is not None:
+                kernel, bias = (
+                    getattr(self, f"{name}_{kind}") for kind in ("kernel", "bias")
+                )
+                projection.read(kernel, bias)
 
     def projected(self, query, value=None):
         """Projects a sequence, or two sequences in cross-attention.

@@ -140,6 +140,11 @@ class TextBackbone(PresetBackbone):
             if isinstance(layer, layers.TokenEmbedding)
         )
 
+    @property
+    def transformer_layers(self):
+        """The blocks of the decoder, as keras_hub names them."""
+        return self.blocks
+
     def make_decoder(self, hyperparameters, policy):
         """Makes the layers of the decoder."""
         h = hyperparameters

@@ -1,5 +1,7 @@
 """One projection of an attention layer, for `quantize` of Keras."""
 
+import weakref
+
 import keras
 
 
@@ -10,15 +12,17 @@ class Projection(keras.layers.Dense):
     kernels at once. After `quantize` it multiplies on its own, by a kernel of its own.
 
     Args:
+        attention: the attention layer.
+        kernel_name: name of its attribute that holds the kernel.
         units: number of columns of the kernel.
-        let_go: function without arguments that is called when Keras deletes the kernel
-            of the attention layer.
         **kwargs: arguments of `keras.layers.Layer`.
     """
 
-    def __init__(self, units, let_go, **kwargs):
+    def __init__(self, attention, kernel_name, units, **kwargs):
         super().__init__(units, **kwargs)
-        self._let_go = let_go
+        self.kernel_name = kernel_name
+        # Otherwise it would be a layer inside this one.
+        self._attention = weakref.ref(attention)
 
     @property
     def has_own_kernel(self):
@@ -44,14 +48,28 @@ class Projection(keras.layers.Dense):
             super().__delattr__(name)
             return
         object.__delattr__(self, name)
-        self._let_go()
+        attention = self._attention()
+        delattr(attention, self.kernel_name)
+        setattr(attention, self.kernel_name, None)
+
+    @property
+    def can_be_adapted(self):
+        """Whether `enable_lora` may be called."""
+        return self.quantization_mode is not None
 
     def quantize(self, mode=None, type_check=True, config=None):
+        attention = self._attention()
+        if attention.lora_enabled:
+            raise ValueError(
+                "A layer with adapters cannot be quantized. Received: "
+                f"{attention.path!r} after `enable_lora`. Save and load the model "
+                "first, which adds the adapters to the kernels"
+            )
         # Of subclasses of `Dense` Keras quantizes none.
         super().quantize(mode, type_check=False, config=config)
 
     def enable_lora(self, *args, **kwargs):
-        if self.quantization_mode is None:
+        if not self.can_be_adapted:
             raise ValueError(
                 "A projection cannot be adapted on its own, before it is quantized. "
                 f"Received: {self.path!r}. Call `enable_lora` of its attention layer"

@@ -1,7 +1,5 @@
 """Projections to queries, keys and values of all heads, and of their output."""
 
-import functools
-
 import keras
 from keras import ops
 
@@ -34,6 +32,13 @@ class Projections(LowRankAdaptation):
     def size_of_value(self):
         """Size of a value of one head."""
         return self.value_dim or self.key_dim
+
+    @property
+    def quantized_projections(self):
+        """The projections that Keras has quantized."""
+        names = (f"{name}_projection" for name in QUANTIZABLE)
+        projections = (getattr(self, name, None) for name in names)
+        return [x for x in projections if x is not None and x.can_be_adapted]
 
     def build_projections(self, dim, memory_dim):
         """Makes kernels and biases, for tokens of the sizes `dim` and `memory_dim`."""
@@ -138,15 +143,11 @@ class Projections(LowRankAdaptation):
 
     def get_config(self):
         config = super().get_config()
-        if not self.built or isinstance(self.dtype_policy, DTypePolicyMap):
-            return config
-        projections = (getattr(self, f"{name}_projection") for name in QUANTIZABLE)
         policies = {
             projection.path: projection.dtype_policy
-            for projection in projections
-            if projection is not None and projection.quantization_mode is not None
+            for projection in self.quantized_projections
         }
-        if not policies:
+        if not policies or isinstance(self.dtype_policy, DTypePolicyMap):
             return config
         policies = DTypePolicyMap(self.dtype_policy, policies)
         return {**config, "dtype": keras.dtype_policies.serialize(policies)}
@@ -156,8 +157,9 @@ class Projections(LowRankAdaptation):
         if shape is None:
             return None
         projection = Projection(
+            self,
+            f"{name}_kernel",
             shape[1],
-            functools.partial(self._forget_kernel, name),
             name=f"{name}_projection",
             dtype=self.dtype_policy,
         )
@@ -168,10 +170,6 @@ class Projections(LowRankAdaptation):
         """Whether a projection multiplies by another kernel than that of the layer."""
         projection = getattr(self, f"{name}_projection", None)
         return projection is not None and projection.has_own_kernel
-
-    def _forget_kernel(self, name):
-        delattr(self, f"{name}_kernel")
-        setattr(self, f"{name}_kernel", None)
 
     def _weight(self, name, kind, shape):
         """Makes the kernel or the bias of a projection; None without a shape."""
@@ -215,7 +213,7 @@ class Projections(LowRankAdaptation):
     def _product(self, x, names):
         """Returns several projections of `x`, side by side, in one multiplication."""
         projections = [getattr(self, f"{name}_projection") for name in names]
-        if any(each.quantization_mode is not None for each in projections):
+        if any(each in self.quantized_projections for each in projections):
             products = [
                 self._scaled(name, projection(x))
                 for name, projection in zip(names, projections, strict=True)

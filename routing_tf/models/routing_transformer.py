@@ -110,14 +110,18 @@ class PresetBackbone(keras_hub.models.Backbone):
         return layout_map
 
     def default_lora_layer_names(self):
-        """Returns the names of attention layers, whose queries and values adapt."""
-        return sorted(
-            {
-                layer.name
-                for layer in layers_inside(self)
-                if isinstance(layer, layers.MixedAttention)
-            }
-        )
+        """Returns the names of attention layers, whose queries and values adapt.
+
+        If they are quantized, the names of their projections of queries and values.
+        """
+        found = [
+            layer
+            for layer in layers_inside(self)
+            if isinstance(layer, layers.MixedAttention)
+        ]
+        if any(layer.quantized_projections for layer in found):
+            return ["query_projection", "value_projection"]
+        return sorted({layer.name for layer in found})
 
     def enable_lora(self, rank, target_layer_names=None):
         """Freezes the backbone and adds trainable matrices of low rank to some layers.
@@ -131,7 +135,8 @@ class PresetBackbone(keras_hub.models.Backbone):
             target_layer_names: names of the layers to adapt: attention layers, see
                 `MixedAttention.enable_lora`, or `Dense` layers such as `"input"`,
                 `"gate"` and `"output"` of the feed-forward parts. None (the default)
-                for all attention layers.
+                for all attention layers; of those that are quantized, for
+                `"query_projection"` and `"value_projection"`.
 
         Raises:
             ValueError: if `rank` is not a positive integer, there is no such layer, or
@@ -153,7 +158,9 @@ class PresetBackbone(keras_hub.models.Backbone):
         if target_layer_names is None:
             target_layer_names = self.default_lora_layer_names()
         found = [
-            layer for layer in layers_inside(self) if hasattr(layer, "enable_lora")
+            layer
+            for layer in layers_inside(self)
+            if hasattr(layer, "enable_lora") and getattr(layer, "can_be_adapted", True)
         ]
         if any(layer.lora_enabled for layer in found):
             raise ValueError(

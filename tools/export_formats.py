@@ -142,15 +142,15 @@ def place(folder, row, name):
     return folder / ("".join(c if c.isalnum() else "_" for c in row) + FORMATS[name])
 
 
-def model_of(make, causal, batch_size=None):
-    """Returns a Keras model of one head group; None for batches of any size."""
+def model_of(make, causal):
+    """Returns a Keras model of one head group, for batches of any size."""
     import keras
 
     from routing_tf import layers
 
     keras.utils.set_random_seed(1)
     attention = layers.MixedAttention([make()], key_dim=4)
-    x = keras.Input((LENGTH, DIM), batch_size=batch_size, name="x")
+    x = keras.Input((LENGTH, DIM), name="x")
     return keras.Model(x, attention(x, use_causal_mask=causal))
 
 
@@ -160,10 +160,10 @@ def export(name, folder, rows):
 
     said = {}
     x = np.random.default_rng(0).normal(size=(2, LENGTH, DIM)).astype("float32")
-    # On torch Keras makes 1 of an unknown size.
-    batch_size = len(x) if name == "torch" else None
+    if name == "torch":  # Keras makes 1 of an unknown size.
+        x = x[:1]
     for row in rows:
-        model = model_of(groups()[row], row not in NOT_CAUSAL, batch_size)
+        model = model_of(groups()[row], row not in NOT_CAUSAL)
         try:
             write(model, name, place(folder, row, name), [x])
             said[row] = None

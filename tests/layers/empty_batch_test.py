@@ -7,9 +7,9 @@ from routing_tf import layers
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import padding_test
-from tests.layers.lengths_test import CAUSAL
-from tests.layers.lengths_test import WITHOUT_A_MASK
-from tests.layers.lengths_test import some_thorough
+from tests.layers.support.lengths_test import CAUSAL
+from tests.layers.support.lengths_test import WITHOUT_A_MASK
+from tests.layers.support.lengths_test import some_thorough
 
 LENGTH, DIM = 12, 8
 OTHERS = {

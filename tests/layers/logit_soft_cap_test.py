@@ -10,7 +10,7 @@ from keras_hub.src.models.gemma.gemma_attention import CachedGemmaAttention
 from routing_tf import layers
 from tests import golden_cases
 from tests.layers import helpers
-from tests.layers import rotary_position_test
+from tests.layers.softmax import rotary_position_test
 from tests.zoo import cases
 
 BATCH, HEADS, LENGTH, DIM, CAP = 2, 2, 24, 6, 1.5

@@ -6,7 +6,7 @@ import pytest
 from routing_tf import layers
 from tests import golden_cases
 from tests.layers import helpers
-from tests.layers.lengths_test import some_thorough
+from tests.layers.support.lengths_test import some_thorough
 
 BATCH, LENGTH, MEMORY, MORE, DIM = 2, 20, 17, 12, 8
 EXPERT = {"routing": "expert_choice"}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from routing_tf.layers import LocalHeads
+from routing_tf.layers.support.positions import Positions
 from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
@@ -106,7 +107,11 @@ def test_refuses_another_grid():
     with pytest.raises(ValueError, match=message):
         group(*arrays)
     with pytest.raises(ValueError, match=r"\(1, 3\) and \(3, 1\) blocks"):
-        group(*arrays, grid=(1, 3), memory_grid=(3, 1))
+        group(
+            *arrays,
+            positions=Positions((2, 6), (2, 2)),
+            memory_positions=Positions((6, 2), (2, 2)),
+        )
 
 
 @pytest.mark.parametrize("memory_block", [(2,), (2, 3)])

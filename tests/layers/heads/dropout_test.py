@@ -23,10 +23,12 @@ KINDS = {
     "FullHeads": lambda **o: layers.FullHeads(2, **o),
     "HashedHeads": lambda **o: layers.HashedHeads(2, 2, 4, **o),
     "LocalHeads": lambda **o: layers.LocalHeads(2, (4,), **o),
+    "ReformerHeads": lambda **o: zoo.ReformerHeads(2, 2, 4, num_rounds=2, **o),
     "RandomHeads": lambda **o: layers.RandomHeads(2, 2, 4, **o),
     "RoutedHeads": lambda **o: layers.RoutedHeads(2, 2, 4, **o),
     "SlidingHeads": lambda **o: layers.SlidingHeads(2, 2, True, **o),
     "StridedHeads": lambda **o: layers.StridedHeads(2, (2,), **o),
+    "ThresholdHeads": lambda **o: zoo.ThresholdHeads(2, 2, 4, **o),
     "longformer": lambda **o: zoo.longformer_heads(2, 4, **o)[0],
 }
 
@@ -42,7 +44,7 @@ def outputs(layer, kind, training):
     with layers.hold_updates():
         output = layer(
             helpers.normal(2, 8, 6),
-            use_causal_mask=kind in cases.ONLY_CAUSAL,
+            use_causal_mask=kind in (*cases.ONLY_CAUSAL, "ThresholdHeads"),
             training=training,
         )
     return keras.ops.convert_to_numpy(output)

@@ -149,10 +149,11 @@ def test_causal_windows_equal_release(name):
     query = np.zeros((BATCH, 1, length, 2), "float32")
     value = np.broadcast_to(np.eye(length, dtype="float32"), (BATCH, 1, length, length))
     group.build(query.shape, query.shape, value.shape)
-    grids = {"grid": grid, "memory_grid": grid} if len(grid) > 1 else {}
-    output, _ = golden_cases.run(
-        group, query, query, value, use_causal_mask=True, **grids
-    )
+    options = {"use_causal_mask": True}
+    if len(grid) > 1:
+        order = Positions(tuple(np.multiply(grid, shape).tolist()), shape)
+        options |= {"positions": order, "memory_positions": order}
+    output, _ = golden_cases.run(group, query, query, value, **options)
 
     np.testing.assert_array_equal(output[:, 0] > 0, expected)
     np.testing.assert_array_equal(output[:, 0, 7] > 0, step)

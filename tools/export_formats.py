@@ -51,11 +51,7 @@ def groups():
         "routed, expert choice, prefix": functools.partial(
             routed, routing_scope="prefix", **EXPERT
         ),
-        "routed, expert threshold": functools.partial(
-            routed, routing="expert_threshold"
-        ),
         "hashed": lambda: layers.HashedHeads(2, 4, 5),
-        "hashed, two rounds": lambda: layers.HashedHeads(2, 4, 5, num_rounds=2),
         "cluster-strided": lambda: layers.ClusterStridedHeads(2, 3, 5),
         "random": lambda: layers.RandomHeads(2, 3, 5),
         "full": lambda: layers.FullHeads(2),
@@ -77,8 +73,10 @@ def groups():
         "NativeSparseHeads": lambda: zoo.NativeSparseHeads(2, 4, 2, 4, 3),
         "NystromHeads": lambda: zoo.NystromHeads(2, 4),
         "RandomBlockHeads": lambda: zoo.RandomBlockHeads(2, 4, 1),
+        "ReformerHeads": lambda: zoo.ReformerHeads(2, 4, 5, num_rounds=2),
         "SinkhornHeads": lambda: zoo.SinkhornHeads(2, 4),
         "SynthesizerHeads": lambda: zoo.SynthesizerHeads(2, max_length=LENGTH),
+        "ThresholdHeads": lambda: zoo.ThresholdHeads(2, 3, 5),
     }
 
 

@@ -73,8 +73,8 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
     pass over a text may depend on later tokens. In the routing scope `"prefix"`, which
     `generate` uses, a cluster chooses among the tokens up to the current one.
 
-    `quantize` changes only `Dense` layers, those of the feed-forward parts and the
-    logits, and leaves embeddings and the projections of attention unchanged.
+    `quantize` changes the projections of attention, the feed-forward parts and the
+    logits, and leaves embeddings and clusters unchanged.
 
     Args:
         backbone: a `RoutingTransformer`.
@@ -107,6 +107,22 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
     backbone_cls = RoutingTransformer
     preprocessor_cls = RoutingTransformerCausalLMPreprocessor
     presets = RoutingTransformer.presets
+
+    def get_quantization_layer_structure(self, mode):
+        """Returns the layers through which `quantize` passes texts, for GPTQ and AWQ.
+
+        Args:
+            mode: mode of the quantization.
+
+        Returns:
+            Dict of the layers before the blocks and the blocks; None for other modes.
+        """
+        if mode not in ("gptq", "awq"):
+            return None
+        return {
+            "pre_block_layers": self.backbone.embedding_layers,
+            "sequential_blocks": self.backbone.transformer_layers,
+        }
 
     def generate_step(self, inputs, stop_token_ids=None):
         """Continues one batch of prompts; compiled by `generate`.

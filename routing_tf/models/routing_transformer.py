@@ -26,6 +26,21 @@ from routing_tf.models.presets import preset_names
 _MODEL_ARGUMENTS = ("dtype", "name", "trainable")
 
 
+# How weights are split over the axes "data" and "model" of a mesh, by their paths. A
+# head stays on one device if the devices divide the heads; other weights are copied.
+_LAYOUTS = {
+    r".*attention/(query|key|value|gate)_kernel": ("data", "model"),
+    r".*attention/(query|key|value|gate)_bias": ("model",),
+    r".*attention/output_kernel": ("model", "data"),
+    r".*feed_forward/(input|gate)/kernel": ("data", "model"),
+    r".*feed_forward/input/bias": ("model",),
+    r".*feed_forward/output/kernel": ("model", "data"),
+    # Sizes of vocabularies are rarely multiples of the number of devices.
+    r".*token_embedding/embeddings": (None, "model"),
+    "logits/kernel": ("model", None),
+}
+
+
 class PresetBackbone(keras_hub.models.Backbone):
     """The common part of backbones: presets that are data.
 
@@ -38,15 +53,75 @@ class PresetBackbone(keras_hub.models.Backbone):
             "hyperparameters": self.hyperparameters.to_dict(),
         }
 
+    @staticmethod
+    def get_layout_map(
+        device_mesh,
+        model_parallel_dim_name="model",
+        data_parallel_dim_name="batch",
+    ):
+        """Returns how the weights of a model are split over several devices.
+
+        Projections of attention are split by heads, and feed-forward parts by their
+        inner size; embeddings and logits are split by the size of a token's vector.
+        Clusters, relative positions and norms are copied. JAX only, as
+        `keras.distribution` is.
+
+        Args:
+            device_mesh: a `keras.distribution.DeviceMesh`.
+            model_parallel_dim_name: name of the axis of the mesh that splits weights.
+                Its size must divide the heads, and the sizes above. Defaults to
+                `"model"`.
+            data_parallel_dim_name: name of the axis that splits the batch, and the
+                other axis of kernels. Defaults to `"batch"`.
+
+        Returns:
+            A `keras.distribution.LayoutMap` of the backbone and its task.
+
+        Raises:
+            ValueError: if `device_mesh` is no mesh, or has no axis of one of the names.
+
+        Example:
+
+        ```python
+        import keras
+        from routing_tf import models
+
+        mesh = keras.distribution.DeviceMesh((1, 1), ("batch", "model"), ["cpu:0"])
+        layout_map = models.RoutingTransformer.get_layout_map(mesh)
+        assert layout_map["block_0/attention/output_kernel"].axes == ("model", "batch")
+        # distribution = keras.distribution.ModelParallel(
+        #     layout_map=layout_map, batch_dim_name="batch"
+        # )
+        # with distribution.scope():
+        #     lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
+        ```
+        """
+        names = {"model": model_parallel_dim_name, "data": data_parallel_dim_name}
+        axes = getattr(device_mesh, "axis_names", ())
+        if not set(names.values()) <= set(axes):
+            raise ValueError(
+                "`device_mesh` must be a `keras.distribution.DeviceMesh` with the axes "
+                f"{sorted(names.values())}. Received: device_mesh={device_mesh!r}, "
+                f"axis_names={list(axes)}. Name the axes in the mesh or here"
+            )
+        layout_map = keras.distribution.LayoutMap(device_mesh)
+        for path, layout in _LAYOUTS.items():
+            layout_map[path] = tuple(names.get(axis) for axis in layout)
+        return layout_map
+
     def default_lora_layer_names(self):
-        """Returns the names of attention layers, whose queries and values adapt."""
-        return sorted(
-            {
-                layer.name
-                for layer in layers_inside(self)
-                if isinstance(layer, layers.MixedAttention)
-            }
-        )
+        """Returns the names of attention layers, whose queries and values adapt.
+
+        If they are quantized, the names of their projections of queries and values.
+        """
+        found = [
+            layer
+            for layer in layers_inside(self)
+            if isinstance(layer, layers.MixedAttention)
+        ]
+        if any(layer.quantized_projections for layer in found):
+            return ["query_projection", "value_projection"]
+        return sorted({layer.name for layer in found})
 
     def enable_lora(self, rank, target_layer_names=None):
         """Freezes the backbone and adds trainable matrices of low rank to some layers.
@@ -60,7 +135,8 @@ class PresetBackbone(keras_hub.models.Backbone):
             target_layer_names: names of the layers to adapt: attention layers, see
                 `MixedAttention.enable_lora`, or `Dense` layers such as `"input"`,
                 `"gate"` and `"output"` of the feed-forward parts. None (the default)
-                for all attention layers.
+                for all attention layers; of those that are quantized, for
+                `"query_projection"` and `"value_projection"`.
 
         Raises:
             ValueError: if `rank` is not a positive integer, there is no such layer, or
@@ -82,7 +158,9 @@ class PresetBackbone(keras_hub.models.Backbone):
         if target_layer_names is None:
             target_layer_names = self.default_lora_layer_names()
         found = [
-            layer for layer in layers_inside(self) if hasattr(layer, "enable_lora")
+            layer
+            for layer in layers_inside(self)
+            if hasattr(layer, "enable_lora") and getattr(layer, "can_be_adapted", True)
         ]
         if any(layer.lora_enabled for layer in found):
             raise ValueError(
@@ -139,6 +217,11 @@ class TextBackbone(PresetBackbone):
             for layer in self.embedding_layers
             if isinstance(layer, layers.TokenEmbedding)
         )
+
+    @property
+    def transformer_layers(self):
+        """The blocks of the decoder, as keras_hub names them."""
+        return self.blocks
 
     def make_decoder(self, hyperparameters, policy):
         """Makes the layers of the decoder."""

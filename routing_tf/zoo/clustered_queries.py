@@ -7,6 +7,7 @@ from keras import ops
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.softmax.softmax_attention import softmax
 from routing_tf.layers.support import backends
+from routing_tf.layers.support import extremes
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support.blocks import running_sum
 from routing_tf.layers.support.lengths import length_of
@@ -265,7 +266,7 @@ def _members_of(cluster, real, num_clusters):
 def _nearest(bits, centroids):
     # Twice the Hamming distance is the number of bits minus this.
     products = ops.matmul(bits, ops.swapaxes(centroids, -1, -2))
-    return ops.cast(ops.argmax(products, axis=-1), "int32")
+    return extremes.place_of_largest(products)
 
 
 def _first_centroids(bits, real, num_clusters):

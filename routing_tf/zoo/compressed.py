@@ -168,11 +168,8 @@ class CompressedHeads(SummaryHeads):
             for weight in (self.null_key, self.null_value)
         ]
         key, value = (_after(null, x) for null, x in zip(first, (key, value)))
-        return (
-            key,
-            value,
-            ops.pad(visible, [(0, 0)] * 3 + [(1, 0)], constant_values=True),
-        )
+        null = ops.ones((*ops.shape(visible)[:-1], 1), "bool")
+        return key, value, ops.concatenate([null, visible], axis=-1)
 
     def _compressed(self, x, real, name):
         """From `[batch, heads, blocks, ratio, dim]` to a vector for each block."""

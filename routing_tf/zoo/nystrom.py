@@ -1,6 +1,7 @@
 """Nyström attention: estimates a softmax from those of a few landmarks."""
 
 import keras
+import numpy as np
 from keras import ops
 
 from routing_tf.layers import HeadGroup
@@ -199,7 +200,7 @@ def _pseudo_inverse(x, num_iterations):
     # Zero where there is no token, and no inverse.
     scale = ops.where(scale > 0, scale, 1.0)
     inverse = ops.swapaxes(x, -1, -2) / scale[..., None, None]
-    identity = ops.eye(x.shape[-1], dtype="float32")
+    identity = ops.convert_to_tensor(np.eye(x.shape[-1], dtype="float32"))
     for _ in range(num_iterations):
         product = ops.matmul(x, inverse)
         inner = 15 * identity - ops.matmul(product, 7 * identity - product)

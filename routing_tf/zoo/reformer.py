@@ -19,6 +19,7 @@ from routing_tf.layers.routing.routed_tokens import real_tokens
 from routing_tf.layers.routing.rule import Rule
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import blocks
+from routing_tf.layers.support import extremes
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
@@ -169,7 +170,7 @@ class ReformerHeads(HashedHeads):
             return super().buckets(tokens)
         products = self.products(tokens)
         products = ops.concatenate([products, -products], axis=-1)
-        return ops.cast(ops.argmax(products, axis=-1), "int32")
+        return extremes.place_of_largest(products)
 
     def vectors(self, inputs):
         if self.normalization == "layer":

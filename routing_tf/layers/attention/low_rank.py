@@ -25,6 +25,9 @@ class LowRankAdaptation(ConfiguredLayer):
 
     lora_enabled = False
 
+    #: Layers that multiply by kernels which Keras has quantized.
+    quantized_projections = ()
+
     def enable_lora(
         self,
         rank,
@@ -141,6 +144,12 @@ class LowRankAdaptation(ConfiguredLayer):
             raise ValueError(
                 "LoRA must be enabled once, on a layer that is built. Received: "
                 f"{self.name!r}, {state}"
+            )
+        if self.quantized_projections:
+            raise ValueError(
+                "LoRA of a layer must be enabled before it is quantized. Received: "
+                f"{self.name!r}, which is quantized. Call `enable_lora` of its "
+                "projections, such as `query_projection`"
             )
         kernels = {name: getattr(self, f"{name}_kernel", None) for name in projections}
         unknown = [name for name, kernel in kernels.items() if kernel is None]

@@ -3,10 +3,12 @@
 import dataclasses
 from functools import partial
 
+import keras
 from keras import ops
 
 from routing_tf.layers.attention import arguments
 from routing_tf.layers.attention.low_rank import LowRankAdaptation
+from routing_tf.layers.attention.projection import Projection
 from routing_tf.layers.support.axes import split_axis
 from routing_tf.layers.support.head_inputs import HeadInputs
 from routing_tf.layers.support.initializers import cloned
@@ -14,6 +16,11 @@ from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.positions import Positions
 from routing_tf.layers.support.segments import Segments
 from routing_tf.layers.support.validation import static_length
+
+DTypePolicyMap = keras.dtype_policies.DTypePolicyMap
+
+# What Keras quantizes; the matrix that all heads share is small.
+QUANTIZABLE = ("query", "key", "value", "output", "gate")
 
 
 class Projections(LowRankAdaptation):
@@ -34,6 +41,13 @@ class Projections(LowRankAdaptation):
     def size_of_value(self):
         """Size of a value of one head."""
         return self.value_dim or self.key_dim
+
+    @property
+    def quantized_projections(self):
+        """The projections that Keras has quantized."""
+        names = (f"{name}_projection" for name in QUANTIZABLE)
+        projections = (getattr(self, name, None) for name in names)
+        return [x for x in projections if x is not None and x.can_be_adapted]
 
     def build_projections(self, dim, memory_dim):
         """Makes kernels and biases, for tokens of the sizes `dim` and `memory_dim`."""
@@ -61,12 +75,23 @@ class Projections(LowRankAdaptation):
             "output": (heads * value_dim, self.output_dim or dim),
             "gate": (dim, heads * value_dim) if self.use_gate else None,
         }
+        self.memory_dim, self.size_of_output = memory_dim, shapes["output"][1]
+        for name in QUANTIZABLE:
+            setattr(self, f"{name}_projection", self._projection(name, shapes[name]))
         for name, shape in shapes.items():
+            if shape is not None and self._has_own_kernel(name):
+                shape = None
             setattr(self, f"{name}_kernel", self._weight(name, "kernel", shape))
-        for name in ("query", "key", "value", "output", "gate"):
+        for name in QUANTIZABLE:
             has_bias = self.use_bias and shapes[name] is not None
             shape = shapes[name][1:] if has_bias else None
             setattr(self, f"{name}_bias", self._weight(name, "bias", shape))
+            projection = getattr(self, f"{name}_projection")
+            if projection is not None:
+                kernel, bias = (
+                    getattr(self, f"{name}_{kind}") for kind in ("kernel", "bias")
+                )
+                projection.read(kernel, bias)
 
     def projected(self, query, value=None):
         """Projects a sequence, or two sequences in cross-attention.
@@ -78,7 +103,7 @@ class Projections(LowRankAdaptation):
         """
         is_cross = value is not None
         names = ["value"]
-        if self.key_kernel is not None:
+        if self.key_projection is not None:
             names.append("key")
         if any(self._shares_queries) or not is_cross:
             names.append("query")
@@ -158,7 +183,7 @@ class Projections(LowRankAdaptation):
         batch = (value if query is None else query).shape[0]
         positions = memory_positions = positions or self.positions_of("query", query)
         if value is not None:
-            arguments.check_value(value, batch, self.value_kernel.shape[0])
+            arguments.check_value(value, batch, self.memory_dim)
             memory_positions = self.positions_of("value", value)
             value = memory_positions.flatten(value)
         if segment_ids is not None:
@@ -254,6 +279,36 @@ class Projections(LowRankAdaptation):
         """Tells whether the blocks, if any, have this number of axes."""
         return self._ordering_blocks is None or len(self._ordering_blocks) == num_axes
 
+    def get_config(self):
+        config = super().get_config()
+        policies = {
+            projection.path: projection.dtype_policy
+            for projection in self.quantized_projections
+        }
+        if not policies or isinstance(self.dtype_policy, DTypePolicyMap):
+            return config
+        policies = DTypePolicyMap(self.dtype_policy, policies)
+        return {**config, "dtype": keras.dtype_policies.serialize(policies)}
+
+    def _projection(self, name, shape):
+        """Makes the layer that Keras quantizes; None without a shape."""
+        if shape is None:
+            return None
+        projection = Projection(
+            self,
+            f"{name}_kernel",
+            shape[1],
+            name=f"{name}_projection",
+            dtype=self.dtype_policy,
+        )
+        projection.build((None, shape[0]))
+        return projection
+
+    def _has_own_kernel(self, name):
+        """Whether a projection multiplies by another kernel than that of the layer."""
+        projection = getattr(self, f"{name}_projection", None)
+        return projection is not None and projection.has_own_kernel
+
     def _weight(self, name, kind, shape):
         """Makes the kernel or the bias of a projection; None without a shape."""
         if shape is None:
@@ -276,20 +331,21 @@ class Projections(LowRankAdaptation):
         """
         product, size = self._product(x, names), self.value_dim or self.key_dim
         if size == self.key_dim or names[0] != "value":
-            return self._of_groups(product, names, self.key_dim)
+            return self._of_groups(product, x, names, self.key_dim)
         # Values come first.
         width = size * sum(self._counts["value"])
         sizes = [width, product.shape[-1] - width]
         parts = split_axis(product, sizes if sizes[1] else sizes[:1], axis=-1)
-        found = self._of_groups(parts[0], names[:1], size)
+        found = self._of_groups(parts[0], x, names[:1], size)
         if len(parts) > 1:
-            found |= self._of_groups(parts[1], names[1:], self.key_dim)
+            found |= self._of_groups(parts[1], x, names[1:], self.key_dim)
         return found
 
-    def _of_groups(self, x, names, size):
+    def _of_groups(self, x, inputs, names, size):
         """Cuts `<float>[B, L, heads of all names * size]` into those of the groups."""
         heads = [count for name in names for count in self._counts[name]]
-        batch, length, _ = ops.shape(x)
+        # In ONNX files, products have no shape where lengths are unknown.
+        batch, length = ops.shape(inputs)[:2]
         x = ops.reshape(x, (batch, length, sum(heads), size))
         # Heads of one size are transposed together.
         x = ops.transpose(x, (0, 2, 1, 3))
@@ -301,6 +357,8 @@ class Projections(LowRankAdaptation):
 
     def _product(self, x, names):
         """Returns several projections of `x`, side by side, in one multiplication."""
+        if self.quantized_projections:
+            return self._product_apart(x, names)
         weights = {"kernel": [], "bias": []}
         for name in names:
             kernel = getattr(self, f"{name}_kernel")
@@ -322,6 +380,16 @@ class Projections(LowRankAdaptation):
         )
         product = ops.matmul(x, kernel)
         return product + bias[0] if bias else product
+
+    def _product_apart(self, x, names):
+        """Returns what `_product` does, each projection by itself."""
+        products = []
+        for name in names:
+            product = getattr(self, f"{name}_projection")(x)
+            if name == "query":
+                product = product * self.key_dim**-0.5
+            products.append(ops.cast(product, self.compute_dtype))
+        return products[0] if len(products) == 1 else ops.concatenate(products, axis=-1)
 
 
 def _with_identity(value):

@@ -187,7 +187,7 @@ def _one_by_one(attention, query, masks, cache, index):
         output, cache = _step(attention, query, token, cache, index + place)
         return place + 1, cache, ops.slice_update(outputs, (0, place, 0), output)
 
-    batch, size = ops.shape(query)[0], attention.output_kernel.shape[-1]
+    batch, size = ops.shape(query)[0], attention.size_of_output
     outputs = ops.zeros((batch, length, size), attention.compute_dtype)
     start = ops.zeros((), "int32")
     _, cache, outputs = ops.while_loop(

@@ -9,6 +9,7 @@ from keras import ops
 from routing_tf.layers.routing.clustering import Clustering
 from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.support import backends
+from routing_tf.layers.support import extremes
 from routing_tf.layers.support.keras_internals import OwnLosses
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.replicas import num_replicas
@@ -181,9 +182,9 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         if self.anchor_weight or self.balance_rate:
             pairs = zip(products, streams, strict=True)
             scores = [self._shifted(*each) for each in pairs]
+        nearest = [extremes.place_of_largest(s) for s in scores]
         nearest = [
-            backends.one_hot(ops.argmax(s, axis=-1), self.num_clusters, dtype="float32")
-            for s in scores
+            backends.one_hot(x, self.num_clusters, dtype="float32") for x in nearest
         ]
         self.add_loss(self.losses_of(streams, products, nearest, masks, centroids))
         if training and self.trainable and self.ema:

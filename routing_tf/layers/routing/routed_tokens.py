@@ -6,6 +6,7 @@ from typing import Any
 from keras import ops
 
 from routing_tf.layers.support import backends
+from routing_tf.layers.support import extremes
 from routing_tf.layers.support import key_heads
 from routing_tf.layers.support.head_inputs import HeadInputs
 from routing_tf.layers.support.lengths import length_of
@@ -39,7 +40,7 @@ class Assignment:
     def numbers(self):
         """The cluster of each token, `<int32>[B, H, L]`."""
         if self.has_scores:
-            return ops.cast(ops.argmax(self.entries, axis=-1), "int32")
+            return extremes.place_of_largest(self.entries)
         return self.entries[..., 0]
 
     def apart_from_padding(self, mask):

@@ -7,6 +7,7 @@ from keras import ops
 from routing_tf.layers.caches import pending_keys
 from routing_tf.layers.routing import membership
 from routing_tf.layers.support import backends
+from routing_tf.layers.support import extremes
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.masks import combine_masks
@@ -67,7 +68,7 @@ class Rule:
 
         From scores `<float32>[..., K]` to `<bool>[..., K]`.
         """
-        best = ops.argmax(scores, axis=-1)
+        best = extremes.place_of_largest(scores)
         return backends.one_hot(best, scores.shape[-1], dtype="bool")
 
     def attend(self, tokens, training=None):

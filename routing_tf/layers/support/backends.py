@@ -33,6 +33,14 @@ def _scatter(indices, values, shape):
 
 
 top_k = _top_k if IS_TORCH else ops.top_k
-one_hot = _one_hot if IS_TORCH else ops.one_hot
+
+
+def one_hot(x, num_classes, dtype):
+    """Returns what `ops.one_hot` does; zeros for a number that is none of a class."""
+    # Torch refuses such a number; ONNX has only floats.
+    function = ops.one_hot if dtype == "float32" and not IS_TORCH else _one_hot
+    return function(x, num_classes, dtype=dtype)
+
+
 segment_sum = _segment_sum if IS_TORCH else ops.segment_sum
 scatter = _scatter if IS_TORCH else ops.scatter

@@ -20,6 +20,23 @@ def smallest(x, axis=None, keepdims=False):
     return _found(ops.min, x, axis, keepdims, _limits(x)[1])
 
 
+def place_of_largest(x):
+    """Returns where the largest entry of the last axis is, of equal ones the first.
+
+    Args:
+        x: `<float>[..., N]`.
+
+    Returns:
+        `<int32>[...]`.
+    """
+    if keras.backend.backend() == "tensorflow":
+        # Keras looks for -0.0 by its bits, which ONNX, OpenVINO and LiteRT cannot.
+        import tensorflow as tf
+
+        return tf.argmax(x, axis=-1, output_type="int32")
+    return ops.cast(ops.argmax(x, axis=-1), "int32")
+
+
 def _found(function, x, axis, keepdims, initial):
     if not IS_TORCH:
         return function(x, axis=axis, keepdims=keepdims, initial=initial)

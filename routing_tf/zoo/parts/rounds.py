@@ -53,7 +53,8 @@ class Rounds:
         for n in range(self.num_rounds):
             place = places[..., None, :, n]
             first, end = (ranges[..., :, None, i] for i in (n, n + self.num_rounds))
-            seen = ops.logical_and(place >= first, place < end)
+            # A comparison with 0 is exact also where integers are compared as floats.
+            seen = ops.logical_and(place - first >= 0, place - end < 0)
             count = count + ops.cast(seen, "float32")
         return -ops.log(ops.maximum(count, 1.0))
 

@@ -1,0 +1,86 @@
+"""Files of `model.export`, in the runtime of each format, against the layers."""
+
+import importlib.util
+import pathlib
+import re
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import zoo
+from tools import export_formats
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs/decoding_and_serving.md"
+MODULES = {"onnx": "onnxruntime", "openvino": "openvino", "litert": "ai_edge_litert"}
+LENGTH, DIM = 24, 16
+on_tensorflow = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="Keras has most formats there"
+)
+
+
+def documented():
+    """Returns the table of the page, cells by row and format."""
+    text = PAGE.read_text().partition("<!-- export formats -->\n")[2]
+    lines = text.partition("<!-- end of export formats -->")[0].splitlines()
+    head, _, *rows = ([x.strip() for x in line.strip("|").split("|")] for line in lines)
+    names = [name.strip("`") for name in head[1:]]
+    return {row: dict(zip(names, cells, strict=True)) for row, *cells in rows}
+
+
+@on_tensorflow
+def test_the_table_has_all_groups_and_formats():
+    table = documented()
+    assert list(table) == list(export_formats.groups())
+    assert all(list(cells) == list(export_formats.FORMATS) for cells in table.values())
+    made = {type(make()) for make in export_formats.groups().values()}
+    known = [*vars(layers).values(), *(getattr(zoo, name) for name in zoo.__all__)]
+    assert made == {
+        each
+        for each in known
+        if isinstance(each, type)
+        and issubclass(each, layers.HeadGroup)
+        and re.fullmatch(r"routing_tf\.(layers\.heads|zoo)\..*", each.__module__)
+        and each is not layers.HeadGroup
+    }
+
+
+@on_tensorflow
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tf_saved_model", *MODULES])
+def test_token_choice_with_padding(name, tmp_path):
+    needs(name)
+    length = LENGTH if name == "litert" else None
+    x = keras.Input((length, DIM), name="x")
+    mask = keras.Input((length,), dtype="bool", name="mask")
+    attention = layers.RoutingAttention(
+        4, 8, 3, 5, num_local_heads=2, key_shift=1, max_relative_position=4
+    )
+    model = keras.Model([x, mask], attention(x, query_mask=mask, use_causal_mask=True))
+    for weight in model.weights:
+        if "embeddings" in weight.path:
+            weight.assign(keras.random.normal(weight.shape))
+    values = np.random.default_rng(0).normal(size=(2, LENGTH, DIM)).astype("float32")
+    real = np.arange(LENGTH) < np.array([[LENGTH], [15]])
+    path = export_formats.place(tmp_path, "token choice", name)
+    export_formats.write(model, name, path, [values, real])
+    assert export_formats.run_in_process(name, path) is None
+
+
+@on_tensorflow
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODULES)
+def test_the_table_tells_the_truth(name):
+    needs(name)
+    rows = ["routed, expert choice", "hashed", "local", "CompressedHeads"]
+    found = export_formats.results([name], rows)
+    table = documented()
+    expected = {row: table[row][name] for row in rows}
+    assert {row: "no" if found[row][name] else "yes" for row in rows} == expected
+
+
+def needs(name):
+    """Skips a test without the runtime, which TensorFlow must not meet in a process."""
+    if name in MODULES and importlib.util.find_spec(MODULES[name]) is None:
+        pytest.skip("needs the extra `export`")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from routing_tf.layers import HeadGroup
+from routing_tf.layers.heads.clustered import ClusteredHeads
 from tests import golden_cases
 
 # A further case on JAX, where it takes long to compile.
@@ -82,7 +83,70 @@ def normalize(tokens):
     return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6)
 
 
-def dense_attention(query, key, value, mask, bias=0.0, tables=None, distances=None):
+def turned(x, wavelength):
+    """Rotary positions 0, 1 ... of `x` `[..., length, dim]`, in float64."""
+    first, second = np.split(np.asarray(x, "float64"), 2, axis=-1)
+    half = first.shape[-1]
+    angles = np.arange(x.shape[-2])[:, None] / wavelength ** (np.arange(half) / half)
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def compared(group, query, key):
+    """Returns queries and keys of a group as their products are taken, in float64."""
+    if isinstance(group, ClusteredHeads):
+        query, key = normalize(query), normalize(key)
+    elif group.qk_norm:
+        size = query.shape[-1] ** 0.5
+        query = mean_square_norm(query * size) / size
+        key = mean_square_norm(key)
+    if group.qk_norm:
+        scales = golden_cases.to_numpy([group.query_scale, group.key_scale])
+        query, key = query * scales[0], key * scales[1]
+    if group.rotary_positions:
+        query, key = (turned(x, group.rotary_wavelength) for x in (query, key))
+    return query, key
+
+
+def mean_square_norm(x):
+    """Divides by the square root of the mean square of the last axis, in float64."""
+    x = np.asarray(x, "float64")
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6)
+
+
+def softmax_options(group):
+    """How a head group weighs keys, as options of `dense_attention`."""
+    alpha = group.dot_product.entmax_alpha
+    if alpha == "learned":
+        scores = golden_cases.to_numpy(group.dot_product.alpha_scores)
+        alpha = 1 + 1 / (1 + np.exp(-scores.astype("float64")))[:, None, None]
+    return {"cap": group.logit_soft_cap, "alpha": alpha}
+
+
+def entmax_weights(weights, alpha):
+    """What entmax makes of the logits of a softmax: they differ by a constant."""
+    power = 1 / (alpha - 1)
+    logits = np.log(np.maximum(weights.astype("float64"), 1e-300))
+    scores = (alpha - 1) * (logits - logits.max(axis=-1, keepdims=True))
+    low, high = np.full(scores.shape[:-1] + (1,), -1.0), np.zeros(1)
+    for _ in range(60):
+        middle = (low + high) / 2
+        total = (np.maximum(scores - middle, 0) ** power).sum(-1, keepdims=True)
+        low, high = np.where(total > 1, middle, low), np.where(total > 1, high, middle)
+    return np.where(weights > 0, np.maximum(scores - low, 0) ** power, 0.0)
+
+
+def dense_attention(
+    query,
+    key,
+    value,
+    mask,
+    bias=0.0,
+    tables=None,
+    distances=None,
+    cap=None,
+    alpha=None,
+):
     """Softmax attention over all pairs, in float64.
 
     Args:
@@ -94,12 +158,14 @@ def dense_attention(query, key, value, mask, bias=0.0, tables=None, distances=No
         bias: added to the logits.
         tables: relative position vectors of keys and of values; or None.
         distances: `<int>[..., length, memory length]`, which of the vectors to take.
+        cap: soft cap of the logits without the bias; None for none.
+        alpha: of the entmax that is taken instead of the softmax; None for a softmax.
 
     Returns:
         Outputs `[..., length, value_dim]` and weights.
     """
     query, key, value = (np.asarray(x, "float64") for x in (query, key, value))
-    logits = query @ np.swapaxes(key, -1, -2) + bias
+    logits = query @ np.swapaxes(key, -1, -2)
     if tables is not None:
         limit = len(tables[0]) // 2
         key_vectors, value_vectors = (
@@ -107,10 +173,15 @@ def dense_attention(query, key, value, mask, bias=0.0, tables=None, distances=No
             for table in tables
         )
         logits = logits + np.einsum("...id,...ijd->...ij", query, key_vectors)
+    if cap is not None:
+        logits = cap * np.tanh(logits / cap)
+    logits = logits + bias
     mask = np.broadcast_to(mask, logits.shape)
     largest = np.where(mask, logits, -1e300).max(axis=-1, keepdims=True)
     weights = np.where(mask, np.exp(np.where(mask, logits - largest, 0.0)), 0.0)
     weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-30)
+    if alpha is not None:
+        weights = entmax_weights(weights, alpha)
     output = weights @ value
     if tables is not None:
         size = value_vectors.shape[-1]
@@ -163,7 +234,7 @@ def clustered_attention(
     Returns:
         Outputs `[batch, heads, length, value_dim]`.
     """
-    query, key = normalize(query), normalize(key)
+    query, key = compared(group, query, key)
     tables = relative_tables(group)
     output = np.zeros((*query.shape[:3], value.shape[-1]))
     counts = np.zeros((*query.shape[:3], 1))
@@ -189,16 +260,10 @@ def clustered_attention(
                 0.0 if bias is None else bias[b, columns],
                 tables,
                 np.arange(len(columns))[None] - np.arange(len(rows))[:, None],
+                group.logit_soft_cap,
             )
             output[b, h, rows] += attended
     return output / mean_divisor(group, counts)
-
-
-def best_clusters(group, tokens):
-    """Returns the centroid with the largest score for each token."""
-    centroids = golden_cases.to_numpy(group.kmeans.centroids)
-    scores = np.einsum("bhld,hkd->bhlk", normalize(tokens), centroids)
-    return scores.argmax(axis=-1)
 
 
 def mean_divisor(group, counts):
@@ -222,13 +287,13 @@ def rule_attention(group, query, key, value, sees, distances, bias=None):
         Outputs `[batch, heads, length, value_dim]`.
     """
     output, _ = dense_attention(
-        normalize(query),
-        normalize(key),
+        *compared(group, query, key),
         value,
         sees,
         0.0 if bias is None else bias[:, None, None],
         relative_tables(group),
         distances,
+        **softmax_options(group),
     )
     return output
 
@@ -472,7 +537,7 @@ def assert_steps_equal_the_whole(
     Returns:
         The outputs of one pass, and those without padding and bias.
     """
-    length, size, start = 29, 7, 8
+    length, size, start = 23, 4, 8
     real = mask_with_a_hole(length, length, length - 4)
     tokens = normal(2, length, dim), real, normal(2, length, seed=2)
     decoder = Decoder(layer, has_bias)
@@ -485,13 +550,13 @@ def assert_steps_equal_the_whole(
         )
 
     empty = layer.make_cache(2, max_length or length)
-    outputs, cache = decoder.steps(tokens, empty, 0, 10)
-    assert_right(outputs, 0, 10)
+    outputs, cache = decoder.steps(tokens, empty, 0, 7)
+    assert_right(outputs, 0, 7)
     # What a rejected draft has left behind is nothing.
     draft = normal(2, size, dim, seed=3), real[:, :size] | True, tokens[2][:, :size]
-    decoder.step(*draft, cache, np.int32(10))
-    outputs, cache = decoder.steps(tokens, cache, 10, 24, size)
-    assert_right(outputs, 10, 24)
+    decoder.step(*draft, cache, np.int32(7))
+    outputs, cache = decoder.steps(tokens, cache, 7, 23, size)
+    assert_right(outputs, 7, 23)
     # A start forgets what was before. It may have room behind its tokens, as any call:
     # in the first row the last one of them is padding.
     fed = [x[:, : start + 4] for x in tokens]

@@ -20,6 +20,8 @@ EPSILON = {"float32": 2.0**-24, "bfloat16": 2.0**-9}
 # Beyond this a softmax says nothing.
 LARGEST_LOGIT_ERROR = 0.25
 HIDDEN = -5e8
+# The thresholds of entmax are found by bisection.
+ENTMAX_ERROR = 1e-4
 CLUSTERED = (
     layers.RoutedHeads,
     layers.ClusterStridedHeads,
@@ -206,6 +208,8 @@ class _Call:
     ):
         self.group = group
         self.query, self.key, self.value = query, key, value
+        if not isinstance(group, CLUSTERED):
+            self.query, self.key = _compared(group, query, key)
         self.query_real, self.real, self.bias = query_real, real, bias
         self.causal, self.is_cross = causal, is_cross
         self.order, self.grid = order, order.grid
@@ -295,6 +299,7 @@ class _Call:
             0.0 if self.bias is None else self.bias[:, None, None],
             helpers.relative_tables(group),
             distances,
+            **helpers.softmax_options(group),
         )
         return output
 
@@ -610,6 +615,10 @@ class _Call:
             if isinstance(self.group, CLUSTERED):
                 value, error = _normalized(tokens)
             pairs.append((np.linalg.norm(value, axis=-1).max(-1), error.max(-1)))
+        if self.group.qk_norm:
+            scales = [self.group.query_scale, self.group.key_scale]
+            largest = [np.abs(x).max() for x in golden_cases.to_numpy(scales)]
+            pairs = [(x * c, error * c) for (x, error), c in zip(pairs, largest)]
         (query, query_error), (key, key_error) = pairs
         tables = helpers.relative_tables(self.group)
         value = np.abs(self.value.value).max(axis=2)
@@ -624,7 +633,25 @@ class _Call:
         logit_error = query_error * key + key_error * query + epsilon * logits
         error = value * np.minimum(2 * logit_error, 2.0)[..., None]
         error = error + self.value.error.max(axis=2) + epsilon * value
+        if self.group.dot_product.entmax_alpha is not None:
+            error = error + ENTMAX_ERROR * value
         return error, logit_error.max(axis=-1)
+
+
+def _compared(group, query, key):
+    """Queries and keys as their products are taken, with what rounding adds to them."""
+    values = helpers.compared(group, query.value, key.value)
+    if values[0] is query.value:
+        return query, key
+    return [
+        Rounded(
+            new,
+            2
+            * np.abs(new).max()
+            * (x.error / np.abs(x.value).max() + ROUNDINGS * EPSILON["float32"]),
+        )
+        for new, x in zip(values, (query, key))
+    ]
 
 
 def _order_blocks(layer):

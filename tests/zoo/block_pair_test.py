@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
@@ -69,23 +68,3 @@ def test_draws_permutations_from_the_seed():
     ]
     np.testing.assert_array_equal(draws[0], draws[1])
     assert np.any(draws[0] != draws[2]) and np.any(draws[0][0] != draws[0][1])
-
-
-def test_refuses_what_is_causal_and_another_sequence():
-    group, (query, key, value) = built_group(8), tokens(8)
-    with pytest.raises(ValueError, match="`use_causal_mask` must be False: every"):
-        group(query, key, value, use_causal_mask=True)
-    with pytest.raises(ValueError, match="`BlockPairHeads` .* is_cross_attention=True"):
-        group(query, key, value, is_cross_attention=True)
-    layer = layers.MixedAttention([zoo.BlockPairHeads(2)], 4)
-    with pytest.raises(ValueError, match="Received: BlockPairHeads"):
-        layer.make_cache(1, 4)
-
-
-def test_survives_saving(tmp_path):
-    group = zoo.BlockPairHeads(
-        2, 3, [(1, 2, 0), (0, 1, 2)], embeddings_initializer="zeros"
-    )
-    helpers.assert_keeps_settings(group)
-    layer = layers.MixedAttention([group], key_dim=4, kernel_initializer="ones")
-    helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, 9, 6))

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
@@ -114,26 +113,3 @@ def test_projections_stay_as_they_are_drawn():
     assert not group.trainable_weights
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert np.all(drawn[0] != drawn[2])
-
-
-def test_refuses_what_is_causal():
-    group = built_group(2, 2)
-    with pytest.raises(ValueError, match="`use_causal_mask` must be False: .*=True"):
-        group(*tokens(6, 6), use_causal_mask=True)
-    attention = layers.MixedAttention([zoo.ClusteredQueryHeads(HEADS)], KEY_DIM)
-    attention.build((None, None, KEY_DIM))
-    for memory in (None, helpers.normal(1, 4, KEY_DIM)):
-        with pytest.raises(ValueError, match="Received: ClusteredQueryHeads"):
-            attention.make_cache(1, 6, value=memory)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"max_relative_position": 3}, "`max_relative_position` must be None: .*=3"),
-        ({"key_shift": 1}, "`key_shift` must be 0: .*key_shift=1"),
-    ],
-)
-def test_refuses_what_has_no_meaning(options, message):
-    with pytest.raises(ValueError, match=message):
-        zoo.ClusteredQueryHeads(HEADS, **options)

@@ -1,12 +1,9 @@
 """Tests of linear attention: feature maps in place of a softmax."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
@@ -168,27 +165,6 @@ def test_a_bias_hides_a_key_as_long_as_another_is_visible(hidden):
 
 
 @every_map
-def test_shows_weights(feature_map):
-    attention = layers.MixedAttention(
-        [zoo.FeatureMapHeads(HEADS, feature_map, num_features=64)],
-        DIM,
-        kernel_initializer="zeros",
-    )
-    attention.build((None, None, 8))
-    helpers.randomize(attention, seed=1)
-    _, scores = golden_cases.run(
-        attention,
-        helpers.normal(BATCH, 9, 8),
-        use_causal_mask=True,
-        return_attention_scores=True,
-    )[0]
-    assert np.all(scores[..., ~np.tri(9, dtype="bool")] == 0.0)
-    if feature_map != "fourier":
-        np.testing.assert_allclose(scores.sum(axis=-1), 1.0, atol=1e-5)
-        assert np.all(scores >= 0.0)
-
-
-@every_map
 def test_sums_are_exact_in_half_precision(feature_map):
     """Inputs and outputs are rounded, sums are not."""
     group = built_group(feature_map, dtype="mixed_bfloat16", chunk_length=4)
@@ -213,18 +189,3 @@ def test_learns_sigma_and_leaves_vectors():
     )
     for gradient in (*result.inputs.values(), *result.variables.values()):
         assert np.all(np.isfinite(gradient)) and np.any(gradient)
-
-
-make = functools.partial(zoo.FeatureMapHeads, HEADS)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"max_relative_position": 3}, "`max_relative_position` must be None.*=3"),
-        ({"dropout": 0.1}, "`dropout` must be 0.*Received: dropout=0.1"),
-    ],
-)
-def test_refuses_what_has_no_meaning(options, message):
-    with pytest.raises(ValueError, match=message):
-        make(**options)

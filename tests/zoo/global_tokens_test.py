@@ -83,23 +83,6 @@ def test_scores_of_learned_tokens_are_missing():
     assert np.all(golden_cases.to_numpy(scores) == 0.0)
 
 
-def test_attends_inside_one_sequence_only():
-    group = built_group(8)
-    query, key, value = tokens(8)
-    with pytest.raises(ValueError, match="`GlobalHeads` .* is_cross_attention=True"):
-        group(query, key, value, is_cross_attention=True)
-    with pytest.raises(ValueError, match="lengths 8 and 5"):
-        group(query, key[:, :, :5], value[:, :, :5])
-
-
 def test_refuses_relative_positions_of_learned_tokens():
     with pytest.raises(ValueError, match=r"`max_relative_position` .*Received: .*=4"):
         zoo.GlobalHeads(2, num_learned_tokens=1, max_relative_position=4)
-
-
-def test_survives_saving(tmp_path):
-    group = zoo.GlobalHeads(
-        2, range(2), 4, num_learned_tokens=3, embeddings_initializer="zeros"
-    )
-    layer = layers.MixedAttention([group], key_dim=4, kernel_initializer="zeros")
-    helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, 9, 6))

@@ -132,14 +132,3 @@ def test_equals_the_code_of_the_paper(name):
     output, _ = golden_cases.run(attention, golden["input"])
 
     golden_cases.assert_close(output, weights["output"], 1e-5)
-
-
-def test_refuses_what_is_causal():
-    group, attention = (
-        built_group(),
-        layers.MixedAttention([zoo.InducedHeads(HEADS)], KEY_DIM),
-    )
-    with pytest.raises(ValueError, match="`use_causal_mask` must be False: .*=True"):
-        group(*tokens(6, 6), use_causal_mask=True)
-    with pytest.raises(ValueError, match="Received: InducedHeads"):
-        attention.make_cache(1, 6)

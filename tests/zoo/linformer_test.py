@@ -1,6 +1,5 @@
 """Tests of Linformer heads; `not_causal_test` has what they refuse."""
 
-import keras
 import numpy as np
 import pytest
 
@@ -98,13 +97,3 @@ def test_refuses_lengths_that_do_not_fit():
     group = built_group()
     with pytest.raises(ValueError, match="`max_length` .*max_length=14 .* 15 tokens"):
         group(*tokens(15, 15))
-
-
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="JAX knows lengths")
-def test_refuses_unknown_lengths():
-    import tensorflow as tf
-
-    attention = layers.MixedAttention([zoo.LinformerHeads(2, 8)], key_dim=4)
-    attention.build((2, None, 8))
-    with pytest.raises(ValueError, match="length of `query` must be known.*Linformer"):
-        tf.function(attention).get_concrete_function(tf.TensorSpec([2, None, 8]))

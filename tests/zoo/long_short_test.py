@@ -208,20 +208,3 @@ def test_a_bias_hides_tokens(hidden):
     # A segment that is hidden as a whole is there all the same.
     seen = seen & ((np.arange(12) < 4) | (np.arange(2) > 0)[:, None])[:, None]
     golden_cases.assert_close(outputs[0][seen], outputs[1][seen], 1e-5)
-
-
-def test_refuses_a_projection_of_the_whole_under_a_causal_mask():
-    group = built_group(3, None, 2)
-    for call in (
-        lambda: group(*tokens(6), use_causal_mask=True),
-        lambda: group.make_cache(1, 6),
-    ):
-        with pytest.raises(ValueError, match="`segment_length`.*segment_length=None"):
-            call()
-
-
-def test_refuses_what_has_no_meaning():
-    with pytest.raises(ValueError, match="`key_shift` must be 0: .*key_shift=1"):
-        zoo.LongShortHeads(HEADS, key_shift=1)
-    with pytest.raises(ValueError, match="`value` must not be another sequence: .*win"):
-        built_group(3, 2, 1)(*tokens(6), is_cross_attention=True)

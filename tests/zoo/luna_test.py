@@ -1,6 +1,5 @@
 """Tests of Luna heads; `compressing_test` has what such kinds share."""
 
-import keras
 import numpy as np
 import pytest
 
@@ -96,15 +95,6 @@ def test_equals_the_code_of_the_paper(name, heads):
     golden_cases.assert_close(output, golden[name], 1e-5)
 
 
-def test_remembers_as_much_for_any_context():
-    group = built_group()
-    sizes = [
-        [tuple(x.shape) for x in keras.tree.flatten(group.make_cache(2, length))]
-        for length in (100, 64_000)
-    ]
-    assert sizes[0] == sizes[1]
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("hidden", [-1e9, -np.inf])
 def test_a_bias_hides_tokens(hidden, causal):
@@ -119,16 +109,3 @@ def test_a_bias_hides_tokens(hidden, causal):
         for a in (arrays, changed)
     ]
     golden_cases.assert_close(*outputs, 1e-6)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"max_relative_position": 3}, "`max_relative_position` must be None: .*=3"),
-        ({"key_shift": 1}, "`key_shift` must be 0: .*key_shift=1"),
-    ],
-)
-@pytest.mark.parametrize("kind", ["Luna", "Induced"])
-def test_refuses_what_has_no_meaning(kind, options, message):
-    with pytest.raises(ValueError, match=message):
-        getattr(layers, f"{kind}Heads")(HEADS, **options)

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
@@ -128,68 +127,6 @@ def test_many_iterations_lead_to_sums_of_one():
     )
 
 
-def test_later_tokens_change_no_bit_of_earlier_outputs():
-    group = built_group(19, 4)
-    arrays = tokens(19)
-    others = [helpers.normal(*x.shape, seed=9 + i) for i, x in enumerate(arrays)]
-    real = helpers.mask_with_a_hole(19, 19, 15)
-    before, _ = golden_cases.run(group, *arrays, value_mask=real, use_causal_mask=True)
-    for last in (0, 7, 8, 17):
-        later = np.arange(19) > last
-        changed = [
-            np.where(later[:, None], other, x) for x, other in zip(arrays, others)
-        ]
-        for values, mask in ((changed, real), (arrays, real & ~later)):
-            after, _ = golden_cases.run(
-                group, *values, value_mask=mask, use_causal_mask=True
-            )
-            np.testing.assert_array_equal(after[:, :, ~later], before[:, :, ~later])
-            assert np.any(after != before)
-
-
-def test_no_gradient_flows_to_later_tokens():
-    group, names = built_group(19, 4), ("query", "key", "value")
-    result = golden_cases.gradients(
-        group,
-        lambda output, losses: keras.ops.sum(output[:, :, :10] ** 2),
-        dict(zip(names, tokens(19))) | {"use_causal_mask": True},
-        wrt=names,
-    )
-    for name in names:
-        gradient = result.inputs[name]
-        assert np.all(gradient[:, :, 10:] == 0.0)
-        # The third block reads the first two in another order.
-        assert np.all(np.any(gradient[:, :, 1:10] != 0.0, axis=(0, 1, 3)))
-
-
-@pytest.mark.parametrize(
-    "dtype, tolerance", [("float32", 1e-5), ("mixed_float16", 0.02)]
-)
-def test_steps_equal_the_whole(dtype, tolerance):
-    group = zoo.SinkhornHeads(HEADS, 4, **OPTIONS, dtype=dtype)
-    layer = layers.MixedAttention([group], 6, kernel_initializer="zeros", dtype=dtype)
-    layer.build((None, None, 8))
-    helpers.randomize(layer)
-    helpers.assert_steps_equal_the_whole(layer, 8, has_bias=False, tolerance=tolerance)
-
-
-def test_padding_has_no_influence():
-    """Not its numbers, nor whether it is there."""
-    group, length = built_group(14, 4), 9
-    real = helpers.tail_mask(14, length, 7)
-    real[:, [0, 3]] = False
-    results = []
-    for used, noise in ((length, 0.0), (14, 0.0), (14, 50.0)):
-        arrays = [
-            (x + noise * ~real[:, None, :, None])[:, :, :used] for x in tokens(14)
-        ]
-        masks = {"query_mask": real[:, :used], "value_mask": real[:, :used]}
-        output, _ = golden_cases.run(group, *arrays, **masks)
-        results.append(output[:, :, :length].swapaxes(1, 2)[real[:, :length]])
-    for other in results[1:]:
-        golden_cases.assert_close(other, results[0], 1e-5)
-
-
 def test_noise_comes_in_training_alone():
     group, arrays = built_group(20, 4, dropout_seed=3), tokens(20)
     plain, _ = golden_cases.run(group, *arrays)
@@ -213,18 +150,3 @@ def test_stays_finite_with_large_scores(causal):
     )
     for gradient in result.inputs.values():
         assert np.all(np.isfinite(gradient)) and np.any(gradient)
-
-
-def test_refuses_what_has_no_meaning():
-    group, arrays = built_group(8, 4), tokens(8)
-    with pytest.raises(ValueError, match="`token_bias` must be None: a place"):
-        group(*arrays, token_bias=helpers.normal(BATCH, 8))
-    with pytest.raises(ValueError, match="`SinkhornHeads` .* is_cross_attention=True"):
-        group(*arrays, is_cross_attention=True)
-
-
-def test_survives_saving(tmp_path):
-    group = zoo.SinkhornHeads(2, 3, 2, 0.5, gumbel_noise=False)
-    helpers.assert_keeps_settings(group)
-    layer = layers.MixedAttention([group], key_dim=4, kernel_initializer="ones")
-    helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, 9, 6))

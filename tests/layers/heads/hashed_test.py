@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from routing_tf.layers import HashedHeads
-from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import patterns
@@ -36,28 +35,6 @@ def bucket_numbers(group, stream):
     return patterns.bucket_numbers(products)
 
 
-def filled_up(number, num_buckets, window):
-    """Members of each bucket: its own first, then any others."""
-    return [
-        np.sort(np.argsort(number != bucket, kind="stable")[:window])
-        for bucket in range(num_buckets)
-    ]
-
-
-def test_queries_may_compete_for_a_memory_as_in_the_release():
-    group = built_group(kind=release_heads.TrainedHashedHeads, attention_window=2)
-    query, key, value = tokens(memory_length=8)
-    numbers = [bucket_numbers(group, query), bucket_numbers(group, key)]
-
-    def routes(b, h):
-        return list(zip(*(filled_up(number[b, h], 4, 2) for number in numbers)))
-
-    output, _ = golden_cases.run(group, query, key, value, is_cross_attention=True)
-
-    expected = helpers.clustered_attention(group, query, key, value, routes)
-    golden_cases.assert_close(output, expected, 1e-5)
-
-
 def members_of(group, query, value_dim=LENGTH):
     """Which tokens see which, `<bool>[batch, heads, length, length]`."""
     everyone = np.broadcast_to(
@@ -78,27 +55,6 @@ def test_a_full_bucket_keeps_its_first_tokens_and_a_small_one_has_no_strangers()
     expected[np.ix_([2, 5], [2, 5])] = True
     expected[np.ix_([0, 1, 3, 4], [0, 1, 3, 4])] = True
     np.testing.assert_array_equal(sees, np.broadcast_to(expected, sees.shape))
-
-
-@pytest.mark.parametrize("num_buckets", [4, 6])
-@pytest.mark.parametrize("causal", [False, True])
-def test_buckets_may_be_filled_up_as_in_the_release(causal, num_buckets):
-    group = built_group(
-        num_buckets,
-        kind=release_heads.TrainedHashedHeads,
-        max_relative_position=2,
-    )
-    query, _, value = tokens()
-    number = bucket_numbers(group, query)
-
-    def routes(b, h):
-        # Those above 2^bits are empty.
-        return [[x, x] for x in filled_up(number[b, h], num_buckets, 5)]
-
-    output, _ = golden_cases.run(group, query, None, value, use_causal_mask=causal)
-
-    expected = helpers.clustered_attention(group, query, query, value, routes, causal)
-    golden_cases.assert_close(output, expected, 1e-5)
 
 
 @pytest.mark.parametrize("size", [2, 4, 6, 8])
@@ -126,8 +82,3 @@ def test_projections_are_orthogonal_and_never_move():
 
     np.testing.assert_array_equal(golden_cases.to_numpy(group.projections), before)
     assert losses == []
-
-
-def test_refuses_causal_mask_over_two_lengths():
-    with pytest.raises(ValueError, match="use_causal_mask.*lengths 12 and 7"):
-        built_group()(*tokens(memory_length=7), use_causal_mask=True)

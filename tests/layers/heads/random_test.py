@@ -43,10 +43,3 @@ def test_scores_do_not_depend_on_the_length():
     # All drawn apart, and over the whole range.
     assert len(np.unique(long)) == long.size
     assert long.min() < 0.05 and long.max() > 0.95
-
-
-def test_has_no_state_and_no_loss():
-    group = built_group()
-    query, _, value = tokens()
-    _, losses = golden_cases.run(group, query, None, value, training=True)
-    assert group.weights == [] and losses == []

@@ -1,7 +1,5 @@
 """Tests of strided heads; `oracle_test` has their rule."""
 
-import pytest
-
 from routing_tf.layers import StridedHeads
 from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
@@ -50,8 +48,3 @@ def test_padding_may_be_seen_as_in_the_release():
     mean = value.reshape(BATCH, HEADS, 3, 4, DIM).mean(axis=2)
     expected[:, :, 4:8] = mean
     golden_cases.assert_close(output, expected, 1e-5)
-
-
-def test_refuses_causal_mask_over_two_lengths():
-    with pytest.raises(ValueError, match="use_causal_mask.*lengths 12 and 6"):
-        built_group((4,))(*tokens(12, 6), use_causal_mask=True)

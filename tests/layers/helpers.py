@@ -469,8 +469,9 @@ def assert_survives_saving(layer, folder, *arrays, **options):
         assert weight.path == copy.path
         assert weight.trainable == copy.trainable
         np.testing.assert_array_equal(*golden_cases.to_numpy([weight, copy]))
-    outputs = [golden_cases.run(m, list(arrays))[0] for m in (model, loaded)]
-    np.testing.assert_array_equal(*outputs)
+    if keras.backend.backend() != "jax":  # which takes long to compile both
+        outputs = [golden_cases.run(m, list(arrays))[0] for m in (model, loaded)]
+        np.testing.assert_array_equal(*outputs)
 
 
 def assert_steps_read_a_memory(attention, dim):

@@ -218,6 +218,7 @@ def test_kernels_never_start_alike():
         ("`key_dim`.*Received: key_dim=0", {"key_dim": 0}),
         ("`value_dim`.*Received: value_dim=-1", {"value_dim": -1}),
         ("`use_gate`.*Received: use_gate='sigmoid'", {"use_gate": "sigmoid"}),
+        ("`remat` must be one of False, True, 'weig", {"remat": "logits"}),
         ("`output_shape`.*output_shape=9. Pass.*`output_dim`", {"output_shape": 9}),
         (r"`attention_axes`.*attention_axes=\(1,\)", {"attention_axes": (1,)}),
         ("`sliding_window`.*`SlidingHeads", {"sliding_window": 4}),

@@ -61,14 +61,10 @@ CASES = {
             *mixed(kinds.CAUSAL[kind]())[:2],
             {"call_kwargs": {"use_causal_mask": True}},
         )
-        for kind in ("full", "local", "strided", "fixed", "sliding_strided")
-    },
-    **{
-        kind: (
-            *mixed(kinds.CAUSAL[kind]())[:2],
-            {"call_kwargs": {"use_causal_mask": True}},
+        for kind in (
+            *("full", "local", "strided", "fixed", "sliding_strided", "threshold"),
+            *("hashed", "rounds", "random", "cluster_strided"),
         )
-        for kind in ("threshold", "hashed", "rounds", "random", "cluster_strided")
     },
     "kmeans": (layers.OnlineKMeans, {"num_clusters": 2}, {"input_shape": (2, 3, 6, 4)}),
     "dot_product": (

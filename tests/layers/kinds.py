@@ -60,9 +60,18 @@ UNSHIFTED = {
     "reformer": functools.partial(hashed, num_rounds=2, **REFORMER),
     **cases.UNSHIFTED,
 }
+# One or two of each way to read keys beside the values of the next positions.
+SHIFTED = (
+    *("full", "local", "dilated", "strided", "fixed", "sliding", "sliding_strided"),
+    *("token_choice", "token_choice_apart", "two_clusters_apart", "threshold_apart"),
+    *("threshold", "prefix", "prefix_apart", "cluster_strided", "hashed_apart"),
+    *("rounds", "random", "linear", "performer", "random_features", "global", "row"),
+    *("column", "learned", "best_blocks"),
+)
 SHIFTED = {
     f"{kind}_shifted": functools.partial(make, key_shift=1)
     for kind, make in {**POSITIONAL, **CLUSTERED, **APART, **cases.CAUSAL}.items()
+    if kind in SHIFTED
 }
 CAUSAL = {
     **POSITIONAL,

@@ -301,10 +301,7 @@ def test_a_memory_starts_anew_too():
 
 @pytest.mark.parametrize(
     "case",
-    [
-        "full",
-        pytest.param("token_choice_apart_shifted", marks=pytest.mark.thorough),
-    ],
+    ["full", pytest.param("token_choice_apart_shifted", marks=pytest.mark.thorough)],
 )
 def test_the_mask_of_the_keys_counts_with_a_cache(case):
     """Also where the query of a key is padding."""

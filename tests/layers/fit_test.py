@@ -23,8 +23,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=further if i else ()) for i, n in enumerate(HEADS)],
+    "name", [pytest.param(n, marks=further if i else ()) for i, n in enumerate(HEADS)]
 )
 def test_fit_trains_and_goes_on_from_a_file(name, tmp_path):
     keras.utils.set_random_seed(0)

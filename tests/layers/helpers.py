@@ -137,15 +137,7 @@ def entmax_weights(weights, alpha):
 
 
 def dense_attention(
-    query,
-    key,
-    value,
-    mask,
-    bias=0.0,
-    tables=None,
-    distances=None,
-    cap=None,
-    alpha=None,
+    query, key, value, mask, bias=0.0, tables=None, distances=None, cap=None, alpha=None
 ):
     """Softmax attention over all pairs, in float64.
 
@@ -389,10 +381,7 @@ def prefix_attention(
                     for b in range(len(tokens))
                 ]
             )
-            for tokens, mask in (
-                (normalize(query), query_real),
-                (normalize(key), real),
-            )
+            for tokens, mask in ((normalize(query), query_real), (normalize(key), real))
         )
         ranks = seen.cumsum(axis=-1)
         distances = ranks - ranks[..., -1:]

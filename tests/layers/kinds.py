@@ -73,14 +73,7 @@ SHIFTED = {
     for kind, make in {**POSITIONAL, **CLUSTERED, **APART, **cases.CAUSAL}.items()
     if kind in SHIFTED
 }
-CAUSAL = {
-    **POSITIONAL,
-    **CLUSTERED,
-    **APART,
-    **cases.CAUSAL,
-    **UNSHIFTED,
-    **SHIFTED,
-}
+CAUSAL = {**POSITIONAL, **CLUSTERED, **APART, **cases.CAUSAL, **UNSHIFTED, **SHIFTED}
 # Without a causal mask.
 WHOLE = {
     **{kind: POSITIONAL[kind] for kind in POSITIONAL},

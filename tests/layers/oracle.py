@@ -194,17 +194,7 @@ class _Call:
     """A call of one head group; names as in `HeadInputs`."""
 
     def __init__(
-        self,
-        group,
-        query,
-        key,
-        value,
-        query_real,
-        real,
-        bias,
-        causal,
-        is_cross,
-        order,
+        self, group, query, key, value, query_real, real, bias, causal, is_cross, order
     ):
         self.group = group
         self.query, self.key, self.value = query, key, value
@@ -277,10 +267,7 @@ class _Call:
             )
         elif isinstance(group, layers.GlobalHeads):
             sees, distances = patterns.global_tokens(
-                self.length,
-                group.global_positions,
-                group.attention_window,
-                self.causal,
+                self.length, group.global_positions, group.attention_window, self.causal
             )
         elif isinstance(group, layers.BlockTopKHeads):
             sees, distances = self._best_blocks()

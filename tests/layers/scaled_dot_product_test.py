@@ -71,11 +71,7 @@ def test_distances_may_follow_no_order(limit, shape):
 
     def call(layer, *arrays):
         return golden_cases.run(
-            layer,
-            *arrays,
-            attention_mask=some_mask(),
-            bias=bias,
-            distances=distances,
+            layer, *arrays, attention_mask=some_mask(), bias=bias, distances=distances
         )[0]
 
     relative = layer.relative_position

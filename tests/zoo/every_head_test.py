@@ -85,8 +85,7 @@ def test_learns_all_weights(kind):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    kinds.some([x for x in cases.ALL if x not in CHOOSING], ("luna", "induced")),
+    "kind", kinds.some([x for x in cases.ALL if x not in CHOOSING], ("luna", "induced"))
 )
 def test_half_precision(kind):
     dtype = "mixed_bfloat16" if kind == "luna" else "mixed_float16"

@@ -28,9 +28,7 @@ def test_equals_longformer_of_transformers(name):
     case = golden_cases.load("peers/global_tokens.npz")
     positions = case["global_positions"] if name == "global" else ()
     heads = zoo.GlobalHeads(
-        HEADS,
-        [int(position) for position in positions],
-        int(case["attention_window"]),
+        HEADS, [int(position) for position in positions], int(case["attention_window"])
     )
     attention = layers.MixedAttention([heads], key_dim=DIM, use_bias=True)
     attention.build(case["x"].shape)

@@ -34,10 +34,7 @@ def test_longformer():
                 **shared,
             },
         ),
-        (
-            "LocalHeads",
-            {"num_heads": 2, "block_shape": (4,), "dilation": 2, **shared},
-        ),
+        ("LocalHeads", {"num_heads": 2, "block_shape": (4,), "dilation": 2, **shared}),
     ]
     assert len(zoo.longformer_heads(5)) == 1
 

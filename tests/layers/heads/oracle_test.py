@@ -54,12 +54,7 @@ def full():
 
 
 def local():
-    for length, block, flange in (
-        (12, 4, 0),
-        (10, 4, 1),
-        (10, 3, 2),
-        (10, 32, 1),
-    ):
+    for length, block, flange in ((12, 4, 0), (10, 4, 1), (10, 3, 2), (10, 32, 1)):
         for causal in (False, True):
             yield (
                 f"local, {flange} of {block} in {length}, {causal=}",
@@ -214,14 +209,8 @@ def axial():
             own = {**options, **way}
             if axis is None:
                 own.pop("max_relative_position", None)
-            yield (
-                f"axial, {axis} of (3, 5){name}",
-                case("Axial", (3, 5), **own),
-            )
-            yield (
-                f"axial, {axis} of 11{name}",
-                case("Axial", 11, width=4, **own),
-            )
+            yield (f"axial, {axis} of (3, 5){name}", case("Axial", (3, 5), **own))
+            yield (f"axial, {axis} of 11{name}", case("Axial", 11, width=4, **own))
     blocks = groups((("AxialHeads", {"num_heads": 1}), *RECTANGLES[:1]), (5, 7))
     yield "axial in blocks", blocks
 

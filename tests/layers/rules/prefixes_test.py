@@ -54,10 +54,7 @@ def test_block_size_changes_nothing(kind, shift):
     outputs = []
     for block_size in (5, 256, 1) if shift == 0 else (5, 256):
         group = built_group(
-            kind,
-            max_relative_position=3,
-            prefix_block_size=block_size,
-            key_shift=shift,
+            kind, max_relative_position=3, prefix_block_size=block_size, key_shift=shift
         )
         # For one cluster all scores are zero: the first tokens win.
         centroids = golden_cases.to_numpy(group.kmeans.centroids).copy()

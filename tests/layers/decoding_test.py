@@ -47,11 +47,11 @@ compiled = functools.partial(helpers.compiled, jit_compile=ON_JAX)
 called_once = functools.partial(helpers.compiled, jit_compile=ON_JAX or None)
 
 
-def attention(*groups, **options):
+def attention(*groups, axes=1, **options):
     layer = layers.MixedAttention(
         groups, KEY_DIM, kernel_initializer="zeros", **options
     )
-    layer.build((None, None, DIM))
+    layer.build((None, *[None] * axes, DIM))
     helpers.randomize(layer)
     return layer
 
@@ -156,11 +156,7 @@ GROUPS = {
 
 @pytest.mark.parametrize("groups", kinds.some(GROUPS, ["mixed"]))
 def test_steps_on_two_axes_follow_the_blocked_order(groups):
-    layer = layers.MixedAttention(
-        GROUPS[groups](), KEY_DIM, kernel_initializer="zeros", use_gate=True
-    )
-    layer.build((None, None, None, DIM))
-    helpers.randomize(layer)
+    layer = attention(*GROUPS[groups](), axes=2, use_gate=True)
     image = normal(2, 4, 9, DIM)
     order = layers.blocks.BlockedOrder((4, 9), (2, 3))
     # Native sparse heads refuse a bias.
@@ -180,14 +176,6 @@ def test_steps_on_two_axes_follow_the_blocked_order(groups):
     _, cache = decoder.start(image, real, bias, layer.make_cache(2, (4, 9)))
     rest, _ = decoder.steps(tokens, cache, 14, 36, 11)
     golden_cases.assert_close(rest, expected[:, 14:], 1e-5)
-
-
-def test_a_step_on_two_axes_may_start_anew():
-    layer = layers.MixedAttention([rectangles(), CASES["token_choice"]()], KEY_DIM)
-    x, cache = normal(1, 3, DIM), layer.make_cache(1, (2, 3))
-    first, cache = layer(x, cache=cache, cache_index=0)
-    again, _ = layer(x, cache=cache, cache_index=0)
-    golden_cases.assert_close(*golden_cases.to_numpy([again, first]), 1e-6)
 
 
 MEMORIES = [kind for kind in kinds.MEMORIES if kind != "clustered_queries"]
@@ -218,14 +206,6 @@ def test_steps_of_attention_to_a_memory(kind):
 
     expected, steps = called_once(both)(x, query_mask, memory, real, bias)
     golden_cases.assert_close(steps[query_mask], expected[query_mask], 1e-5)
-
-
-def test_fixed_heads_attend_to_a_memory_of_their_length():
-    layer = attention(layers.FixedHeads(HEADS, 5, 2))
-    x, memory = normal(2, 12, DIM), normal(2, 12, DIM, seed=1)
-    steps, _ = layer(x, cache=layer.make_cache(2, 12, value=memory))
-    outputs = golden_cases.to_numpy([steps, layer(x, value=memory)])
-    golden_cases.assert_close(*outputs, 1e-5)
 
 
 @helpers.further_on_jax
@@ -291,12 +271,40 @@ def test_a_start_scores_tokens_once():
     assert scores.call_count == 1
 
 
-def test_a_memory_starts_anew_too():
-    layer, x = attention(kinds.experts()), normal(1, 6, DIM)
-    old = layer.make_cache(1, 6, value=normal(1, 9, DIM, seed=1))
-    first, cache = layer(x, cache=old)
-    again, _ = layer(x, cache=cache, cache_index=0)
-    golden_cases.assert_close(*golden_cases.to_numpy([again, first]), 1e-6)
+def test_a_first_step_starts_anew():
+    """Also on two axes, and of attention to another sequence; losses are not left."""
+    image = attention(rectangles(), CASES["token_choice"](), axes=2)
+    memory = attention(kinds.fixed(), kinds.experts())
+    for layer, options in (
+        (image, {"max_length": (2, 3)}),
+        (memory, {"max_length": 6, "value": normal(1, 6, DIM, seed=1)}),
+    ):
+
+        def both(x, layer=layer, options=options):
+            cache = layer.make_cache(1, **options)
+            first, cache = layer(x, cache=cache, cache_index=0)
+            losses = list(layer.losses)
+            again, _ = layer(x, cache=cache, cache_index=0)
+            whole = first
+            if "value" in options:
+                whole = layer(x, value=options["value"])
+            return losses, whole, first, again
+
+        losses, whole, *others = called_once(both)(normal(1, 6, DIM))
+        assert losses == []
+        for output in others:
+            golden_cases.assert_close(output, whole, 1e-5)
+
+
+def test_a_cache_may_be_made_before_the_weights():
+    layer = layers.MixedAttention([kinds.experts(), CASES["local"]()], KEY_DIM)
+    cache = layer.make_cache(2, LENGTH)
+    layer.build((None, None, DIM))
+    step = called_once(lambda x, cache: layer(x, cache=cache, cache_index=0)[0])
+    assert step(normal(2, 3, DIM), cache).shape == (2, 3, DIM)
+    layer = layers.MixedAttention([kinds.experts()], KEY_DIM)
+    with pytest.raises(ValueError, match=r"must be built .*shape=\(1, 7, 8\)"):
+        layer.make_cache(2, LENGTH, value=normal(1, 7, DIM))
 
 
 @pytest.mark.parametrize(
@@ -361,27 +369,6 @@ def test_chosen_blocks_in_half_precision():
     expected, steps = called_once(both)(0.1 * normal(2, 24, DIM))
     assert str(expected.dtype) == "bfloat16"
     golden_cases.assert_close(steps, expected, 0.05)
-
-
-def test_no_losses_are_left():
-    layer, x = attention(kinds.experts()), normal(1, 3, DIM)
-    cache = layer.make_cache(1, LENGTH)
-    _, cache = layer(x, cache=cache, cache_index=0)
-    assert layer.losses == []
-    layer(x[:, :1], cache=cache, cache_index=3)
-    assert layer.losses == []
-    layer(x, use_causal_mask=True)
-    assert len(layer.losses) == 1
-
-
-def test_a_cache_may_be_made_before_the_weights():
-    layer = layers.MixedAttention([kinds.experts(), CASES["local"]()], KEY_DIM)
-    cache = layer.make_cache(2, LENGTH)
-    output, _ = layer(normal(2, 3, DIM), cache=cache, cache_index=0)
-    assert output.shape == (2, 3, DIM)
-    layer = layers.MixedAttention([kinds.experts()], KEY_DIM)
-    with pytest.raises(ValueError, match=r"must be built .*shape=\(1, 7, 8\)"):
-        layer.make_cache(2, LENGTH, value=normal(1, 7, DIM))
 
 
 @pytest.mark.parametrize("kind", ["Hashed", "ClusterStrided", "Routed"])

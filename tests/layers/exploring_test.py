@@ -49,8 +49,7 @@ WAYS = [
 ]
 
 
-def sequences(length=LENGTH, seed=0):
-    return [helpers.normal(BATCH, HEADS, length, DIM, seed=seed + i) for i in range(3)]
+sequences = functools.partial(helpers.streams, LENGTH)
 
 
 def run(group, *arrays, training=True, **options):

@@ -31,20 +31,10 @@ MASKS = (
 class Case:
     """A layer, what it is called with, and what is wrong with it.
 
-    Args:
-        options: arguments of the layer; those of `RoutingAttention` have no groups.
-        groups: None, or pairs of a head group's kind and its arguments.
-        query: shape.
-        value: shape; None for self-attention.
-        masks: styles by the names of the arguments `query_mask`, `value_mask` and
-            `token_bias`.
-        call: further call arguments.
-        content: what the numbers are like.
-        magnitude: their size.
-        seed: of all numbers.
-        compiled: whether the call is compiled.
-        blames: names of arguments, one of which the error must name; none for a case
-            that works.
+    `options` are arguments of the layer, those of `RoutingAttention` without `groups`,
+    which are else pairs of a kind and its arguments. `masks` are styles by the names of
+    arguments; `content` says what the numbers of `magnitude` are like. Of the names in
+    `blames` the error must contain one; a case that works has none.
     """
 
     options: dict
@@ -362,6 +352,10 @@ def _add_memory_blocks(draw, case, rectangle):
 SIZES = (0, -1, 1.5, 2.0, "3", None, True, nan, [4])
 OPTIONAL_SIZES = tuple(size for size in SIZES if size is not None)
 INITIALIZERS = ("nope", 3.5)
+SEEDS = (-1, 1.5, "a", None, True)
+# What some heads have no meaning for.
+NO_DISTANCES, NO_SHIFT = {"max_relative_position": (4,)}, {"key_shift": (1,)}
+NO_BIAS, NO_DROPOUT = {"token_bias_weight": ("fixed",)}, {"dropout": (0.5, -0.1, "0.1")}
 KEY_SHIFTS = (2, -1, 0.5, 1.0, "1", None, True, nan, [1])
 GROUP = {
     "num_heads": SIZES,
@@ -398,57 +392,49 @@ WRONG = {
     "FullHeads": {},
     "FeatureMapHeads": {
         "feature_map": ("relu", None, 1),
-        "num_features": SIZES,
-        "seed": (-1, 1.5, "a", None, True),
-        "chunk_length": SIZES,
-        "max_relative_position": (4,),
-        "dropout": (0.5, -0.1, "0.1"),
+        **dict.fromkeys(("num_features", "chunk_length"), SIZES),
+        "seed": SEEDS,
+        **{**NO_DISTANCES, **NO_DROPOUT},
     },
     "ClusteredQueryHeads": {
         "num_clusters": SIZES,
         "num_keys": OPTIONAL_SIZES,
         "num_bits": SIZES,
         "num_iterations": SIZES,
-        "seed": (-1, 1.5, "a", None, True),
-        "max_relative_position": (4,),
-        "key_shift": (1,),
+        "seed": SEEDS,
+        **{**NO_DISTANCES, **NO_SHIFT},
     },
     "CompressedHeads": {
         "compression": ("sum", None, 1),
         "ratio": SIZES,
         "attention_window": OPTIONAL_SIZES,
         "kernel_initializer": INITIALIZERS,
-        "key_shift": (1,),
-        "token_bias_weight": ("fixed",),
+        **{**NO_SHIFT, **NO_BIAS},
     },
     "LongShortHeads": {
         "attention_window": SIZES,
         "segment_length": OPTIONAL_SIZES,
         "num_landmarks": SIZES,
         "projection_initializer": INITIALIZERS,
-        "key_shift": (1,),
+        **NO_SHIFT,
     },
     "InducedHeads": {
         "num_points": SIZES,
         "kernel_initializer": INITIALIZERS,
-        "max_relative_position": (4,),
-        "key_shift": (1,),
+        **{**NO_DISTANCES, **NO_SHIFT},
     },
     "LunaHeads": {
         "num_packed": SIZES,
         "packing_initializer": INITIALIZERS,
         "chunk_length": SIZES,
-        "max_relative_position": (4,),
-        "key_shift": (1,),
+        **{**NO_DISTANCES, **NO_SHIFT},
     },
     "LinformerHeads": {
         "max_length": SIZES,
         "num_projected": SIZES,
         "sharing": ("keys", True, 1),
         "projection_initializer": INITIALIZERS,
-        "max_relative_position": (4,),
-        "key_shift": (1,),
-        "token_bias_weight": ("fixed",),
+        **{**{**NO_DISTANCES, **NO_SHIFT}, **NO_BIAS},
     },
     "LocalHeads": {
         "block_shape": BLOCKS,
@@ -460,19 +446,15 @@ WRONG = {
         "num_landmarks": SIZES,
         "num_iterations": SIZES,
         "convolution_size": (*OPTIONAL_SIZES, 2),
-        "max_relative_position": (4,),
-        "key_shift": (1,),
-        "token_bias_weight": ("fixed",),
-        "dropout": (0.5, -0.1, "0.1"),
+        **{**{**NO_DISTANCES, **NO_SHIFT}, **NO_BIAS},
+        **NO_DROPOUT,
     },
     "SinkhornHeads": {
         "block_length": SIZES,
         "num_iterations": SIZES,
         "temperature": (0, -1.0, "1", None, True, nan, inf),
         "gumbel_noise": ("yes", None, 2),
-        "max_relative_position": (4,),
-        "key_shift": (1,),
-        "token_bias_weight": ("fixed",),
+        **{**{**NO_DISTANCES, **NO_SHIFT}, **NO_BIAS},
     },
     "StridedHeads": {"block_shape": BLOCKS},
     "SynthesizerHeads": {
@@ -480,14 +462,13 @@ WRONG = {
         "max_length": SIZES,
         "rank": OPTIONAL_SIZES,
         "logits_initializer": INITIALIZERS,
-        "max_relative_position": (4,),
-        "key_shift": (1,),
+        **{**NO_DISTANCES, **NO_SHIFT},
     },
     "BlockPairHeads": {
         "num_blocks": SIZES,
         "permutations": ([(0, 1)], [(0, 1), (1, 1)], [(0, 1), (0, 2)], "ab", 3, [0, 1]),
-        "seed": (-1, 1.5, "a", None, True),
-        "key_shift": (1,),
+        "seed": SEEDS,
+        **NO_SHIFT,
     },
     "BlockTopKHeads": {"block_length": SIZES, "num_blocks": SIZES},
     "FixedHeads": {
@@ -495,7 +476,7 @@ WRONG = {
         "num_summary_columns": (*SIZES, 1000),
         "arrangement": ("alternating", None, 1),
         "distinct_summaries": ("yes", None, 2),
-        "max_relative_position": (4,),
+        **NO_DISTANCES,
     },
     "GlobalHeads": {
         "global_positions": ((), (0, -1), (1.5,), (0, 0), "0", None, 5, (True,), nan),
@@ -509,7 +490,7 @@ WRONG = {
     "RandomBlockHeads": {
         "block_length": SIZES,
         "num_random_blocks": SIZES,
-        "seed": (-1, 1.5, "a", None, True),
+        "seed": SEEDS,
     },
     "NativeSparseHeads": {
         **dict.fromkeys(
@@ -547,7 +528,7 @@ WRONG = {
     "RandomHeads": {
         **CLUSTERS,
         "num_clusters": SIZES,
-        "seed": (-1, 1.5, "a", None, True),
+        "seed": SEEDS,
     },
 }
 LAYER = {

@@ -27,6 +27,22 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype("float32")
 
 
+def streams(length, memory_length=None, dim=6, value_dim=None):
+    """Returns random queries, keys and values of two heads in two sequences."""
+    memory = memory_length or length
+    sizes = (length, dim), (memory, dim), (memory, value_dim or dim)
+    return [normal(2, 2, *size, seed=seed) for seed, size in enumerate(sizes)]
+
+
+def built(group, dim=6, value_dim=None, is_random=True):
+    """Builds heads for sequences of any length; with other than their first weights."""
+    shapes = [(None, group.num_heads, None, size) for size in (dim, value_dim or dim)]
+    group.build(shapes[0], shapes[0], shapes[1])
+    if is_random:
+        randomize(group)
+    return group
+
+
 def tail_mask(length, *lengths):
     """Returns a mask with a row for each of `lengths`, True for that many tokens."""
     return np.arange(length)[None] < np.array(lengths)[:, None]
@@ -48,16 +64,11 @@ def randomize(layer, seed=0):
 
 
 def compiled(function, jit_compile=True):
-    """Compiles a function of tensors, on TensorFlow with XLA or without.
+    """Compiles a function of tensors; returns it with arrays in their place.
 
-    Args:
-        function: takes tensors and returns a structure of tensors.
-        jit_compile: on TensorFlow; False for no XLA, None to compile nothing at all.
-            On JAX the whole function is compiled, which is much quicker than one
-            operation after another. Torch compiles nothing.
-
-    Returns:
-        The function with arrays, or structures of them, in place of tensors.
+    `jit_compile` is TensorFlow's: False for no XLA, None to compile nothing at all. On
+    JAX the whole function is compiled, which is much quicker than one operation after
+    another. Torch compiles nothing.
     """
     if keras.backend.backend() == "jax":
         import jax
@@ -139,22 +150,12 @@ def entmax_weights(weights, alpha):
 def dense_attention(
     query, key, value, mask, bias=0.0, tables=None, distances=None, cap=None, alpha=None
 ):
-    """Softmax attention over all pairs, in float64.
+    """Softmax attention over all pairs, in float64: outputs and weights.
 
-    Args:
-        query: scaled queries `[..., length, key_dim]`.
-        key: keys `[..., memory length, key_dim]`.
-        value: values `[..., memory length, value_dim]`; columns beyond those of the
-            relative position vectors are averaged without them.
-        mask: `<bool>[..., length, memory length]`; a query without a key gets zero.
-        bias: added to the logits.
-        tables: relative position vectors of keys and of values; or None.
-        distances: `<int>[..., length, memory length]`, which of the vectors to take.
-        cap: soft cap of the logits without the bias; None for none.
-        alpha: of the entmax that is taken instead of the softmax; None for a softmax.
-
-    Returns:
-        Outputs `[..., length, value_dim]` and weights.
+    A query for which `mask` is False at all keys gets zero. `tables` are the relative
+    position vectors of keys and of values, `distances` say which of them to take, and
+    columns of values beyond those of the vectors are averaged without them. `cap` is a
+    soft cap of the logits without the bias; entmax with `alpha` replaces the softmax.
     """
     query, key, value = (np.asarray(x, "float64") for x in (query, key, value))
     logits = query @ np.swapaxes(key, -1, -2)
@@ -198,9 +199,7 @@ def one_earlier(x, axis):
 def read_with_keys(value, bias, real):
     """Values, biases and masks of the positions after those of their keys.
 
-    Returns:
-        What shifted keys are read with, by the positions of the keys. The mask is False
-        where the position itself is padding, too.
+    The mask is False where the position itself is padding, too.
     """
     real = real & one_earlier(real, 1)
     return one_earlier(value, 2), one_earlier(bias, 1), real
@@ -211,20 +210,9 @@ def clustered_attention(
 ):
     """For each cluster dense attention among its members; then the mean.
 
-    Args:
-        group: the head group, for its relative position tables.
-        query: queries `[batch, heads, length, key_dim]`, not yet normalised.
-        key: keys `[batch, heads, memory length, key_dim]`, likewise.
-        value: values `[batch, heads, memory length, value_dim]`.
-        routes: function of batch row and head that returns the clusters, each as a
-            pair of lists of positions: members that ask, and members that are seen.
-        causal: whether no query sees a later key.
-        bias: `[batch, memory length]`, added to the logits; or None.
-        real: `<bool>[batch, memory length]`, False for what is never seen; or None.
-        key_shift: 1 if no query sees its own key either, causal then; 0 by default.
-
-    Returns:
-        Outputs `[batch, heads, length, value_dim]`.
+    `routes` is a function of batch row and head that returns the clusters, each as a
+    pair of lists of positions: members that ask, and members that are seen. `query` and
+    `key` `[batch, heads, length, key_dim]` are not yet normalised.
     """
     query, key = compared(group, query, key)
     tables = relative_tables(group)
@@ -264,19 +252,10 @@ def mean_divisor(group, counts):
 
 
 def rule_attention(group, query, key, value, sees, distances, bias=None):
-    """Dense attention of normalised queries and keys under the mask of a rule.
+    """Dense attention of queries and keys, not yet normalised, where `sees` is True.
 
-    Args:
-        group: the head group, for its relative position tables.
-        query: queries `[batch, heads, length, key_dim]`, not yet normalised.
-        key: keys `[batch, heads, memory length, key_dim]`, likewise.
-        value: values `[batch, heads, memory length, value_dim]`.
-        sees: `<bool>[batch, heads, length, memory length]`, who sees whom.
-        distances: `<int>`, the relative positions of the pairs.
-        bias: `[batch, memory length]`, added to the logits; or None.
-
-    Returns:
-        Outputs `[batch, heads, length, value_dim]`.
+    `sees` and the relative positions `distances` are `[batch, heads, length, memory
+    length]`; `bias` is `[batch, memory length]`.
     """
     output, _ = dense_attention(
         *compared(group, query, key),
@@ -293,18 +272,9 @@ def rule_attention(group, query, key, value, sees, distances, bias=None):
 def last_members(clusters, real, window, read=None, key_shift=0):
     """The rule "the last `window` members of the cluster that you read".
 
-    Args:
-        clusters: `<int>[batch, heads, length]`, the cluster of each token's key.
-        real: `<bool>[batch, length]`, False for padding, which nobody sees and which
-            sees nobody.
-        window: number of members.
-        read: `<int>[batch, heads, length]`, the cluster that each query reads; None
-            (the default) for that of its key.
-        key_shift: 1 if a token does not see itself; 0 by default.
-
-    Returns:
-        Who sees whom `<bool>[batch, heads, length, length]`, and relative positions:
-        the rank of a member minus the number of members before the query.
+    `clusters` are those of keys, `read` those that queries read (None for the same),
+    `<int>[batch, heads, length]`. Returns who sees whom `[batch, heads, length,
+    length]`, and the rank of each member minus the number of members before the query.
     """
     length = clusters.shape[-1]
     read = clusters if read is None else read
@@ -320,14 +290,8 @@ def last_members(clusters, real, window, read=None, key_shift=0):
 def prefix_members(scores, real, choose):
     """Who is a member of a cluster at each moment, if the text ended there.
 
-    Args:
-        scores: `[length]`, the scores of one cluster.
-        real: `<bool>[length]`, False for padding, which is never a member.
-        choose: function that returns the members, given the positions of the real
-            tokens of a prefix in order of score, best first.
-
-    Returns:
-        `<bool>[length, length]`: whether `j` is a member in the prefix up to `i`.
+    `choose` returns the members, given the positions of the real tokens of a prefix in
+    order of score, best first. Returns whether `j` is a member in the prefix up to `i`.
     """
     members = np.zeros((len(scores), len(scores)), "bool")
     for i in range(len(scores)):
@@ -351,22 +315,8 @@ def prefix_attention(
 ):
     """The rule "the members of each cluster, were you the last one"; then the mean.
 
-    Args:
-        group: the head group with its centroids.
-        query: queries `[batch, heads, length, key_dim]`, not yet normalised.
-        key: keys `[batch, heads, length, key_dim]`, likewise.
-        value: values `[batch, heads, length, value_dim]`.
-        real: `<bool>[batch, length]`, False for padding.
-        choose: as in `prefix_members`.
-        bias: `[batch, length]`, added to the logits; or None.
-        query_real: the padding of the queries; None (the default) for `real`.
-        offered: `<bool>[batch, length]`, False for members that nobody sees; None (the
-            default) for none of them.
-        key_shift: 1 if a token does not see itself; 0 by default.
-
-    Returns:
-        Outputs `[batch, heads, length, value_dim]`, and in how many clusters each
-        query is `[batch, heads, length]`.
+    `real` and `query_real` are masks of keys and queries, `offered` is False for
+    members that nobody sees. Returns outputs, and in how many clusters a query is.
     """
     output, count = np.zeros(value.shape), np.zeros(value.shape[:3])
     query_real = real if query_real is None else query_real
@@ -400,19 +350,8 @@ def best_cluster_attention(
 ):
     """The rule "the members of your best cluster in another sequence".
 
-    Args:
-        group: the head group, for its relative position tables.
-        query: queries `[batch, heads, length, key_dim]`, not yet normalised.
-        key: keys `[batch, heads, memory length, key_dim]`, likewise.
-        value: values `[batch, heads, memory length, value_dim]`.
-        clusters: `<int>[batch, heads, length]`, the best cluster of each query.
-        routes: as in `clustered_attention`; members that ask do not matter.
-        query_real: `<bool>[batch, length]`, False for queries that get zero.
-        real: `<bool>[batch, memory length]`, False for what is never seen.
-        bias: `[batch, memory length]`, added to the logits; or None.
-
-    Returns:
-        Outputs `[batch, heads, length, value_dim]`.
+    `clusters` are the best ones of queries; of `routes`, as in `clustered_attention`,
+    members that ask do not matter.
     """
     sees = np.zeros((*query.shape[:3], key.shape[2]), "bool")
     distances = np.zeros(sees.shape, "int64")
@@ -517,15 +456,7 @@ def assert_steps_equal_the_whole(
 ):
     """Fails unless calls with a cache equal one pass, in whatever pieces tokens come.
 
-    Args:
-        layer: `MixedAttention`.
-        dim: size of a token.
-        max_length: that of the cache; None (the default) for that of the sequence.
-        has_bias: whether keys have a bias.
-        tolerance: of the comparison.
-
-    Returns:
-        The outputs of one pass, and those without padding and bias.
+    Returns the outputs of one pass, and those without padding and bias.
     """
     length, size, start = 23, 4, 8
     real = mask_with_a_hole(length, length, length - 4)

@@ -53,30 +53,6 @@ def test_lowest_positions_win_near_ties_for_the_last_place():
         np.testing.assert_array_equal(golden_cases.to_numpy(members), [[[expected]]])
 
 
-def test_gather_returns_the_rows_of_members():
-    x = helpers.normal(BATCH, HEADS, LENGTH, DIM)
-    members = some_members()
-    gathered = golden_cases.to_numpy(membership.gather(x, members))
-    expected = np.take_along_axis(x[:, :, None], members[..., None], axis=3)
-    np.testing.assert_array_equal(gathered, expected)
-
-
-def test_scatter_averages_over_the_clusters_of_a_token():
-    clustered = helpers.normal(BATCH, HEADS, CLUSTERS, WINDOW, DIM)
-    members = some_members()
-    scattered = golden_cases.to_numpy(
-        membership.scatter_mean(ops.convert_to_tensor(clustered), members, LENGTH)
-    )
-    sums = np.zeros((BATCH, HEADS, LENGTH, DIM))
-    counts = np.zeros((BATCH, HEADS, LENGTH, 1))
-    for b, h, k, w in np.ndindex(members.shape):
-        sums[b, h, members[b, h, k, w]] += clustered[b, h, k, w]
-        counts[b, h, members[b, h, k, w]] += 1
-    assert counts.min() == 0 and counts.max() > 1
-    golden_cases.assert_close(scattered, sums / np.maximum(counts, 1), 1e-6)
-    assert np.all(scattered[counts[..., 0] == 0] == 0.0)
-
-
 def test_padding_between_tokens_stands_behind_them():
     scores = np.zeros((1, 1, 6, 1), "float32")
     mask = np.array([[[True, False, True, False, True, True]]])

@@ -85,27 +85,6 @@ def test_equals_keras_multi_head_attention(use_bias, use_gate):
         golden_cases.assert_close(actual, wanted, 1e-5)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [1, 4])
-def test_equals_sliding_windows_of_keras(window, causal):
-    attention = built_attention([layers.SlidingHeads(2, radius=window - 1)])
-    other = keras.layers.MultiHeadAttention(
-        2, KEY_DIM, use_bias=False, kernel_initializer="zeros", sliding_window=window
-    )
-    x, real = sequence(), helpers.tail_mask(LENGTH, LENGTH, 9)
-    other.build(x.shape, x.shape)
-    for name in ("query", "key", "value", "output"):
-        kernel = golden_cases.to_numpy(getattr(attention, f"{name}_kernel"))
-        own = getattr(other, f"_{name}_dense").kernel
-        own.assign(kernel.reshape(own.shape))
-    options = {"query_mask": real, "use_causal_mask": causal}
-
-    output, _ = golden_cases.run(attention, x, **options)
-
-    expected, _ = golden_cases.run(other, x, x, value_mask=real, **options)
-    golden_cases.assert_close(output[real], expected[real], 1e-5)
-
-
 def test_unused_key_columns_get_no_gradient():
     attention = built_attention([routed(), full()], project_shared_keys=True)
     result = golden_cases.gradients(

@@ -7,19 +7,14 @@ from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
 
-BATCH, HEADS, DIM = 2, 2, 6
+BATCH, HEADS = 2, 2
 
 
-def built_group(length, *args, **options):
-    options = {"embeddings_initializer": "zeros", **options}
-    group = zoo.BlockPairHeads(HEADS, *args, **options)
-    group.build(*[(BATCH, HEADS, length, DIM)] * 3)
-    helpers.randomize(group)
-    return group
+def built_group(*args, **options):
+    return helpers.built(zoo.BlockPairHeads(HEADS, *args, **options))
 
 
-def tokens(length):
-    return [helpers.normal(BATCH, HEADS, length, DIM, seed=seed) for seed in range(3)]
+tokens = helpers.streams
 
 
 @pytest.mark.parametrize(
@@ -34,7 +29,7 @@ def tokens(length):
 )
 def test_sees_the_tokens_of_one_block(length, num_blocks, permutations):
     """The mask of the paper: blocks are the floors of place * n / N."""
-    group = built_group(length, num_blocks, permutations, max_relative_position=3)
+    group = built_group(num_blocks, permutations, max_relative_position=3)
     query, key, value = tokens(length)
     real = helpers.mask_with_a_hole(length, length, max(length - 2, 1))
     bias = helpers.normal(BATCH, length, seed=3)

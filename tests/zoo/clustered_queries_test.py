@@ -1,5 +1,7 @@
 """Tests of clustered attention; `compressing_test` has what such kinds share."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -11,15 +13,15 @@ BATCH, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 5, 4
 
 
 def built_group(clusters, keys, **options):
-    group = zoo.ClusteredQueryHeads(HEADS, clusters, keys, **options)
-    start = (None, HEADS, None)
-    group.build(*[(*start, KEY_DIM)] * 2, (*start, VALUE_DIM))
-    return group
+    return helpers.built(
+        zoo.ClusteredQueryHeads(HEADS, clusters, keys, **options),
+        KEY_DIM,
+        VALUE_DIM,
+        False,
+    )
 
 
-def tokens(length, memory_length):
-    sizes = (length, KEY_DIM), (memory_length, KEY_DIM), (memory_length, VALUE_DIM)
-    return [helpers.normal(BATCH, HEADS, *s, seed=i) for i, s in enumerate(sizes)]
+tokens = functools.partial(helpers.streams, dim=KEY_DIM, value_dim=VALUE_DIM)
 
 
 def clusters_of(group, query):

@@ -1,5 +1,7 @@
 """Tests of compressed attention; `compressing_test` has what such kinds share."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -11,19 +13,13 @@ from tests.layers import helpers
 BATCH, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 5, 4
 
 
-def built_group(compression="convolution", **options):
-    group = zoo.CompressedHeads(
-        HEADS, compression, **{"embeddings_initializer": "zeros", **options}
+def built_group(*args, **options):
+    return helpers.built(
+        zoo.CompressedHeads(HEADS, *args, **options), KEY_DIM, VALUE_DIM
     )
-    start = (None, HEADS, None)
-    group.build(*[(*start, KEY_DIM)] * 2, (*start, VALUE_DIM))
-    helpers.randomize(group)
-    return group
 
 
-def tokens(length, memory_length):
-    sizes = (length, KEY_DIM), (memory_length, KEY_DIM), (memory_length, VALUE_DIM)
-    return [helpers.normal(BATCH, HEADS, *s, seed=i) for i, s in enumerate(sizes)]
+tokens = functools.partial(helpers.streams, dim=KEY_DIM, value_dim=VALUE_DIM)
 
 
 def compressed(group, name, x, real):

@@ -1,5 +1,7 @@
 """Tests of linear attention: feature maps in place of a softmax."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -14,17 +16,12 @@ every_map = pytest.mark.parametrize("feature_map", MAPS)
 
 
 def built_group(feature_map, dim=DIM, value_dim=DIM, **options):
-    group = zoo.FeatureMapHeads(HEADS, feature_map, **options)
-    group.build(*[(None, HEADS, None, dim)] * 2, (None, HEADS, None, value_dim))
-    return group
+    return helpers.built(
+        zoo.FeatureMapHeads(HEADS, feature_map, **options), dim, value_dim, False
+    )
 
 
-def tokens(length=LENGTH, memory_length=None):
-    lengths = (length, memory_length or length, memory_length or length)
-    return [
-        helpers.normal(BATCH, HEADS, size, DIM, seed=seed)
-        for seed, size in enumerate(lengths)
-    ]
+tokens = functools.partial(helpers.streams, LENGTH)
 
 
 def features(group, query, key):
@@ -156,7 +153,7 @@ def test_a_large_later_key_costs_earlier_queries_no_precision():
 
 @pytest.mark.parametrize("hidden", [-1e9, -np.inf])
 def test_a_bias_hides_a_key_as_long_as_another_is_visible(hidden):
-    group, arrays = built_group("elu"), tokens(4)
+    group, arrays = built_group("elu"), helpers.streams(4)
     bias = np.zeros((BATCH, 4), "float32")
     bias[:, :2] = hidden
     output, _ = golden_cases.run(group, *arrays, token_bias=bias, use_causal_mask=True)
@@ -184,7 +181,8 @@ def test_learns_sigma_and_leaves_vectors():
     result = golden_cases.gradients(
         group,
         lambda output, losses: keras.ops.sum(output**2),
-        dict(zip(("query", "key", "value"), tokens(5))) | {"use_causal_mask": True},
+        dict(zip(("query", "key", "value"), helpers.streams(5)))
+        | {"use_causal_mask": True},
         wrt=("query", "key", "value"),
     )
     for gradient in (*result.inputs.values(), *result.variables.values()):

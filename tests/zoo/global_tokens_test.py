@@ -12,15 +12,11 @@ from tests.layers import patterns
 BATCH, HEADS, DIM = 2, 2, 6
 
 
-def tokens(length):
-    return [helpers.normal(BATCH, HEADS, length, DIM, seed=seed) for seed in range(3)]
+tokens = helpers.streams
 
 
-def built_group(length, *args, **options):
-    group = zoo.GlobalHeads(HEADS, *args, embeddings_initializer="zeros", **options)
-    group.build(*[(BATCH, HEADS, length, DIM)] * 3)
-    helpers.randomize(group)
-    return group
+def built_group(*args, **options):
+    return helpers.built(zoo.GlobalHeads(HEADS, *args, **options))
 
 
 @pytest.mark.parametrize("name", ["global", "window"])
@@ -45,7 +41,7 @@ def test_equals_longformer_of_transformers(name):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_learned_tokens_are_seen_by_all(causal):
-    group = built_group(11, (4,), 3, num_learned_tokens=2)
+    group = built_group((4,), 3, num_learned_tokens=2)
     query, key, value = tokens(11)
     real, bias = helpers.mask_with_a_hole(11, 9, 11), helpers.normal(BATCH, 11, seed=3)
     options = {"value_mask": real, "token_bias": bias, "use_causal_mask": causal}

@@ -1,5 +1,7 @@
 """Tests of induced heads; `compressing_test` has what such kinds share."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -12,16 +14,10 @@ BATCH, HEADS, KEY_DIM, VALUE_DIM, POINTS = 2, 2, 5, 4, 3
 
 
 def built_group(**options):
-    group = zoo.InducedHeads(HEADS, POINTS, **options)
-    start = (None, HEADS, None)
-    group.build(*[(*start, KEY_DIM)] * 2, (*start, VALUE_DIM))
-    helpers.randomize(group)
-    return group
+    return helpers.built(zoo.InducedHeads(HEADS, POINTS, **options), KEY_DIM, VALUE_DIM)
 
 
-def tokens(length, memory_length):
-    sizes = (length, KEY_DIM), (memory_length, KEY_DIM), (memory_length, VALUE_DIM)
-    return [helpers.normal(BATCH, HEADS, *s, seed=i) for i, s in enumerate(sizes)]
+tokens = functools.partial(helpers.streams, dim=KEY_DIM, value_dim=VALUE_DIM)
 
 
 def expected_output(group, query, key, value, real, bias):

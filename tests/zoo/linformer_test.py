@@ -8,22 +8,14 @@ from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
 
-BATCH, HEADS, LENGTH, DIM, MIXTURES = 2, 2, 11, 6, 4
+HEADS, MIXTURES = 2, 4
 
 
 def built_group(**options):
-    group = zoo.LinformerHeads(HEADS, 14, MIXTURES, **options)
-    group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
-    helpers.randomize(group)
-    return group
+    return helpers.built(zoo.LinformerHeads(HEADS, 14, MIXTURES, **options))
 
 
-def tokens(length, memory_length):
-    lengths = (length, memory_length, memory_length)
-    return [
-        helpers.normal(BATCH, HEADS, size, DIM, seed=seed)
-        for seed, size in enumerate(lengths)
-    ]
+tokens = helpers.streams
 
 
 @pytest.mark.parametrize("sharing", [None, "heads", "all"])

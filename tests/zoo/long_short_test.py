@@ -1,5 +1,7 @@
 """Tests of long-short attention; `compressing_test` has what such kinds share."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -12,21 +14,13 @@ BATCH, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 5, 4
 NORMS = ("window_key", "window_value", "landmark_key", "landmark_value")
 
 
-def built_group(window, segment, landmarks, **options):
-    group = zoo.LongShortHeads(
-        HEADS, window, segment, landmarks, embeddings_initializer="zeros", **options
+def built_group(*args, **options):
+    return helpers.built(
+        zoo.LongShortHeads(HEADS, *args, **options), KEY_DIM, VALUE_DIM
     )
-    start = (None, HEADS, None)
-    group.build(*[(*start, KEY_DIM)] * 2, (*start, VALUE_DIM))
-    helpers.randomize(group)
-    return group
 
 
-def tokens(length):
-    return [
-        helpers.normal(BATCH, HEADS, length, dim, seed=seed)
-        for seed, dim in enumerate((KEY_DIM, KEY_DIM, VALUE_DIM))
-    ]
+tokens = functools.partial(helpers.streams, dim=KEY_DIM, value_dim=VALUE_DIM)
 
 
 def normalized(group, name, x):

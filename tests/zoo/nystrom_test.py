@@ -11,14 +11,10 @@ BATCH, HEADS, DIM = 2, 2, 6
 
 
 def built_group(num_landmarks, dim=DIM, **options):
-    group = zoo.NystromHeads(HEADS, num_landmarks, **options)
-    group.build(*[(None, HEADS, None, dim)] * 3)
-    helpers.randomize(group)
-    return group
+    return helpers.built(zoo.NystromHeads(HEADS, num_landmarks, **options), dim)
 
 
-def tokens(length):
-    return [helpers.normal(BATCH, HEADS, length, DIM, seed=i) for i in range(3)]
+tokens = helpers.streams
 
 
 def softmax(logits):

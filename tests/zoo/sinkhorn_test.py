@@ -12,17 +12,11 @@ BATCH, HEADS, DIM = 2, 2, 6
 OPTIONS = {"num_iterations": 3, "temperature": 0.6}
 
 
-def built_group(length, block, **options):
-    group = zoo.SinkhornHeads(HEADS, block, **{**OPTIONS, **options})
-    group.build(*[(BATCH, HEADS, length, DIM)] * 3)
-    return group
+def built_group(block, **options):
+    return helpers.built(zoo.SinkhornHeads(HEADS, block, **{**OPTIONS, **options}))
 
 
-def tokens(length, scale=1.0):
-    return [
-        scale * helpers.normal(BATCH, HEADS, length, DIM, seed=seed)
-        for seed in range(3)
-    ]
+tokens = helpers.streams
 
 
 def sorting_matrix(group, query, key, parts, real, causal):
@@ -85,7 +79,7 @@ def expected_output(group, query, key, value, real, causal):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length, block", [(20, 4), (19, 4), (5, 8), (1, 1)])
 def test_sees_its_own_and_a_sorted_block(length, block, causal):
-    group = built_group(length, block)
+    group = built_group(block)
     arrays = tokens(length)
     real = helpers.mask_with_a_hole(length, length, max(length - 6, 1))
     if length == 20:
@@ -112,7 +106,7 @@ def test_equals_sinkhorn_transformer():
 
 def test_many_iterations_lead_to_sums_of_one():
     """Of triangular matrices only one has them, which gives the block before."""
-    group = built_group(20, 4, num_iterations=40)
+    group = built_group(4, num_iterations=40)
     query, key, _ = (x.reshape(BATCH, HEADS, 5, 4, DIM) for x in tokens(20))
     real = np.ones((BATCH, 1, 5, 4), "bool")
     # In a graph: each iteration is the same few operations.
@@ -128,10 +122,10 @@ def test_many_iterations_lead_to_sums_of_one():
 
 
 def test_noise_comes_in_training_alone():
-    group, arrays = built_group(20, 4, dropout_seed=3), tokens(20)
+    group, arrays = built_group(4, dropout_seed=3), tokens(20)
     plain, _ = golden_cases.run(group, *arrays)
     quiet, _ = golden_cases.run(
-        built_group(20, 4, gumbel_noise=False), *arrays, training=True
+        built_group(4, gumbel_noise=False), *arrays, training=True
     )
     noisy, _ = golden_cases.run(group, *arrays, training=True)
     golden_cases.assert_close(quiet, plain, 1e-6)
@@ -141,7 +135,7 @@ def test_noise_comes_in_training_alone():
 @pytest.mark.parametrize("causal", [False, True])
 def test_stays_finite_with_large_scores(causal):
     """A column may get no weight at all."""
-    group, arrays = built_group(20, 4), tokens(20, scale=30.0)
+    group, arrays = built_group(4), [30 * x for x in tokens(20)]
     result = golden_cases.gradients(
         group,
         lambda output, losses: keras.ops.sum(output**2),

@@ -1,5 +1,7 @@
 """Tests of hashed heads in the manner of the Reformer."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -25,8 +27,7 @@ def built_group(num_buckets=4, window=5, length=LENGTH, **options):
     return group
 
 
-def tokens(length=LENGTH):
-    return [helpers.normal(BATCH, HEADS, length, DIM, seed=seed) for seed in range(3)]
+tokens = functools.partial(helpers.streams, LENGTH)
 
 
 def vectors(group, query, key):
@@ -150,7 +151,7 @@ def assert_follows_the_formula(causal, options):
         built_group(max_relative_position=3, **options),
         options.get("length", LENGTH),
     )
-    query, key, value = tokens(length)
+    query, key, value = helpers.streams(length)
     key = query if group.share_query_key else key
     real = helpers.mask_with_a_hole(length, length, max(length - 4, 1))
     real[1, 0] = length < 3
@@ -241,7 +242,7 @@ def test_attention_scores_are_those_of_all_rounds():
     """Values are an identity matrix, so that outputs are weights."""
     group = built_group(length=13, **REFORMER)
     identity = np.broadcast_to(np.eye(13, dtype="float32"), (BATCH, HEADS, 13, 13))
-    query, *_ = tokens(13)
+    query, *_ = helpers.streams(13)
     scores, _ = golden_cases.run(group, query, None, identity, use_causal_mask=True)
     np.testing.assert_allclose(scores.sum(axis=-1), 1.0, rtol=1e-5)
     # A token that sees itself sees nothing else.

@@ -21,8 +21,7 @@ WAYS = {"capped": {"logit_soft_cap": 1.5}, "normalised": {"qk_norm": True}}
 every_way = pytest.mark.parametrize("way", WAYS)
 
 
-def sequences():
-    return [helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=i) for i in range(3)]
+sequences = functools.partial(helpers.streams, LENGTH)
 
 
 def built_attention(groups, **options):

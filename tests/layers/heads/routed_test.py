@@ -1,5 +1,7 @@
 """Tests of routed heads; `oracle_test` has their rule."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -21,41 +23,7 @@ def built_group(kind=RoutedHeads, **options):
     return group
 
 
-def tokens(length=LENGTH, memory_length=LENGTH):
-    lengths = (length, memory_length, memory_length)
-    return [
-        helpers.normal(BATCH, HEADS, size, DIM, seed=seed)
-        for seed, size in enumerate(lengths)
-    ]
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_at_the_last_token_both_scopes_are_the_same(shared):
-    query, key, value = tokens()
-    real = helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH)
-    outputs = []
-    for scope in ("full", "prefix"):
-        group = built_group(
-            # With separate keys the full scope counts from the front of two lists.
-            max_relative_position=2 if shared else None,
-            share_query_key=shared,
-            routing_scope=scope,
-            prefix_block_size=7,
-        )
-        output, _ = golden_cases.run(
-            group,
-            query,
-            None if shared else key,
-            value,
-            query_mask=real,
-            value_mask=real,
-            use_causal_mask=True,
-        )
-        outputs.append(output)
-    full, prefix = outputs
-    golden_cases.assert_close(prefix[:, :, -1], full[:, :, -1], 1e-5)
-    assert np.any(full[:, :, -1] != 0.0)
-    assert golden_cases.relative_error(prefix, full) > 0.1
+tokens = functools.partial(helpers.streams, LENGTH)
 
 
 def scoped(routing_scope="full"):
@@ -171,24 +139,3 @@ def test_trains_on_normalized_real_tokens(shared, routing, cluster_of):
                 counts[h, nearest[b, h, i]] += 0.1
     golden_cases.assert_close(sum(losses), loss, 1e-5)
     golden_cases.assert_close(*golden_cases.to_numpy([kmeans.counts, counts]), 1e-5)
-
-
-def test_a_match_behind_the_border_of_a_cluster_is_seen_by_the_next_best():
-    """A query beside a border reads what lies on the other side of it, too."""
-    centroids = np.array([[[1.0, 0, -1, 0], [-1, 0, 1, 0], [0, 1, 0, -1]]])
-    key, far = np.array([1.0, 0.9, -1, -0.9]), np.array([-1.0, -0.9, 1, 0.9])
-    query = np.array([0.9, 1.0, -0.9, -1])
-    tokens = np.stack([far, key, query])[None, None].astype("float32")
-    value = np.array([[7.0], [3.0], [5.0]])[None, None].astype("float32")
-    found = []
-    for number in (1, 2):
-        group = RoutedHeads(1, 3, attention_window=4, clusters_per_query=number)
-        group.build(tokens.shape, tokens.shape, value.shape)
-        group.kmeans.centroids.assign(centroids)
-        output = group(tokens, None, value, use_causal_mask=True)
-        found.append(keras.ops.convert_to_numpy(output)[0, 0, :, 0])
-    np.testing.assert_allclose(found[0], [7, 3, 5])  # each in a cluster of its own
-    unit = helpers.normalize(tokens)[0, 0]
-    weights = np.exp(unit[1:] @ unit[2])
-    expected = weights @ [3, 5] / weights.sum()
-    np.testing.assert_allclose(found[1], [7, 3, expected], rtol=1e-5)

@@ -157,24 +157,24 @@ GROUPS = {
 @pytest.mark.parametrize("groups", kinds.some(GROUPS, ["mixed"]))
 def test_steps_on_two_axes_follow_the_blocked_order(groups):
     layer = attention(*GROUPS[groups](), axes=2, use_gate=True)
-    image = normal(2, 4, 9, DIM)
-    order = layers.blocks.BlockedOrder((4, 9), (2, 3))
+    image = normal(2, 4, 6, DIM)
+    order = layers.blocks.BlockedOrder((4, 6), (2, 3))
     # Native sparse heads refuse a bias.
     decoder = helpers.Decoder(layer, has_bias=groups != "chosen")
 
     def in_order(image):
-        sequence = np.reshape(image, (2, 36, DIM))
+        sequence = np.reshape(image, (2, 24, DIM))
         return golden_cases.to_numpy(order.arrange(sequence, axis=1))
 
-    every, bias = np.ones((2, 4, 9), "bool"), np.zeros((2, 4, 9), "float32")
-    tokens = in_order(image), every.reshape(2, 36), bias.reshape(2, 36)
+    every, bias = np.ones((2, 4, 6), "bool"), np.zeros((2, 4, 6), "float32")
+    tokens = in_order(image), every.reshape(2, 24), bias.reshape(2, 24)
     expected = in_order(decoder.whole(image, every, bias))
-    steps, _ = decoder.steps(tokens, layer.make_cache(2, (4, 9)), 0, 36)
+    steps, _ = decoder.steps(tokens, layer.make_cache(2, (4, 6)), 0, 24)
     golden_cases.assert_close(steps, expected, 1e-5)
-    real = golden_cases.to_numpy(order.restore(np.arange(36) < 14, axis=0))
-    real = np.broadcast_to(real.reshape(1, 4, 9), (2, 4, 9))
-    _, cache = decoder.start(image, real, bias, layer.make_cache(2, (4, 9)))
-    rest, _ = decoder.steps(tokens, cache, 14, 36, 11)
+    real = golden_cases.to_numpy(order.restore(np.arange(24) < 14, axis=0))
+    real = np.broadcast_to(real.reshape(1, 4, 6), (2, 4, 6))
+    _, cache = decoder.start(image, real, bias, layer.make_cache(2, (4, 6)))
+    rest, _ = decoder.steps(tokens, cache, 14, 24, 5)
     golden_cases.assert_close(rest, expected[:, 14:], 1e-5)
 
 

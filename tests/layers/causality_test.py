@@ -215,16 +215,25 @@ def test_windows_and_lengths_of_any_size_are_causal(
 
 FEW_WAYS = ("token_choice_apart_shifted", "token_choice", "threshold_shifted", "prefix")
 FEW_WAYS += ("hashed_apart", "local_shifted", "full", "convolution_and_window")
+# Each has a gradient that is stated, or operations of its own.
+MORE_WAYS = ("rounds", "reformer", "two_clusters_apart", "cluster_strided", "sliding")
+MORE_WAYS += ("threshold_apart", "random", "fixed", "strided", "best_blocks", "linear")
+MORE_WAYS += (
+    "global",
+    "native_sparse",
+    "synthesizer",
+    "luna",
+    "sinkhorn",
+    "long_short",
+)
 
 
 @pytest.mark.parametrize(
     "kind, jit_compile",
     [
         *(
-            pytest.param(
-                kind, ON_JAX or None, marks=() if kind in FEW_WAYS else THOROUGH
-            )
-            for kind in kinds.CAUSAL
+            pytest.param(*each.values, ON_JAX or None, marks=each.marks)
+            for each in kinds.some((*FEW_WAYS, *MORE_WAYS), FEW_WAYS)
         ),
         *(
             pytest.param(kind, True, marks=SLOW)

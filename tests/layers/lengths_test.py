@@ -20,6 +20,7 @@ CAUSAL = [
     kind
     for kind in (*kinds.POSITIONAL, *kinds.CLUSTERED, *kinds.UNSHIFTED, *cases.CAUSAL)
     if kind not in ("random", *cases.OF_KNOWN_LENGTH)
+    if not kind.startswith(("fixed_s", "random_", "synthesizer_", "native_sparse_"))
 ]
 CAUSAL += ["local_shifted", "best_blocks_shifted", "performer_shifted"]
 CAUSAL += ["token_choice_apart_shifted", "prefix_shifted", "threshold_apart"]

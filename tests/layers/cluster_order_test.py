@@ -9,8 +9,6 @@ from routing_tf.layers.cluster_order import ClusterOrder
 from routing_tf.layers.cluster_order import chunk_size_for
 from routing_tf.layers.cluster_order import sort_by_cluster
 
-BATCH, HEADS = 3, 2
-
 
 @pytest.mark.parametrize(
     "window, chunk_size",

@@ -494,32 +494,25 @@ def test_equals_plain_numpy(name):
 
 
 NUMBERS = {
-    "FullHeads": {},
-    "FeatureMapHeads": {},
-    "ClusteredQueryHeads": {},
     "CompressedHeads": {"attention_window": 4},
     "LinformerHeads": {"max_length": 8},
-    "LongShortHeads": {},
-    "InducedHeads": {},
-    "LunaHeads": {},
-    "NystromHeads": {},
-    "SynthesizerHeads": {},
     "LocalHeads": {"block_shape": (4,)},
     "StridedHeads": {"block_shape": (4,)},
     "FixedHeads": {"block_shape": (4,), "num_summary_columns": 2},
     "GlobalHeads": {"global_positions": (1, 0)},
-    "RandomBlockHeads": {},
     "AxialHeads": {"axis": 0},
     "BlockTopKHeads": {"block_length": 4, "num_blocks": 2},
-    "NativeSparseHeads": {},
     "SlidingHeads": {"radius": 4},
-    "BlockPairHeads": {},
-    "SinkhornHeads": {},
     "RoutedHeads": {"num_clusters": 2, "attention_window": 4},
     "ClusterStridedHeads": {"num_clusters": 2, "attention_window": 4},
     "HashedHeads": {"num_buckets": 4, "attention_window": 4},
     "RandomHeads": {"num_clusters": 2, "attention_window": 4},
 }
+# All their arguments have defaults.
+DEFAULTS = ("Full", "FeatureMap", "ClusteredQuery", "LongShort", "Induced", "Luna")
+DEFAULTS += ("Nystrom", "Synthesizer", "RandomBlock", "NativeSparse", "BlockPair")
+DEFAULTS += "Sinkhorn"
+NUMBERS |= {f"{kind}Heads": {} for kind in DEFAULTS}
 
 
 @pytest.mark.parametrize("kind", NUMBERS)

@@ -511,7 +511,7 @@ NUMBERS = {
 # All their arguments have defaults.
 DEFAULTS = ("Full", "FeatureMap", "ClusteredQuery", "LongShort", "Induced", "Luna")
 DEFAULTS += ("Nystrom", "Synthesizer", "RandomBlock", "NativeSparse", "BlockPair")
-DEFAULTS += "Sinkhorn"
+DEFAULTS += ("Sinkhorn",)
 NUMBERS |= {f"{kind}Heads": {} for kind in DEFAULTS}
 
 

@@ -73,7 +73,7 @@ def compiled(function, jit_compile=True):
     if keras.backend.backend() == "jax":
         import jax
 
-        options = golden_cases.QUICK_TO_COMPILE
+        options = golden_cases.compiler_options()
         function = jax.jit(function, compiler_options=options)
     elif keras.backend.backend() == "tensorflow" and jit_compile is not None:
         import tensorflow as tf

@@ -12,10 +12,13 @@ import keras
 import numpy as np
 import pytest
 
-from routing_tf.layers import HeadGroup
-from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf import layers
 from tests import golden_cases
 
+CLUSTERED = (
+    *(layers.RoutedHeads, layers.ClusterStridedHeads, layers.HashedHeads),
+    layers.RandomHeads,
+)
 # A further case on JAX, where it takes long to compile.
 further_on_jax = (
     pytest.mark.thorough if keras.backend.backend() == "jax" else lambda test: test
@@ -105,7 +108,7 @@ def turned(x, wavelength):
 
 def compared(group, query, key):
     """Returns queries and keys of a group as their products are taken, in float64."""
-    if isinstance(group, ClusteredHeads):
+    if isinstance(group, CLUSTERED):
         query, key = normalize(query), normalize(key)
     elif group.qk_norm:
         size = query.shape[-1] ** 0.5
@@ -375,7 +378,7 @@ def relative_tables(group):
 def assert_keeps_settings(layer):
     """Fails unless the config holds all arguments and makes the same layer."""
     config = layer.get_config()
-    classes = [cls for cls in type(layer).__mro__ if issubclass(cls, HeadGroup)]
+    classes = [cls for cls in type(layer).__mro__ if issubclass(cls, layers.HeadGroup)]
     for cls in classes or [type(layer)]:
         arguments = set(inspect.signature(cls.__init__).parameters)
         assert arguments - {"self", "args", "kwargs"} <= config.keys()

@@ -22,12 +22,6 @@ LARGEST_LOGIT_ERROR = 0.25
 HIDDEN = -5e8
 # The thresholds of entmax are found by bisection.
 ENTMAX_ERROR = 1e-4
-CLUSTERED = (
-    layers.RoutedHeads,
-    layers.ClusterStridedHeads,
-    layers.HashedHeads,
-    layers.RandomHeads,
-)
 
 
 @dataclasses.dataclass
@@ -198,7 +192,7 @@ class _Call:
     ):
         self.group = group
         self.query, self.key, self.value = query, key, value
-        if not isinstance(group, CLUSTERED):
+        if not isinstance(group, helpers.CLUSTERED):
             self.query, self.key = _compared(group, query, key)
         self.query_real, self.real, self.bias = query_real, real, bias
         self.causal, self.is_cross = causal, is_cross
@@ -207,7 +201,7 @@ class _Call:
         self.length, self.memory_length = query.value.shape[2], value.value.shape[2]
         # Heads that share queries and keys have one stream, with the mask of the keys.
         self.shared = query is key
-        if isinstance(group, CLUSTERED) and self.shared:
+        if isinstance(group, helpers.CLUSTERED) and self.shared:
             self.query_real = real
         # What a key is read with: with shifted keys the value of the next position.
         self.offered = real
@@ -220,7 +214,7 @@ class _Call:
         Positions are those of the values; in clusters, whose members are keys, those
         of the keys.
         """
-        if not isinstance(self.group, CLUSTERED):
+        if not isinstance(self.group, helpers.CLUSTERED):
             self.key = self.key.map(lambda x: helpers.one_later(x, 2))
             self.offered = self.real & helpers.one_later(self.real, 1)
             return
@@ -232,7 +226,7 @@ class _Call:
     def attend(self):
         """Returns the outputs of the group's pattern."""
         group = self.group
-        if isinstance(group, CLUSTERED):
+        if isinstance(group, helpers.CLUSTERED):
             return self._attend_in_clusters()
         if isinstance(group, layers.LocalHeads):
             sees, distances = self._local()
@@ -599,7 +593,7 @@ class _Call:
         pairs = []
         for tokens in (self.query, self.key):
             value, error = tokens.value, np.linalg.norm(tokens.error, axis=-1)
-            if isinstance(self.group, CLUSTERED):
+            if isinstance(self.group, helpers.CLUSTERED):
                 value, error = _normalized(tokens)
             pairs.append((np.linalg.norm(value, axis=-1).max(-1), error.max(-1)))
         if self.group.qk_norm:

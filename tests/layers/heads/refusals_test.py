@@ -125,7 +125,7 @@ CALLED = [
             {"routing": routing, "share_query_key": False},
             (12, 12),
             options,
-            f'`routing="{routing}"`.*`routing="expert_choice"`.*Received: {received}',
+            f'`routing="{routing}"`(?=.*"expert_choice").*Received: {received}',
         )
         for routing in ("token_choice", "expert_threshold")
         for options, received in (

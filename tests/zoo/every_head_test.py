@@ -12,9 +12,9 @@ from tests.layers import kinds
 from tests.zoo import cases
 
 BATCH, HEADS, LENGTH, DIM = 2, cases.HEADS, 13, 6
-# With keys or tokens of their own, or no sum of the values.
-WITHOUT_MAP = ("learned", "convolution", "max", "induced", "native_sparse")
-WITHOUT_MAP += ("native_sparse_shared",)
+# With keys of their own, or values that are no sums of those of the tokens.
+WITH_MORE = ("learned", "convolution", "max", "induced")
+NORMALISED = ("convolution_and_window", "long_short", "long_short_of_the_whole")
 # Rounding may choose other blocks or clusters.
 CHOOSING = ("best_blocks", "native_sparse", "native_sparse_shared", "clustered_queries")
 
@@ -52,10 +52,12 @@ def test_maps_show_who_is_seen(kind):
     )
     later = np.broadcast_to(~np.tri(LENGTH, dtype="bool"), scores.shape)
     assert np.any(scores[later]) == (not is_causal(kind))
-    if kind in ("convolution", "max", "induced"):
-        sums = scores.sum(axis=-1)  # A learned key has the rest.
+    sums = scores.sum(axis=-1)
+    if kind in WITH_MORE:
         assert np.all(scores >= 0) and np.all(sums < 1 + 1e-5) and np.any(sums > 0.1)
-    if kind not in WITHOUT_MAP:
+    elif kind in NORMALISED:
+        np.testing.assert_allclose(sums, 1.0, atol=1e-5)
+    else:
         kernels = [attention.value_kernel, attention.output_kernel]
         value_kernel, output_kernel = golden_cases.to_numpy(kernels)
         values = (x @ value_kernel).reshape(BATCH, LENGTH, HEADS, DIM)

@@ -60,7 +60,7 @@ def called(attention, *inputs, **options):
 
 WAYS = [(kind, True) for kind in KINDS]
 WAYS += [(kind, True) for kind in kinds.SHIFTED if kind[: -len("_shifted")] in KINDS]
-WAYS += [(kind, False) for kind in KINDS if kind in kinds.WHOLE]
+WAYS += [(x, False) for x in KINDS if x in kinds.WHOLE and x != "reformer"]
 WAYS += [("experts", True), ("experts", False), ("experts_apart", False)]
 FEW = [(kind, True) for kind in ("rotary", "sliding", "strided", "prefix", "random")]
 FEW += [(kind, True) for kind in ("token_choice_apart_shifted", "two_clusters")]

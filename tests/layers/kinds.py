@@ -61,7 +61,7 @@ UNSHIFTED = {
     **cases.UNSHIFTED,
 }
 # One or two of each way to read keys beside the values of the next positions.
-SHIFTED = (
+MAY_SHIFT = (
     *("full", "local", "dilated", "strided", "fixed", "sliding", "sliding_strided"),
     *("token_choice", "token_choice_apart", "two_clusters_apart", "threshold_apart"),
     *("threshold", "prefix", "prefix_apart", "cluster_strided", "hashed_apart"),
@@ -71,12 +71,12 @@ SHIFTED = (
 SHIFTED = {
     f"{kind}_shifted": functools.partial(make, key_shift=1)
     for kind, make in {**POSITIONAL, **CLUSTERED, **APART, **cases.CAUSAL}.items()
-    if kind in SHIFTED
+    if kind in MAY_SHIFT
 }
 CAUSAL = {**POSITIONAL, **CLUSTERED, **APART, **cases.CAUSAL, **UNSHIFTED, **SHIFTED}
 # Without a causal mask.
 WHOLE = {
-    **{kind: POSITIONAL[kind] for kind in POSITIONAL},
+    **POSITIONAL,
     "experts": experts,
     "experts_apart": functools.partial(experts, **SEPARATE),
     "cluster_strided": strided,

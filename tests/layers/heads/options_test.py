@@ -130,7 +130,6 @@ def groups_of_all(**options):
             1, 3, 6, share_query_key=False, clusters_per_query=2, key_shift=1
         ),
         layers.HashedHeads(1, 4, 6, num_rounds=2, **options),
-        layers.ClusterStridedHeads(1, 3, 4, **options),
     ]
 
 

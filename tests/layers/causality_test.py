@@ -162,7 +162,8 @@ def test_later_tokens_change_no_bit_of_earlier_outputs(kind, jit_compile):
     call, shift = forward(layer, jit_compile), int("shifted" in kind)
     for arrange in (helpers.randomize, all_in_one_cluster, most_clusters_empty):
         arrange(layer)
-        assert_causal(call, sequence(2, 41), padding(2, 41), (shift, 13, 39))
+        last_positions = (shift, 13, 39) if arrange is helpers.randomize else (13, 39)
+        assert_causal(call, sequence(2, 41), padding(2, 41), last_positions)
 
 
 @pytest.mark.parametrize(
@@ -242,12 +243,12 @@ MORE_WAYS += (
     ],
 )
 def test_no_gradient_flows_to_later_tokens(kind, jit_compile):
-    length = 41
+    length = 29
     call = gradient(built_attention(kinds.CAUSAL[kind]), jit_compile)
     query, real = sequence(2, length), padding(2, length)
     cotangent = sequence(2, length, seed=5)
     # Of queries that see other clusters or no earlier token, the first may see nothing.
-    for last in (27, 39):
+    for last in (17, 27):
         later = np.arange(length) > last
         by_query = call(query, real, np.where(later[:, None], 0, cotangent))
         assert np.all(np.isfinite(by_query))

@@ -24,10 +24,13 @@ def sequence(seed=0):
     return helpers.normal(BATCH, LENGTH, DIM, seed=seed).astype("float32")
 
 
-def built_block(remat, cross_attention=False, dtype=None, key_shift=0, **options):
+def built_block(
+    remat, cross_attention=False, dtype=None, key_shift=0, few=True, **options
+):
     """A block that forgets nothing, all (True), or what a part does, by its name.
 
-    With shifted keys queries choose their clusters, apart from keys.
+    With shifted keys queries choose their clusters, apart from keys. With `few` there
+    is one group of heads.
     """
     keras.utils.set_random_seed(0)
     shared = {"dropout": 0.3, "dtype": dtype}
@@ -44,7 +47,7 @@ def built_block(remat, cross_attention=False, dtype=None, key_shift=0, **options
             layers.RoutedHeads(2, 3, 5, name="routed", **clustering, **routing),
             layers.RoutedHeads(1, 3, 5, name="trained", ema=False, **trained),
         ]
-        forgets = remat == "attention"
+        groups, forgets = groups[1:2] if few else groups, remat == "attention"
         return layers.MixedAttention(
             groups, key_dim=6, remat=forgets, name=name, dtype=dtype
         )
@@ -115,15 +118,15 @@ def assert_same(blocks, tolerance=1e-5, **arguments):
 def test_trains_as_without(remat, norm_position, cross_attention):
     """The same dropout, the same losses once each, centroids moved once."""
     options = {"norm_position": norm_position, "cross_attention": cross_attention}
-    if not cross_attention:
-        options["key_shift"] = 1
+    options |= {"few": remat == "feed_forward", "key_shift": int(not cross_attention)}
     assert_same([built_block(each, **options) for each in (False, remat)])
 
 
 @pytest.mark.parametrize(
     "remat, options, is_alone",
     [
-        ("weights", {"token_bias_weight": "trainable"}, True),
+        ("weights", {}, True),
+        ("weights", {"token_bias_weight": "trainable"}, False),
         ("weights", {"max_relative_position": 4}, False),
         ("weights", {"dropout": 0.5}, False),
         (True, {"token_bias_weight": "trainable"}, False),
@@ -149,19 +152,21 @@ def test_weights_alone_are_forgotten_of_a_softmax_alone(
         attention.build((BATCH, LENGTH, DIM))
         helpers.randomize(attention)
         arguments = {"query": sequence(), "use_causal_mask": True, "training": True}
-        arguments["token_bias"] = helpers.normal(BATCH, LENGTH, seed=4)
+        if has_bias := "token_bias_weight" in options:
+            arguments["token_bias"] = helpers.normal(BATCH, LENGTH, seed=4)
         results.append(
             golden_cases.gradients(
                 attention,
                 lambda outputs, losses: ops.sum(outputs**2) + sum(losses),
                 arguments,
-                wrt=("query", "token_bias"),
+                wrt=("query", *["token_bias"] * has_bias),
             )
         )
     assert attention.get_config()["remat"] == remat
     # A gradient that is stated computes them again.
     assert (groups[0] in wholes) == (not is_alone or not are_stated())
-    assert (groups[1] in wholes) == (remat is True or not are_stated())
+    is_whole = has_bias or remat is True or not are_stated()
+    assert (groups[1] in wholes) == is_whole
     for which in ("inputs", "variables"):
         expected, found = (getattr(result, which) for result in results)
         for name, value in expected.items():
@@ -218,7 +223,7 @@ def test_outer_updates_are_held():
     totals = []
     for remat in (False, True):
         block = built_block(remat)
-        before = golden_cases.to_numpy(block.attention.head_groups[1].kmeans.centroids)
+        before = golden_cases.to_numpy(block.attention.head_groups[0].kmeans.centroids)
 
         class Statistics(keras.layers.Layer):
             def __init__(self, block):
@@ -234,7 +239,7 @@ def test_outer_updates_are_held():
 
         statistics, _ = golden_cases.run(Statistics(block), sequence(), training=True)
         totals.append(statistics)
-        kmeans = block.attention.head_groups[1].kmeans
+        kmeans = block.attention.head_groups[0].kmeans
         after = golden_cases.to_numpy(kmeans.centroids)
         np.testing.assert_array_equal(after, before)
     for actual, expected in zip(totals[1], totals[0], strict=True):

@@ -179,8 +179,15 @@ class Benchmark:
         if len(self.rates) > 1:
             for row, rate in itertools.product(self.rows, self.rates):
                 self._train(self._tuning(row, rate))
-        for seed, place, row in itertools.product(self.seeds, self.places, self.rows):
-            self._train(self.settings(row, place, seed))
+        for row, place in itertools.product(self.rows, self.places):
+            settings = [self.settings(row, place, seed) for seed in self.seeds]
+            if self.options.seeds_at_once:
+                self._train_at_once(
+                    [each for each in settings if not self._found(each)]
+                )
+            else:
+                for each in settings:
+                    self._train(each)
 
     def _train(self, settings):
         chooses = settings.pattern in CLUSTERED and settings.pattern != "expert choice"
@@ -192,6 +199,22 @@ class Benchmark:
         self.record.add(settings.key, found)
         scores = ", ".join(f"{v:.3f} ({k})" for k, v in found["accuracy"].items())
         say(f"{settings.name}: {scores}, {found['seconds_per_step']} s per step")
+
+    def _train_at_once(self, settings):
+        """Trains the same model from several seeds, on JAX."""
+        from benchmarks.seeds_at_once import train_recall
+
+        if any(len(scopes(each.pattern)) > 1 for each in settings):
+            raise ValueError(
+                "--seeds_at_once scores in one routing scope. Received: "
+                "--patterns=expert choice. Leave one of the two out"
+            )
+        curves = train_recall(settings, self.options.eval_every) if settings else []
+        for each, curve in zip(settings, curves):
+            self.record.add(
+                each.key, {"accuracy": {"full": curve[-1][1]}, "curve": curve}
+            )
+            say(f"{each.name}: {curve[-1][1]:.3f}")
 
     def runs(self, row, place):
         """Returns the finished runs of a cell of the table."""
@@ -286,6 +309,12 @@ def define_flags(values=flags.FLAGS):
         False,
         "Whether evaluations tell how many queries find their match, where tokens "
         "choose their clusters; a second table shows it by step.",
+        **define,
+    )
+    flags.DEFINE_bool(
+        "seeds_at_once",
+        False,
+        "Whether all seeds take each step together, on JAX; not for expert choice.",
         **define,
     )
     many("patterns", list(PATTERNS), f"Any of {', '.join(PATTERNS)}.")

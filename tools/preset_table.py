@@ -104,7 +104,7 @@ def variables(name):
     model = build(name)
     by_path = [v for v in model.variables if "seed_generator" not in v.path]
     found = {"keras": _by_name((v.path, v) for v in by_path)}
-    if name in models.presets.RELEASE_SETS:
+    if name in models.bridge.release().sets:
         named = models.release.variables_by_name(model)
         found["release"] = _by_name(named.items())
     return found

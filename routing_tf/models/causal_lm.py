@@ -9,12 +9,12 @@ from keras import ops
 from routing_tf.files import safe_loading
 from routing_tf.layers.keras_internals import declare_call_argument
 from routing_tf.layers.keras_internals import layers_inside
+from routing_tf.models import bridge
 from routing_tf.models import preprocessing
 from routing_tf.models import scoring
 from routing_tf.models import stack
 from routing_tf.models import steps
 from routing_tf.models.packed_documents import without_segment_ids
-from routing_tf.models.release import checkpoints
 from routing_tf.models.routing_transformer import RoutingTransformer
 from routing_tf.models.routing_transformer import naming_presets
 from routing_tf.models.routing_transformer import refuse_changes
@@ -299,7 +299,8 @@ class TextLanguageModel(Exportable):
                 model, settings are missing, or variables are missing, unused or of
                 another shape, all of which the message names.
         """
-        return checkpoints.load(cls, prefix, preset, hparams, vocabulary)
+        load = bridge.release().load_checkpoint
+        return load(cls, prefix, preset, hparams, vocabulary)
 
     def compile_from_config(self, config):
         """Compiles a loaded model as it was saved; the sampler is the default one."""

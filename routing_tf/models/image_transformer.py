@@ -11,11 +11,11 @@ from routing_tf import layers
 from routing_tf.files import safe_loading
 from routing_tf.files.progress import progress
 from routing_tf.layers.keras_internals import declare_call_argument
+from routing_tf.models import bridge
 from routing_tf.models import stack
 from routing_tf.models import steps
 from routing_tf.models.presets import preset_description
 from routing_tf.models.presets import preset_names
-from routing_tf.models.release import checkpoints
 from routing_tf.models.routing_transformer import PresetBackbone
 from routing_tf.models.routing_transformer import final_norm
 from routing_tf.models.routing_transformer import hyperparameters_of_kind
@@ -164,7 +164,7 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
         Raises:
             ValueError: as there.
         """
-        return checkpoints.load(cls, prefix, preset, hparams)
+        return bridge.release().load_checkpoint(cls, prefix, preset, hparams)
 
     def call(self, inputs, training=None, mask=None):
         return super().call(self._complete(inputs), training=training, mask=mask)

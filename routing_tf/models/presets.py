@@ -1,9 +1,8 @@
 """Presets as data: our own, those of other papers, and the sets of the release."""
 
 from routing_tf.files.misspelt import did_you_mean
+from routing_tf.models import bridge
 from routing_tf.models.hyperparameters import Hyperparameters
-from routing_tf.models.release.conversion import hyperparameters_from_release
-from routing_tf.models.release.hparams_sets import RELEASE_SETS
 from routing_tf.models.sparse_transformer_sets import SPARSE_TRANSFORMER_SETS
 
 # name -> (description, hyperparameters)
@@ -153,7 +152,7 @@ def preset_names(kind=None):
         kind: `"text"`, `"seq2seq"` or `"image"`, see `Hyperparameters.kind`; None (the
             default) for all.
     """
-    names = [*SETS, *RELEASE_SETS]
+    names = [*SETS, *bridge.release().sets]
     if kind is None:
         return names
     return [name for name in names if preset_hyperparameters(name).kind == kind]
@@ -161,7 +160,7 @@ def preset_names(kind=None):
 
 def preset_description(name):
     """Returns one sentence about a preset."""
-    return {**SETS, **RELEASE_SETS}[_known(name)][0]
+    return {**SETS, **bridge.release().sets}[_known(name)][0]
 
 
 def preset_hyperparameters(name):
@@ -178,11 +177,12 @@ def preset_hyperparameters(name):
     """
     if _known(name) in SETS:
         return SETS[name][1]
-    return hyperparameters_from_release(RELEASE_SETS[name][1])
+    release = bridge.release()
+    return release.hyperparameters_of(release.sets[name][1])
 
 
 def _known(name):
-    if name not in SETS and name not in RELEASE_SETS:
+    if name not in SETS and name not in bridge.release().sets:
         raise ValueError(
             f"Unknown preset. Received: {name!r}."
             f"{did_you_mean(name, preset_names())} Valid names are: "

@@ -8,6 +8,7 @@ import keras
 
 from routing_tf import layers
 from routing_tf.layers.heads.routed import TOKEN_CHOICE
+from routing_tf.models import bridge
 from routing_tf.models import patterns
 
 
@@ -169,7 +170,7 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
     if cluster_strided:
         settings = _clustering(h) | shared
         if h.compatibility is not None:
-            settings |= _release_heads().CLUSTER_STRIDED_SETTINGS
+            settings |= bridge.release().cluster_strided_settings
         groups.append(
             make(
                 layers.ClusterStridedHeads,
@@ -366,7 +367,7 @@ def _heads(
     if "name" not in settings:
         settings["name"] = _name_of(cls)
     if h.compatibility is not None:
-        cls, flaws = _release_heads().class_at(h.compatibility, cls)
+        cls, flaws = bridge.release().class_at(h.compatibility, cls)
         settings |= flaws
     return cls(
         num_heads,
@@ -390,11 +391,3 @@ def _relative_key_initializer(hyperparameters):
     if not hyperparameters.relative_key_stddev:
         return None
     return keras.initializers.RandomNormal(stddev=hyperparameters.relative_key_stddev)
-
-
-def _release_heads():
-    # Imported here, because the release's bridge builds models, which import this
-    # module.
-    from routing_tf.models.release import heads
-
-    return heads

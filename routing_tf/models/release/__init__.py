@@ -4,6 +4,8 @@ The release is TF1/tensor2tensor code (google-research/routing_transformer). Lay
 models that are built here reproduce its results, flaws included, to float32 precision.
 """
 
+# First: classes of models list its presets.
+from routing_tf.models.release import registration as registration
 from routing_tf.models.release.build import attention_layer as attention_layer
 from routing_tf.models.release.build import image_model as image_model
 from routing_tf.models.release.build import language_model as language_model

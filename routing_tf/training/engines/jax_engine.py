@@ -86,7 +86,7 @@ class JaxEngine(Engine):
         del jit_compile  # JAX has nothing else.
         if step is not self._step:
             self._step, self._state, self._is_fresh = step, None, True
-        train = functools.partial(_train, step)
+        train = functools.partial(one_step, step)
 
         def many(state, batches, number):
             numbers = number + jnp.arange(steps_per_call, dtype=number.dtype)
@@ -122,7 +122,7 @@ class JaxEngine(Engine):
         The step has no parts and runs on one device. The platform, such as `"tpu"`,
         need not be available; None for that of this machine.
         """
-        compiled = self._jit(step, functools.partial(_train, step))
+        compiled = self._jit(step, functools.partial(one_step, step))
         export = jax.export.export(compiled, platforms=platform and [platform])
         values = [variable.value for variable in step.variables]
         return str(export(values, batch, jnp.int32(0)).mlir_module())
@@ -223,7 +223,7 @@ class JaxEngine(Engine):
         )
 
 
-def _train(step, state, batch, number):
+def one_step(step, state, batch, number):
     """One step in one call."""
     return _finish(step, state, _differentiate(step, state, batch, number, 0))
 

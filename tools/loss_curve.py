@@ -1,6 +1,6 @@
 """Draws the loss curve of a run from its metrics.jsonl.
 
-python benchmarks/loss_curve.py --model_dir=my_run --output=loss.png
+python tools/loss_curve.py --model_dir=my_run --output=loss.png
 """
 
 import json

@@ -1,0 +1,45 @@
+"""What the bridge to a release adds to models: its sets, its flaws, its checkpoints.
+
+`routing_tf.models.release` stands on top of the models and registers itself here, so
+that models can build what they do not know.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Bridge:
+    """The parts that a release registers.
+
+    Args:
+        sets: from the name of a preset to its description and the release's own
+            hyperparameters.
+        hyperparameters_of: from these to `Hyperparameters`.
+        class_at: from a level of compatibility and a class of heads to the class with
+            the flaws of that level, and their settings.
+        cluster_strided_settings: settings of all cluster-strided heads of the release.
+        load_checkpoint: loads a checkpoint into a new model, see
+            `RoutingTransformerCausalLM.from_release_checkpoint`.
+    """
+
+    sets: Mapping
+    hyperparameters_of: Callable
+    class_at: Callable
+    cluster_strided_settings: Mapping
+    load_checkpoint: Callable
+
+
+_registered = []
+
+
+def register(bridge):
+    """Makes a `Bridge` that of all models."""
+    _registered[:] = [bridge]
+
+
+def release():
+    """Returns the `Bridge` that is registered."""
+    (bridge,) = _registered
+    return bridge

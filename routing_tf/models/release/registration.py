@@ -1,0 +1,17 @@
+"""Gives the parts of the release to the models, which do not know it."""
+
+from routing_tf.models import bridge
+from routing_tf.models.release import checkpoints
+from routing_tf.models.release import conversion
+from routing_tf.models.release import heads
+from routing_tf.models.release import hparams_sets
+
+bridge.register(
+    bridge.Bridge(
+        sets=hparams_sets.RELEASE_SETS,
+        hyperparameters_of=conversion.hyperparameters_from_release,
+        class_at=heads.class_at,
+        cluster_strided_settings=heads.CLUSTER_STRIDED_SETTINGS,
+        load_checkpoint=checkpoints.load,
+    )
+)

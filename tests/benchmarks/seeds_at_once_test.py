@@ -1,0 +1,128 @@
+"""All seeds of a model trained at once, and the tables of what was trained so."""
+
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+X = "num_clusters=32,clusters_per_query=2,anchor_weight=0.5,centroid_decay=0.99"
+LOCAL = "num_local_only_layers=4,local_block_length=32,local_key_shift=1"
+HASHED = "routing=hashed"
+FOUR = X.replace("32", "64").replace("query=2", "query=4")
+ROWS = {
+    "full": ["routing=full"],
+    "local": [LOCAL],
+    "hashed, 16 buckets": [HASHED],
+    "hashed, 32 buckets": [f"{HASHED},num_clusters=32"],
+    "hashed, 64 buckets": [f"{HASHED},num_clusters=64"],
+    "hashed, 32 buckets, 64 exploring": [
+        f"{HASHED},exploring_queries=64,num_clusters=32"
+    ],
+    "token choice, as in the main job": [""],
+    "token choice, 64 exploring": ["exploring_queries=64"],
+    "token choice, 32 clusters, three settings": [f"exploring_queries=0,{X}", X],
+    "token choice, 32 clusters, three settings, 64 exploring": [
+        f"exploring_queries=64,{X}"
+    ],
+    "token choice, 64 clusters, three settings, 4 clusters per query": [FOUR],
+}
+COLUMNS = [("Python's source", 900), ("Python's source", 9000), ("sotu.txt", 900)]
+SETTINGS = {"num_clusters": 32, "exploring_queries": 32}
+THREE = {"decay": 0.99, "anchor_weight": 0.5, "clusters_per_query": 2}
+RECALL_ROWS = {
+    "token choice, exploring, three settings": ("token choice", 32, THREE, 2),
+    "token choice, three settings": ("token choice", 0, THREE, 2),
+    "token choice, exploring, 32 clusters": ("token choice", 32, {}, 2),
+    "token choice": ("token choice", 0, {}, 1),
+    "hashed, exploring": ("hashed", 32, {}, 1),
+}
+RECALL_COLUMNS = [(128, 32), (256, 32), (512, 64)]  # length and window
+
+
+def runs_of(name):
+    return json.loads((ROOT / "benchmarks" / name).read_text())["runs"]
+
+
+def rows_below(head):
+    """The cells of the rows below a heading of the page."""
+    lines = (ROOT / "docs/induction.md").read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(head))
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            return
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def shown(values):
+    if not values:
+        return "-"
+    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.3f}{spread}"
+
+
+def test_the_table_of_language_has_the_figures_of_its_record():
+    runs = runs_of("seeds_at_once.json")
+    rows = list(rows_below("| heads | Python, 900 steps"))
+    assert [name for name, *_ in rows] == list(ROWS)
+    for name, *cells in rows:
+        for (data, steps), cell in zip(COLUMNS, cells, strict=True):
+            found = [
+                run["bits_per_byte"]
+                for run in runs
+                if run["settings"]["hparams"] in ROWS[name]
+                and (run["settings"]["data"], run["settings"]["steps"]) == (data, steps)
+            ]
+            assert cell == shown(found[0] if found else []), (name, data, steps)
+
+
+def test_the_table_of_recall_has_the_figures_of_its_record():
+    runs = runs_of("recall_at_once.json")
+    rows = list(rows_below("| heads | 128 tokens, 8 pairs, 4 synonyms"))
+    assert [name for name, *_ in rows] == list(RECALL_ROWS)
+    for name, *cells in rows:
+        pattern, exploring, options, more = RECALL_ROWS[name]
+        balanced = {"balance_rate": 0.01} if pattern != "hashed" else {}
+        for (length, window), cell in zip(RECALL_COLUMNS, cells, strict=True):
+            wanted = {
+                "pattern": pattern,
+                "length": length,
+                "num_clusters": more * 2 * length // window,
+                "exploring_queries": exploring,
+                "options": {**balanced, **options},
+            }
+            found = [
+                run["accuracy"]["full"]
+                for run in runs
+                if {name: run["settings"].get(name, 0) for name in wanted} == wanted
+            ]
+            assert cell == shown(found), (name, length)
+
+
+@pytest.mark.slow
+def test_seeds_trained_at_once_end_as_each_by_itself(tmp_path):
+    arguments = [
+        *(sys.executable, "-m", "benchmarks.recall", "--patterns=token choice"),
+        *("--key_shifts=1", "--sizes=16x2", "--windows=8", "--vocabulary=160"),
+        *("--width=8", "--key_dim=8", "--batch_size=8", "--steps=60"),
+        *("--eval_every=30", "--seeds=0,1"),
+    ]
+    curves = []
+    for name, more in (("each", []), ("at_once", ["--seeds_at_once"])):
+        path = tmp_path / f"{name}.json"
+        subprocess.run(
+            [*arguments, *more, f"--results={path}"],
+            cwd=ROOT,
+            env={**os.environ, "KERAS_BACKEND": "jax"},
+            check=True,
+        )
+        runs = json.loads(path.read_text())["runs"]
+        curves.append([run["curve"] for run in runs])
+    each, at_once = np.array(curves)
+    assert (each[0] != each[1]).any()
+    np.testing.assert_allclose(each, at_once, atol=0.003)

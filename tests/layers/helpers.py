@@ -385,7 +385,7 @@ def assert_keeps_settings(layer):
     assert type(layer).from_config(config).get_config() == config
 
 
-def assert_survives_saving(layer, folder, *arrays, **options):
+def assert_survives_saving(layer, folder, *arrays, has_outputs=True, **options):
     """Fails unless settings, weights and outputs outlive a config and a file."""
     assert_keeps_settings(layer)
     inputs = [keras.Input(array.shape[1:], dtype=array.dtype) for array in arrays]
@@ -400,7 +400,8 @@ def assert_survives_saving(layer, folder, *arrays, **options):
         assert weight.path == copy.path
         assert weight.trainable == copy.trainable
         np.testing.assert_array_equal(*golden_cases.to_numpy([weight, copy]))
-    if keras.backend.backend() != "jax":  # which takes long to compile both
+    # JAX takes long to compile both.
+    if has_outputs and keras.backend.backend() != "jax":
         outputs = [golden_cases.run(m, list(arrays))[0] for m in (model, loaded)]
         np.testing.assert_array_equal(*outputs)
 

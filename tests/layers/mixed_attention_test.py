@@ -434,7 +434,7 @@ def ones(*shape):
     return np.ones(shape, "float32")
 
 
-X, M, KEYS = ones(*SELF), ones(*SELF[:2]), ones(BATCH, MEMORY, DIM)
+X, M, KEYS = ones(*SELF), ones(*SELF[:2]) > 0, ones(BATCH, MEMORY, DIM)
 PICTURE = ones(BATCH, *IMAGE, DIM)
 NAMES = ("query_mask", "value_mask", "token_bias")
 WRONG_CALLS = [

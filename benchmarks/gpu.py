@@ -61,7 +61,7 @@ def commands(device, folder):
     }
     tests = ["tests/layers", *(f"tests/models/{name}_test.py" for name in GOLDEN)]
     if device == "cpu":
-        tests = ["tests/layers/fused_attention_test.py"]
+        tests = ["tests/layers/softmax/fused_attention_test.py"]
     profile = ["benchmarks.profile_attention", f"--dtype={dtype}"]
     profile += [f"--length={PROFILED_LENGTHS[device]}"]
     implementation = "cudnn" if device == "gpu" else "xla"

@@ -5,9 +5,9 @@ import numpy as np
 from keras import ops
 
 from routing_tf import layers
-from routing_tf.layers.cluster_order import chunk_size_for
-from routing_tf.layers.pieces import in_pieces
-from routing_tf.layers.pieces import num_pieces
+from routing_tf.layers.routing.cluster_order import chunk_size_for
+from routing_tf.layers.softmax.pieces import in_pieces
+from routing_tf.layers.softmax.pieces import num_pieces
 
 # Arguments of `RoutedHeads`.
 ROUTINGS = {

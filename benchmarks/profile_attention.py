@@ -23,7 +23,7 @@ from absl import flags
 from benchmarks import contenders
 from benchmarks import keras_attention
 from benchmarks import language_models
-from routing_tf.layers.fused_attention import IMPLEMENTATIONS
+from routing_tf.layers.softmax.fused_attention import IMPLEMENTATIONS
 
 PASSES = 3
 # What the runtime notes beside operations.

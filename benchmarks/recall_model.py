@@ -14,7 +14,7 @@ from benchmarks.report import say
 from routing_tf import layers
 from routing_tf.analysis.probe import clustered_groups
 from routing_tf.analysis.probe import recorded
-from routing_tf.layers.keras_internals import declare_call_argument
+from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.models.compiled import compiled
 
 LOCAL_BLOCK = 16

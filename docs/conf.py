@@ -11,6 +11,11 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 from sphinx.util.inspect import stringify_signature
 
 from routing_tf import __version__
+from routing_tf import zoo
+
+# Files of weights know these classes by the names of their bases.
+for _name in ("ReformerHeads", "ThresholdHeads"):
+    getattr(zoo, _name).__name__ = _name
 
 project = "routing_tf"
 author = "the routing_tf authors"

@@ -30,7 +30,7 @@ from keras import ops
 from routing_tf import layers
 from routing_tf import zoo
 from routing_tf.layers.heads.clustered import ClusteredHeads
-from routing_tf.layers.online_kmeans import normalize
+from routing_tf.layers.routing.online_kmeans import normalize
 
 LENGTH, DIM, KEY_DIM = 64, 16, 16
 IMAGE = (8, 8)
@@ -382,34 +382,34 @@ def visible(group, x, causal):
     if not isinstance(group, ClusteredHeads):
         return is_seen.astype(int)
     query = normalize(ops.matmul(x, attention.query_kernel))[:, None]
-    (scores,) = group.scores([query], [None])
+    (assigned,) = group.assign([query], [None])
     colours = np.zeros(is_seen.shape, int)
-    for number, together in enumerate(in_one_cluster(group, scores, causal)):
+    for number, together in enumerate(in_one_cluster(group, assigned, causal)):
         colours[together] = number + 1
     return colours * is_seen
 
 
-def in_one_cluster(group, scores, causal):
+def in_one_cluster(group, assigned, causal):
     """Tells which tokens sit in a cluster together.
 
     Args:
         group: the head group, of one head with clusters.
-        scores: `<float32>[1, 1, length, clusters]`.
+        assigned: `Assignment` of its tokens.
         causal: whether members are judged among the tokens up to the query.
 
     Returns:
         NumPy array `<bool>[clusters, length, length]`, for each query (first) and key.
     """
-    length, clusters = scores.shape[2:]
+    length, clusters = assigned.entries.shape[2], assigned.num_clusters
     if causal and group.causal_rule().tokens_choose:
-        best = ops.convert_to_numpy(ops.argmax(scores, axis=-1))[0, 0]
+        best = ops.convert_to_numpy(assigned.numbers)[0, 0]
         is_member = best == np.arange(clusters)[:, None]
         return is_member[:, :, None] & is_member[:, None]
     mask = None
     if causal:  # a row of the batch for each query, with the tokens up to it
-        scores = ops.repeat(scores, length, axis=0)
+        assigned = assigned.with_entries(ops.repeat(assigned.entries, length, axis=0))
         mask = np.tri(length, dtype="bool")[:, None]
-    members, belongs = group.choose(scores, mask)
+    members, belongs = group.choose(assigned, mask)
     is_member = ops.convert_to_numpy(members)[:, 0, :, :, None] == np.arange(length)
     if belongs is not None:
         is_member &= ops.convert_to_numpy(belongs)[:, 0, :, :, None]

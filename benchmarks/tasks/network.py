@@ -21,7 +21,7 @@ from benchmarks.tasks.task import Examples
 from routing_tf import layers
 from routing_tf import models
 from routing_tf import training
-from routing_tf.layers.keras_internals import declare_call_argument
+from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.models import stack
 from routing_tf.models.compiled import compiled_once
 

@@ -12,7 +12,7 @@ from keras import ops
 from routing_tf import layers
 from routing_tf.analysis.probe import recorded
 from routing_tf.analysis.windows import batches_to_score
-from routing_tf.layers.keras_internals import layers_inside
+from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.models.compiled import compiled
 from routing_tf.models.token_scorer import TokenScorer
 

@@ -11,7 +11,7 @@ from routing_tf.analysis.probe import Probe
 from routing_tf.analysis.probe import clustered_groups
 from routing_tf.analysis.windows import rows_of
 from routing_tf.files.progress import progress
-from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.models.occupancy import shares_of
 from routing_tf.models.occupancy import spread
 

@@ -177,7 +177,7 @@ class Probe:
         found = []
         for block, state in zip(self.blocks, states, strict=True):
             groups = clustered_groups(block)
-            with recorded(groups, "scores") as calls:
+            with recorded(groups, "assign") as calls:
                 _, maps = block.attention(
                     block.attention_input(state),
                     use_causal_mask=block.use_causal_mask,
@@ -185,8 +185,8 @@ class Probe:
                     routing_scope=self.routing_scope,
                 )
             clusters = {
-                group.name: _clusters(group, scores[-1])
-                for group, (_, scores) in zip(groups, calls, strict=True)
+                group.name: _clusters(group, assigned[-1])
+                for group, (_, assigned) in zip(groups, calls, strict=True)
             }
             found.append((maps, clusters))
         return found
@@ -287,14 +287,13 @@ def _side_by_side(heads):
     )
 
 
-def _clusters(group, scores):
-    """Returns best clusters and members from the scores `[B, H, L, K]` of keys."""
-    nearest = ops.cast(ops.argmax(scores, axis=-1), "int32")
-    rule = group.causal_rule()
+def _clusters(group, assigned):
+    """Returns best clusters and members from the `Assignment` of keys."""
+    nearest, rule = assigned.numbers, group.causal_rule()
     if rule.tokens_choose:
-        return nearest, rule.members(scores)
-    members, belongs = group.choose(scores, None)
-    length = scores.shape[2]
+        return nearest, rule.members(assigned.scores)
+    members, belongs = group.choose(assigned, None)
+    length = nearest.shape[2]
     inside = ops.any(
         ops.logical_and(
             members[..., None] == np.arange(length),

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from routing_tf.files.progress import progress
-from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.training import evaluation
 
 

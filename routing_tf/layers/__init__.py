@@ -6,12 +6,25 @@ it runs.
 
 import importlib as _importlib
 
-from routing_tf.layers.clustering import Clustering as Clustering
-from routing_tf.layers.embeddings import GridEmbedding as GridEmbedding
-from routing_tf.layers.embeddings import TimingSignal as TimingSignal
-from routing_tf.layers.embeddings import TokenDropout as TokenDropout
-from routing_tf.layers.embeddings import TokenEmbedding as TokenEmbedding
-from routing_tf.layers.feed_forward import FeedForward as FeedForward
+from routing_tf.layers.attention.mixed_attention import MixedAttention as MixedAttention
+from routing_tf.layers.attention.routing_attention import (
+    RoutingAttention as RoutingAttention,
+)
+from routing_tf.layers.blocks.embeddings import GridEmbedding as GridEmbedding
+from routing_tf.layers.blocks.embeddings import TimingSignal as TimingSignal
+from routing_tf.layers.blocks.embeddings import TokenDropout as TokenDropout
+from routing_tf.layers.blocks.embeddings import TokenEmbedding as TokenEmbedding
+from routing_tf.layers.blocks.feed_forward import FeedForward as FeedForward
+from routing_tf.layers.blocks.image_embeddings import (
+    RowColumnEmbedding as RowColumnEmbedding,
+)
+from routing_tf.layers.blocks.image_embeddings import (
+    SubpixelEmbedding as SubpixelEmbedding,
+)
+from routing_tf.layers.blocks.transformer_block import SublayerSteps as SublayerSteps
+from routing_tf.layers.blocks.transformer_block import (
+    TransformerBlock as TransformerBlock,
+)
 from routing_tf.layers.heads.cluster_strided import (
     ClusterStridedHeads as ClusterStridedHeads,
 )
@@ -24,19 +37,18 @@ from routing_tf.layers.heads.random import RandomHeads as RandomHeads
 from routing_tf.layers.heads.routed import RoutedHeads as RoutedHeads
 from routing_tf.layers.heads.sliding import SlidingHeads as SlidingHeads
 from routing_tf.layers.heads.strided import StridedHeads as StridedHeads
-from routing_tf.layers.held_updates import hold_updates as hold_updates
-from routing_tf.layers.image_embeddings import RowColumnEmbedding as RowColumnEmbedding
-from routing_tf.layers.image_embeddings import SubpixelEmbedding as SubpixelEmbedding
-from routing_tf.layers.mixed_attention import MixedAttention as MixedAttention
-from routing_tf.layers.online_kmeans import OnlineKMeans as OnlineKMeans
-from routing_tf.layers.relative_position import RelativePosition as RelativePosition
-from routing_tf.layers.routing_attention import RoutingAttention as RoutingAttention
-from routing_tf.layers.scaled_dot_product import ScaledDotProduct as ScaledDotProduct
-from routing_tf.layers.stated_gradients import (
+from routing_tf.layers.routing.clustering import Clustering as Clustering
+from routing_tf.layers.routing.held_updates import hold_updates as hold_updates
+from routing_tf.layers.routing.online_kmeans import OnlineKMeans as OnlineKMeans
+from routing_tf.layers.softmax.relative_position import (
+    RelativePosition as RelativePosition,
+)
+from routing_tf.layers.softmax.scaled_dot_product import (
+    ScaledDotProduct as ScaledDotProduct,
+)
+from routing_tf.layers.support.stated_gradients import (
     automatic_gradients as automatic_gradients,
 )
-from routing_tf.layers.transformer_block import SublayerSteps as SublayerSteps
-from routing_tf.layers.transformer_block import TransformerBlock as TransformerBlock
 
 #: Names of `routing_tf.zoo` that are names here too; it is imported only for them.
 _OF_THE_ZOO = (

@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from routing_tf import layers
-from routing_tf.layers.keras_internals import declare_call_argument
+from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.models import stack
 from routing_tf.models.presets import preset_description
 from routing_tf.models.presets import preset_names

@@ -1,22 +1,22 @@
 """Checks of hyperparameters."""
 
 import dataclasses
+import importlib
 import math
 
-from routing_tf.layers.clustering import CENTROID_INITIALIZATIONS
-from routing_tf.layers.feed_forward import ACTIVATIONS
-from routing_tf.layers.fused_attention import IMPLEMENTATIONS
+from routing_tf.layers.attention.mixed_attention import REMATS
+from routing_tf.layers.blocks.feed_forward import ACTIVATIONS
 from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
-from routing_tf.layers.heads.head_group import check_key_shift
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.heads.routed import check_clusters_per_query
-from routing_tf.layers.mixed_attention import REMATS
-from routing_tf.layers.scaled_dot_product import check_entmax_alpha
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_optional_number
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import check_rate
+from routing_tf.layers.routing.clustering import CENTROID_INITIALIZATIONS
+from routing_tf.layers.softmax.fused_attention import IMPLEMENTATIONS
+from routing_tf.layers.support.key_shift import check_key_shift
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_optional_number
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_rate
 from routing_tf.models.pattern_checks import check_names
 from routing_tf.models.pattern_checks import check_patterns
 from routing_tf.models.patterns import OWN
@@ -131,7 +131,9 @@ def _check_type(h, field):
                 check = check_non_negative_integer
             check(field.name, value)
     elif field.name == "entmax_alpha":
-        check_entmax_alpha(field.name, value)
+        if value is not None:
+            entmax = importlib.import_module("routing_tf.zoo.entmax")
+            entmax.check_entmax_alpha(field.name, value)
     elif field.type == (float | None):
         check_optional_number(field.name, value)
     elif field.type == (str | None):

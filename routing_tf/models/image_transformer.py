@@ -10,7 +10,7 @@ from keras import ops
 from routing_tf import layers
 from routing_tf.files import safe_loading
 from routing_tf.files.progress import progress
-from routing_tf.layers.keras_internals import declare_call_argument
+from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.models import bridge
 from routing_tf.models import stack
 from routing_tf.models import steps

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from routing_tf import layers
-from routing_tf.layers.keras_internals import layers_inside
+from routing_tf.layers.support.keras_internals import layers_inside
 
 # A cluster counts as dead if its share of tokens is below this part of an even share.
 DEAD = 0.01

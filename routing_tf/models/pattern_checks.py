@@ -1,6 +1,6 @@
 """Checks of patterns against the other hyperparameters."""
 
-from routing_tf.layers.validation import check_choice
+from routing_tf.layers.support.validation import check_choice
 from routing_tf.models import patterns
 
 # Hyperparameters that heads may refuse, their names in heads, and neutral values.

@@ -6,7 +6,7 @@ cannot be inputs of a compiled or saved function.
 
 from keras import ops
 
-from routing_tf.layers import extremes
+from routing_tf.layers.support import extremes
 
 
 def filtered_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
@@ -22,7 +22,7 @@ def filtered_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
 
     ```python
     import numpy as np
-    from routing_tf.layers import extremes
+    from routing_tf.layers.support import extremes
     from routing_tf.models.sampling import filtered_probabilities
 
     logits = np.log([[0.1, 0.5, 0.4]])

@@ -8,7 +8,7 @@ import inspect
 import keras
 import tensorflow as tf
 
-from routing_tf.layers.data_shapes import static_shapes
+from routing_tf.layers.support.data_shapes import static_shapes
 from routing_tf.models import saved_images
 from routing_tf.models import saved_texts
 from routing_tf.models import signatures

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.models import signatures
 from routing_tf.models import steps
 

@@ -7,8 +7,8 @@ import numpy as np
 from keras import ops
 
 from routing_tf.files.progress import progress
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.models import preprocessing
 from routing_tf.models.score import Score
 from routing_tf.models.score import join as join

@@ -3,9 +3,9 @@
 import keras
 import keras_hub
 
-from routing_tf.layers.keras_internals import layers_inside
-from routing_tf.models.causal_lm import TextLanguageModel
+from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.models.encoder_decoder import RoutingTransformerEncoderDecoder
+from routing_tf.models.text_language_model import TextLanguageModel
 from routing_tf.tokenizers import ByteTokenizer
 
 

@@ -16,7 +16,7 @@ import keras_hub
 import numpy as np
 from keras import ops
 
-from routing_tf.layers import extremes
+from routing_tf.layers.support import extremes
 from routing_tf.models.compiled import compiled
 from routing_tf.models.compiled import compiled_once
 

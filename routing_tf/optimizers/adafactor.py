@@ -5,7 +5,7 @@ import numbers
 import keras
 from keras import ops
 
-from routing_tf.layers.validation import check_choice
+from routing_tf.layers.support.validation import check_choice
 
 DECAY_TYPES = ("pow", "adam")
 

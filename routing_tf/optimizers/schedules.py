@@ -5,7 +5,7 @@ import math
 import keras
 from keras import ops
 
-from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_positive_integer
 
 
 def _linear_warmup(schedule, step):

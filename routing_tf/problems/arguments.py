@@ -2,7 +2,7 @@
 
 import operator
 
-from routing_tf.layers.validation import check_choice
+from routing_tf.layers.support.validation import check_choice
 
 SPLITS = ("train", "validation", "test")
 

@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 
-from routing_tf.layers.validation import check_choice
+from routing_tf.layers.support.validation import check_choice
 from routing_tf.problems import vocabularies
 from routing_tf.problems.arguments import integer_at_least
 from routing_tf.problems.prepared import PreparedProblem

@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from routing_tf.files import safe_loading
-from routing_tf.layers.validation import is_integer
+from routing_tf.layers.support.validation import is_integer
 
 PAD_ID = 0
 END_ID = 1

@@ -10,8 +10,8 @@ from routing_tf import models
 from routing_tf import problems
 from routing_tf.files import safe_loading
 from routing_tf.files.atomic import write_whole
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.models.build import POLICIES
 from routing_tf.tokenizers import subword_tokenizer
 from routing_tf.training import checkpoints

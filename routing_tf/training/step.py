@@ -9,9 +9,9 @@ import numpy as np
 from keras import ops
 
 from routing_tf import layers
-from routing_tf.layers.exploring import is_exploring_seed
-from routing_tf.layers.keras_internals import decays
-from routing_tf.layers.replicas import sum_over_replicas
+from routing_tf.layers.routing.exploring import is_exploring_seed
+from routing_tf.layers.support.keras_internals import decays
+from routing_tf.layers.support.replicas import sum_over_replicas
 from routing_tf.models.packed_documents import inputs_of
 
 # More random draws than one layer makes in one part of a step.

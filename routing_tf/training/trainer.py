@@ -16,7 +16,7 @@ import zlib
 import numpy as np
 
 from routing_tf.files.folders import make_folder
-from routing_tf.layers.validation import check_choice
+from routing_tf.layers.support.validation import check_choice
 from routing_tf.models.build import build_model
 from routing_tf.models.occupancy import centroid_occupancy
 from routing_tf.models.token_scorer import TokenScorer

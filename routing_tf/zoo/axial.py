@@ -3,15 +3,15 @@
 import keras
 from keras import ops
 
-from routing_tf.layers import blocks
-from routing_tf.layers.axes import cut_axis
-from routing_tf.layers.axes import side_by_side
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.masks import known_mask
-from routing_tf.layers.validation import check_optional_integer
-from routing_tf.layers.validation import is_integer
+from routing_tf.layers.support import blocks
+from routing_tf.layers.support.axes import cut_axis
+from routing_tf.layers.support.axes import side_by_side
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import is_integer
 from routing_tf.zoo.parts.one_sequence import OneSequenceHeads
 from routing_tf.zoo.parts.pattern import Pattern
 
@@ -176,17 +176,19 @@ class AxialHeads(OneSequenceHeads):
         visible = ops.logical_or(key_columns == column, key_rows == row)
         return visible, keys - query
 
-    def cache_length(self, max_length, grid=None):
-        is_bounded = self.axis == 1 and grid is None
+    def cache_length(self, max_length, positions=None):
+        is_grid = positions is not None and len(positions.lengths) > 1
+        is_bounded = self.axis == 1 and not is_grid
         return self._width(None) if is_bounded else max_length
 
     def max_positions(self, cache):
         is_bounded = self.axis == 1 and "row" not in cache
         return None if is_bounded else super().max_positions(cache)
 
-    def cache_for(self, batch_size, positions):
-        cache, width = super().cache_for(batch_size, positions), self._width(positions)
-        if len(positions.lengths) == 1:
+    def make_cache(self, batch_size, max_length, positions=None):
+        cache = super().make_cache(batch_size, max_length, positions)
+        width = self._width(positions)
+        if positions is None or len(positions.lengths) == 1:
             return cache
         places = ops.arange(positions.lengths[0] * width, dtype="int32")
         places = positions.arrange(places[None, None])[:, 0]

@@ -4,14 +4,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers import membership
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import library
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import is_integer
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import library
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import is_integer
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.one_sequence import OneSequenceHeads
 from routing_tf.zoo.parts.pattern import Pattern
@@ -111,18 +111,18 @@ class BlockPairHeads(OneSequenceHeads):
         queries = ops.broadcast_to(places, (batch, self.num_heads, *ops.shape(places)))
         bias = None
         if inputs.value_mask is not None:
-            real = membership.gather_entries(inputs.value_mask, keys, length)
+            real = gathering.gather_entries(inputs.value_mask, keys, length)
             mask = combine_masks(mask, real)
         if inputs.token_bias is not None:
-            bias = membership.gather_entries(inputs.token_bias, keys, length)
+            bias = gathering.gather_entries(inputs.token_bias, keys, length)
             bias = bias[..., None, :]
         distances = None
         if self.max_relative_position is not None:
             distances = keys[..., None, :] - queries[..., None]
         output = self.dot_product(
-            membership.gather(inputs.query, queries),
-            membership.gather(inputs.key, keys),
-            membership.gather(inputs.value, keys),
+            gathering.gather(inputs.query, queries),
+            gathering.gather(inputs.key, keys),
+            gathering.gather(inputs.value, keys),
             attention_mask=mask[..., None, :],
             bias=bias,
             distances=distances,
@@ -134,7 +134,7 @@ class BlockPairHeads(OneSequenceHeads):
         slot = block * size + position - start
         slot = ops.broadcast_to(slot, (batch, self.num_heads, length))
         shape = (batch, self.num_heads, self.num_blocks * size, output.shape[-1])
-        return membership.gather(ops.reshape(output, shape), slot)
+        return gathering.gather(ops.reshape(output, shape), slot)
 
     def permutation_of_each_head(self):
         """Returns which block the queries of each block see, in NumPy.
@@ -147,7 +147,7 @@ class BlockPairHeads(OneSequenceHeads):
         heads = [generator.permutation(self.num_blocks) for _ in range(self.num_heads)]
         return np.array(heads, "int32")
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         refusals.refuse_cache(self, NO_CAUSAL_FORM)
 
 

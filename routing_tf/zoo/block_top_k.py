@@ -4,13 +4,13 @@ import keras
 from keras import ops
 
 from routing_tf.layers import HeadGroup
-from routing_tf.layers import membership
-from routing_tf.layers.decoding import rows
-from routing_tf.layers.lengths import is_known
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.caches import rows
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts import chosen_blocks
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
@@ -109,7 +109,7 @@ class BlockTopKHeads(HeadGroup):
         own = numbers(length_of(inputs.query, 2))[:, None] // memory.key.shape[3]
         return block < own if inputs.use_causal_mask else block != own
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         return self._make_blocks(batch_size, max_length, self.block_length)
 
     def _make_blocks(self, batch_size, num_tokens, block_length):
@@ -258,7 +258,7 @@ def _in_blocks(x, like, first):
 
 def _read(x, blocks):
     """From `[B, H, G, S, D]` to `[B, H, K * S, D]`, given the blocks `[B, H, K]`."""
-    read = membership.gather_blocks(x, blocks)
+    read = gathering.gather_blocks(x, blocks)
     batch, heads, count, size, dim = ops.shape(read)
     return ops.reshape(read, (batch, heads, count * size, dim))
 

@@ -5,18 +5,18 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import HeadGroup
-from routing_tf.layers import backends
-from routing_tf.layers import membership
-from routing_tf.layers.blocks import running_sum
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.lengths import smaller
-from routing_tf.layers.masks import known_mask
-from routing_tf.layers.products import product
-from routing_tf.layers.softmax_attention import softmax
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_optional_integer
-from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.softmax.softmax_attention import softmax
+from routing_tf.layers.support import backends
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support.blocks import running_sum
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.lengths import smaller
+from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.products import product
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
@@ -126,13 +126,13 @@ class ClusteredQueryHeads(HeadGroup):
         members = _members_of(cluster, real, self.num_clusters)
         weights = self._weights_of_clusters(inputs, members)
         if self.num_keys is None:
-            return membership.gather(self._sums(weights, inputs, training), cluster)
+            return gathering.gather(self._sums(weights, inputs, training), cluster)
         number = smaller(self.num_keys, length_of(inputs.value, 2))
         shares, keys = backends.top_k(weights, number)
         rest = ops.where(_is_among(keys, weights), 0.0, weights)
-        sums = membership.gather(self._sums(rest, inputs, training), cluster)
-        share = ops.sum(membership.gather(shares, cluster), axis=-1)
-        keys = membership.gather(keys, cluster)
+        sums = gathering.gather(self._sums(rest, inputs, training), cluster)
+        share = ops.sum(gathering.gather(shares, cluster), axis=-1)
+        keys = gathering.gather(keys, cluster)
         return sums + self._read_keys(inputs, keys, share, training)
 
     def clusters(self, query, real):
@@ -154,7 +154,7 @@ class ClusteredQueryHeads(HeadGroup):
         bits = ops.where(products > 0, 1.0, -1.0)
         return _cluster_bits(bits, real, self.num_clusters, self.num_iterations)
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         refusals.refuse_cache(self, OF_ALL_QUERIES)
 
     def make_memory(self, inputs, max_length):
@@ -192,11 +192,11 @@ class ClusteredQueryHeads(HeadGroup):
 
         These are `<int32>[B, H, length, keys]`, the share is `<float32>[B, H, length]`.
         """
-        key, value = (membership.gather(x, places) for x in (inputs.key, inputs.value))
+        key, value = (gathering.gather(x, places) for x in (inputs.key, inputs.value))
         logits = ops.matmul(key, inputs.query[..., None])[..., 0]
         memory_length = length_of(inputs.value, 2)
         mask, bias = (
-            None if x is None else membership.gather_entries(x, places, memory_length)
+            None if x is None else gathering.gather_entries(x, places, memory_length)
             for x in (inputs.value_mask, inputs.token_bias)
         )
         weights = self._softmax(ops.cast(logits, "float32"), mask, bias)

@@ -3,14 +3,14 @@
 import keras
 from keras import ops
 
-from routing_tf.layers import extremes
-from routing_tf.layers.initializers import cloned
-from routing_tf.layers.masks import large_negative
-from routing_tf.layers.products import product
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_optional_integer
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import initializer
+from routing_tf.layers.support import extremes
+from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.products import product
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share

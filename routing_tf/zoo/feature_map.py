@@ -7,12 +7,12 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import HeadGroup
-from routing_tf.layers import extremes
-from routing_tf.layers.decoding import pending_keys
-from routing_tf.layers.products import product
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.caches import pending_keys
+from routing_tf.layers.support import extremes
+from routing_tf.layers.support.products import product
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.weighted_sums import NOTHING
@@ -176,7 +176,7 @@ class FeatureMapHeads(HeadGroup):
         # A step is one chunk.
         return self.chunk_length
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         shape = (batch_size, self.num_heads)
         features = {
             "elu": self.key_dim,

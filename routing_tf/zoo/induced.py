@@ -4,10 +4,10 @@ import keras
 from keras import ops
 
 from routing_tf.layers import HeadGroup
-from routing_tf.layers.initializers import cloned
-from routing_tf.layers.masks import known_mask
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import initializer
+from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.parts import learned_queries
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.head_norm import HeadNorm
@@ -123,7 +123,7 @@ class InducedHeads(HeadGroup):
     def attend(self, inputs, training=None):
         return self._read(inputs.query, self._points(inputs, training), training)
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         refusals.refuse_cache(self, ALL_TOKENS)
 
     def make_memory(self, inputs, max_length):

@@ -1,9 +1,9 @@
 """Head groups of known sparse models, for `MixedAttention`."""
 
 from routing_tf.layers import LocalHeads
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_optional_integer
-from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.global_tokens import GlobalHeads
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share

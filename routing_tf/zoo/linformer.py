@@ -4,13 +4,13 @@ import keras
 from keras import ops
 
 from routing_tf.layers import HeadGroup
-from routing_tf.layers.initializers import cloned
-from routing_tf.layers.masks import without_padding
-from routing_tf.layers.products import product
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import initializer
-from routing_tf.layers.validation import static_length
+from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.masks import without_padding
+from routing_tf.layers.support.products import product
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import initializer
+from routing_tf.layers.support.validation import static_length
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.pattern import Pattern
 
@@ -107,7 +107,7 @@ class LinformerHeads(HeadGroup):
             inputs.query, *self._mixtures(inputs), training=training
         )
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         refusals.refuse_cache(self, NO_PLACES)
 
     def make_memory(self, inputs, max_length):

@@ -3,12 +3,12 @@
 import keras
 from keras import ops
 
-from routing_tf.layers.initializers import cloned
-from routing_tf.layers.masks import large_negative
-from routing_tf.layers.softmax_attention import softmax
-from routing_tf.layers.validation import check_optional_integer
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import initializer
+from routing_tf.layers.softmax.softmax_attention import softmax
+from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.head_norm import HeadNorm
 from routing_tf.zoo.parts.pattern import Pattern
@@ -126,9 +126,9 @@ class LongShortHeads(SummaryHeads):
             self._check_segments()
         return super().prepared(inputs)
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         self._check_segments()
-        return super().make_cache(batch_size, max_length, grid)
+        return super().make_cache(batch_size, max_length, positions)
 
     def _check_segments(self):
         if self.segment_length is None:

@@ -6,14 +6,14 @@ import keras
 from keras import ops
 
 from routing_tf.layers import HeadGroup
-from routing_tf.layers.blocks import running_sum
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import known_mask
-from routing_tf.layers.products import product
-from routing_tf.layers.softmax_attention import softmax
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import initializer
+from routing_tf.layers.softmax.softmax_attention import softmax
+from routing_tf.layers.support.blocks import running_sum
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.products import product
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.parts import learned_queries
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.pattern import Pattern
@@ -125,7 +125,7 @@ class LunaHeads(HeadGroup):
         output = running_sums(weights, packing, value, None, self.chunk_length)
         return ops.cast(output / count, self.compute_dtype)
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         shape = (batch_size, self.num_heads)
         return {
             "keys": ops.zeros((*shape, self.key_dim, self.num_packed), "float32"),

@@ -1,25 +1,27 @@
 """Native sparse attention: compressed blocks, chosen blocks and a sliding window."""
 
 import dataclasses
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
 from routing_tf.layers import HeadGroup
-from routing_tf.layers import blocks
-from routing_tf.layers import membership
-from routing_tf.layers.decoding import rows
-from routing_tf.layers.initializers import cloned
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import known_mask
-from routing_tf.layers.masks import large_negative
-from routing_tf.layers.softmax_attention import softmax
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_optional_integer
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import initializer
+from routing_tf.layers.caches import rows
+from routing_tf.layers.softmax.softmax_attention import softmax
+from routing_tf.layers.support import blocks
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support.head_inputs import HeadInputs
+from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.parts import chosen_blocks
 from routing_tf.zoo.parts import near_tokens
 from routing_tf.zoo.parts import refusals
@@ -33,6 +35,26 @@ __all__ = ["NativeSparseHeads"]
 
 BRANCHES = ("compressed", "selected", "window")
 MANY_TOKENS = "a compressed block has one key and one logit for many tokens"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class GatedInputs(HeadInputs):
+    """Inputs of heads with gates.
+
+    Args:
+        features: `<float>[batch, length, dim]`, the tokens that queries are made from,
+            in the order of their positions.
+    """
+
+    features: Any = None
+
+    @property
+    def differentiated(self):
+        return [*super().differentiated, "features"]
+
+    def tokens(self, first, number):
+        features = ops.take(self.features, first + numbers(number), axis=1)
+        return dataclasses.replace(super().tokens(first, number), features=features)
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -118,7 +140,6 @@ class NativeSparseHeads(HeadGroup):
     5 to 12.
     """
 
-    needs_features = True
     tokens_per_step = 1
 
     def __init__(
@@ -192,9 +213,11 @@ class NativeSparseHeads(HeadGroup):
                 f"num_local_blocks={self.num_local_blocks}"
             )
 
-    def build(self, query_shape, key_shape, value_shape, features_shape):
+    def build(self, query_shape, key_shape, value_shape, features_shape=None):
         super().build(query_shape, key_shape, value_shape)
-        dim, heads = features_shape[-1], self.num_heads
+        dim, heads = self.input_dim, self.num_heads
+        if features_shape is not None:
+            dim = features_shape[-1]
         shape = (None, heads, None)
         self.key_compression.build((*shape, self.key_dim))
         self.value_compression.build((*shape, self.value_dim))
@@ -213,6 +236,18 @@ class NativeSparseHeads(HeadGroup):
                 initializer=cloned(self.kernel_initializer),
             )
 
+    def __call__(self, query=None, key=None, value=None, *, features=None, **options):
+        if "inputs" in options:
+            return super().__call__(**options)
+        if features is None:
+            raise ValueError(
+                "`features` must be given, because the heads read the inputs of the "
+                "queries. Received: features=None. Call the `MixedAttention` that "
+                "holds the group"
+            )
+        self.input_dim = features.shape[-1]
+        return super().__call__(query, key, value, source=features, **options)
+
     def prepared(self, inputs):
         if inputs.is_cross_attention or not inputs.use_causal_mask:
             raise ValueError(
@@ -229,7 +264,13 @@ class NativeSparseHeads(HeadGroup):
                 "weighted sums of values. Received: values of size "
                 f"{inputs.value.shape[-1]} instead of {self.value_dim}"
             )
-        return super().prepared(inputs)
+        inputs = super().prepared(inputs)
+        features, positions = inputs.source, inputs.positions
+        if positions is not None:
+            features = positions.arrange(features[:, None])[:, 0]
+        features = ops.cast(features, self.compute_dtype)
+        fields = {x.name: getattr(inputs, x.name) for x in dataclasses.fields(inputs)}
+        return GatedInputs(**fields, features=features)
 
     def attend(self, inputs, training=None):
         branches = self.branches(inputs)
@@ -350,7 +391,7 @@ class NativeSparseHeads(HeadGroup):
         gates = ops.transpose(gates, (3, 0, 2, 1))[..., None]
         return sum(gates[i] * output for i, output in enumerate(outputs))
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         """Returns an empty cache with room for `max_length` tokens.
 
         A dict with the rows `[B, H, P, E]` of `"tokens"`, for each branch one after the
@@ -436,7 +477,7 @@ class NativeSparseHeads(HeadGroup):
         if chosen is not None:
             block = ops.concatenate([block, chosen[:, :, 0]], axis=-1)
         blocks = ops.reshape(tokens, (batch, heads, num_blocks, size, row))
-        read = membership.gather_blocks(blocks, ops.minimum(block, num_blocks - 1))
+        read = gathering.gather_blocks(blocks, ops.minimum(block, num_blocks - 1))
         places = block[..., None] * size + numbers(size)
         shape = (batch, heads, block.shape[2] * size)
         places = ops.reshape(places, shape)

@@ -4,15 +4,15 @@ import keras
 from keras import ops
 
 from routing_tf.layers import HeadGroup
-from routing_tf.layers import extremes
-from routing_tf.layers.blocks import break_into_blocks
-from routing_tf.layers.lengths import is_known
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.products import product
-from routing_tf.layers.softmax_attention import softmax
-from routing_tf.layers.validation import check_optional_integer
-from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.softmax.softmax_attention import softmax
+from routing_tf.layers.support import extremes
+from routing_tf.layers.support.blocks import break_into_blocks
+from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.products import product
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.pattern import Pattern
 
@@ -137,7 +137,7 @@ class NystromHeads(HeadGroup):
             output = output + self._convolved(value)
         return ops.cast(output, self.compute_dtype)
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         refusals.refuse_cache(self, LANDMARKS)
 
     def _landmarks(self, tokens, mask):

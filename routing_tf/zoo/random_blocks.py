@@ -4,11 +4,11 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers import blocks
-from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import static_length
+from routing_tf.layers.support import blocks
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import static_length
 from routing_tf.zoo.parts.one_sequence import OneSequenceHeads
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
@@ -142,8 +142,8 @@ class RandomBlockHeads(OneSequenceHeads):
         )
         return blocks.put_back_blocks(output, length, axis=2)
 
-    def make_cache(self, batch_size, max_length, grid=None):
-        cache = super().make_cache(batch_size, max_length, grid)
+    def make_cache(self, batch_size, max_length, positions=None):
+        cache = super().make_cache(batch_size, max_length, positions)
         table = self.random_blocks(-(-max_length // self.block_length), True)
         return {**cache, "blocks": ops.broadcast_to(table, (batch_size, *table.shape))}
 

@@ -3,16 +3,16 @@
 import keras
 from keras import ops
 
-from routing_tf.layers import blocks
-from routing_tf.layers.axes import cut_axis
-from routing_tf.layers.decoding import rows
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import known_mask
-from routing_tf.layers.products import product
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import check_positive_number
+from routing_tf.layers.caches import rows
+from routing_tf.layers.support import blocks
+from routing_tf.layers.support.axes import cut_axis
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.products import product
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_positive_number
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.one_sequence import OneSequenceHeads
 from routing_tf.zoo.parts.pattern import Pattern
@@ -189,7 +189,7 @@ class SinkhornHeads(OneSequenceHeads):
             logits = logits - _logsumexp(logits, axis=-1)
         return ops.where(mask, ops.exp(logits), 0.0)
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         shape = (batch_size, self.num_heads, max_length)
         return {
             "rows": rows.empty_rows(self, *shape),

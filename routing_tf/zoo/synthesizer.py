@@ -4,17 +4,17 @@ import keras
 from keras import ops
 
 from routing_tf.layers import HeadGroup
-from routing_tf.layers.decoding.rows import make_rows
-from routing_tf.layers.initializers import cloned
-from routing_tf.layers.lengths import is_known
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.products import product
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_optional_integer
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import initializer
+from routing_tf.layers.caches.rows import make_rows
+from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.products import product
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.pattern import Pattern
 
@@ -146,7 +146,7 @@ class SynthesizerHeads(HeadGroup):
             training=training,
         )
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         self._check_length(max_length, "a cache")
         shape = (batch_size, self.num_heads, max_length, self.value_dim + 2)
         return {"rows": ops.zeros(shape, self.compute_dtype)}

@@ -6,7 +6,7 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.analysis import probe as probe_module
-from routing_tf.layers.online_kmeans import normalize
+from routing_tf.layers.routing.online_kmeans import normalize
 from tests import golden_cases
 from tests.analysis import small_cases
 from tests.models import small_models

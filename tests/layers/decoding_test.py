@@ -9,6 +9,7 @@ import pytest
 from keras import ops
 
 from routing_tf import layers
+from routing_tf.layers.support.blocks import BlockedOrder
 from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
@@ -144,7 +145,7 @@ GROUPS = {
 def test_steps_on_two_axes_follow_the_blocked_order(groups):
     layer = attention(*GROUPS[groups](), axes=2, use_gate=True)
     image = normal(2, 4, 6, DIM)
-    order = layers.blocks.BlockedOrder((4, 6), (2, 3))
+    order = BlockedOrder((4, 6), (2, 3))
     # Native sparse heads refuse a bias.
     decoder = helpers.Decoder(layer, has_bias=groups != "chosen")
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from routing_tf.layers.blocks import BlockedOrder
 from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.layers.support.blocks import BlockedOrder
 from routing_tf.models import release
 from tests import golden_cases
 from tests.layers import helpers

@@ -8,7 +8,7 @@ import pytest
 from keras.src.testing import TestCase
 
 from routing_tf import layers
-from routing_tf.layers.keras_internals import layers_inside
+from routing_tf.layers.support.keras_internals import layers_inside
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import kinds

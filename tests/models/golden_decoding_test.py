@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from routing_tf.layers.heads.clustered import ClusteredHeads
-from routing_tf.layers.keras_internals import layers_inside
+from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.models import release
 from tests import golden_cases
 from tests.layers.golden_decoding_test import blanked

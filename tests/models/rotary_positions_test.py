@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from routing_tf import models
-from routing_tf.layers.keras_internals import layers_inside
+from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.models import hyperparameters
 from tests import golden_cases
 from tests.models import small_models

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from routing_tf import layers
 from routing_tf import models
-from routing_tf.layers.keras_internals import layers_inside
+from routing_tf.layers.support.keras_internals import layers_inside
 from tests import golden_cases
 from tests.models import small_models
 

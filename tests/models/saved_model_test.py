@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from routing_tf import models
 from routing_tf import tokenizers
-from routing_tf.layers.rules import last_members
+from routing_tf.layers.routing import last_members
 from routing_tf.models.token_scorer import TokenScorer
 from tests import tracing
 from tests.models import small_models

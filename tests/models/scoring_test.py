@@ -4,7 +4,7 @@ import pytest
 from routing_tf import layers
 from routing_tf import models
 from routing_tf import tokenizers
-from routing_tf.layers.keras_internals import layers_inside
+from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.models import scoring
 from routing_tf.tokenizers.offsets import token_offsets
 from tests import golden_cases

@@ -5,7 +5,7 @@ import pytest
 
 from routing_tf import models
 from routing_tf import tokenizers
-from routing_tf.layers.keras_internals import layers_inside
+from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.models import release
 from tests import golden_cases
 from tests.models import small_models

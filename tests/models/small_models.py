@@ -6,7 +6,7 @@ import pytest
 
 from routing_tf import layers
 from routing_tf import models
-from routing_tf.layers.keras_internals import layers_inside
+from routing_tf.layers.support.keras_internals import layers_inside
 from tools import preset_table
 
 ON_JAX = keras.backend.backend() == "jax"

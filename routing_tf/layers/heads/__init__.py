@@ -1,0 +1,1 @@
+"""Head groups: one file for each pattern."""

@@ -3,15 +3,16 @@
 import keras
 from keras import ops
 
-from routing_tf.layers import membership
-from routing_tf.layers import segment_members
-from routing_tf.layers.heads.clustered import CentroidHeads
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.rules.all_scores import AllScores
+from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.layers.routing import membership
+from routing_tf.layers.routing import segment_members
+from routing_tf.layers.routing.all_scores import AllScores
+from routing_tf.layers.routing.clustering import Clustering
+from routing_tf.layers.support.lengths import length_of
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class ClusterStridedHeads(CentroidHeads):
+class ClusterStridedHeads(ClusteredHeads):
     """Heads whose clusters hold tokens at all distances from a centroid.
 
     Tokens are sorted by their score with a learned centroid, and every
@@ -66,19 +67,35 @@ class ClusterStridedHeads(CentroidHeads):
     release.
     """
 
-    def causal_rule(self, routing_scope=None):
-        return AllScores(self)
+    remembers_key_heads = True
+
+    def __init__(
+        self,
+        num_heads,
+        num_clusters,
+        attention_window,
+        *,
+        prefix_block_size=None,
+        **kwargs,
+    ):
+        clustering, kwargs = Clustering.taken_from(kwargs)
+        super().__init__(num_heads, attention_window, **kwargs)
+        self.add_centroids(num_clusters, prefix_block_size, clustering)
+
+    def causal_rule(self, routing_scope=None, has_segments=False):
+        return self.rule(AllScores)
 
     def max_positions(self, cache):
         return cache["rows"].shape[2]
 
-    def choose(self, scores, mask, training=None):
+    def choose(self, assigned, mask, training=None):
+        scores = assigned.scores
         window = self.window(length_of(scores, 2))
         return membership.strided_choice(scores, window, mask), None
 
-    def choose_in_segments(self, scores, starts, mask, training=None):
+    def choose_in_segments(self, assigned, starts, mask, training=None):
         window = self.attention_window
-        return segment_members.strided_choice(scores, window, starts, mask)
+        return segment_members.strided_choice(assigned.scores, window, starts, mask)
 
     def num_candidates(self, length):
         return length

@@ -4,25 +4,26 @@ import dataclasses
 
 from keras import ops
 
-from routing_tf.layers import exploring
-from routing_tf.layers import key_heads
-from routing_tf.layers import membership
-from routing_tf.layers import segment_members
-from routing_tf.layers.clustering import Clustering
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.key_shift import read_next_values
-from routing_tf.layers.lengths import is_known
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import smaller
-from routing_tf.layers.online_kmeans import OnlineKMeans
-from routing_tf.layers.online_kmeans import normalize
-from routing_tf.layers.rules.best_cluster import BestCluster
-from routing_tf.layers.rules.inside_clusters import InsideClusters
-from routing_tf.layers.rules.routed_tokens import RoutedTokens
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_optional_integer
-from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.routing import exploring
+from routing_tf.layers.routing import membership
+from routing_tf.layers.routing import segment_members
+from routing_tf.layers.routing.best_cluster import BestCluster
+from routing_tf.layers.routing.inside_clusters import InsideClusters
+from routing_tf.layers.routing.inside_segments import BestClusterOfSegment
+from routing_tf.layers.routing.inside_segments import InsideSegments
+from routing_tf.layers.routing.online_kmeans import OnlineKMeans
+from routing_tf.layers.routing.online_kmeans import normalize
+from routing_tf.layers.routing.routed_tokens import Assignment
+from routing_tf.layers.routing.routed_tokens import RoutedTokens
+from routing_tf.layers.support import key_heads
+from routing_tf.layers.support.key_shift import read_next_values
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import smaller
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import check_positive_integer
 
 QUERY_CLUSTERS = ("query", "key")
 
@@ -31,7 +32,7 @@ class ClusteredHeads(HeadGroup):
     """Heads that attend inside clusters; subclasses say who is a member.
 
     Queries and keys are layer-normalised and scored against the clusters, in float32
-    even with `dtype="float64"`. Then one of `routing_tf.layers.rules` says how tokens
+    even with `dtype="float64"`. Then one of `layers.routing` says how tokens
     attend: under a causal mask the group's `causal_rule`; in attention to another
     sequence each query sees the members of its best cluster; elsewhere attention is
     dense inside each cluster, and a token's results are averaged over its clusters.
@@ -72,19 +73,18 @@ class ClusteredHeads(HeadGroup):
     Reference: `clustered_local_attention_helper` of the release.
     """
 
-    supports_entmax = True
+    has_one_softmax = True
     compares_by_products = True
     supports_segments = True
     # Only content finds clusters; their members are also compared by position.
     compares_inputs = False
-    #: Number of choices of clusters, whose results are joined, see `rules.rounds`.
-    num_rounds = 1
     #: Number of clusters that a query reads in token choice, see `RoutedHeads`.
     clusters_per_query = 1
-    #: Whether a token sees itself where it sees others.
-    attends_to_self = True
     # Each of them reads a copy of its members.
     queries_per_step = 32
+    kmeans_class = OnlineKMeans
+    #: Added to a token's number of clusters, by which what it gets there is divided.
+    count_offset = 0.0
 
     def __init__(
         self,
@@ -107,19 +107,36 @@ class ClusteredHeads(HeadGroup):
         )
         if self.exploring_queries:
             self.exploring_seed = exploring.make_seed(self.dropout_seed)
+        # The centroids, see `add_centroids`; None if clusters have none.
+        self.kmeans = None
+        # Not for Keras to track.
+        object.__setattr__(self, "_rules", {})
+
+    def add_centroids(self, num_clusters, prefix_block_size, clustering):
+        """Gives the clusters learned centroids, which `clustering` moves.
+
+        `prefix_block_size` is the number of queries that are computed at once where
+        members are chosen for each prefix; None for `attention_window`.
+        """
+        self.clustering, settings = clustering, clustering.to_dict()
+        self.num_clusters = num_clusters
+        self.prefix_block_size = check_optional_integer(
+            "prefix_block_size", prefix_block_size
+        )
+        self.kmeans = self.kmeans_class(
+            num_clusters=num_clusters, **settings, name="kmeans", dtype="float32"
+        )
+        for name, value in settings.items():
+            setattr(self, name, value)
 
     @property
     def needs_keys(self):
         return not self.share_query_key
 
-    @property
-    def joins_rounds(self):
-        """Whether `rules.rounds` joins what tokens see."""
-        return self.num_rounds > 1 or not self.attends_to_self
-
     def has_softmax_alone(self, inputs, training):
-        joins = self.joins_rounds or self.clusters_per_query > 1
-        return super().has_softmax_alone(inputs, training) and not joins
+        if self.clusters_per_query > 1:
+            return False
+        return super().has_softmax_alone(inputs, training)
 
     def build(self, query_shape, key_shape, value_shape):
         if query_shape[-1] < 2:
@@ -128,67 +145,103 @@ class ClusteredHeads(HeadGroup):
                 f"it. Received: key_dim={query_shape[-1]}"
             )
         super().build(query_shape, key_shape or query_shape, value_shape)
+        if self.kmeans is not None:
+            batch, _, *rest = query_shape
+            self.kmeans.build((batch, self.num_key_heads, *rest))
 
     @property
     def routes_queries(self):
         """Whether queries choose the cluster that they read separately from keys."""
         return not self.share_query_key and self.query_cluster == "query"
 
-    def whole_sequence_rule(self):
+    def rule(self, kind):
+        """Returns the `Rule` of a class, which is made once sizes are known."""
+        if kind in self._rules:
+            return self._rules[kind]
+        rule = kind(self)
+        if self.key_dim is not None:
+            self._rules[kind] = rule
+        return rule
+
+    def whole_sequence_rule(self, has_segments=False):
         """Returns the `Rule` of members that are chosen from the whole sequence."""
-        return InsideClusters(self)
+        return self.rule(InsideSegments if has_segments else InsideClusters)
 
-    def memory_rule(self):
+    def memory_rule(self, has_segments=False):
         """Returns how queries attend to another sequence, a `Rule`."""
-        return BestCluster(self)
+        return self.rule(BestClusterOfSegment if has_segments else BestCluster)
 
-    def causal_rule(self, routing_scope=None):
+    def causal_rule(self, routing_scope=None, has_segments=False):
         """Returns how tokens attend under a causal mask, a `Rule`.
 
         `routing_scope` is that of `RoutedHeads`; None for that of the group.
         """
-        return self.whole_sequence_rule()
+        return self.whole_sequence_rule(has_segments)
 
-    def scores(self, streams, masks, training=None):
-        """Scores tokens against the clusters; a subclass says how.
+    def assign(self, streams, masks, training=None, adds_losses=True):
+        """Finds the clusters of tokens; a subclass without centroids says how.
 
         `streams` are normalised queries and keys, or only keys that are also the
         queries, `<float32>[batch, heads, length, key_dim]`. `masks`, one for each
         stream, are `<bool>[batch, 1 or heads, length]`, True for real tokens, or None.
-        Returns a list of `<float32>[batch, heads, length, clusters]`. State moves only
-        in training.
+        Returns a list of `Assignment`. State moves only in training.
         """
-        raise NotImplementedError
+        number, own = self.num_key_value_heads, streams
+        is_grouped = number < self.num_heads and self.remembers_key_heads
+        if is_grouped:
+            streams = [key_heads.in_one_sequence(x, number) for x in own]
+            masks = [
+                None if mask is None else ops.tile(mask, (1, 1, x.shape[1] // number))
+                for mask, x in zip(masks, own, strict=True)
+            ]
+        if adds_losses:
+            scores = self.scores(streams, masks, training=training)
+        else:
+            scores = self.bare_scores(streams)
+        if is_grouped:
+            scores = [
+                key_heads.in_heads(*each) for each in zip(scores, own, strict=True)
+            ]
+        return [Assignment(own, self.num_clusters) for own in scores]
+
+    def scores(self, streams, masks, training=None):
+        """Scores tokens against the centroids, `<float32>[B, H, L, K]` each.
+
+        Args and state: as in `assign`.
+        """
+        return self.kmeans(tuple(streams), token_mask=masks, training=training)
 
     def bare_scores(self, streams):
         """Returns the result of `scores`, without adding a loss or moving state."""
-        return self.scores(streams, [None] * len(streams), training=False)
+        return [self.kmeans.scores(stream) for stream in streams]
 
-    #: Added to a token's number of clusters, by which what it gets there is divided.
-    count_offset = 0.0
+    @property
+    def near_tie(self):
+        """Difference of scores up to which tokens are equal, see `membership`."""
+        if self.kmeans is None:
+            return 0.0
+        return membership.NEAR_TIE * (self.key_dim or 0)
 
-    #: Difference of scores up to which tokens are equal, see `membership`.
-    near_tie = 0.0
-
-    def choose(self, scores, mask, training=None):
+    def choose(self, assigned, mask, training=None):
         """Decides who is a member of which cluster, from the whole sequence.
 
-        Here each cluster takes the tokens that score highest. `scores` are
-        `<float32>[batch, heads, length, clusters]`; the mask, True for those that may
-        be members, is `<bool>[batch, 1 or heads, length]`, or None. Returns members
+        Here each cluster takes the tokens that score highest. `assigned` is an
+        `Assignment`; the mask, True for those that may be members, is
+        `<bool>[batch, 1 or heads, length]`, or None. Returns members
         `<int>[batch, heads, clusters, window]`, sorted, and a mask of their shape,
         False in slots without a member; None for a mask of all True. In training,
         rounding may decide among equal tokens, which is faster.
         """
+        scores = assigned.scores
         window = self.window(length_of(scores, 2))
         near_tie = 0.0 if training else self.near_tie
         return membership.expert_choice(scores, window, mask, near_tie), None
 
-    def choose_in_segments(self, scores, starts, mask, training=None):
+    def choose_in_segments(self, assigned, starts, mask, training=None):
         """Decides who is a member of which cluster, within each segment.
 
         Args:
-            scores: as in `choose`.
+            assigned: as in `choose`.
             starts: `<int32>[batch, 1, length]`, the position at which the segment of
                 each token starts.
             mask: as in `choose`; padding is no member.
@@ -197,47 +250,63 @@ class ClusteredHeads(HeadGroup):
         Returns:
             `<bool>[batch, heads, clusters, length]`.
         """
-        near_tie = 0.0 if training else self.near_tie
-        window = self.attention_window
-        return segment_members.expert_choice(scores, window, starts, mask, near_tie)
+        near_tie, window = 0.0 if training else self.near_tie, self.attention_window
+        return segment_members.expert_choice(
+            assigned.scores, window, starts, mask, near_tie
+        )
+
+    def num_candidates(self, length):
+        """Returns how many tokens of a prefix of this length can be members."""
+        raise NotImplementedError
+
+    def is_member(self, ranks, num_tokens):
+        """Tells which tokens of a prefix are members.
+
+        `ranks` count its tokens that score higher.
+        """
+        raise NotImplementedError
 
     def shifted(self, inputs):
         # Members are keys, so values are moved to them.
         return read_next_values(inputs) if self.key_shift else inputs
 
     def attend(self, inputs, training=None):
-        rule = self._rule(inputs)
-        tokens = self.routed_tokens(inputs, rule, training).for_queries(self.num_heads)
+        rule = self._rule_of(inputs)
+        tokens = self.routed_tokens(inputs, rule, training)
+        if self.num_key_value_heads != self.num_heads:
+            tokens = tokens.for_queries(self.num_heads)
         output = rule.attend(tokens, training=training)
         if not (training and self.exploring_queries and rule.lets_explore):
             return output
         if inputs.is_cross_attention:
             return output
-        inputs = self.for_queries(inputs)
+        return self.explored(output, tokens, self.for_queries(inputs), training)
+
+    def explored(self, output, tokens, inputs, training):
+        """Returns the output with that of exploring queries, see `exploring`."""
         return exploring.explore(self, tokens, inputs, output, training)
 
-    def _rule(self, inputs):
+    def _rule_of(self, inputs):
+        has_segments = inputs.segments is not None
         if inputs.use_causal_mask:
-            rule = self.causal_rule(inputs.routing_scope)
-        elif inputs.is_cross_attention:
-            rule = self.memory_rule()
-        else:
-            rule = self.whole_sequence_rule()
-        return rule if inputs.segments is None else rule.in_segments()
+            return self.causal_rule(inputs.routing_scope, has_segments)
+        if inputs.is_cross_attention:
+            return self.memory_rule(has_segments)
+        return self.whole_sequence_rule(has_segments)
 
     @property
     def tokens_per_step(self):
         return self.causal_rule("prefix").tokens_per_step
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         return self.causal_rule("prefix").make_cache(batch_size, max_length)
 
     def start(self, cache, inputs):
-        # What attends and what is remembered has the same scores.
+        # What attends and what is remembered has the same clusters.
         rule = self.causal_rule("prefix")
         tokens = self.routed_tokens(inputs, rule)
         shifted = dataclasses.replace(tokens, inputs=self.shifted(tokens.inputs))
-        attending = self._rule(inputs)
+        attending = self._rule_of(inputs)
         output = attending.attend(shifted.for_queries(self.num_heads), training=False)
         return output, rule.fill_cache(cache, tokens.in_last_segment())
 
@@ -269,48 +338,31 @@ class ClusteredHeads(HeadGroup):
     def routed_tokens(self, inputs, rule, training=False):
         """Returns the `RoutedTokens` of a call for a `Rule`; training moves state."""
         query, key = self.vectors(inputs)
-        reads_own = rule.tokens_choose and not self.routes_queries
-        shares_scores = inputs.key is None or reads_own
+        shares_clusters = inputs.key is None
+        if not shares_clusters and rule.tokens_choose:
+            shares_clusters = not self.routes_queries
         streams, masks = [query, key], [inputs.query_mask, inputs.key_mask]
-        if shares_scores:
+        if shares_clusters:
             streams, masks = streams[1:], masks[1:]
-        scores = self._scores(streams, masks, training, inputs.adds_losses)
+        assigned = self.assign(streams, masks, training, inputs.adds_losses)
+        shares_vectors = query is key
         if self.qk_norm:
             query, key = self.normalized_query(query), self.normalized_key(key)
-        shares_vectors = query is key
+            shares_vectors = query is key
         if self.rotary_positions:
             query = self.rotated(query, inputs)
             key = query if shares_vectors else self.rotated(key, inputs)
         return RoutedTokens(
             query,
             key,
-            scores[0],
-            scores[-1],
+            assigned[0],
+            assigned[-1],
             masks[0],
             masks[-1],
             inputs,
             shares_vectors,
-            shares_scores,
+            shares_clusters,
         )
-
-    def _scores(self, streams, masks, training, adds_losses):
-        """Returns what `scores` does, for streams of queries with all their heads."""
-        number, own = self.num_key_heads, streams
-        if number < self.num_heads:
-            streams = [key_heads.in_one_sequence(x, number) for x in own]
-            masks = [
-                None if mask is None else ops.tile(mask, (1, 1, x.shape[1] // number))
-                for mask, x in zip(masks, own, strict=True)
-            ]
-        if adds_losses:
-            scores = self.scores(streams, masks, training=training)
-        else:
-            scores = self.bare_scores(streams)
-        if number < self.num_heads:
-            scores = [
-                key_heads.in_heads(*each) for each in zip(scores, own, strict=True)
-            ]
-        return scores
 
     def normalized_query(self, query):
         if not self.qk_norm:
@@ -331,86 +383,12 @@ class ClusteredHeads(HeadGroup):
         """Returns the `RoutedTokens` of tokens from `index` on, behind a cache."""
         return self.routed_tokens(inputs, rule)
 
-    @property
-    def members_per_cluster(self):
-        """Number of members of each cluster that a query sees in token choice."""
-        return self.attention_window // self.clusters_per_query
-
     def window(self, length):
         """Number of members of a cluster among `length` tokens."""
         return smaller(self.attention_window, length)
 
-    def known_window(self, length):
-        """Number of members that a token may see, limited to the length.
-
-        It sets the sizes of chunks, which are integers even if the length is unknown.
-        """
-        return self.window(length) if is_known(length) else self.attention_window
-
-
-class CentroidHeads(ClusteredHeads):
-    """Clustered heads whose clusters have learned centroids.
-
-    State: that of `OnlineKMeans`, which moves when `training=True`. Padding is a member
-    only if there are too few tokens, is never seen, and moves no centroid. The
-    clustering loss is added to `losses`. `prefix_block_size` is the number of queries
-    that are computed at once where members are chosen for each prefix; None for
-    `attention_window`. Other arguments are those of `Clustering` and `ClusteredHeads`.
-    """
-
-    kmeans_class = OnlineKMeans
-    remembers_key_heads = True
-
-    def __init__(
-        self,
-        num_heads,
-        num_clusters,
-        attention_window,
-        *,
-        prefix_block_size=None,
-        **kwargs,
-    ):
-        clustering, kwargs = Clustering.taken_from(kwargs)
-        super().__init__(num_heads, attention_window, **kwargs)
-        self.clustering = clustering
-        self.num_clusters = num_clusters
-        self.prefix_block_size = check_optional_integer(
-            "prefix_block_size", prefix_block_size
-        )
-        self.kmeans = self.kmeans_class(
-            num_clusters=num_clusters,
-            **self.clustering.to_dict(),
-            name="kmeans",
-            dtype="float32",
-        )
-        for name, value in self.clustering.to_dict().items():
-            setattr(self, name, value)
-
-    def build(self, query_shape, key_shape, value_shape):
-        super().build(query_shape, key_shape, value_shape)
-        batch, _, *rest = query_shape
-        self.kmeans.build((batch, self.num_key_heads, *rest))
-
-    def scores(self, streams, masks, training=None):
-        return self.kmeans(tuple(streams), token_mask=masks, training=training)
-
-    def bare_scores(self, streams):
-        return [self.kmeans.scores(stream) for stream in streams]
-
-    @property
-    def near_tie(self):
-        return membership.NEAR_TIE * self.kmeans.centroids.shape[-1]
-
-    def num_candidates(self, length):
-        """Returns how many tokens of a prefix of this length can be members."""
-        raise NotImplementedError
-
-    def is_member(self, ranks, num_tokens):
-        """Tells which tokens of a prefix are members.
-
-        `ranks` count its tokens that score higher.
-        """
-        raise NotImplementedError
-
     def get_config(self):
-        return {**super().get_config(), **self.clustering.to_dict()}
+        config = super().get_config()
+        return (
+            config if self.kmeans is None else {**config, **self.clustering.to_dict()}
+        )

@@ -6,19 +6,19 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers import blocks
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.heads.local import check_block_shape
-from routing_tf.layers.lengths import as_numbers
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import library
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.masks import known_mask
-from routing_tf.layers.segments import segment_mask
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_positive_integer
+from routing_tf.layers.support import blocks
+from routing_tf.layers.support.lengths import as_numbers
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import library
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.segments import segment_mask
+from routing_tf.layers.support.validation import check_block_shape
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_positive_integer
 
 ARRANGEMENTS = ("merged", "separate", "summaries")
 
@@ -72,7 +72,7 @@ class FixedHeads(HeadGroup):
     (https://arxiv.org/abs/1904.10509), sections 4.2 and 4.3.
     """
 
-    supports_entmax = True
+    has_one_softmax = True
     compares_by_products = True
     supports_segments = True
     remembers_key_heads = True

@@ -3,8 +3,8 @@
 import keras
 
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.segments import segment_mask
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.segments import segment_mask
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -36,7 +36,7 @@ class FullHeads(HeadGroup):
     Reference: Vaswani et al. (2017), section 3.2.
     """
 
-    supports_entmax = True
+    has_one_softmax = True
     compares_by_products = True
     supports_segments = True
     remembers_key_heads = True
@@ -49,12 +49,14 @@ class FullHeads(HeadGroup):
             None if x is None else x[:, :, None, :]
             for x in (inputs.value_mask, inputs.token_bias)
         )
-        own = segment_mask(inputs.segments, lambda x: x, lambda x: x)
+        if inputs.segments is not None:
+            own = segment_mask(inputs.segments, lambda x: x, lambda x: x)
+            mask = combine_masks(mask, own)
         return self.dot_product(
             inputs.query,
             inputs.key,
             inputs.value,
-            attention_mask=combine_masks(mask, own),
+            attention_mask=mask,
             bias=bias,
             use_causal_mask=inputs.use_causal_mask,
             training=training,

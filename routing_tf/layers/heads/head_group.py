@@ -4,39 +4,35 @@ import dataclasses
 
 from keras import ops
 
-from routing_tf.layers import key_heads
-from routing_tf.layers import key_shift as shift
-from routing_tf.layers import root_mean_square
-from routing_tf.layers.decoding import recent_tokens
-from routing_tf.layers.decoding import rows
-from routing_tf.layers.heads.head_inputs import HeadInputs
 from routing_tf.layers.heads.refusals import refuse_comparison
 from routing_tf.layers.heads.refusals import refuse_segments
-from routing_tf.layers.keras_internals import layers_inside
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.lengths import of_length
-from routing_tf.layers.masks import large_negative
-from routing_tf.layers.rotary_position import rotate
-from routing_tf.layers.scaled_dot_product import ScaledDotProduct
-from routing_tf.layers.scaled_dot_product import check_entmax_alpha
-from routing_tf.layers.serialization import ConfiguredLayer
-from routing_tf.layers.serialization import class_of_config
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_optional_integer
-from routing_tf.layers.validation import check_optional_number
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import check_positive_number
-from routing_tf.layers.validation import initializer
-from routing_tf.layers.validation import is_integer
+from routing_tf.layers.heads.stepwise import Stepwise
+from routing_tf.layers.softmax import root_mean_square
+from routing_tf.layers.softmax.rotary_position import rotate
+from routing_tf.layers.softmax.scaled_dot_product import ScaledDotProduct
+from routing_tf.layers.support import key_heads
+from routing_tf.layers.support import key_shift as shift
+from routing_tf.layers.support.head_inputs import HeadInputs
+from routing_tf.layers.support.keras_internals import layers_inside
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import of_length
+from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.serialization import class_of_config
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import check_optional_number
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_positive_number
+from routing_tf.layers.support.validation import initializer
 
 # Hides a token from all queries that see another one.
 LEAST_WEIGHTED_BIAS = -5e8
 TOKEN_BIAS_WEIGHTS = (None, "fixed", "trainable")
 
 
-class HeadGroup(ConfiguredLayer):
+class HeadGroup(Stepwise, ConfiguredLayer):
     """Heads of a `MixedAttention` that follow one pattern.
 
     A group maps projected queries, keys and values of its own heads to outputs of the
@@ -107,17 +103,15 @@ class HeadGroup(ConfiguredLayer):
             when built, if keys have an odd size for rotary positions; when called, if
             `use_causal_mask=True` and query and value differ in length, if
             `key_shift=1` comes without a causal mask or with another sequence as value,
-            if rotary positions come with another sequence, or if features that the
-            group reads are missing.
+            or if rotary positions come with another sequence.
     """
 
     #: Whether the group wants keys of its own in self-attention.
     needs_keys = True
-    #: Whether the group reads what the queries are made of. `build` then gets its shape
-    #: too, as `features_shape`.
-    needs_features = False
-    #: Whether `entmax_alpha` may replace the softmax, which sees all keys of a query.
-    supports_entmax = False
+    #: Sizes of a token of the layer that holds the group, and of a key and a value.
+    input_dim = key_dim = value_dim = None
+    #: Whether one softmax, which `entmax_alpha` may replace, sees all keys of a query.
+    has_one_softmax = False
     #: Whether all logits are products of queries and keys that `dot_product` weighs.
     #: `logit_soft_cap` and `qk_norm` need that.
     compares_by_products = False
@@ -129,11 +123,6 @@ class HeadGroup(ConfiguredLayer):
     #: Whether caches hold only keys and values of key heads, which are repeated where
     #: queries read them. Else `prepared` repeats them.
     remembers_key_heads = False
-    #: How many tokens `step` takes at once, which may be a property; None for any
-    #: number. Longer calls go in pieces.
-    tokens_per_step = None
-    #: How many queries `read_memory` takes at once, likewise.
-    queries_per_step = None
     #: The layer that attends inside each window or cluster.
     dot_product_class = ScaledDotProduct
 
@@ -177,11 +166,10 @@ class HeadGroup(ConfiguredLayer):
             "relative_key_initializer", relative_key_initializer
         )
         self.token_bias_weight = token_bias_weight
-        check_key_shift("key_shift", key_shift)
+        shift.check_key_shift("key_shift", key_shift)
         self.key_shift = int(key_shift)
         self.dropout_seed = dropout_seed
-        self.entmax_alpha = check_entmax_alpha("entmax_alpha", entmax_alpha)
-        if entmax_alpha is not None and not self.supports_entmax:
+        if entmax_alpha is not None and not self.has_one_softmax:
             raise ValueError(
                 f"`entmax_alpha` must be None for {type(self).__name__}, because these "
                 "heads have no single softmax over the keys of a query. Received: "
@@ -204,6 +192,7 @@ class HeadGroup(ConfiguredLayer):
             name="dot_product",
             dtype=self.dtype_policy,
         )
+        self.entmax_alpha = self.dot_product.entmax_alpha
         self.set_soft_cap(logit_soft_cap)
         self.set_qk_norm(qk_norm)
 
@@ -277,24 +266,19 @@ class HeadGroup(ConfiguredLayer):
         self, query=None, key=None, value=None, *, inputs=None, training=None, **options
     ):
         if inputs is None:
-            features = options.get("features")
-            if self.needs_features and features is None:
-                raise ValueError(
-                    "`features` must be given, because the heads read the inputs of "
-                    "the queries. Received: features=None. Call the `MixedAttention` "
-                    "that holds the group"
-                )
             if not self.built:
-                shapes = (None if x is None else x.shape for x in (query, key, value))
-                more = {"features_shape": features.shape} if self.needs_features else {}
-                self.build(*shapes, **more)
+                self.build(
+                    *(None if x is None else x.shape for x in (query, key, value))
+                )
             inputs = self.prepared(HeadInputs.of(query, key, value, **options))
         # None would hide what an outer call says.
         known = {} if training is None else {"training": training}
         return super().__call__(inputs=inputs, **known)
 
     def call(self, inputs, training=None):
-        return self.attend(self.shifted(inputs), training=training)
+        needs = self.key_shift or inputs.value.shape[1] != self.num_heads
+        inputs = self.shifted(inputs) if needs else inputs
+        return self.attend(inputs, training=training)
 
     def prepared(self, inputs):
         """Returns `HeadInputs` as this group reads them.
@@ -305,35 +289,40 @@ class HeadGroup(ConfiguredLayer):
         Raises:
             ValueError: if the group cannot attend in this way.
         """
-        value, bias = inputs.value, inputs.token_bias
+        query, key, value = inputs.query, inputs.key, inputs.value
+        bias = inputs.token_bias
         if inputs.segments is not None and not self.supports_segments:
             refuse_segments(self, "their pattern crosses the borders of segments")
         if inputs.use_causal_mask:
-            value = self._of_length(inputs.query, value)
+            length = query.shape[2]
+            if length is None or length != value.shape[2]:
+                value = self._of_length(query, value)
         if self.key_shift:
-            _check_shifted_call(inputs)
+            shift.check_call(inputs)
         if self.rotary_positions and inputs.is_cross_attention:
             raise ValueError(
                 "`rotary_positions=True` needs self-attention, because tokens of two "
                 "sequences have no distance. Received: is_cross_attention=True. Use a "
                 "group without them for attention to another sequence"
             )
-        query, key, value, features = (
+        query, key, value = (
             None if x is None else ops.cast(x, self.compute_dtype)
-            for x in (inputs.query, inputs.key, value, inputs.features)
+            for x in (query, key, value)
         )
-        if self.compares_inputs:
+        if self.compares_inputs and self.qk_norm:
             query, key = self.normalized_query(query), self.normalized_key(key)
+        if self.compares_inputs and self.rotary_positions:
             query, key = (self.rotated(x, inputs) for x in (query, key))
         inputs = dataclasses.replace(
             inputs,
             query=query,
             key=key,
             value=value,
-            features=features,
             token_bias=None if bias is None else self._weighted(bias),
         )
-        return inputs if self.remembers_key_heads else self.for_queries(inputs)
+        if self.remembers_key_heads or self.num_key_value_heads == self.num_heads:
+            return inputs
+        return self.for_queries(inputs)
 
     def normalized_query(self, query):
         """Returns scaled queries as they are compared, not yet turned; None for None.
@@ -392,7 +381,8 @@ class HeadGroup(ConfiguredLayer):
         Args:
             inputs: `HeadInputs` as `prepared` returns them.
         """
-        inputs = self.for_queries(inputs)
+        if inputs.value.shape[1] != self.num_heads:
+            inputs = self.for_queries(inputs)
         return shift.offer_previous_keys(inputs) if self.key_shift else inputs
 
     def for_queries(self, inputs):
@@ -431,123 +421,7 @@ class HeadGroup(ConfiguredLayer):
         """
         needs_logits = self.dot_product.needs_logits(False, training)
         is_alone = needs_logits is None and inputs.token_bias is None
-        return self.supports_entmax and is_alone
-
-    def sees(self, query, keys, cache):
-        """The pattern, for some queries and keys by their positions.
-
-        Args:
-            query: `<int32>[queries, 1]`, positions of the queries.
-            keys: `<int32>[batch, 1, 1, keys]`, positions of keys; under a causal mask
-                a query sees none that is later.
-            cache: as returned by `make_cache` or `make_memory`.
-
-        Returns:
-            `<bool>`, broadcastable to `[batch, heads, queries, keys]`, which keys each
-            query sees, and their relative positions, `<int32>` likewise.
-
-        Raises:
-            NotImplementedError: if the subclass has no pattern of this kind.
-        """
-        raise NotImplementedError
-
-    def cache_length(self, max_length, grid=None):
-        """Returns how many of the last positions a query may see.
-
-        Args:
-            max_length: number of tokens a sequence may have.
-            grid: number of blocks along each axis, see `HeadInputs`.
-        """
-        return max_length
-
-    def cached_mask_and_bias(self, inputs):
-        """Returns the mask and the bias of the tokens in a cache."""
-        return inputs.value_mask, inputs.token_bias
-
-    def make_cache(self, batch_size, max_length, grid=None):
-        """Makes an empty cache for steps of self-attention under a causal mask.
-
-        Args:
-            batch_size: number of sequences.
-            max_length: number of tokens a sequence may have.
-            grid: number of blocks along each axis, see `HeadInputs`.
-
-        Returns:
-            Dict of tensors with the batch on axis 0; see `routing_tf.layers.decoding`.
-        """
-        num_tokens = self.cache_length(max_length, grid)
-        return recent_tokens.make(self, batch_size, num_tokens)
-
-    def cache_for(self, batch_size, positions):
-        """Makes the cache of `make_cache` for `Positions`.
-
-        Groups that need more than the number of positions and blocks override this.
-        """
-        return self.make_cache(batch_size, positions.num_positions, positions.grid)
-
-    def start(self, cache, inputs):
-        """Attends with a sequence from its first token on, in one parallel pass.
-
-        Args:
-            cache: as returned by `make_cache`, or any later one, which is forgotten.
-            inputs: `HeadInputs` of the sequence.
-
-        Returns:
-            `<float>[batch, heads, length, value_dim]`, and the cache behind it.
-        """
-        output = self(inputs=inputs, training=False)
-        return output, self.fill_cache(cache, inputs.in_last_segment())
-
-    def fill_cache(self, cache, inputs):
-        """Returns the cache after a sequence, given its `HeadInputs`."""
-        return recent_tokens.fill(self, cache, inputs)
-
-    def step(self, cache, index, inputs):
-        """Attends with the tokens that follow those in a cache.
-
-        Args:
-            cache: as returned by `make_cache`, `fill_cache` or this method.
-            index: `<int32>`, position of the first token.
-            inputs: `HeadInputs` of the tokens, of at most `tokens_per_step`.
-
-        Returns:
-            `<float>[batch, heads, length, value_dim]`, and the cache with the tokens.
-        """
-        return recent_tokens.step(self, cache, index, inputs)
-
-    def restart_cache(self, cache):
-        """Returns a cache of steps as it was before the first token."""
-        return recent_tokens.restarted(cache)
-
-    def max_positions(self, cache):
-        """Returns how many positions a cache has room for; None for any number."""
-        return cache["rows"].shape[2]
-
-    def make_memory(self, inputs, max_length):
-        """Makes the cache for steps of attention to another sequence.
-
-        Args:
-            inputs: `HeadInputs` of the other sequence; its query is not used.
-            max_length: number of queries there may be.
-
-        Returns:
-            Dict of tensors with the batch on axis 0.
-        """
-        return {"rows": rows.of_inputs(self, inputs)}
-
-    def restart_memory(self, cache):
-        """Returns a cache of `make_memory` as it was before the first query."""
-        return cache
-
-    def read_memory(self, cache, index, inputs):
-        """Attends with tokens to another sequence; see `step`."""
-        query = index + numbers(inputs.query.shape[2])[:, None]
-        keys = numbers(cache["rows"].shape[2])[None, None, None]
-        visible, distances = self.sees(query, keys, cache)
-        output = rows.attend_to_rows(
-            self, inputs.query, cache["rows"], visible, distances
-        )
-        return output, cache
+        return self.has_one_softmax and is_alone
 
     def _weighted(self, bias):
         bias = ops.cast(bias, self.compute_dtype)
@@ -568,24 +442,3 @@ class HeadGroup(ConfiguredLayer):
 
     def compute_output_shape(self, query_shape, key_shape, value_shape):
         return (*query_shape[:-1], value_shape[-1])
-
-
-def check_key_shift(name, key_shift):
-    """Raises a `ValueError` unless keys can be shifted."""
-    if not is_integer(key_shift) or key_shift not in (0, 1):
-        raise ValueError(
-            f"`{name}` must be 0 (a position offers its own key) or 1 (it offers the "
-            f"key of the token before it). Received: {name}={key_shift!r}"
-        )
-
-
-def _check_shifted_call(inputs):
-    if inputs.is_cross_attention or not inputs.use_causal_mask:
-        raise ValueError(
-            "`key_shift=1` needs self-attention under a causal mask: without the mask, "
-            "a query could read the value that follows itself, and another sequence "
-            "has no value that follows the query's content. Received: "
-            f"use_causal_mask={inputs.use_causal_mask}, "
-            f"is_cross_attention={inputs.is_cross_attention}. Pass "
-            "`use_causal_mask=True` and no `value`, or use `key_shift=0`"
-        )

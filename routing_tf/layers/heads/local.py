@@ -7,22 +7,22 @@ import math
 import keras
 from keras import ops
 
-from routing_tf.layers import blocks
-from routing_tf.layers import membership
-from routing_tf.layers.decoding.rows import attend_to_rows
-from routing_tf.layers.decoding.rows import last_token
+from routing_tf.layers.caches.rows import attend_to_rows
+from routing_tf.layers.heads import local_windows
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.lengths import is_known
-from routing_tf.layers.lengths import larger
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import library
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.lengths import smaller
-from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.segments import segment_mask
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import is_integer
+from routing_tf.layers.support import blocks
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support.lengths import larger
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import library
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.lengths import smaller
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.segments import segment_mask
+from routing_tf.layers.support.validation import check_block_shape
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_positive_integer
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -99,7 +99,7 @@ class LocalHeads(HeadGroup):
     section 3.1, with blocks instead of sliding windows.
     """
 
-    supports_entmax = True
+    has_one_softmax = True
     compares_by_products = True
     supports_segments = True
     remembers_key_heads = True
@@ -229,16 +229,17 @@ class LocalHeads(HeadGroup):
         )
         return blocks.put_back_blocks(output, length, axis=2)
 
-    def cache_length(self, max_length, grid=None):
+    def cache_length(self, max_length, positions=None):
         rows, across = (*self._flange(), 0)[:2]
-        columns = grid[-1] if len(self.block_shape) > 1 else 1
+        columns = positions.grid[-1] if len(self.block_shape) > 1 else 1
         num_blocks = rows * columns + across + 1
         return num_blocks * math.prod(self.block_shape) * self.dilation
 
-    def make_cache(self, batch_size, max_length, grid=None):
-        cache = super().make_cache(batch_size, max_length, grid)
+    def make_cache(self, batch_size, max_length, positions=None):
+        cache = super().make_cache(batch_size, max_length, positions)
         if len(self.block_shape) > 1:
-            cache["columns"] = ops.full((batch_size,), grid[-1], dtype="int32")
+            columns = positions.grid[-1]
+            cache["columns"] = ops.full((batch_size,), columns, dtype="int32")
         return cache
 
     def max_positions(self, cache):
@@ -287,7 +288,7 @@ class LocalHeads(HeadGroup):
         output = attend_to_rows(
             self,
             inputs.query[:, :, :, None],
-            membership.gather_blocks(cache["rows"], own),
+            gathering.gather_blocks(cache["rows"], own),
             None,
             distances[:, :, :, None],
         )
@@ -297,16 +298,21 @@ class LocalHeads(HeadGroup):
         """Returns the function that arranges `[batch, heads, memory length, ...]`."""
         if self._shares_real_tokens(inputs) and inputs.value_mask is not None:
             window = *grid, memory_block, self._flange()[0]
-            own = _shares(inputs.value_mask, length, *grid, block)
-            return functools.partial(_gather_windows, *_places(own, *window))
+            own = local_windows.shares(inputs.value_mask, length, *grid, block)
+            return functools.partial(
+                local_windows.gather_windows,
+                *local_windows.places_of_windows(own, *window),
+            )
         before = self._flange()
         after = (0, *before[1:]) if inputs.use_causal_mask else before
 
         def window(x):
             x = blocks.pad_to_multiple(x, math.prod(grid) * memory_block, axis=2)
-            x = _unfold(blocks.break_into_blocks(x, memory_block, axis=2), grid)
+            x = local_windows.unfold(
+                blocks.break_into_blocks(x, memory_block, axis=2), grid
+            )
             x = blocks.memory_windows(x, before, after, 2, zero_outside)
-            return _fold(x, len(grid))
+            return local_windows.fold(x, len(grid))
 
         return window
 
@@ -353,22 +359,25 @@ class LocalHeads(HeadGroup):
 
     def _layout_nd(self, inputs):
         axes = len(self.block_shape)
-        if inputs.grid is None or len(inputs.grid) != axes:
+        grid, memory_grid = (
+            x and x.grid for x in (inputs.positions, inputs.memory_positions)
+        )
+        if grid is None or len(grid) != axes:
             raise ValueError(
                 f"`block_shape` must have an entry for each axis of the positions. "
                 f"Received: block_shape={self.block_shape} with positions on "
-                f"{len(inputs.grid or (1,))} axes. Pass `query` as (batch, height, "
+                f"{len(grid or (1,))} axes. Pass `query` as (batch, height, "
                 "width, dim), or blocks with one entry."
             )
-        if inputs.grid != inputs.memory_grid:
+        if grid != memory_grid:
             raise ValueError(
                 "Local heads pair each block of `query` with the block of `value` at "
                 "the same place, so both must have the same number of blocks. "
-                f"Received: {inputs.grid} and {inputs.memory_grid} blocks. Use routed "
+                f"Received: {grid} and {memory_grid} blocks. Use routed "
                 "or full heads for attention to positions of another shape."
             )
         size = math.prod(self.block_shape)
-        return inputs.grid, size, size
+        return grid, size, size
 
     def _flange(self):
         if isinstance(self.flange_blocks, int):
@@ -403,23 +412,6 @@ class LocalHeads(HeadGroup):
         return self._first_own_slot(memory_block)
 
 
-def check_block_shape(name, value):
-    """Returns a block shape as a tuple; raises a `ValueError` if it is not one."""
-    shape = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    if len(shape) not in (1, 2):
-        raise ValueError(
-            f"`{name}` must be a tuple of one or two block lengths, in tokens. "
-            f"Received: {name}={value!r}"
-        )
-    for length in shape:
-        if not is_integer(length) or length < 1:
-            raise ValueError(
-                f"`{name}` must be a tuple of positive integers. "
-                f"Received: {name}={value!r}"
-            )
-    return tuple(int(length) for length in shape)
-
-
 def _check_memory_block(memory_block_shape, block_shape):
     shape = check_block_shape("memory_block_shape", memory_block_shape)
     if len(shape) != len(block_shape) or (len(shape) > 1 and shape != block_shape):
@@ -445,66 +437,3 @@ def _check_flange(flange_blocks, block_shape):
         )
     flange_blocks = check_non_negative_integer("flange_blocks", flange_blocks)
     return flange_blocks
-
-
-def _shares(mask, length, num_blocks, block):
-    """Returns the length of the memory's blocks, `<int32>[batch, 1, 1, 1]`.
-
-    They leave out padding after the last real token of a row of the mask
-    `<bool>[batch, 1, memory length]`. A memory as long as the query has the query's
-    blocks.
-    """
-    count = ops.expand_dims(last_token(mask) + 1, (-1, -2))
-    share = ops.maximum(-(-count // num_blocks), 1)
-    return ops.where(count == length, block, share)
-
-
-def _places(own, num_blocks, share, flange):
-    """Returns the places in a memory of the slots of each block's window.
-
-    Args:
-        own: length of a block, at most `share`, `<int32>[batch, 1, 1, 1]`.
-        num_blocks: number of blocks.
-        share: number of slots of a block in a window.
-        flange: number of blocks on each side of the query's block.
-
-    Returns:
-        Places `<int32>[batch, 1, blocks, window]`, and whether there is one.
-    """
-    before = flange * share
-    distance = numbers((2 * flange + 1) * share) - before
-    is_near = ops.logical_and(distance >= -flange * own, distance < (flange + 1) * own)
-    places = numbers(num_blocks)[:, None] * own + distance
-    return places, ops.logical_and(is_near, places >= 0)
-
-
-def _gather_windows(places, is_place, x):
-    """Returns `[batch, heads, memory length, ...]` at places, zero where there is none.
-
-    The result has blocks and slots instead of the length.
-    """
-    memory_length = length_of(x, 2)
-    is_place = ops.logical_and(is_place, places < memory_length)
-    places = ops.clip(places, 0, memory_length - 1)
-    batch, heads = ops.shape(places)[0], ops.shape(x)[1]
-    x = ops.broadcast_to(x, (batch, *ops.shape(x)[1:])) if x.shape[0] == 1 else x
-    places = ops.broadcast_to(places, (ops.shape(x)[0], heads, *ops.shape(places)[2:]))
-    if len(x.shape) == 3:
-        found = membership.entries_at(x, places)
-    else:
-        found, is_place = membership.gather(x, places), is_place[..., None]
-    return ops.where(is_place, found, ops.zeros_like(found))
-
-
-def _unfold(x, grid):
-    """From `[batch, heads, blocks, slots, ...]` to an axis for each of the grid's."""
-    shape = ops.shape(x)
-    return ops.reshape(x, (*shape[:2], *grid, *shape[3:]))
-
-
-def _fold(x, axes):
-    """Undoes `_unfold`."""
-    shape = ops.shape(x)
-    return ops.reshape(
-        x, (*shape[:2], math.prod(shape[2 : 2 + axes]), *shape[2 + axes :])
-    )

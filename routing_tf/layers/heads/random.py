@@ -6,14 +6,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers import backends
-from routing_tf.layers import membership
 from routing_tf.layers.heads.clustered import ClusteredHeads
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.rules.last_members import LastMembers
-from routing_tf.layers.validation import check_non_negative_integer
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import static_length
+from routing_tf.layers.routing.last_members import LastMembers
+from routing_tf.layers.routing.routed_tokens import Assignment
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import static_length
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -74,8 +74,8 @@ class RandomHeads(ClusteredHeads):
         # A position has one cluster, whatever stands there.
         return False
 
-    def causal_rule(self, routing_scope=None):
-        return LastMembers(self)
+    def causal_rule(self, routing_scope=None, has_segments=False):
+        return self.rule(LastMembers)
 
     def random_scores(self, length):
         """Returns the random scores that decide who is a member.
@@ -92,13 +92,14 @@ class RandomHeads(ClusteredHeads):
         scores = generator.random(shape, dtype="float32")
         return np.moveaxis(scores, 1, 0)[None]
 
-    def scores(self, streams, masks, training=None):
+    def assign(self, streams, masks, training=None, adds_losses=True):
         lengths = [static_length("query", stream, axis=2) for stream in streams]
         scores = [self.random_scores(length) for length in lengths]
-        return [
+        scores = [
             ops.broadcast_to(each, (ops.shape(stream)[0], *each.shape[1:]))
             for each, stream in zip(scores, streams, strict=True)
         ]
+        return [Assignment(each, self.num_clusters) for each in scores]
 
     def routed_tokens(self, inputs, rule, training=False):
         tokens = super().routed_tokens(inputs, rule, training)
@@ -108,12 +109,12 @@ class RandomHeads(ClusteredHeads):
         # Each segment has the clusters that it would have on its own.
         return dataclasses.replace(
             tokens,
-            query_scores=_at_places(tokens.query_scores, segments.query_places),
-            key_scores=_at_places(tokens.key_scores, segments.value_places),
+            of_queries=_at_places(tokens.of_queries, segments.query_places),
+            of_keys=_at_places(tokens.of_keys, segments.value_places),
         )
 
-    def make_cache(self, batch_size, max_length, grid=None):
-        cache = super().make_cache(batch_size, max_length, grid)
+    def make_cache(self, batch_size, max_length, positions=None):
+        cache = super().make_cache(batch_size, max_length, positions)
         return {**cache, "clusters": self._clusters(batch_size, max_length)}
 
     def make_memory(self, inputs, max_length):
@@ -137,12 +138,12 @@ class RandomHeads(ClusteredHeads):
         clusters = cache["clusters"]
         places = ops.minimum(places, clusters.shape[2] - 1)
         places = ops.broadcast_to(places, (*ops.shape(clusters)[:2], number))
-        clusters = membership.entries_at(clusters, places)
-        scores = backends.one_hot(clusters, self.num_clusters, dtype="float32")
-        return dataclasses.replace(tokens, query_scores=scores, key_scores=scores)
+        clusters = gathering.entries_at(clusters, places)[..., None]
+        own = Assignment(clusters, self.num_clusters, False)
+        return dataclasses.replace(tokens, of_queries=own, of_keys=own)
 
 
-def _at_places(scores, places):
-    """Returns scores `[batch, heads, length, clusters]` of places in segments."""
-    places = ops.broadcast_to(places, ops.shape(scores)[:3])
-    return membership.gather(scores, places)
+def _at_places(assigned, places):
+    """Returns the `Assignment` of places in segments."""
+    places = ops.broadcast_to(places, ops.shape(assigned.entries)[:3])
+    return assigned.with_entries(gathering.gather(assigned.entries, places))

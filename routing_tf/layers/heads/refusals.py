@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from routing_tf.layers.lengths import is_known
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import of_length
+from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import of_length
 
 
 def of_one_length(inputs, reason):

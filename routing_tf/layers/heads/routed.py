@@ -2,14 +2,14 @@
 
 import keras
 
-from routing_tf.layers.heads.clustered import CentroidHeads
-from routing_tf.layers.moving_thresholds import MovingThresholds
-from routing_tf.layers.rules.above_threshold import AboveThreshold
-from routing_tf.layers.rules.best_members import BestMembers
-from routing_tf.layers.rules.last_members import LastMembers
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_positive_integer
-from routing_tf.layers.validation import check_rate
+from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.layers.routing.best_members import BestMembers
+from routing_tf.layers.routing.clustering import Clustering
+from routing_tf.layers.routing.last_members import LastMembers
+from routing_tf.layers.support.serialization import class_of_the_zoo
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_rate
 
 ROUTINGS = (None, "expert_choice", "token_choice", "expert_threshold")
 TOKEN_CHOICE = (None, "token_choice")
@@ -19,7 +19,7 @@ ROUTING_SCOPES = ("full", "prefix")
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class RoutedHeads(CentroidHeads):
+class RoutedHeads(ClusteredHeads):
     """Heads that attend inside clusters of tokens with similar content.
 
     Queries and keys are layer-normalised and scored against learned centroids. The
@@ -36,10 +36,7 @@ class RoutedHeads(CentroidHeads):
       `routing_scope="prefix"` judges membership among the tokens up to the query, and
       costs more than full attention.
     - `"expert_threshold"`: each centroid takes the tokens that score at least as high
-      as its threshold, which is a moving average from training (`MovingThresholds`). A
-      token attends to the last `attention_window` members of each of its clusters, and
-      its results are averaged. Strictly causal, and only for self-attention under a
-      causal mask.
+      as its threshold. Makes `zoo.ThresholdHeads`.
 
     `None`, the default, is token choice in self-attention under a causal mask, and
     expert choice elsewhere. In attention to another sequence, each centroid takes the
@@ -49,9 +46,8 @@ class RoutedHeads(CentroidHeads):
     the earlier members, not with itself, and reads the value that follows each member.
     Relative positions then count from 1.
 
-    State: that of `OnlineKMeans`, and with `"expert_threshold"` that of
-    `MovingThresholds`; both move when `training=True`. Padding is never seen, and moves
-    no centroid and no threshold.
+    State: that of `OnlineKMeans`, which moves when `training=True`. Padding is never
+    seen, and moves no centroid.
 
     [How routing works](docs/how_routing_works.md) explains all this with pictures, and
     has the details of each rule.
@@ -71,15 +67,14 @@ class RoutedHeads(CentroidHeads):
             `"prefix"`, in tokens. It does not change results: more queries take more
             memory, fewer take more turns. None (the default) for `attention_window`.
         max_clusters_per_token: number of clusters that a token may sit in with
-            `"expert_threshold"`. If scores were independent, about 8 of 100 tokens
-            would be in more than 2, the default.
+            `"expert_threshold"`. Defaults to 2.
         clusters_per_query: in token choice, number of clusters that a query reads: the
             last `attention_window // clusters_per_query` members of each of its best
             clusters. A query then also finds matches just across the border of its best
             cluster. A token is still a member of one cluster. It must divide
             `attention_window`. Defaults to 1.
         threshold_decay: share of the thresholds' old average kept at each training
-            step, in [0, 1). Defaults to 0.99.
+            step with `"expert_threshold"`, in [0, 1). Defaults to 0.99.
         share_query_key: whether the projection of the queries also makes the keys. In
             self-attention, queries and keys are then the same and are routed once.
             Defaults to True.
@@ -113,11 +108,19 @@ class RoutedHeads(CentroidHeads):
     ```
 
     Reference: paper, section 4.1 and Algorithm 1, and
-    `clustered_local_attention_helper` of the release for expert choice. The paper of
-    `MovingThresholds` uses them for feed-forward networks. Attention inside such
-    clusters, the limit of clusters per token, token choice and the prefix scope are
-    this package's own.
+    `clustered_local_attention_helper` of the release for expert choice. Token choice
+    and the prefix scope are this package's own.
     """
+
+    remembers_key_heads = True
+    #: Values of `routing` that the class itself has.
+    routings = (None, "expert_choice", "token_choice")
+
+    def __new__(cls, *args, **kwargs):
+        routing = kwargs.get("routing", args[3] if len(args) > 3 else None)
+        if routing == "expert_threshold" and cls is RoutedHeads:
+            cls = class_of_the_zoo("ThresholdHeads")
+        return super().__new__(cls, *args, **kwargs)
 
     def __init__(
         self,
@@ -129,10 +132,19 @@ class RoutedHeads(CentroidHeads):
         max_clusters_per_token=2,
         threshold_decay=0.99,
         clusters_per_query=1,
+        prefix_block_size=None,
         **kwargs,
     ):
-        super().__init__(num_heads, num_clusters, attention_window, **kwargs)
+        clustering, kwargs = Clustering.taken_from(kwargs)
+        super().__init__(num_heads, attention_window, **kwargs)
+        self.add_centroids(num_clusters, prefix_block_size, clustering)
         check_choice("routing", routing, ROUTINGS)
+        if routing not in self.routings:
+            raise ValueError(
+                f"`routing` must be one of {self.routings} in subclasses of "
+                f"`RoutedHeads`. Received: routing={routing!r}. Take "
+                "`zoo.ThresholdHeads` as the base of yours"
+            )
         check_rate("threshold_decay", threshold_decay)
         self.routing = routing
         self.routing_scope = routing_scope
@@ -144,29 +156,6 @@ class RoutedHeads(CentroidHeads):
             "clusters_per_query", clusters_per_query
         )
         check_clusters_per_query(self)
-        self.thresholds = None
-        if routing == "expert_threshold":
-            self.thresholds = MovingThresholds(
-                num_streams=1 + self.routes_queries,
-                decay=threshold_decay,
-                name="thresholds",
-                dtype="float32",
-            )
-
-    def build(self, query_shape, key_shape, value_shape):
-        super().build(query_shape, key_shape, value_shape)
-        if self.thresholds is not None:
-            self.thresholds.build((None, self.num_key_heads, None, self.num_clusters))
-
-    def scores(self, streams, masks, training=None):
-        scores = super().scores(streams, masks, training=training)
-        if self.thresholds is None:
-            return scores
-        return self.thresholds(list(scores), token_masks=masks, training=training)
-
-    def bare_scores(self, streams):
-        scores = super().bare_scores(streams)
-        return scores if self.thresholds is None else self.thresholds.margins(scores)
 
     @property
     def routing_scope(self):
@@ -178,17 +167,16 @@ class RoutedHeads(CentroidHeads):
         check_choice("routing_scope", value, ROUTING_SCOPES)
         self._routing_scope = value
 
-    def causal_rule(self, routing_scope=None):
+    def causal_rule(self, routing_scope=None, has_segments=False):
         if self.routing in TOKEN_CHOICE:
-            return LastMembers(self)
-        if self.routing == "expert_threshold":
-            return AboveThreshold(self)
+            return self.rule(LastMembers)
         if (routing_scope or self.routing_scope) == "prefix":
-            return BestMembers(self)
-        return super().causal_rule()
+            return self.rule(BestMembers)
+        return self.whole_sequence_rule(has_segments)
 
     def attend(self, inputs, training=None):
-        self._check_call(inputs)
+        if inputs.is_cross_attention or not inputs.use_causal_mask:
+            self._check_call(inputs)
         return super().attend(inputs, training=training)
 
     def make_memory(self, inputs, max_length):

@@ -6,17 +6,17 @@ import functools
 import keras
 from keras import ops
 
-from routing_tf.layers import blocks
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.lengths import is_known
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.masks import known_mask
-from routing_tf.layers.segments import segment_mask
-from routing_tf.layers.validation import check_choice
-from routing_tf.layers.validation import check_non_negative_integer
+from routing_tf.layers.support import blocks
+from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.segments import segment_mask
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_non_negative_integer
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -171,7 +171,7 @@ class SlidingHeads(HeadGroup):
             return distance < -1
         return (distance < -1) | (distance > 1)
 
-    def cache_length(self, max_length, grid=None):
+    def cache_length(self, max_length, positions=None):
         return max_length if self.is_strided else self.radius + 1
 
     def max_positions(self, cache):

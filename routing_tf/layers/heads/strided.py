@@ -5,14 +5,14 @@ import math
 import keras
 from keras import ops
 
-from routing_tf.layers import blocks
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.heads.local import check_block_shape
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.masks import known_mask
-from routing_tf.layers.segments import segment_mask
+from routing_tf.layers.support import blocks
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.segments import segment_mask
+from routing_tf.layers.support.validation import check_block_shape
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -54,7 +54,7 @@ class StridedHeads(HeadGroup):
     of the release.
     """
 
-    supports_entmax = True
+    has_one_softmax = True
     compares_by_products = True
     supports_segments = True
     remembers_key_heads = True

@@ -13,11 +13,11 @@ from keras import ops
 from routing_tf import layers
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.heads.refusals import refuse_segments
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.masks import causal_mask
-from routing_tf.layers.masks import combine_masks
-from routing_tf.layers.masks import large_negative
-from routing_tf.layers.rules.inside_clusters import InsideClusters
+from routing_tf.layers.routing.inside_clusters import InsideClusters
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.masks import causal_mask
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.masks import large_negative
 from routing_tf.models.compatibility import level_of
 
 # Cluster-strided heads of the release always have these, despite its hyperparameters.
@@ -85,10 +85,10 @@ class _TrainedClusters(_WithFlaws):
             )
         super().__init__(*args, **kwargs)
 
-    def whole_sequence_rule(self):
-        return RankedClusters(self)
+    def whole_sequence_rule(self, has_segments=False):
+        return self.rule(RankedClusters)
 
-    def memory_rule(self):
+    def memory_rule(self, has_segments=False):
         # Each cluster takes as many queries as keys, so later queries push out earlier
         # ones.
         return self.whole_sequence_rule()
@@ -115,7 +115,7 @@ class TrainedHashedHeads(_TrainedClusters, layers.HashedHeads):
     def num_clusters(self):
         return self.num_buckets
 
-    def causal_rule(self, routing_scope=None):
+    def causal_rule(self, routing_scope=None, has_segments=False):
         return self.whole_sequence_rule()
 
     # Whatever their buckets are.
@@ -129,7 +129,7 @@ class TrainedClusterStridedHeads(_TrainedClusters, layers.ClusterStridedHeads):
     They choose members from the whole sequence, even under a causal mask.
     """
 
-    def causal_rule(self, routing_scope=None):
+    def causal_rule(self, routing_scope=None, has_segments=False):
         return self.whole_sequence_rule()
 
 
@@ -173,7 +173,7 @@ class ReleaseDotProduct(layers.ScaledDotProduct):
     def needs_logits(self, needs_sum, training):
         return "the release's flaws need the logits of each pair"
 
-    def of_seeing(self, output, mask):
+    def of_seeing(self, output, mask, *lengths):
         return output
 
     def masked(self, logits, mask, bias, causal_mask=None):

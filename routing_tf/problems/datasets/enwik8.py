@@ -2,7 +2,7 @@
 
 import functools
 
-from routing_tf.layers.validation import check_choice
+from routing_tf.layers.support.validation import check_choice
 from routing_tf.problems import packing
 from routing_tf.problems.registry import register
 from routing_tf.problems.text import TextProblem

@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from routing_tf.files import named_files
-from routing_tf.layers.validation import check_choice
+from routing_tf.layers.support.validation import check_choice
 from routing_tf.problems import array_store
 from routing_tf.problems import image_files
 from routing_tf.problems.arguments import SPLITS

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from routing_tf.layers.validation import check_choice
+from routing_tf.layers.support.validation import check_choice
 from routing_tf.problems import array_store
 from routing_tf.problems import packing
 from routing_tf.problems import vocabularies

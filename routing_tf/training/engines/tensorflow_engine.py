@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from routing_tf.layers.replicas import sum_over_replicas
+from routing_tf.layers.support.replicas import sum_over_replicas
 from routing_tf.training.engines.engine import Engine
 from routing_tf.training.step import Report
 from routing_tf.training.step import split_batch

@@ -2,10 +2,10 @@
 
 from keras import ops
 
-from routing_tf.layers.blocks import break_into_blocks
-from routing_tf.layers.blocks import memory_windows
-from routing_tf.layers.initializers import cloned
-from routing_tf.layers.serialization import ConfiguredLayer
+from routing_tf.layers.support.blocks import break_into_blocks
+from routing_tf.layers.support.blocks import memory_windows
+from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.serialization import ConfiguredLayer
 
 
 class BlockCompression(ConfiguredLayer):

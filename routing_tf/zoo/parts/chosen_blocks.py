@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from routing_tf.layers import backends
-from routing_tf.layers import extremes
-from routing_tf.layers import membership
-from routing_tf.layers.blocks import break_into_blocks
-from routing_tf.layers.blocks import put_back_blocks
-from routing_tf.layers.cluster_order import ClusterOrder
-from routing_tf.layers.lengths import is_known
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import known_mask
-from routing_tf.layers.scaled_dot_product import joined_parts
+from routing_tf.layers.routing.cluster_order import ClusterOrder
+from routing_tf.layers.softmax.scaled_dot_product import joined_parts
+from routing_tf.layers.support import backends
+from routing_tf.layers.support import extremes
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support.blocks import break_into_blocks
+from routing_tf.layers.support.blocks import put_back_blocks
+from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import known_mask
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -164,7 +164,7 @@ def _chosen_blocks(dot_product, query, blocks, chosen, training):
     def read(x):
         """From `[B, 1 or H, G, S, ...]` to `[B, H, N, S, ...]`."""
         x = ops.broadcast_to(x, (batch, heads, *ops.shape(x)[2:]))
-        return membership.gather_blocks(x, block)
+        return gathering.gather_blocks(x, block)
 
     distances = None
     if dot_product.max_relative_position is not None:

@@ -2,7 +2,7 @@
 
 from keras import ops
 
-from routing_tf.layers.serialization import ConfiguredLayer
+from routing_tf.layers.support.serialization import ConfiguredLayer
 
 EPSILON = 1e-5
 

@@ -2,7 +2,7 @@
 
 from keras import ops
 
-from routing_tf.layers.initializers import cloned
+from routing_tf.layers.support.initializers import cloned
 
 
 def add_weight(group, name, number, dim, initializer):

@@ -2,12 +2,12 @@
 
 from keras import ops
 
-from routing_tf.layers import blocks
-from routing_tf.layers.cluster_order import chunk_size_for
-from routing_tf.layers.lengths import is_known
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import known_mask
+from routing_tf.layers.routing.cluster_order import chunk_size_for
+from routing_tf.layers.support import blocks
+from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import known_mask
 
 
 def attend(dot_product, inputs, window, training=None):

@@ -6,13 +6,13 @@ from keras import ops
 
 from routing_tf.layers import HeadGroup
 from routing_tf.layers import ScaledDotProduct
-from routing_tf.layers import blocks
-from routing_tf.layers.decoding import recent_tokens
-from routing_tf.layers.decoding import rows
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.masks import known_mask
-from routing_tf.layers.scaled_dot_product import joined_parts
+from routing_tf.layers.caches import recent_tokens
+from routing_tf.layers.caches import rows
+from routing_tf.layers.softmax.scaled_dot_product import joined_parts
+from routing_tf.layers.support import blocks
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import known_mask
 from routing_tf.zoo.parts import near_tokens
 from routing_tf.zoo.parts import refusals
 
@@ -143,7 +143,7 @@ class SummaryHeads(HeadGroup):
         outputs, sums = zip(*parts, strict=True)
         return joined_parts(ops.stack(outputs, axis=-2), ops.stack(sums, axis=-1))
 
-    def make_cache(self, batch_size, max_length, grid=None):
+    def make_cache(self, batch_size, max_length, positions=None):
         """Returns an empty cache with room for `max_length` tokens.
 
         A dict with the rows of the last tokens, their `"positions"`, and `"summaries"`,

@@ -10,14 +10,14 @@ Letters: B batch, H heads, L length, F features, E columns of values, N chunks.
 
 from keras import ops
 
-from routing_tf.layers import extremes
-from routing_tf.layers.blocks import break_into_blocks
-from routing_tf.layers.blocks import put_back_blocks
-from routing_tf.layers.lengths import is_known
-from routing_tf.layers.lengths import length_of
-from routing_tf.layers.lengths import numbers
-from routing_tf.layers.lengths import smaller
-from routing_tf.layers.products import product
+from routing_tf.layers.support import extremes
+from routing_tf.layers.support.blocks import break_into_blocks
+from routing_tf.layers.support.blocks import put_back_blocks
+from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.lengths import smaller
+from routing_tf.layers.support.products import product
 
 # The scale of a key that nobody sees, and of no key at all. A key that a bias hides has
 # half of it, and counts as long as nothing else is visible.

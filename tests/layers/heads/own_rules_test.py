@@ -8,6 +8,7 @@ import pytest
 from routing_tf.layers import HashedHeads
 from routing_tf.layers import LocalHeads
 from routing_tf.layers import RandomHeads
+from routing_tf.layers.support.positions import Positions
 from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
@@ -64,9 +65,11 @@ def test_causal_windows_equal_release(name):
     query = np.zeros((BATCH, 1, length, 2), "float32")
     value = np.broadcast_to(np.eye(length, dtype="float32"), (BATCH, 1, length, length))
     group.build(query.shape, query.shape, value.shape)
-    grids = {"grid": grid, "memory_grid": grid} if len(grid) > 1 else {}
+    lengths = tuple(g * size for g, size in zip(grid, shape, strict=True))
+    own = Positions(lengths, shape)
+    places = {"positions": own, "memory_positions": own} if len(grid) > 1 else {}
     output, _ = golden_cases.run(
-        group, query, query, value, use_causal_mask=True, **grids
+        group, query, query, value, use_causal_mask=True, **places
     )
 
     np.testing.assert_array_equal(output[:, 0] > 0, expected)

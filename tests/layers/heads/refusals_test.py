@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from routing_tf import layers
+from routing_tf.layers.support.positions import Positions
 from tests.layers import helpers
 from tests.layers import kinds
 
@@ -97,7 +98,10 @@ CALLED = [
         local,
         {"block_shape": (2, 2)},
         (12, 12),
-        {"grid": (1, 3), "memory_grid": (3, 1)},
+        {
+            "positions": Positions((2, 6), (2, 2)),
+            "memory_positions": Positions((6, 2), (2, 2)),
+        },
         r"\(1, 3\) and \(3, 1\) blocks",
     ),
     (

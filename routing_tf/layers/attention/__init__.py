@@ -1,0 +1,1 @@
+"""Attention layers: projections, head groups side by side, steps with a cache."""

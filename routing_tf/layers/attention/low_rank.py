@@ -1,0 +1,180 @@
+"""Low-rank adaptation (LoRA): fine-tunes a few projections and freezes the rest."""
+
+from keras import ops
+
+from routing_tf.layers.support.axes import split_axis
+from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.keras_internals import adding_weights
+from routing_tf.layers.support.keras_internals import layers_inside
+from routing_tf.layers.support.keras_internals import own_weights
+from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import initializer
+
+
+class LowRankAdaptation(ConfiguredLayer):
+    """A layer whose projections can be adapted by products of two narrow matrices.
+
+    Subclasses store their projections as matrices `<name>_kernel`, and use the kernel
+    that `adapted` returns for a name. A saved layer contains the sums of kernels and
+    adapters, in the form of a layer without adapters.
+
+    Reference: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models"
+    (https://arxiv.org/abs/2106.09685); `enable_lora` of `keras.layers.Dense`.
+    """
+
+    lora_enabled = False
+
+    def enable_lora(
+        self,
+        rank,
+        lora_alpha=None,
+        a_initializer="he_uniform",
+        b_initializer="zeros",
+        projections=("query", "value"),
+    ):
+        """Freezes the layer and adds trainable matrices of low rank to projections.
+
+        A projection is then `kernel + (lora_alpha / rank) * a @ b`. `lora_kernel_a`
+        contains the matrices `a` of all projections, one below the other, and
+        `lora_kernel_b` their matrices `b`, side by side.
+
+        Args:
+            rank: number of columns of `a` and of rows of `b`.
+            lora_alpha: scale of the added product, times `rank`; None (the default) for
+                `rank`.
+            a_initializer: initializer of each `a`. Defaults to `"he_uniform"`.
+            b_initializer: initializer of each `b`. Defaults to `"zeros"`, which leaves
+                outputs unchanged.
+            projections: names of the projections that are adapted. Defaults to queries
+                and values; in heads that share the projection of queries and keys, this
+                also adapts keys.
+
+        Raises:
+            ValueError: if `rank` is not a positive integer, an initializer is unknown,
+                a projection is unknown, named twice or has a constraint, or the layer
+                is not built or is adapted already. The layer then stays unchanged.
+
+        Example:
+
+        ```python
+        import numpy as np
+        from routing_tf import layers
+
+        attention = layers.RoutingAttention(
+            num_heads=2, key_dim=8, num_clusters=4, attention_window=16
+        )
+        attention(np.ones((1, 20, 16), "float32"))
+        attention.enable_lora(rank=4)
+        assert len(attention.trainable_weights) == 2
+        ```
+        """
+        check_positive_integer("rank", rank)
+        kernels = self._kernels_to_adapt(projections)
+        a_initializer = initializer("a_initializer", a_initializer)
+        b_initializer = initializer("b_initializer", b_initializer)
+        for weight in own_weights(self):
+            weight.trainable = False
+        for layer in layers_inside(self):
+            layer.trainable = False
+        rows, columns = zip(*(kernel.shape for kernel in kernels), strict=True)
+        with adding_weights(self):
+            self.lora_kernel_a = self._lora_weight(
+                "a", [(size, rank) for size in rows], a_initializer, axis=0
+            )
+            self.lora_kernel_b = self._lora_weight(
+                "b", [(rank, size) for size in columns], b_initializer, axis=1
+            )
+        self.lora_projections = tuple(projections)
+        self.lora_rank = rank
+        self.lora_alpha = rank if lora_alpha is None else lora_alpha
+        self.lora_enabled = True
+
+    def adapted(self, name):
+        """Returns the kernel of a projection, including its adapter."""
+        kernel = getattr(self, f"{name}_kernel")
+        if not self.lora_enabled or name not in self.lora_projections:
+            return kernel
+        place = self.lora_projections.index(name)
+        kernels = [getattr(self, f"{each}_kernel") for each in self.lora_projections]
+        rows, columns = zip(*(each.shape for each in kernels), strict=True)
+        a = split_axis(ops.convert_to_tensor(self.lora_kernel_a), rows, axis=0)
+        b = split_axis(ops.convert_to_tensor(self.lora_kernel_b), columns, axis=1)
+        product = ops.matmul(a[place], b[place])
+        return ops.add(kernel, self.lora_alpha / self.lora_rank * product)
+
+    def save_own_variables(self, store):
+        if not self.lora_enabled:
+            return super().save_own_variables(store)
+        sums = {
+            id(getattr(self, f"{name}_kernel")): self.adapted(name)
+            for name in self.lora_projections
+        }
+        for place, weight in enumerate(self._own_weights()):
+            store[str(place)] = ops.cast(sums.get(id(weight), weight), weight.dtype)
+
+    def load_own_variables(self, store):
+        if not self.lora_enabled:
+            return super().load_own_variables(store)
+        weights = self._own_weights()
+        if len(store.keys()) != len(weights):
+            raise ValueError(
+                f"The weights of {self.name!r} must be those of a layer like it. "
+                f"Received: {len(store.keys())} weights for {len(weights)}"
+            )
+        for place, weight in enumerate(weights):
+            weight.assign(store[str(place)])
+        # The kernels include what was trained, so adapters start from zero.
+        self.lora_kernel_b.assign(ops.zeros(self.lora_kernel_b.shape))
+
+    def _own_weights(self):
+        """All weights of the layer itself, except those of its adapters, as saved."""
+        weights = own_weights(self)
+        if not self.lora_enabled:
+            return weights
+        adapters = {id(self.lora_kernel_a), id(self.lora_kernel_b)}
+        return [weight for weight in weights if id(weight) not in adapters]
+
+    def _kernels_to_adapt(self, projections):
+        if not self.built or self.lora_enabled:
+            state = "one that is adapted" if self.built else "one that is not built"
+            raise ValueError(
+                "LoRA must be enabled once, on a layer that is built. Received: "
+                f"{self.name!r}, {state}"
+            )
+        kernels = {name: getattr(self, f"{name}_kernel", None) for name in projections}
+        unknown = [name for name, kernel in kernels.items() if kernel is None]
+        if len(kernels) < len(projections):
+            raise ValueError(
+                "`projections` must name each projection once. Received: "
+                f"projections={projections!r}"
+            )
+        if unknown or not kernels:
+            raise ValueError(
+                "`projections` must name projections of the layer, such as query, key, "
+                f"value or output. Received: projections={projections!r}; "
+                f"{self.name!r} has no {unknown}"
+            )
+        fixed = [name for name, kernel in kernels.items() if kernel.constraint]
+        if fixed:
+            raise ValueError(
+                "Projections with a constraint cannot be adapted. Received: "
+                f"projections={projections!r}, of which {fixed} have one"
+            )
+        return list(kernels.values())
+
+    def _lora_weight(self, name, shapes, make, axis):
+        """Adds the matrices of all projections as one weight, float32 as in Keras."""
+
+        def initial(shape, dtype=None):
+            parts = [cloned(make)(own, dtype) for own in shapes]
+            return ops.concatenate(parts, axis=axis)
+
+        shape = list(shapes[0])
+        shape[axis] = sum(own[axis] for own in shapes)
+        return self.add_weight(
+            name=f"lora_kernel_{name}",
+            shape=shape,
+            initializer=initial,
+            dtype="float32",
+        )

@@ -1,0 +1,449 @@
+"""Multi-head attention whose heads may follow different patterns."""
+
+import math
+
+import keras
+
+from routing_tf.layers.attention import arguments
+from routing_tf.layers.attention import stepping
+from routing_tf.layers.attention.projections import Projections
+from routing_tf.layers.attention.rematerialization import computes_again
+from routing_tf.layers.attention.rematerialization import train_and_forget
+from routing_tf.layers.support.keras_internals import declare_call_argument
+from routing_tf.layers.support.not_cast import NotCast
+from routing_tf.layers.support.stated_gradients import are_stated
+from routing_tf.layers.support.validation import check_block_shape
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import check_optional_number
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import constraint
+from routing_tf.layers.support.validation import initializer
+from routing_tf.layers.support.validation import regularizer
+
+#: What training may compute again, see `MixedAttention`.
+REMATS = (False, True, "weights")
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class MixedAttention(Projections):
+    """Projects a sequence, lets groups of heads attend side by side, and projects back.
+
+    Queries, keys and values are split over the head groups, and the outputs of the
+    groups are concatenated in the same order.
+
+    Positions lie on one axis (text) or two (images). Two axes form one sequence, block
+    after block; "earlier" means earlier in this sequence.
+
+    Args:
+        head_groups: list of `HeadGroup` layers such as `RoutedHeads` or `LocalHeads`.
+            Those without a `dtype` of their own have that of this layer.
+        key_dim: size of a query or key of one head.
+        value_dim: size of a value of one head; None (the default) for `key_dim`.
+        output_dim: size of the output; None (the default) for the size of the query.
+        shared_head_projection: whether one more `(value_dim, value_dim)` matrix, the
+            same for all heads, multiplies the output of each head (the release).
+            Defaults to False.
+        project_shared_keys: whether the key projection also has columns for heads that
+            share the query projection and do not read them (the release). Defaults to
+            False.
+        block_shape: tuple, length of a block along each axis of the positions, which
+            sets their order; inputs are padded to a multiple and cut again. None (the
+            default): on one axis, the order of the input; on two axes, the blocks of
+            the head groups.
+        kernel_initializer: initializer of all projections. Defaults to
+            `"glorot_uniform"`.
+        remat: what training recomputes for the gradients instead of storing it, with
+            the same results. False (the default): nothing. `"weights"`: the attention
+            weights, which saves most of the memory and costs little time. True:
+            everything between the projections, which costs more time. `"weights"` means
+            True for heads with relative positions, a token bias, a soft cap, dropout or
+            entmax, and for heads without one softmax over the keys of a query.
+        use_bias: whether projections have biases. Defaults to False.
+        bias_initializer: initializer of the biases. Defaults to `"zeros"`.
+        kernel_regularizer: regularizer of each kernel; None (the default) for none.
+        bias_regularizer: the same for each bias.
+        kernel_constraint: constraint on each kernel; None (the default) for none.
+        bias_constraint: the same on each bias.
+        output_initializer: initializer of the kernel of the last projection; None (the
+            default) for `kernel_initializer`.
+        num_key_value_heads: total number of heads of keys and values (grouped queries,
+            as in `keras.layers.GroupQueryAttention`). Each serves the same number of
+            adjacent query heads of a group, as if it were repeated for them. It must
+            divide the number of heads, and the quotient must divide the heads of each
+            group. Caches of full, local, sliding, strided, fixed, routed and
+            cluster-strided heads contain only key heads; those of other heads contain
+            keys and values for all queries. In routed and cluster-strided heads,
+            clusters belong to a key head; all its queries choose among them and move
+            them. None (the default): as many as heads, the only number for heads that
+            share queries and keys.
+        use_gate: whether a gate in (0, 1), the sigmoid of one more projection of the
+            query, multiplies the outputs of the heads before the last projection, as in
+            `keras.layers.MultiHeadAttention`. Defaults to False.
+        logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` in all
+            head groups without their own `logit_soft_cap`, before the bias and masks
+            are added; relative positions are part of the logits. None (the default) for
+            the settings of the groups.
+        qk_norm: whether all head groups normalise each query and key, each group with
+            its own learned scales, see `HeadGroup`. Defaults to False, for the settings
+            of the groups.
+        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
+
+    Call arguments:
+        query: `<float>[batch, length, dim]`; for positions on two axes, here and below,
+            `height, width` instead of `length`.
+        value: `<float>[batch, memory length, memory dim]`; None (the default) for
+            `query`.
+        key: None (the default), or `value` once more, as in calls of
+            `keras.layers.MultiHeadAttention`: keys are made from `value`.
+        query_mask: `<bool>[batch, length]`, True for real tokens; None for no padding.
+            Inputs at padding must be finite. Defaults to the Keras mask of `query`.
+            This argument and all that follow must be passed by name.
+        value_mask: `<bool>[batch, memory length]`, the same for `value`; in
+            self-attention, `query_mask` is used.
+        token_bias: `<float>[batch, memory length]`, added to the logits of each key.
+        training: whether dropout is on and centroids move.
+        use_causal_mask: whether a token sees only tokens up to itself.
+        cache: what `make_cache` or an earlier call returned; None (the default) for
+            none. With a cache self-attention is causal, and expert choice has the
+            routing scope `"prefix"`. A cache with a memory has its mask and bias, and
+            `value` and what belongs to it is not read again.
+        cache_index: position of the first token of `query`, which is the number of
+            tokens that the cache was fed: an integer or a scalar tensor; None (the
+            default) for 0. A call takes any number of tokens, as `[batch, length, dim]`
+            (on two axes of positions: in the blocked order), and each token is fed
+            once; outputs are those of one pass. The integer 0 starts the cache anew, on
+            two axes with all positions. Padding is not remembered: where it is the end
+            of all rows, the next call may begin in its place.
+        attention_mask: `<bool>[batch, 1, memory length]`, the same as `value_mask`, as
+            calls of `keras.layers.MultiHeadAttention` have it for padding, with two
+            axes of length 1, too, or none (unless the batch is as large as the query is
+            long); not for positions on two axes, nor with a cache. Any other is
+            refused: sparse patterns never build the matrix it masks.
+        return_attention_scores: whether to return the dense map of attention weights
+            too. Its memory grows with the square of the length: for short inputs.
+        mask: where Keras puts the mask of `query` if `query` is the only tensor; the
+            same as `query_mask`.
+        self_attention: whether `value` is the sequence of `query` (True) or another
+            one (False), which decides how clustered and causal heads attend. If True,
+            a `value` of the same shape may be given and is not read. None (the
+            default): True without a `value` or if it is the very tensor `query`, and
+            False for any other tensor, be it a copy; the first one of the same shape
+            and dtype gives a warning.
+        routing_scope: `"full"` or `"prefix"`, the tokens that compete in expert choice
+            under a causal mask, see `RoutedHeads`; None (the default) for what the
+            heads were made with. Blocks and models pass it on, like `training`.
+        segment_ids: `<int32>[batch, length]`, for packed documents; None (the default)
+            for one document in each row. A segment is a run of tokens with one id, and
+            no token sees another segment. In attention to another sequence, a pair, of
+            `query` and of `value`, where equal ids see each other. 0 is padding if no
+            mask is given. With a cache, the ids of its new tokens: it restarts with
+            each segment; the last one goes on where a call begins in the place of
+            padding with the id 0.
+
+    Returns:
+        `<float>[batch, length, output_dim]`; with `return_attention_scores=True` also
+        the map `<float>[batch, heads, length, memory length]`. With a cache, a pair:
+        the output, and the cache with the tokens of `query`.
+
+    The layer passes the Keras mask of `query` on. `enable_lora` adapts projections.
+    `quantize` changes only `Dense` layers, not the projections of this layer.
+
+    Raises:
+        ValueError: if a size is not a positive integer, or `head_groups` is empty,
+            holds one group twice, something else than head groups, or groups with
+            blocks of different shapes on two axes, or `num_key_value_heads` does not
+            divide the heads or is given with shared queries and keys, or
+            `logit_soft_cap` is no positive number or `qk_norm` no truth value or one of
+            the groups cannot have it; when built, if another layer has built a group;
+            when called, if a dense `attention_mask` is given, `query` or `value` is no
+            dense tensor, a `key_mask` is given, `value` or a mask does not fit, `key`
+            is another tensor than `value`, masks go by position, positions have other
+            axes than the blocks, `use_causal_mask=True` and `value` has another length
+            than `query`, or a length is unknown while TensorFlow traces positions on
+            two axes, random heads or a call with a cache; or if a cache is given while
+            training, with attention scores, for attention to another sequence without
+            its memory, for another number of sequences, or without room for the tokens,
+            or `cache_index` is negative or no integer;
+            or if `segment_ids` are no integers, have no entry for each position, come
+            with positions on two axes or a cache of another sequence, or heads cannot
+            have them.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+
+    attention = layers.MixedAttention(
+        [
+            layers.RoutedHeads(2, num_clusters=4, attention_window=16),
+            layers.LocalHeads(2, block_shape=(16,)),
+        ],
+        key_dim=8,
+    )
+    x = np.random.normal(size=(2, 64, 32)).astype("float32")
+    assert attention(x, use_causal_mask=True).shape == (2, 64, 32)
+    ```
+
+    Reference: paper, section 5; `multihead_attention_nd` of the release.
+    """
+
+    def __init__(
+        self,
+        head_groups,
+        key_dim,
+        value_dim=None,
+        output_dim=None,
+        shared_head_projection=False,
+        project_shared_keys=False,
+        block_shape=None,
+        kernel_initializer="glorot_uniform",
+        remat=False,
+        *,
+        use_bias=False,
+        bias_initializer="zeros",
+        kernel_regularizer=None,
+        bias_regularizer=None,
+        kernel_constraint=None,
+        bias_constraint=None,
+        output_initializer=None,
+        num_key_value_heads=None,
+        use_gate=False,
+        logit_soft_cap=None,
+        qk_norm=False,
+        **kwargs,
+    ):
+        super().__init__(**arguments.refuse_keras_arguments(kwargs))
+        declare_call_argument(self, "routing_scope")
+        self.supports_masking = True
+        self._has_warned = False
+        self.key_dim = check_positive_integer("key_dim", key_dim)
+        self.value_dim = check_optional_integer("value_dim", value_dim)
+        self.output_dim = check_optional_integer("output_dim", output_dim)
+        self.shared_head_projection = shared_head_projection
+        self.project_shared_keys = project_shared_keys
+        self.remat = remat or False
+        check_choice("remat", self.remat, REMATS)
+        self.use_bias = use_bias
+        check_choice("use_gate", use_gate, (False, True))
+        self.use_gate = use_gate
+        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
+        self.kernel_regularizer = regularizer("kernel_regularizer", kernel_regularizer)
+        self.kernel_constraint = constraint("kernel_constraint", kernel_constraint)
+        self.bias_initializer = initializer("bias_initializer", bias_initializer)
+        self.bias_regularizer = regularizer("bias_regularizer", bias_regularizer)
+        self.bias_constraint = constraint("bias_constraint", bias_constraint)
+        self.output_initializer = initializer("output_initializer", output_initializer)
+        self.logit_soft_cap = check_optional_number("logit_soft_cap", logit_soft_cap)
+        check_choice("qk_norm", qk_norm, (False, True))
+        self.qk_norm = qk_norm
+        self.head_groups = arguments.check_head_groups(head_groups)
+        self.block_shape = block_shape
+        if block_shape is not None:
+            self.block_shape = check_block_shape("block_shape", block_shape)
+        blocks = arguments.blocks_on_two_axes(self.head_groups, self.block_shape)
+        self._ordering_blocks = self.block_shape or blocks
+        self.num_key_value_heads = check_optional_integer(
+            "num_key_value_heads", num_key_value_heads
+        )
+        queries_per_key = arguments.queries_per_key(
+            self.num_key_value_heads, self.head_groups
+        )
+        for group in self.head_groups:
+            group.follow_dtype(self.dtype_policy)
+            group.set_sizes(self.key_dim, self.size_of_value)
+            group.num_key_value_heads = group.num_heads // queries_per_key
+            if group.logit_soft_cap is None:
+                group.set_soft_cap(self.logit_soft_cap)
+            if self.qk_norm:
+                group.set_qk_norm(True)
+            if self.remat:
+                by_weights = group.has_one_softmax and self.remat == "weights"
+                computes_again(group, "weights" if by_weights else True)
+        arguments.warn_of_other_dtypes(self)
+
+    def build(self, query_shape, value_shape=None):
+        dim = query_shape[-1]
+        memory_dim = dim if value_shape is None else value_shape[-1]
+        self.input_spec = keras.layers.InputSpec(axes={-1: dim})
+        self.build_projections(dim, memory_dim)
+        for group in self.head_groups:
+            arguments.check_not_built(group)
+            start = (None, group.num_heads, None)
+            key_shape = (*start, self.key_dim)
+            group.input_dim = dim
+            group.build(key_shape, key_shape, (*start, self.size_of_value))
+
+    def make_cache(
+        self, batch_size, max_length, value=None, value_mask=None, token_bias=None
+    ):
+        """Makes an empty cache, for calls that go on behind earlier tokens.
+
+        A cache is a value: a call returns another one, and the old one still stands for
+        the tokens before. So a draft of several tokens that is rejected costs nothing.
+
+        Args:
+            batch_size: number of sequences.
+            max_length: number of tokens a sequence may have; for positions on two axes,
+                a tuple of their lengths. Heads whose cache does not grow with it can go
+                beyond it. For all others, a `cache_index` beyond it is refused if it is
+                an integer, and gives wrong outputs if it is a tensor.
+            value: `<float>[batch, memory length, memory dim]`, the other sequence, to
+                which at most `max_length` queries attend; its keys and values are then
+                computed only once. None (the default) for self-attention.
+            value_mask: `<bool>[batch, memory length]`, True for real tokens; None (the
+                default) for no padding.
+            token_bias: `<float>[batch, memory length]`, added to the logits of its
+                keys; None (the default) for no bias.
+
+        Returns:
+            A structure of tensors of fixed sizes with the batch on axis 0.
+
+        Raises:
+            ValueError: if a length is not a positive integer, some heads let later
+                tokens decide who is a member, or there is a `value` and the layer is
+                not built.
+
+        Example:
+
+        ```python
+        import numpy as np
+        from routing_tf import layers
+
+        attention = layers.RoutingAttention(
+            num_heads=2, key_dim=8, num_clusters=4, attention_window=16
+        )
+        x = np.random.normal(size=(1, 20, 16)).astype("float32")
+        cache = attention.make_cache(batch_size=1, max_length=20)
+        first, cache = attention(x[:, :12], cache=cache, cache_index=0)
+        more, cache = attention(x[:, 12:19], cache=cache, cache_index=12)
+        last, cache = attention(x[:, 19:], cache=cache, cache_index=19)
+        ```
+        """
+        memory = {"value": value, "value_mask": value_mask, "token_bias": token_bias}
+        return stepping.make_cache(self, batch_size, max_length, **memory)
+
+    def __call__(self, query, value=None, key=None, *others, **kwargs):
+        if others or key is not None:
+            arguments.check_by_position(key, others)
+        if "key_mask" in kwargs:
+            arguments.refuse_key_mask(kwargs.pop("key_mask"))
+        # Before Keras builds the layer from their shapes.
+        arguments.check_axes("query", query)
+        if value is not None:
+            arguments.check_axes("value", value)
+        if key is not None:
+            arguments.check_key(query, value, key)
+        self_attention = kwargs.get("self_attention")
+        if value is not None or self_attention is not None:
+            asks = self_attention is None and kwargs.get("cache") is None
+            asks = asks and not self._has_warned
+            if asks and arguments.looks_like_copy(query, value):
+                self._has_warned = True
+                arguments.warn_of_copy(self, query.shape)
+            # Keras converts each argument on its own: the same tensor becomes two.
+            value = arguments.other_sequence(query, value, self_attention)
+        if kwargs.get("cache") is not None:
+            kwargs = NotCast.wrap(kwargs)
+        return super().__call__(query, value, **kwargs)
+
+    def call(
+        self,
+        query,
+        value=None,
+        key=None,
+        *,
+        query_mask=None,
+        value_mask=None,
+        token_bias=None,
+        training=None,
+        use_causal_mask=False,
+        cache=None,
+        cache_index=None,
+        attention_mask=None,
+        return_attention_scores=False,
+        mask=None,
+        self_attention=None,
+        routing_scope=None,
+        segment_ids=None,
+    ):
+        if routing_scope is not None:
+            arguments.check_routing_scope(routing_scope)
+        query_mask = mask if query_mask is None else query_mask
+        if value is not None or self_attention is not None:
+            value = arguments.other_sequence(query, value, self_attention)
+        if attention_mask is not None:
+            own = query_mask if value is None and value_mask is None else value_mask
+            value_mask = arguments.with_mask_of_keys(attention_mask, query, cache, own)
+        masks = {
+            "query_mask": query_mask,
+            "value_mask": value_mask,
+            "token_bias": token_bias,
+            "segment_ids": segment_ids,
+        }
+        if cache is not None:
+            if training or return_attention_scores or value is not None:
+                arguments.check_cache(
+                    cache.cache, value, training, return_attention_scores
+                )
+            return stepping.call_with_cache(self, query, masks, cache)
+        positions, inputs = self.head_inputs(
+            query,
+            value,
+            **masks,
+            shows_weights=return_attention_scores,
+            use_causal_mask=use_causal_mask,
+            routing_scope=routing_scope,
+        )
+        attend = self._attend_again if self.remat and training else None
+        outputs = [
+            attend(group, own) if attend else group(inputs=own, training=training)
+            for group, own in zip(self.head_groups, inputs, strict=True)
+        ]
+        outputs = self.joined(positions, outputs)
+        if not return_attention_scores:
+            output = self.combined(outputs, query)
+            has_axes = len(positions.lengths) > 1
+            return positions.unflatten(output) if has_axes else output
+        size = self.size_of_value
+        output = positions.unflatten(self.combined(outputs[..., :size], query))
+        return output, outputs[..., size:]
+
+    def _attend_again(self, group, inputs):
+        """Attends in training with what gradients compute again, see `remat`."""
+        forgets_weights = self.remat == "weights" and are_stated()
+        if forgets_weights and group.has_softmax_alone(inputs, True):
+            return group(inputs=inputs, training=True)
+        return train_and_forget(group, inputs)
+
+    def compute_mask(self, query, previous_mask=None):
+        return previous_mask
+
+    def compute_output_shape(self, query_shape, value_shape=None):
+        return (*query_shape[:-1], self.output_dim or query_shape[-1])
+
+    def compute_output_spec(
+        self,
+        query,
+        value=None,
+        *args,
+        return_attention_scores=False,
+        segment_ids=None,
+        **kwargs,
+    ):
+        arguments.check_segment_ids(
+            segment_ids, value is not None, len(query.shape) - 2
+        )
+        for name, x in (("query", query), ("value", value)):
+            if x is not None and None not in x.shape[1:]:
+                self.positions_of(name, x)
+        shape = self.compute_output_shape(query.shape)
+        output = keras.KerasTensor(shape, dtype=self.compute_dtype)
+        if not return_attention_scores:
+            return output
+        memory = query if value is None else value
+        axes = (x.shape[1:-1] for x in (query, memory))
+        lengths = (None if None in shape else math.prod(shape) for shape in axes)
+        shape = (query.shape[0], self.num_heads, *lengths)
+        return output, keras.KerasTensor(shape, dtype=self.compute_dtype)

@@ -1,0 +1,252 @@
+"""The drop-in multi-head attention layer."""
+
+from collections.abc import Mapping
+
+import keras
+
+from routing_tf.layers.attention.mixed_attention import MixedAttention
+from routing_tf.layers.heads.local import LocalHeads
+from routing_tf.layers.heads.routed import RoutedHeads
+from routing_tf.layers.routing.clustering import Clustering
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import initializer
+from routing_tf.layers.support.validation import is_integer
+
+CLUSTERING = (
+    *Clustering.names(),
+    *("query_cluster", "clusters_per_query"),
+    *("max_clusters_per_token", "threshold_decay"),
+)
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class RoutingAttention(MixedAttention):
+    """Multi-head attention with routed heads and, optionally, local heads.
+
+    A near drop-in replacement for `keras.layers.MultiHeadAttention`: `attention(x)` and
+    `attention(x, x, x)` are self-attention. Routed heads attend inside clusters of
+    tokens with similar content, and local heads inside blocks, so the cost does not
+    grow with the square of the length. Under a causal mask, no output depends on a
+    later token, except with `routing="expert_choice"`, the paper's rule, where later
+    tokens take part in choosing the members of clusters.
+
+    In attention to another sequence, routed queries see the members of their best
+    cluster there. Local heads cut that sequence, without the padding after it, into as
+    many blocks as the query has, and see the block at the same place and its
+    neighbours.
+
+    Args:
+        num_heads: number of all heads.
+        key_dim: size of a query or key of one head.
+        num_clusters: number of clusters of each routed head. About
+            `length / attention_window` covers the sequence once.
+        attention_window: number of tokens in a cluster. A window longer than the input
+            is cut to it.
+        num_local_heads: number of heads that are local; the others are routed. Defaults
+            to 0.
+        local_block_size: length of a local block, in tokens; None (the default) for
+            `attention_window`. A local query sees its own and the neighbouring blocks.
+        routing: who chooses, see `RoutedHeads`. `"expert_choice"`: each cluster chooses
+            the tokens that score highest. `"token_choice"`: each token chooses its best
+            cluster. `"expert_threshold"`: each cluster chooses the tokens above its
+            threshold. The last two need self-attention under a causal mask. None (the
+            default): token choice there, and expert choice elsewhere.
+        routing_scope: the tokens that compete in expert choice under a causal mask:
+            `"full"` (the default), those of the whole sequence, or `"prefix"`, those
+            up to the query.
+        prefix_block_size: number of queries that are computed at once in the scope
+            `"prefix"`, in tokens; None (the default) for `attention_window`.
+        value_dim: size of a value of one head; None (the default) for `key_dim`.
+        output_dim: size of the output; None (the default) for the size of the query.
+        max_relative_position: largest relative position with an embedding of its own,
+            in tokens (in ranks for routed heads); None (the default) for no relative
+            positions.
+        share_query_key: whether routed heads use one projection for queries and keys,
+            if query and value have the same depth. Defaults to True.
+        clustering: dict of further arguments of `RoutedHeads` for its clusters: those
+            of `Clustering`, `query_cluster`, `clusters_per_query`,
+            `max_clusters_per_token` and `threshold_decay`; or a `Clustering`. None (the
+            default) for none.
+        key_shift: which key a position offers with its value, in all heads: its own (0,
+            the default), or that of the token before it (1), so that a query finds what
+            followed similar tokens. 1 needs self-attention under a causal mask.
+        dropout: rate of dropped attention weights, in [0, 1). Defaults to 0.0.
+        seed: integer seed of the dropout and of exploring queries; None (the default)
+            for a random one.
+        kernel_initializer: initializer of all projections and of the relative
+            position tables. Defaults to `"glorot_uniform"`.
+        rotary_positions: whether all heads turn queries and keys by the position of
+            their token, see `HeadGroup`. Defaults to False.
+        attention_implementation: how the attention inside a window or a cluster is
+            computed, see `ScaledDotProduct`: `"plain"` (the default) or `"auto"`.
+        exploring_queries: how many random queries of each routed head see everything
+            that the mask lets them see in training, see `ClusteredHeads`. Defaults to
+            0.
+        **kwargs: arguments of `MixedAttention`, such as `use_bias` (defaults to False,
+            unlike in `keras.layers.MultiHeadAttention`), `num_key_value_heads` (with
+            `share_query_key=False`), `use_gate`, `logit_soft_cap`, `qk_norm` and
+            `remat`; and those of `keras.layers.Layer`, such as `name`.
+
+    Call arguments and Returns: as in `MixedAttention`.
+
+    Raises:
+        ValueError: if a size is not a positive integer, `num_local_heads` is not in
+            [0, num_heads], `seed` is negative, `routing` or `routing_scope` is unknown,
+            `clustering` has other keys, `dropout` is not in [0, 1), `key_shift` is
+            neither 0 nor 1, `attention_implementation` is unknown, or
+            `exploring_queries` is negative; when built, if `key_dim` is less than 2
+            with routed heads; when called, as in `MixedAttention` and `RoutedHeads`.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+
+    attention = layers.RoutingAttention(
+        num_heads=4, key_dim=16, num_clusters=4, attention_window=32, num_local_heads=2
+    )
+    x = np.random.normal(size=(2, 128, 64)).astype("float32")
+    assert attention(x, use_causal_mask=True).shape == (2, 128, 64)
+
+    cross_attention = layers.RoutingAttention(
+        num_heads=4, key_dim=16, num_clusters=4, attention_window=32
+    )
+    memory = np.random.normal(size=(2, 96, 64)).astype("float32")
+    assert cross_attention(x, value=memory).shape == (2, 128, 64)
+    ```
+
+    Reference: Roy, Saffar, Vaswani, Grangier, "Efficient Content-Based Sparse
+    Attention with Routing Transformers" (https://arxiv.org/abs/2003.05997).
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        key_dim,
+        num_clusters,
+        attention_window,
+        num_local_heads=0,
+        local_block_size=None,
+        routing=None,
+        routing_scope="full",
+        prefix_block_size=None,
+        value_dim=None,
+        output_dim=None,
+        max_relative_position=None,
+        share_query_key=True,
+        clustering=None,
+        dropout=0.0,
+        kernel_initializer="glorot_uniform",
+        key_shift=0,
+        seed=None,
+        rotary_positions=False,
+        attention_implementation="plain",
+        exploring_queries=0,
+        **kwargs,
+    ):
+        num_heads = check_positive_integer("num_heads", num_heads)
+        attention_window = check_positive_integer("attention_window", attention_window)
+        if seed is not None:
+            seed = check_non_negative_integer("seed", seed)
+        exploring_queries = check_non_negative_integer(
+            "exploring_queries", exploring_queries
+        )
+        num_local_heads = _check_num_local_heads(num_local_heads, num_heads)
+        initializer("kernel_initializer", kernel_initializer)
+        local_block_size = check_optional_integer("local_block_size", local_block_size)
+        if isinstance(clustering, Clustering):
+            clustering = clustering.to_dict()
+        if not isinstance(clustering, (Mapping, type(None))):
+            raise ValueError(
+                "`clustering` must be a dict, a `Clustering` or None. Received: "
+                f"clustering={clustering!r}"
+            )
+        clustering = dict(clustering or {})
+        unknown = sorted(set(clustering) - set(CLUSTERING))
+        if unknown:
+            raise ValueError(
+                f"`clustering` must have only the keys {', '.join(CLUSTERING)}. "
+                f"Received: clustering={clustering}"
+            )
+        shared = {
+            "max_relative_position": max_relative_position,
+            "dropout": dropout,
+            "key_shift": key_shift,
+            "rotary_positions": rotary_positions,
+            "attention_implementation": attention_implementation,
+            "embeddings_initializer": kernel_initializer,
+            "dtype": kwargs.get("dtype"),
+        }
+        groups = []
+        num_routed = num_heads - num_local_heads
+        if num_routed:
+            groups.append(
+                RoutedHeads(
+                    num_routed,
+                    num_clusters=num_clusters,
+                    attention_window=attention_window,
+                    routing=routing,
+                    routing_scope=routing_scope,
+                    prefix_block_size=prefix_block_size,
+                    share_query_key=share_query_key,
+                    exploring_queries=exploring_queries,
+                    dropout_seed=seed,
+                    name="routed_heads",
+                    **clustering,
+                    **shared,
+                )
+            )
+        if num_local_heads:
+            block = (local_block_size or attention_window,)
+            groups.append(
+                LocalHeads(
+                    num_local_heads,
+                    block,
+                    # Different from the draws of the routed heads.
+                    dropout_seed=None if seed is None else seed + 1,
+                    name="local_heads",
+                    **shared,
+                )
+            )
+        super().__init__(
+            groups,
+            key_dim,
+            value_dim=value_dim,
+            output_dim=output_dim,
+            kernel_initializer=kernel_initializer,
+            **kwargs,
+        )
+        self.num_clusters = int(num_clusters) if num_routed else num_clusters
+        self.attention_window = attention_window
+        self.num_local_heads = num_local_heads
+        self.local_block_size = local_block_size
+        self.routing = routing
+        self.routing_scope = routing_scope
+        self.prefix_block_size = prefix_block_size and int(prefix_block_size)
+        self.max_relative_position = groups[0].max_relative_position
+        self.share_query_key = share_query_key
+        self.clustering = clustering
+        self.dropout = dropout
+        self.key_shift = groups[0].key_shift
+        self.seed = seed
+        self.rotary_positions = rotary_positions
+        self.attention_implementation = attention_implementation
+        self.exploring_queries = exploring_queries
+
+    def get_config(self):
+        config = super().get_config()
+        del config["head_groups"]
+        return config
+
+
+def _check_num_local_heads(num_local_heads, num_heads):
+    if not is_integer(num_local_heads) or not 0 <= num_local_heads <= num_heads:
+        raise ValueError(
+            "`num_local_heads` counts the local heads among all `num_heads` heads, so "
+            f"it must be in the range [0, {num_heads}]. Received: "
+            f"num_local_heads={num_local_heads!r}, num_heads={num_heads}"
+        )
+    return int(num_local_heads)

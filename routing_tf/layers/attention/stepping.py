@@ -1,0 +1,373 @@
+"""How a `MixedAttention` attends with a cache: from the start, or behind tokens."""
+
+import math
+
+import keras
+from keras import ops
+
+from routing_tf.layers.attention import arguments
+from routing_tf.layers.caches.rows import last_token
+from routing_tf.layers.support.head_inputs import HeadInputs
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.positions import Positions
+from routing_tf.layers.support.segments import Segments
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import is_integer
+from routing_tf.layers.support.validation import static_length
+
+# The id before the first token.
+NO_ID = -(2**31)
+
+
+def make_cache(attention, batch_size, max_length, value, value_mask, token_bias):
+    """Makes an empty cache; see `MixedAttention.make_cache`."""
+    lengths = max_length if isinstance(max_length, (tuple, list)) else (max_length,)
+    lengths = [check_positive_integer("max_length", length) for length in lengths]
+    positions = attention.positions(
+        "max_length", f"max_length={max_length!r}", tuple(lengths)
+    )
+    length, groups = positions.num_positions, attention.head_groups
+    if value is None:
+        caches = [group.make_cache(batch_size, length, positions) for group in groups]
+        return {"tokens": caches, "segment": _no_segment(batch_size)}
+    if not attention.built:
+        raise ValueError(
+            "The layer must be built before `value` is put into a cache. Received: "
+            f"value.shape={tuple(value.shape)} for {attention.name!r}. Call it once, "
+            "or `build` it"
+        )
+    arguments.check_axes("value", value)
+    _, inputs = attention.head_inputs(
+        None,
+        ops.convert_to_tensor(value, attention.compute_dtype),
+        value_mask=value_mask,
+        token_bias=token_bias,
+        positions=positions,
+    )
+    caches = [
+        group.make_memory(own, length)
+        for group, own in zip(groups, inputs, strict=True)
+    ]
+    return {"memory": caches}
+
+
+def call_with_cache(attention, query, masks, cache):
+    """Attends with tokens that follow those in a cache.
+
+    `masks` are `query_mask`, `value_mask`, `token_bias` and `segment_ids` by their
+    names. `cache` is a `NotCast` of what `make_cache` returned and the position of the
+    first token, an integer or a tensor, None for 0. A cache is a dict with a list of
+    the caches of the head groups, `"tokens"` in self-attention, else `"memory"`. In
+    self-attention it also has the `"segment"` of the newest token: its id, and the
+    position at which it starts, and the one behind its end. Returns the output, and the
+    cache with the tokens of `query`.
+    """
+    cache, index = cache.cache, cache.cache_index
+    index = _checked_index(index)
+    _check_room(attention, query, cache, index)
+    starts = isinstance(index, int) and index == 0
+    if masks["segment_ids"] is not None and "tokens" in cache:
+        masks = _with_masks_of_ids(query, masks)
+    if "memory" in cache:
+        _refuse_segments_of_memory(masks["segment_ids"])
+    elif starts and attention.fits_blocks(len(query.shape) - 2):
+        return _start(attention, query, masks, cache)
+    if starts:
+        cache = _restarted(attention, cache)
+    if len(query.shape) != 3:
+        raise ValueError(
+            "`query` must be (batch, length, dim) behind the tokens of a cache, on "
+            "two axes of positions in their blocked order. Received: query.shape="
+            f"{tuple(query.shape)} with cache_index={index}"
+        )
+    if query.shape[1] is None:
+        static_length("query", query)
+    index = ops.cast(index, "int32")
+    if query.shape[1] > 1 and masks["segment_ids"] is not None:
+        return _one_by_one(attention, query, masks, cache, index)
+    return _step(attention, query, masks, cache, index)
+
+
+def _checked_index(index):
+    """Returns an integer, or a scalar tensor of integers."""
+    if index is None:
+        return 0
+    if type(index) is int or is_integer(index):
+        return int(index)
+    dtype = getattr(index, "dtype", None)
+    is_whole = dtype is not None and keras.backend.is_int_dtype(dtype)
+    if not is_whole or tuple(index.shape) != ():
+        shape = getattr(index, "shape", None)
+        received = repr(index) if shape is None else f"{dtype}{tuple(shape)}"
+        raise ValueError(
+            "`cache_index` must be an integer or a scalar tensor of integers, the "
+            "number of tokens that all sequences of the cache were fed. Received: "
+            f"cache_index={received}"
+        )
+    return index
+
+
+def _check_room(attention, query, cache, index):
+    """Refuses tokens that do not fit into a cache, as far as sizes are known."""
+    caches = cache["memory" if "memory" in cache else "tokens"]
+    sequences = keras.tree.flatten(caches)[0].shape[0]
+    if None not in (sequences, query.shape[0]) and sequences != query.shape[0]:
+        raise ValueError(
+            "`cache` must be made for as many sequences as `query` has. Received: "
+            f"query.shape={tuple(query.shape)} and a cache for {sequences}. Pass this "
+            "number to `make_cache` as `batch_size`"
+        )
+    known = isinstance(index, int) and None not in query.shape[1:-1]
+    if "memory" in cache or not known:
+        return
+    end = index + math.prod(query.shape[1:-1])
+    for group, group_cache in zip(attention.head_groups, caches, strict=True):
+        room = group.max_positions(group_cache)
+        if index < 0 or room is not None and end > room:
+            raise ValueError(
+                "`cache_index` must be at least 0, and the cache must have room for "
+                f"`query`. Received: cache_index={index} with "
+                f"query.shape={tuple(query.shape)} and room for {room} tokens. Make a "
+                "cache with a larger `max_length`: only heads whose cache does not "
+                "grow can go beyond it"
+            )
+
+
+def _restarted(attention, cache):
+    """Returns a cache as it was before the first token or query."""
+    groups = attention.head_groups
+    if "memory" in cache:
+        caches = zip(groups, cache["memory"], strict=True)
+        return {"memory": [group.restart_memory(own) for group, own in caches]}
+    caches = zip(groups, cache["tokens"], strict=True)
+    caches = [group.restart_cache(own) for group, own in caches]
+    batch_size = ops.shape(cache["segment"]["id"])[0]
+    return {"tokens": caches, "segment": _no_segment(batch_size)}
+
+
+def _start(attention, query, masks, cache):
+    """Attends with a whole sequence at once."""
+    static_length("query", query)
+    segment = _no_segment(ops.shape(query)[0])
+    if masks["segment_ids"] is not None:
+        ids, ends = _in_last_segment(masks)
+        masks = {**masks, "segment_ids": ids}
+    positions, inputs = attention.head_inputs(
+        query,
+        **masks,
+        use_causal_mask=True,
+        adds_losses=False,
+        routing_scope="prefix",
+    )
+    started = [
+        group.start(group_cache, own)
+        for group, group_cache, own in zip(
+            attention.head_groups, cache["tokens"], inputs, strict=True
+        )
+    ]
+    outputs, caches = zip(*started, strict=True)
+    if masks["segment_ids"] is not None:
+        segment = _segment_behind(inputs[0].segments, masks["segment_ids"], ends)
+    output = attention.combined(attention.joined(positions, outputs), query)
+    return positions.unflatten(output), {"tokens": list(caches), "segment": segment}
+
+
+def _one_by_one(attention, query, masks, cache, index):
+    """Attends with one token after the other: any may start a segment."""
+    length = query.shape[1]
+    tokens = {
+        name: ops.convert_to_tensor(x)
+        for name, x in {"query": query, **masks}.items()
+        if x is not None
+    }
+
+    def step(place, cache, outputs):
+        token = {name: ops.take(x, place[None], axis=1) for name, x in tokens.items()}
+        query = token.pop("query")
+        output, cache = _step(attention, query, token, cache, index + place)
+        return place + 1, cache, ops.slice_update(outputs, (0, place, 0), output)
+
+    batch, size = ops.shape(query)[0], attention.output_kernel.shape[-1]
+    outputs = ops.zeros((batch, length, size), attention.compute_dtype)
+    start = ops.zeros((), "int32")
+    _, cache, outputs = ops.while_loop(
+        lambda place, cache, outputs: place < length, step, (start, cache, outputs)
+    )
+    return outputs, cache
+
+
+def _step(attention, query, masks, cache, index):
+    """Attends with tokens; `index` is a tensor. Only one may have a segment."""
+    kind = "memory" if "memory" in cache else "tokens"
+    caches, options = cache[kind], {}
+    positions = Positions((query.shape[1],), None)
+    if masks.get("segment_ids") is not None:
+        cache, options["segments"] = _in_segment(attention, masks, cache, index)
+        caches = cache[kind]
+    if kind == "tokens":
+        _, inputs = attention.head_inputs(
+            query,
+            **{name: x for name, x in masks.items() if name != "segment_ids"},
+            **options,
+            positions=positions,
+            first_position=index,
+            use_causal_mask=True,
+            adds_losses=False,
+        )
+    else:
+        inputs = _queries_alone(attention, positions, query, masks)
+    steps = [
+        _in_pieces(group, kind, *each, index)
+        for group, *each in zip(attention.head_groups, caches, inputs, strict=True)
+    ]
+    outputs, caches = zip(*steps, strict=True)
+    output = attention.combined(attention.joined(positions, outputs), query)
+    return output, {**cache, kind: list(caches)}
+
+
+def _in_pieces(group, kind, cache, inputs, index):
+    """Attends with a head group, with as many tokens at once as it takes."""
+    length, step = inputs.query.shape[2], group.step
+    if kind == "memory":
+        step = group.read_memory
+    if length == 1:
+        return step(cache, index, inputs)
+    size = group.tokens_per_step if kind == "tokens" else group.queries_per_step
+    if size is None or length <= size:
+        return step(cache, index, inputs)
+
+    def next_piece(first, cache, outputs, size=size):
+        output, cache = step(cache, index + first, inputs.tokens(first, size))
+        output = ops.cast(output, outputs.dtype)
+        outputs = ops.slice_update(outputs, (0, 0, first, 0), output)
+        return first + size, cache, outputs
+
+    shape = (ops.shape(inputs.query)[0], group.num_heads, length, group.value_dim)
+    state = (ops.zeros((), "int32"), cache, ops.zeros(shape, group.compute_dtype))
+    state = ops.while_loop(lambda first, *_: first + size <= length, next_piece, state)
+    rest = length % size
+    _, cache, outputs = next_piece(*state, size=rest) if rest else state
+    return outputs, cache
+
+
+def _no_segment(batch_size):
+    """Returns the segment of an empty cache."""
+    return {
+        "id": ops.full((batch_size,), NO_ID, dtype="int32"),
+        "start": ops.zeros((batch_size,), "int32"),
+        "end": ops.zeros((batch_size,), "int32"),
+    }
+
+
+def _with_masks_of_ids(query, masks):
+    """Checks the ids of segments; their masks hide the id 0 where none is given."""
+    ids, _ = arguments.check_segment_ids(
+        masks["segment_ids"], False, len(query.shape) - 2
+    )
+    positions = Positions((query.shape[1],), None)
+    ids = positions.sequence("segment_ids", ids, query.shape[0])
+    given = masks["query_mask"], masks["value_mask"]
+    query_mask, value_mask = arguments.masks_of_ids((ids, None), *given)
+    return {
+        **masks,
+        "segment_ids": ids,
+        "query_mask": query_mask,
+        "value_mask": value_mask,
+    }
+
+
+def _is_no_segment(masks):
+    """Tells which tokens are padding with the id 0, `<bool>[batch, length]`."""
+    names = ("query_mask", "value_mask")
+    mask = [masks[name] for name in names if masks.get(name) is not None][-1]
+    return ops.logical_and(
+        masks["segment_ids"] == 0, ops.logical_not(ops.cast(mask, "bool"))
+    )
+
+
+def _in_last_segment(masks):
+    """Counts padding with the id 0 at the end of rows to the segment before it.
+
+    Returns the ids, and the positions behind the last token of that segment.
+    """
+    is_padding = _is_no_segment(masks)
+    last = last_token(ops.logical_not(is_padding))[:, None]
+    ids = ops.broadcast_to(masks["segment_ids"], ops.shape(is_padding))
+    own = ops.take_along_axis(ids, ops.maximum(last, 0), axis=1)
+    ids = ops.where(numbers(ids.shape[1]) > last, own, ids)
+    return ids, last[:, 0] + 1
+
+
+def _segment_behind(segments, segment_ids, ends):
+    """Returns the segment of the last token of a sequence, in the form of a cache."""
+    length = segment_ids.shape[1]
+    starts = segments.query_starts[:, 0, length - 1]
+    ids = ops.cast(segment_ids, "int32")[:, -1]
+    ids, ends = (ops.broadcast_to(x, ops.shape(starts)) for x in (ids, ends))
+    return {"id": ids, "start": starts, "end": ends}
+
+
+def _in_segment(attention, masks, cache, index):
+    """Resets the cache where the token at `index` starts a segment.
+
+    Returns the cache and the token's `Segments`.
+    """
+    segment = cache["segment"]
+    ids, is_padding = ops.cast(masks["segment_ids"], "int32"), _is_no_segment(masks)
+    ids, is_padding = (
+        ops.broadcast_to(x[:, 0], ops.shape(segment["id"])) for x in (ids, is_padding)
+    )
+    differs = ids != segment["id"]
+    # Padding has ended a segment, unless the token stands in its place.
+    restarts = ops.logical_or(differs, index > segment["end"])
+    restarts = ops.logical_and(restarts, ops.logical_not(is_padding))
+    ids = ops.where(is_padding, segment["id"], ids)
+    start = ops.where(restarts, index, segment["start"])
+    end = ops.where(is_padding, segment["end"], index + 1)
+    caches = [
+        keras.tree.map_structure(
+            lambda new, old: ops.where(_rows_like(restarts, old), new, old),
+            group.restart_cache(own),
+            own,
+        )
+        for group, own in zip(attention.head_groups, cache["tokens"], strict=True)
+    ]
+    cache = {"tokens": caches, "segment": {"id": ids, "start": start, "end": end}}
+    numbers = ops.zeros_like(ids)[:, None, None]
+    starts = (start - index)[:, None, None]
+    return cache, Segments(numbers, numbers, starts, starts)
+
+
+def _rows_like(x, other):
+    """Gives `[batch]` as many axes as another tensor has."""
+    return ops.reshape(x, (-1, *[1] * (len(other.shape) - 1)))
+
+
+def _refuse_segments_of_memory(segment_ids):
+    if segment_ids is not None:
+        raise ValueError(
+            "`segment_ids` cannot be used with a cache for attention to another "
+            "sequence. Received: segment_ids and a cache with a memory. Make a cache "
+            "of each document's own memory, or call the layer without a cache"
+        )
+
+
+def _queries_alone(attention, positions, query, masks):
+    """Returns the `HeadInputs` of each group for one token and a memory in a cache."""
+    mask = positions.sequence("query_mask", masks.get("query_mask"), query.shape[0])
+    return [
+        HeadInputs.of(
+            _compared_query(group, ops.cast(own, group.compute_dtype)),
+            query_mask=mask,
+            is_cross_attention=True,
+            adds_losses=False,
+        )
+        for group, own in zip(
+            attention.head_groups, attention.queries(query), strict=True
+        )
+    ]
+
+
+def _compared_query(group, query):
+    """Returns queries as `prepared` does; for another sequence they are not turned."""
+    return group.normalized_query(query) if group.compares_inputs else query

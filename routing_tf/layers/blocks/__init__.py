@@ -1,0 +1,1 @@
+"""Blocks of a model, feed-forward layers and embeddings."""

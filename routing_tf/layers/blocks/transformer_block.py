@@ -1,0 +1,382 @@
+"""Attention and feed-forward with their residual connections."""
+
+import keras
+
+from routing_tf.layers.attention.rematerialization import call_and_forget
+from routing_tf.layers.attention.rematerialization import computes_again
+from routing_tf.layers.blocks.layer_normalization import LayerNormalization
+from routing_tf.layers.support.keras_internals import OwnLosses
+from routing_tf.layers.support.keras_internals import declare_call_argument
+from routing_tf.layers.support.keras_internals import mask_of
+from routing_tf.layers.support.not_cast import NotCast
+from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.serialization import deserialize
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_rate
+
+LAYER_NORM_EPSILON = 1e-6
+# The steps before and after a sublayer, as letters.
+STEPS = {"pre": ("n", "da"), "post": ("", "dan")}
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class SublayerSteps(ConfiguredLayer):
+    """Dropout, residual addition and layer normalization, in the order of a string.
+
+    Args:
+        steps: letters, applied from left to right: `d` dropout, `a` add the residual,
+            `n` layer normalization. Empty: the input is returned.
+        dropout: rate of the dropout steps, in [0, 1). Defaults to 0.0.
+        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
+
+    Call arguments:
+        inputs: `<float>[batch, length, dim]`.
+        residual: tensor of the same shape, for the step `a`.
+        training: whether dropout is on.
+
+    Returns:
+        `<float>[batch, length, dim]`.
+
+    Raises:
+        ValueError: if `steps` has another letter or `dropout` is not in [0, 1); when
+            called, if the steps add a residual and none is given.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf.layers import SublayerSteps
+
+    x = np.ones((2, 5, 16), "float32")
+    assert SublayerSteps("dan", dropout=0.1)(x, residual=x).shape == (2, 5, 16)
+    ```
+
+    Reference: `layer_preprocess` and `layer_postprocess` of tensor2tensor.
+    """
+
+    def __init__(self, steps, dropout=0.0, **kwargs):
+        super().__init__(**kwargs)
+        unknown = sorted(set(steps) - set("dan"))
+        if unknown:
+            raise ValueError(
+                "`steps` must consist of the letters d (dropout), a (add the residual) "
+                f"and n (normalize). Received: steps={steps!r}"
+            )
+        check_rate("dropout", dropout)
+        self.supports_masking = True
+        self.steps = steps
+        self.dropout = dropout
+        self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.norms = [
+            LayerNormalization(
+                epsilon=LAYER_NORM_EPSILON, name=f"norm_{i}", dtype=self.dtype_policy
+            )
+            for i in range(steps.count("n"))
+        ]
+
+    def build(self, inputs_shape, residual_shape=None):
+        for norm in self.norms:
+            norm.build(inputs_shape)
+
+    def call(self, inputs, residual=None, training=None):
+        if "a" in self.steps and residual is None:
+            raise ValueError(
+                "`residual` must be given where the steps add it. "
+                f"Received: residual=None with steps={self.steps!r}"
+            )
+        norms = iter(self.norms)
+        for step in self.steps:
+            if step == "d":
+                inputs = self.dropout_layer(inputs, training=training)
+            elif step == "a":
+                inputs = inputs + residual
+            else:
+                inputs = next(norms)(inputs)
+        return inputs
+
+    def compute_output_shape(self, inputs_shape, residual_shape=None):
+        return inputs_shape
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class TransformerBlock(ConfiguredLayer, OwnLosses):
+    """Self-attention, cross-attention and feed-forward, each with a residual.
+
+    Args:
+        attention: a `MixedAttention` or `RoutingAttention` layer.
+        feed_forward: a `FeedForward` layer; None for only attention.
+        cross_attention: a `MixedAttention` or `RoutingAttention` layer that attends to
+            `memory`, such as the output of an encoder; None (the default) for none.
+        norm_position: `"pre"` normalizes the input of each part, `"post"` the sum of
+            its output and the residual, as the release does. Defaults to `"post"`.
+        dropout: rate of dropout on the output of each part, in [0, 1). Defaults to 0.0.
+        use_causal_mask: whether a token sees only tokens up to itself. Defaults to
+            True.
+        remat: whether training recomputes the activations of the block for the
+            gradients instead of storing them: less memory, more time. Results are the
+            same, and centroids move once. Defaults to False.
+        remat_feed_forward: whether it recomputes only the activations of the
+            feed-forward part, which are most of a block's activations besides those of
+            attention, and take little time. Defaults to False.
+        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
+
+    Call arguments:
+        inputs: `<float>[batch, length, dim]`; or, for positions on two axes,
+            `<float>[batch, height, width, dim]`.
+        memory: `<float>[batch, memory length, memory dim]`, with `cross_attention`.
+        padding_mask: `<bool>[batch, length]`, True for real tokens; or None.
+        memory_mask: `<bool>[batch, memory length]`, the same for `memory`; or None.
+        training: whether dropout is on and centroids move.
+        cache: result of `make_cache` or of an earlier call; None (the default) for
+            none. The memory is in the cache and is not passed again.
+        cache_index: position of the first token, see `MixedAttention`.
+        routing_scope: the tokens that compete in expert choice, see `MixedAttention`.
+        segment_ids: `<int32>[batch, length]`, for packed documents, see
+            `MixedAttention`; None (the default) for one document in each row.
+        memory_segment_ids: `<int32>[batch, memory length]`, the same for `memory`.
+
+    Returns:
+        Tensor of the shape of `inputs`; with a cache, a pair: this tensor, and the
+        cache with the tokens of `inputs`.
+
+    Raises:
+        ValueError: if `norm_position` is unknown or `dropout` is not in [0, 1); when
+            called, if only one of the memory and `cross_attention` is given, or only
+            one of the segments of `inputs` and of the memory.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+
+    block = layers.TransformerBlock(
+        layers.MixedAttention([layers.LocalHeads(2, block_shape=(8,))], key_dim=8),
+        layers.FeedForward(32),
+        norm_position="pre",
+    )
+    assert block(np.ones((2, 24, 16), "float32")).shape == (2, 24, 16)
+    ```
+
+    Reference: `transformer_decoder_layers` of the release.
+    """
+
+    def __init__(
+        self,
+        attention,
+        feed_forward,
+        cross_attention=None,
+        norm_position="post",
+        dropout=0.0,
+        use_causal_mask=True,
+        remat=False,
+        remat_feed_forward=False,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        check_choice("norm_position", norm_position, tuple(STEPS))
+        declare_call_argument(self, "routing_scope", "segment_ids")
+        self.supports_masking = True
+        self.attention = deserialize(attention)
+        self.feed_forward = deserialize(feed_forward)
+        self.cross_attention = deserialize(cross_attention)
+        self.norm_position = norm_position
+        self.dropout = dropout
+        self.use_causal_mask = use_causal_mask
+        self.remat = remat
+        self.remat_feed_forward = remat_feed_forward
+        self.attention_input = self._steps("attention_input", 0)
+        self.attention_output = self._steps("attention_output", 1)
+        if self.cross_attention is not None:
+            self.cross_attention_input = self._steps("cross_attention_input", 0)
+            self.cross_attention_output = self._steps("cross_attention_output", 1)
+        if self.feed_forward is not None:
+            self.feed_forward_input = self._steps("feed_forward_input", 0)
+            self.feed_forward_output = self._steps("feed_forward_output", 1)
+        if remat:
+            computes_again(self, True)
+
+    @property
+    def parts(self):
+        """Names of the parts in their order: the attributes that hold them."""
+        names = ("attention", "cross_attention", "feed_forward")
+        return [name for name in names if getattr(self, name) is not None]
+
+    def _steps(self, name, side):
+        steps = STEPS[self.norm_position][side]
+        return SublayerSteps(steps, self.dropout, name=name, dtype=self.dtype_policy)
+
+    def build(self, inputs_shape, memory_shape=None):
+        for name in self.parts:
+            shapes = [inputs_shape]
+            if name == "cross_attention":
+                shapes.append(memory_shape or inputs_shape)
+            getattr(self, f"{name}_input").build(inputs_shape)
+            if not getattr(self, name).built:
+                getattr(self, name).build(*shapes)
+            getattr(self, f"{name}_output").build(inputs_shape)
+
+    def make_cache(self, batch_size, max_length, memory=None, memory_mask=None):
+        """Makes an empty cache, for calls that go on behind earlier tokens.
+
+        Args:
+            batch_size: number of sequences.
+            max_length: number of tokens a sequence may have, see `MixedAttention`.
+            memory: as in a call; None (the default) without `cross_attention`.
+            memory_mask: as in a call; None (the default) for no padding.
+
+        Returns:
+            A structure of tensors of fixed sizes with the batch on axis 0.
+
+        Raises:
+            ValueError: if tokens see later ones, only one of the memory and
+                `cross_attention` is given, or `MixedAttention.make_cache` refuses.
+        """
+        if not self.use_causal_mask:
+            raise ValueError(
+                "A cache needs a block in which tokens see no later ones. Received: "
+                "use_causal_mask=False"
+            )
+        self._check_memory(memory)
+        cache = {"attention": self.attention.make_cache(batch_size, max_length)}
+        if self.cross_attention is not None:
+            cache["cross_attention"] = self.cross_attention.make_cache(
+                batch_size, max_length, value=memory, value_mask=memory_mask
+            )
+        return cache
+
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **NotCast.wrap(kwargs))
+
+    def call(
+        self,
+        inputs,
+        memory=None,
+        padding_mask=None,
+        memory_mask=None,
+        training=None,
+        cache=None,
+        cache_index=None,
+        routing_scope=None,
+        segment_ids=None,
+        memory_segment_ids=None,
+    ):
+        masks = {"padding_mask": padding_mask, "memory_mask": memory_mask}
+        masks["segments"] = self._segments(segment_ids, memory_segment_ids, cache)
+        if cache is not None:
+            return self._call_parts(inputs, **masks, training=False, cache=cache)
+        self._check_memory(memory)
+        # By name: when gradients recompute everything, no outer call passes it on.
+        options = {"training": training, "routing_scope": routing_scope}
+        if not (self.remat and training):
+            options["forgets"] = self.remat_feed_forward and training
+            return self._call_parts(inputs, memory, **masks, **options)[0]
+        tensors = [inputs] if memory is None else [inputs, memory]
+        # Keras masks do not reach the tensors inside.
+        for name, tensor in zip(("padding_mask", "memory_mask"), tensors):
+            if masks[name] is None:
+                masks[name] = mask_of(tensor)
+
+        def call_parts(*values):
+            return self._call_parts(*values, **masks, **options)[0]
+
+        return call_and_forget(self, call_parts, tensors)
+
+    def _call_parts(
+        self,
+        x,
+        memory=None,
+        padding_mask=None,
+        memory_mask=None,
+        segments=None,
+        training=None,
+        routing_scope=None,
+        cache=None,
+        forgets=False,
+    ):
+        """Returns the output, and a dict of the caches of the parts that have one.
+
+        `segments` are the `segment_ids` of each attention by its name. With `forgets`
+        gradients recompute the activations of the feed-forward part.
+        """
+        options = {
+            "attention": {
+                "use_causal_mask": self.use_causal_mask,
+                "routing_scope": routing_scope,
+            },
+            "cross_attention": {
+                "value": memory,
+                "value_mask": memory_mask,
+                "self_attention": False,
+            },
+        }
+        caches = {}
+        for name in self.parts:
+            if name == "feed_forward":
+                x = self._feed_forward(x, training, forgets)
+                continue
+            y = getattr(self, f"{name}_input")(x, training=training)
+            if cache is None:
+                y = getattr(self, name)(
+                    y,
+                    query_mask=padding_mask,
+                    training=training,
+                    segment_ids=segments.get(name),
+                    **options[name],
+                )
+            else:
+                y, caches[name] = getattr(self, name)(
+                    y,
+                    query_mask=padding_mask,
+                    training=training,
+                    segment_ids=segments.get(name),
+                    cache=cache.cache[name],
+                    cache_index=cache.cache_index,
+                )
+            x = getattr(self, f"{name}_output")(y, residual=x, training=training)
+        return x, caches
+
+    def _feed_forward(self, x, training, forgets):
+        first, inner, last = (
+            self.feed_forward_input,
+            self.feed_forward,
+            self.feed_forward_output,
+        )
+
+        def call(x):
+            y = inner(first(x, training=training), training=training)
+            return last(y, residual=x, training=training)
+
+        if not forgets:
+            return call(x)
+        return call_and_forget(self, call, [x], parts=[first, inner, last])
+
+    def _segments(self, segment_ids, memory_segment_ids, cache):
+        """Returns the `segment_ids` of each attention by its name."""
+        if segment_ids is None and memory_segment_ids is None:
+            return {}
+        pair = segment_ids, memory_segment_ids
+        has_memory = self.cross_attention is not None
+        if cache is None and any(x is None for x in pair[: 1 + has_memory]):
+            raise ValueError(
+                "`segment_ids` and `memory_segment_ids` must both be given to a block "
+                "with `cross_attention`. Received: segment_ids="
+                f"{_shape_of(segment_ids)}, memory_segment_ids="
+                f"{_shape_of(memory_segment_ids)}. Pass the ids of both sequences"
+            )
+        return {"attention": segment_ids, "cross_attention": pair}
+
+    def _check_memory(self, memory):
+        if (memory is None) != (self.cross_attention is None):
+            raise ValueError(
+                "`memory` must be given to a block with `cross_attention`, and to no "
+                f"other. Received: memory={None if memory is None else memory.shape}, "
+                f"cross_attention={self.cross_attention!r}"
+            )
+
+    def compute_output_shape(self, inputs_shape, memory_shape=None):
+        return inputs_shape
+
+
+def _shape_of(x):
+    return None if x is None else f"a tensor of shape {tuple(x.shape)}"

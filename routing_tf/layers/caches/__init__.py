@@ -1,0 +1,1 @@
+"""What heads remember of earlier tokens between calls."""

@@ -1,0 +1,116 @@
+"""Keys that wait for the value that follows them, with `key_shift=1`.
+
+Behind the newest token its key has no value yet. A cache holds this key apart, with the
+position of its token, and the next token offers it with its own value. All else in a
+cache is complete.
+
+Letters: B batch, H heads, T tokens of a call, D dim, K clusters.
+"""
+
+import dataclasses
+
+from keras import ops
+
+from routing_tf.layers.caches.rows import last_token
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.masks import known_mask
+
+# The first token does not follow it either.
+NO_POSITION = -2
+
+
+def none(batch_size, **keys):
+    """Returns what a cache holds before the first token.
+
+    `keys` are of the shape and dtype of what it will hold of a key, `[B, H, 1, ...]`.
+    """
+    position = ops.full((batch_size,), NO_POSITION, dtype="int32")
+    return {**keys, "position": position}
+
+
+def forgotten(pending):
+    """Returns what is held as it was before the first token."""
+    return {**pending, "position": ops.full_like(pending["position"], NO_POSITION)}
+
+
+def offer(pending, index, mask, **keys):
+    """Moves the keys of tokens one position later, behind the one that is held.
+
+    Args:
+        pending: as returned by `none` or this function.
+        index: position of the first token.
+        mask: `<bool>[B, 1, T]`, False for padding. What stands behind the last real
+            token of a row offers nothing, and may be room.
+        **keys: `[B, H, T, ...]`, what belongs to a key, by the names of `none`.
+
+    Returns:
+        `keys` of the tokens before; which of them are there, `<bool>[B, 1, T]`; which
+        of them the token follows at once, likewise; and what is held behind the tokens.
+    """
+    last = last_token(mask)
+    before = pending["position"][:, None, None]
+    moved = {
+        n: ops.concatenate([pending[n], _first(x)], axis=2) for n, x in keys.items()
+    }
+    is_earlier = _first(mask[..., None])[..., 0]
+    is_there = ops.concatenate([before >= 0, is_earlier], axis=2)
+    is_there = ops.logical_and(is_there, numbers(mask.shape[2]) <= last[..., None])
+    follows = ops.concatenate([before == index - 1, is_earlier], axis=2)
+    place = ops.maximum(last, 0)
+    has_real = last >= 0
+    held = {n: _held(x, place, has_real, pending[n]) for n, x in keys.items()}
+    position = ops.where(has_real[:, 0], index + last[:, 0], pending["position"])
+    return moved, is_there, follows, {**held, "position": position}
+
+
+def offer_inputs(pending, index, inputs):
+    """Returns `HeadInputs` as `offer_previous_keys` does, and what is held behind them.
+
+    Args:
+        pending: as in `offer`, with the name `"key"`.
+        index: as in `offer`.
+        inputs: `HeadInputs` of the tokens.
+    """
+    mask = known_mask(inputs.value, inputs.key_mask)
+    moved, _, follows, pending = offer(pending, index, mask, key=inputs.key)
+    value_mask = combine_masks(follows, inputs.value_mask)
+    inputs = dataclasses.replace(inputs, key=moved["key"], value_mask=value_mask)
+    return inputs, pending
+
+
+def offer_tokens(pending, index, tokens):
+    """Does `offer_inputs` with `RoutedTokens`: each value goes with the key before it.
+
+    `pending` has the names `"key"` and `"entries"`, those of its `Assignment`. The mask
+    of keys is then True where there is one, and that of values where it may be read.
+    """
+    inputs, of_keys = tokens.inputs, tokens.of_keys
+    mask = known_mask(inputs.value, tokens.key_mask)
+    key = ops.cast(tokens.key, pending["key"].dtype)
+    moved, is_there, follows, pending = offer(
+        pending, index, mask, key=key, entries=of_keys.entries
+    )
+    value_mask = combine_masks(follows, inputs.value_mask)
+    tokens = dataclasses.replace(
+        tokens,
+        key=moved["key"],
+        of_keys=of_keys.with_entries(moved["entries"]),
+        key_mask=is_there,
+        inputs=dataclasses.replace(inputs, value_mask=value_mask),
+    )
+    return tokens, pending
+
+
+def _first(x):
+    """Returns all but the last token of `[B, H, T, ...]`."""
+    return x[:, :, : x.shape[2] - 1]
+
+
+def _held(x, place, is_new, old):
+    """Returns `[B, H, 1, ...]` at places `[B, 1]`, or what was held before."""
+    if x.shape[2] > 1:
+        index = ops.broadcast_to(place[..., None], (*ops.shape(x)[:2], 1))
+        x = gathering.gather(x, index)
+    return ops.where(is_new[..., None, None], x, old)

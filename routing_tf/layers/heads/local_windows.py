@@ -1,0 +1,73 @@
+"""Windows of the blocks of a memory that local heads cut up to its last real token."""
+
+import math
+
+from keras import ops
+
+from routing_tf.layers.caches.rows import last_token
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+
+
+def shares(mask, length, num_blocks, block):
+    """Returns the length of the memory's blocks, `<int32>[batch, 1, 1, 1]`.
+
+    They leave out padding after the last real token of a row of the mask
+    `<bool>[batch, 1, memory length]`. A memory as long as the query has the query's
+    blocks.
+    """
+    count = ops.expand_dims(last_token(mask) + 1, (-1, -2))
+    share = ops.maximum(-(-count // num_blocks), 1)
+    return ops.where(count == length, block, share)
+
+
+def places_of_windows(own, num_blocks, share, flange):
+    """Returns the places in a memory of the slots of each block's window.
+
+    Args:
+        own: length of a block, at most `share`, `<int32>[batch, 1, 1, 1]`.
+        num_blocks: number of blocks.
+        share: number of slots of a block in a window.
+        flange: number of blocks on each side of the query's block.
+
+    Returns:
+        Places `<int32>[batch, 1, blocks, window]`, and whether there is one.
+    """
+    before = flange * share
+    distance = numbers((2 * flange + 1) * share) - before
+    is_near = ops.logical_and(distance >= -flange * own, distance < (flange + 1) * own)
+    places = numbers(num_blocks)[:, None] * own + distance
+    return places, ops.logical_and(is_near, places >= 0)
+
+
+def gather_windows(places, is_place, x):
+    """Returns `[batch, heads, memory length, ...]` at places, zero where there is none.
+
+    The result has blocks and slots instead of the length.
+    """
+    memory_length = length_of(x, 2)
+    is_place = ops.logical_and(is_place, places < memory_length)
+    places = ops.clip(places, 0, memory_length - 1)
+    batch, heads = ops.shape(places)[0], ops.shape(x)[1]
+    x = ops.broadcast_to(x, (batch, *ops.shape(x)[1:])) if x.shape[0] == 1 else x
+    places = ops.broadcast_to(places, (ops.shape(x)[0], heads, *ops.shape(places)[2:]))
+    if len(x.shape) == 3:
+        found = gathering.entries_at(x, places)
+    else:
+        found, is_place = gathering.gather(x, places), is_place[..., None]
+    return ops.where(is_place, found, ops.zeros_like(found))
+
+
+def unfold(x, grid):
+    """From `[batch, heads, blocks, slots, ...]` to an axis for each of the grid's."""
+    shape = ops.shape(x)
+    return ops.reshape(x, (*shape[:2], *grid, *shape[3:]))
+
+
+def fold(x, axes):
+    """Undoes `unfold`."""
+    shape = ops.shape(x)
+    return ops.reshape(
+        x, (*shape[:2], math.prod(shape[2 : 2 + axes]), *shape[2 + axes :])
+    )

@@ -1,0 +1,128 @@
+"""How heads whose pattern is one of positions attend step by step."""
+
+from routing_tf.layers.caches import recent_tokens
+from routing_tf.layers.caches import rows
+from routing_tf.layers.support.lengths import numbers
+
+
+class Stepwise:
+    """The part of a `HeadGroup` that attends behind the tokens of a cache.
+
+    A subclass implements `sees` and `cache_length`, or the methods that make and use
+    caches.
+    """
+
+    #: How many tokens `step` takes at once, which may be a property; None for any
+    #: number. Longer calls go in pieces.
+    tokens_per_step = None
+    #: How many queries `read_memory` takes at once, likewise.
+    queries_per_step = None
+
+    def sees(self, query, keys, cache):
+        """The pattern, for some queries and keys by their positions.
+
+        Args:
+            query: `<int32>[queries, 1]`, positions of the queries.
+            keys: `<int32>[batch, 1, 1, keys]`, positions of keys; under a causal mask
+                a query sees none that is later.
+            cache: as returned by `make_cache` or `make_memory`.
+
+        Returns:
+            `<bool>`, broadcastable to `[batch, heads, queries, keys]`, which keys each
+            query sees, and their relative positions, `<int32>` likewise.
+
+        Raises:
+            NotImplementedError: if the subclass has no pattern of this kind.
+        """
+        raise NotImplementedError
+
+    def cache_length(self, max_length, positions=None):
+        """Returns how many of the last positions a query may see.
+
+        Args:
+            max_length: number of tokens a sequence may have.
+            positions: their `Positions`; None (the default) for a sequence.
+        """
+        return max_length
+
+    def cached_mask_and_bias(self, inputs):
+        """Returns the mask and the bias of the tokens in a cache."""
+        return inputs.value_mask, inputs.token_bias
+
+    def make_cache(self, batch_size, max_length, positions=None):
+        """Makes an empty cache for steps of self-attention under a causal mask.
+
+        Args:
+            batch_size: number of sequences.
+            max_length: number of tokens a sequence may have.
+            positions: their `Positions`; None (the default) for a sequence.
+
+        Returns:
+            Dict of tensors with the batch on axis 0; see `layers.caches`.
+        """
+        num_tokens = self.cache_length(max_length, positions)
+        return recent_tokens.make(self, batch_size, num_tokens)
+
+    def start(self, cache, inputs):
+        """Attends with a sequence from its first token on, in one parallel pass.
+
+        Args:
+            cache: as returned by `make_cache`, or any later one, which is forgotten.
+            inputs: `HeadInputs` of the sequence.
+
+        Returns:
+            `<float>[batch, heads, length, value_dim]`, and the cache behind it.
+        """
+        output = self(inputs=inputs, training=False)
+        return output, self.fill_cache(cache, inputs.in_last_segment())
+
+    def fill_cache(self, cache, inputs):
+        """Returns the cache after a sequence, given its `HeadInputs`."""
+        return recent_tokens.fill(self, cache, inputs)
+
+    def step(self, cache, index, inputs):
+        """Attends with the tokens that follow those in a cache.
+
+        Args:
+            cache: as returned by `make_cache`, `fill_cache` or this method.
+            index: `<int32>`, position of the first token.
+            inputs: `HeadInputs` of the tokens, of at most `tokens_per_step`.
+
+        Returns:
+            `<float>[batch, heads, length, value_dim]`, and the cache with the tokens.
+        """
+        return recent_tokens.step(self, cache, index, inputs)
+
+    def restart_cache(self, cache):
+        """Returns a cache of steps as it was before the first token."""
+        return recent_tokens.restarted(cache)
+
+    def max_positions(self, cache):
+        """Returns how many positions a cache has room for; None for any number."""
+        return cache["rows"].shape[2]
+
+    def make_memory(self, inputs, max_length):
+        """Makes the cache for steps of attention to another sequence.
+
+        Args:
+            inputs: `HeadInputs` of the other sequence; its query is not used.
+            max_length: number of queries there may be.
+
+        Returns:
+            Dict of tensors with the batch on axis 0.
+        """
+        return {"rows": rows.of_inputs(self, inputs)}
+
+    def restart_memory(self, cache):
+        """Returns a cache of `make_memory` as it was before the first query."""
+        return cache
+
+    def read_memory(self, cache, index, inputs):
+        """Attends with tokens to another sequence; see `step`."""
+        query = index + numbers(inputs.query.shape[2])[:, None]
+        keys = numbers(cache["rows"].shape[2])[None, None, None]
+        visible, distances = self.sees(query, keys, cache)
+        output = rows.attend_to_rows(
+            self, inputs.query, cache["rows"], visible, distances
+        )
+        return output, cache

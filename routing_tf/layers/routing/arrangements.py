@@ -1,0 +1,202 @@
+"""Where the tokens of clusters stand in a pass, and what each chunk of them reads.
+
+Letters: B batch, H heads, L length, Q queries: length times clusters that each reads, N
+chunks of queries, C slots of a chunk, S keys that a chunk reads, D dim.
+"""
+
+from keras import ops
+
+from routing_tf.layers.routing.cluster_order import ClusterOrder
+from routing_tf.layers.routing.cluster_order import chunk_size_for
+from routing_tf.layers.softmax.scaled_dot_product import joined_parts
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support.gathering import entries_at
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.segments import segment_mask
+
+
+class OfTokens:
+    """Tokens whose queries read the cluster of their own keys.
+
+    Args:
+        rule: `LastMembers`.
+        tokens: `RoutedTokens`.
+        window: how many members a token sees.
+
+    Attributes:
+        order: `ClusterOrder` of the queries.
+        query: `<float>[B, H, N, C, D]`.
+        key: `<float>[B, H, N, S, D]`.
+        mask: `<bool>`, broadcastable to `[B, H, N, C, S]`; None for all.
+        bias: `<float>` likewise, or None.
+        distances: how the dot product finds distances, as its arguments.
+        clusters: `<int32>[B, H, L]`, those of keys.
+        num_clusters: number of clusters, including that of padding.
+        asked: `<int32>[B, H, Q]`, the clusters that queries read.
+        ends: `<int32>[B, H, Q]`, number of members up to each query; None if it is the
+            token's own rank plus 1, or its rank with shifted keys.
+    """
+
+    ends = None
+
+    def __init__(self, rule, tokens, window):
+        inputs = tokens.inputs
+        clusters, count = tokens.of_keys.apart_from_padding(inputs.key_mask)
+        self.clusters = self.asked = clusters
+        self.num_clusters = count
+        self.order = order = ClusterOrder(clusters, count, chunk_size_for(window))
+        # The token itself is in its window, whether it sees itself or not.
+        self._window = window = window + rule.key_shift
+        self._length = tokens.length
+        key = order.arrange(ops.cast(tokens.key, rule.compute_dtype))
+        self.query, self.key = key, order.windows(key, window)
+        if not tokens.shares_vectors:
+            query = ops.cast(tokens.query, rule.compute_dtype)
+            self.query = order.arrange(query)
+        self.mask = combine_masks(
+            order.window_mask(window, rule.nearest),
+            segment_mask(
+                inputs.segments,
+                lambda x: gathering.gather_entries(x, order.tokens, self._length),
+                lambda x: self._entries(x)[..., 0, :],
+            ),
+            self._entries(inputs.value_mask) if rule.key_shift else None,
+        )
+        self.bias = self._entries(inputs.token_bias)
+        self.distances = {"offset": order.window_offset(window)}
+
+    def read(self, x):
+        """From entries of keys, `[B, H, L, D]`, to what chunks read."""
+        return self.order.windows(self.order.arrange(x), self._window)
+
+    def _entries(self, x):
+        """Returns a mask or bias of positions for each window, or None."""
+        if x is None:
+            return None
+        entries = gathering.gather_entries(x, self.order.tokens, self._length)
+        windows = self.order.windows(entries[..., None], self._window)
+        return ops.swapaxes(windows, -1, -2)
+
+
+class OfQueries:
+    """Queries that choose the clusters that they read.
+
+    In the order of clusters, a query still sees one range of keys of a cluster. Queries
+    whose ranges end in the same chunk of keys are grouped, so that they read the same
+    chunks. A query that reads several clusters occurs once for each of them. Relative
+    positions are the rank of a member minus the number of members before the token, so
+    only the token itself has the position 0. The work is `(2 Q + K * C) * (W + C)`
+    pairs, linear in the length.
+
+    Args and attributes: as of `OfTokens`.
+    """
+
+    def __init__(self, rule, tokens, window):
+        inputs, length = tokens.inputs, tokens.length
+        self._window, self._length = window, length
+        self._num_reads = rule.num_reads
+        self._lay_out(rule, tokens, chunk_size_for(window))
+        key = self._keys.arrange(ops.cast(tokens.key, rule.compute_dtype))
+        query = self._for_each_read(ops.cast(tokens.query, rule.compute_dtype))
+        self.query, self.key = self.order.arrange(query), self._of_chunks(key)
+        self.mask = combine_masks(
+            self._visible(),
+            self._entries(inputs.value_mask),
+            segment_mask(
+                inputs.segments,
+                lambda x: gathering.gather_entries(
+                    x, self.order.tokens % length, length
+                ),
+                lambda x: self._entries(x)[..., 0, :],
+            ),
+        )
+        self.bias = self._entries(inputs.token_bias)
+        distances = self._ranks() - self._of_queries(self._num_earlier)[..., None]
+        self.distances = {"distances": distances}
+
+    def _lay_out(self, rule, tokens, size):
+        """Finds the chunks of keys, and those that each chunk of queries reads."""
+        inputs = tokens.inputs
+        clusters, count = tokens.of_keys.apart_from_padding(inputs.key_mask)
+        read = tokens.of_queries.best(self._num_reads)
+        # The reads of all queries, one after the other.
+        read = ops.concatenate(ops.unstack(read, axis=-1), axis=-1)
+        self.clusters, self.num_clusters, self.asked = clusters, count, read
+        self._keys = ClusterOrder(clusters, count, size)
+        self._num_earlier, own = rule.num_keys(clusters, read, count)
+        self.ends = self._num_earlier if rule.key_shift else self._num_earlier + own
+        last = ops.maximum(self.ends - 1, 0) // size
+        last = entries_at(self._keys.first_chunk, read) + last
+        num_chunks = self._keys.num_chunks
+        last = ops.minimum(last, num_chunks - 1)
+        if inputs.query_mask is not None:
+            last = ops.where(self._for_each_read(inputs.query_mask), last, num_chunks)
+            num_chunks += 1
+        self.order = ClusterOrder(last, num_chunks, size)
+        last = ops.minimum(self.order.cluster_of_chunk, self._keys.num_chunks - 1)
+        num_back = -(-(self._window - 1) // size)
+        self._back = num_back - numbers(num_back + 1)
+        # The last of them holds the ends of the ranges.
+        self._chunks = last[..., None] - self._back
+
+    def read(self, x):
+        """From entries of keys, `[B, H, L, D]`, to what chunks read."""
+        return self._of_chunks(self._keys.arrange(x))
+
+    def joined(self, output, logsumexp):
+        """Joins the results of the reads of each token into one softmax.
+
+        From `<float>[B, H, N, C, D]` and `<float32>[B, H, N, C]` to `[B, H, L, D]`.
+        """
+        output, logsumexp = (
+            ops.stack(ops.split(self.order.restore(x), self._num_reads, axis=2), 3)
+            for x in (output, logsumexp[..., None])
+        )
+        return joined_parts(output, logsumexp[..., 0])
+
+    def _for_each_read(self, x):
+        """From tokens, `[B, H, L, ...]`, to queries, `[B, H, Q, ...]`."""
+        return ops.concatenate([x] * self._num_reads, axis=2)
+
+    def _of_chunks(self, chunks):
+        """Returns what chunks of queries read; anything where no key is visible.
+
+        From `[B, H, chunks of keys, C, D]` to `[B, H, N, S, D]`.
+        """
+        batch, heads, num_chunks, slots, dim = ops.shape(chunks)
+        rows = ops.reshape(chunks, (batch, heads, num_chunks, slots * dim))
+        rows = gathering.gather(rows, ops.maximum(self._chunks, 0))
+        num_rows = self._chunks.shape[-1]
+        shape = (batch, heads, length_of(self._chunks, 2), num_rows * slots, dim)
+        return ops.reshape(rows, shape)
+
+    def _entries(self, x):
+        """Returns a mask or bias of positions, `[B, H, N, 1, S]`; or None."""
+        if x is None:
+            return None
+        entries = gathering.gather_entries(x, self._keys.tokens, self._length)
+        return ops.swapaxes(self._of_chunks(entries[..., None]), -1, -2)
+
+    def _visible(self):
+        """Tells which keys each query sees, `<bool>[B, H, N, C, S]`."""
+        ranks, ends = self._ranks(), self._of_queries(self.ends)[..., None]
+        near = ops.logical_and(ranks < ends, ranks >= ends - self._window)
+        return ops.logical_and(near, ranks >= 0)
+
+    def _ranks(self):
+        """Ranks of keys in the cluster of the last one, `<int32>[B, H, N, 1, S]`.
+
+        They are negative for chunks of earlier clusters.
+        """
+        size = self._keys.chunk_size
+        last = ops.maximum(self._chunks[..., -1], 0)
+        chunk = entries_at(self._keys.rank_of_chunk, last)[..., None] - self._back
+        ranks = chunk[..., None] * size + numbers(size)
+        batch, heads, num_chunks, rows, _ = ops.shape(ranks)
+        return ops.reshape(ranks, (batch, heads, num_chunks, 1, rows * size))
+
+    def _of_queries(self, x):
+        """From `[B, H, Q]` to `[B, H, N, C]`."""
+        return self.order.arrange(x[..., None])[..., 0]

@@ -1,0 +1,185 @@
+"""Clusters that choose their best tokens, judged among those up to the query."""
+
+from keras import ops
+
+from routing_tf.layers.caches import rows
+from routing_tf.layers.routing import membership
+from routing_tf.layers.routing.prefixes import Prefixes
+from routing_tf.layers.support import backends
+from routing_tf.layers.support import extremes
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support import key_heads
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.masks import without_padding
+
+NO_TOKEN = large_negative("float32")
+
+
+class BestMembers(Prefixes):
+    """Prefixes in which the tokens that score highest are members.
+
+    A token that is not a member among the tokens so far will never become one. So a
+    cache contains only the members, in order of position, with their scores, and its
+    size does not grow with long contexts.
+    """
+
+    # Evaluation does the same, at the cost of full attention.
+    lets_explore = False
+
+    #: Who is a member at a token depends on who left before.
+    tokens_per_step = 1
+
+    def make_cache(self, batch_size, max_length):
+        lists = {"key_scores": (batch_size, self.num_key_heads, self.num_clusters)}
+        if not self.shares_vectors:
+            heads = (batch_size, self.num_heads)
+            lists["query_scores"] = (*heads, self.num_clusters)
+        window = self.window
+        return {
+            **self._no_pending_key(batch_size),
+            "rows": rows.empty_rows(self, *lists["key_scores"], window),
+            **{
+                name: ops.full((*shape, window), NO_TOKEN, dtype="float32")
+                for name, shape in lists.items()
+            },
+        }
+
+    def restart(self, cache):
+        lists = {n: ops.full_like(cache[n], NO_TOKEN) for n in _lists(cache)}
+        return {**self._restarted(cache), **lists}
+
+    def fill_cache(self, cache, tokens):
+        cache, offered = self._offered(self.restart(cache), 0, tokens)
+        members, scores = self._best(_scores(offered, "key_scores"))
+        filled = {
+            "rows": gathering.gather(rows.of_tokens(offered), members),
+            "key_scores": scores,
+        }
+        if "query_scores" in cache:
+            _, filled["query_scores"] = self._best(_scores(tokens, "query_scores"))
+        return {**cache, **filled}
+
+    def step(self, cache, index, tokens):
+        cache, offered = self._offered(cache, index, tokens)
+        row = rows.of_tokens(offered)
+        scores = {name: _scores(tokens, name)[..., 0] for name in _lists(cache)}
+        place, enters = self._entry(cache["key_scores"], scores["key_scores"])
+        if self.key_shift:
+            # The key before this one is read, with its own value.
+            cache = self._with_member(
+                cache, _scores(offered, "key_scores")[..., 0], row
+            )
+            place, enters = self._entry(cache["key_scores"], scores["key_scores"])
+            visible, distances = _visible(cache["key_scores"], place, enters)
+            visible, distances = visible[..., :-1], distances[..., :-1]
+            members = cache["rows"]
+        else:
+            visible, distances = _visible(cache["key_scores"], place, enters)
+            everywhere = _everywhere(row, cache["rows"])
+            members = ops.concatenate([cache["rows"], everywhere], axis=3)
+            cache = self._with_member(cache, scores["key_scores"], row)
+        is_member = enters
+        if "query_scores" in scores:
+            own, new = cache["query_scores"], scores["query_scores"]
+            place, is_member = self._entry(own, new)
+            own = _append(own, new[..., None], place, is_member[..., None])
+            cache = {**cache, "query_scores": own}
+        query = ops.cast(tokens.query, self.compute_dtype)[:, :, None]
+        visible, distances, is_member = (
+            key_heads.for_queries(x, query.shape[1])
+            for x in (visible, distances, is_member)
+        )
+        output = rows.attend_to_rows(
+            self, query, members, visible[..., None, :], distances[..., None, :]
+        )
+        output = self.mean_over_clusters(output[..., 0, :], is_member, axis=2)
+        return without_padding(output[:, :, None], tokens.inputs.query_mask), cache
+
+    def _with_member(self, cache, scores, row):
+        """Puts a token's scores `[B, H, K]` and row `[B, H, 1, E]` into the lists."""
+        place, enters = self._entry(cache["key_scores"], scores)
+        moves = enters[..., None]
+        return {
+            **cache,
+            "key_scores": _append(cache["key_scores"], scores[..., None], place, moves),
+            "rows": _append(
+                cache["rows"],
+                _everywhere(row, cache["rows"]),
+                place[..., None],
+                moves[..., None],
+            ),
+        }
+
+    def _best(self, scores):
+        """Positions and scores of the best tokens, by position, behind empty places."""
+        length, window = scores.shape[-1], self.window
+        count = min(window, length)
+        settled = membership.settled(scores, count, self.near_tie)
+        _, members = backends.top_k(settled, count)
+        best = ops.take_along_axis(scores, members, axis=-1)
+        members = ops.cast(members, "int32")
+        # Sorted together with their places in the list: empty places come first.
+        keys = ops.where(best > NO_TOKEN / 2, members + length, members)
+        order = ops.argsort(keys, axis=-1)
+        members, best = (
+            ops.take_along_axis(x, order, axis=-1) for x in (members, best)
+        )
+        missing = [(0, 0)] * 3 + [(window - members.shape[-1], 0)]
+        best = ops.pad(best, missing, constant_values=NO_TOKEN)
+        return ops.pad(members, missing), best
+
+    def _entry(self, scores, new):
+        """Tells which place in a list a new token frees, and whether it enters.
+
+        The list has scores `[B, H, K, W]` in order of position; `new`, `[B, H, K]`, are
+        those of the next token. The place, `[B, H, K, 1]`, is that of the member with
+        the lowest score, of equal ones the last.
+        """
+        lowest = extremes.smallest(scores, axis=-1) + self.near_tie
+        places = numbers(scores.shape[-1])
+        is_lowest = scores <= lowest[..., None]
+        places = ops.where(is_lowest, places, -1)
+        place = extremes.largest(places, axis=-1, keepdims=True)
+        return place, new > lowest
+
+
+def _lists(cache):
+    """Names of the lists of members: of keys, and of queries if they are separate."""
+    return [name for name in ("key_scores", "query_scores") if name in cache]
+
+
+def _scores(tokens, name):
+    """Scores `[B, H, K, L]` of keys or queries; padding never wins."""
+    mask, found = tokens.key_mask, tokens.of_keys
+    if name == "query_scores":
+        mask, found = tokens.query_mask, tokens.of_queries
+    scores = ops.swapaxes(found.scores, 2, 3)
+    return scores if mask is None else ops.where(mask[:, :, None], scores, NO_TOKEN)
+
+
+def _everywhere(row, like):
+    """From a row `[B, H, 1, E]` to one for each cluster `[B, H, K, 1, E]`."""
+    return ops.broadcast_to(row[:, :, None], ops.shape(like[:, :, :, :1]))
+
+
+def _visible(scores, place, enters):
+    """Tells whom a new token sees, itself included, and at what distances."""
+    places = numbers(scores.shape[-1])
+    enters = enters[..., None]
+    stays = ops.logical_not(ops.logical_and(places == place, enters))
+    visible = ops.logical_and(scores > NO_TOKEN / 2, stays)
+    visible = ops.concatenate([visible, enters], axis=-1)
+    # Ranks count from the last member, which is the new one if it enters.
+    distances = places - places[-1]
+    behind_all = ops.cast(ops.logical_and(enters, places > place), "int32")
+    distances = distances - behind_all
+    return visible, ops.concatenate([distances, ops.zeros_like(place)], axis=-1)
+
+
+def _append(x, new, place, moves):
+    """Removes one place of `[B, H, K, W, ...]` and appends `new`."""
+    shifted = ops.concatenate([x[:, :, :, 1:], new], axis=3)
+    places = numbers(x.shape[3])
+    places = places.reshape(places.shape + (1,) * (len(x.shape) - 4))
+    return ops.where(ops.logical_and(moves, places >= place), shifted, x)

@@ -1,0 +1,249 @@
+"""Tokens in the order of their clusters, in chunks that hold tokens of one cluster.
+
+Letters: B batch, H heads, L length, K clusters, N chunks, C slots of a chunk, D dim.
+"""
+
+from keras import ops
+
+from routing_tf.layers.support import backends
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support.blocks import memory_windows
+from routing_tf.layers.support.gathering import entries_at
+from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.lengths import smaller
+from routing_tf.layers.support.segments import changes
+from routing_tf.layers.support.segments import first_positions
+from routing_tf.layers.support.stated_gradients import stated_gradient
+
+LARGEST_INTEGER = 2**31 - 1
+# Fewer rows than this make matrix products slow.
+MIN_CHUNK_SIZE = 16
+
+
+def chunk_size_for(attention_window):
+    """Returns the number of slots of a chunk, about a quarter of the window.
+
+    Each chunk computes `C + attention_window` logits for a token, and up to `C - 1` of
+    its slots may be empty, so small chunks waste little.
+    """
+    smallest = min(MIN_CHUNK_SIZE, attention_window)
+    return max(smallest, -(-attention_window // 4))
+
+
+class ClusterOrder:
+    """Tokens sorted by cluster, in which every cluster starts a chunk of its own.
+
+    In a cluster the tokens stand in order of position. So a token's place inside its
+    chunk, and all chunks of its cluster before it, depend only on earlier tokens.
+    Shapes follow from the length: there are enough chunks for clusters of any sizes.
+    `clusters` are `<int32>[B, H, L]`, from 0 to K - 1.
+
+    Attributes:
+        first_chunk: `<int32>[B, H, K]`, the chunk at which each cluster starts; for a
+            cluster without tokens, the chunk of the next one.
+        cluster_of_chunk: `<int32>[B, H, N]`. Chunks that hold no token belong to any
+            cluster.
+        rank_of_chunk: `<int32>[B, H, N]`, number of chunks of the same cluster before
+            it.
+        slots: `<int32>[B, H, L]`, slot of each token, counted over all chunks.
+        tokens: `<int32>[B, H, N, C]`, token in each slot; any token where a slot is
+            empty, which are the last ones of a cluster's last chunk.
+        is_filled: `<bool>[B, H, N, C]`, whether a slot holds a token.
+
+    Example:
+
+    ```python
+    from keras import ops
+    from routing_tf.layers.routing.cluster_order import ClusterOrder
+
+    clusters = ops.convert_to_tensor([[[1, 0, 1, 1]]])
+    order = ClusterOrder(clusters, num_clusters=2, chunk_size=2)
+    assert ops.convert_to_numpy(order.slots).tolist() == [[[2, 0, 3, 4]]]
+    ```
+    """
+
+    def __init__(self, clusters, num_clusters, chunk_size):
+        length = length_of(clusters, 2)
+        by_cluster, token_at = sort_by_cluster(clusters, num_clusters)
+        self.chunk_size = chunk_size
+        num_chunks = (length + num_clusters * (chunk_size - 1)) // chunk_size
+        self.num_chunks = smaller(length, num_chunks)
+        counts = _count(clusters, num_clusters)
+        chunks = (counts + chunk_size - 1) // chunk_size
+        self.first_chunk = first_chunk = ops.cumsum(chunks, axis=-1) - chunks
+        first_token = ops.cumsum(counts, axis=-1) - counts
+        places = numbers(self.num_chunks)
+        # Of clusters with the same first chunk, only the last one has tokens.
+        starts = _count(first_chunk, self.num_chunks + 1)[..., : self.num_chunks]
+        self.cluster_of_chunk = ops.cumsum(starts, axis=-1) - 1
+        self.rank_of_chunk = places - entries_at(first_chunk, self.cluster_of_chunk)
+        place = entries_at(first_token, self.cluster_of_chunk)
+        place = place + self.rank_of_chunk * chunk_size
+        place = place[..., None] + numbers(chunk_size)
+        self.tokens = entries_at(token_at, ops.minimum(place, length - 1))
+        rank = numbers(length) - entries_at(first_token, by_cluster)
+        slots = entries_at(first_chunk, by_cluster) * chunk_size + rank
+        self.slots = inverse(token_at, slots)
+        size = entries_at(counts, self.cluster_of_chunk)
+        self.is_filled = self.ranks() < size[..., None]
+
+    def arrange(self, x):
+        """Puts `[B, H, L, D]` into slots `[B, H, N, C, D]`; empty ones get any token.
+
+        Results computed from empty slots must have no influence: their gradient is
+        ignored.
+        """
+
+        # Each token has one slot, so the gradient need not add up.
+        @stated_gradient
+        def arrange(x, tokens, slots):
+            def gradient(*args, upstream=None):
+                (upstream,) = args or (upstream,)
+                return _take_slots(upstream, slots), None, None
+
+            return gathering.gather(x, tokens), gradient
+
+        return arrange(x, self.tokens, self.slots)
+
+    def restore(self, x):
+        """Undoes `arrange`: from `[B, H, N, C, D]` to `[B, H, L, D]`."""
+
+        @stated_gradient
+        def restore(x, tokens, slots, is_filled):
+            def gradient(*args, upstream=None):
+                (upstream,) = args or (upstream,)
+                found = gathering.gather(upstream, tokens)
+                found = ops.where(is_filled[..., None], found, 0)
+                return found, None, None, None
+
+            return _take_slots(x, slots), gradient
+
+        return restore(x, self.tokens, self.slots, self.is_filled)
+
+    def windows(self, x, attention_window):
+        """Joins each chunk with those before it that its tokens may see.
+
+        From `[B, H, N, C, D]` to `[B, H, N, S, D]`, the S slots of the chunks before it
+        and of its own; any entries where there is no chunk before it. The attention
+        window includes the token itself.
+        """
+        before = self._num_chunks_before(attention_window)
+        return memory_windows(x, (before,), (0,), axis=2, zero_outside=False)
+
+    def window_offset(self, attention_window):
+        """Returns the slot of a window at which its own chunk starts."""
+        return self._num_chunks_before(attention_window) * self.chunk_size
+
+    def window_mask(self, attention_window, nearest=0):
+        """Tells which slots of its window a token sees: the last of its cluster.
+
+        Returns `<bool>[B, H, N, C, S]`. The attention window includes the token itself,
+        even with `nearest=1`, where it does not see itself.
+        """
+        before = self._num_chunks_before(attention_window)
+        offset = before * self.chunk_size
+        back = numbers(self.chunk_size)[:, None] + offset
+        back = back - numbers(offset + self.chunk_size)
+        near = (back >= nearest) & (back < attention_window)
+        chunks_back = before - numbers(offset + self.chunk_size) // self.chunk_size
+        own_cluster = chunks_back <= self.rank_of_chunk[..., None]
+        return ops.logical_and(near, own_cluster[..., None, :])
+
+    def ranks(self):
+        """Returns the rank of each slot in its cluster, `<int32>[B, H, N, C]`."""
+        slots = numbers(self.chunk_size)
+        return self.rank_of_chunk[..., None] * self.chunk_size + slots
+
+    def _num_chunks_before(self, attention_window):
+        return -(-(attention_window - 1) // self.chunk_size)
+
+
+def _take_slots(x, slots):
+    """From `[B, H, N, C, D]` to the entries of the slots, `[B, H, L, D]`."""
+    batch, heads, num_chunks, size, dim = ops.shape(x)
+    rows = ops.reshape(x, (batch, heads, num_chunks * size, dim))
+    return gathering.gather(rows, slots)
+
+
+def sort_by_cluster(clusters, num_clusters):
+    """Returns the clusters in order, and the token at each place of this order.
+
+    Tokens of a cluster stand in order of position. All are `<int32>[B, H, L]`.
+    """
+    length = length_of(clusters, 2)
+    if is_known(length) and (num_clusters + 1) * length > LARGEST_INTEGER:
+        _refuse_sizes(length, num_clusters)
+    # All keys differ, so any sort is a stable one.
+    keys = clusters * length + numbers(length)
+    keys = ops.sort(keys, axis=-1)
+    return keys // length, keys % length
+
+
+def first_members(clusters, num_clusters, window):
+    """Returns the first tokens of each cluster, in order of position.
+
+    Args:
+        clusters: `<int32>[B, H, L]`; `num_clusters` for a token without one.
+        num_clusters: number of clusters K.
+        window: number W of tokens that are returned.
+
+    Returns:
+        Tokens `<int32>[B, H, K, W]`, and whether they are members, `<bool>` likewise:
+        any tokens stand behind the last one.
+    """
+    _, token_at = sort_by_cluster(clusters, num_clusters + 1)
+    counts = _count(clusters, num_clusters + 1)
+    first, ranks = ops.cumsum(counts, axis=-1) - counts, numbers(window)
+    first, counts = (x[..., :num_clusters, None] for x in (first, counts))
+    place = ops.minimum(first + ranks, length_of(clusters, 2) - 1)
+    return entries_at(token_at, place), ranks < counts
+
+
+def _refuse_sizes(length, num_clusters):
+    """Refuses numbers whose product, a sorting key, exceeds 32-bit integers."""
+    raise ValueError(
+        "The number of entries to sort times the number of clusters must be less than "
+        f"2**31. Received: {length} entries (tokens, or tokens times the blocks that "
+        f"each one chooses) and {num_clusters} clusters or blocks. Use fewer clusters, "
+        "longer blocks or shorter sequences"
+    )
+
+
+def ranks_in_clusters(clusters, num_clusters, starts=None):
+    """Returns how many earlier tokens are in the cluster of each token.
+
+    From `<int32>[B, H, L]` to `<int32>[B, H, L]`. With `starts`, `<int32>[B, H, L]`,
+    where the segment of each token starts, only tokens of its segment count.
+    """
+    by_cluster, token_at = sort_by_cluster(clusters, num_clusters)
+    if starts is None:
+        counts = _count(clusters, num_clusters)
+        first_token = ops.cumsum(counts, axis=-1) - counts
+        first = entries_at(first_token, by_cluster)
+    else:
+        start = entries_at(starts, token_at)
+        first = first_positions(ops.logical_or(changes(by_cluster), changes(start)))
+    rank = numbers(length_of(clusters, 2)) - first
+    return inverse(token_at, rank)
+
+
+def _count(numbers, size):
+    """Counts how often each number below `size` occurs; larger ones count as last."""
+    batch, heads, _ = ops.shape(numbers)
+    flat = gathering.flat_positions(ops.minimum(numbers, size - 1), size)
+    counts = backends.segment_sum(
+        ops.ones_like(flat), flat, num_segments=batch * heads * size
+    )
+    return ops.reshape(counts, (batch, heads, size))
+
+
+def inverse(order, values):
+    """Returns `values` with the one at place i moved to `order[i]`."""
+    batch, heads, length = ops.shape(order)
+    positions = gathering.flat_positions(order, length)
+    flat = backends.scatter(
+        positions[:, None], ops.reshape(values, (-1,)), (batch * heads * length,)
+    )
+    return ops.reshape(flat, (batch, heads, length))

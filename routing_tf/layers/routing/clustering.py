@@ -1,0 +1,130 @@
+"""Settings that say how the centroids of clusters move."""
+
+import dataclasses
+import numbers
+
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_not_negative
+from routing_tf.layers.support.validation import check_positive_integer
+
+UPDATE_RULES = ("ema", "paper")
+CENTROID_INITIALIZATIONS = ("normal", "tokens")
+
+
+@dataclasses.dataclass(frozen=True)
+class Clustering:
+    """Settings of `OnlineKMeans`, which all layers with centroids take by name.
+
+    Args:
+        decay: share of the old average of the centroids kept at each training step, in
+            [0, 1]. Defaults to 0.999.
+        commitment_weight: factor of the commitment loss, at least 0. Defaults to 1e-4.
+        ema: whether centroids follow moving averages (True, the default), or the
+            gradient of a codebook loss.
+        update_rule: `"ema"` (the default): sums and counts are averaged and divided,
+            with Laplace smoothing (the release). `"paper"`:
+            `c <- decay * c + (1 - decay) / 2 * (sum of queries + sum of keys)`, as
+            Algorithm 1, line 31, has it.
+        revive_after: number of training steps. A centroid that no token of the global
+            batch chose for that many steps in a row is set to a token of the last step,
+            with the count 1. Cluster j takes the token at the place
+            `(j + 0.5) / num_clusters` among all real tokens (with queries and keys:
+            among the keys). If a batch was counted in parts (`hold_updates`), it takes
+            the normalised sum of the tokens at that place in each part. None (the
+            default): centroids stay where they are.
+        centroid_initialization: `"normal"` (the default): centroids start as random
+            vectors. `"tokens"`: the first training step sets all of them to tokens,
+            as `revive_after` does.
+        balance_rate: how fast clusters become even, at least 0. Each cluster has a
+            bias, which is added to its scores and moves by
+            `balance_rate * dim * (1 - load)` at each training step, where `load` is its
+            number of tokens divided by the mean of all clusters, at most 2. 0.0 (the
+            default): no bias.
+        anchor_weight: how much of a fixed random vector, its anchor, is added to each
+            centroid for scoring, at least 0. Equal centroids would stay equal, because
+            equal scores never separate their tokens; different anchors separate the
+            tokens as random hashing does, until the centroids differ again. 0.0 (the
+            default): no anchors.
+
+    Raises:
+        ValueError: if `decay` is not in [0, 1], `commitment_weight`, `balance_rate` or
+            `anchor_weight` is negative, `update_rule` or `centroid_initialization` is
+            unknown, `revive_after` is not a positive integer, or one of `update_rule`,
+            `revive_after`, `centroid_initialization` and `balance_rate` is not the
+            default with `ema=False`.
+
+    Reference: paper, section 4.1. Biases that balance loads without a loss: Wang et al.
+    (2024), https://arxiv.org/abs/2408.15664.
+    """
+
+    decay: float = 0.999
+    commitment_weight: float = 1e-4
+    ema: bool = True
+    update_rule: str = "ema"
+    revive_after: int | None = None
+    centroid_initialization: str = "normal"
+    balance_rate: float = 0.0
+    anchor_weight: float = 0.0
+
+    def __post_init__(self):
+        check_choice("update_rule", self.update_rule, UPDATE_RULES)
+        check_choice(
+            "centroid_initialization",
+            self.centroid_initialization,
+            CENTROID_INITIALIZATIONS,
+        )
+        if self.revive_after is not None:
+            steps = check_positive_integer("revive_after", self.revive_after)
+            object.__setattr__(self, "revive_after", steps)
+        if not isinstance(self.decay, numbers.Real) or not 0 <= self.decay <= 1:
+            raise ValueError(
+                f"`decay` must be in the range [0, 1]. Received: decay={self.decay!r}"
+            )
+        check_not_negative("commitment_weight", self.commitment_weight)
+        check_not_negative("balance_rate", self.balance_rate)
+        check_not_negative("anchor_weight", self.anchor_weight)
+        if not self.ema:
+            self._check_averages_alone()
+
+    def _check_averages_alone(self):
+        """Refuses settings of moving averages where there are none."""
+        if self.update_rule != "ema":
+            raise ValueError(
+                "`update_rule` is the rule of the moving averages, and needs "
+                f"`ema=True`. Received: update_rule={self.update_rule!r}, "
+                f"ema={self.ema}"
+            )
+        if self.revives:
+            raise ValueError(
+                "`revive_after` must be None and `centroid_initialization` 'normal' "
+                "where gradients train the centroids. Received: "
+                f"revive_after={self.revive_after}, "
+                f"centroid_initialization={self.centroid_initialization!r}, "
+                f"ema={self.ema}"
+            )
+        if self.balance_rate:
+            raise ValueError(
+                "`balance_rate` must be 0 where gradients train the centroids. "
+                f"Received: balance_rate={self.balance_rate}, ema={self.ema}"
+            )
+
+    @property
+    def revives(self):
+        """Whether centroids may be set to tokens."""
+        return self.revive_after is not None or self.centroid_initialization == "tokens"
+
+    @classmethod
+    def names(cls):
+        """Returns the names of all settings."""
+        return tuple(field.name for field in dataclasses.fields(cls))
+
+    @classmethod
+    def taken_from(cls, arguments):
+        """Returns the settings among keyword arguments, and the other arguments."""
+        settings = {name: arguments[name] for name in cls.names() if name in arguments}
+        others = {name: x for name, x in arguments.items() if name not in settings}
+        return cls(**settings), others
+
+    def to_dict(self):
+        """Returns the settings by their names."""
+        return dataclasses.asdict(self)

@@ -1,0 +1,68 @@
+"""Updates of centroids and thresholds that wait until all parts of a batch are done."""
+
+import contextlib
+import threading
+
+from routing_tf.layers.support.replicas import sum_over_replicas
+
+# Each thread has its own updates: a strategy runs each replica in a thread.
+_held = threading.local()
+
+
+@contextlib.contextmanager
+def hold_updates():
+    """Collects the updates of centroids instead of making them, inside the context.
+
+    For training loops that split a batch into parts. Add up the statistics of
+    `OnlineKMeans` over the parts (and over replicas, see `move`); `move` then updates
+    the centroids as the whole batch would. Open the context inside the function that a
+    `tf.distribute` strategy runs on each replica, or that `tf.function` or `jax.jit`
+    compiles. Only the innermost of nested contexts collects.
+
+    Yields:
+        List that receives a pair for each training call of a layer that would have
+        moved its centroids: the layer and its statistics, a flat list of float32
+        tensors of fixed shapes.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+
+    kmeans = layers.OnlineKMeans(num_clusters=4)
+    totals = None
+    for part in np.random.normal(size=(2, 1, 3, 10, 6)).astype("float32"):
+        with layers.hold_updates() as updates:
+            kmeans(part, training=True)
+        ((layer, statistics),) = updates
+        totals = statistics if totals is None else map(sum, zip(totals, statistics))
+    kmeans.move(list(totals))
+    ```
+    """
+    stack = _stack()
+    updates = []
+    stack.append(updates)
+    try:
+        yield updates
+    finally:
+        stack.pop()
+
+
+def update_or_hold(layer, statistics):
+    """Moves a layer by the statistics of one call, or passes them to `hold_updates`.
+
+    The layer is an `OnlineKMeans` or a `MovingThresholds`.
+    """
+    stack = _stack()
+    if stack:
+        stack[-1].append((layer, statistics))
+    else:
+        layer.move(sum_over_replicas(statistics))
+
+
+def _stack():
+    """The lists of the open `hold_updates` of this thread, outermost first."""
+    if not hasattr(_held, "stack"):
+        _held.stack = []
+    return _held.stack

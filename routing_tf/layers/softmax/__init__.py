@@ -1,0 +1,1 @@
+"""Attention inside a window or a cluster: the softmax, kernels, relative positions."""

@@ -1,0 +1,120 @@
+"""What attention weighs, and how it is cut under a causal mask."""
+
+import dataclasses
+from typing import Any
+
+from keras import ops
+
+from routing_tf.layers.support.axes import cut_axis
+from routing_tf.layers.support.axes import cut_pairs
+from routing_tf.layers.support.masks import causal_mask
+
+# Fewer queries than this make matrix products slow.
+MIN_PART_SIZE = 32
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Pairs:
+    """What belongs to pairs of queries and keys.
+
+    Args:
+        mask: `<bool>`, broadcastable to `[..., queries, keys]`, True where a query may
+            see a key; or None.
+        bias: `<float>` likewise, added to the logits; or None.
+        distances: `<int>` likewise; None for differences of slots.
+        offset: slot of the key at the first query's position.
+    """
+
+    mask: Any
+    bias: Any
+    distances: Any
+    offset: Any
+
+    def cut(self, part):
+        """Returns what belongs to the queries of a `Part` and the keys they see."""
+        own = (part.pairs(x) for x in (self.mask, self.bias, self.distances))
+        return Pairs(*own, self.offset + part.start)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Part:
+    """Successive queries and the keys that they see, the first ones of all.
+
+    Args:
+        start: the first query; None (the default) for all queries and all keys.
+        stop: the query after the last one.
+        num_keys: number of keys.
+        causal_mask: `<bool>[queries of the part, num_keys]`; None (the default) for no
+            causal mask.
+    """
+
+    start: int | None = None
+    stop: int | None = None
+    num_keys: int | None = None
+    causal_mask: Any = None
+
+    def pairs(self, x):
+        """Cuts what is broadcastable to `[..., queries, keys]`, or None."""
+        return cut_pairs(x, self.start, self.stop - self.start, self.num_keys)
+
+
+WHOLE = (Part(),)
+
+
+def causal_parts(query, key, most):
+    """Returns the parts in which queries attend under a causal mask.
+
+    Four parts save three quarters of the masked products; more would be too small.
+
+    Args:
+        query: `<float>[..., queries, key_dim]`.
+        key: `<float>[..., keys, key_dim]`. The last query sees all keys, and each
+            earlier query one key less.
+        most: number of parts, if possible; otherwise 2 or 1.
+    """
+    number, num_queries, num_keys = 1, query.shape[-2], key.shape[-2]
+    if None in (num_queries, num_keys):
+        num_queries, num_keys = ops.shape(query)[-2], ops.shape(key)[-2]
+    elif num_keys >= num_queries:
+        for fitting in (2, most):
+            if num_queries % fitting == 0 and num_queries // fitting >= MIN_PART_SIZE:
+                number = fitting
+    if number == 1:
+        return (Part(causal_mask=causal_mask(num_queries, num_keys)),)
+    size, earlier = num_queries // number, num_keys - num_queries
+    parts = []
+    for start in range(0, num_queries, size):
+        stop, end = start + size, earlier + start + size
+        parts.append(Part(start, stop, end, causal_mask(size, end)))
+    return tuple(parts)
+
+
+def cut(parts, of_queries, of_keys):
+    """Cuts tensors of queries `[..., queries, .]` and of keys `[..., keys, .]`.
+
+    Returns a pair of lists for each part.
+    """
+    if len(parts) == 1:
+        return [(of_queries, of_keys)]
+    return [
+        (
+            [cut_axis(x, part.start, part.stop, axis=-2) for x in of_queries],
+            [cut_axis(x, 0, part.num_keys, axis=-2) for x in of_keys],
+        )
+        for part in parts
+    ]
+
+
+def joined(outputs, axis=-2):
+    """Joins the outputs of parts along the queries."""
+    return outputs[0] if len(outputs) == 1 else ops.concatenate(outputs, axis=axis)
+
+
+def sum_of_prefixes(tensors):
+    """Adds tensors of the keys of parts, `[..., keys, .]`, the last of all keys."""
+    *shorter, total = tensors
+    for x in shorter:
+        missing = [(0, 0)] * len(x.shape)
+        missing[-2] = (0, total.shape[-2] - x.shape[-2])
+        total = total + ops.pad(x, missing)
+    return total

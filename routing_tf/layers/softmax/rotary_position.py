@@ -1,0 +1,50 @@
+"""Rotary positions: queries and keys turned by the position of their token.
+
+The product of a turned query and a turned key depends on the positions only through the
+distance of the two tokens, without a table of distances.
+
+Reference: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding"
+(https://arxiv.org/abs/2104.09864), section 3.2.
+"""
+
+import keras
+import numpy as np
+from keras import ops
+
+from routing_tf.layers.support.lengths import length_of
+
+
+def rotate(x, first_position, wavelength, positions=None):
+    """Turns vectors by their positions.
+
+    The planes are those of `keras_hub.layers.RotaryEmbedding`: entry i of the first
+    half of a vector lies in one with entry i of the second half.
+
+    Args:
+        x: `<float>[batch, heads, length, dim]`, with an even `dim`.
+        first_position: position of the first token, an integer or a tensor.
+        wavelength: the wavelength, over `2 * pi`, of a hypothetical plane after the
+            slowest one.
+        positions: `<int32>`, broadcastable to `[batch, heads, length]`, positions of
+            the tokens; None (the default) for consecutive ones from `first_position`
+            on.
+
+    Returns:
+        Tensor of the shape and type of `x`.
+    """
+    size = x.shape[-1]
+    exponents = np.arange(0, size, 2, dtype="float32") / np.float32(size)
+    frequencies = np.float32(wavelength) ** -exponents
+    if positions is None:
+        # Computed in the graph: as constants of long sequences they would be as large
+        # as a model.
+        positions = ops.arange(length_of(x, 2), dtype="int32")
+        positions = positions + ops.cast(first_position, "int32")
+    positions = ops.cast(positions, "float32")[..., None]
+    angles = ops.multiply(positions, frequencies)
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    exact = dtype if dtype == "float64" else "float32"
+    cos, sin = (ops.cast(wave(angles), exact) for wave in (ops.cos, ops.sin))
+    first, second = ops.split(ops.cast(x, exact), 2, axis=-1)
+    halves = [first * cos - second * sin, second * cos + first * sin]
+    return ops.cast(ops.concatenate(halves, axis=-1), dtype)

@@ -1,0 +1,1 @@
+"""What all rooms use: axes, masks, lengths, checks, and what is private in Keras."""

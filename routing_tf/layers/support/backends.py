@@ -1,0 +1,38 @@
+"""What torch, the third backend of Keras, does not do as TensorFlow and JAX do."""
+
+import keras
+from keras import ops
+
+#: Whether the backend of Keras is torch. It takes some of NumPy's arrays beside tensors
+#: in Python's arithmetic and not others, and makes small integers of Booleans. On torch
+#: a function of `ops.custom_gradient` has one output, no second derivative, and is not
+#: compiled.
+IS_TORCH = keras.backend.backend() == "torch"
+
+
+def _top_k(x, k, sorted=True):
+    # `ops.top_k` takes any of equal entries, not the first ones, in order.
+    places = ops.argsort(-x, axis=-1)[..., :k]
+    return ops.take_along_axis(x, places, axis=-1), places
+
+
+def _one_hot(x, num_classes, dtype):
+    # `ops.one_hot` refuses numbers that are none of a class; their row is zero.
+    return ops.cast(x[..., None] == ops.arange(num_classes, dtype=x.dtype), dtype)
+
+
+def _segment_sum(rows, places, num_segments):
+    # `ops.segment_sum` takes twenty times as long, and converts all to float32.
+    zeros = ops.zeros((num_segments, *rows.shape[1:]), rows.dtype)
+    return zeros.index_add(0, places, rows)
+
+
+def _scatter(indices, values, shape):
+    # `ops.scatter` is a loop over the values. Indices are distinct.
+    return ops.scatter_update(ops.zeros(shape, values.dtype), indices, values)
+
+
+top_k = _top_k if IS_TORCH else ops.top_k
+one_hot = _one_hot if IS_TORCH else ops.one_hot
+segment_sum = _segment_sum if IS_TORCH else ops.segment_sum
+scatter = _scatter if IS_TORCH else ops.scatter

@@ -1,0 +1,126 @@
+"""All private names of Keras and TensorFlow that the package needs.
+
+Tested with Keras 3.15.1 and TensorFlow 2.21.0.
+"""
+
+import contextlib
+import threading
+import weakref
+
+import keras
+from keras.src.backend import AutocastScope
+from keras.src.backend import get_keras_mask
+
+
+class _Lists(threading.local):
+    """Lists of losses by layer, others for each thread."""
+
+    def __init__(self):
+        self.lists = weakref.WeakKeyDictionary()
+
+
+_of_thread = _Lists()
+
+
+def declare_call_argument(layer, *names):
+    """Gives an uncalled layer arguments that reach all layers inside.
+
+    They work like `training`: layers that declare one and have it in their `call` get
+    it, also in models of the functional API.
+    """
+    layer._register_call_context_args(*names)
+
+
+def layers_inside(layer):
+    """Returns the layers inside a layer or model, at all depths."""
+    return list(layer._flatten_layers(include_self=False))
+
+
+def own_weights(layer):
+    """Returns the weights of a layer itself, without those of layers inside."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+def decays(optimizer, variable):
+    """Tells whether an optimizer's `weight_decay` applies to a variable."""
+    return optimizer._use_weight_decay(variable)
+
+
+@contextlib.contextmanager
+def adding_weights(layer):
+    """Lets weights be added to a layer that is built, as `Dense.enable_lora` does."""
+    layer._tracker.unlock()
+    yield
+    layer._tracker.lock()
+
+
+def without_autocast():
+    """Returns a scope in which variables are read in their own dtype."""
+    return AutocastScope(None)
+
+
+def is_compiled_by_xla():
+    """Whether XLA will compile the function that TensorFlow traces now."""
+    import tensorflow as tf
+    from tensorflow.python.ops import control_flow_util
+
+    if tf.executing_eagerly():
+        return False
+    graph = tf.compat.v1.get_default_graph()
+    return control_flow_util.GraphOrParentsInXlaContext(graph)
+
+
+def computed_after(earlier, *tensors):
+    """Adds a control dependency: `tensors` are computed after `earlier`.
+
+    Results of the returned tensors are computed again, even if they exist already. On a
+    CPU, XLA may still share them.
+    """
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.lax.optimization_barrier((earlier, *tensors))[1:]
+    import tensorflow as tf
+    from tensorflow.compiler.tf2xla.python import xla
+
+    if is_compiled_by_xla():
+        # TensorFlow does not define this gradient, which second derivatives need.
+        barrier = tf.custom_gradient(
+            lambda *x: (xla.optimization_barrier(*x), lambda *gradients: gradients)
+        )
+        return barrier(earlier, *tensors)[1:]
+    with tf.control_dependencies([earlier]):
+        return [tf.identity(x) for x in tensors]
+
+
+def mask_of(x):
+    """Returns the Keras mask of a tensor; None if it has none."""
+    return get_keras_mask(x)
+
+
+def disown(layer, losses):
+    """Makes a layer and those inside forget losses that another layer adds.
+
+    Keras recognises losses by ids, which a later loss may reuse.
+    """
+    ids = {id(loss) for loss in losses}
+    for each in (layer, *layers_inside(layer)):
+        each._loss_ids -= ids
+
+
+class OwnLosses(keras.layers.Layer):
+    """A layer whose added losses belong only to its replica.
+
+    `tf.distribute` runs each replica in a thread, and switches threads wherever
+    replicas add something up. Keras keeps the losses of a layer in one list, so a
+    replica that adds up inside a call would find the losses of all others there, or
+    none. Here each thread has its own list.
+    """
+
+    @property
+    def _losses(self):
+        return _of_thread.lists.setdefault(self, [])
+
+    @_losses.setter
+    def _losses(self, value):
+        _of_thread.lists[self] = list(value)

@@ -1,0 +1,179 @@
+"""Segments of packed sequences: no token sees another segment than its own.
+
+A segment is a run of tokens with one id: an id that comes again after another one is a
+new segment. In attention to another sequence, a query sees the segment with its id
+there; of several such segments, the first one of the query sees the first one of the
+value, and so on.
+
+Letters: B batch, L length, M memory length.
+"""
+
+import dataclasses
+from typing import Any
+
+from keras import ops
+
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Segments:
+    """The segments of queries and of values.
+
+    Args:
+        query: `<int32>[B, 1, L]`, number of the segment that each query sees.
+        value: `<int32>[B, 1, M]`, number of the segment of each value.
+        query_starts: `<int32>[B, 1, L]`, the position at which each query's segment
+            starts, counted from the first query of the call.
+        value_starts: `<int32>[B, 1, M]`, the same for values.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from keras import ops
+    from routing_tf.layers.support.segments import Segments
+
+    segments = Segments.of_ids(np.array([[7, 7, 3, 3, 3, 7]]))
+    assert ops.convert_to_numpy(segments.query_starts).tolist() == [
+        [[0, 0, 2, 2, 2, 5]]
+    ]
+    ```
+    """
+
+    query: Any
+    value: Any
+    query_starts: Any
+    value_starts: Any
+
+    @classmethod
+    def of_ids(cls, query_ids, value_ids=None):
+        """Returns the segments of ids `<int>[B, L]` and `[B, M]`.
+
+        Without `value_ids` queries see their own sequence.
+        """
+        # Compared as they are: ids of 64 bits may differ in bits that int32 lacks.
+        starts = first_positions(changes(query_ids))
+        if value_ids is None:
+            return cls(*[starts[:, None]] * 4)
+        value_ids = ops.cast(value_ids, query_ids.dtype)
+        value_starts = first_positions(changes(value_ids))
+        numbers = _numbers_of_pair(query_ids, value_ids)
+        return cls(*(x[:, None] for x in (*numbers, starts, value_starts)))
+
+    @property
+    def query_places(self):
+        """The place of each query in its segment, `<int32>[B, 1, L]`."""
+        return numbers(length_of(self.query_starts, 2)) - self.query_starts
+
+    @property
+    def value_places(self):
+        """The place of each value in its segment, `<int32>[B, 1, M]`."""
+        return numbers(length_of(self.value_starts, 2)) - self.value_starts
+
+    @property
+    def is_in_last(self):
+        """Tells which tokens are in the last segment, `<bool>[B, 1, L]`."""
+        starts = self.query_starts
+        return starts == starts[:, :, length_of(starts, 2) - 1 :]
+
+
+def segment_mask(segments, of_queries, of_keys):
+    """Tells which keys are in the segment that a query sees; None without segments.
+
+    Args:
+        segments: `Segments`, or None.
+        of_queries: function that moves `[B, 1, L]` to the places of the queries,
+            `[..., queries]`.
+        of_keys: function that moves `[B, 1, M]` to the places of the keys,
+            `[..., keys]`.
+
+    Returns:
+        `<bool>[..., queries, keys]`.
+    """
+    if segments is None:
+        return None
+    query, key = of_queries(segments.query), of_keys(segments.value)
+    return query[..., :, None] == key[..., None, :]
+
+
+def offsets_behind(segment, segment_ids, index):
+    """Returns how many tokens of their segment a cache already contains.
+
+    The sum with `query_places` of their own `Segments` gives the places of tokens.
+
+    Args:
+        segment: the entry `"segment"` of the cache of a `MixedAttention`.
+        segment_ids: `<int>[B, L]`, ids of the tokens.
+        index: position of the first token, an integer or a tensor.
+
+    Returns:
+        `<int32>[B, L]`; 0 in segments that start after the cache.
+    """
+    ids = ops.cast(segment_ids, "int32")
+    starts = Segments.of_ids(ids).query_starts[:, 0]
+    goes_on = ops.logical_and(ids[:, 0] == segment["id"], index <= segment["end"])
+    goes_on = ops.logical_and(starts == 0, goes_on[:, None])
+    return ops.where(goes_on, index - segment["start"][:, None], 0)
+
+
+def first_positions(is_first):
+    """Returns the last position up to each one at which `<bool>[..., L]` is True.
+
+    It must be True at position 0. Returns `<int32>[..., L]`.
+    """
+    length = length_of(is_first, -1)
+    firsts = ops.sort(ops.where(is_first, numbers(length), length), axis=-1)
+    index = ops.cumsum(ops.cast(is_first, "int32"), axis=-1) - 1
+    return ops.take_along_axis(firsts, index, axis=-1)
+
+
+def next_positions(starts):
+    """Returns the position after the segment of each token, from their `starts`.
+
+    From `<int32>[..., L]` to `<int32>[..., L]`.
+    """
+    length = length_of(starts, -1)
+    backwards = ops.flip(starts, axis=-1)
+    is_last = changes(backwards)
+    return length - ops.flip(first_positions(is_last), axis=-1)
+
+
+def changes(x):
+    """Tells where `[..., L]` changes; True at position 0."""
+    first = ops.ones_like(x[..., :1], dtype="bool")
+    return ops.concatenate([first, x[..., 1:] != x[..., :-1]], axis=-1)
+
+
+def _numbers_of_pair(query_ids, value_ids):
+    """Returns numbers of segments `[B, L]` and `[B, M]`: equal ones see each other."""
+    ids = ops.concatenate([query_ids, value_ids], axis=1)
+    order, first = _sorted_by_id(ids)
+    first = ops.take_along_axis(first, ops.argsort(order, axis=-1), axis=-1)
+    # An id has at most as many segments as tokens, so two ids never get the same
+    # number.
+    length = length_of(query_ids, 1)
+    return (
+        first[:, :length] + _num_earlier(query_ids),
+        first[:, length:] + _num_earlier(value_ids),
+    )
+
+
+def _num_earlier(ids):
+    """Returns how many segments with its id come before that of each token."""
+    order, first = _sorted_by_id(ids)
+    starts = ops.cast(changes(ids), "int32")
+    count = ops.cumsum(ops.take_along_axis(starts, order, axis=-1), axis=-1)
+    count = count - ops.take_along_axis(count, first, axis=-1)
+    return ops.take_along_axis(count, ops.argsort(order, axis=-1), axis=-1)
+
+
+def _sorted_by_id(ids):
+    """Returns the tokens in the order of ids, and the first place of each one's id.
+
+    Tokens with one id stand in order of position.
+    """
+    order = ops.cast(ops.argsort(ids, axis=-1), "int32")
+    by_id = ops.take_along_axis(ids, order, axis=-1)
+    return order, first_positions(changes(by_id))

@@ -1,0 +1,110 @@
+"""Configs of layers, and of layers inside them."""
+
+import functools
+import importlib
+import inspect
+import itertools
+
+import keras
+
+
+class ConfiguredLayer(keras.layers.Layer):
+    """A layer whose config contains the constructor arguments of it and its bases.
+
+    Each is read from the attribute of the same name.
+    """
+
+    def get_config(self):
+        names = (name for name in _arguments(type(self)) if hasattr(self, name))
+        arguments = {name: _serialized(getattr(self, name)) for name in names}
+        return {**super().get_config(), **arguments}
+
+
+@functools.cache
+def _arguments(cls):
+    """Names of the constructor arguments of a class and its bases."""
+    ours = itertools.takewhile(lambda base: base is not ConfiguredLayer, cls.__mro__)
+    signatures = [inspect.signature(base.__init__) for base in ours]
+    arguments = [x for each in signatures for x in list(each.parameters.values())[1:]]
+    any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return dict.fromkeys(x.name for x in arguments if x.kind not in any_number)
+
+
+def _serialized(value):
+    if isinstance(value, keras.layers.Layer):
+        return serialize(value)
+    if isinstance(value, list):
+        return [_serialized(item) for item in value]
+    if isinstance(value, dict):
+        return dict(value)
+    # Initializers and similar objects.
+    return keras.saving.serialize_keras_object(value) if callable(value) else value
+
+
+def serialize(layer):
+    """Returns the config of a layer that another layer builds.
+
+    Keras also records that the layer is built, and on loading would build it before the
+    outer layer does: twice, or under another path.
+    """
+    config = keras.saving.serialize_keras_object(layer)
+    config.pop("build_config", None)
+    return config
+
+
+def deserialize(layer):
+    """Returns the layer of a config; layers and None are returned unchanged."""
+    if isinstance(layer, dict):
+        _register_class(layer.get("registered_name"))
+        return keras.saving.deserialize_keras_object(layer)
+    return layer
+
+
+def _register_class(name):
+    """Imports `routing_tf.zoo` if a class of this package is not in `layers`."""
+    is_ours = isinstance(name, str) and name.startswith("routing_tf>")
+    if is_ours and keras.saving.get_registered_object(name) is None:
+        importlib.import_module("routing_tf.zoo")
+
+
+def class_of_the_zoo(name):
+    """Returns a class of `routing_tf.zoo`, which this imports."""
+    return getattr(importlib.import_module("routing_tf.zoo"), name)
+
+
+def registered_as(base):
+    """Returns a decorator that registers a class, and names it as its base.
+
+    Keras finds weights in a file by the class names of layers, and files of earlier
+    versions have those of the base.
+    """
+
+    def register(cls):
+        keras.saving.register_keras_serializable("routing_tf", cls.__name__)(cls)
+        cls.__name__ = base.__name__
+        return cls
+
+    return register
+
+
+def class_of_config(cls, config):
+    """Returns the class of a saved config, and the config that it takes.
+
+    Configs of earlier versions name flaws of the original release. Layers with flaws
+    have their own classes, which a function of `routing_tf.models.release` knows.
+    """
+    config = dict(config)
+    flaws = config.pop("compatibility", None) or {}
+    if config.pop("uniform_when_all_masked", False):
+        flaws = {"uniform_when_all_masked": True}
+    if not any(flaws.values()):
+        return cls, config
+    class_with_flaws = keras.saving.get_registered_object("routing_tf>class_with_flaws")
+    if class_with_flaws is None:
+        raise ValueError(
+            f"`{cls.__name__}` was saved with flaws of the original release, whose "
+            f"layers are in another module. Received: {flaws}. Import "
+            "`routing_tf.models.release` before you read the file"
+        )
+    cls, arguments = class_with_flaws(cls, flaws)
+    return cls, {**config, **arguments}

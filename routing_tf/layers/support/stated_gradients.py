@@ -1,0 +1,68 @@
+"""Functions that define their gradient, and a way to do without."""
+
+import contextlib
+import contextvars
+import functools
+
+from keras import ops
+
+from routing_tf.layers.support.backends import IS_TORCH
+
+_are_stated = contextvars.ContextVar("are_stated", default=True)
+
+
+@contextlib.contextmanager
+def automatic_gradients():
+    """Inside this context, the backend derives all gradients of layers itself.
+
+    Layers state some gradients, which takes less time and memory; on torch they state
+    none. JAX has no forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) of a function
+    with a stated gradient; with this context it has one. What is traced inside stays
+    so, also once compiled.
+
+    Example:
+
+    ```python
+    import keras
+    import numpy as np
+    from routing_tf import layers
+
+    attention = layers.RoutingAttention(
+        num_heads=2, key_dim=8, num_clusters=4, attention_window=16
+    )
+    x = np.random.normal(size=(1, 32, 16)).astype("float32")
+    with layers.automatic_gradients():
+        y = attention(x, use_causal_mask=True)
+        if keras.backend.backend() == "jax":
+            import jax
+
+            y, slope = jax.jvp(lambda x: attention(x, use_causal_mask=True), (x,), (x,))
+            assert slope.shape == y.shape
+    ```
+    """
+    token = _are_stated.set(False)
+    try:
+        yield
+    finally:
+        _are_stated.reset(token)
+
+
+def are_stated():
+    """Whether layers state gradients: neither in `automatic_gradients` nor on torch."""
+    return not IS_TORCH and _are_stated.get()
+
+
+def stated_gradient(function):
+    """Applies `keras.ops.custom_gradient`, unless gradients are automatic.
+
+    Args:
+        function: function of tensors that returns its result and its gradient.
+    """
+    if not IS_TORCH and _are_stated.get():
+        return ops.custom_gradient(function)
+
+    @functools.wraps(function)
+    def without_gradient(*tensors):
+        return function(*tensors)[0]
+
+    return without_gradient

@@ -1,0 +1,138 @@
+"""Checks of arguments, with messages that state the rule and the value received."""
+
+import math
+import numbers
+
+import keras
+
+
+def is_integer(value):
+    """Whether a value is an integer of Python or NumPy, and not a boolean."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def check_positive_integer(name, value):
+    """Returns an integer of at least 1 as an `int`; else raises a `ValueError`."""
+    if not is_integer(value) or value < 1:
+        raise ValueError(
+            f"`{name}` must be a positive integer. Received: {name}={value!r}"
+        )
+    return int(value)
+
+
+def check_optional_integer(name, value):
+    """Does what `check_positive_integer` does; None stays None."""
+    return None if value is None else check_positive_integer(name, value)
+
+
+def check_non_negative_integer(name, value):
+    """Returns an integer of at least 0 as an `int`; else raises a `ValueError`."""
+    if not is_integer(value) or value < 0:
+        raise ValueError(
+            f"`{name}` must be an integer of at least 0. Received: {name}={value!r}"
+        )
+    return int(value)
+
+
+def check_positive_number(name, value):
+    """Returns a finite number above 0; else raises a `ValueError`."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
+        raise ValueError(
+            f"`{name}` must be a positive number. Received: {name}={value!r}"
+        )
+    return int(value) if is_integer(value) else float(value)
+
+
+def check_optional_number(name, value):
+    """Does what `check_positive_number` does; None stays None."""
+    return None if value is None else check_positive_number(name, value)
+
+
+def check_not_negative(name, value):
+    """Returns a finite number of at least 0; else raises a `ValueError`."""
+    if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
+        raise ValueError(
+            f"`{name}` must be finite and must not be negative. "
+            f"Received: {name}={value!r}"
+        )
+    return value
+
+
+def check_rate(name, value):
+    """Raises a `ValueError` unless `value` is a dropout rate in [0, 1)."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < 1:
+        raise ValueError(
+            f"`{name}` must be a rate in the range [0, 1). Received: {name}={value!r}"
+        )
+
+
+def check_block_shape(name, value):
+    """Returns a block shape as a tuple; raises a `ValueError` if it is not one."""
+    shape = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    if len(shape) not in (1, 2):
+        raise ValueError(
+            f"`{name}` must be a tuple of one or two block lengths, in tokens. "
+            f"Received: {name}={value!r}"
+        )
+    for length in shape:
+        if not is_integer(length) or length < 1:
+            raise ValueError(
+                f"`{name}` must be a tuple of positive integers. "
+                f"Received: {name}={value!r}"
+            )
+    return tuple(int(length) for length in shape)
+
+
+def check_choice(name, value, choices):
+    """Raises a `ValueError` unless `value` is one of `choices`."""
+    if value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(
+            f"`{name}` must be one of {listed}. Received: {name}={value!r}"
+        )
+
+
+def initializer(name, value):
+    """Returns the Keras initializer for `value`; raises a `ValueError` without one."""
+    return _keras_object("initializer", keras.initializers, name, value)
+
+
+def regularizer(name, value):
+    """Returns the Keras regularizer for `value`; raises a `ValueError` without one."""
+    return _keras_object("regularizer", keras.regularizers, name, value)
+
+
+def constraint(name, value):
+    """Returns the Keras constraint for `value`; raises a `ValueError` without one."""
+    return _keras_object("constraint", keras.constraints, name, value)
+
+
+def _keras_object(kind, module, name, value):
+    try:
+        return module.get(value)
+    except (TypeError, ValueError) as error:
+        article = "an" if kind == "initializer" else "a"
+        raise ValueError(
+            f"`{name}` must be {article} {kind}, its name or its config, see "
+            f"`keras.{kind}s.get`. Received: {name}={value!r}"
+        ) from error
+
+
+def static_length(name, tensor, axis=1):
+    """Returns the length of `[batch, length, ...]` along `axis`, which must be known.
+
+    For code that needs known lengths: caches, random members, images.
+    """
+    length = tensor.shape[axis]
+    if length is None:
+        raise ValueError(
+            f"The sequence length of `{name}` must be known when TensorFlow traces "
+            "random and Linformer heads, images and calls with a cache. Received: "
+            f"{name}.shape={tuple(tensor.shape)}. Keras leaves it open from the second "
+            "length on: pad or cut the sequences to one length, make the function "
+            "again for each length with `model.make_predict_function(force=True)`, or "
+            "compile the model with `run_eagerly=True`."
+        )
+    return int(length)

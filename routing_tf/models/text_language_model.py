@@ -1,0 +1,345 @@
+"""What language models with and without an encoder have in common."""
+
+import contextlib
+
+import keras
+from keras import ops
+
+from routing_tf.files import safe_loading
+from routing_tf.layers.support.keras_internals import declare_call_argument
+from routing_tf.models import bridge
+from routing_tf.models import preprocessing
+from routing_tf.models import stack
+from routing_tf.models import steps
+from routing_tf.models.packed_documents import without_segment_ids
+from routing_tf.models.routing_transformer import naming_presets
+from routing_tf.models.routing_transformer import refuse_changes
+from routing_tf.models.saved_model import Exportable
+
+
+class TextLanguageModel(Exportable):
+    """The common part of language models with and without an encoder.
+
+    Subclasses are also tasks of keras_hub, and set `presets`, `backbone_cls` and
+    `preprocessor_cls`.
+    """
+
+    # It is not a task itself, because Keras cannot make a model that has one base class
+    # twice.
+
+    def __init__(self, backbone, preprocessor=None, dtype_policies=None, **kwargs):
+        # === Layers ===
+        self.backbone = backbone
+        self.preprocessor = preprocessor
+        h = backbone.hyperparameters
+        # Quantized layers are built in the form in which they were saved.
+        policies = dtype_policies or {}
+        policies = {
+            name: keras.dtype_policies.get(policies.get(name, backbone.dtype_policy))
+            for name in ("output", "logits")
+        }
+        self.output_projection = None
+        if h.embedding_dim not in (None, h.hidden_dim):
+            self.output_projection = _dense(
+                stack.initializer(h), h.embedding_dim, "output", policies
+            )
+        self.logits_dense = _dense(
+            stack.logits_initializer(h), h.vocabulary_size, "logits", policies
+        )
+        # === Functional model ===
+        logits = self.logits_of(backbone(backbone.input))
+        super().__init__(inputs=backbone.input, outputs=logits, **kwargs)
+        declare_call_argument(self, "routing_scope", "segment_ids")
+
+    def call(self, inputs, training=None, mask=None, **kwargs):
+        inputs, segment_ids = without_segment_ids(inputs)
+        if segment_ids is not None:
+            self.check_takes_segments()
+            mask, _ = without_segment_ids(mask)
+            kwargs["segment_ids"] = segment_ids
+        return super().call(inputs, training=training, mask=mask, **kwargs)
+
+    def check_takes_segments(self):
+        """Raises a `ValueError` if the model cannot have `segment_ids`."""
+
+    def get_config(self):
+        config = super().get_config()
+        own = [self.output_projection, self.logits_dense]
+        policies = {
+            layer.name: keras.dtype_policies.serialize(layer.dtype_policy)
+            for layer in own
+            if layer is not None and layer.quantization_mode is not None
+        }
+        return {**config, "dtype_policies": policies} if policies else config
+
+    def preprocess_samples(self, x, y=None, sample_weight=None):
+        """Turns texts into inputs, targets and weights; keeps a dict of ids."""
+        if preprocessing.takes(self, x):
+            return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+        if self.preprocessor is None and preprocessing.has_texts(x):
+            preprocessing.refuse(self, x)
+        return super().preprocess_samples(x, y, sample_weight)
+
+    def generate(
+        self, inputs, max_length=None, stop_token_ids="auto", strip_prompt=False
+    ):
+        """Continues texts or ids; see `keras_hub.models.CausalLM.generate`.
+
+        Args:
+            inputs: inputs of the preprocessor, such as a string or a list of strings;
+                or a dict of ids and masks as for a call, which needs no preprocessor.
+            max_length: length of the sequences, in tokens; None (the default) for that
+                of the preprocessor. Sequences of ids have the length of their rows.
+            stop_token_ids: ids that end a sequence; `"auto"` (the default) for the
+                tokenizer's end id; None for no such ids.
+            strip_prompt: whether to return only the new text. Defaults to False.
+
+        Returns:
+            A text, or a list of them; for ids a dict of ids and mask. For no text, or
+            no batch, an empty list.
+
+        Raises:
+            ValueError: if there is no preprocessor, for texts or for
+                `stop_token_ids="auto"`.
+        """
+        if preprocessing.holds_nothing(self, inputs):
+            return []
+        sample = getattr(inputs, "element_spec", inputs)
+        if without_segment_ids(sample)[1] is not None:
+            raise ValueError(
+                "`segment_ids` cannot be used with `generate`, which continues one "
+                "document in each row. Received: inputs with `segment_ids`. Give each "
+                "prompt a row, or call `call_with_cache`, which takes them"
+            )
+        if not preprocessing.takes(self, sample):
+            if self.preprocessor is None:
+                preprocessing.refuse(self, sample)
+            return super().generate(inputs, max_length, stop_token_ids, strip_prompt)
+        if self.preprocessor is not None and stop_token_ids == "auto":
+            stop_token_ids = [self.preprocessor.tokenizer.end_token_id]
+        with _without_preprocessor(self):
+            return super().generate(inputs, max_length, stop_token_ids, strip_prompt)
+
+    def make_generate_function(self):
+        """Compiles `generate_step`, again if the model has other weights now.
+
+        A compiled function does not know weights that LoRA or `quantize` add later.
+        """
+        num_weights = len(self.weights)
+        if getattr(self, "_num_generating_weights", num_weights) != num_weights:
+            self.generate_function = None
+        self._num_generating_weights = num_weights
+        if self.generate_function is None:
+            generate = super().make_generate_function()
+
+            def generate_checked(inputs, stop_token_ids=None):
+                # A compiled function cannot check the values of a mask.
+                for name in inputs:
+                    if name in ("padding_mask", "decoder_padding_mask"):
+                        steps.check_prompt_mask(name, inputs[name])
+                prompts = _prompts(inputs)
+                if any(x.shape[0] == 0 for x in prompts.values()):
+                    return prompts
+                return generate(inputs, stop_token_ids=stop_token_ids)
+
+            self.generate_function = generate_checked
+        return self.generate_function
+
+    def continue_prompts(self, inputs, stop_token_ids, prefix="", memory=()):
+        """Continues one batch of prompts with the sampler of the model.
+
+        `inputs` contain ids and mask of the prompts, under names that begin with
+        `prefix`; `memory` is the output of an encoder and its padding mask, or empty.
+        Returns a dict of the ids and the mask, now True for prompt and new tokens. Rows
+        that the model would cut are refused.
+        """
+        names = f"{prefix}token_ids", f"{prefix}padding_mask"
+        token_ids, mask = (inputs[name] for name in names)
+        steps.check_prompt_mask(names[1], mask)
+        batch, length = ops.shape(token_ids)
+        steps.check_not_cut(self.hyperparameters, length)
+        # Models with coordinate embeddings have none for the last token, which nobody
+        # reads.
+        has_end = self.hyperparameters.coordinate_embeddings
+        num_inputs = max(length - 1, 1) if has_end else None
+        decoder = steps.TextSteps(self)
+        state = decoder.begin(batch, length, memory)
+        found = steps.continue_rows(
+            decoder,
+            self.sampler,
+            token_ids,
+            mask,
+            state,
+            stop_token_ids,
+            num_inputs,
+        )
+        return dict(zip(names, found))
+
+    def logits_of(self, hidden):
+        """Returns the logits of hidden states of the backbone."""
+        if self.output_projection is not None:
+            hidden = self.output_projection(hidden)
+        return self.logits_dense(hidden)
+
+    @property
+    def hyperparameters(self):
+        """`Hyperparameters` of the backbone."""
+        return self.backbone.hyperparameters
+
+    @classmethod
+    def from_preset(cls, preset, load_weights=True, **kwargs):
+        """Builds the model of a preset; see `from_preset` of the backbone.
+
+        Args:
+            preset: name of a preset or a preset directory.
+            load_weights: whether keras_hub loads the weights of its preset. Defaults
+                to True.
+            **kwargs: changes of hyperparameters, `preprocessor`, `compile` (whether
+                to compile with defaults), and arguments of the backbone. Without
+                `preprocessor`, presets of bytes have one of a `ByteTokenizer`, unless
+                `vocabulary_size` is changed; None for a model of ids.
+
+        Raises:
+            ValueError: if a hyperparameter is unknown (the message lists the valid
+                names) or invalid, or a change concerns a saved model, or
+                `routing_tf.files.safe_loading.check_preset` refuses a directory.
+        """
+        if preset not in cls.presets:
+            refuse_changes(preset, kwargs)
+            safe_loading.check_preset(preset)
+            with naming_presets(cls, preset):
+                return super().from_preset(preset, load_weights=load_weights, **kwargs)
+        own = {
+            key: kwargs.pop(key) for key in ("preprocessor", "compile") if key in kwargs
+        }
+        backbone = cls.backbone_cls.from_preset(preset, **kwargs)
+        if "preprocessor" not in own:
+            own["preprocessor"] = preprocessing.byte_preprocessor(
+                cls, preset, backbone.hyperparameters
+            )
+        return cls(backbone, **own)
+
+    @classmethod
+    def from_release_checkpoint(
+        cls, prefix, preset=None, hparams=None, vocabulary=None
+    ):
+        """Builds a model with the weights of a checkpoint of the original release.
+
+        Names and shapes in the checkpoint determine everything that they show: sizes,
+        the kind of feed-forward part, which layers route, numbers of heads. The rest,
+        such as blocks and windows, comes from `hparams` or the preset; a warning says
+        where they disagree with the checkpoint. Flaws that the weights rely on are
+        kept, see `compatibility="trained"`; optimizer slots and the step are ignored.
+
+        Args:
+            prefix: path of the TF1 checkpoint without `.index`, such as
+                `DIR/model.ckpt-3530000`.
+            preset: name of the set of the release that was trained, such as
+                `"pg19_rt_base"`; None (the default) if `hparams` has all settings.
+            hparams: dict of the release's hyperparameters or the path of its
+                `hparams.json`, which override the preset; None (the default) for those
+                of the preset.
+            vocabulary: path of the release's subword vocabulary, for a model that takes
+                and generates text; None (the default) for a model of ids.
+
+        Returns:
+            The model.
+
+        Raises:
+            ValueError: if there is no such checkpoint, it contains another kind of
+                model, settings are missing, or variables are missing, unused or of
+                another shape, all of which the message names.
+        """
+        load = bridge.release().load_checkpoint
+        return load(cls, prefix, preset, hparams, vocabulary)
+
+    def compile_from_config(self, config):
+        """Compiles a loaded model as it was saved; the sampler is the default one."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None:
+            self.optimizer.build(self.trainable_variables)
+
+    def make_cache(self, batch_size, max_length, memory=None, memory_mask=None):
+        """Makes an empty cache, for `call_with_cache`.
+
+        Args:
+            batch_size: number of sequences.
+            max_length: number of tokens a sequence may have, including the leading id
+                0. Models with only local, routed or hashed heads can go beyond it.
+            memory: output of the encoder, see `RoutingTransformerEncoderDecoder`; None
+                (the default) without one.
+            memory_mask: its padding mask; None (the default) for no padding.
+
+        Returns:
+            A structure of tensors of fixed sizes with the batch on axis 0.
+
+        Raises:
+            ValueError: if settings of the release let later tokens decide who is a
+                member of a cluster.
+        """
+        return self.backbone.make_cache(batch_size, max_length, memory, memory_mask)
+
+    def call_with_cache(
+        self, token_ids, cache, cache_index, padding_mask=None, segment_ids=None
+    ):
+        """Computes the logits after tokens that follow those in a cache.
+
+        Expert choice has the routing scope `"prefix"`.
+
+        Args:
+            token_ids: `<int>[batch, length]`.
+            cache: as returned by `make_cache` or this method.
+            cache_index: position of the first token, which is the number of tokens that
+                the cache was fed: an integer or a scalar tensor. Any number of tokens
+                follow, and each is fed once. The integer 0 starts the cache anew.
+            padding_mask: `<bool>[batch, length]`, True for real tokens, others are not
+                remembered; None (the default) for no padding.
+            segment_ids: `<int32>[batch, length]`, ids of packed documents: the cache
+                restarts with each; None (the default) for one document in each row.
+
+        Returns:
+            Logits of the next tokens `<float>[batch, length, vocabulary_size]`, hidden
+            states `<float>[batch, length, hidden_dim]`, and the cache with these
+            tokens.
+
+        Raises:
+            ValueError: if the cache is for another number of sequences, or
+                `cache_index` is no integer or, where it is no tensor, negative or
+                without room for the tokens.
+        """
+        hidden, cache = self.backbone.decode_with_cache(
+            token_ids, cache, cache_index, padding_mask, segment_ids
+        )
+        return self.logits_of(hidden), hidden, cache
+
+
+def _prompts(inputs):
+    """Returns the ids and the mask of the prompts among inputs, as tensors."""
+    prefix = "decoder_" if "decoder_token_ids" in inputs else ""
+    names = (f"{prefix}token_ids", f"{prefix}padding_mask")
+    prompts = {name: ops.convert_to_tensor(inputs[name]) for name in names}
+    shapes = [tuple(x.shape) for x in prompts.values()]
+    if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
+        raise ValueError(
+            f"`{names[0]}` and `{names[1]}` must both be (batch, length). Received: "
+            f"shapes {shapes[0]} and {shapes[1]}"
+        )
+    return prompts
+
+
+@contextlib.contextmanager
+def _without_preprocessor(lm):
+    preprocessor, lm.preprocessor = lm.preprocessor, None
+    try:
+        yield
+    finally:
+        lm.preprocessor = preprocessor
+
+
+def _dense(initializer, units, name, policies):
+    return keras.layers.Dense(
+        units,
+        kernel_initializer=initializer,
+        name=name,
+        dtype=policies[name],
+    )

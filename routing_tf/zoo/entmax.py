@@ -1,0 +1,166 @@
+"""Sparse attention weights: alpha-entmax, which gives most keys no weight at all."""
+
+import numbers
+
+import keras
+from keras import ops
+
+from routing_tf.layers import ScaledDotProduct
+from routing_tf.layers.support import extremes
+
+__all__ = ["EntmaxDotProduct"]
+
+# Newton's method removes the remaining error of the threshold.
+NUM_BISECTIONS = 20
+# Of `alpha - 1`: less is the softmax, as far as float32 can tell.
+LEAST_EXCESS = 1e-3
+# Keys further below the largest logit than half of this distance have no weight.
+FURTHEST = -2 / LEAST_EXCESS
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class EntmaxDotProduct(ScaledDotProduct):
+    """Attention whose weights are those of alpha-entmax instead of the softmax.
+
+    `ScaledDotProduct` and all head groups make it for their `entmax_alpha`. Most keys
+    have no weight at all.
+
+    Args:
+        entmax_alpha: a number from 1.001 to 2 (1.5, the default, is usual, 2 is the
+            sparsemax), or `"learned"`, which is 1 plus the sigmoid of a weight of each
+            head that starts at 0.
+        **kwargs: arguments of `ScaledDotProduct`.
+
+    Call arguments and Returns: as in `ScaledDotProduct`, with heads on axis 1 if
+    `entmax_alpha` is `"learned"`, and without `return_logsumexp`.
+
+    Raises:
+        ValueError: if `entmax_alpha` is none of the above, or `ScaledDotProduct`
+            refuses an argument; when called, with `return_logsumexp=True`.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import zoo
+
+    x = np.random.normal(size=(2, 6, 8)).astype("float32")
+    assert zoo.EntmaxDotProduct(entmax_alpha=2)(x, x, x).shape == (2, 6, 8)
+    ```
+
+    Reference: Peters, Niculae, Martins, "Sparse Sequence-to-Sequence Models"
+    (https://arxiv.org/abs/1905.05702); Correia, Niculae, Martins, "Adaptively Sparse
+    Transformers" (https://arxiv.org/abs/1909.00015).
+    """
+
+    def __init__(self, *args, entmax_alpha=1.5, **kwargs):
+        entmax_alpha = check_entmax_alpha("entmax_alpha", entmax_alpha)
+        super().__init__(*args, entmax_alpha=entmax_alpha, **kwargs)
+
+    def build(self, query_shape, key_shape, value_shape):
+        super().build(query_shape, key_shape, value_shape)
+        if self.entmax_alpha == "learned":
+            self.alpha_scores = self.add_weight(
+                name="alpha_scores",
+                shape=(query_shape[1],),
+                initializer="zeros",
+                autocast=False,
+            )
+
+    def needs_logits(self, needs_sum, training):
+        return super().needs_logits(needs_sum, training) or "entmax is not a softmax"
+
+    def depends_on_place(self, training):
+        # There is an alpha for each head.
+        return self.entmax_alpha == "learned" or super().depends_on_place(training)
+
+    def normalized(self, logits):
+        if self.entmax_alpha != "learned":
+            return entmax(logits, self.entmax_alpha)
+        alpha = 1 + ops.sigmoid(ops.convert_to_tensor(self.alpha_scores))
+        ones = [1] * (len(logits.shape) - 2)
+        return entmax(logits, ops.reshape(alpha, (-1, *ones)))
+
+    def normalized_and_sums(self, logits):
+        raise ValueError(
+            "`return_logsumexp` must be False with `entmax_alpha`, whose weights are "
+            "not exponentials. Received: return_logsumexp=True with "
+            f"entmax_alpha={self.entmax_alpha!r}"
+        )
+
+
+def check_entmax_alpha(name, alpha):
+    """Returns a number for `entmax` as a float; None and `"learned"` stay."""
+    if alpha is None or isinstance(alpha, str) and alpha == "learned":
+        return alpha
+    is_number = isinstance(alpha, numbers.Real) and not isinstance(alpha, bool)
+    if not is_number or not 1 + LEAST_EXCESS <= alpha <= 2:
+        raise ValueError(
+            f'`{name}` must be None for the softmax, "learned", or a number from '
+            f"{1 + LEAST_EXCESS} to 2. Received: {name}={alpha!r}"
+        )
+    return float(alpha)
+
+
+def entmax(logits, alpha):
+    """Returns weights `max((alpha - 1) * logits - t, 0) ** (1 / (alpha - 1))`.
+
+    The threshold `t` makes them sum to 1. With `alpha` 2 this is the sparsemax, and
+    with `alpha` near 1 almost the softmax. Gradients with respect to the logits and to
+    `alpha` are those of the exact threshold, and exactly zero for keys without weight.
+
+    Args:
+        logits: `<float>[..., keys]`.
+        alpha: number above 1 and at most 2, or `<float32>`, broadcastable to the
+            logits.
+
+    Returns:
+        `<float>[..., keys]`, in the dtype of the logits; computed in float32.
+
+    Reference: Peters, Niculae, Martins, "Sparse Sequence-to-Sequence Models"
+    (https://arxiv.org/abs/1905.05702), definition 2 and proposition 1; Correia,
+    Niculae, Martins, "Adaptively Sparse Transformers"
+    (https://arxiv.org/abs/1909.00015), section 3.
+    """
+    excess = ops.maximum(ops.cast(alpha, "float32") - 1, LEAST_EXCESS)
+    exact = ops.cast(logits, "float32")
+    # A constant does not change the weights, so it needs no gradient.
+    largest = ops.stop_gradient(extremes.largest(exact, axis=-1, keepdims=True))
+    # Hidden keys may be infinitely far below, and alpha would have no gradient.
+    scores = excess * ops.maximum(exact - largest, FURTHEST)
+    power = 1 / excess
+    fixed_scores, fixed_power = ops.stop_gradient(scores), ops.stop_gradient(power)
+    threshold = _bisected(fixed_scores, fixed_power)
+    threshold = _newton(threshold, fixed_scores, fixed_power)
+    # One more step, whose derivative is that of the solution.
+    threshold = _newton(ops.stop_gradient(threshold), scores, power)
+    return ops.cast(_powers(scores - threshold, power), logits.dtype)
+
+
+def _bisected(scores, power):
+    """Returns a threshold just below the right one, between -1 and 0."""
+
+    def halve(step, bounds):
+        low, width = bounds
+        width = width / 2
+        total = ops.sum(_powers(scores - low - width, power), axis=-1, keepdims=True)
+        return ops.where(total >= 1, low + width, low), width
+
+    low = ops.full_like(scores[..., :1], -1.0)
+    width = ops.ones((), "float32")
+    return ops.fori_loop(0, NUM_BISECTIONS, halve, (low, width))[0]
+
+
+def _newton(threshold, scores, power):
+    """One step of Newton's method, which stays below: weights are convex."""
+    above = scores - threshold
+    total = ops.sum(_powers(above, power), axis=-1, keepdims=True)
+    slope = ops.sum(power * _powers(above, power - 1), axis=-1, keepdims=True)
+    return threshold + (total - 1) / ops.stop_gradient(slope)
+
+
+def _powers(above, power):
+    """Powers of logits above the threshold, and zero below, with finite gradients."""
+    is_above = above > 0
+    powers = ops.power(ops.where(is_above, above, 1), power)
+    return ops.where(is_above, powers, 0)

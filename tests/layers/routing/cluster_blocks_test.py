@@ -1,0 +1,191 @@
+"""Tests of clusters whose first tokens stand in blocks, and later ones in chunks."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from routing_tf import layers
+from routing_tf.layers.routing import last_members
+from routing_tf.layers.routing.cluster_blocks import ClusterBlocks
+from routing_tf.layers.routing.cluster_blocks import block_size_for
+from routing_tf.layers.support import data_shapes
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, LENGTH, DIM = 2, 3, 70, 6
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="JAX has static shapes alone"
+)
+
+
+@pytest.fixture(autouse=True)
+def one_cpu(monkeypatch):
+    monkeypatch.setattr(keras.distribution, "list_devices", lambda: ["cpu:0"])
+    # Small windows would have one chunk alone.
+    monkeypatch.setattr(last_members, "chunk_size_for", lambda window: -(-window // 4))
+
+
+def some_clusters(num_clusters):
+    """One row has a cluster of everything, others empty ones and tokens of none."""
+    random = np.random.default_rng(num_clusters)
+    clusters = random.integers(num_clusters, size=(BATCH, HEADS, LENGTH))
+    clusters[0, 1] = num_clusters - 1
+    clusters[1, 0] = 0
+    clusters[1, 1, 5:20] = num_clusters
+    clusters[1, 2] = np.minimum(clusters[1, 2], 1)
+    return clusters.astype("int32")
+
+
+@pytest.mark.parametrize("window", [5, 8])
+def test_chunks_read_the_last_members_before_each_token(window):
+    clusters = some_clusters(4)
+    size = 2
+    blocks = ClusterBlocks(clusters, 4, window, block_size=4, chunk_size=size)
+    # Numbers of tokens, over all heads and sequences.
+    token = np.arange(clusters.size, dtype="float32").reshape(*clusters.shape, 1)
+    first, later, windows = blocks.arrange_and_read(token)
+    windows = ops.convert_to_numpy(windows)[..., 0]
+    mask = ops.convert_to_numpy(blocks.window_mask())
+    mask = np.broadcast_to(mask, (len(windows), size, windows.shape[1]))
+    slots = np.arange(len(windows) * size, dtype="float32").reshape(-1, size, 1)
+    slots = blocks.restore(ops.zeros_like(first), slots)
+    slots = ops.convert_to_numpy(slots).ravel().astype("int32")
+    num_later = 0
+    for b, h, k in np.ndindex(BATCH, HEADS, 4):
+        members = token[b, h, clusters[b, h] == k, 0]
+        block = ops.convert_to_numpy(first)[b, h, k, : len(members), 0]
+        assert block.tolist() == members[:4].tolist()
+        for rank, own in enumerate(members[4:].astype("int32"), start=4):
+            place = divmod(slots[own], size)
+            seen = windows[place[0]][mask[place]]
+            last = members[max(rank - window + 1, 0) : rank + 1]
+            assert seen.tolist() == last.tolist()
+            num_later += 1
+    assert num_later > 100
+    restored = ops.convert_to_numpy(blocks.restore(first + 1, later + 1))
+    has_place = clusters < 4
+    assert np.all(restored[~has_place] == 0.0) and not has_place.all()
+    assert np.array_equal(restored[has_place], token[has_place] + 1)
+
+
+def test_no_sequences_need_no_blocks():
+    group = heads()
+    nothing = np.zeros((0, HEADS, LENGTH, DIM), "float32")
+    call = helpers.compiled(
+        lambda x: group(x, x, x, use_causal_mask=True), jit_compile=False
+    )
+    assert call(nothing).shape == nothing.shape
+
+
+def test_blocks_have_as_many_tokens_as_equal_clusters_or_a_window():
+    assert block_size_for(8192, 32, 256, 64) == 256
+    assert block_size_for(8192, 64, 256, 64) == 128
+    assert block_size_for(8192, 16, 256, 64) == 256
+    assert block_size_for(100, 9, 30, 8) == 16
+
+
+def heads(kind="routed", num_clusters=4, window=12, **options):
+    options = {"relative_key_initializer": "random_normal", "name": "heads", **options}
+    if kind == "routed":
+        group = layers.RoutedHeads(HEADS, num_clusters, window, **options)
+    else:
+        group = layers.HashedHeads(HEADS, num_clusters, window, **options)
+    shape = (BATCH, HEADS, LENGTH, DIM)
+    group.build(shape, shape, shape)
+    helpers.randomize(group)
+    return group
+
+
+def inputs(crowded):
+    query, key, value = (
+        helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=seed) for seed in range(3)
+    )
+    if crowded:  # nearly all tokens lie in one cluster
+        query += 5 * helpers.normal(1, HEADS, 1, DIM, seed=4)
+    return {"query": query, "key": key, "value": value}
+
+
+def objective(outputs, losses):
+    return ops.sum(ops.sin(ops.cast(outputs, "float32"))) + sum(losses)
+
+
+PADDING = helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH - 9)
+MASKS = {"query_mask": PADDING, "value_mask": PADDING}
+BIAS = {"token_bias": helpers.normal(BATCH, LENGTH, seed=5)}
+WAYS = {
+    "plain": ({}, {}),
+    "shifted with padding": ({"key_shift": 1}, MASKS),
+    "relative positions": ({"max_relative_position": 7, "key_shift": 1}, BIAS),
+    "other keys": ({"share_query_key": False, "query_cluster": "key"}, MASKS),
+    "many clusters": ({"num_clusters": 16, "key_shift": 1}, MASKS),
+    "a window in no whole chunks": ({"window": 9}, BIAS),
+    "a window of everything": ({"window": 99, "key_shift": 1}, {}),
+    "hashed": ({"kind": "hashed", "key_shift": 1}, MASKS),
+    "entmax": ({"entmax_alpha": 1.5}, MASKS),
+    "half": ({"dtype": "mixed_bfloat16"}, MASKS),
+}
+
+
+@pytest.mark.parametrize(
+    "way, crowded",
+    [("plain", True), *((way, bool(i % 2)) for i, way in enumerate(WAYS))],
+)
+def test_blocks_give_what_static_shapes_give(way, crowded, monkeypatch):
+    options, arguments = WAYS[way]
+    arguments = {**inputs(crowded), **arguments, "use_causal_mask": True}
+    used, found = [], []
+
+    def counted(*arguments):
+        used.append(ClusterBlocks(*arguments))
+        return used[-1]
+
+    monkeypatch.setattr(last_members, "ClusterBlocks", counted)
+    wrt = ["query", "value", *(["token_bias"] if "token_bias" in arguments else [])]
+    if not options.get("share_query_key", True):
+        wrt.append("key")
+    else:
+        del arguments["key"]
+    for shapes in (data_shapes.static_shapes(), contextlib.nullcontext()):
+        group = heads(**options)
+        with shapes:
+            found.append(golden_cases.gradients(group, objective, arguments, wrt))
+    assert len(used) == 1
+    static, blocks = (
+        {"output": result.outputs, **result.inputs, **result.variables}
+        for result in found
+    )
+    tolerance = 2e-2 if "dtype" in options else 1e-5
+    for name, expected in static.items():
+        assert np.any(expected), name
+        golden_cases.assert_close(blocks[name], expected, tolerance, label=name)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"entmax_alpha": "learned"},
+        {"dropout": 0.5},
+        {"num_clusters": 2},  # of which most members are later ones
+    ],
+)
+def test_heads_that_keep_static_shapes(options, monkeypatch):
+    monkeypatch.setattr(last_members, "ClusterBlocks", None)
+    output = heads(**options)(**inputs(False), use_causal_mask=True, training=True)
+    assert output.shape == (BATCH, HEADS, LENGTH, DIM)
+
+
+def test_batches_of_any_size_have_static_shapes(monkeypatch):
+    import tensorflow as tf
+
+    monkeypatch.setattr(last_members, "ClusterBlocks", None)
+    group = heads()
+    spec = tf.TensorSpec((None, HEADS, LENGTH, DIM))
+    call = tf.function(
+        lambda query, value: group(query, None, value, use_causal_mask=True),
+        input_signature=[spec, spec],
+    )
+    query, value = (inputs(False)[name] for name in ("query", "value"))
+    assert call(query, value).shape == value.shape

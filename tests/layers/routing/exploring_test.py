@@ -1,0 +1,246 @@
+"""Tests of queries that see, while training, all that the mask lets them see."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from routing_tf import layers
+from routing_tf import models
+from routing_tf.layers.routing import exploring
+from routing_tf.models.build import make_backbone
+from routing_tf.training.step import TrainingStep
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, LENGTH, DIM = 2, 2, 24, 6
+ALL = LENGTH + 5
+REAL = helpers.tail_mask(LENGTH, LENGTH, 15)
+BIAS = helpers.normal(BATCH, LENGTH, seed=9)
+WINDOW = {"attention_window": 3, "dropout_seed": 1}
+
+
+def heads(cls=layers.RoutedHeads, number=ALL, **options):
+    return cls(HEADS, 4, exploring_queries=number, **{**WINDOW, **options})
+
+
+hashed = functools.partial(heads, layers.HashedHeads)
+KINDS = {
+    "token choice": heads,
+    "expert choice": functools.partial(heads, routing="expert_choice"),
+    "expert threshold": functools.partial(heads, routing="expert_threshold"),
+    "apart": functools.partial(heads, share_query_key=False),
+    "hashed": hashed,
+    "hashed, rounds": functools.partial(hashed, num_rounds=2),
+    "hashed, apart": functools.partial(hashed, share_query_key=False),
+    "not itself": functools.partial(hashed, attends_to_self=False),
+    "cluster-strided": functools.partial(heads, layers.ClusterStridedHeads),
+    "random": functools.partial(heads, layers.RandomHeads),
+    "positions of rank": functools.partial(heads, max_relative_position=3),
+}
+WAYS = [(kind, True, shift) for kind in KINDS for shift in (0, 1)]
+WAYS += [(kind, False, 0) for kind in KINDS]
+WAYS = [
+    way
+    for way in WAYS
+    if way not in (("not itself", True, 1), ("expert threshold", False, 0))
+]
+
+
+sequences = functools.partial(helpers.streams, LENGTH)
+
+
+def run(group, *arrays, training=True, **options):
+    options = {"use_causal_mask": True, **options}
+    return golden_cases.run(group, *arrays, training=training, **options)[0]
+
+
+def built(group):
+    group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
+    helpers.randomize(group)
+    group.trainable = False
+    return group
+
+
+def keys_of(group, key):
+    return key if group.needs_keys else None
+
+
+@pytest.mark.parametrize("kind, causal, key_shift", WAYS)
+def test_all_queries_that_explore_are_full_attention(kind, causal, key_shift):
+    """The formula for queries that see all they may, themselves as the heads do."""
+    query, key, value = sequences()
+    group = KINDS[kind](key_shift=key_shift)
+    options = {"query_mask": REAL, "value_mask": REAL, "token_bias": BIAS}
+    arrays = query, keys_of(group, key), value
+    actual = run(built(group), *arrays, **options, use_causal_mask=causal)
+
+    query = helpers.normalize(query)
+    key = helpers.normalize(key) if group.needs_keys else query
+    sees = np.tri(LENGTH, dtype="bool") | (not causal)
+    if kind == "not itself":
+        sees = sees & ~np.eye(LENGTH, dtype="bool")
+        sees[0, 0] |= causal  # it alone
+    sees, readable = np.broadcast_to(sees, (LENGTH, LENGTH)), REAL
+    if key_shift:
+        key = helpers.one_later(key, 2)
+        readable = REAL & helpers.one_later(REAL, 1)
+    sees = sees & readable[:, None, None]
+    expected, _ = helpers.dense_attention(query, key, value, sees, BIAS[:, None, None])
+    shown = np.broadcast_to(REAL[:, None, :, None], expected.shape)
+    golden_cases.assert_close(actual[shown], expected[shown], 1e-5)
+    if kind == "hashed" and causal:
+        assert not actual[1, :, 15:].any()  # Padding does not explore.
+
+
+def test_so_many_queries_of_each_head_explore_and_steps_draw_apart():
+    query, _, value = sequences()
+    groups = [built(hashed(number)) for number in (5, 5, 0)]
+    first, same, plain = (run(group, query, None, value) for group in groups)
+    np.testing.assert_array_equal(first, same)
+    changed = (first != plain).any(axis=-1).sum(axis=-1)
+    # The first token sees itself in any case, the next ones may.
+    assert (changed <= 5).all() and (changed >= 2).all()
+    assert (run(groups[0], query, None, value) != first).any()
+
+
+@pytest.mark.parametrize("number", [1, 7, LENGTH, ALL])
+def test_positions_are_distinct_and_all_of_them_where_there_are_no_more(number):
+    seed = exploring.make_seed(3)
+    drawn = [
+        golden_cases.to_numpy(exploring.draw_positions(number, HEADS, LENGTH, seed))
+        for _ in range(2)
+    ]
+    assert drawn[0].shape == (HEADS, min(number, LENGTH))
+    for row in drawn[0]:
+        assert len(set(row)) == len(row) and min(row) >= 0 and max(row) < LENGTH
+    if number == 7:
+        assert (np.sort(drawn[0]) != np.sort(drawn[1])).any()
+        assert (np.sort(drawn[0][0]) != np.sort(drawn[0][1])).any()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"training": False},
+        {"is_cross_attention": True, "use_causal_mask": False},
+        {"routing_scope": "prefix"},
+    ],
+)
+def test_elsewhere_nobody_explores(options):
+    query, key, value = sequences()
+    key = key if "is_cross_attention" in options else None
+    groups = [built(heads(number=n, routing="expert_choice")) for n in (ALL, 0)]
+    outputs = [run(group, query, key, value, **options) for group in groups]
+    np.testing.assert_array_equal(*outputs)
+
+
+@pytest.mark.parametrize("kind", ["token choice", "hashed"])
+def test_no_later_token_nor_padding_reaches_an_output(kind):
+    start, outputs = 10, []
+    group = built(KINDS[kind](number=6, key_shift=1))
+    seed = ops.copy(group.exploring_seed.state)
+    hidden = ~REAL[:, None, :, None]
+    for factor, noise in ((1, 0), (1, 50), (-3, 0)):
+        query, _, value = sequences()
+        for x in (query, value):
+            x += noise * hidden
+            x[:, :, start:] *= factor
+        group.exploring_seed.state.assign(seed)
+        masks = {"query_mask": REAL, "value_mask": REAL}
+        outputs.append(run(group, query, None, value, **masks))
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+    np.testing.assert_array_equal(*(x[:, :, :start] for x in outputs[::2]))
+    assert (outputs[0] != outputs[2]).any()
+
+
+@pytest.mark.parametrize("number", [0, ALL])
+def test_gradients_reach_matches_in_other_clusters(number):
+    """One token lies in the other cluster than all the rest."""
+    query, _, value = sequences()
+    query[:] = np.abs(query) + np.arange(DIM)
+    query[:, :, 3] *= -1
+    group = layers.RoutedHeads(
+        HEADS, 2, LENGTH, exploring_queries=number, dropout_seed=1
+    )
+    group.build(*[query.shape] * 3)
+    direction = helpers.normalize(np.arange(DIM))
+    group.kmeans.centroids.assign(
+        np.broadcast_to(np.stack([direction, -direction]), (HEADS, 2, DIM))
+    )
+    group.trainable = False
+    found = golden_cases.gradients(
+        group,
+        lambda outputs, losses: ops.sum(outputs[:, :, 4:] ** 2),
+        {"query": query, "value": value, "use_causal_mask": True, "training": True},
+        wrt=("value",),
+    )
+    reached = np.abs(found.inputs["value"][:, :, 3]).max()
+    assert reached > 0 if number else reached == 0
+
+
+def attention(remat, number=6):
+    keras.utils.set_random_seed(0)
+    layer = layers.RoutingAttention(
+        2, 6, 3, 4, exploring_queries=number, dropout=0.3, remat=remat
+    )
+    layer.build((BATCH, LENGTH, DIM))
+    helpers.randomize(layer)
+    return layer
+
+
+@pytest.mark.parametrize("remat", [True, "weights"])
+def test_activations_that_are_computed_again(remat):
+    results = []
+    for each in (False, remat):
+        layer = attention(each)
+        x = helpers.normal(BATCH, LENGTH, DIM)
+        arguments = {"query": x, "use_causal_mask": True, "training": True}
+        for _ in range(2):
+            found = golden_cases.gradients(
+                layer,
+                lambda outputs, losses: ops.sum(outputs**2) + sum(losses),
+                arguments,
+                wrt=("query",),
+            )
+        state = [golden_cases.to_numpy(v) for v in layer.non_trainable_variables]
+        results.append((found.outputs, found.inputs["query"], *state))
+    for expected, actual in zip(*results, strict=True):
+        golden_cases.assert_close(actual, expected, 1e-5)
+
+
+@pytest.mark.parametrize("routing", [None, "hashed", "random", "reformer"])
+def test_models_hand_their_number_on(routing):
+    h = models.Hyperparameters(
+        **{"num_layers": 1, "hidden_dim": 16, "num_cluster_strided_heads": 1},
+        **{"num_local_heads": 1, "num_routed_heads": 2, "exploring_queries": 3},
+        **{"vocabulary_size": 9, "max_sequence_length": 16, "routing": routing},
+    )
+    backbone = make_backbone(h)
+    groups = backbone.blocks[0].attention.head_groups
+    numbers = [getattr(group, "exploring_queries", None) for group in groups]
+    assert numbers == [3, 3, None]
+    with pytest.raises(ValueError, match="`exploring_queries` must be 0 with flaws"):
+        models.Hyperparameters(exploring_queries=3, compatibility="exact")
+
+
+def test_parts_and_replicas_of_a_step_explore_alike():
+    """Dropout draws apart in each of them, see `TestObjective`."""
+    layer = attention(False)
+    x = keras.Input((LENGTH, DIM))
+    model = keras.Model(x, layer(x, use_causal_mask=True))
+    model.compile("sgd")
+    step = TrainingStep(model, model.optimizer, num_parts=2)
+    seeds = [item for item in step._seeds if exploring.is_exploring_seed(item[0])]
+    ((variable, seed),) = seeds
+    assert len(step._seeds) > len(seeds)
+
+    def state(*place):
+        return golden_cases.to_numpy(step._seed_state(variable, seed, *place)).tolist()
+
+    assert state(4, 0, 0) == state(4, 1, 0) == state(4, 0, 1) != state(5, 0, 0)
+    whole = TrainingStep(model, model.optimizer)
+    other = golden_cases.to_numpy(whole._seed_state(variable, seed, 4, 0, 0)).tolist()
+    assert state(4, 1, 1) == other

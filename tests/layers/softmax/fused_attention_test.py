@@ -1,0 +1,279 @@
+"""Tests of attention by kernels that keep no logits."""
+
+import functools
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from routing_tf import layers
+from routing_tf import models
+from routing_tf.layers.softmax import fused_attention
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, LENGTH, DIM = 2, 2, 32, 12
+KINDS = {
+    "full": functools.partial(layers.FullHeads, HEADS),
+    "local": functools.partial(layers.LocalHeads, HEADS, (8,)),
+    "expert choice": functools.partial(
+        layers.RoutedHeads, HEADS, 3, 10, routing="expert_choice"
+    ),
+    "token choice": functools.partial(layers.RoutedHeads, HEADS, 3, 8),
+    "apart": functools.partial(layers.RoutedHeads, HEADS, 3, 8, share_query_key=False),
+}
+ON_JAX = keras.backend.backend() == "jax"
+on_jax = pytest.mark.skipif(not ON_JAX, reason="the kernels are those of JAX")
+
+
+def inputs(group):
+    query, key, value = (
+        helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=seed) for seed in range(3)
+    )
+    return {"query": query, "key": key if group.needs_keys else None, "value": value}
+
+
+def built_group(kind, **options):
+    group = KINDS[kind](token_bias_weight="trainable", **options)
+    group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
+    helpers.randomize(group)
+    return group
+
+
+def results(kind, implementation, key_shift, dtype):
+    """Outputs and gradients of a group, under a causal mask with padding."""
+    group = built_group(
+        kind, attention_implementation=implementation, key_shift=key_shift, dtype=dtype
+    )
+    real = helpers.mask_with_a_hole(LENGTH, LENGTH, 23)
+    upstream = helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=5)
+    found = golden_cases.gradients(
+        group,
+        lambda output, losses: ops.sum(ops.cast(output, "float32") * upstream),
+        {
+            **inputs(group),
+            "query_mask": real,
+            "value_mask": real,
+            "token_bias": helpers.normal(BATCH, LENGTH, seed=4),
+            "use_causal_mask": True,
+        },
+        wrt=("query", "value"),
+    )
+    gradients = {**found.inputs, **found.variables}
+    return found.outputs, {name.split("/")[-1]: x for name, x in gradients.items()}
+
+
+each_kind = pytest.mark.parametrize(
+    "kind, key_shift", [(kind, int(kind != "full")) for kind in KINDS]
+)
+
+
+@on_jax
+@each_kind
+def test_equals_the_plain_path(kind, key_shift):
+    expected, by_what = results(kind, "plain", key_shift, "float32")
+    output, gradients = results(kind, "xla", key_shift, "float32")
+    golden_cases.assert_close(output, expected, 1e-5)
+    assert len(gradients) >= 3
+    for name, gradient in gradients.items():
+        golden_cases.assert_close(gradient, by_what[name], 1e-4)
+
+
+@on_jax
+def test_equals_the_plain_path_in_bfloat16():
+    expected, _ = results("token choice", "plain", 1, "bfloat16")
+    output, _ = results("token choice", "xla", 1, "bfloat16")
+    golden_cases.assert_close(output, expected, 0.05)
+
+
+def _has_gpu():
+    if not ON_JAX:
+        return False
+    import jax
+
+    return jax.default_backend() == "gpu"
+
+
+@pytest.mark.skipif(not _has_gpu(), reason="cuDNN needs a GPU")
+@each_kind
+def test_cudnn_equals_the_plain_path(kind, key_shift):
+    expected, by_what = results(kind, "plain", key_shift, "bfloat16")
+    output, gradients = results(kind, "cudnn", key_shift, "bfloat16")
+    golden_cases.assert_close(output, expected, 0.05)
+    for name, gradient in gradients.items():
+        largest = np.abs(by_what[name]).max()
+        golden_cases.assert_close(gradient / largest, by_what[name] / largest, 0.05)
+
+
+def lowered(kind, monkeypatch, **options):
+    """The forward and backward pass of a group, for a GPU with cuDNN."""
+    import jax
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    # No machine without a GPU has cuDNN.
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
+    group = built_group(kind, attention_implementation="cudnn", **options)
+    arrays = inputs(group)
+    half = {
+        name: None if x is None else x.astype("bfloat16") for name, x in arrays.items()
+    }
+
+    def loss(arrays):
+        output = group(**arrays, use_causal_mask=True)
+        return ops.sum(ops.cast(output, "float32"))
+
+    step = jax.jit(jax.grad(loss))
+    return step.trace(half).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@on_jax
+@each_kind
+def test_cudnn_attends_forward_and_backward(kind, key_shift, monkeypatch):
+    text = lowered(kind, monkeypatch, key_shift=key_shift, dtype="bfloat16")
+    assert "cudnn$fmha" in text and "Backward" in text
+    # The softmax is the kernel's.
+    assert "stablehlo.exponential" not in text
+    if kind == "full":
+        assert "CAUSAL" in text
+
+
+@on_jax
+def test_masks_and_biases_of_other_shapes():
+    """A mask has more sequences than the queries; a bias may be infinite."""
+    query, key = helpers.normal(1, 3, 6, 8), helpers.normal(1, 3, 10, 8, seed=1)
+    mask = np.random.default_rng(2).random((2, 1, 6, 10)) < 0.5
+    bias = np.zeros((6, 10), "float32")
+    bias[0], bias[1, 2] = -np.inf, -np.inf
+    plain, fused = (
+        golden_cases.run(
+            layers.ScaledDotProduct(attention_implementation=name),
+            *(query, key, key),
+            attention_mask=mask.astype(dtype),
+            bias=bias,
+        )[0]
+        for name, dtype in (("plain", "bool"), ("xla", "int32"))
+    )
+    golden_cases.assert_close(fused, plain, 1e-5)
+
+
+@on_jax
+def test_batches_that_cuda_cannot_launch_are_cut(monkeypatch):
+    import jax
+
+    x = helpers.normal(66000, 2, 8)
+    pairs = {
+        "attention_mask": np.arange(66000 * 4).reshape((66000, 2, 2)) % 3 > 0,
+        "bias": helpers.normal(2, 2, seed=1),
+    }
+    plain, fused = (
+        layers.ScaledDotProduct(attention_implementation=name)
+        for name in ("plain", "xla")
+    )
+    parts = []
+    whole = jax.nn.dot_product_attention
+    monkeypatch.setattr(
+        jax.nn,
+        "dot_product_attention",
+        lambda query, *args, **options: (
+            parts.append(len(query)) or whole(query, *args, **options)
+        ),
+    )
+    output = fused(x, x, x, **pairs)
+    expected = plain(x, x, x, **pairs)
+    golden_cases.assert_close(output, expected, 1e-5)
+    # CUDA's grids have at most 65,535 blocks along the second and third axis.
+    assert parts and max(parts) < 65536
+
+
+OBSTACLES = [
+    ("the backend is tensorflow", "xla", {}, {}),
+    ("relative positions", "xla", {"max_relative_position": 3}, {}),
+    ("entmax", "xla", {"entmax_alpha": 1.5}, {}),
+    ("a soft cap", "xla", {"logit_soft_cap": 1.5}, {}),
+    ("dropout", "xla", {"dropout": 0.1}, {"training": True}),
+    ("sums of exponentials", "xla", {}, {"return_logsumexp": True}),
+    ("no attention in float32", "cudnn", {}, {}),
+    ("up to 128, not 136", "cudnn", {"dtype": "bfloat16", "size": 136}, {}),
+    ("even numbers.* is odd", "cudnn", {"dtype": "bfloat16", "keys": 5}, {}),
+    ("cuDNN is not detected", "cudnn", {"dtype": "bfloat16"}, {}),
+]
+
+
+@pytest.mark.parametrize("message, implementation, options, call", OBSTACLES)
+def test_what_no_kernel_computes_is_refused(
+    message, implementation, options, call, monkeypatch
+):
+    if message.startswith("the backend") == ON_JAX:
+        pytest.skip("one of the backends has this obstacle alone")
+    if message == "cuDNN is not detected" and ON_JAX:
+        from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+        monkeypatch.setattr(cudnn, "cuda_versions", None)
+    options = {"size": 8, "keys": 4, **options}
+    size, keys = options.pop("size"), options.pop("keys")
+    dtype = options.get("dtype", "float32")
+    query, key = (ops.ones((1, 1, length, size), dtype) for length in (4, keys))
+    layer = layers.ScaledDotProduct(attention_implementation=implementation, **options)
+    if not ON_JAX:
+        message = f"the backend is {keras.backend.backend()}"
+    with pytest.raises(ValueError, match=message):
+        layer(query, key, key, **call)
+
+
+@on_jax
+def test_a_batch_of_unknown_size_is_refused():
+    import jax
+    from jax import export
+
+    (size,) = export.symbolic_shape("size")
+    layer = layers.ScaledDotProduct(attention_implementation="xla")
+    layer.build((None, 4, 8), (None, 4, 8), (None, 4, 8))
+    x = jax.ShapeDtypeStruct((size, 4, 8), "float32")
+    with pytest.raises(ValueError, match="kernels need a known size of the batch"):
+        export.export(jax.jit(lambda x: layer(x, x, x)))(x)
+
+
+def test_auto_is_plain_without_a_gpu_and_says_so_once():
+    group = built_group("local", attention_implementation="auto")
+    plain = built_group("local")
+    fused_attention.warn_once.cache_clear()  # earlier tests may have been told
+    with pytest.warns(UserWarning) as warned:
+        for _ in range(2):
+            output = group(**inputs(group), use_causal_mask=True)
+    expected = plain(**inputs(plain), use_causal_mask=True)
+    np.testing.assert_array_equal(*golden_cases.to_numpy([output, expected]))
+    said = [x for x in warned if "attention_implementation" in str(x.message)]
+    assert len(said) == 1
+
+
+@pytest.fixture
+def without_flash_attention():
+    keras.config.disable_flash_attention()
+    yield
+    keras.config.enable_flash_attention()
+
+
+def test_the_switch_of_keras_makes_plain_of_auto(without_flash_attention):
+    group = built_group("local", attention_implementation="auto")
+    fused_attention.warn_once.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        group(**inputs(group), use_causal_mask=True)
+    keras.config.enable_flash_attention()
+    with pytest.warns(UserWarning, match='="auto" is "plain" here'):
+        group(**inputs(group), use_causal_mask=True)
+
+
+def test_hyperparameters_name_it_for_all_heads():
+    h = models.preset_hyperparameters("python_small")
+    h = h.replace(attention_implementation="auto", num_layers=1, hidden_dim=8)
+    attention = models.RoutingTransformer(h).blocks[0].attention
+    names = [group.attention_implementation for group in attention.head_groups]
+    assert names == ["auto"] * len(names)
+    with pytest.raises(ValueError, match="`attention_implementation` must be one of"):
+        h.replace(attention_implementation="flash")
+    layer = layers.RoutingAttention(4, 8, 2, 8, 2, attention_implementation="auto")
+    assert layer.from_config(layer.get_config()).attention_implementation == "auto"
+    assert {g.attention_implementation for g in layer.head_groups} == {"auto"}

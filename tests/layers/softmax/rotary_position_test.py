@@ -1,0 +1,101 @@
+"""Rotary positions against keras_hub; `oracle_test` has them in every kind of heads."""
+
+import functools
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+from keras import ops
+
+from routing_tf import layers
+from routing_tf.layers.softmax.rotary_position import rotate
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, LENGTH, DIM = 2, 2, 15, 6
+ROTARY = {"rotary_positions": True, "rotary_wavelength": 50}
+
+
+@pytest.mark.parametrize("start, wavelength", [(0, 10000), (7, 50)])
+def test_turns_as_keras_hub_does(start, wavelength):
+    x = helpers.normal(BATCH, HEADS, LENGTH, DIM)
+    rotary = keras_hub.layers.RotaryEmbedding(wavelength, sequence_axis=2)
+    expected = golden_cases.to_numpy(rotary(x, start_index=start))
+    for first in (start, ops.convert_to_tensor(start, "int32")):
+        found = golden_cases.to_numpy(rotate(x, first, wavelength))
+        golden_cases.assert_close(found, expected, 1e-6)
+    if not start:
+        golden_cases.assert_close(helpers.turned(x, wavelength), expected, 1e-6)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_linear_heads_compare_turned_vectors(shift):
+    """And a shifted key keeps its position."""
+    arrays = [helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=i) for i in range(3)]
+    turned = [helpers.turned(x, 50).astype("float32") for x in arrays[:2]]
+    found, expected = (
+        golden_cases.run(
+            layers.FeatureMapHeads(HEADS, key_shift=shift, **options),
+            *vectors,
+            arrays[2],
+            use_causal_mask=True,
+        )[0]
+        for options, vectors in ((ROTARY, arrays[:2]), ({}, turned))
+    )
+    golden_cases.assert_close(found, expected, 1e-5)
+
+
+def test_half_precision_is_turned_in_full():
+    x = ops.cast(helpers.normal(1, 1, 2000, DIM), "bfloat16")
+    found = rotate(x, 100_000, 10000)
+    assert keras.backend.standardize_dtype(found.dtype) == "bfloat16"
+    expected = rotate(ops.cast(x, "float32"), 100_000, 10000)
+    expected = golden_cases.to_numpy(ops.cast(expected, "bfloat16"))
+    np.testing.assert_array_equal(golden_cases.to_numpy(found), expected)
+
+
+def test_only_distances_count():
+    """Padding in front moves all tokens by a block, and no output changes."""
+    attention = layers.RoutingAttention(
+        2, DIM, 3, 4, num_local_heads=1, rotary_positions=True
+    )
+    x = helpers.normal(BATCH, LENGTH, 8)
+    attention.build(x.shape)
+    helpers.randomize(attention)
+    moved = np.pad(x, [(0, 0), (4, 0), (0, 0)])
+    mask = np.broadcast_to(np.arange(LENGTH + 4) >= 4, (BATCH, LENGTH + 4))
+    expected, _ = golden_cases.run(attention, x, use_causal_mask=True)
+    found, _ = golden_cases.run(attention, moved, query_mask=mask, use_causal_mask=True)
+    golden_cases.assert_close(found[:, 4:], expected, 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["full", "token_choice"])
+def test_refused(kind):
+    make = {"full": layers.FullHeads, "token_choice": layers.RoutedHeads}[kind]
+    make = functools.partial(make, HEADS, *(() if kind == "full" else (1, 100)))
+    with pytest.raises(ValueError, match="`key_dim` must be even.*key_dim=5"):
+        layers.MixedAttention([make(**ROTARY)], 5).build((None, 4, 8))
+    attention = layers.MixedAttention([make(**ROTARY)], 4)
+    x = helpers.normal(BATCH, 5, 8)
+    with pytest.raises(ValueError, match="(?s)needs self-attention.*two sequences"):
+        attention(x, helpers.normal(BATCH, 7, 8))
+    attention = layers.MixedAttention([make(**ROTARY)], 4)
+    attention.build(x.shape)
+    with pytest.raises(ValueError, match="(?s)needs self-attention.*two sequences"):
+        attention.make_cache(BATCH, 5, value=x)
+
+
+def test_refused_where_keys_have_no_position():
+    for make in (
+        layers.ClusteredQueryHeads,
+        layers.CompressedHeads,
+        layers.InducedHeads,
+        layers.LongShortHeads,
+        layers.LunaHeads,
+        layers.NativeSparseHeads,
+        layers.SinkhornHeads,
+        layers.SynthesizerHeads,
+    ):
+        with pytest.raises(ValueError, match="`rotary_positions` must be False"):
+            make(HEADS, rotary_positions=True)

@@ -1,0 +1,436 @@
+"""Packed documents: no token sees another segment."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from routing_tf import layers
+from routing_tf.layers.support.segments import Segments
+from routing_tf.layers.support.segments import next_positions
+from routing_tf.models.release import heads as release_heads
+from tests import golden_cases
+from tests.layers import helpers
+from tests.layers import kinds
+from tests.layers.helpers import normal
+
+HEADS, DIM, KEY_DIM, BATCH = kinds.HEADS, 8, 6, 2
+# Three documents, the last of which has the id of the first, and padding.
+SIZE, IDS = 7, (5, 2, 5)
+ROW = np.repeat((*IDS, 0), (*[SIZE] * 3, 2)).astype("int32")
+SEGMENT_IDS = np.stack([ROW] * BATCH)
+LENGTH = len(ROW)
+MIDDLE, LAST, PADDING = (slice(n * SIZE, (n + 1) * SIZE) for n in (1, 2, 3))
+# Whether a token is a member depends on later ones, in its segment alone.
+LEAKY = {"experts": kinds.experts}
+# Their blocks lie at the positions of the row, wherever a document starts.
+IN_BLOCKS = ("local", "dilated", "fixed", "fixed_distinct")
+KINDS = [
+    *("full", "rotary", "sliding", "sliding_strided", "strided", "reformer"),
+    *kinds.CLUSTERED,
+    *kinds.APART,
+]
+
+
+def maker(kind, causal=True, **options):
+    """Returns a function that makes heads, of clusters with small windows."""
+    if kind == "rotary":
+        make, options = kinds.POSITIONAL["full"], {"rotary_positions": True, **options}
+    else:
+        make = {**kinds.CAUSAL, **LEAKY}[kind] if causal else kinds.WHOLE[kind]
+    if "attention_window" in make.keywords:
+        options = {"attention_window": 2, **options}
+    return functools.partial(make, **options)
+
+
+def built(make_group, memory=False):
+    attention = layers.MixedAttention(
+        [make_group()], KEY_DIM, kernel_initializer="zeros"
+    )
+    attention.build(*[(None, None, DIM)] * (1 + memory))
+    helpers.randomize(attention)
+    return attention
+
+
+def called(attention, *inputs, **options):
+    return golden_cases.run(attention, *inputs, **options)[0]
+
+
+WAYS = [(kind, True) for kind in KINDS]
+WAYS += [(kind, True) for kind in kinds.SHIFTED if kind[: -len("_shifted")] in KINDS]
+WAYS += [(x, False) for x in KINDS if x in kinds.WHOLE and x != "reformer"]
+WAYS += [("experts", True), ("experts", False), ("experts_apart", False)]
+FEW = [(kind, True) for kind in ("rotary", "sliding", "strided", "prefix", "random")]
+FEW += [(kind, True) for kind in ("token_choice_apart_shifted", "two_clusters")]
+FEW += [("hashed_apart", True), ("full", False), ("experts", False)]
+
+
+def ways(every, few):
+    assert set(few) <= set(every)
+    return [
+        pytest.param(*way, marks=() if way in few else pytest.mark.thorough)
+        for way in every
+    ]
+
+
+@pytest.mark.parametrize("kind, causal", ways(WAYS, FEW))
+def test_a_document_is_as_it_is_alone(kind, causal):
+    attention, x = built(maker(kind, causal)), normal(BATCH, LENGTH, DIM)
+    packed = called(attention, x, segment_ids=SEGMENT_IDS, use_causal_mask=causal)
+    # The first one is told from the last, whose id is the same, if the last is right.
+    for document in (MIDDLE, LAST):
+        alone = called(attention, x[:, document], use_causal_mask=causal)
+        np.testing.assert_allclose(packed[:, document], alone, rtol=1e-4, atol=2e-5)
+    assert not packed[:, PADDING].any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("kind", IN_BLOCKS)
+def test_no_document_moves_another_one(kind, causal):
+    attention, x = built(maker(kind)), normal(BATCH, LENGTH, DIM)
+    changed = normal(BATCH, LENGTH, DIM, seed=9)
+    changed[:, MIDDLE] = x[:, MIDDLE]
+    options = {"use_causal_mask": causal}
+    before, after = (
+        called(attention, y, segment_ids=SEGMENT_IDS, **options) for y in (x, changed)
+    )
+    np.testing.assert_array_equal(after[:, MIDDLE], before[:, MIDDLE])
+    assert np.abs(after - before).max() > 0.1
+
+
+exploring = functools.partial(maker, "token_choice", exploring_queries=LENGTH)
+
+
+# One of each kind of code.
+@pytest.mark.parametrize(
+    "make, causal",
+    [
+        *(
+            pytest.param(maker(kind), True, id=kind)
+            for kind in ("sliding_strided", "dilated", "token_choice_apart_shifted")
+        ),
+        *(
+            pytest.param(maker(kind), True, id=kind)
+            for kind in ("threshold_shifted", "prefix_apart", "rounds")
+        ),
+        pytest.param(exploring(key_shift=1), True, id="exploring"),
+        pytest.param(maker("experts_apart", False), False, id="experts_apart"),
+    ],
+)
+def test_no_gradient_crosses_a_border(make, causal):
+    attention = built(make)
+    result = golden_cases.gradients(
+        attention,
+        lambda outputs, losses: ops.sum(outputs[:, MIDDLE] ** 2),
+        {
+            "query": normal(BATCH, LENGTH, DIM),
+            "segment_ids": SEGMENT_IDS,
+            "use_causal_mask": causal,
+            "training": True,
+        },
+        wrt=("query",),
+    )
+    gradient = result.inputs["query"]
+    assert np.abs(gradient[:, MIDDLE]).max() > 1e-3
+    gradient[:, MIDDLE] = 0.0
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_exploring_queries_see_their_own_segment(causal):
+    options = {"use_causal_mask": causal, "training": True}
+    x = normal(BATCH, LENGTH, DIM)
+    make = functools.partial(kinds.routed, exploring_queries=LENGTH)
+    packed = called(built(make), x, segment_ids=SEGMENT_IDS, **options)
+    alone = called(built(make), x[:, MIDDLE], **options)
+    np.testing.assert_allclose(packed[:, MIDDLE], alone, rtol=1e-4, atol=2e-5)
+
+
+def test_padding_has_no_influence():
+    x, noise = normal(BATCH, LENGTH, DIM), normal(BATCH, LENGTH, DIM, seed=3)
+    noisy = np.where(SEGMENT_IDS[..., None] == 0, noise, x)
+    found = []
+    for each in (x, noisy):
+        attention = built(kinds.routed)
+        options = {"use_causal_mask": True, "training": True}
+        output = called(attention, each, segment_ids=SEGMENT_IDS, **options)
+        found.append([output, *golden_cases.to_numpy(attention.non_trainable_weights)])
+    for before, after in zip(*found, strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_a_mask_says_what_padding_is():
+    """The id 0 is a segment like others then, and no output is zero."""
+    attention, x = built(kinds.CAUSAL["full"]), normal(BATCH, LENGTH, DIM)
+    options = {"use_causal_mask": True, "query_mask": np.ones((BATCH, LENGTH), "bool")}
+    packed = called(attention, x, segment_ids=SEGMENT_IDS, **options)
+    alone = called(attention, x[:, PADDING], use_causal_mask=True)
+    np.testing.assert_allclose(packed[:, PADDING], alone, rtol=1e-5, atol=1e-5)
+
+
+def test_centroids_move_by_the_tokens_of_all_segments():
+    x, states = normal(BATCH, LENGTH, DIM), []
+    for ids in (SEGMENT_IDS, np.minimum(SEGMENT_IDS, 1)):
+        attention = built(kinds.routed)
+        called(attention, x, segment_ids=ids, use_causal_mask=True, training=True)
+        states.append(golden_cases.to_numpy(attention.head_groups[0].kmeans.centroids))
+    np.testing.assert_array_equal(*states)
+
+
+# The memory has the documents in another order, lacks one and has one more.
+MEMORY_IDS = np.repeat((2, 8, 5), (6, 4, 6))
+MEMORY_IDS = np.stack([np.pad(MEMORY_IDS, (0, 2))] * BATCH).astype("int32")
+PAIRS = ("full", "experts_apart", "experts", "cluster_strided", "hashed", "random")
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_documents_are_paired_by_their_ids(kind):
+    make = functools.partial(kinds.MEMORIES[kind], max_relative_position=None)
+    attention = built(make, memory=True)
+    x, memory = normal(BATCH, LENGTH, DIM), normal(BATCH, 18, DIM, seed=1)
+    packed = called(attention, x, memory, segment_ids=(SEGMENT_IDS, MEMORY_IDS))
+    for own, other in ((slice(0, SIZE), slice(10, 16)), (MIDDLE, slice(0, 6))):
+        alone = called(attention, x[:, own], memory[:, other])
+        np.testing.assert_allclose(packed[:, own], alone, rtol=1e-4, atol=2e-5)
+    # There is one segment with this id, and it belongs to the first one here.
+    assert not packed[:, 2 * SIZE :].any()
+
+
+def test_a_block_hands_the_ids_of_both_sequences_on():
+    make = functools.partial(layers.MixedAttention, key_dim=KEY_DIM)
+    block = layers.TransformerBlock(
+        make([kinds.routed()]), None, make([layers.FullHeads(HEADS)])
+    )
+    x, memory = normal(BATCH, LENGTH, DIM), normal(BATCH, 18, DIM, seed=1)
+    ids = {"segment_ids": SEGMENT_IDS, "memory_segment_ids": MEMORY_IDS}
+    block.build(x.shape, memory.shape)
+    packed = called(block, x, memory, **ids)
+    alone = called(block, x[:, MIDDLE], memory[:, :6])
+    np.testing.assert_allclose(packed[:, MIDDLE], alone, rtol=1e-4, atol=2e-5)
+    for name in ids:
+        with pytest.raises(ValueError, match="`memory_segment_ids` must both be given"):
+            block(x, memory, **{name: ids[name]})
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="JAX compiles all these tests"
+)
+@pytest.mark.parametrize("kind, causal", [("token_choice", True), ("experts", False)])
+def test_what_is_compiled_by_xla_computes_the_same(kind, causal):
+    attention = built(maker(kind, causal))
+    x = normal(BATCH, LENGTH, DIM)
+
+    def call(x, ids):
+        return attention(x, segment_ids=ids, use_causal_mask=causal)
+
+    expected = golden_cases.to_numpy(call(x, SEGMENT_IDS))
+    found = helpers.compiled(call)(x, SEGMENT_IDS)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=5e-5)
+
+
+@pytest.mark.parametrize("kind", ["local", "strided"])
+def test_no_memory_moves_another_document(kind):
+    make = functools.partial(kinds.MEMORIES[kind], max_relative_position=None)
+    attention = built(make, memory=True)
+    x, memory = normal(BATCH, LENGTH, DIM), normal(BATCH, 21, DIM, seed=1)
+    ids = SEGMENT_IDS[:, :21]
+    changed = np.where((ids == 2)[..., None], memory, -memory)
+    options = {"segment_ids": (SEGMENT_IDS, ids)}
+    before, after = (called(attention, x, m, **options) for m in (memory, changed))
+    np.testing.assert_array_equal(after[:, MIDDLE], before[:, MIDDLE])
+    assert np.abs(after - before).max() > 0.1
+
+
+def test_segments_of_two_sequences():
+    """Of several runs with one id the first ones belong together, and so on."""
+    first = np.array([[7, 7, 3, 7, 9, 3, 3]])
+    second = np.array([[3, 7, 3, 3, 7, 7, 4]])
+    segments = Segments.of_ids(first, second)
+    query, value = golden_cases.to_numpy([segments.query, segments.value])
+    sees = query[0, 0, :, None] == value[0, 0]
+    expected = np.zeros((7, 7), "bool")
+    for rows, columns in (
+        ((0, 2), (1, 2)),
+        ((2, 3), (0, 1)),
+        ((3, 4), (4, 6)),
+        ((5, 7), (2, 4)),
+    ):
+        expected[slice(*rows), slice(*columns)] = True
+    np.testing.assert_array_equal(sees, expected)
+    ends = golden_cases.to_numpy(next_positions(segments.query_starts))
+    assert ends.tolist() == [[[2, 2, 3, 4, 5, 7, 7]]]
+
+
+STEPS = [kind for kind, causal in WAYS if causal and kind != "experts"]
+STEPS += IN_BLOCKS
+EACH_CACHE = ("full_shifted", "local", "token_choice_shifted", "threshold", "prefix")
+EACH_CACHE += ("random", "reformer")
+
+
+@pytest.mark.parametrize("kind", kinds.some(STEPS, EACH_CACHE))
+def test_steps_equal_the_whole_row(kind):
+    """Behind a first part that ends within a document."""
+    attention, start = built(maker(kind)), 10
+
+    def both(x, ids):
+        whole = attention(x, segment_ids=ids, use_causal_mask=True)
+        first = {"segment_ids": ids[:, :start], "cache_index": 0}
+        cache = attention.make_cache(BATCH, LENGTH)
+        _, cache = attention(x[:, :start], cache=cache, **first)
+        rest = {"segment_ids": ids[:, start:], "cache_index": start}
+        steps, _ = attention(x[:, start:], cache=cache, **rest)
+        return whole[:, start:], steps
+
+    x, real = normal(BATCH, LENGTH, DIM), SEGMENT_IDS[0, start:] > 0
+    whole, steps = helpers.compiled(both, jit_compile=None)(x, SEGMENT_IDS)
+    wanted = whole[:, real]
+    np.testing.assert_allclose(steps[:, real], wanted, rtol=1e-4, atol=5e-5)
+
+
+def test_a_segment_may_start_in_one_row_alone():
+    attention, x = built(kinds.routed), normal(BATCH, 9, DIM)
+    ids = np.array([[1] * 9, [1] * 6 + [2] * 3], "int32")
+    whole = called(attention, x, segment_ids=ids, use_causal_mask=True)
+    step = helpers.compiled(
+        lambda x, ids, cache, t: attention(
+            x, segment_ids=ids, cache=cache, cache_index=t
+        ),
+        jit_compile=None,
+    )
+    cache = attention.make_cache(BATCH, 9)
+    for t in range(9):
+        now = slice(t, t + 1)
+        output, cache = step(x[:, now], ids[:, now], cache, np.int32(t))
+        np.testing.assert_allclose(output, whole[:, now], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind, start", [("local", 0), ("token_choice_shifted", 3)])
+def test_tokens_in_the_place_of_padding_are_in_the_segment_before_it(kind, start):
+    """And those behind padding, here in the second row, are in one of their own."""
+    attention, x = built(kinds.CAUSAL[kind]), normal(BATCH, 14, DIM)
+    ids = np.array([[3] * 14, [3] * 5 + [0] * 5 + [3] * 4], "int32")
+    whole = called(attention, x, segment_ids=ids, use_causal_mask=True)
+    cache, steps = attention.make_cache(BATCH, 14), []
+    for first, end, padding in ((0, start, 0), (start, 7, 5), (7, 10, 4), (10, 14, 0)):
+        if first == end:
+            continue
+        room = [(0, 0), (0, padding)]
+        output, cache = attention(
+            np.pad(x[:, first:end], [*room, (0, 0)]),
+            segment_ids=np.pad(ids[:, first:end], room),
+            cache=cache,
+            cache_index=first,
+        )
+        steps.append(golden_cases.to_numpy(output)[:, : end - first])
+    steps = np.concatenate(steps, axis=1)
+    np.testing.assert_allclose(steps[ids > 0], whole[ids > 0], rtol=1e-4, atol=5e-5)
+
+
+def test_other_heads_refuse_them_by_name():
+    x = normal(1, 8, DIM)
+    for group, name, causal in (
+        (layers.SynthesizerHeads(2, max_length=8), "SynthesizerHeads", True),
+        (layers.FeatureMapHeads(2), "FeatureMapHeads", True),
+        (kinds.hashed(hash="rotation"), "HashedHeads", False),
+        (release_heads.ExactLocalHeads(2, (4,)), "LocalHeads", True),
+    ):
+        attention = layers.MixedAttention([group], key_dim=4)
+        with pytest.raises(ValueError, match=f"`segment_ids` cannot be used.*{name}"):
+            attention(x, segment_ids=np.ones((1, 8), "int32"), use_causal_mask=causal)
+
+
+@pytest.mark.parametrize(
+    "ids, message",
+    [
+        (np.ones((1, 8)), "`segment_ids` must be tensors of integers.*dtype=float"),
+        (np.ones((1, 8), "bool"), "`segment_ids` must be tensors of integers.*bool"),
+        (np.ones((1, 7), "int32"), r"`segment_ids` must have an entry.*\(1, 7\)"),
+        (np.ones((8,), "int32"), r"`segment_ids` must have an entry.*\(8,\)"),
+        ((np.ones((1, 8), "int32"),) * 2, "must be one tensor in self-attention"),
+    ],
+)
+def test_refuses_what_are_no_ids_of_the_tokens(ids, message):
+    attention = layers.MixedAttention([layers.FullHeads(2)], key_dim=4)
+    with pytest.raises(ValueError, match=message):
+        attention(normal(1, 8, DIM), segment_ids=ids)
+
+
+def test_refuses_calls_without_an_order_of_documents():
+    x, ids = normal(1, 8, DIM), np.ones((1, 8), "int32")
+    attention = layers.MixedAttention([layers.FullHeads(2)], key_dim=4)
+    with pytest.raises(ValueError, match="a pair .of query and of value.*one tensor"):
+        attention(x, normal(1, 5, DIM), segment_ids=ids)
+    cache = attention.make_cache(1, 8, value=normal(1, 5, DIM))
+    with pytest.raises(ValueError, match="cannot be used with a cache for attention"):
+        attention(x, segment_ids=ids, cache=cache)
+    attention = layers.MixedAttention([layers.FullHeads(2)], key_dim=4)
+    with pytest.raises(ValueError, match="need positions on one axis.*2 axes"):
+        attention(normal(1, 2, 4, DIM), segment_ids=ids)
+
+
+def test_ids_are_inputs_of_models(tmp_path):
+    """Of any length, where it may be unknown, and of models that are loaded."""
+    length = None if keras.backend.backend() == "tensorflow" else LENGTH
+    attention = layers.RoutingAttention(4, 6, 3, 5, num_local_heads=2)
+    x, ids = keras.Input((length, DIM)), keras.Input((length,), dtype="int32")
+    output = attention(x, segment_ids=ids, use_causal_mask=True)
+    assert output.shape == (None, length, DIM)
+    model = keras.Model([x, ids], output)
+    model.save(tmp_path / "model.keras")
+    x, row = normal(BATCH, LENGTH, DIM), SEGMENT_IDS[:1]
+    # One row of ids may serve all sequences.
+    expected = called(attention, x, segment_ids=row, use_causal_mask=True)
+    found = called(keras.saving.load_model(tmp_path / "model.keras"), [x, SEGMENT_IDS])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="JAX always knows the length"
+)
+@pytest.mark.parametrize(
+    "kind, causal",
+    ways(
+        [
+            *((kind, True) for kind in ("full", "sliding", *IN_BLOCKS[::2], "strided")),
+            *(
+                (kind, True)
+                for kind in ("prefix", "threshold", "hashed_apart", "rounds")
+            ),
+            *(("token_choice", True), ("experts", False), ("cluster_strided", False)),
+        ],
+        [("token_choice", True), ("experts", False)],
+    ),
+)
+def test_lengths_may_be_unknown(kind, causal):
+    import tensorflow as tf
+
+    attention = built(maker(kind, causal))
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec((None, None, DIM)),
+            tf.TensorSpec((None, None), tf.int32),
+        ],
+        autograph=False,
+    )
+    def call(x, ids):
+        return attention(x, segment_ids=ids, use_causal_mask=causal)
+
+    x = normal(BATCH, LENGTH, DIM)
+    for length in (LENGTH, 17):
+        inputs = x[:, :length], SEGMENT_IDS[:, :length]
+        found = golden_cases.to_numpy(call(*inputs))
+        expected = called(
+            attention, inputs[0], segment_ids=inputs[1], use_causal_mask=causal
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=5e-5)
+
+
+def test_ids_of_64_bits_may_differ_in_the_upper_ones():
+    """As long as the backend has 64 bits; JAX cuts them off before the layer."""
+    ids = np.array([[1, 1, 1 + 2**32]])
+    expected = [[[0, 0, 0]]] if keras.backend.backend() == "jax" else [[[0, 0, 2]]]
+    starts = Segments.of_ids(ops.convert_to_tensor(ids)).query_starts
+    assert golden_cases.to_numpy(starts).tolist() == expected

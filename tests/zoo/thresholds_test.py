@@ -1,0 +1,150 @@
+"""Tests of the thresholds of clusters: the formula, parts of a batch, the shares."""
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf.zoo import MovingThresholds
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, LENGTH, CLUSTERS = 3, 2, 11, 4
+
+
+def built_thresholds(**options):
+    thresholds = MovingThresholds(**options)
+    thresholds.build((BATCH, HEADS, LENGTH, CLUSTERS))
+    return thresholds
+
+
+def scores(seed=0, length=LENGTH):
+    return helpers.normal(BATCH, HEADS, length, CLUSTERS, seed=seed)
+
+
+def masks():
+    """No real token in the last row."""
+    return helpers.mask_with_a_hole(LENGTH, LENGTH, 5, 0)[:, None]
+
+
+def state_of(thresholds):
+    return golden_cases.to_numpy([thresholds.thresholds, thresholds.counts])
+
+
+def reached(scores, real):
+    """What the best share of the real tokens of each sequence reaches."""
+    sums, count = np.zeros((HEADS, CLUSTERS)), 0
+    for row, is_real in zip(scores.astype("float64"), real[:, 0]):
+        number = is_real.sum()
+        if number:
+            ordered = -np.sort(-row[:, is_real], axis=1)
+            sums += number * ordered[:, int(np.ceil(number / CLUSTERS)) - 1]
+        count += number
+    return sums, np.full(HEADS, count)
+
+
+def test_thresholds_are_moving_averages_of_what_a_share_reaches():
+    """With the weights of a moving average that starts with the first step."""
+    thresholds = built_thresholds(num_streams=2, decay=0.75)
+    sums, counts = 0.0, 0.0
+    for step in range(3):
+        streams = [scores(10 * step + i) for i in range(2)]
+        real = [np.ones((BATCH, 1, LENGTH), "bool"), masks()]
+        old = state_of(thresholds)[0]
+        margins = thresholds(streams, token_masks=[None, real[1]], training=True)
+        for i in range(2):
+            golden_cases.assert_close(
+                golden_cases.to_numpy(margins[i]), streams[i] - old[i][:, None], 1e-6
+            )
+        found = zip(*map(reached, streams, real))
+        new_sums, new_counts = (np.stack(each) for each in found)
+        sums, counts = 0.75 * sums + new_sums, 0.75 * counts + new_counts
+        golden_cases.assert_close(
+            state_of(thresholds)[0], sums / counts[..., None], 1e-5
+        )
+
+
+def test_they_move_in_training_alone_and_padding_moves_nothing():
+    thresholds = built_thresholds()
+    helpers.randomize(thresholds)
+    (old, _), nobody = state_of(thresholds), np.zeros((BATCH, 1, LENGTH), "bool")
+    for options in ({}, {"training": True, "token_masks": [nobody]}):
+        thresholds([scores()], **options)
+        np.testing.assert_array_equal(state_of(thresholds)[0], old)
+    thresholds.trainable = False
+    thresholds([scores()], training=True)
+    np.testing.assert_array_equal(state_of(thresholds)[0], old)
+    assert not thresholds.trainable_weights
+
+
+def test_parts_of_a_batch_move_them_as_the_whole():
+    whole, parted = built_thresholds(), built_thresholds()
+    whole([scores()], token_masks=[masks()], training=True)
+    totals = None
+    for row in range(BATCH):
+        part = slice(row, row + 1)
+        with layers.hold_updates() as updates:
+            parted([scores()[part]], token_masks=[masks()[part]], training=True)
+        ((layer, statistics),) = updates
+        assert layer is parted
+        totals = statistics if row == 0 else list(map(sum, zip(totals, statistics)))
+    parted.move(totals)
+    for actual, expected in zip(state_of(parted), state_of(whole), strict=True):
+        golden_cases.assert_close(actual, expected, 1e-6)
+
+
+def routed(**options):
+    keras.utils.set_random_seed(0)  # of the centroids
+    group = layers.RoutedHeads(2, 8, 16, "expert_threshold", **options)
+    group.build(*[(None, 2, None, 12)] * 3)
+    return group
+
+
+def test_after_one_step_clusters_have_their_shares():
+    """Of other sequences, as long as the centroids stay where they are."""
+    group = routed(decay=1.0)
+    batches = [helpers.normal(6, 2, 400, 12, seed=seed) for seed in range(2)]
+    group.scores(batches[:1], [None], training=True)
+    (margins,) = group.scores(batches[1:], [None])
+    members = golden_cases.to_numpy(group.causal_rule().members(margins))
+    above = golden_cases.to_numpy(margins) >= 0
+    assert np.all(np.abs(above.mean(axis=(0, 2)) - 1 / 8) < 0.03)
+    # A token may be above more thresholds than it sits in clusters.
+    numbers, limited = members.sum(axis=-1), np.minimum(above.sum(axis=-1), 2)
+    np.testing.assert_array_equal(numbers, limited)
+    assert set(np.unique(numbers)) == {0, 1, 2} and above.sum(axis=-1).max() > 2
+    assert numbers.mean() > 0.75
+
+
+@pytest.mark.parametrize("shared, number", [(True, 1), (False, 2)])
+def test_only_this_routing_has_thresholds(shared, number):
+    group = routed(share_query_key=shared)
+    plain = layers.RoutedHeads(2, 8, 16, share_query_key=shared)
+    plain.build(*[(None, 2, None, 12)] * 3)
+    names = [weight.path.partition("/")[2] for weight in plain.weights]
+    more = [weight for weight in group.weights if "thresholds" in weight.path]
+    assert len(group.weights) == len(names) + len(more)
+    assert [weight.shape for weight in more] == [(number, 2, 8), (number, 2)]
+    assert not any("thresholds" in name for name in names)
+    assert not any(weight.trainable for weight in more)
+    dtypes = {keras.backend.standardize_dtype(weight.dtype) for weight in more}
+    assert dtypes == {"float32"}
+
+
+def test_a_training_step_attends_by_the_thresholds_of_before():
+    group = routed()
+    helpers.randomize(group)
+    x = helpers.normal(2, 2, 30, 12)
+    outputs = [
+        golden_cases.run(group, x, None, x, use_causal_mask=True, training=training)[0]
+        for training in (False, True, False)
+    ]
+    golden_cases.assert_close(outputs[1], outputs[0], 1e-6)
+    assert golden_cases.relative_error(outputs[2], outputs[0]) > 0.1
+
+
+@pytest.mark.parametrize("options", [{"num_streams": 0}, {"decay": 1.0}])
+def test_refuses_wrong_arguments(options):
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value}"):
+        MovingThresholds(**options)

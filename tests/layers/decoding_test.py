@@ -22,12 +22,10 @@ HEADS, DIM, KEY_DIM, LENGTH = kinds.HEADS, 8, 6, 23
 CASES = {
     **kinds.CAUSAL,
     **{
-        f"{kind}{shifted}_{window}": functools.partial(make, attention_window=window)
-        for kind in ("token_choice", "threshold", "prefix")
-        for shifted, make in (
-            ("", kinds.CAUSAL[kind]),
-            ("_shifted", kinds.SHIFTED[f"{kind}_shifted"]),
+        f"{kind}_{window}": functools.partial(
+            kinds.CAUSAL[kind], attention_window=window
         )
+        for kind in ("token_choice", "threshold", "prefix_shifted")
         for window in (1, 100)
     },
     "rotary": functools.partial(kinds.routed, rotary_positions=True),

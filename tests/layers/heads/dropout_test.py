@@ -26,6 +26,8 @@ KINDS = {
     "RoutedHeads": lambda **o: layers.RoutedHeads(2, 2, 4, **o),
     "SlidingHeads": lambda **o: layers.SlidingHeads(2, 2, True, **o),
     "StridedHeads": lambda **o: layers.StridedHeads(2, (2,), **o),
+    "ReformerHeads": lambda **o: zoo.ReformerHeads(2, 2, 4, num_rounds=2, **o),
+    "ThresholdHeads": lambda **o: zoo.ThresholdHeads(2, 2, 4, **o),
     "longformer": lambda **o: zoo.longformer_heads(2, 4, **o)[0],
 }
 
@@ -50,7 +52,10 @@ def test_dropout_is_on_in_training_alone(kind):
     for part in layer._flatten_layers():
         if getattr(part, "dropout", 0):
             assert "training" in inspect.signature(part.call).parameters, part.name
-    x, options = helpers.normal(2, 8, 6), {"use_causal_mask": kind in cases.ONLY_CAUSAL}
+    x, options = (
+        helpers.normal(2, 8, 6),
+        {"use_causal_mask": kind in (*cases.ONLY_CAUSAL, "ThresholdHeads")},
+    )
     inference, first, second = (
         golden_cases.run(layer, x, training=training, **options)[0]
         for training in (False, True, True)

@@ -1,18 +1,17 @@
 import csv
 import dataclasses
+import functools
 import re
 import sys
 
 import numpy as np
 import pytest
-from absl import flags
 
 from routing_tf import models
 from routing_tf import training
 from routing_tf.analysis import Probe
 from routing_tf.analysis import looks
 from routing_tf.cli import analyse
-from routing_tf.cli import commands
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.training import evaluation
 from routing_tf.training import loading
@@ -20,7 +19,7 @@ from routing_tf.training import run_config
 from routing_tf.training import run_folder
 from tests import small_problems
 
-pytestmark = pytest.mark.usefixtures("eager")
+pytestmark = pytest.mark.usefixtures("eager", "loaded_once")
 
 SETTINGS = {
     "num_layers": 2,
@@ -70,17 +69,8 @@ def shifted(tmp_path_factory, text):
 
 
 @pytest.fixture
-def run(capsys):
-    """Runs the command in this process: exit code, standard output and error."""
-
-    def run_command(*arguments):
-        options = flags.FlagValues()
-        analyse.define_flags(options)
-        options(["analyse", *arguments])
-        code = commands.command(analyse.run, options, ["analyse"])
-        return code, *capsys.readouterr()
-
-    return run_command
+def run(run_command):
+    return functools.partial(run_command, analyse)
 
 
 def causality(run, model_dir, *arguments):

@@ -2,6 +2,7 @@
 
 import ctypes
 import ctypes.util
+import functools
 import gc
 import os
 
@@ -20,21 +21,28 @@ os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
-# A worker that gets one of these last keeps all others waiting.
+# A worker that gets one of these last keeps all others waiting: the longest first.
 LONGEST = (
     "causality_test.py",
     "decoding_test.py",
+    "equality_test.py",
+    "saved_model_test.py",
     "docstring_test.py",
+    "compiled_test.py",
+    "workers_test.py",
     "crash_test.py",
     "readme_commands_test.py",
-    "equality_test.py",
-    "workers_test.py",
+    "training_step_test.py",
+    "training_test.py",
+    "generate_test.py",
     "convert_test.py",
+    "untrusted_test.py",
 )
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -98,3 +106,29 @@ def text(tmp_path_factory):
     letters = np.random.default_rng(0).integers(97, 123, 4000, "uint8")
     path.write_bytes(bytes(letters))
     return path
+
+
+@pytest.fixture
+def run_command(capsys):
+    """Runs a command in this process: exit code, standard output and error."""
+    from tests import command_line
+
+    def run(*arguments, **options):
+        return command_line.run(*arguments, **options), *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def loaded_once():
+    """Commands of a module share the models that they load, and change none."""
+    from routing_tf.training import loading
+
+    load = functools.cache(loading.load_language_model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            loading,
+            "load_language_model",
+            lambda source, which="last": load(str(source), which),
+        )
+        yield

@@ -1,5 +1,6 @@
 """Tests of the command that converts checkpoints of the release."""
 
+import functools
 import json
 import pathlib
 import subprocess
@@ -7,25 +8,16 @@ import sys
 
 import numpy as np
 import pytest
-from absl import flags
 
 from routing_tf import models
-from routing_tf.cli import commands
 from routing_tf.cli import convert
+from tests import command_line
 from tests import golden_cases
 
 FOLDER = golden_cases.FOLDER / "checkpoints"
 
 
-def parse(*arguments):
-    values = flags.FlagValues()
-    convert.define_flags(values)
-    values(["convert", *arguments])
-    return values
-
-
-def run(*arguments):
-    return commands.command(convert.run, parse(*arguments), ["convert"])
+run = functools.partial(command_line.run, convert)
 
 
 def arguments_for(name, tmp_path):

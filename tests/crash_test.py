@@ -15,18 +15,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from routing_tf.cli import train
 from routing_tf.training import checkpoints
+from tests import command_line
 
+pytestmark = pytest.mark.slow
 STEPS = 160
 CHECKPOINT_EVERY = 4
-KILLS = 4
 
 
-def command(model_dir, text, *flags):
+def arguments(model_dir, text, *others):
     return [
-        sys.executable,
-        "-m",
-        "routing_tf.train",
         f"--model_dir={model_dir}",
         f"--files={text}",
         "--hparams_set=byte_tiny",
@@ -38,28 +37,23 @@ def command(model_dir, text, *flags):
         "--sample_bytes=0",
         f"--checkpoint_every={CHECKPOINT_EVERY}",
         f"--train_steps={STEPS}",
-        *flags,
+        *others,
     ]
 
 
-def start(*arguments, **options):
+def start(*settings):
+    """Starts a run in a process of its own."""
     return subprocess.Popen(
-        command(*arguments),
+        [sys.executable, "-m", "routing_tf.train", *arguments(*settings)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        **options,
     )
 
 
-def train(*arguments, **options):
-    """Runs to the end; returns the exit code and what was said."""
-    process = start(*arguments, **options)
-    try:
-        out, _ = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    return process.returncode, out
+def run(*settings):
+    """Runs to the end in this process; returns the exit code."""
+    return command_line.run(train, *arguments(*settings))
 
 
 def values(path):
@@ -91,8 +85,7 @@ def assert_same_end(one, two):
 def whole(text, tmp_path_factory):
     """The folder of a run that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    code, out = train(folder, text)
-    assert code == 0, out
+    assert run(folder, text) == 0
     return folder
 
 
@@ -105,57 +98,48 @@ def wait_for_a_save(process, folder):
     return False
 
 
-@pytest.mark.slow
-def test_a_run_that_is_killed_again_and_again(whole, text, tmp_path):
-    draw = random.Random(0)
-    kills = saves = 0
-    out = ""
-    while kills < KILLS:
-        process = start(tmp_path, text)
-        try:
-            for line in process.stdout:
-                out += line
-                if re.match(r"step \d+/", line):  # it trains now
-                    break
-            time.sleep(draw.uniform(0, 0.3))
-            if kills % 2:
-                saves += wait_for_a_save(process, tmp_path)
-            assert process.poll() is None, out
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        finally:
-            process.kill()
-            process.communicate()
-    code, out = train(tmp_path, text)
-    assert code == 0, out
-    print(f"{kills} kills, {saves} of them while a checkpoint was written")
-    assert saves
-    assert_same_end(whole, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_run_that_is_asked_to_stop(whole, text, tmp_path):
-    process = start(tmp_path, text)
+def interrupt(folder, text, end):
+    """Starts a run, ends it once it trains, and returns the exit code and its text."""
+    process, out = start(folder, text), ""
     try:
         for line in process.stdout:
-            if line.startswith("step 1/"):
+            out += line
+            if re.match(r"step \d+/", line):
                 break
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=60)
+        end(process)
+        out += process.communicate(timeout=60)[0]
     finally:
         process.kill()
-    assert process.returncode == 0, out
+    return process.returncode, out
+
+
+def test_a_run_that_is_stopped_and_killed(whole, text, tmp_path, capsys):
+    def stop(process):
+        process.send_signal(signal.SIGTERM)
+
+    def kill_in_training(process):
+        time.sleep(random.Random(0).uniform(0, 0.3))
+        process.send_signal(signal.SIGKILL)
+
+    def kill_in_a_save(process):
+        assert wait_for_a_save(process, tmp_path)
+        process.send_signal(signal.SIGKILL)
+
+    code, out = interrupt(tmp_path, text, stop)
+    assert code == 0, out
     assert "stopping after this step" in out
     (path,) = checkpoints.paths(tmp_path)
     assert 1 <= checkpoints.step_of(path) < STEPS
-    code, out = train(tmp_path, text)
-    assert code == 0, out
-    assert "continuing at step" in out
+    for end in (kill_in_training, kill_in_a_save):
+        code, out = interrupt(tmp_path, text, end)
+        assert code == -signal.SIGKILL, out
+        assert "continuing at step" in out
+    assert run(tmp_path, text) == 0
+    assert "continuing at step" in capsys.readouterr().out
     assert_same_end(whole, tmp_path)
 
 
-@pytest.mark.slow
-def test_a_damaged_checkpoint(whole, text, tmp_path):
+def test_a_damaged_checkpoint(whole, text, tmp_path, capsys):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     newest = checkpoints.paths(folder)[-1]
@@ -163,8 +147,8 @@ def test_a_damaged_checkpoint(whole, text, tmp_path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    code, out = train(folder, text)
-    assert code == 0, out
+    assert run(folder, text) == 0
+    out = "".join(capsys.readouterr())
     before = checkpoints.paths(whole)[-2]
     assert f"WARNING: The checkpoint must be whole. Received: {newest}" in out
     assert f"continuing from the one before, {folder}/checkpoints/{before.name}" in out
@@ -172,22 +156,20 @@ def test_a_damaged_checkpoint(whole, text, tmp_path):
     assert_same_end(whole, folder)
 
 
-@pytest.mark.slow
-def test_a_full_disk(whole, text, tmp_path):
+def test_a_full_disk(whole, text, tmp_path, capsys):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     before = values(checkpoints.paths(folder)[-1])
-
-    def small_files():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    flags = [f"--train_steps={STEPS + 40}", "--eval_every=0"]
-    code, out = train(folder, text, *flags, preexec_fn=small_files)
-    assert code == 1, out
-    error = out.splitlines()[-1]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        code = run(folder, text, f"--train_steps={STEPS + 40}", "--eval_every=0")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert code == 1, error
     assert error.startswith("error: The checkpoint could not be written; is the disk ")
     assert f"The last complete one is {folder}/checkpoints/step-{STEPS};" in error
-    assert "Traceback" not in out
     after = values(folder / "checkpoints" / f"step-{STEPS}")
     assert after.keys() == before.keys()
     for name, value in before.items():

@@ -1,5 +1,6 @@
 """Tests of the command that prepares data, and of the two commands together."""
 
+import functools
 import os
 import pathlib
 import re
@@ -16,6 +17,7 @@ from routing_tf.cli import commands
 from routing_tf.cli import datagen
 from routing_tf.cli import train
 from routing_tf.problems import builders
+from tests import command_line
 from tests import tracing
 from tests import train_test
 
@@ -25,11 +27,7 @@ TEXTS = {
 }
 
 
-def run(*arguments):
-    values = flags.FlagValues()
-    datagen.define_flags(values)
-    values(["datagen", *arguments])
-    return commands.command(datagen.run, values, ["datagen"])
+run = functools.partial(command_line.run, datagen)
 
 
 def prepare(tmp_path, problem, *arguments):

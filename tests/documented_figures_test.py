@@ -13,7 +13,6 @@ import subprocess
 import sys
 
 import pytest
-from absl import flags
 
 from benchmarks import compare_patterns
 from benchmarks import context
@@ -26,6 +25,7 @@ from routing_tf import problems
 from routing_tf import tokenizers
 from routing_tf import zoo
 from routing_tf.version import __version__
+from tests import command_line
 
 ROOT = pathlib.Path(__file__).parents[1]
 BENCHMARKS = "docs/benchmarks.md"
@@ -58,12 +58,7 @@ def rows_below(heading, page=BENCHMARKS):
     return [[cell.strip() for cell in row] for row in cells]
 
 
-def options_of(command, *arguments):
-    """Returns the flags of a benchmark."""
-    values = flags.FlagValues()
-    command.define_flags(values)
-    values([command.__name__, *arguments])
-    return values
+options_of = command_line.parse
 
 
 def recall_of(*arguments):

@@ -3,10 +3,8 @@
 import json
 
 import pytest
-from absl import flags
 
 from routing_tf.cli import analyse
-from routing_tf.cli import commands
 from routing_tf.cli import evaluate
 from routing_tf.cli import generate
 from routing_tf.cli import train
@@ -26,20 +24,16 @@ def model_dir(tmp_path_factory):
 
 
 @pytest.fixture
-def run(model_dir, capsys):
-    """Runs a command on the run in this process: what it said."""
+def run(model_dir, run_command):
+    """Runs a command on the run: what it said."""
 
-    def run_command(command, *arguments):
-        options = flags.FlagValues()
-        command.define_flags(options)
-        options(["command", f"--model_dir={model_dir}", *arguments])
-        code = commands.command(command.run, options, ["command"])
-        out, err = capsys.readouterr()
+    def run(command, *arguments):
+        code, out, err = run_command(command, f"--model_dir={model_dir}", *arguments)
         assert not code, err
         assert "error" not in err
         return out
 
-    return run_command
+    return run
 
 
 def last_entry(model_dir):

@@ -1,13 +1,12 @@
 import dataclasses
+import functools
 import json
 import math
 import re
 
 import numpy as np
 import pytest
-from absl import flags
 
-from routing_tf.cli import commands
 from routing_tf.cli import evaluate
 from routing_tf.cli import train
 from routing_tf.models.scoring import Score
@@ -16,8 +15,9 @@ from routing_tf.training import evaluation
 from routing_tf.training import loading
 from routing_tf.training import run_config
 from tests import small_problems
+from tests.command_line import parse
 
-pytestmark = pytest.mark.usefixtures("eager")
+pytestmark = pytest.mark.usefixtures("eager", "loaded_once")
 
 HPARAMS = (
     "num_layers=1,hidden_dim=16,intermediate_dim=16,num_local_heads=1,"
@@ -25,13 +25,6 @@ HPARAMS = (
     "local_relative_positions=false,routed_relative_positions=false,"
     "max_sequence_length=32,batch_tokens=128,warmup_steps=2"
 )
-
-
-def parse(command, *arguments):
-    values = flags.FlagValues()
-    command.define_flags(values)
-    values(["command", *arguments])
-    return values
 
 
 def random_file(folder, size):
@@ -59,15 +52,8 @@ def model_dir(tmp_path_factory):
 
 
 @pytest.fixture
-def run(capsys):
-    """Runs the command in this process: exit code, standard output and error."""
-
-    def run_command(*arguments):
-        options = parse(evaluate, *arguments)
-        code = commands.command(evaluate.run, options, ["evaluate"])
-        return code, *capsys.readouterr()
-
-    return run_command
+def run(run_command):
+    return functools.partial(run_command, evaluate)
 
 
 def test_the_last_line_is_that_of_train(model_dir, run):
@@ -105,14 +91,14 @@ def test_the_whole_test_split_is_the_default(model_dir, run):
 
 
 def test_other_data(model_dir, tmp_path, run):
-    file = random_file(tmp_path, 4000)
+    file = random_file(tmp_path, 2000)
     options = [f"--model_dir={model_dir}", f"--files={file}"]
     code, out, err = run(*options)
     assert not code, err
     assert "files: 1, none of the run; scored whole\n" in out
-    assert "test: 4,001 tokens scored" in out
+    assert "test: 2,001 tokens scored" in out
     for flag in ("--split", "--eval_split"):
-        assert "test: 201 tokens scored" in run(*options, f"{flag}=test")[1]
+        assert "test: 101 tokens scored" in run(*options, f"{flag}=test")[1]
 
 
 def test_files_of_the_run_are_never_scored_whole(model_dir, tmp_path, run):
@@ -125,7 +111,7 @@ def test_files_of_the_run_are_never_scored_whole(model_dir, tmp_path, run):
         assert "files: 1 of 1 belong to the run, so they are split as for" in out
         assert "test: 451 tokens scored" in out
         assert "trained on these files" not in out
-    more = f"{own},{random_file(tmp_path, 4000)}"
+    more = f"{own},{random_file(tmp_path, 2000)}"
     out = run(f"--model_dir={model_dir}", f"--files={more}")[1]
     assert "files: 1 of 2 belong to the run" in out
     assert "WARNING: the run may have been trained on these files" in out

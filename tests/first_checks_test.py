@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from absl import flags
 
 from routing_tf import models
 from routing_tf import problems
@@ -19,16 +18,10 @@ from routing_tf.cli import known_values
 from routing_tf.cli import train
 from routing_tf.models import hyperparameters
 from routing_tf.models import patterns
+from tests.command_line import parse
 
 ROOT = pathlib.Path(__file__).parents[1]
 NOT_OF_COMMANDS = {"vocabulary_size", "compatibility"}
-
-
-def parse(command, *arguments):
-    values = flags.FlagValues()
-    command.define_flags(values)
-    values(["command", *map(str, arguments)])
-    return values
 
 
 def test_names_are_those_of_what_there_is():

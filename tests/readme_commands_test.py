@@ -1,26 +1,28 @@
 """Runs the documented commands on generating and serving, word for word."""
 
-import os
+import importlib
 import pathlib
 import re
-import subprocess
-import sys
+import shlex
 
 import keras
 import pytest
+
+from tests import command_line
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = ROOT / "docs/decoding_and_serving.md"
 SECTION = r"^## {}\n(?P<text>.*?)(?=^## )"
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<code>.*?)^```", re.M | re.S)
-# The runs that the commands take, quickly made.
+# The runs that the commands take, quickly made, of models that are quick.
 TRAINING = """
 python -m routing_tf.train --model_dir=runs/python --hparams_set=byte_tiny \
-    --hparams=max_sequence_length=512 --nojit_compile --sample_bytes=0 \
-    --train_steps=1 --eval_examples=1
+    --hparams=max_sequence_length=512,num_layers=1,num_routed_heads=0 \
+    --nojit_compile --sample_bytes=0 --train_steps=1 --eval_examples=1
 python -m routing_tf.train --model_dir=runs/digits --problem=digits \
-    --hparams_set=digits_small --hparams=num_layers=1 --nojit_compile \
-    --train_steps=1 --eval_examples=2
+    --hparams_set=digits_small --sample_images=0 \
+    --hparams=num_layers=1,num_local_heads=1,num_routed_heads=0 \
+    --nojit_compile --train_steps=1 --eval_examples=2
 """
 
 
@@ -34,35 +36,32 @@ def blocks(section):
     return found
 
 
+def run(code):
+    """Runs lines of a shell, all commands of this package, in this process."""
+    for line in code.replace("\\\n", "").strip().splitlines():
+        python, option, module, *arguments = shlex.split(line)
+        assert (python, option) == ("python", "-m")
+        command = importlib.import_module(module)
+        assert not command_line.run(command, *arguments), line
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readme")
-    run(folder, ["bash", "-euc", TRAINING])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run(TRAINING)
     return folder
-
-
-def run(folder, command):
-    environment = {**os.environ, "KERAS_BACKEND": keras.backend.backend()}
-    folders = [os.path.dirname(sys.executable), os.environ["PATH"]]
-    environment["PATH"] = os.pathsep.join(folders)
-    environment["PYTHONPATH"] = str(ROOT)
-    finished = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("section", ["Generating", "Serving"])
-def test_commands_of_a_section(section, folder):
+def test_commands_of_a_section(section, folder, monkeypatch):
     if section == "Serving" and keras.backend.backend() != "tensorflow":
         pytest.skip("SavedModels are made on the TensorFlow backend")
+    monkeypatch.chdir(folder)
     for language, code in blocks(section):
-        command = [sys.executable, "-c", code]
-        if language != "python":
-            command = ["bash", "-euc", code]
-        run(folder, command)
+        exec(code, {}) if language == "python" else run(code)
     made = {path.name for path in folder.iterdir()}
     expected = {"Generating": {"texts.jsonl", "digits.png"}, "Serving": {"runs"}}
     assert made >= expected[section]

@@ -1,6 +1,8 @@
 """Small problems for tests: a missing split, another metric, pairs, images."""
 
 import math
+import os
+import signal
 
 import numpy as np
 import tensorflow as tf
@@ -107,3 +109,21 @@ class Checkers(image.ImageProblem):
         generator = np.random.default_rng(0)
         split = generator.integers(0, 5, (6, 4, 4, 1)), np.arange(6, dtype="int32") % 2
         return {"train": split, "validation": split, "test": split}
+
+
+def press(number):
+    """Sends a signal to this process."""
+    os.kill(os.getpid(), number)
+
+
+def interrupted(dataset, split, *arguments):
+    """A dataset; while the third batch of training is read, Ctrl-C is pressed."""
+
+    class Interrupted:
+        def as_numpy_iterator(self):
+            for index, batch in enumerate(dataset.as_numpy_iterator()):
+                if index == 2:
+                    press(signal.SIGINT)
+                yield batch
+
+    return Interrupted() if split == "train" else dataset

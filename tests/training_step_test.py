@@ -14,18 +14,9 @@ from tests.models import small_models
 
 pytestmark = pytest.mark.usefixtures("eager")
 TOLERANCE = 1e-5
-# Batches with few tokens, with rows without any, and whole ones.
-STEPS = 3
+# Batches with few tokens, and with rows without any and whole ones.
+STEPS = 2
 SCALING = {"initial_scale": 2.0**10, "dynamic_growth_steps": 3}
-WITHOUT_XLA = pytest.param(
-    False,
-    marks=[
-        pytest.mark.thorough,
-        pytest.mark.skipif(
-            keras.backend.backend() == "jax", reason="JAX has nothing but XLA"
-        ),
-    ],
-)
 
 
 def run_of(**options):
@@ -58,16 +49,15 @@ class TestParts:
         assert_equals_whole_batches(num_parts=num_parts, kind=kind, changes=changes)
 
     @pytest.mark.thorough
-    @pytest.mark.usefixtures("compiled")
     def test_parts_of_rematerialized_blocks_and_scaled_losses(self):
-        traps = {"3": [6], "9": [0, 7]}
+        traps = {"3": [6], "5": [0, 7]}
         changes = {"remat": True, "optimizer": "adafactor"}
         assert_equals_whole_batches(
             num_parts=2,
             changes=changes,
             loss_scaling=SCALING,
             traps=traps,
-            num_steps=12,
+            num_steps=7,
         )
 
     def test_a_batch_is_split_by_rows(self):
@@ -85,15 +75,9 @@ class TestSteps:
 
     @pytest.mark.slow
     @pytest.mark.usefixtures("compiled")
-    @pytest.mark.parametrize("jit_compile", [True, WITHOUT_XLA])
-    def test_four_steps_in_a_call_without_an_update_in_some(self, jit_compile):
-        assert_equals_whole_batches(
-            steps_per_call=4,
-            kind="decoder",
-            traps={"2": [5], "3": [1]},
-            jit_compile=jit_compile,
-            num_steps=8,
-        )
+    def test_four_steps_in_a_call_without_an_update_in_some(self):
+        traps = {"2": [5], "3": [1]}
+        assert_equals_whole_batches(steps_per_call=4, traps=traps, num_steps=8)
 
     @pytest.mark.parametrize(
         "kind, optimizer",
@@ -109,7 +93,7 @@ class TestSteps:
         """The loss, clipping, weight decay and centroids are those of `Model.fit`."""
         changes = {"optimizer": optimizer, "weight_decay": 0.5} if optimizer else {}
         run = run_of(kind=kind, changes=changes)
-        reports = run.train(4)
+        reports = run.train()
         trained = run.state()
         other = run_of(kind=kind, changes=changes)
         other.lm.compile(
@@ -119,7 +103,7 @@ class TestSteps:
             ),
         )
         losses = []
-        for step in range(4):
+        for step in range(STEPS):
             x, targets, weights = other.batch(step)
             data = {"x": x, "y": targets, "sample_weight": weights}
             history = keras.Model.fit(other.lm, **data, batch_size=8, verbose=0)
@@ -132,10 +116,9 @@ class TestSteps:
 
 class TestNumbersThatAreNotFinite:
     @pytest.mark.usefixtures("compiled")
-    @pytest.mark.parametrize("jit_compile", [True, WITHOUT_XLA])
-    def test_change_nothing_but_the_number_of_steps(self, jit_compile):
+    def test_change_nothing_but_the_number_of_steps(self):
         """One row of the second part has a bad gradient."""
-        run = run_of(traps={"2": [5]}, jit_compile=jit_compile)
+        run = run_of(traps={"2": [5]})
         run.train(2)
         before = run.state()
         (report,) = run.train(1)

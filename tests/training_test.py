@@ -26,6 +26,8 @@ from routing_tf.training import run_folder
 from routing_tf.training.step import Report
 from tests import golden_cases
 from tests import small_problems as small_problems
+from tests.small_problems import interrupted
+from tests.small_problems import press
 
 pytestmark = pytest.mark.usefixtures("eager")
 
@@ -100,28 +102,15 @@ def read_metrics(model_dir):
 
 
 def assert_same_end(one, other):
-    """Asserts that two runs of six steps have the same losses and variables."""
+    """Asserts that two runs of four steps have the same losses and variables."""
     for value, expected in zip(state(one), state(other), strict=True):
         np.testing.assert_array_equal(value, expected)
     losses = [
         [entry["loss"] for entry in read_metrics(trainer.model_dir) if "loss" in entry]
         for trainer in (one, other)
     ]
-    assert len(losses[0]) == 6
+    assert len(losses[0]) == 4
     assert losses[0] == losses[1]
-
-
-def interrupted(dataset, split, *arguments):
-    """A dataset; while the third batch of training is read, Ctrl-C is pressed."""
-
-    class Interrupted:
-        def as_numpy_iterator(self):
-            for index, batch in enumerate(dataset.as_numpy_iterator()):
-                if index == 2:
-                    press(signal.SIGINT)
-                yield batch
-
-    return Interrupted() if split == "train" else dataset
 
 
 class StandInEngine:
@@ -158,11 +147,6 @@ def stand_in(config, problem, model_dir, bad_steps=(), happens=None, **options):
     trainer = training.Trainer(config, problem, model_dir, engine=engine, **options)
     trainer.scorer.score = lambda inputs, targets: np.ones(targets.shape)
     return trainer
-
-
-def press(number):
-    """Sends a signal to this process."""
-    os.kill(os.getpid(), number)
 
 
 def steps_with(key, model_dir):
@@ -253,6 +237,7 @@ class TestTrainer:
             weight_decay=1e-3,
             gradient_clip_norm=0.5,
             exploring_queries=4,
+            train_steps=4,
         )
         options = {"eval_examples": 1, "eval_every": 2, "log_every": 1}
         whole = training.Trainer(config, problem, tmp_path / "whole")
@@ -397,6 +382,12 @@ class TestTrainer:
         assert "seed was 0, now 7" in message
         assert "train_steps" not in message
 
+    def test_workers_that_share_no_folder_are_refused(self, configure, tmp_path):
+        engine, found = StandInEngine(), iter([[3.0, 0.0], [1.0, 1.0]])
+        engine.gather = lambda number: np.array(next(found))
+        with pytest.raises(ValueError, match=r"of the steps \[3, 0\] and 1 different"):
+            training.Trainer(*configure(), tmp_path, engine=engine)
+
     def test_changed_data_is_refused(self, finished):
         tokens = {**finished.config.num_tokens, "train": 12345}
         config = dataclasses.replace(finished.config, num_tokens=tokens)
@@ -452,7 +443,7 @@ class TestPairs:
         options = {"eval_examples": 4, "eval_every": 2, "log_every": 1}
         # The rate must not depend on the length of the run.
         config, problem = self.configure(
-            residual_dropout=0.2, learning_rate_schedule="constant"
+            residual_dropout=0.2, learning_rate_schedule="constant", train_steps=4
         )
         whole = training.Trainer(config, problem, tmp_path / "whole")
         whole.train(**options)

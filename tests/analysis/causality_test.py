@@ -48,14 +48,14 @@ def assert_tight(leaks):
 
 def test_token_choice_moves_nothing():
     lm = small_cases.language_model(routing="token_choice", num_layers=1)
-    leaks = leaks_of(lm, small_cases.windows(3), num_perturbations=3)
+    leaks = leaks_of(lm, small_cases.windows(2), num_perturbations=2)
     assert len(leaks) == 3
     assert_tight(leaks)
 
 
 def test_expert_choice_leaks_in_routed_heads():
     lm = small_cases.language_model()
-    leaks = leaks_of(lm, small_cases.windows(3), num_perturbations=3)
+    leaks = leaks_of(lm, small_cases.windows(2), num_perturbations=2)
     for index in range(2):
         routed = leaks[f"block_{index} routed_heads"]
         assert 0 < routed.itself.share <= 1

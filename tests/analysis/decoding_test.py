@@ -5,7 +5,6 @@ import dataclasses
 import keras
 import numpy as np
 import pytest
-from absl import flags
 
 from routing_tf import problems
 from routing_tf.analysis import compare_decoding
@@ -14,6 +13,7 @@ from routing_tf.analysis import report
 from routing_tf.cli import train
 from routing_tf.training import checkpoints
 from routing_tf.training import loading
+from tests import command_line
 from tests.analysis.scopes_test import Countdown
 from tests.models import small_models
 
@@ -23,16 +23,17 @@ ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
 
 def problem():
-    return Countdown(sequence_length=small_models.LENGTH)
+    return Countdown(sequence_length=small_models.LENGTH // 2)
 
 
-@pytest.mark.parametrize("routing", ["token_choice", "expert_choice"])
 @pytest.mark.parametrize(
-    "with_export",
+    "routing, with_export",
     [
-        False,
+        ("token_choice", False),
+        ("expert_choice", False),
         pytest.param(
-            True,
+            "token_choice",
+            True,  # with expert choice the trained model below is exported
             marks=[
                 pytest.mark.thorough,
                 pytest.mark.skipif(not ON_TENSORFLOW, reason="JAX exports nothing"),
@@ -45,7 +46,7 @@ def test_all_ways_score_the_same(routing, with_export):
     result = compare_decoding(
         lm, problem(), "test", num_examples=3, with_export=with_export, verbose=False
     )
-    assert result.num_windows == 3 and result.decisions > 100
+    assert result.num_windows == 3 and result.decisions > 50
     assert result.near_ties == 0
     assert result.largest_difference < 1e-4
     assert abs(result.one_pass - result.steps) < 1e-5
@@ -129,27 +130,24 @@ def test_lines_for_a_reader():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("routing", ["token_choice", "expert_choice"])
-def test_a_trained_model_scores_the_same_in_all_ways(routing, tmp_path, compiled):
+def test_a_trained_model_scores_the_same_in_all_ways(tmp_path, compiled):
     arguments = [
         f"--model_dir={tmp_path}",
         "--hparams_set=byte_tiny",
         # Local heads first: equal bytes would have equal scores.
-        f"--hparams=routing={routing},num_layers=2,num_local_only_layers=1",
-        "--train_steps=200",
+        "--hparams=routing=expert_choice,num_layers=2,num_local_only_layers=1",
+        "--train_steps=100",
+        "--nojit_compile",
         "--eval_every=0",
         "--eval_examples=2",
         "--sample_bytes=0",
     ]
-    options = flags.FlagValues()
-    train.define_flags(options)
-    options(["train", *arguments])
-    assert train.run(options) == 0
+    assert not command_line.run(train, *arguments)
     lm = loading.load_language_model(checkpoints.paths(tmp_path)[-1])
     data = problems.get("python_source", sequence_length=64)
-    result = compare_decoding(lm, data, "test", num_examples=16, verbose=False)
+    result = compare_decoding(lm, data, "test", num_examples=8, verbose=False)
     print("\n".join(report.describe_decoding(result, data, "test")))
-    assert result.one_pass < 6.0
+    assert result.one_pass < 7.0
     assert abs(result.one_pass - result.steps) < 1e-4
     if ON_TENSORFLOW:
         assert abs(result.one_pass - result.exported) < 1e-4

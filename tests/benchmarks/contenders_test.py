@@ -1,25 +1,22 @@
 """Tests that the contenders of the benchmarks run, at tiny sizes."""
 
 import dataclasses
+import functools
 import sys
 import types
 
 import keras
 import pytest
-from absl import flags
 
 from benchmarks import attention
 from benchmarks import contenders
 from benchmarks import worker
+from tests import command_line
 
 LIBRARY = keras.backend.backend()
 
 
-def options(*arguments):
-    values = flags.FlagValues()
-    attention.define_flags(values)
-    values(["attention", *arguments])
-    return values
+options = functools.partial(command_line.parse, attention)
 
 
 def own_cases(device="cpu", dtype="float32"):

@@ -1,16 +1,17 @@
 """The table of all patterns: every row has heads, and its figures their places."""
 
+import functools
 import itertools
 import pathlib
 
 import pytest
-from absl import flags
 from matplotlib.text import Text
 
 from benchmarks import compare_patterns
 from benchmarks import pattern_heads
 from benchmarks import patterns
 from benchmarks import processes
+from tests import command_line
 
 
 @pytest.mark.parametrize("row", pattern_heads.ROWS)
@@ -22,11 +23,7 @@ def test_rows_have_heads(row):
     assert {group.key_shift for group in groups} == {shift}
 
 
-def parsed(*arguments):
-    options = flags.FlagValues()
-    patterns.define_flags(options)
-    options(["patterns", *arguments])
-    return options
+parsed = functools.partial(command_line.parse, patterns)
 
 
 def test_bits_per_byte_of_compare_patterns_are_taken_over(tmp_path, monkeypatch):

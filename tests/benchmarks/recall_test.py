@@ -1,3 +1,4 @@
+import functools
 import json
 import pathlib
 
@@ -10,16 +11,13 @@ from benchmarks import recall_data
 from benchmarks import recall_model
 from benchmarks import record
 from benchmarks.tasks.task import Examples
+from tests import command_line
 from tests import tracing
 
 SIZES = {"length": 32, "pairs": 4, "vocabulary": 64}
 
 
-def parse(*arguments):
-    values = flags.FlagValues()
-    recall.define_flags(values)
-    values(["recall", *arguments])
-    return values
+parse = functools.partial(command_line.parse, recall)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The runner of the field's tasks: runs, records, and the page of their tables."""
 
+import functools
 import json
 import pathlib
 import re
@@ -8,7 +9,6 @@ import shlex
 import keras
 import numpy as np
 import pytest
-from absl import flags
 
 from benchmarks import recall_model
 from benchmarks.tasks import __main__ as runner
@@ -19,16 +19,13 @@ from benchmarks.tasks.settings import Settings
 from benchmarks.tasks.task import SCORES
 from benchmarks.tasks.task import Task
 from benchmarks.tasks.task import published
+from tests import command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL = "hidden_dim=8,key_dim=8,attention_window=8,local_block_length=4,num_clusters=2"
 
 
-def parse(*arguments):
-    values = flags.FlagValues()
-    runner.define_flags(values)
-    values(["tasks", *arguments])
-    return values
+parse = functools.partial(command_line.parse, runner)
 
 
 @pytest.fixture(autouse=True)

@@ -62,7 +62,7 @@ KINDS = {
         "local_relative_positions": False,
     },
 }
-DEFAULTS = {"kind": "decoder", "num_parts": 1, "steps_per_call": 1, "num_steps": 20}
+DEFAULTS = {"kind": "decoder", "num_parts": 1, "steps_per_call": 1, "num_steps": 12}
 DEFAULTS |= {"precision": "float32", "changes": {}, "jit_compile": True}
 # The optimizer's loss scaling, if any; step -> rows whose gradient is not finite.
 DEFAULTS |= {"loss_scaling": None, "traps": {}}

@@ -12,7 +12,6 @@ from tests.models import small_seq2seq
 from tests.models.small_seq2seq import INPUT_LENGTH
 from tests.models.small_seq2seq import LENGTH
 from tests.models.small_seq2seq import LOCAL
-from tools import preset_table
 
 INPUTS = small_seq2seq.inputs()
 TINY = {
@@ -125,16 +124,6 @@ def routed():
     """A model with all kinds of attention, and what it makes of `INPUTS`."""
     model = backbone(num_clusters=2, attention_window=12)
     return model, output(model, INPUTS)
-
-
-@pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_padding_has_no_influence(side, routed):
-    model, expected = routed
-    padding = ~INPUTS[f"{side}_padding_mask"]
-    x = small_seq2seq.change(INPUTS, f"{side}_token_ids", padding)
-    assert (x[f"{side}_token_ids"] != INPUTS[f"{side}_token_ids"]).any()
-    real = INPUTS["decoder_padding_mask"]
-    np.testing.assert_array_equal(output(model, x)[real], expected[real])
 
 
 @small_models.FURTHER
@@ -365,23 +354,6 @@ def test_presets():
     settings = models.preset_hyperparameters("translate_local_cluster512")
     assert model.hyperparameters == settings.replace(**TINY)
     assert output(model, INPUTS).shape == (2, LENGTH, 16)
-    with pytest.raises(ValueError, match="num_layer. Did you mean 'num_layers'"):
-        models.RoutingTransformerEncoderDecoder.from_preset(
-            "translate_local_cluster512", num_layer=1
-        )
-
-
-def test_a_preset_at_full_size():
-    with preset_table.shapes_alone():
-        model = models.RoutingTransformerEncoderDecoder.from_preset("meena_local2k")
-    assert (len(model.encoder_blocks), len(model.blocks)) == (6, 15)
-    (embedding,) = (
-        layer
-        for layer in model.encoder_embedding_layers
-        if isinstance(layer, layers.TokenEmbedding)
-    )
-    assert tuple(embedding.embeddings.shape) == (98302, 1024)
-    assert tuple(model.get_layer("token_embedding").embeddings.shape) == (98302, 256)
 
 
 def test_refusals(tmp_path):

@@ -148,6 +148,7 @@ def test_no_such_choice(field, value):
         ("height \\* width \\* channels, 48", {**IMAGE, "max_sequence_length": 47}),
         ("no encoder.*num_encoder_layers=2", {**IMAGE, "num_encoder_layers": 2}),
         ("are settings of image models.*num_classes=10", {"num_classes": 10}),
+        ("relative_key_stddev=-1.0", {"relative_key_stddev": -1}),
         ("`compatibility` must be", {"compatibility": {"no_such_flaw": True}}),
         ("`compatibility` must be", {"compatibility": {"rank_mask": True}}),
         ("`compatibility` must be", {"compatibility": {"no_such_flaw": False}}),

@@ -15,22 +15,31 @@ from routing_tf.zoo import PATTERNS
 from tests import golden_cases
 from tests.models import small_models
 from tests.models import small_seq2seq
+from tools import preset_table
 
 pytestmark = pytest.mark.usefixtures("eager")
 LENGTH, START = 12, 9
+# One of each way to remember: heads of the zoo are tested alone, these within models.
 # On JAX they take long to compile.
+FURTHER = ("luna", "long_short", "native_sparse", "nystrom", "bigbird")
 FEW = () if keras.backend.backend() == "jax" else ("reformer", "linformer")
 ON_TEXT = [name for name, pattern in PATTERNS.items() if not pattern.of_images]
 OF_DECODERS = [name for name in ON_TEXT if PATTERNS[name].of_decoders]
 OF_ENCODERS = [name for name in ON_TEXT if PATTERNS[name].of_encoders]
+ENCODER = {"num_encoder_layers": 1, "max_input_length": 16}
 SMALL = {"num_layers": 1, "attention_window": 8, "max_sequence_length": LENGTH}
 
 
-def cases(names):
+def all_cases(names):
     return [
         pytest.param(name, marks=() if name in FEW else pytest.mark.thorough)
         for name in names
     ]
+
+
+def cases(names):
+    few = ("reformer", "linformer", *FURTHER)
+    return all_cases([name for name in names if name in few])
 
 
 def logits(lm, x):
@@ -45,12 +54,27 @@ def assert_has(block, name, expected=True):
     assert ({type(group).__name__ for group in groups} <= made) == expected
 
 
+@pytest.mark.parametrize("name", all_cases(ON_TEXT))
+def test_heads_of_each_pattern(name):
+    """Their variables have different paths, by which checkpoints hold them."""
+    of_decoders = PATTERNS[name].of_decoders
+    changes = {"routing": name} if of_decoders else {"encoder_routing": name, **ENCODER}
+    cls = models.RoutingTransformer
+    if not of_decoders:
+        cls = models.RoutingTransformerEncoderDecoder
+    with preset_table.shapes_alone():
+        model = cls(small_models.hyperparameters(**changes, **SMALL))
+    blocks = model.blocks
+    if not of_decoders:
+        assert_has(blocks[-1], name, expected=False)
+        blocks = model.encoder_blocks
+    assert_has(blocks[-1], name)
+    assert len({variable.path for variable in model.weights}) == len(model.weights)
+
+
 @pytest.mark.parametrize("name", cases(OF_DECODERS))
 def test_of_text(name):
     lm = small_models.language_model(routing=name, **SMALL)
-    assert_has(lm.backbone.blocks[-1], name)
-    # Checkpoints hold variables by their paths.
-    assert len({variable.path for variable in lm.weights}) == len(lm.weights)
     x = small_models.inputs((LENGTH, LENGTH), LENGTH)
     expected = logits(lm, x)
     changed = x["token_ids"].copy()
@@ -159,9 +183,6 @@ def test_of_images(blocks):
     found, other = (golden_cases.to_numpy(lm({"images": x})) for x in (images, changed))
     np.testing.assert_array_equal(found[:, :3], other[:, :3])
     assert np.abs(found - other).max() > 0
-
-
-ENCODER = {"num_encoder_layers": 1, "max_input_length": 16}
 
 
 @pytest.mark.parametrize(

@@ -95,18 +95,6 @@ def test_round_trip_of_the_config(changes):
     assert copy.get_config() == model.get_config()
 
 
-def test_a_copy_with_the_same_weights_gives_the_same_output():
-    model = backbone()
-    copy = models.RoutingTransformer.from_config(model.get_config())
-    # The paths of the variables do not depend on how many models there are already.
-    paths = [variable.path for variable in model.variables]
-    assert [variable.path for variable in copy.variables] == paths
-    x = small_models.inputs()
-    assert not np.allclose(output(copy, x), output(model, x))
-    copy_weights(model, copy)
-    np.testing.assert_array_equal(output(copy, x), output(model, x))
-
-
 def test_head_groups():
     both = [("RoutedHeads", 1), ("LocalHeads", 3)]
     local = [("LocalHeads", 4)]
@@ -336,20 +324,6 @@ def test_later_tokens_do_not_reach_local_heads():
         assert changed[:, place:].any()
 
 
-def test_centroids_move_only_in_training():
-    model = backbone()
-    before = small_models.arrays(model.non_trainable_variables)
-    assert len(before) == 3  # centroids, counts and sums
-    x = small_models.inputs()
-    output(model, x)
-    small_models.assert_equal(
-        small_models.arrays(model.non_trainable_variables), before
-    )
-    output(model, x, training=True)
-    for path, value in small_models.arrays(model.non_trainable_variables).items():
-        assert np.abs(value - before[path]).max() > 1e-3, path
-
-
 def test_low_precision_leaves_the_clustering_alone():
     model = models.RoutingTransformer(
         small_models.hyperparameters(num_layers=1), dtype="mixed_bfloat16"
@@ -394,19 +368,6 @@ def test_hyperparameters_of_a_saved_model_cannot_be_changed(tmp_path):
         models.RoutingTransformer.from_preset(str(tmp_path), num_layers=3)
 
 
-@small_models.FURTHER
-def test_relative_key_stddev_sets_the_initial_scale():
-    backbone = models.RoutingTransformer.from_preset(
-        "byte_tiny", relative_key_stddev=3.0
-    )
-    tables = [w for w in backbone.weights if w.path.endswith("/key_embeddings")]
-    assert tables
-    for table in tables:
-        assert 2.0 < np.asarray(table).std() < 4.0
-    with pytest.raises(ValueError, match="relative_key_stddev=-1.0"):
-        models.RoutingTransformer.from_preset("byte_tiny", relative_key_stddev=-1)
-
-
 def test_settings_of_centroids_and_memory_reach_every_block():
     settings = {"revive_centroids_after": 7, "centroid_initialization": "tokens"}
     lm = small_models.without_memory(
@@ -423,10 +384,10 @@ def test_settings_of_centroids_and_memory_reach_every_block():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("remat", [False, True])
-def test_trains_a_step_under_mixed_precision(dtype, remat, compiled):
-    lm = small_models.language_model(dtype=dtype, remat=remat, residual_dropout=0.1)
+def test_trains_a_step_under_mixed_precision():
+    """In float16; what bfloat16 does is a test of the language model."""
+    settings = {"dtype": "mixed_float16", "remat": True, "residual_dropout": 0.1}
+    lm = small_models.language_model(**settings)
     lm.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy())
     centroids = [layer.centroids for layer in small_models.kmeans_layers(lm)]
     before = small_models.arrays(centroids)

@@ -1,19 +1,26 @@
-"""SavedModels against the models they are made of."""
+"""SavedModels, as the command writes them, against the models they are made of."""
 
+import contextlib
+import functools
+import io
 import json
 import os
 import subprocess
 import sys
+import textwrap
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import flags
 
 from routing_tf import models
 from routing_tf import tokenizers
-from routing_tf.layers.routing import last_members
+from routing_tf.cli import export
+from routing_tf.layers.support import data_shapes
 from routing_tf.models.token_scorer import TokenScorer
+from tests import command_line
 from tests import tracing
 from tests.models import small_models
 from tests.models import small_seq2seq
@@ -22,7 +29,7 @@ ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 on_tensorflow = pytest.mark.skipif(
     not ON_TENSORFLOW, reason="SavedModels are made on the TensorFlow backend"
 )
-LENGTH = 12
+LENGTH = 20
 TEXTS = ["It was dark", "b", "déjà vu"]
 PROMPTS = ["It was", "a", ""]
 IMAGES = {
@@ -71,10 +78,24 @@ def greedy(lm, inputs, **options):
     return lm.generate(inputs, **options)
 
 
-def load(model, path, **options):
-    with tracing.traced():
-        model.export(path, **options)
-        return tf.saved_model.load(str(path))
+run = functools.partial(command_line.run, export)
+
+
+def load(model, folder, *arguments):
+    """Exports a model; returns what the Python printed by the command has loaded."""
+    return load_and_listen(model, folder, *arguments)[0]
+
+
+def load_and_listen(model, folder, *arguments):
+    """Does that, and returns what the command and that Python have printed, too."""
+    model.save(folder / "model.keras")
+    paths = f"--model_dir={folder / 'model.keras'}", f"--export_dir={folder / 'served'}"
+    names = {}
+    with tracing.traced(), contextlib.redirect_stdout(io.StringIO()) as out:
+        assert not run(*paths, *arguments)
+        _, _, snippet = out.getvalue().partition("this uses it:\n\n")
+        exec(textwrap.dedent(snippet), names)
+    return names["served"], out.getvalue()
 
 
 def call_in_fresh_process(path, *calls, modules=()):
@@ -90,24 +111,6 @@ def call_in_fresh_process(path, *calls, modules=()):
     return json.loads(done.stdout)
 
 
-@on_tensorflow
-@pytest.mark.parametrize("options", [{}, {"input_signature": True}])
-def test_what_is_exported_can_be_compiled_by_xla(options, tmp_path, monkeypatch):
-    """It has no shapes that depend on the data."""
-    lm = text_model(routing="token_choice", num_clusters=4, attention_window=4)
-    if options:
-        specs = {
-            "token_ids": tf.TensorSpec((None, LENGTH), "int32"),
-            "padding_mask": tf.TensorSpec((None, LENGTH), "bool"),
-        }
-        options = {"input_signature": [specs]}
-    monkeypatch.setattr(last_members, "ClusterBlocks", None)
-    monkeypatch.setattr(keras.distribution, "list_devices", lambda: ["cpu:0"])
-    with pytest.raises(TypeError, match="not callable"):
-        lm(lm.preprocessor.generate_preprocess(TEXTS))
-    load(lm, tmp_path, **options)
-
-
 @pytest.fixture(scope="module")
 def lm():
     """A model that reads what followed; others see below."""
@@ -115,27 +118,54 @@ def lm():
 
 
 @pytest.fixture(scope="module")
-def path(lm, tmp_path_factory):
-    """The folder of an exported model of texts."""
-    path = tmp_path_factory.mktemp("served") / "text"
-    with tracing.traced():
-        lm.export(path)
-    return path
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("texts")
 
 
 @pytest.fixture(scope="module")
-def served(path):
-    return tf.saved_model.load(str(path))
+def exported(lm, folder):
+    """What is served, and what was printed.
+
+    Blocks of clusters, whose number depends on the data, cannot be made while the model
+    is exported: XLA could not compile them.
+    """
+    save, called = tf.saved_model.save, []
+
+    def save_for_xla(*arguments, **options):
+        called.append(data_shapes.may_follow_data())
+        save(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keras.distribution, "list_devices", lambda: ["cpu:0"])
+        patch.setattr(tf.saved_model, "save", save_for_xla)
+        assert data_shapes.may_follow_data()
+        result = load_and_listen(lm, folder)
+    assert called == [False]
+    return result
+
+
+@pytest.fixture(scope="module")
+def served(exported):
+    return exported[0]
+
+
+@on_tensorflow
+def test_what_the_command_prints(exported):
+    out = exported[1]
+    assert "\nscore(texts: string[?]) -> log_likelihoods: float32[?, ?], " in out
+    assert "\ngenerate(texts: string[?], temperature: float32[], top_k: " in out
+    assert "tensorflow_text" not in out
+    assert "\nIt was" in out
 
 
 @on_tensorflow
 @pytest.mark.thorough
-def test_tensorflow_alone_serves_texts(lm, path):
+def test_tensorflow_alone_serves_texts(lm, exported, folder):
     ids = [[65, 66, 67], [65, 66, 0], [67, 0, 0]]
     mask = [[True] * 3, [True, True, False], [True, False, False]]
     rows = {"token_ids": ids, "padding_mask": mask}
     score, one, continued, ids_score, ids_continued = call_in_fresh_process(
-        path,
+        folder / "served",
         ("score", {"texts": TEXTS}),
         ("score", {"texts": TEXTS[:1]}),
         ("generate", {"texts": PROMPTS, "temperature": 0.0}),
@@ -295,7 +325,7 @@ def test_three_ways_to_score_a_prefix(tmp_path):
         logits, _, cache = lm.call_with_cache(token, cache, index)
         values = keras.ops.log_softmax(logits[:, 0])
         stepwise.append(np.take_along_axis(values.numpy(), ids[:, index, None], 1))
-    served = load(lm, tmp_path, routing_scope="prefix", max_length=9)
+    served = load(lm, tmp_path, "--routing_scope=prefix", "--max_length=9")
     functions = {"score", "generate", "score_ids", "generate_ids"}
     assert set(served.signatures) == {*functions, "serving_default"}
     saved = served.score(ids, np.ones_like(ids, "bool"))["log_likelihoods"].numpy()
@@ -315,7 +345,7 @@ def test_a_model_that_sees_later_tokens(tmp_path):
     )
     with pytest.raises(ValueError, match="no output depends on later tokens"):
         lm.export(tmp_path, routing_scope="prefix")
-    served = load(lm, tmp_path, max_length=11)
+    served = load(lm, tmp_path, "--max_length=11")
     x = small_models.inputs((3, 3), buffer=3)
     ids = served.generate(x["token_ids"], x["padding_mask"], temperature=0.0)
     start = {name: np.pad(value, [(0, 0), (1, 8)]) for name, value in x.items()}
@@ -332,7 +362,9 @@ def test_padding_with_influence_is_refused(tmp_path):
         routing="expert_choice",
         compatibility="exact",
     )
-    served = load(lm, tmp_path)
+    with tracing.traced():
+        lm.export(tmp_path)
+    served = tf.saved_model.load(str(tmp_path))
     ids = small_models.inputs()["token_ids"]
     score = served.score(ids, np.ones_like(ids, "bool"))["log_likelihood"]
     expected = [result.log_likelihood for result in lm.score(ids)]
@@ -343,20 +375,28 @@ def test_padding_with_influence_is_refused(tmp_path):
 
 @on_tensorflow
 @pytest.mark.thorough
-def test_subwords_need_tensorflow_text(tmp_path):
-    texts = ["one fish", "red fish, blue"]
-    vocabulary = tokenizers.SubwordTokenizer.build_vocabulary(texts, 64)
-    lm = text_model(tokenizers.SubwordTokenizer(vocabulary), num_routed_heads=0)
-    load(lm, tmp_path)
+@pytest.mark.parametrize(
+    "tokenizer_class, options",
+    [(tokenizers.SubwordTokenizer, [64]), (tokenizers.WordTokenizer, [])],
+)
+def test_only_subwords_need_tensorflow_text(tokenizer_class, options, tmp_path):
+    texts = ["It was a dark night", "It was"]
+    tokenizer = tokenizer_class(tokenizer_class.build_vocabulary(texts, *options))
+    lm = text_model(tokenizer, num_routed_heads=0, max_sequence_length=64)
+    _, out = load_and_listen(lm, tmp_path)
+    assert "\nIt was" in out
+    assert ("import tensorflow_text" in out) == bool(options)
+    if not options:
+        return
     score, continued = call_in_fresh_process(
-        tmp_path,
+        tmp_path / "served",
         ("score", {"texts": texts}),
-        ("generate", {"texts": ["one fish", ""], "temperature": 0.0}),
+        ("generate", {"texts": ["It was", ""], "temperature": 0.0}),
         modules=["tensorflow_text"],
     )
     expected = [result.log_likelihood for result in lm.score(texts)]
     np.testing.assert_allclose(score["log_likelihood"], expected, atol=1e-4)
-    assert continued["texts"][0].startswith("one fish")
+    assert continued["texts"][0].startswith("It was")
     ids, mask = continued["token_ids"], np.array(continued["padding_mask"])
     again = lm.preprocessor.tokenizer.detokenize(np.where(mask, ids, 0))
     assert continued["texts"] == again
@@ -367,13 +407,14 @@ def test_subwords_need_tensorflow_text(tmp_path):
 def test_a_model_with_an_encoder(tmp_path):
     lm = small_seq2seq.language_model(
         vocabulary_size=258,
+        **small_seq2seq.LOCAL,
         preprocessor=models.RoutingTransformerSeq2SeqLMPreprocessor(
             tokenizers.ByteTokenizer(),
             encoder_sequence_length=small_seq2seq.INPUT_LENGTH,
             decoder_sequence_length=small_models.LENGTH,
         ),
     )
-    served = load(lm, tmp_path, max_length=16)
+    served = load(lm, tmp_path, "--max_length=16")
     assert set(served.signatures) == {"generate", "generate_ids", "serving_default"}
     # Without the settings of sampling among its inputs.
     inputs = served.signatures["serving_default"].structured_input_signature[1]
@@ -399,13 +440,8 @@ def test_a_model_with_an_encoder(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_classes": 3},
-        {"num_classes": None, "routing": "expert_choice"},
-        {
-            "num_classes": 3,
-            "routing": "hashed",
-            "compatibility": "trained",
-        },
+        {"num_classes": 3, "routing": "expert_choice"},
+        {"num_classes": None, "routing": "hashed", "compatibility": "trained"},
     ],
 )
 @pytest.mark.thorough
@@ -455,33 +491,73 @@ def test_refused_exports(tmp_path):
 
 
 def test_other_formats_are_left_to_keras(tmp_path, monkeypatch):
+    """XLA could compile what it exports: shapes do not follow the data."""
     calls = []
-    monkeypatch.setattr(keras.Model, "export", lambda self, *args: calls.append(args))
+
+    def export(self, *arguments):
+        calls.append((*arguments, data_shapes.may_follow_data()))
+
+    monkeypatch.setattr(keras.Model, "export", export)
+    monkeypatch.setattr(keras.distribution, "list_devices", lambda: ["cpu:0"])
     lm = small_models.language_model(num_layers=1)
     lm.export(tmp_path, format="onnx")
     lm.export(tmp_path, input_signature=[1], verbose=True)
     assert calls == [
-        (tmp_path, "onnx", None, None),
-        (tmp_path, "tf_saved_model", True, [1]),
+        (tmp_path, "onnx", None, None, False),
+        (tmp_path, "tf_saved_model", True, [1], False),
     ]
 
 
-@pytest.mark.skipif(ON_TENSORFLOW, reason="what other backends say")
-def test_other_backends_say_how(tmp_path):
-    lm = text_model()
-    with pytest.raises(ValueError, match="KERAS_BACKEND=tensorflow python -m routing"):
-        lm.export(tmp_path / "served")
+@on_tensorflow
+def test_other_files_are_safe(tmp_path, capsys, monkeypatch):
+    def export(self, folder, max_length, **options):
+        (folder / "saved_model.pb").write_text(str(max_length))
+
+    monkeypatch.setattr(models.RoutingTransformerCausalLM, "export", export)
+    path, folder = tmp_path / "model.keras", tmp_path / "folder"
+    small_models.language_model(num_layers=1, num_routed_heads=0).save(path)
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("words")
+    arguments = [f"--model_dir={path}", f"--export_dir={folder}"]
+    assert run(*arguments) == 1
+    assert "must be a new or empty folder, or an earlier" in capsys.readouterr().err
+    assert run(f"--model_dir={path}", f"--export_dir={path}", "--overwrite") == 1
+    assert not run(*arguments, "--overwrite")
+    assert (folder / "thesis.txt").read_text() == "words"
+    # An earlier export is replaced.
+    assert not run(*arguments, "--max_length=12")
+    assert (folder / "saved_model.pb").read_text() == "12"
+
+
+@on_tensorflow
+def test_mistakes_are_one_line_on_stderr(tmp_path, capsys):
+    folder = f"--export_dir={tmp_path / 'served'}"
+    assert run(f"--model_dir={tmp_path}", folder) == 1
+    assert "`--model_dir` must hold a run" in capsys.readouterr().err
+    with pytest.raises(flags.IllegalFlagValueError):
+        run(f"--model_dir={tmp_path}", folder, "--max_length=0")
     assert not (tmp_path / "served").exists()
-    lm.save(tmp_path / "model.keras")
+
+
+@pytest.mark.skipif(ON_TENSORFLOW, reason="what other backends say")
+def test_other_backends_say_how(tmp_path, capsys):
+    lm, path, served = text_model(), tmp_path / "model.keras", tmp_path / "served"
+    lm.save(path)
+    with pytest.raises(ValueError, match="KERAS_BACKEND=tensorflow python -m routing"):
+        lm.export(served)
+    paths = f"--model_dir={path}", f"--export_dir={served}"
+    assert run(*paths) == 1
+    command = f"python -m routing_tf.export {' '.join(paths)}"
+    assert f"Run `KERAS_BACKEND=tensorflow {command}`" in capsys.readouterr().err
+    assert not served.exists()
     subprocess.run(
-        [sys.executable, "-m", "routing_tf.export", "--model_dir=model.keras"]
-        + ["--export_dir=served"],
+        [sys.executable, *command.split()[1:]],
         cwd=tmp_path,
         env={**os.environ, "KERAS_BACKEND": "tensorflow"},
         check=True,
         capture_output=True,
     )
-    served = tf.saved_model.load(str(tmp_path / "served"))
-    score = served.score(TEXTS)
+    loaded = tf.saved_model.load(str(served))  # holds its variables
+    score = loaded.score(TEXTS)
     expected = [result.log_likelihood for result in lm.score(TEXTS)]
     np.testing.assert_allclose(score["log_likelihood"], expected, atol=1e-4)

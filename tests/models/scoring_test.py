@@ -421,9 +421,9 @@ def test_prefixes_of_one_routed_layer_are_prefixes_alone():
 @small_models.FURTHER
 def test_prefixes_do_not_know_what_follows():
     lm = language_model(num_layers=3)
-    text = "the cat sat on the mat"
+    text = "the cat sat on"
     whole = lm.score(text, routing_scope="prefix")
-    for end in (4, 11):
+    for end in (4, 9):
         start = lm.score(text[:end], routing_scope="prefix")
         assert_close(start.log_likelihoods, whole.log_likelihoods[:end])
         leaky = lm.score(text[:end]).log_likelihoods

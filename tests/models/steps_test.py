@@ -9,7 +9,7 @@ from tests import golden_cases
 from tests.models import small_models
 from tests.models import small_seq2seq
 
-LENGTH, PROMPTS = 8, (3, 5)
+LENGTH, PROMPTS = 7, (3, 5)
 SAMPLERS = {
     "greedy": keras_hub.samplers.GreedySampler,
     "top_p": lambda: keras_hub.samplers.TopPSampler(p=0.6, seed=3),

@@ -52,21 +52,6 @@ def test_held_out_images_come_once_and_in_order():
     assert batches == [[0, 1, 2], [3, 4, -1]]
 
 
-def test_epochs_hold_each_image_once_in_another_order():
-    batches = Numbered().dataset("train", batch_size=23).take(2)
-    first, second = numbers(batches)
-    assert sorted(first) == sorted(second) == list(range(23))
-    assert first != second != sorted(second)
-
-
-@pytest.mark.thorough
-def test_training_goes_on_anywhere():
-    problem = Numbered()
-    whole = numbers(problem.dataset("train", batch_size=4, seed=1).take(9))
-    rest = numbers(problem.dataset("train", batch_size=4, seed=1, start_step=5).take(4))
-    assert whole[5:] == rest
-
-
 def test_digits():
     digits = problems.get("digits")
     sizes = [len(digits.images(split)) for split in ("train", "validation", "test")]

@@ -173,19 +173,6 @@ class TestMnist:
         builder.download_and_prepare(download_config=config)
         check_images(get("mnist", tmp_path), "test", range(6))
 
-    @pytest.mark.thorough
-    def test_training_goes_on_anywhere(self, small_mnist, tmp_path, raw):
-        problem = get("mnist", tmp_path, raw)
-
-        def firsts(**options):
-            dataset = problem.dataset("train", 6, seed=3, **options)
-            return [
-                t[:, 0, 0, 0].tolist()
-                for _, t, _ in dataset.take(6 if not options else 3).as_numpy_iterator()
-            ]
-
-        assert firsts()[3:] == firsts(start_step=3)
-
     def test_another_file(self, tmp_path, raw):
         write_mnist(raw)
         with pytest.raises(ValueError, match="train-images-idx3-ubyte.gz") as error:

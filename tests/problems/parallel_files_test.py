@@ -138,15 +138,6 @@ def test_pairs_with_an_empty_side_are_left_out(tmp_path, caplog):
     assert record.getMessage().startswith("train: 3 pairs are left out, as a side")
 
 
-@pytest.mark.thorough
-def test_batches_go_on_anywhere(files):
-    def batches(step):
-        dataset = get(files).dataset("train", 40, start_step=step).take(6 - step)
-        return [targets.tolist() for _, targets, _ in dataset.as_numpy_iterator()]
-
-    assert batches(0)[4:] == batches(4)
-
-
 class TestFilesThatDoNotFit:
     def test_other_numbers_of_lines(self, files, tmp_path):
         write(tmp_path / "a.de", range(99))
@@ -233,13 +224,3 @@ class TestArrays:
         problem = get(files, data_dir=str(tmp_path / "data"))
         with pytest.raises(ValueError, match="raw_dir=.*; leave it out"):
             list(problem.generate(str(tmp_path)))
-
-
-@pytest.mark.thorough
-def test_any_split_can_be_trained_on(files):
-    problem = get(files, train_split="validation", eval_split="test")
-    assert problem.num_windows("validation") == 5
-    targets = next(iter(problem.dataset("validation", 5)))[1].numpy()
-    texts = sorted(ByteTokenizer().detokenize(targets))
-    assert texts == sorted(str(-n) for n in range(91, 96))
-    assert set(SPLITS) == set(problem.available_splits())

@@ -97,14 +97,6 @@ class TestBatches:
             dataset = Numbers().dataset("train", 4, seed=1, start_step=step)
             assert numbers(dataset.take(15 - step)) == whole[step:]
 
-    def test_workers_share_a_batch(self):
-        whole = numbers(Numbers().dataset("train", 6).take(5))
-        parts = [
-            numbers(Numbers().dataset("train", 3, num_workers=2, worker=n).take(5))
-            for n in range(2)
-        ]
-        assert [a + b for a, b in zip(*parts)] == whole
-
 
 class TestLongPairs:
     """Numbers of two digits have three ids with the end; "one one" has eight."""

@@ -177,17 +177,6 @@ class TestDocuments:
                 )
 
     @pytest.mark.thorough
-    def test_training_goes_on_anywhere(self, tmp_path, raw):
-        problem = get(tmp_path, raw, input_length=60, sequence_length=60)
-        assert 12 < problem.num_windows("train") < 24
-
-        def batches(step):
-            dataset = problem.dataset("train", 6, start_step=step).take(9 - step)
-            return [targets.tolist() for _, targets, _ in dataset.as_numpy_iterator()]
-
-        assert batches(0)[5:] == batches(5)
-
-    @pytest.mark.thorough
     def test_stopped_work_goes_on(self, tmp_path, raw, monkeypatch):
         monkeypatch.setattr(array_store, "SECONDS_BETWEEN_CHECKPOINTS", 0)
         monkeypatch.setattr(translate, "PAIRS_AT_ONCE", 2)

@@ -5,13 +5,10 @@ import pathlib
 import re
 import unicodedata
 
-import keras
-import keras_hub
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from routing_tf import models
 from routing_tf.tokenizers import SubwordTokenizer
 
 REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
@@ -252,17 +249,6 @@ def test_ids_are_those_of_the_rules(tokenizer, vocabulary):
     assert len(tokenizer.tokenize(CORPUS[0])) < len(CORPUS[0]) / 2
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_round_trip_of_one_text(tokenizer, text):
-    ids = tokenizer(text)
-    assert keras.ops.convert_to_numpy(ids).dtype == np.int32
-    assert tokenizer.detokenize(ids) == text
-    assert (
-        tokenizer.tokenize(text.encode()).numpy().tolist()
-        == (tokenizer.tokenize([text]).to_list()[0])
-    )
-
-
 def test_long_words(tokenizer, vocabulary):
     texts = ["cat" * 2000, "🙂" * 300, "_" * 999, " " * 999, "a b" * 999]
     ids = tokenizer.tokenize(texts).to_list()
@@ -309,83 +295,6 @@ def test_escapes(tokenizer, escaped, text):
     assert tokenizer.detokenize(ids) == text
 
 
-def test_detokenize_drops_padding_and_stops_at_the_end_id(tokenizer):
-    a, b = tokenizer.token_to_id("a"), tokenizer.token_to_id("b")
-    size = tokenizer.vocabulary_size()
-    for ids, text in [
-        ([], ""),
-        ([0, a, 0, b, 0], "ab"),
-        ([a, 1, b], "a"),
-        ([1], ""),
-        ([a, size, -1, b], "ab"),
-    ]:
-        assert tokenizer.detokenize(ids) == text
-        assert tokenizer.detokenize(np.array(ids, "int64")) == text
-        assert tokenizer.detokenize([ids, [a]]) == [text, "a"]
-    assert tokenizer.detokenize([[], []]) == ["", ""]
-
-
-def test_sequence_length_cuts_and_pads(vocabulary):
-    tokenizer = SubwordTokenizer(vocabulary, sequence_length=4)
-    ids = keras.ops.convert_to_numpy(tokenizer(["", "cat sat on the mat", "a"]))
-    assert ids.shape == (3, 4)
-    assert not ids[0].any()
-    expected = reference_encode(vocabulary, ["cat sat on the mat"])[0]
-    assert len(expected) > 4
-    assert ids[1].tolist() == expected[:4]
-    one = keras.ops.convert_to_numpy(tokenizer("a"))
-    np.testing.assert_array_equal(one, ids[2])
-    assert tokenizer.detokenize(one) == "a"
-
-
-@pytest.mark.parametrize("sequence_length", [None, 200])
-def test_in_a_data_pipeline(vocabulary, sequence_length):
-    tokenizer = SubwordTokenizer(vocabulary, sequence_length=sequence_length)
-    single = tf.data.Dataset.from_tensor_slices(TEXTS)
-    for dataset in (single, single.batch(2)):
-        ids = dataset.map(tokenizer)
-        assert ids.element_spec.shape[-1] == sequence_length
-        restored = [
-            text
-            for texts in ids.map(tokenizer.detokenize)
-            for text in decoded(tf.reshape(texts, (-1,)))
-        ]
-        assert restored == TEXTS
-
-
-@pytest.mark.thorough
-def test_in_a_saved_model(tokenizer, tmp_path):
-    expected = tokenizer.tokenize(TEXTS).to_tensor().numpy()
-    for module in (in_a_module(tokenizer), saved_and_loaded(tokenizer, tmp_path)):
-        ids = module.tokenize(tf.constant(TEXTS))
-        np.testing.assert_array_equal(ids, expected)
-        assert decoded(module.detokenize(ids)) == TEXTS
-        assert module.tokenize(tf.constant([], tf.string)).shape == (0, 0)
-        assert module.detokenize(tf.zeros((0, 3), tf.int32)).shape == (0,)
-
-
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow only")
-def test_a_layer_of_a_module_holds_the_table(tokenizer, tmp_path):
-    module = tf.Module()
-    module.tokenizer = tokenizer
-    module.tokenize = tf.function(
-        tokenizer.tokenize, [tf.TensorSpec((None,), tf.string)]
-    )
-    tf.saved_model.save(module, tmp_path)
-    ids = tf.saved_model.load(tmp_path).tokenize(tf.constant(TEXTS))
-    assert ids.to_list() == tokenizer.tokenize(TEXTS).to_list()
-
-
-def test_tokens_have_ids(tokenizer, vocabulary):
-    assert tokenizer.get_vocabulary() == vocabulary
-    assert tokenizer.vocabulary_size() == len(vocabulary)
-    for id, token in enumerate(vocabulary):
-        assert tokenizer.id_to_token(id) == token
-        assert tokenizer.token_to_id(token) == id
-    assert tokenizer.special_tokens == ["<pad>_", "<EOS>_"]
-    assert tokenizer.special_token_ids == [0, 1]
-
-
 def test_built_vocabularies():
     vocabulary = SubwordTokenizer.build_vocabulary(CORPUS, 70)
     assert len(vocabulary) <= 70
@@ -404,14 +313,8 @@ def test_built_vocabularies():
         assert tokenizer.detokenize(tokenizer.tokenize([many, "ω x"])) == [many, "ω x"]
 
 
-def test_files(tokenizer, vocabulary, tmp_path):
+def test_files(vocabulary, tmp_path):
     path = tmp_path / "tokens"
-    tokenizer.save_vocabulary(path)
-    lines = path.read_text(encoding="utf-8").split("\n")
-    assert lines[:2] == ["'<pad>_'", "'<EOS>_'"]
-    assert len(lines) == len(vocabulary) + 1 and not lines[-1]
-    assert SubwordTokenizer(path).get_vocabulary() == vocabulary
-    assert SubwordTokenizer(str(path)).get_vocabulary() == vocabulary
     # Double quotes, quotes and line separators in tokens, no newline at the end.
     extra = ["\u2028", "'", '"', "\r", "'\"", "\x1c"]
     lines = [f'"{token}"' for token in [*vocabulary, *extra]]
@@ -423,80 +326,6 @@ def test_files(tokenizer, vocabulary, tmp_path):
     copy = tmp_path / "copy"
     other.save_vocabulary(copy)
     assert SubwordTokenizer(copy).get_vocabulary() == other.get_vocabulary()
-
-
-def test_serialization(vocabulary):
-    tokenizer = SubwordTokenizer(vocabulary, sequence_length=7, name="subwords")
-    config = keras.saving.serialize_keras_object(tokenizer)
-    assert config["config"]["vocabulary"] is None
-    copy = keras.saving.deserialize_keras_object(config)
-    assert isinstance(copy, SubwordTokenizer)
-    assert copy.get_config() == tokenizer.get_config()
-    with pytest.raises(ValueError, match="`vocabulary` must be set"):
-        copy.tokenize("a")
-    copy.set_vocabulary(vocabulary)
-    assert copy.tokenize("a").shape == (7,)
-    config["config"]["vocabulary"] = "/etc/hosts"
-    with pytest.raises(ValueError, match="must not be a path in a saved config"):
-        keras.saving.deserialize_keras_object(config)
-
-
-def preprocessor_of(vocabulary, sequence_length=64):
-    return models.RoutingTransformerCausalLMPreprocessor(
-        SubwordTokenizer(vocabulary), sequence_length=sequence_length
-    )
-
-
-def test_with_the_preprocessor_of_keras_hub(vocabulary):
-    preprocessor = keras_hub.models.CausalLMPreprocessor(
-        SubwordTokenizer(vocabulary), sequence_length=8
-    )
-    ids = reference_encode(vocabulary, ["a cat"])[0]
-    inputs, targets, _ = preprocessor(["a cat"])
-    padding = [0] * (6 - len(ids))
-    np.testing.assert_array_equal(
-        keras.ops.convert_to_numpy(inputs["token_ids"]), [[0, *ids, 1, *padding]]
-    )
-    np.testing.assert_array_equal(
-        keras.ops.convert_to_numpy(targets), [[*ids, 1, 0, *padding]]
-    )
-    prompt = preprocessor.generate_preprocess(["a cat"])
-    assert preprocessor.generate_postprocess(prompt) == ["a cat"]
-
-
-@pytest.fixture(scope="module")
-def language_model(vocabulary):
-    return models.RoutingTransformerCausalLM.from_preset(
-        "byte_tiny",
-        num_layers=1,
-        vocabulary_size=len(vocabulary),
-        preprocessor=preprocessor_of(vocabulary),
-    )
-
-
-def test_in_a_preset_folder(language_model, vocabulary, tmp_path):
-    language_model.save_to_preset(tmp_path)
-    loaded = models.RoutingTransformerCausalLM.from_preset(str(tmp_path))
-    tokenizer = loaded.preprocessor.tokenizer
-    assert isinstance(tokenizer, SubwordTokenizer)
-    assert tokenizer.get_vocabulary() == vocabulary
-    assert tokenizer.detokenize(tokenizer(TEXTS)) == TEXTS
-    alone = models.RoutingTransformerCausalLMPreprocessor.from_preset(str(tmp_path))
-    assert alone.tokenizer.get_vocabulary() == vocabulary
-    for cls in (SubwordTokenizer, keras_hub.tokenizers.Tokenizer):
-        alone = cls.from_preset(str(tmp_path))
-        assert isinstance(alone, SubwordTokenizer)
-        assert alone.get_vocabulary() == vocabulary
-
-
-@pytest.mark.thorough
-def test_in_a_keras_file(language_model, vocabulary, tmp_path):
-    path = tmp_path / "model.keras"
-    language_model.save(path)
-    loaded = keras.saving.load_model(path)
-    tokenizer = loaded.preprocessor.tokenizer
-    assert tokenizer.get_vocabulary() == vocabulary
-    assert tokenizer.detokenize(tokenizer(TEXTS)) == TEXTS
 
 
 def test_errors_of_vocabularies(vocabulary, tmp_path):
@@ -526,25 +355,6 @@ def test_errors_of_vocabularies(vocabulary, tmp_path):
     with pytest.raises(ValueError, match="without \\[';'\\]"):
         SubwordTokenizer(without)
     assert SubwordTokenizer(["<pad>", "<EOS>", *vocabulary[2:]]).vocabulary_size()
-
-
-def test_errors_of_calls(tokenizer, vocabulary):
-    with pytest.raises(ValueError, match="`sequence_length` must be a positive"):
-        SubwordTokenizer(vocabulary, sequence_length=0)
-    with pytest.raises(ValueError, match="`inputs` must be one string"):
-        tokenizer.tokenize([1, 2])
-    with pytest.raises(ValueError, match="`inputs` must be ids of shape"):
-        tokenizer.detokenize(99)
-    with pytest.raises(ValueError, match="`id` must be between 0 and"):
-        tokenizer.id_to_token(len(vocabulary))
-    with pytest.raises(ValueError, match="`token` must be in the vocabulary"):
-        tokenizer.token_to_id("no such token")
-    unset = SubwordTokenizer()
-    for call in (unset.get_vocabulary, unset.vocabulary_size):
-        with pytest.raises(ValueError, match="`vocabulary` must be set"):
-            call()
-    with pytest.raises(ValueError, match="`vocabulary` must be set"):
-        unset.detokenize([1])
 
 
 def test_errors_of_building():

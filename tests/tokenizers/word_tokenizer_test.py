@@ -2,12 +2,10 @@ import re
 import sys
 
 import keras
-import keras_hub
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from routing_tf import models
 from routing_tf.tokenizers import WordTokenizer
 from routing_tf.tokenizers import word_tokenizer
 
@@ -206,61 +204,9 @@ def test_bytes_that_are_not_utf8():
     assert tokenizer.tokenize([b"a\xffb\xc2\xa0c"]).to_list() == [[2, 3]]
 
 
-def test_detokenize_drops_padding_and_stops_at_the_end_id(tokenizer):
-    a, b = tokenizer.token_to_id("cat"), tokenizer.token_to_id("mat")
-    size = tokenizer.vocabulary_size()
-    for ids, text in [
-        ([], ""),
-        ([0, 0, a, 0, 0, b, 0], "cat mat"),
-        ([a, 1, b], "cat"),
-        ([1], ""),
-        ([a, size, -1, b], "cat <unk> <unk> mat"),
-    ]:
-        assert tokenizer.detokenize(ids) == text
-        assert tokenizer.detokenize(np.array(ids, "int64")) == text
-        assert tokenizer.detokenize([ids, [a]]) == [text, "cat"]
-    assert tokenizer.detokenize([[], []]) == ["", ""]
+def test_detokenize_without_a_token_for_unknown_words():
     without = WordTokenizer(["<pad>", "<EOS>", "a"])
     assert without.detokenize([2, 3, -1, 2]) == "a \ufffd \ufffd a"
-
-
-def test_sequence_length_cuts_and_pads(vocabulary):
-    tokenizer = WordTokenizer(vocabulary, sequence_length=4)
-    text = "the cat sat on the mat"
-    expected = reference_encode(vocabulary, text)
-    ids = keras.ops.convert_to_numpy(tokenizer(["", text, "the"]))
-    assert ids.tolist() == [[0] * 4, expected[:4], [expected[0], 0, 0, 0]]
-    one = keras.ops.convert_to_numpy(tokenizer("the"))
-    np.testing.assert_array_equal(one, ids[2])
-    assert tokenizer.detokenize(one) == "the"
-    assert tokenizer.encode(text).tolist() == expected
-
-
-@pytest.mark.parametrize("sequence_length", [None, 200])
-def test_in_a_data_pipeline(vocabulary, sequence_length):
-    tokenizer = WordTokenizer(vocabulary, sequence_length=sequence_length)
-    expected = tokenizer.detokenize(tokenizer.tokenize(TEXTS))
-    single = tf.data.Dataset.from_tensor_slices(TEXTS)
-    for dataset in (single, single.batch(2)):
-        ids = dataset.map(tokenizer)
-        assert ids.element_spec.shape[-1] == sequence_length
-        restored = [
-            text
-            for texts in ids.map(tokenizer.detokenize)
-            for text in decoded(tf.reshape(texts, (-1,)))
-        ]
-        assert restored == expected
-
-
-def test_in_a_saved_model(tokenizer, tmp_path):
-    expected = tokenizer.tokenize(TEXTS).to_tensor().numpy()
-    texts = tokenizer.detokenize(expected)
-    for module in (in_a_module(tokenizer), saved_and_loaded(tokenizer, tmp_path)):
-        ids = module.tokenize(tf.constant(TEXTS))
-        np.testing.assert_array_equal(ids, expected)
-        assert decoded(module.detokenize(ids)) == texts
-        assert module.tokenize(tf.constant([], tf.string)).shape == (0, 0)
-        assert module.detokenize(tf.zeros((0, 3), tf.int32)).shape == (0,)
 
 
 def test_unknown_words_in_a_saved_model(tmp_path):
@@ -270,28 +216,6 @@ def test_unknown_words_in_a_saved_model(tmp_path):
         tf.errors.InvalidArgumentError, match=r"Received:\] \[unheard\]"
     ):
         module.tokenize(tf.constant(["a unheard"]))
-
-
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow only")
-def test_a_layer_of_a_module_holds_the_table(tokenizer, tmp_path):
-    module = tf.Module()
-    module.tokenizer = tokenizer
-    module.tokenize = tf.function(
-        tokenizer.tokenize, [tf.TensorSpec((None,), tf.string)]
-    )
-    tf.saved_model.save(module, tmp_path)
-    ids = tf.saved_model.load(tmp_path).tokenize(tf.constant(TEXTS))
-    assert ids.to_list() == tokenizer.tokenize(TEXTS).to_list()
-
-
-def test_tokens_have_ids(tokenizer, vocabulary):
-    assert tokenizer.get_vocabulary() == vocabulary
-    assert tokenizer.vocabulary_size() == len(vocabulary)
-    for id, token in enumerate(vocabulary):
-        assert tokenizer.id_to_token(id) == token
-        assert tokenizer.token_to_id(token) == id
-    assert tokenizer.special_tokens == ["<pad>", "<EOS>"]
-    assert tokenizer.special_token_ids == [0, 1]
 
 
 def test_built_vocabularies():
@@ -307,96 +231,6 @@ def test_built_vocabularies():
     words.insert(2, "<unk>")
     texts += ["<unk> <unk> <unk> <unk>"]
     assert build(texts) == build(texts, unknown=True) == words
-
-
-def test_files(tokenizer, vocabulary, tmp_path):
-    path = tmp_path / "words"
-    tokenizer.save_vocabulary(path)
-    assert path.read_bytes().decode() == "".join(f"{token}\n" for token in vocabulary)
-    assert WordTokenizer(path).get_vocabulary() == vocabulary
-    assert WordTokenizer(str(path)).get_vocabulary() == vocabulary
-    for end in ("\n", "\r\n"):
-        path.write_bytes(end.join(vocabulary).encode())
-        assert WordTokenizer(path).get_vocabulary() == vocabulary
-
-
-def test_serialization(vocabulary):
-    tokenizer = WordTokenizer(vocabulary, sequence_length=7, name="words")
-    config = keras.saving.serialize_keras_object(tokenizer)
-    assert config["config"]["vocabulary"] is None
-    copy = keras.saving.deserialize_keras_object(config)
-    assert isinstance(copy, WordTokenizer)
-    assert copy.get_config() == tokenizer.get_config()
-    with pytest.raises(ValueError, match="`vocabulary` must be set"):
-        copy.tokenize("a")
-    copy.set_vocabulary(vocabulary)
-    assert copy.tokenize("a").shape == (7,)
-    config["config"]["vocabulary"] = "/etc/hosts"
-    with pytest.raises(ValueError, match="must not be a path in a saved config"):
-        keras.saving.deserialize_keras_object(config)
-
-
-def test_with_the_preprocessor_of_keras_hub(vocabulary):
-    preprocessor = keras_hub.models.CausalLMPreprocessor(
-        WordTokenizer(vocabulary), sequence_length=8
-    )
-    ids = reference_encode(vocabulary, "the cat")
-    inputs, targets, _ = preprocessor(["the cat"])
-    np.testing.assert_array_equal(
-        keras.ops.convert_to_numpy(inputs["token_ids"]), [[0, *ids, 1, 0, 0, 0, 0]]
-    )
-    np.testing.assert_array_equal(
-        keras.ops.convert_to_numpy(targets), [[*ids, 1, 0, 0, 0, 0, 0]]
-    )
-    prompt = preprocessor.generate_preprocess(["the cat"])
-    assert preprocessor.generate_postprocess(prompt) == ["the cat"]
-
-
-@pytest.fixture(scope="module")
-def language_model(vocabulary):
-    preprocessor = models.RoutingTransformerCausalLMPreprocessor(
-        WordTokenizer(vocabulary), sequence_length=64
-    )
-    return models.RoutingTransformerCausalLM.from_preset(
-        "byte_tiny",
-        num_layers=1,
-        vocabulary_size=len(vocabulary),
-        preprocessor=preprocessor,
-    )
-
-
-@pytest.mark.thorough
-def test_a_language_model_generates(language_model, tokenizer):
-    keras.utils.set_random_seed(0)
-    text = language_model.generate("the cat", max_length=12)
-    assert text.startswith("the cat")
-    ids = tokenizer.encode(text)
-    assert len(ids) > 2 and tokenizer.detokenize(ids) == text
-
-
-def test_in_a_preset_folder(language_model, vocabulary, tmp_path):
-    language_model.save_to_preset(tmp_path)
-    loaded = models.RoutingTransformerCausalLM.from_preset(str(tmp_path))
-    tokenizer = loaded.preprocessor.tokenizer
-    assert isinstance(tokenizer, WordTokenizer)
-    assert tokenizer.get_vocabulary() == vocabulary
-    assert tokenizer.detokenize(tokenizer(CORPUS[0].split())) == CORPUS[0].split()
-    alone = models.RoutingTransformerCausalLMPreprocessor.from_preset(str(tmp_path))
-    assert alone.tokenizer.get_vocabulary() == vocabulary
-    for cls in (WordTokenizer, keras_hub.tokenizers.Tokenizer):
-        alone = cls.from_preset(str(tmp_path))
-        assert isinstance(alone, WordTokenizer)
-        assert alone.get_vocabulary() == vocabulary
-
-
-@pytest.mark.thorough
-def test_in_a_keras_file(language_model, vocabulary, tmp_path):
-    path = tmp_path / "model.keras"
-    language_model.save(path)
-    loaded = keras.saving.load_model(path)
-    tokenizer = loaded.preprocessor.tokenizer
-    assert tokenizer.get_vocabulary() == vocabulary
-    assert loaded.generate("the", max_length=3).startswith("the")
 
 
 def test_errors_of_vocabularies(vocabulary, tmp_path):
@@ -422,31 +256,12 @@ def test_errors_of_vocabularies(vocabulary, tmp_path):
         WordTokenizer(path)
 
 
-def test_errors_of_calls(tokenizer, vocabulary):
-    with pytest.raises(ValueError, match="`sequence_length` must be a positive"):
-        WordTokenizer(vocabulary, sequence_length=0)
-    for inputs in ([1, 2], [["a"]]):
-        with pytest.raises(ValueError, match="`inputs` must be one string"):
-            tokenizer.tokenize(inputs)
+def test_errors_of_calls(tokenizer):
+    with pytest.raises(ValueError, match="`inputs` must be one string"):
+        tokenizer.tokenize([["a"]])
     for text in (b"a", ["a"]):
         with pytest.raises(ValueError, match="`text` must be a str"):
             tokenizer.encode(text)
-    with pytest.raises(ValueError, match="`inputs` must be ids of shape"):
-        tokenizer.detokenize(99)
-    for id in (-1, len(vocabulary)):
-        with pytest.raises(ValueError, match="`id` must be between 0 and"):
-            tokenizer.id_to_token(id)
-    with pytest.raises(ValueError, match="`token` must be in the vocabulary"):
-        tokenizer.token_to_id("unheard")
-    unset = WordTokenizer()
-    for call in (
-        unset.get_vocabulary,
-        unset.vocabulary_size,
-        lambda: unset.encode("a"),
-        lambda: unset.detokenize([1]),
-    ):
-        with pytest.raises(ValueError, match="`vocabulary` must be set"):
-            call()
 
 
 def test_errors_of_building():

@@ -179,15 +179,13 @@ class Benchmark:
         if len(self.rates) > 1:
             for row, rate in itertools.product(self.rows, self.rates):
                 self._train(self._tuning(row, rate))
-        for row, place in itertools.product(self.rows, self.places):
-            settings = [self.settings(row, place, seed) for seed in self.seeds]
-            if self.options.seeds_at_once:
-                self._train_at_once(
-                    [each for each in settings if not self._found(each)]
-                )
-            else:
-                for each in settings:
-                    self._train(each)
+        if self.options.seeds_at_once:
+            for place, row in itertools.product(self.places, self.rows):
+                all_seeds = [self.settings(row, place, seed) for seed in self.seeds]
+                self._train_at_once([s for s in all_seeds if not self._found(s)])
+            return
+        for seed, place, row in itertools.product(self.seeds, self.places, self.rows):
+            self._train(self.settings(row, place, seed))
 
     def _train(self, settings):
         chooses = settings.pattern in CLUSTERED and settings.pattern != "expert choice"

@@ -27,7 +27,8 @@ def exported():
         for cls in (*vars(layers).values(), *vars(zoo).values())
         if isinstance(cls, type)
         and issubclass(cls, layers.HeadGroup)
-        and cls is not layers.HeadGroup
+        # Thresholds change who chooses a cluster, not how its panel looks.
+        and cls not in (layers.HeadGroup, zoo.ThresholdHeads)
     }
 
 

@@ -1,8 +1,13 @@
-"""Attention of other papers: each pattern in one file, built on `routing_tf.layers`.
+"""What other papers do: each part in one file, built on `routing_tf.layers`.
 
-A file of this folder lists its public names in `__all__`, and the patterns that models
-can have in `PATTERNS`. The files are found here, so a new pattern needs no line
-elsewhere in the package.
+Patterns of attention are in this folder, other layers in rooms of their own:
+`experts`, feed-forward networks with experts, and `memory`, layers that look up what
+they have learned.
+
+A file here or in a room lists its public names in `__all__`, and the patterns that
+models can have in `PATTERNS`. The files are found here, so a new one needs no line
+elsewhere in the package. Files without `__all__`, such as those in `parts`, have
+nothing public.
 """
 
 import importlib
@@ -16,9 +21,9 @@ __all__ = ["Pattern"]
 #: `encoder_routing` have for them; `models.patterns.find` looks them up.
 PATTERNS = {}
 
-for _found in pkgutil.iter_modules(__path__):
-    if not _found.ispkg:
-        _module = importlib.import_module(f"{__name__}.{_found.name}")
-        globals().update({name: getattr(_module, name) for name in _module.__all__})
-        __all__ += _module.__all__
-        PATTERNS.update(getattr(_module, "PATTERNS", {}))
+for _found in pkgutil.walk_packages(__path__, f"{__name__}."):
+    _module = importlib.import_module(_found.name)
+    _names = getattr(_module, "__all__", [])
+    globals().update({name: getattr(_module, name) for name in _names})
+    __all__ += _names
+    PATTERNS.update(getattr(_module, "PATTERNS", {}))

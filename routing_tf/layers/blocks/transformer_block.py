@@ -1,6 +1,9 @@
 """Attention and feed-forward with their residual connections."""
 
+import inspect
+
 import keras
+from keras import ops
 
 from routing_tf.layers.attention.rematerialization import call_and_forget
 from routing_tf.layers.attention.rematerialization import computes_again
@@ -13,6 +16,7 @@ from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.serialization import deserialize
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_rate
+from routing_tf.layers.support.validation import is_integer
 
 LAYER_NORM_EPSILON = 1e-6
 # The steps before and after a sublayer, as letters.
@@ -104,7 +108,11 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
 
     Args:
         attention: a `MixedAttention` or `RoutingAttention` layer.
-        feed_forward: a `FeedForward` layer; None for only attention.
+        feed_forward: a `FeedForward` layer, or another one that maps
+            `[batch, length, dim]` to itself; None for only attention. If its call takes
+            a `mask`, it gets the padding mask. If it has a method
+            `make_cache(batch_size)`, its cache is part of the block's, and its call
+            takes a `cache` and returns it second.
         cross_attention: a `MixedAttention` or `RoutingAttention` layer that attends to
             `memory`, such as the output of an encoder; None (the default) for none.
         norm_position: `"pre"` normalizes the input of each part, `"post"` the sum of
@@ -243,6 +251,8 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
             cache["cross_attention"] = self.cross_attention.make_cache(
                 batch_size, max_length, value=memory, value_mask=memory_mask
             )
+        if hasattr(self.feed_forward, "make_cache"):
+            cache["feed_forward"] = self.feed_forward.make_cache(batch_size)
         return cache
 
     def __call__(self, *args, **kwargs):
@@ -313,7 +323,10 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         caches = {}
         for name in self.parts:
             if name == "feed_forward":
-                x = self._feed_forward(x, training, forgets)
+                if cache is None or name not in cache.cache:
+                    x = self._feed_forward(x, padding_mask, training, forgets)
+                else:
+                    x, caches[name] = self._step_forward(x, padding_mask, cache)
                 continue
             y = getattr(self, f"{name}_input")(x, training=training)
             if cache is None:
@@ -336,7 +349,8 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
             x = getattr(self, f"{name}_output")(y, residual=x, training=training)
         return x, caches
 
-    def _feed_forward(self, x, training, forgets):
+    def _feed_forward(self, x, padding_mask, training, forgets):
+        masks = self._mask_to_feed(x, padding_mask)
         first, inner, last = (
             self.feed_forward_input,
             self.feed_forward,
@@ -344,12 +358,28 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         )
 
         def call(x):
-            y = inner(first(x, training=training), training=training)
+            y = inner(first(x, training=training), training=training, **masks)
             return last(y, residual=x, training=training)
 
         if not forgets:
             return call(x)
         return call_and_forget(self, call, [x], parts=[first, inner, last])
+
+    def _step_forward(self, x, padding_mask, cache):
+        """Does what `_feed_forward` does, of a layer with a cache, and returns both."""
+        before, index = cache.cache["feed_forward"], cache.cache_index
+        if index is None or is_integer(index) and index == 0:
+            before = keras.tree.map_structure(ops.zeros_like, before)
+        y = self.feed_forward_input(x)
+        masks = self._mask_to_feed(x, padding_mask)
+        y, after = self.feed_forward(y, cache=before, **masks)
+        return self.feed_forward_output(y, residual=x), after
+
+    def _mask_to_feed(self, x, padding_mask):
+        """Returns the call argument with the mask, if the feed-forward layer has it."""
+        if "mask" not in inspect.signature(self.feed_forward.call).parameters:
+            return {}
+        return {"mask": mask_of(x) if padding_mask is None else padding_mask}
 
     def _segments(self, segment_ids, memory_segment_ids, cache):
         """Returns the `segment_ids` of each attention by its name."""

@@ -1,0 +1,1 @@
+"""Feed-forward networks that consist of experts."""

@@ -1,0 +1,1 @@
+"""Layers that look up learned values."""

@@ -1,0 +1,515 @@
+"""Tests of feed-forward networks with experts, against a dense oracle of their own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from keras.src.testing import TestCase
+
+from routing_tf import layers
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, LENGTH, DIM, HIDDEN, EXPERTS = 2, 12, 6, 5, 3
+CAPACITY = 4  # some tokens of 12 find no place
+
+
+@pytest.fixture(autouse=True)
+def eager_calls(eager):
+    """Each layer is called a few times."""
+
+
+def built(**options):
+    options = {"kernel_initializer": "zeros", **options}
+    layer = zoo.MixtureOfExperts(EXPERTS, HIDDEN, CAPACITY, **options)
+    layer.build((BATCH, LENGTH, DIM))
+    helpers.randomize(layer)
+    return layer
+
+
+def weights_of(layer):
+    return {w.name: golden_cases.to_numpy(w).astype("float64") for w in layer.weights}
+
+
+def gelu(x):
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def expert_output(weights, activation, expert, x):
+    hidden = x @ weights["expert_input_kernel"][expert]
+    if activation == "geglu":
+        hidden = gelu(hidden) * (x @ weights["expert_gate_kernel"][expert])
+        return hidden @ weights["expert_output_kernel"][expert]
+    hidden = hidden + weights["expert_input_bias"][expert]
+    hidden = gelu(hidden) if activation == "gelu" else np.maximum(hidden, 0)
+    output = hidden @ weights["expert_output_kernel"][expert]
+    return output + weights["expert_output_bias"][expert]
+
+
+def router(layer, x):
+    """Returns logits and probabilities in float64."""
+    logits = x.astype("float64") @ weights_of(layer)["router_kernel"]
+    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
+    return logits, exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def in_order(layer, probabilities, real):
+    """Yields pairs of token and number of choice as they look for places."""
+    tokens, choices = np.flatnonzero(real), range(layer.top_k)
+    if layer.places == "by_token":
+        yield from ((t, c) for t in tokens for c in choices)
+        return
+    if layer.places == "by_probability":
+        tokens = tokens[np.argsort(-probabilities[tokens].max(-1), kind="stable")]
+    yield from ((t, c) for c in choices for t in tokens)
+
+
+def oracle(layer, x, real):
+    """Sends one token after another to its experts.
+
+    Returns:
+        The outputs, and the number of choices that found no place.
+    """
+    weights, (_, probabilities) = weights_of(layer), router(layer, x)
+    output, dropped = np.zeros(x.shape), 0
+    for b in range(len(x)):
+        taken = np.zeros(layer.num_experts, "int32")
+        for token, choice in in_order(layer, probabilities[b], real[b]):
+            p = probabilities[b, token]
+            best = np.argsort(-p, kind="stable")[: layer.top_k]
+            weight = p[best] / (p[best].sum() if layer.top_k == 2 else 1)
+            expert = best[choice]
+            if taken[expert] == layer.capacity:
+                dropped += 1
+                continue
+            taken[expert] += 1
+            output[b, token] += weight[choice] * expert_output(
+                weights, layer.activation, expert, x[b, token].astype("float64")
+            )
+    return output, dropped
+
+
+CASES = {
+    "switch": {},
+    "switch-gelu": {"activation": "gelu"},
+    "glam": {"top_k": 2, "activation": "geglu"},
+    "gshard": {"top_k": 2, "places": "by_choice"},
+    "v-moe": {"top_k": 2, "places": "by_probability"},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_oracle(name):
+    layer = built(**CASES[name])
+    x = helpers.normal(BATCH, LENGTH, DIM, seed=1)
+    real = helpers.mask_with_a_hole(LENGTH, LENGTH, 9)
+    output, _ = golden_cases.run(layer, x, mask=real)
+    expected, dropped = oracle(layer, x, real)
+    golden_cases.assert_close(output, expected, 1e-5)
+    assert dropped > 0
+    routes = golden_cases.to_numpy(layer.route(x, real))
+    assert np.sum(routes.is_chosen & ~routes.is_placed) == dropped
+    assert np.sum(routes.is_chosen) == layer.top_k * real.sum()
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_no_later_token_influences_an_output(top_k):
+    layer = built(top_k=top_k)
+    x = helpers.normal(BATCH, LENGTH, DIM, seed=1)
+    before, _ = golden_cases.run(layer, x)
+    for position in (1, 5, 8):
+        changed = x.copy()
+        changed[:, position:] = 9 * helpers.normal(BATCH, LENGTH - position, DIM)
+        after, _ = golden_cases.run(layer, changed)
+        np.testing.assert_array_equal(after[:, :position], before[:, :position])
+        assert np.any(after[:, position:] != before[:, position:])
+
+
+@pytest.mark.parametrize("places", ["by_choice", "by_probability"])
+def test_other_orders_leak_as_documented(places):
+    layer = built(top_k=2, places=places)
+    x = helpers.normal(1, LENGTH, DIM, seed=1)
+    before, _ = golden_cases.run(layer, x)
+    changed = np.concatenate([x[:, :8], 9 * helpers.normal(1, 4, DIM)], axis=1)
+    after, _ = golden_cases.run(layer, changed)
+    assert np.any(after[:, :8] != before[:, :8])
+
+
+def test_padding_has_no_influence():
+    layer = built(top_k=2, load_balancing_weight=1.0, z_loss_weight=1.0)
+    x = helpers.normal(BATCH, LENGTH, DIM, seed=1)
+    real = helpers.mask_with_a_hole(LENGTH, LENGTH, 9)
+    options = {"mask": real, "training": True}
+    output, losses = golden_cases.run(layer, x, **options)
+    spoilt = np.where(real[..., None], x, np.nan).astype("float32")
+    other, other_losses = golden_cases.run(layer, spoilt, **options)
+    np.testing.assert_array_equal(other, output)
+    np.testing.assert_array_equal(other_losses, losses)
+    assert not np.any(output[~real])
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_steps_equal_the_whole(top_k):
+    layer = built(top_k=top_k, activation="geglu")
+    x = helpers.normal(BATCH, LENGTH, DIM, seed=1)
+    real = helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH - 2)
+    expected, _ = golden_cases.run(layer, x, mask=real)
+    step = helpers.compiled(
+        lambda x, real, cache: layer(x, mask=real, cache=cache), jit_compile=None
+    )
+    cache, outputs, index = layer.make_cache(BATCH), [], 0
+    for size in (5, 1, 1, 3, 2):
+        piece = slice(index, index + size)
+        output, cache = step(x[:, piece], real[:, piece], cache)
+        outputs.append(output)
+        index += size
+    golden_cases.assert_close(np.concatenate(outputs, axis=1), expected, 1e-6)
+    assert cache.shape == (BATCH, EXPERTS) and cache.max() == CAPACITY
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_losses_are_those_of_the_papers(top_k):
+    layer = built(top_k=top_k, load_balancing_weight=0.1, z_loss_weight=0.01)
+    x = helpers.normal(BATCH, LENGTH, DIM, seed=1)
+    real = helpers.mask_with_a_hole(LENGTH, LENGTH, 9)
+    _, losses = golden_cases.run(layer, x, mask=real, training=True)
+    logits, p = (values[real] for values in router(layer, x))
+    shares = np.bincount(p.argmax(-1), minlength=EXPERTS) / len(p)
+    balance = EXPERTS * np.sum(shares * p.mean(axis=0))
+    z_loss = np.mean(np.log(np.exp(logits).sum(-1)) ** 2)
+    golden_cases.assert_close(losses, [0.1 * balance, 0.01 * z_loss], 1e-5)
+    read = golden_cases.to_numpy(dict(layer.statistics))
+    names = ["load_balancing_loss", "router_z_loss", "dropped"]
+    expected = [balance, z_loss, oracle(layer, x, real)[1]]
+    golden_cases.assert_close([read[name] for name in names], expected, 1e-5)
+    assert golden_cases.run(layer, x, mask=real)[1] == []
+
+
+def test_equal_experts_have_a_balance_of_one():
+    layer = built(load_balancing_weight=1.0)
+    layer.router_kernel.assign(np.zeros((DIM, EXPERTS)))
+    _, losses = golden_cases.run(layer, helpers.normal(2, 4, DIM), training=True)
+    np.testing.assert_allclose(losses, [1.0], rtol=1e-6)
+
+
+def test_gradients_reach_router_and_experts():
+    layer = built(top_k=2, load_balancing_weight=0.1, z_loss_weight=0.01)
+    x = helpers.normal(BATCH, LENGTH, DIM, seed=1)
+
+    def objective(output, losses):
+        return ops.sum(output**2) + sum(losses)
+
+    result = golden_cases.gradients(
+        layer, objective, {"inputs": x, "training": True}, wrt=("inputs",)
+    )
+    assert all(np.any(gradient) for gradient in result.variables.values())
+    # That of the router is what differences tell.
+    path = layer.router_kernel.path
+    kernel = golden_cases.to_numpy(layer.router_kernel)
+
+    def value(step):
+        moved = kernel.copy()
+        moved[2, 1] += step
+        layer.router_kernel.assign(moved)
+        output, losses = golden_cases.run(layer, x, training=True)
+        return np.sum(output.astype("float64") ** 2) + sum(losses)
+
+    difference = (value(1e-3) - value(-1e-3)) / 2e-3
+    np.testing.assert_allclose(result.variables[path][2, 1], difference, rtol=2e-2)
+
+
+def test_random_second_choices_are_taken_by_their_weights():
+    layer = zoo.MixtureOfExperts(
+        2, 4, 4000, 2, second_choice="random", kernel_initializer="zeros", seed=3
+    )
+    layer.build((None, None, 1))
+    # The second choice has a weight of 0.2, so that two of five are taken.
+    layer.router_kernel.assign([[0.0, np.log(4.0)]])
+    layer.output_bias.assign([[1.0], [0.0]])
+    x = np.ones((1, 4000, 1), "float32")
+    whole, _ = golden_cases.run(layer, x)
+    np.testing.assert_allclose(whole, 0.2, rtol=1e-5)
+    outputs = [golden_cases.run(layer, x, training=True)[0] for _ in range(2)]
+    for output in outputs:
+        is_taken = output > 0.1
+        np.testing.assert_allclose(output[is_taken], 0.2, rtol=1e-5)
+        assert not np.any(output[~is_taken])
+        assert abs(is_taken.mean() - 0.4) < 0.04
+    assert np.any(outputs[0] != outputs[1])
+
+
+def test_jitter_is_seeded_and_only_in_training():
+    def layer(router_jitter=0.5):
+        return built(router_jitter=router_jitter, dropout=0.5, seed=5)
+
+    x = helpers.normal(1, LENGTH, DIM)
+    first, second = layer(), layer()
+    plain, _ = golden_cases.run(layer(0.0), x)
+    np.testing.assert_array_equal(golden_cases.run(first, x)[0], plain)
+    a, b, c = (
+        golden_cases.run(each, x, training=True)[0] for each in (first, first, second)
+    )
+    assert np.any(a != plain) and np.any(a != b)
+    np.testing.assert_array_equal(a, c)
+
+
+def test_experts_start_differently_at_the_scale_of_one():
+    uniform = keras.initializers.GlorotUniform(seed=4)
+    for initializer in ("glorot_uniform", uniform):
+        layer = zoo.MixtureOfExperts(3, 20, 4, kernel_initializer=initializer)
+        layer.build((1, 4, 10))
+        kernels = golden_cases.to_numpy(layer.input_kernel)
+        assert np.all(np.abs(kernels).max(axis=(1, 2)) > 0.9 * np.sqrt(6 / 30))
+        assert np.abs(kernels).max() <= np.sqrt(6 / 30)
+        assert len(np.unique(kernels.reshape(3, -1)[:, 0])) == 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.thorough][: n != "gshard"]) for n in CASES],
+)
+def test_survives_saving(name, tmp_path):
+    options = {"router_jitter": 0.1, "dropout": 0.1, "seed": 3, **CASES[name]}
+    layer = zoo.MixtureOfExperts(EXPERTS, HIDDEN, CAPACITY, **options)
+    x = helpers.normal(BATCH, LENGTH, DIM)
+    helpers.assert_survives_saving(layer, tmp_path, x)
+
+
+@helpers.further_on_jax
+def test_passes_the_test_of_keras():
+    settings = {"num_experts": 3, "intermediate_dim": 4, "capacity": 3, "top_k": 2}
+    TestCase().run_layer_test(
+        zoo.MixtureOfExperts,
+        {**settings, "router_jitter": 0.1, "z_loss_weight": 0.1},
+        input_shape=(2, 6, 8),
+        supports_masking=True,
+        expected_num_trainable_weights=5,
+        expected_num_non_trainable_weights=3,
+        run_training_check=False,
+    )
+
+
+def test_router_computes_in_float32():
+    layer, exact = built(top_k=2, dtype="mixed_bfloat16"), built(top_k=2)
+    x = ops.cast(helpers.normal(BATCH, LENGTH, DIM, seed=1), "bfloat16")
+    found, expected = (golden_cases.to_numpy(each.route(x)) for each in (layer, exact))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert keras.backend.standardize_dtype(layer(x).dtype) == "bfloat16"
+    output, expected = (ops.cast(each(x), "float32") for each in (layer, exact))
+    golden_cases.assert_close(*golden_cases.to_numpy([output, expected]), 3e-2)
+
+
+@pytest.mark.parametrize(
+    "jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)]
+)
+def test_trains_compiled_where_the_length_is_open(compiled, jit_compile):
+    layer = zoo.MixtureOfExperts(
+        EXPERTS, HIDDEN, CAPACITY, 2, second_choice="random", places="by_probability"
+    )
+    inputs = keras.Input((None, DIM))
+    model = keras.Model(inputs, layer(inputs))
+    helpers.randomize(model)
+    before = golden_cases.to_numpy(list(layer.trainable_variables))
+    x = helpers.normal(BATCH, LENGTH, DIM, seed=1)
+    expected = oracle(layer, x, np.ones((BATCH, LENGTH), "bool"))[0]
+    model.compile(keras.optimizers.SGD(0.01), loss="mse", jit_compile=jit_compile)
+    golden_cases.assert_close(model.predict(x, verbose=0), expected, 1e-5)
+    model.fit(x, x, verbose=0)
+    for old, new in zip(before, layer.trainable_variables, strict=True):
+        assert np.any(golden_cases.to_numpy(new) != old)
+    assert golden_cases.to_numpy(layer.statistics["dropped"]) > 0
+
+
+def block_of(feed_forward, **options):
+    attention = layers.MixedAttention([layers.FullHeads(2)], key_dim=4)
+    block = layers.TransformerBlock(attention, feed_forward, **options)
+    block.build((BATCH, LENGTH, DIM))
+    helpers.randomize(block)
+    return block
+
+
+@pytest.mark.parametrize("remat", ["", "remat", "remat_feed_forward"])
+def test_blocks_hand_their_padding_on(remat):
+    layer = zoo.MixtureOfExperts(EXPERTS, HIDDEN, CAPACITY)
+    block = block_of(layer, **({remat: True} if remat else {}))
+    x = helpers.normal(BATCH, LENGTH, DIM)
+    real = helpers.mask_with_a_hole(LENGTH, LENGTH, 9)
+    options = {"padding_mask": real, "training": True}
+    output, losses = golden_cases.run(block, x, **options)
+    spoilt = x + 5 * ~real[..., None]
+    other, other_losses = golden_cases.run(block, spoilt.astype("float32"), **options)
+    golden_cases.assert_close(other[real], output[real], 1e-6)
+    assert len(losses) == 1
+    np.testing.assert_allclose(other_losses, losses, rtol=1e-6)
+    assert golden_cases.to_numpy(layer.statistics["load_balancing_loss"]) > 0
+
+
+def test_blocks_decode_with_experts():
+    block = block_of(zoo.MixtureOfExperts(EXPERTS, HIDDEN, CAPACITY, top_k=2))
+    x = helpers.normal(BATCH, LENGTH, DIM)
+    expected, _ = golden_cases.run(block, x)
+    step = helpers.compiled(
+        lambda x, cache, index: block(x, cache=cache, cache_index=index),
+        jit_compile=None,
+    )
+    start = helpers.compiled(
+        lambda x, cache: block(x, cache=cache, cache_index=0), jit_compile=None
+    )
+    _, cache = start(x[:, 3:], block.make_cache(BATCH, LENGTH))  # is forgotten
+    output, cache = start(x[:, :7], cache)
+    outputs = [output]
+    for index in range(7, LENGTH):
+        output, cache = step(x[:, index : index + 1], cache, np.int32(index))
+        outputs.append(output)
+    golden_cases.assert_close(np.concatenate(outputs, axis=1), expected, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"num_experts": 0}, "`num_experts` must be a positive integer"),
+        ({"capacity": 1.5}, "`capacity` must be a positive integer"),
+        ({"top_k": 3}, "`top_k` must be one of 1, 2"),
+        ({"num_experts": 1, "top_k": 2}, "`top_k` must be at most `num_experts`"),
+        ({"activation": "tanh"}, "`activation` must be one of"),
+        ({"second_choice": "random"}, "needs a second choice"),
+        ({"second_choice": "never"}, "`second_choice` must be one of"),
+        ({"places": "by_length"}, "`places` must be one of"),
+        ({"router_jitter": 1.0}, r"`router_jitter` must be a number in .*\[0, 1\)"),
+        ({"z_loss_weight": -1}, "`z_loss_weight` must be a number"),
+        ({"dropout": True}, "`dropout` must be a number"),
+    ],
+)
+def test_refuses(options, message):
+    arguments = {"num_experts": 3, "intermediate_dim": 4, "capacity": 2, **options}
+    with pytest.raises(ValueError, match=message):
+        zoo.MixtureOfExperts(**arguments)
+
+
+def test_refuses_calls():
+    layer = built(top_k=2, places="by_choice")
+    with pytest.raises(ValueError, match='Set `places="by_token"`'):
+        layer.make_cache(2)
+    with pytest.raises(ValueError, match='Set `places="by_token"`'):
+        layer(helpers.normal(2, 4, DIM), cache=np.zeros((2, EXPERTS), "int32"))
+    with pytest.raises(ValueError, match="Received: shape=\\(2, 3, 4, 5\\)"):
+        zoo.MixtureOfExperts(2, 4, 2)(helpers.normal(2, 3, 4, 5))
+
+
+def result_of(program, num_devices):
+    """Runs a program on some devices of a CPU and returns what it prints."""
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}",
+        "CUDA_VISIBLE_DEVICES": "",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    finished = subprocess.run(
+        [sys.executable, "-c", program, str(num_devices)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+def assert_same_training(one, several, tolerance):
+    """Compares outputs or losses, and weights by their paths."""
+    for a, b in zip(one[:-1], several[:-1], strict=True):
+        golden_cases.assert_close(b, a, tolerance)
+    assert one[-1].keys() == several[-1].keys()
+    for name, weight in one[-1].items():
+        golden_cases.assert_close(several[-1][name], weight, tolerance, 1e-6, name)
+
+
+# Trains a step with the experts on one device or shared out among four.
+PROGRAM = """
+import json, sys
+import keras, numpy as np
+from routing_tf import zoo
+
+if sys.argv[1] == "4":
+    devices = keras.distribution.list_devices()
+    assert len(devices) == 4
+    mesh = keras.distribution.DeviceMesh((4,), ("experts",), devices)
+    layout_map = keras.distribution.LayoutMap(mesh)
+    layout_map[".*expert_.*_kernel"] = ("experts", None, None)
+    layout_map[".*expert_.*_bias"] = ("experts", None)
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=layout_map)
+    )
+inputs = keras.Input((12, 6))
+experts = zoo.MixtureOfExperts(8, 5, 3, top_k=2, z_loss_weight=0.01)
+model = keras.Model(inputs, experts(inputs))
+random = np.random.default_rng(0)
+model.set_weights([random.normal(size=w.shape) for w in model.weights])
+if sys.argv[1] == "4":
+    for weight in experts.weights:
+        parts = {str(shard.index) for shard in weight.value.addressable_shards}
+        assert len(parts) == (4 if "expert_" in weight.name else 1), weight
+x = random.normal(size=(4, 12, 6)).astype("float32")
+model.compile(keras.optimizers.SGD(0.1), loss="mse")
+output = model.predict(x, verbose=0)
+loss = model.fit(x, x, batch_size=4, verbose=0).history["loss"]
+weights = {w.path: keras.ops.convert_to_numpy(w).tolist() for w in model.weights}
+print(json.dumps([output.tolist(), loss, weights]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="Keras shares weights out on JAX"
+)
+def test_four_devices_compute_what_one_does():
+    assert_same_training(result_of(PROGRAM, 1), result_of(PROGRAM, 4), 1e-5)
+
+
+# Replicas wait for each other in routed heads, between the losses of two layers.
+REPLICAS = """
+import contextlib, json, sys
+import keras, numpy as np, tensorflow as tf
+from routing_tf import layers, zoo
+
+scope = contextlib.nullcontext()
+if sys.argv[1] == "2":
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    devices = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(cpu, devices)
+    scope = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
+with scope:
+    x = inputs = keras.Input((12, 10))
+    for number in range(2):
+        experts = zoo.MixtureOfExperts(
+            3, 4, 3, load_balancing_weight=0.0, z_loss_weight=1.0, name=f"moe{number}"
+        )
+        attention = layers.MixedAttention([layers.RoutedHeads(2, 3, 5)], key_dim=6)
+        x = layers.TransformerBlock(attention, experts, name=f"block{number}")(x)
+    model = keras.Model(inputs, x)
+    model.compile(keras.optimizers.SGD(0.1), loss="mse")
+random = np.random.default_rng(0)
+values = [random.normal(size=weight.shape) for weight in model.weights]
+model.set_weights([np.abs(value) for value in values])
+x = random.normal(size=(4, 12, 10)).astype("float32")
+settings = {"batch_size": 4, "shuffle": False, "verbose": 0}
+losses = [model.fit(x, x, **settings).history["loss"] for _ in range(2)]
+routers = [w for w in model.weights if w.name == "router_kernel"]
+weights = {w.path: keras.ops.convert_to_numpy(w).tolist() for w in routers}
+print(json.dumps([losses, weights]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="Replicas of TensorFlow"
+)
+def test_each_replica_has_its_own_losses():
+    assert_same_training(result_of(REPLICAS, 1), result_of(REPLICAS, 2), 1e-4)

@@ -1,0 +1,206 @@
+"""Tests of product key memory."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from keras.src.testing import TestCase
+
+from routing_tf import layers
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+
+# Their names in the package product-key-memory.
+PARTS = ("keys", "to_queries.weight", "values.weight", "norm.fn.weight", "norm.fn.bias")
+
+
+@pytest.fixture(autouse=True)
+def eager_calls(eager):
+    """Each layer is called once or twice."""
+
+
+def built(dim=6, **options):
+    sizes = {"num_heads": 2, "num_keys": 7, "top_k": 4, "key_dim": 6}
+    layer = zoo.ProductKeyMemory(**{**sizes, "kernel_initializer": "zeros", **options})
+    layer.build((2, 5, dim))
+    helpers.randomize(layer)
+    return layer
+
+
+def ours(name, array):
+    """Turns an array of the package around."""
+    if name == "keys":
+        return array.transpose(2, 0, 1, 3)
+    return array.T if name == "to_queries.weight" else array
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_equals_another_implementation(mode):
+    """Of the package product-key-memory; see `tools/peers`."""
+    golden = golden_cases.load("peers/product_key_memory.npz")
+    layer = built(num_heads=3, num_keys=5, top_k=3, key_dim=8, query_norm="batch")
+    weights = [layer.keys, layer.query_dense.kernel, layer.values]
+    weights += [layer.norm.gamma, layer.norm.beta]
+    variables = dict(zip(PARTS, weights, strict=True))
+    for name, variable in variables.items():
+        variable.assign(ours(name, golden[f"weight/{name}"]))
+    layer.norm.moving_mean.assign(golden["weight/norm.fn.running_mean"])
+    layer.norm.moving_variance.assign(golden["weight/norm.fn.running_var"])
+    real = golden["mask"]
+    cotangent = golden["cotangent"] * real[..., None]
+
+    result = golden_cases.gradients(
+        layer,
+        lambda output, losses: ops.sum(output * ops.convert_to_tensor(cotangent)),
+        {"inputs": golden["input"], "mask": real, "training": mode == "train"},
+        variables=variables,
+    )
+
+    # The package does not normalize padding in either mode.
+    expected = golden[f"{mode}/output"]
+    golden_cases.assert_close(result.outputs[real], expected[real], 1e-5)
+    for name in PARTS:
+        gradient = ours(name, golden[f"{mode}/gradient/{name}"])
+        golden_cases.assert_close(result.variables[name], gradient, 2e-5, label=name)
+    if mode == "train":
+        moved = golden_cases.to_numpy(layer.norm.moving_mean)
+        golden_cases.assert_close(moved, golden["after/norm.fn.running_mean"], 1e-5)
+
+
+@pytest.mark.parametrize("query_norm", ["layer", None])
+def test_finds_the_best_of_all_keys(query_norm):
+    layer = built(query_norm=query_norm, use_bias=True, value_dim=3)
+    x = helpers.normal(2, 5, 6, seed=1)
+    weights = golden_cases.to_numpy(layer.query_dense.weights)
+    query = (x @ weights[0] + weights[1]).reshape(2, 5, 2, 2, 3)
+    if query_norm == "layer":
+        scale, bias = golden_cases.to_numpy([layer.norm.gamma, layer.norm.beta])
+        variance = query.var(axis=-1, keepdims=True)
+        query = (query - query.mean(axis=-1, keepdims=True)) / np.sqrt(variance + 1e-5)
+        query = query * scale + bias
+    keys, values = golden_cases.to_numpy([layer.keys, layer.values])
+    halves = np.einsum("blphd,phnd->blphn", query, keys)
+    everything = halves[:, :, 0, :, :, None] + halves[:, :, 1, :, None]
+    everything = everything.reshape(2, 5, 2, 49)
+    best = np.argsort(-everything, axis=-1)[..., :4]
+    scores = np.take_along_axis(everything, best, axis=-1)
+
+    found, numbers = golden_cases.to_numpy(layer.find(x))
+
+    np.testing.assert_array_equal(numbers, best)
+    golden_cases.assert_close(found, scores, 1e-5)
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares = shares / shares.sum(axis=-1, keepdims=True)
+    expected = np.einsum("blhkd,blhk->bld", values[best], shares)
+    golden_cases.assert_close(golden_cases.run(layer, x)[0], expected, 1e-5)
+
+
+def test_only_chosen_values_have_a_gradient():
+    layer = built(num_keys=20)
+    x = helpers.normal(1, 3, 6, seed=1)
+    chosen = np.unique(golden_cases.to_numpy(layer.find(x))[1])
+    result = golden_cases.gradients(
+        layer, lambda output, losses: ops.sum(output**2), {"inputs": x}
+    )
+    gradient = result.variables[layer.values.path]
+    np.testing.assert_array_equal(np.flatnonzero(gradient.any(axis=-1)), chosen)
+
+
+def test_each_token_is_for_itself():
+    layer = built()
+    x = helpers.normal(2, 5, 6, seed=1)
+    before, _ = golden_cases.run(layer, x, training=True)
+    changed = np.concatenate([x[:, :3], helpers.normal(2, 2, 6)], axis=1)
+    after, _ = golden_cases.run(layer, changed, training=True)
+    np.testing.assert_array_equal(after[:, :3], before[:, :3])
+    assert np.all(np.any(after[:, 3:] != before[:, 3:], axis=-1))
+
+
+def test_dropout_is_seeded_and_only_in_training():
+    x = helpers.normal(2, 5, 6, seed=1)
+    outputs = []
+    for _ in range(2):
+        layer = built(input_dropout=0.5, seed=3)
+        outputs.append(golden_cases.run(layer, x, training=True)[0])
+    np.testing.assert_array_equal(*outputs)
+    plain, _ = golden_cases.run(built(), x, training=True)
+    assert np.any(outputs[0] != plain)
+    np.testing.assert_array_equal(golden_cases.run(layer, x)[0], plain)
+
+
+def test_survives_saving(tmp_path):
+    options = {"input_dropout": 0.1, "use_bias": True, "seed": 3}
+    layer = zoo.ProductKeyMemory(2, 7, 4, 6, value_dim=3, **options)
+    helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, 5, 6))
+    helpers.assert_keeps_settings(zoo.ProductKeyMemory(query_norm="batch"))
+
+
+@helpers.further_on_jax
+@pytest.mark.parametrize(
+    "query_norm", ["layer", pytest.param("batch", marks=pytest.mark.thorough)]
+)
+def test_passes_the_test_of_keras(query_norm):
+    TestCase().run_layer_test(
+        zoo.ProductKeyMemory,
+        {"num_heads": 2, "num_keys": 3, "top_k": 2, "key_dim": 4}
+        | {"query_norm": query_norm},
+        input_shape=(2, 6, 8),
+        supports_masking=True,
+        run_training_check=False,
+    )
+
+
+def test_mixed_precision_compares_scores_in_float32():
+    layer, exact = built(dtype="mixed_bfloat16"), built()
+    x = ops.cast(helpers.normal(2, 5, 6, seed=1), "bfloat16")
+    scores, numbers = layer.find(x)
+    assert keras.backend.standardize_dtype(scores.dtype) == "float32"
+    output = layer(x)
+    assert keras.backend.standardize_dtype(output.dtype) == "bfloat16"
+    # A token whose last key is another one may differ more.
+    same = np.all(
+        golden_cases.to_numpy(numbers) == golden_cases.to_numpy(exact.find(x)[1]),
+        axis=(-1, -2),
+    )
+    assert same.mean() > 0.4
+    output, expected = (ops.cast(y, "float32") for y in (output, exact(x)))
+    output, expected = golden_cases.to_numpy([output, expected])
+    golden_cases.assert_close(output[same], expected[same], 5e-2)
+
+
+def test_blocks_hand_their_padding_on():
+    memory = zoo.ProductKeyMemory(2, 7, 4, 6, query_norm="batch")
+    attention = layers.MixedAttention([layers.FullHeads(2)], key_dim=4)
+    block = layers.TransformerBlock(attention, memory)
+    block.build((2, 5, 6))
+    real = helpers.mask_with_a_hole(5, 5, 3)
+    x = helpers.normal(2, 5, 6)
+    options = {"padding_mask": real, "training": True}
+    output, _ = golden_cases.run(block, x, **options)
+    spoilt = (x + 5 * ~real[..., None]).astype("float32")
+    other, _ = golden_cases.run(block, spoilt, **options)
+    golden_cases.assert_close(other[real], output[real], 1e-5)
+    assert block.make_cache(2, 5).keys() == {"attention"}
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"num_heads": 0}, "`num_heads` must be a positive integer"),
+        ({"num_keys": 2.0}, "`num_keys` must be a positive integer"),
+        ({"top_k": 200}, "`top_k` must be at most `num_keys`"),
+        ({"key_dim": 7}, "`key_dim` must be even"),
+        ({"value_dim": -1}, "`value_dim` must be a positive integer"),
+        ({"query_norm": "group"}, "`query_norm` must be one of 'layer', 'batch', None"),
+        ({"input_dropout": 1}, "`input_dropout` must be a number"),
+    ],
+)
+def test_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        zoo.ProductKeyMemory(**options)
+
+
+def test_refuses_inputs_with_other_axes():
+    with pytest.raises(ValueError, match="Received: shape=\\(2, 6\\)"):
+        zoo.ProductKeyMemory(1, 4, 2, 4)(helpers.normal(2, 6))

@@ -17,55 +17,24 @@ from routing_tf import layers
 from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
-from tests.zoo import cases
+from tests.layers import kinds
 
-HEADS, CLUSTERS, DIM, KEY_DIM = 2, 6, 8, 6
-RELATIVE = {"max_relative_position": 6, "embeddings_initializer": "zeros"}
-
-routed = functools.partial(
-    layers.RoutedHeads, HEADS, routing="expert_choice", **RELATIVE
-)
-strided = functools.partial(layers.ClusterStridedHeads, HEADS, **RELATIVE)
-CLUSTERED = {
-    "token_choice": functools.partial(routed, routing="token_choice"),
-    "threshold": functools.partial(routed, routing="expert_threshold"),
-    "prefix": functools.partial(routed, routing_scope="prefix", prefix_block_size=29),
-    "cluster_strided": functools.partial(strided, prefix_block_size=29),
-    "hashed": functools.partial(layers.HashedHeads, HEADS, **RELATIVE),
-    "hashed_in_rounds": functools.partial(
-        layers.HashedHeads, HEADS, hash="rotation", num_rounds=2, **RELATIVE
-    ),
-    "random": functools.partial(layers.RandomHeads, HEADS, **RELATIVE),
-}
-OTHERS = {
-    "two_clusters": functools.partial(
-        routed, CLUSTERS, 4, routing="token_choice", clusters_per_query=2
-    ),
-    "local": functools.partial(
-        layers.LocalHeads, HEADS, (7,), flange_blocks=2, **RELATIVE
-    ),
-    "dilated": functools.partial(
-        layers.LocalHeads, HEADS, (4,), dilation=3, **RELATIVE
-    ),
-    "strided": functools.partial(layers.StridedHeads, HEADS, (6,), **RELATIVE),
-    "fixed": functools.partial(layers.FixedHeads, HEADS, 8, 2),
-    "fixed_separate": functools.partial(layers.FixedHeads, HEADS, 8, 3, "separate"),
-    "sliding": functools.partial(layers.SlidingHeads, HEADS, 6, **RELATIVE),
-    "sliding_strided": functools.partial(layers.SlidingHeads, HEADS, 6, True),
-    "full": functools.partial(layers.FullHeads, HEADS, **RELATIVE),
-    **cases.CAUSAL,
-    **cases.UNSHIFTED,
-}
-# Where queries choose clusters apart from keys.
-APART = ("token_choice", "hashed", "hashed_in_rounds", "threshold")
+HEADS, DIM, KEY_DIM = kinds.HEADS, 8, 6
 ON_JAX = keras.backend.backend() == "jax"
+THOROUGH, SLOW = pytest.mark.thorough, pytest.mark.slow
+IN_CLUSTERS = [
+    kind
+    for kind in kinds.CAUSAL
+    if kind.startswith((*kinds.CLUSTERED, "reformer")) and "random_" not in kind
+]
+OTHERS = [kind for kind in kinds.CAUSAL if kind not in IN_CLUSTERS]
 
 
-def maker(kind, window=3, clusters=CLUSTERS, **options):
-    """Returns a function that makes heads of a kind; clusters have two settings."""
-    if kind in OTHERS:
-        return functools.partial(OTHERS[kind], **options)
-    return lambda: CLUSTERED[kind](clusters, window, **options)
+def with_clusters(kind, number, window, **options):
+    """Returns a function that makes heads of a kind with other sizes of clusters."""
+    clusters = "num_buckets" if kind in ("hashed", "rounds") else "num_clusters"
+    options |= {clusters: number, "attention_window": window}
+    return functools.partial(kinds.CAUSAL[kind], **options)
 
 
 class Attention(keras.layers.Layer):
@@ -158,184 +127,128 @@ def all_in_one_cluster(layer):
 
 
 def most_clusters_empty(layer):
-    """Two clusters at opposite ends have the tokens, those at the origin none."""
+    """Two clusters at opposite ends have the tokens, one at the origin none."""
     for weight in layer.weights:
         values = np.zeros(weight.shape)
         if weight.name == "centroids":
-            values[:, 2] = helpers.normal(HEADS, KEY_DIM)
-            values[:, 4] = -values[:, 2]
+            values[:, 0] = helpers.normal(HEADS, KEY_DIM)
+            values[:, 2] = -values[:, 0]
             weight.assign(values)
         elif weight.name == "projections":
             # Equal bits: the buckets whose bits differ are empty.
             weight.assign(values + helpers.normal(len(values), 1, KEY_DIM))
 
 
-@pytest.mark.parametrize(
-    "kind, shared",
-    [
-        *((kind, False) for kind in APART[:2]),
-        *(pytest.param(x, False, marks=pytest.mark.thorough) for x in APART[2:]),
-        *(pytest.param(kind, True, marks=pytest.mark.thorough) for kind in CLUSTERED),
-    ],
-)
-def test_padding_among_the_queries_alone_gets_zero(kind, shared):
-    heads = maker(kind, share_query_key=shared)()
-    attention = layers.MixedAttention([heads], KEY_DIM, kernel_initializer="zeros")
-    attention.build((None, None, DIM))
-    helpers.randomize(attention)
-    query, real = sequence(2, 41), padding(2, 41)
-
-    def attend(query, real):
-        masks = {"query_mask": real, "value_mask": ops.ones_like(real)}
-        return attention(query, use_causal_mask=True, **masks)
-
-    output = helpers.compiled(attend, ON_JAX or None)(query, real)
-    assert np.all(output[~real] == 0.0) and np.any(output[real] != 0.0)
-
-
-def thorough(*parameters):
-    return pytest.param(*parameters, marks=pytest.mark.thorough)
-
-
-def ways_to_route():
-    """Yields kinds with options, and whether TensorFlow has XLA, as JAX always has."""
-    few = [
-        ("token_choice", False, 1),
-        ("threshold", False, 0),
-        ("prefix", True, 0),
-        ("cluster_strided", True, 1),
-        ("hashed", False, 0),
-        ("hashed_in_rounds", True, 0),
-        ("random", True, 0),
-    ]
-    ways = [
-        (kind, shared, key_shift)
-        for kind in CLUSTERED
-        for shared in ((True, False) if kind in APART else (True,))
-        for key_shift in (0, 1)
-    ]
-    for way in ways:
-        yield (*way, ON_JAX) if way in few else thorough(*way, ON_JAX)
-    for way in () if ON_JAX else ways:
-        kind, shared, key_shift = way
-        if shared and key_shift:  # as with windows of 128 below
-            continue
-        mark = pytest.mark.thorough if shared and not key_shift else pytest.mark.slow
-        default = way == ("token_choice", True, 0)
-        yield pytest.param(*way, True, marks=() if default else mark)
-
-
-@pytest.mark.parametrize("kind, shared, key_shift, jit_compile", list(ways_to_route()))
-def test_later_tokens_change_no_bit_of_earlier_outputs(
-    kind, shared, key_shift, jit_compile
-):
-    layer = built_attention(maker(kind, share_query_key=shared, key_shift=key_shift))
-    call = forward(layer, jit_compile)
-    for arrange in (helpers.randomize, all_in_one_cluster, most_clusters_empty):
-        arrange(layer)
-        assert_causal(call, sequence(2, 41), padding(2, 41), (key_shift, 13, 39))
+FEW = ("token_choice_apart_shifted", "threshold_apart", "prefix", "hashed_apart")
+FEW += ("cluster_strided_shifted", "rounds", "two_clusters", "random")
 
 
 @pytest.mark.parametrize(
-    "kind, key_shift",
+    "kind, jit_compile",
     [
-        ("token_choice", 1),
-        *(thorough(*way) for way in (("token_choice", 0), ("hashed", 0))),
-    ],
-)
-def test_shapes_that_follow_the_data_are_causal(kind, key_shift):
-    """Windows so wide that the first members of a cluster stand in a block."""
-    layer = built_attention(maker(kind, window=10, key_shift=key_shift))
-    call = forward(layer)
-    for arrange in (helpers.randomize, all_in_one_cluster, most_clusters_empty):
-        arrange(layer)
-        last_positions = (key_shift, 13, 39, 81)
-        assert_causal(call, sequence(2, 83), padding(2, 83), last_positions)
-
-
-@pytest.mark.parametrize("clusters", [thorough(1), 60])
-def test_one_and_many_random_clusters_are_causal(clusters):
-    """They have no weights to arrange; of 60 some stay empty."""
-    call = forward(built_attention(maker("random", clusters=clusters)))
-    assert_causal(call, sequence(2, 41), padding(2, 41), (0, 13, 39))
-
-
-@pytest.mark.parametrize(
-    "kind, key_shift",
-    [
-        *((kind, kind == "strided") for kind in OTHERS),
         *(
-            thorough(kind, kind != "strided")
-            for kind in OTHERS
-            if kind not in cases.UNSHIFTED
+            pytest.param(*each.values, ON_JAX, marks=each.marks)
+            for each in kinds.some(IN_CLUSTERS, FEW)
+        ),
+        # As JAX has it always.
+        *(
+            pytest.param(kind, True, marks=() if kind == "token_choice" else SLOW)
+            for kind in (() if ON_JAX else ("token_choice", *FEW[:4]))
         ),
     ],
 )
-def test_heads_without_clusters_are_causal(kind, key_shift):
-    key_shift = int(key_shift)
-    call = forward(built_attention(maker(kind, key_shift=key_shift)))
-    assert_causal(call, sequence(2, 41), padding(2, 41), (key_shift, 13, 39))
+def test_later_tokens_change_no_bit_of_earlier_outputs(kind, jit_compile):
+    layer = built_attention(kinds.CAUSAL[kind])
+    call, shift = forward(layer, jit_compile), int("shifted" in kind)
+    for arrange in (helpers.randomize, all_in_one_cluster, most_clusters_empty):
+        arrange(layer)
+        last_positions = (shift, 13, 39) if arrange is helpers.randomize else (13, 39)
+        assert_causal(call, sequence(2, 41), padding(2, 41), last_positions)
 
 
 @pytest.mark.parametrize(
-    "kind, window, length, key_shift, jit_compile",
+    "kind", kinds.some(("token_choice", "hashed"), ["token_choice"])
+)
+def test_shapes_that_follow_the_data_are_causal(kind):
+    """Windows so wide that the first members of a cluster stand in a block."""
+    layer = built_attention(with_clusters(kind, 6, window=10, key_shift=1))
+    call = forward(layer)
+    for arrange in (helpers.randomize, all_in_one_cluster, most_clusters_empty):
+        arrange(layer)
+        assert_causal(call, sequence(2, 83), padding(2, 83), (1, 13, 39, 81))
+
+
+FEW_OTHERS = ("local", "dilated", "strided_shifted", "fixed", "sliding", "full")
+FEW_OTHERS += ("performer", "global", "row", "best_blocks", "random_blocks")
+FEW_OTHERS += ("synthesizer_factors", "native_sparse", "convolution_and_window")
+FEW_OTHERS += ("long_short", "luna", "sinkhorn", "max")
+
+
+@pytest.mark.parametrize("kind", kinds.some(OTHERS, FEW_OTHERS))
+def test_heads_without_clusters_are_causal(kind):
+    call = forward(built_attention(kinds.CAUSAL[kind]))
+    shift = int("shifted" in kind)
+    assert_causal(call, sequence(2, 41), padding(2, 41), (shift, 13, 39))
+
+
+@pytest.mark.parametrize(
+    "kind, clusters, window, length, jit_compile",
     [
-        ("token_choice", 100, 301, 1, ON_JAX),
-        thorough("token_choice", 100, 301, 0, ON_JAX),
-        thorough("prefix", 100, 301, 0, ON_JAX),
-        thorough("cluster_strided", 100, 301, 1, ON_JAX),
-        *(thorough(kind, 130, 513, 0, True) for kind in ("token_choice", "prefix")),
+        ("token_choice_apart_shifted", 2, 100, 301, ON_JAX),
+        ("random", 60, 3, 41, ON_JAX),  # of which some stay empty
+        pytest.param("random", 1, 3, 41, ON_JAX, marks=THOROUGH),
+        pytest.param("prefix", 2, 100, 301, ON_JAX, marks=THOROUGH),
+        pytest.param("cluster_strided_shifted", 2, 100, 301, ON_JAX, marks=THOROUGH),
         *(
-            pytest.param(kind, 128, 1024, 1, True, marks=pytest.mark.slow)
-            for kind in CLUSTERED
+            pytest.param(kind, 2, 128, 1024, True, marks=SLOW)
+            for kind in ("token_choice_shifted", "prefix")
         ),
     ],
 )
 def test_windows_and_lengths_of_any_size_are_causal(
-    kind, window, length, key_shift, jit_compile
+    kind, clusters, window, length, jit_compile
 ):
-    make_group = maker(
-        kind, window, clusters=2, share_query_key=window != 100, key_shift=key_shift
-    )
+    make_group = with_clusters(kind, clusters, window)
     call = forward(built_attention(make_group), jit_compile)
     real = padding(1, length)
     assert_causal(call, sequence(1, length), real, (length // 3, length - 2))
 
 
-def ways_to_learn():
-    """Yields kinds, whether keys are shared and shifted, and whether it is compiled."""
-    few = [
-        ("token_choice", False, 1),
-        ("token_choice", True, 0),
-        ("threshold", True, 1),
-        ("prefix", True, 0),
-        ("hashed", False, 0),
-        ("local", True, 1),
-        ("full", True, 0),
-    ]
-    ways = [
-        (kind, True, shift)
-        for kind in (*CLUSTERED, *OTHERS)
-        for shift in ((0,) if kind in cases.UNSHIFTED else (0, 1))
-    ]
-    ways += [(kind, False, shift) for kind in APART for shift in (0, 1)]
-    for way in ways:
-        once = ON_JAX or None
-        yield (*way, once) if way in few else thorough(*way, once)
-    for kind in () if ON_JAX else CLUSTERED:
-        yield pytest.param(kind, True, 0, True, marks=pytest.mark.slow)
+FEW_WAYS = ("token_choice_apart_shifted", "token_choice", "threshold_shifted", "prefix")
+FEW_WAYS += ("hashed_apart", "local_shifted", "full", "convolution_and_window")
+# Each has a gradient that is stated, or operations of its own.
+MORE_WAYS = ("rounds", "reformer", "two_clusters_apart", "cluster_strided", "sliding")
+MORE_WAYS += ("threshold_apart", "random", "fixed", "strided", "best_blocks", "linear")
+MORE_WAYS += (
+    "global",
+    "native_sparse",
+    "synthesizer",
+    "luna",
+    "sinkhorn",
+    "long_short",
+)
 
 
-@pytest.mark.parametrize("kind, shared, key_shift, jit_compile", list(ways_to_learn()))
-def test_no_gradient_flows_to_later_tokens(kind, shared, key_shift, jit_compile):
-    length, options = 41, {"key_shift": key_shift}
-    if not shared:
-        options["share_query_key"] = False
-    call = gradient(built_attention(maker(kind, window=17, **options)), jit_compile)
+@pytest.mark.parametrize(
+    "kind, jit_compile",
+    [
+        *(
+            pytest.param(*each.values, ON_JAX or None, marks=each.marks)
+            for each in kinds.some((*FEW_WAYS, *MORE_WAYS), FEW_WAYS)
+        ),
+        *(
+            pytest.param(kind, True, marks=SLOW)
+            for kind in (() if ON_JAX else ("token_choice", "prefix"))
+        ),
+    ],
+)
+def test_no_gradient_flows_to_later_tokens(kind, jit_compile):
+    length = 29
+    call = gradient(built_attention(kinds.CAUSAL[kind]), jit_compile)
     query, real = sequence(2, length), padding(2, length)
     cotangent = sequence(2, length, seed=5)
-    sees_itself = shared and not key_shift
-    for last in (0, 27, 39) if sees_itself else (27, 39):
+    # Of queries that see other clusters or no earlier token, the first may see nothing.
+    for last in (17, 27):
         later = np.arange(length) > last
         by_query = call(query, real, np.where(later[:, None], 0, cotangent))
         assert np.all(np.isfinite(by_query))
@@ -343,55 +256,40 @@ def test_no_gradient_flows_to_later_tokens(kind, shared, key_shift, jit_compile)
         assert np.all(np.any(by_query[:, ~later] != 0.0, axis=(1, 2)))
 
 
-CROSS = {
-    "routed": routed,
-    "cluster_strided": strided,
-    "hashed": CLUSTERED["hashed"],
-    "random": CLUSTERED["random"],
-}
-TRAINED = {
-    "routed": functools.partial(
-        release_heads.TrainedRoutedHeads, HEADS, routing="expert_choice", **RELATIVE
-    ),
-    "cluster_strided": functools.partial(
-        release_heads.TrainedClusterStridedHeads, HEADS, **RELATIVE
-    ),
-    "hashed": functools.partial(release_heads.TrainedHashedHeads, HEADS, **RELATIVE),
-}
+CROSS = ("experts", "hashed", "cluster_strided", "random")
 
 
 @pytest.mark.parametrize(
     "kind, jit_compile",
     [
-        *((kind, ON_JAX) for kind in ("routed", "hashed")),
-        *(thorough(kind, ON_JAX) for kind in ("cluster_strided", "random")),
-        *(pytest.param(kind, True, marks=pytest.mark.slow) for kind in CROSS),
+        *(
+            pytest.param(*each.values, ON_JAX, marks=each.marks)
+            for each in kinds.some(CROSS, CROSS[:2])
+        ),
+        pytest.param("experts", True, marks=SLOW),
     ],
 )
 def test_later_queries_change_no_bit_in_attention_to_a_memory(kind, jit_compile):
-    call = forward(built_attention(lambda: CROSS[kind](4, 5)), jit_compile)
+    call = forward(built_attention(kinds.MEMORIES[kind]), jit_compile)
     memory = sequence(2, 23, seed=3)
     assert_causal(call, sequence(2, 41), padding(2, 41), (0, 13, 39), memory)
 
 
+@pytest.mark.parametrize("has_memory", [False, True])
 @pytest.mark.parametrize(
-    "kind", ["routed", thorough("cluster_strided"), thorough("hashed")]
+    "kind", kinds.some(("Routed", "ClusterStrided", "Hashed"), ["Routed"])
 )
-def test_the_ways_of_the_release_are_not_causal(kind):
-    """The same check finds what they leak."""
-    call = forward(built_attention(lambda: TRAINED[kind](4, 5)), ON_JAX or None)
+def test_the_ways_of_the_release_are_not_causal(kind, has_memory):
+    """The same check finds what they leak, and that queries compete for a memory."""
+    make = getattr(release_heads, f"Trained{kind}Heads")
+    options = {"routing": "expert_choice"} if kind == "Routed" else {}
+    layer = built_attention(
+        functools.partial(make, HEADS, 4, 5, **options, **kinds.RELATIVE)
+    )
+    memory = [sequence(2, 23, seed=3)] * has_memory
+    call = forward(layer, ON_JAX or None)
     with pytest.raises(AssertionError, match="Arrays are not equal"):
-        assert_causal(call, sequence(2, 41), padding(2, 41), (0, 13, 27, 39))
-
-
-@pytest.mark.parametrize(
-    "kind", ["routed", thorough("cluster_strided"), thorough("hashed")]
-)
-def test_queries_that_compete_for_a_memory_are_not_causal(kind):
-    call = forward(built_attention(lambda: TRAINED[kind](4, 5)), ON_JAX or None)
-    memory = sequence(2, 23, seed=3)
-    with pytest.raises(AssertionError, match="Arrays are not equal"):
-        assert_causal(call, sequence(2, 41), padding(2, 41), (0, 13, 27, 39), memory)
+        assert_causal(call, sequence(2, 41), padding(2, 41), (0, 13, 27, 39), *memory)
 
 
 LEAKS = json.loads((golden_cases.FOLDER / "causal_leak.json").read_text())
@@ -411,13 +309,7 @@ MEASURED = {
 FEW_MEASURED = ("local_only", "routing_shareqk_norel", "hash_shareqk")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in FEW_MEASURED else pytest.mark.thorough)
-        for name in MEASURED
-    ],
-)
+@pytest.mark.parametrize("name", kinds.some(MEASURED, FEW_MEASURED))
 def test_leaks_as_often_as_the_release(name):
     """In how many of 20 trials one other token changes earlier outputs.
 

@@ -13,108 +13,30 @@ from routing_tf.layers.support.blocks import BlockedOrder
 from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import kinds
 from tests.layers.helpers import normal
 from tests.zoo import cases
 
-HEADS, DIM, KEY_DIM, LENGTH = 2, 8, 6, 29
-RELATIVE = {"max_relative_position": 5, "embeddings_initializer": "zeros"}
-
-routed = functools.partial(
-    layers.RoutedHeads, HEADS, 3, routing="expert_choice", **RELATIVE
-)
-strided = functools.partial(layers.ClusterStridedHeads, HEADS, 3, **RELATIVE)
+HEADS, DIM, KEY_DIM, LENGTH = kinds.HEADS, 8, 6, 23
 # With whom a query is a member decides its output: no two scores are near a tie here.
-CLUSTERED = {
-    "token_choice": functools.partial(routed, routing="token_choice"),
-    "threshold": functools.partial(routed, routing="expert_threshold"),
-    "expert_choice": routed,
-    "cluster_strided": strided,
-    "hashed": functools.partial(layers.HashedHeads, HEADS, 4, **RELATIVE),
-    "random": functools.partial(layers.RandomHeads, HEADS, 3, **RELATIVE),
-}
-in_rounds = functools.partial(layers.HashedHeads, HEADS, 4, 5, num_rounds=3, **RELATIVE)
-OTHERS = {
-    "two_clusters": functools.partial(
-        routed, 6, routing="token_choice", clusters_per_query=2
-    ),
-    "two_clusters_apart": functools.partial(
-        routed, 6, routing="token_choice", clusters_per_query=2, share_query_key=False
-    ),
-    "local": functools.partial(
-        layers.LocalHeads, HEADS, (4,), flange_blocks=2, **RELATIVE
-    ),
-    "dilated": functools.partial(
-        layers.LocalHeads, HEADS, (2,), dilation=3, **RELATIVE
-    ),
-    "local_one_block": functools.partial(layers.LocalHeads, HEADS, (100,), **RELATIVE),
-    "full": functools.partial(layers.FullHeads, HEADS, **RELATIVE),
-    "strided": functools.partial(layers.StridedHeads, HEADS, (5,), **RELATIVE),
-    "fixed": functools.partial(layers.FixedHeads, HEADS, 5, 2),
-    "fixed_separate": functools.partial(layers.FixedHeads, HEADS, 5, 2, "separate"),
-    "fixed_summaries": functools.partial(layers.FixedHeads, HEADS, 5, 2, "summaries"),
-    "fixed_distinct": functools.partial(
-        layers.FixedHeads, HEADS, 5, 2, distinct_summaries=True
-    ),
-    "sliding": functools.partial(layers.SlidingHeads, HEADS, 4, **RELATIVE),
-    "sliding_strided": functools.partial(layers.SlidingHeads, HEADS, 4, True),
-    **cases.CAUSAL,
-}
-# They have no keys to shift, or refuse that.
-UNSHIFTED = {
-    "reformer": functools.partial(
-        layers.HashedHeads,
-        HEADS,
-        4,
-        5,
-        hash="rotation",
-        num_rounds=2,
-        normalization="unit_keys",
-        attends_to_self=False,
-        **RELATIVE,
-    ),
-    **cases.UNSHIFTED,
-}
 CASES = {
-    **{f"{kind}_5": functools.partial(make, 5) for kind, make in CLUSTERED.items()},
+    **kinds.CAUSAL,
     **{
-        f"{kind}_5_apart": functools.partial(CLUSTERED[kind], 5, share_query_key=False)
-        for kind in CLUSTERED
-        if kind != "random"
+        f"{kind}_{window}": functools.partial(
+            kinds.CAUSAL[kind], attention_window=window
+        )
+        for kind in ("token_choice", "threshold", "prefix_shifted")
+        for window in (1, 100)
     },
-    "hashed_in_rounds": in_rounds,
-    "hashed_in_rounds_apart": functools.partial(in_rounds, share_query_key=False),
-    "token_choice_1": functools.partial(CLUSTERED["token_choice"], 1),
-    "token_choice_100": functools.partial(CLUSTERED["token_choice"], 100),
-    "threshold_1": functools.partial(CLUSTERED["threshold"], 1),
-    "threshold_100": functools.partial(CLUSTERED["threshold"], 100),
-    "expert_choice_1": functools.partial(routed, 1),
-    "expert_choice_100": functools.partial(routed, 100),
-    **OTHERS,
+    "rotary": functools.partial(kinds.routed, rotary_positions=True),
+    "rotary_local_shifted": functools.partial(
+        layers.LocalHeads, HEADS, (4,), rotary_positions=True, key_shift=1
+    ),
+    "entmax_full": functools.partial(layers.FullHeads, HEADS, entmax_alpha="learned"),
+    "entmax_apart": functools.partial(
+        kinds.routed, share_query_key=False, entmax_alpha=1.5
+    ),
 }
-CASES |= {
-    f"{case}_shifted": functools.partial(make, key_shift=1)
-    for case, make in CASES.items()
-}
-CASES |= UNSHIFTED
-# What a query can see is bounded: so is what they remember.
-BOUNDED = (
-    *("token_choice_5", "expert_choice_5", "hashed_5", "local", "dilated"),
-    "threshold_5",
-    *("two_clusters", "sliding", "reformer", *cases.BOUNDED),
-)
-BOUNDED_APART = (
-    "token_choice_5_apart",
-    "threshold_5_apart",
-    "hashed_5_apart",
-    "hashed_in_rounds_apart",
-)
-BOUNDED_SHIFTED = (
-    "token_choice_5_apart_shifted",
-    "threshold_5_apart_shifted",
-    "expert_choice_5_shifted",
-    *("local_shifted", "dilated_shifted", "sliding_shifted"),
-    *(f"{case}_shifted" for case in cases.BOUNDED),
-)
 
 
 ON_JAX = keras.backend.backend() == "jax"
@@ -124,11 +46,11 @@ compiled = functools.partial(helpers.compiled, jit_compile=ON_JAX)
 called_once = functools.partial(helpers.compiled, jit_compile=ON_JAX or None)
 
 
-def attention(*groups, **options):
+def attention(*groups, axes=1, **options):
     layer = layers.MixedAttention(
         groups, KEY_DIM, kernel_initializer="zeros", **options
     )
-    layer.build((None, None, DIM))
+    layer.build((None, *[None] * axes, DIM))
     helpers.randomize(layer)
     return layer
 
@@ -141,61 +63,41 @@ def whole(layer, x, **options):
     return layer(x, use_causal_mask=True, routing_scope="prefix", **options)
 
 
-# They take long to trace, and these differ from others little.
-FEW = (
-    "two_clusters",
-    "token_choice_5_apart_shifted",
-    "threshold_5_apart_shifted",
-    "expert_choice_5_shifted",
-    "hashed_5_apart",
-    "local",
-    "strided_shifted",
-    "linear_shifted",
-    "synthesizer_factors",
-    "global",
-    "best_blocks_shifted",
-    "native_sparse",
-)
+# They take long, and these differ from others little.
+FEW = ("two_clusters", "token_choice_apart_shifted", "threshold_apart_shifted")
+FEW += ("prefix_shifted", "hashed_apart", "local", "strided_shifted", "linear_shifted")
+FEW += ("synthesizer_factors", "global", "best_blocks_shifted", "native_sparse")
+FEW += ("convolution_and_window", "luna", "sinkhorn", "rotary_local_shifted")
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=() if case in FEW else pytest.mark.thorough)
-        for case in CASES
-    ],
-)
+@pytest.mark.parametrize("case", kinds.some(CASES, FEW))
 def test_steps_equal_the_whole(case):
     # Bounded memories go on behind the length that they were made for.
-    is_bounded = case in (*BOUNDED, *BOUNDED_APART, *BOUNDED_SHIFTED)
     expected, unmasked = helpers.assert_steps_equal_the_whole(
         attention(CASES[case]()),
         DIM,
-        max_length=3 if is_bounded else None,
-        has_bias=not case.startswith("native_sparse"),
+        max_length=3 if case in kinds.BOUNDED else None,
+        has_bias=case not in cases.WITHOUT_BIAS,
     )
     # A token that sees itself alone, or nothing, does not mind.
-    alone = ("token_choice_1", "threshold_1", "expert_choice_1_shifted")
+    alone = ("token_choice_1", "threshold_1", "prefix_shifted_1")
     assert case in alone or np.any(unmasked != expected)
-    if case.endswith("_shifted") and not case.startswith("learned"):
+    if "_shifted" in case and not case.startswith("learned"):
         assert np.all(expected[:, 0] == 0.0)
 
 
-@pytest.mark.parametrize(
-    "case",
-    ["expert_choice_5", pytest.param("cluster_strided_5", marks=pytest.mark.thorough)],
-)
+@pytest.mark.parametrize("case", kinds.some(("prefix", "cluster_strided"), ["prefix"]))
 def test_rounding_does_not_choose_among_equal_tokens(case):
     layer = attention(CASES[case]())
-    kinds = np.random.default_rng(0).integers(3, size=(2, LENGTH))
-    x = normal(3, DIM)[kinds]
+    few = np.random.default_rng(0).integers(3, size=(2, LENGTH))
+    x = normal(3, DIM)[few]
     rounded = x * (1 + 1e-7 * normal(*x.shape, seed=1))
 
     def ways(x, rounded):
         outputs, cache = layer(
-            rounded[:, :26], cache=layer.make_cache(2, LENGTH), cache_index=0
+            rounded[:, :20], cache=layer.make_cache(2, LENGTH), cache_index=0
         )
-        steps, _ = layer(rounded[:, 26:], cache=cache, cache_index=26)
+        steps, _ = layer(rounded[:, 20:], cache=cache, cache_index=20)
         steps = ops.concatenate([outputs, steps], axis=1)
         return whole(layer, x), whole(layer, rounded), steps
 
@@ -204,111 +106,78 @@ def test_rounding_does_not_choose_among_equal_tokens(case):
         golden_cases.assert_close(other, expected, 1e-5)
 
 
-@pytest.mark.parametrize("case", (*BOUNDED, *BOUNDED_APART, *BOUNDED_SHIFTED))
-def test_bounded_memories_cost_the_same_for_any_context(case):
-    layer = attention(CASES[case]())
-    sizes = [
-        [tuple(x.shape) for x in keras.tree.flatten(layer.make_cache(2, length))]
-        for length in (1000, 64_000)
-    ]
-    assert sizes[0] == sizes[1]
+def test_bounded_memories_cost_the_same_for_any_context():
+    for case in (*sorted(kinds.BOUNDED), "luna"):
+        layer = layers.MixedAttention([CASES[case]()], KEY_DIM)
+        sizes = [
+            [tuple(x.shape) for x in keras.tree.flatten(layer.make_cache(2, length))]
+            for length in (1000, 64_000)
+        ]
+        assert sizes[0] == sizes[1], case
 
 
+rectangles = functools.partial(layers.LocalHeads, HEADS, (2, 3))
 GROUPS = {
-    "blocks": lambda: [layers.LocalHeads(HEADS, (2, 3), **RELATIVE), routed(5)],
-    "wide": lambda: [layers.LocalHeads(HEADS, (2, 3), flange_blocks=(1, 0))],
+    "blocks": lambda: [rectangles(), kinds.experts()],
+    "wide": lambda: [rectangles(flange_blocks=(1, 0))],
     "mixed": lambda: [
-        layers.LocalHeads(HEADS, (2, 3), flange_blocks=(0, 1)),
+        rectangles(flange_blocks=(0, 1)),
         layers.StridedHeads(HEADS, (2, 3)),
     ],
     "axial": lambda: [
-        layers.LocalHeads(HEADS, (2, 3)),
-        layers.AxialHeads(HEADS, 0, **RELATIVE),
-        layers.AxialHeads(HEADS, 1, key_shift=1, **RELATIVE),
+        rectangles(),
+        layers.AxialHeads(HEADS, 0, **kinds.RELATIVE),
+        layers.AxialHeads(HEADS, 1, key_shift=1, **kinds.RELATIVE),
         layers.AxialHeads(HEADS),
     ],
-    "chosen": lambda: [
-        layers.LocalHeads(HEADS, (2, 3)),
-        OTHERS["best_blocks"](),
-        cases.native_sparse(),
-    ],
+    "chosen": lambda: [rectangles(), CASES["best_blocks"](), cases.native_sparse()],
     "shifted": lambda: [
-        layers.LocalHeads(HEADS, (2, 3), flange_blocks=(0, 1), key_shift=1),
-        routed(5, routing=None, share_query_key=False, key_shift=1),
+        rectangles(flange_blocks=(0, 1), key_shift=1),
+        CASES["token_choice_apart_shifted"](),
         layers.StridedHeads(HEADS, (2, 3), key_shift=1),
     ],
 }
 
 
-@pytest.mark.parametrize(
-    "groups",
-    [
-        pytest.param(name, marks=() if name == "mixed" else pytest.mark.thorough)
-        for name in GROUPS
-    ],
-)
+@pytest.mark.parametrize("groups", kinds.some(GROUPS, ["mixed"]))
 def test_steps_on_two_axes_follow_the_blocked_order(groups):
-    layer = layers.MixedAttention(
-        GROUPS[groups](), KEY_DIM, kernel_initializer="zeros", use_gate=True
-    )
-    layer.build((None, None, None, DIM))
-    helpers.randomize(layer)
-    image = normal(2, 4, 9, DIM)
-    order = BlockedOrder((4, 9), (2, 3))
+    layer = attention(*GROUPS[groups](), axes=2, use_gate=True)
+    image = normal(2, 4, 6, DIM)
+    order = BlockedOrder((4, 6), (2, 3))
     # Native sparse heads refuse a bias.
     decoder = helpers.Decoder(layer, has_bias=groups != "chosen")
 
     def in_order(image):
-        sequence = np.reshape(image, (2, 36, DIM))
+        sequence = np.reshape(image, (2, 24, DIM))
         return golden_cases.to_numpy(order.arrange(sequence, axis=1))
 
-    every, bias = np.ones((2, 4, 9), "bool"), np.zeros((2, 4, 9), "float32")
-    tokens = in_order(image), every.reshape(2, 36), bias.reshape(2, 36)
+    every, bias = np.ones((2, 4, 6), "bool"), np.zeros((2, 4, 6), "float32")
+    tokens = in_order(image), every.reshape(2, 24), bias.reshape(2, 24)
     expected = in_order(decoder.whole(image, every, bias))
-    steps, _ = decoder.steps(tokens, layer.make_cache(2, (4, 9)), 0, 36)
+    steps, _ = decoder.steps(tokens, layer.make_cache(2, (4, 6)), 0, 24)
     golden_cases.assert_close(steps, expected, 1e-5)
-    real = golden_cases.to_numpy(order.restore(np.arange(36) < 14, axis=0))
-    real = np.broadcast_to(real.reshape(1, 4, 9), (2, 4, 9))
-    _, cache = decoder.start(image, real, bias, layer.make_cache(2, (4, 9)))
-    rest, _ = decoder.steps(tokens, cache, 14, 36, 11)
+    real = golden_cases.to_numpy(order.restore(np.arange(24) < 14, axis=0))
+    real = np.broadcast_to(real.reshape(1, 4, 6), (2, 4, 6))
+    _, cache = decoder.start(image, real, bias, layer.make_cache(2, (4, 6)))
+    rest, _ = decoder.steps(tokens, cache, 14, 24, 5)
     golden_cases.assert_close(rest, expected[:, 14:], 1e-5)
 
 
-def test_a_step_on_two_axes_may_start_anew():
-    layer = layers.MixedAttention(
-        [layers.LocalHeads(HEADS, (2, 3)), CLUSTERED["token_choice"](5)], KEY_DIM
-    )
-    x, cache = normal(1, 3, DIM), layer.make_cache(1, (2, 3))
-    first, cache = layer(x, cache=cache, cache_index=0)
-    again, _ = layer(x, cache=cache, cache_index=0)
-    golden_cases.assert_close(*golden_cases.to_numpy([again, first]), 1e-6)
+MEMORIES = [kind for kind in kinds.MEMORIES if kind != "clustered_queries"]
+FEW_MEMORIES = ("experts_apart", "hashed", "local", "strided", "performer")
 
 
-SEEN_ELSEWHERE = ("local", "local_one_block", "full", "strided", "best_blocks")
-MEMORIES = {
-    **{kind: functools.partial(make, 5) for kind, make in CLUSTERED.items()},
-    "expert_choice_apart": functools.partial(routed, 5, share_query_key=False),
-    **{kind: OTHERS[kind] for kind in (*cases.LINEAR, *SEEN_ELSEWHERE)},
-}
-del MEMORIES["token_choice"], MEMORIES["threshold"]
-FEW_MEMORIES = ("expert_choice_apart", "hashed", "local", "strided", "performer")
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=() if kind in FEW_MEMORIES else pytest.mark.thorough)
-        for kind in MEMORIES
-    ],
-)
+@pytest.mark.parametrize("kind", kinds.some(MEMORIES, FEW_MEMORIES))
 def test_steps_of_attention_to_a_memory(kind):
-    layer = attention(MEMORIES[kind](), use_gate=True)
+    layer = attention(kinds.MEMORIES[kind](), use_gate=True)
     x, memory = normal(2, 9, DIM), normal(2, 17, DIM, seed=1)
     query_mask = helpers.mask_with_a_hole(9, 9, 7)
     real, bias = helpers.tail_mask(17, 17, 12), normal(2, 17, seed=2)
 
     def both(x, query_mask, memory, real, bias):
-        about = {"value_mask": real, "token_bias": bias}
+        about = {"value_mask": real}
+        if kind not in cases.WITHOUT_BIAS:
+            about["token_bias"] = bias
         cache = layer.make_cache(2, 9, value=memory, **about)
         first, cache = layer(
             x[:, :1], value=memory, query_mask=query_mask[:, :1], cache=cache
@@ -324,18 +193,11 @@ def test_steps_of_attention_to_a_memory(kind):
     golden_cases.assert_close(steps[query_mask], expected[query_mask], 1e-5)
 
 
-def test_fixed_heads_attend_to_a_memory_of_their_length():
-    layer = attention(layers.FixedHeads(HEADS, 5, 2))
-    x, memory = normal(2, 12, DIM), normal(2, 12, DIM, seed=1)
-    steps, _ = layer(x, cache=layer.make_cache(2, 12, value=memory))
-    outputs = golden_cases.to_numpy([steps, layer(x, value=memory)])
-    golden_cases.assert_close(*outputs, 1e-5)
-
-
 @helpers.further_on_jax
 def test_scores_keep_their_precision():
     """In half precision too: Keras would cast what is given to a layer."""
-    layer = attention(routed(5, dtype="mixed_bfloat16"), dtype="mixed_bfloat16")
+    dtype = "mixed_bfloat16"
+    layer = attention(kinds.experts(dtype=dtype), dtype=dtype)
     cache = layer.make_cache(1, LENGTH)
     x = normal(1, LENGTH, DIM)
     _, cache = layer(x[:, :9], cache=cache, cache_index=0)
@@ -349,7 +211,7 @@ def test_scores_keep_their_precision():
 
 
 def test_a_block_hands_its_caches_on():
-    heads = CLUSTERED["token_choice"](5)
+    heads = CASES["token_choice"]()
     block = layers.TransformerBlock(
         layers.MixedAttention([heads], KEY_DIM),
         layers.FeedForward(16),
@@ -370,25 +232,10 @@ def test_a_block_hands_its_caches_on():
     golden_cases.assert_close(*called_once(both)(x, memory), 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["Hashed", "ClusterStrided"])
-def test_heads_that_look_ahead_have_no_cache(kind):
-    layer = attention(getattr(release_heads, f"Trained{kind}Heads")(HEADS, 4, 5))
-    with pytest.raises(ValueError, match="no later token decides .*Received: "):
-        layer.make_cache(1, LENGTH)
-
-
-def test_queries_that_compete_have_no_cache():
-    layer = attention(release_heads.TrainedRoutedHeads(HEADS, 4, 5))
-    with pytest.raises(ValueError, match="on their own. Received: .*TrainedRouted"):
-        layer.make_cache(1, LENGTH, value=normal(1, 7, DIM))
-
-
-@pytest.mark.parametrize(
-    "case", ["local", *(name for name in BOUNDED_SHIFTED if name != "local_shifted")]
-)
-def test_a_start_may_be_one_token(case):
+@pytest.mark.parametrize("kind", kinds.some(sorted(kinds.BOUNDED), ["local"]))
+def test_a_start_may_be_one_token(kind):
     """And forgets what was before, as any."""
-    layer, x = attention(CASES[case]()), normal(1, LENGTH, DIM)
+    layer, x = attention(CASES[kind]()), normal(1, LENGTH, DIM)
 
     def both(x):
         _, cache = layer(x[:, :9], cache=layer.make_cache(1, LENGTH), cache_index=0)
@@ -400,7 +247,7 @@ def test_a_start_may_be_one_token(case):
 
 
 def test_a_start_scores_tokens_once():
-    layer = attention(CLUSTERED["token_choice"](5))
+    layer = attention(CASES["token_choice"]())
     (group,) = layer.head_groups
     with unittest.mock.patch.object(
         group, "bare_scores", wraps=group.bare_scores
@@ -409,20 +256,45 @@ def test_a_start_scores_tokens_once():
     assert scores.call_count == 1
 
 
-def test_a_memory_starts_anew_too():
-    layer, x = attention(routed(5)), normal(1, 6, DIM)
-    old = layer.make_cache(1, 6, value=normal(1, 9, DIM, seed=1))
-    first, cache = layer(x, cache=old)
-    again, _ = layer(x, cache=cache, cache_index=0)
-    golden_cases.assert_close(*golden_cases.to_numpy([again, first]), 1e-6)
+def test_a_first_step_starts_anew():
+    """Also on two axes, and of attention to another sequence; losses are not left."""
+    image = attention(rectangles(), CASES["token_choice"](), axes=2)
+    memory = attention(kinds.fixed(), kinds.experts())
+    for layer, options in (
+        (image, {"max_length": (2, 3)}),
+        (memory, {"max_length": 6, "value": normal(1, 6, DIM, seed=1)}),
+    ):
+
+        def both(x, layer=layer, options=options):
+            cache = layer.make_cache(1, **options)
+            first, cache = layer(x, cache=cache, cache_index=0)
+            losses = list(layer.losses)
+            again, _ = layer(x, cache=cache, cache_index=0)
+            whole = first
+            if "value" in options:
+                whole = layer(x, value=options["value"])
+            return losses, whole, first, again
+
+        losses, whole, *others = called_once(both)(normal(1, 6, DIM))
+        assert losses == []
+        for output in others:
+            golden_cases.assert_close(output, whole, 1e-5)
+
+
+def test_a_cache_may_be_made_before_the_weights():
+    layer = layers.MixedAttention([kinds.experts(), CASES["local"]()], KEY_DIM)
+    cache = layer.make_cache(2, LENGTH)
+    layer.build((None, None, DIM))
+    step = called_once(lambda x, cache: layer(x, cache=cache, cache_index=0)[0])
+    assert step(normal(2, 3, DIM), cache).shape == (2, 3, DIM)
+    layer = layers.MixedAttention([kinds.experts()], KEY_DIM)
+    with pytest.raises(ValueError, match=r"must be built .*shape=\(1, 7, 8\)"):
+        layer.make_cache(2, LENGTH, value=normal(1, 7, DIM))
 
 
 @pytest.mark.parametrize(
     "case",
-    [
-        "full",
-        pytest.param("token_choice_5_apart_shifted", marks=pytest.mark.thorough),
-    ],
+    ["full", pytest.param("token_choice_apart_shifted", marks=pytest.mark.thorough)],
 )
 def test_the_mask_of_the_keys_counts_with_a_cache(case):
     """Also where the query of a key is padding."""
@@ -451,18 +323,18 @@ def test_the_mask_of_the_keys_counts_with_a_cache(case):
 @pytest.mark.parametrize("key_shift", [0, 1])
 def test_steps_in_half_precision(key_shift):
     """Of groups whose own precision is another one."""
-    groups = [OTHERS["local"](key_shift=key_shift), routed(5, key_shift=key_shift)]
+    groups = [CASES["local"](key_shift=key_shift), kinds.experts(key_shift=key_shift)]
     if key_shift:
-        groups.append(CASES["token_choice_5_apart_shifted"]())
+        groups.append(CASES["token_choice_apart_shifted"]())
     layer = attention(*groups, dtype="mixed_bfloat16")
     x, cache = normal(1, 3, DIM), layer.make_cache(1, LENGTH)
     for index in range(3):
         output, after = layer(x[:, :1], cache=cache, cache_index=np.int64(index))
-        kinds = [
+        specs = [
             keras.tree.map_structure(lambda x: (x.dtype, tuple(x.shape)), each)
             for each in (cache, after)
         ]
-        assert kinds[0] == kinds[1]
+        assert specs[0] == specs[1]
         cache = after
     assert keras.backend.standardize_dtype(output.dtype) == "bfloat16"
 
@@ -470,7 +342,7 @@ def test_steps_in_half_precision(key_shift):
 @pytest.mark.thorough
 def test_chosen_blocks_in_half_precision():
     dtype = "mixed_bfloat16"
-    groups = [OTHERS["best_blocks"](dtype=dtype), cases.native_sparse(dtype=dtype)]
+    groups = [CASES["best_blocks"](dtype=dtype), cases.native_sparse(dtype=dtype)]
     layer = attention(*groups, dtype=dtype)
 
     def both(x):
@@ -484,52 +356,57 @@ def test_chosen_blocks_in_half_precision():
     golden_cases.assert_close(steps, expected, 0.05)
 
 
-def test_no_losses_are_left():
-    layer, x = attention(routed(5)), normal(1, 3, DIM)
-    cache = layer.make_cache(1, LENGTH)
-    _, cache = layer(x, cache=cache, cache_index=0)
-    assert layer.losses == []
-    layer(x[:, :1], cache=cache, cache_index=3)
-    assert layer.losses == []
-    layer(x, use_causal_mask=True)
-    assert len(layer.losses) == 1
-
-
-def test_a_cache_may_be_made_before_the_weights():
-    layer = layers.MixedAttention([routed(5), OTHERS["local"]()], KEY_DIM)
-    cache = layer.make_cache(2, LENGTH)
-    output, _ = layer(normal(2, 3, DIM), cache=cache, cache_index=0)
-    assert output.shape == (2, 3, DIM)
-    layer = layers.MixedAttention([routed(5)], KEY_DIM)
-    with pytest.raises(ValueError, match=r"must be built .*shape=\(1, 7, 8\)"):
-        layer.make_cache(2, LENGTH, value=normal(1, 7, DIM))
+@pytest.mark.parametrize("kind", ["Hashed", "ClusterStrided", "Routed"])
+def test_heads_that_look_ahead_have_no_cache(kind):
+    layer = attention(getattr(release_heads, f"Trained{kind}Heads")(HEADS, 4, 5))
+    memory, message = {}, "no later token decides .*Received: "
+    if kind == "Routed":
+        memory, message = {"value": normal(1, 7, DIM)}, "on their own. Received: .*Rou"
+    with pytest.raises(ValueError, match=message):
+        layer.make_cache(1, LENGTH, **memory)
 
 
 def test_refused():
-    layer, x = attention(routed(5)), normal(1, 1, DIM)
-    with pytest.raises(ValueError, match="positive integer. Received: max_length=0"):
-        layer.make_cache(1, 0)
-    with pytest.raises(ValueError, match=r"axis of positions .*max_length=4 with"):
-        attention(layers.LocalHeads(HEADS, (2, 3))).make_cache(1, 4)
-    cache = layer.make_cache(1, LENGTH)
-    with pytest.raises(ValueError, match="None in training .*training=True"):
-        layer(x, cache=cache, cache_index=0, training=True)
-    with pytest.raises(ValueError, match="return_attention_scores=True"):
-        layer(x, cache=cache, cache_index=0, return_attention_scores=True)
-    with pytest.raises(ValueError, match=r"shape=\(2, 1, 8\) and a cache for 1. Pass"):
-        layer(normal(2, 1, DIM), cache=cache, cache_index=0)
-    image = normal(1, 2, 2, DIM)
-    with pytest.raises(ValueError, match=r"of a cache, .*\(1, 2, 2, 8\) with .*=4"):
-        layer(image, cache=cache, cache_index=4)
-    with pytest.raises(ValueError, match="depth that the layer was built with, 8"):
-        layer.make_cache(1, LENGTH, value=normal(1, 7, DIM + 1))
-    block = layers.TransformerBlock(layer, None, use_causal_mask=False)
-    with pytest.raises(ValueError, match="Received: use_causal_mask=False"):
-        block.make_cache(1, LENGTH)
+    layer, x = attention(kinds.experts()), normal(1, 1, DIM)
+    two_axes = attention(rectangles())
     block = layers.TransformerBlock(layer, None)
-    with pytest.raises(ValueError, match=r"`memory` must be given .*\(1, 7, 8\)"):
-        block.make_cache(1, LENGTH, memory=normal(1, 7, DIM))
-    for kind in ("full", "random_5", "random_logits"):
+    without_a_mask = layers.TransformerBlock(layer, None, use_causal_mask=False)
+    memory = normal(1, 7, DIM)
+    for make, arguments, options, message in (
+        (layer, (1, 0), {}, "positive integer. Received: max_length=0"),
+        (two_axes, (1, 4), {}, r"axis of positions .*max_length=4 with"),
+        (
+            layer,
+            (1, LENGTH),
+            {"value": normal(1, 7, DIM + 1)},
+            "depth that the layer was built with, 8",
+        ),
+        (without_a_mask, (1, LENGTH), {}, "Received: use_causal_mask=False"),
+        (
+            block,
+            (1, LENGTH),
+            {"memory": memory},
+            r"`memory` must be given .*\(1, 7, 8\)",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make.make_cache(*arguments, **options)
+    cache = layer.make_cache(1, LENGTH)
+    image = normal(1, 2, 2, DIM)
+    for tokens, options, message in (
+        (x, {"training": True}, "None in training .*training=True"),
+        (x, {"return_attention_scores": True}, "return_attention_scores=True"),
+        (normal(2, 1, DIM), {}, r"shape=\(2, 1, 8\) and a cache for 1. Pass"),
+        (image, {"cache_index": 4}, r"of a cache, .*\(1, 2, 2, 8\) with .*=4"),
+        (x, {"value": memory}, r"contain the memory .*shape=\(1, 7, 8\)"),
+        *(
+            (x, {"cache_index": index}, "integer or a scalar .*: cache_index=")
+            for index in (1.0, True, ops.zeros(()), ops.zeros((1,), "int32"))
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            layer(tokens, cache=cache, **{"cache_index": 0, **options})
+    for kind in ("full", "random", "random_logits"):
         bounded = attention(CASES[kind]())
         for index, length in ((4, 1), (np.int32(3), 2), (0, 5), (None, 5), (-1, 1)):
             with pytest.raises(ValueError, match="Received: cache_index=.* room for 4"):
@@ -538,8 +415,3 @@ def test_refused():
                     cache=bounded.make_cache(1, 4),
                     cache_index=index,
                 )
-    for index in (1.0, True, ops.zeros(()), ops.zeros((1,), "int32")):
-        with pytest.raises(ValueError, match="integer or a scalar .*: cache_index="):
-            layer(x, cache=cache, cache_index=index)
-    with pytest.raises(ValueError, match=r"contain the memory .*shape=\(1, 7, 8\)"):
-        layer(x, value=normal(1, 7, DIM), cache=cache, cache_index=0)

@@ -174,13 +174,9 @@ def build(case):
             given = special.get(given, given)
         layer = layers.MixedAttention(given, **options)
     arrays = _arrays(case)
-    layer.build(*(case.build or (case.query, case.value)))
+    layer.build(case.query, case.value)
     helpers.randomize(layer, case.seed)
-    call = dict(case.call)
-    if "attention_mask" in case.masks:
-        shape = case.shapes["attention_mask"]
-        call["attention_mask"] = np.ones(shape, "bool")
-    return layer, arrays, call
+    return layer, arrays, dict(case.call)
 
 
 def _arrays(case):
@@ -189,11 +185,8 @@ def _arrays(case):
     if case.value is not None:
         arrays["value"] = _tokens(random, case, case.value)
     for name, style in case.masks.items():
-        if name == "attention_mask":
-            continue
         own = name == "query_mask" or case.value is None
         shape = (case.query if own else case.value)[:-1]
-        shape = case.shapes.get(name, shape)
         draw = _bias if name == "token_bias" else _mask
         arrays[name] = draw(random, style, shape)
     return arrays
@@ -201,8 +194,6 @@ def _arrays(case):
 
 def _tokens(random, case, shape):
     x = random.normal(size=shape)
-    if len(shape) < 2:
-        return np.float32(x)
     if case.content == "zeros":
         x = np.zeros(shape)
     elif case.content == "constant":

@@ -13,6 +13,7 @@ from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.support.blocks import BlockedOrder
 from routing_tf.models import release
 from tests import golden_cases
+from tests.layers import helpers
 
 TOLERANCE = 1e-5
 LOCAL = ("2d_local", "local_norel", "local_rel", "local_rel_flange2x")
@@ -88,12 +89,13 @@ def test_local_heads_decode_as_in_the_release(name):
     tokens = in_order(case, case["in/query_antecedent"])
     lengths = tuple(case.config["length"])
     cache = layer.make_cache(len(tokens), lengths if len(lengths) > 1 else lengths[0])
+    step = helpers.compiled(
+        lambda x, cache, index: layer(x, cache=cache, cache_index=index), None
+    )
     steps = []
     for index in range(tokens.shape[1]):
-        output, cache = layer(
-            tokens[:, index : index + 1], cache=cache, cache_index=index
-        )
-        steps.append(golden_cases.to_numpy(output)[:, 0])
+        output, cache = step(tokens[:, index : index + 1], cache, np.int32(index))
+        steps.append(output[:, 0])
     golden_cases.assert_close(np.stack(steps, axis=1), case["out/steps"], TOLERANCE)
     whole = in_order(case, case["out/full_forward_output"])
     golden_cases.assert_close(np.stack(steps, axis=1), whole, TOLERANCE)

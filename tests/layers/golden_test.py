@@ -103,9 +103,7 @@ def test_attention_equals_release(path):
         sum(result.losses), sum(extra_losses), OUTPUT_TOLERANCE, label="losses"
     )
     check_gradients(
-        case,
-        "in",
-        {name: result.inputs[argument] for name, argument in inputs.items()},
+        case, "in", {name: result.inputs[argument] for name, argument in inputs.items()}
     )
     check_gradients(case, "var", result.variables)
     after = release.read_variables(layer)

@@ -11,68 +11,38 @@ from keras import ops
 from routing_tf import layers
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import kinds
 
-HEADS, KEY_HEADS, KEY_DIM, VALUE_DIM, DIM, LENGTH, MEMORY = 4, 2, 6, 5, 10, 21, 17
-RELATIVE = {"max_relative_position": 3, "embeddings_initializer": "zeros"}
-routed = functools.partial(
-    layers.RoutedHeads, HEADS, 3, 5, share_query_key=False, **RELATIVE
-)
-POSITIONS = {
-    "full": functools.partial(layers.FullHeads, HEADS, **RELATIVE),
-    "local": functools.partial(layers.LocalHeads, HEADS, (4,), **RELATIVE),
-    "sliding": functools.partial(layers.SlidingHeads, HEADS, 3, **RELATIVE),
-    "strided": functools.partial(layers.StridedHeads, HEADS, (4,), **RELATIVE),
-    "fixed": functools.partial(
-        layers.FixedHeads, HEADS, 5, 2, "separate", distinct_summaries=True
+HEADS, KEY_HEADS, KEY_DIM, VALUE_DIM, DIM, LENGTH, MEMORY = 4, 2, 6, 5, 10, 15, 17
+MORE = {
+    "of_keys": functools.partial(
+        kinds.APART["token_choice_apart"], query_cluster="key"
     ),
-}
-ROUTED = {
-    "token_choice": routed,
-    "token_choice_of_keys": functools.partial(routed, query_cluster="key"),
-    "several_clusters": functools.partial(
-        layers.RoutedHeads,
-        HEADS,
-        4,
-        6,
-        share_query_key=False,
-        clusters_per_query=2,
-        **RELATIVE,
-    ),
-    "token_choice_shifted": functools.partial(routed, key_shift=1),
-    "turned": functools.partial(routed, rotary_positions=True),
-    "expert_choice": functools.partial(routed, "expert_choice"),
-    "expert_choice_shifted": functools.partial(routed, "expert_choice", key_shift=1),
-    "threshold": functools.partial(routed, "expert_threshold"),
-    "threshold_shifted": functools.partial(routed, "expert_threshold", key_shift=1),
     "threshold_of_keys": functools.partial(
-        routed, "expert_threshold", query_cluster="key"
+        kinds.APART["threshold_apart"], query_cluster="key"
     ),
-    "cluster_strided": functools.partial(
-        layers.ClusterStridedHeads, HEADS, 3, 5, share_query_key=False, **RELATIVE
+    "turned": functools.partial(
+        kinds.APART["token_choice_apart"], rotary_positions=True
     ),
 }
+CASES = ["full", "local", "sliding", "strided", "fixed_distinct", *MORE]
+CASES += ["two_clusters_apart", "cluster_strided_apart"]
+CASES += [
+    f"{kind}_apart{shifted}"
+    for kind in ("token_choice", "prefix", "threshold")
+    for shifted in ("", "_shifted")
+]
 # Their caches hold keys and values for all heads.
-WIDE = {
-    "hashed": functools.partial(
-        layers.HashedHeads, HEADS, 4, 5, share_query_key=False, num_rounds=2, **RELATIVE
-    ),
-    "random": functools.partial(
-        layers.RandomHeads, HEADS, 3, 5, share_query_key=False, **RELATIVE
-    ),
-    "global": functools.partial(layers.GlobalHeads, HEADS, (0, 3), 4),
-    "best_blocks": functools.partial(layers.BlockTopKHeads, HEADS, 4, 2),
-}
+WIDE = ("rounds_apart", "random_apart", "global", "best_blocks")
 # There they hold scores of all queries, too.
-HALF_WIDE = ("expert_choice", "expert_choice_shifted", "cluster_strided")
-CASES = {**POSITIONS, **ROUTED, **WIDE}
-FEW = ("full", "local", "token_choice")
-each_case = pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=() if case in FEW else pytest.mark.thorough)
-        for case in CASES
-    ],
-)
+HALF_WIDE = ("prefix_apart", "prefix_apart_shifted", "cluster_strided_apart")
+FEW = ("full", "local", "token_choice_apart")
+
+
+def make(kind, **options):
+    """Heads of a kind, more than usual."""
+    found = {**kinds.CAUSAL, **kinds.MEMORIES, **MORE}[kind]
+    return found.func(HEADS, *found.args[1:], **{**found.keywords, **options})
 
 
 def built(*groups, memory_dim=None, **options):
@@ -123,96 +93,80 @@ def tokens():
     return helpers.normal(2, LENGTH, DIM), helpers.mask_with_a_hole(LENGTH, LENGTH, 15)
 
 
-@each_case
-def test_equals_repeated_keys_and_values(case):
-    attention = built(CASES[case]())
-    other = repeated(attention, CASES[case]())
-    assert_same([attention, other], tokens(), use_causal_mask=True)
-
-
-@helpers.further_on_jax
-@pytest.mark.parametrize("case", ["full", "token_choice"])
-def test_packed_documents_equal_repeated_keys_and_values(case):
-    attention = built(CASES[case]())
-    other = repeated(attention, CASES[case]())
-    ids = np.repeat([[3, 5, 1]], LENGTH // 3, axis=1)
-    options = {"use_causal_mask": True, "segment_ids": ids}
-    assert_same([attention, other], tokens(), **options)
-
-
-def test_exploring_queries_equal_repeated_keys_and_values():
-    group = functools.partial(routed, dropout_seed=1, ema=False, exploring_queries=8)
-    attention = built(group())
-    other = repeated(attention, group())
-    assert_same([attention, other], tokens(), use_causal_mask=True, training=True)
-
-
-MEMORIES = {
-    "full": POSITIONS["full"],
-    "local": POSITIONS["local"],
-    "routed": routed,
-}
-
-
-@pytest.mark.parametrize("memory_dim", [DIM, 7])
-@pytest.mark.parametrize("kind", MEMORIES)
-def test_attends_to_a_memory(kind, memory_dim):
-    attention = built(MEMORIES[kind](), memory_dim=memory_dim)
-    other = repeated(attention, MEMORIES[kind](), memory_dim=memory_dim)
-    memory = helpers.normal(2, MEMORY, memory_dim, seed=1)
-    real = helpers.tail_mask(MEMORY, MEMORY, 12)
-    assert_same([attention, other], (*tokens(), memory, real))
-
-
-@pytest.mark.parametrize("kind", MEMORIES)
-def test_steps_of_attention_to_a_memory(kind):
-    attention = built(MEMORIES[kind]())
-    helpers.assert_steps_read_a_memory(attention, DIM)
-    caches = [
-        built(MEMORIES[kind](), num_key_value_heads=number).make_cache(
-            2, 4, value=helpers.normal(2, MEMORY, DIM)
-        )
-        for number in (HEADS, KEY_HEADS)
-    ]
-    wide, narrow = map(num_floats, caches)
-    assert narrow * HEADS == wide * KEY_HEADS
-
-
 def num_floats(cache):
     """Returns how many floats there are in a cache."""
     leaves = keras.tree.flatten(cache)
     return sum(math.prod(x.shape) for x in leaves if "float" in str(x.dtype))
 
 
-@each_case
-def test_steps_equal_the_whole(case):
-    attention = built(CASES[case]())
+def cache_sizes(kind, **options):
+    """The numbers of floats in caches for all heads, and for those of keys."""
+    return [
+        num_floats(
+            built(make(kind), num_key_value_heads=number).make_cache(
+                2, LENGTH, **options
+            )
+        )
+        for number in (HEADS, KEY_HEADS)
+    ]
+
+
+@pytest.mark.parametrize("kind", kinds.some([*CASES, *WIDE], FEW))
+def test_equals_repeated_keys_and_values(kind):
+    """Also token by token."""
+    attention = built(make(kind))
+    other = repeated(attention, make(kind))
     x, real = tokens()
 
-    def both(x, real):
-        expected = attention(
-            x, query_mask=real, use_causal_mask=True, routing_scope="prefix"
-        )
+    def ways(x, real):
+        options = {"use_causal_mask": True, "routing_scope": "prefix"}
+        expected = [each(x, query_mask=real, **options) for each in (other, attention)]
         cache = attention.make_cache(2, LENGTH)
         start, cache = attention(x[:, :8], query_mask=real[:, :8], cache=cache)
         rest, cache = attention(
             x[:, 8:], query_mask=real[:, 8:], cache=cache, cache_index=np.int32(8)
         )
-        return expected, ops.concatenate([start, rest], axis=1)
+        return *expected, ops.concatenate([start, rest], axis=1)
 
-    expected, steps = helpers.compiled(both, jit_compile=None)(x, real)
-    golden_cases.assert_close(steps[real], expected[real], 1e-5)
-    wide, narrow = (
-        num_floats(
-            built(CASES[case](), num_key_value_heads=number).make_cache(2, LENGTH)
-        )
-        for number in (HEADS, KEY_HEADS)
-    )
-    if case in WIDE:
+    expected, *others = helpers.compiled(ways, jit_compile=None)(x, real)
+    for other in others:
+        golden_cases.assert_close(other[real], expected[real], 1e-5)
+    wide, narrow = cache_sizes(kind)
+    if kind in WIDE:
         assert narrow == wide
-    elif case in HALF_WIDE:
+    elif kind in HALF_WIDE:
         assert narrow < wide
     else:
+        assert narrow * HEADS == wide * KEY_HEADS
+
+
+@pytest.mark.parametrize(
+    "options, more",
+    [
+        ({"segment_ids": np.repeat([[3, 5, 1]], LENGTH // 3, axis=1)}, {}),
+        ({"training": True}, {"dropout_seed": 1, "ema": False, "exploring_queries": 8}),
+    ],
+    ids=["segments", "exploring"],
+)
+def test_packed_documents_and_exploring_queries(options, more):
+    attention = built(make("token_choice_apart", **more))
+    other = repeated(attention, make("token_choice_apart", **more))
+    assert_same([attention, other], tokens(), use_causal_mask=True, **options)
+
+
+@pytest.mark.parametrize(
+    "kind, memory_dim",
+    [("full", DIM), ("local", 7), ("experts_apart", DIM), ("experts_apart", 7)],
+)
+def test_attends_to_a_memory(kind, memory_dim):
+    attention = built(make(kind), memory_dim=memory_dim)
+    other = repeated(attention, make(kind), memory_dim=memory_dim)
+    memory = helpers.normal(2, MEMORY, memory_dim, seed=1)
+    real = helpers.tail_mask(MEMORY, MEMORY, 12)
+    assert_same([attention, other], (*tokens(), memory, real))
+    if memory_dim == DIM:
+        helpers.assert_steps_read_a_memory(attention, DIM)
+        wide, narrow = cache_sizes(kind, value=memory)
         assert narrow * HEADS == wide * KEY_HEADS
 
 
@@ -245,7 +199,7 @@ def test_equals_grouped_query_attention_of_keras(causal):
 
 
 def test_queries_of_a_key_head_choose_among_its_clusters_and_move_them():
-    attention = built(routed(decay=0.5))
+    attention = built(make("token_choice_apart", decay=0.5))
     kmeans = attention.head_groups[0].kmeans
     assert kmeans.centroids.shape == (KEY_HEADS, 3, KEY_DIM)
     before = golden_cases.to_numpy(kmeans.counts).sum(axis=-1)
@@ -266,7 +220,7 @@ def test_gradients_are_the_same_when_activations_are_forgotten(remat):
     results = []
     for what in (False, remat):
         groups = [
-            routed(ema=False, name="routed"),
+            make("token_choice_apart", ema=False, name="routed"),
             layers.LocalHeads(2, (4,), name="local"),
         ]
         attention = built(*groups, num_key_value_heads=3, remat=what, name="attention")
@@ -288,10 +242,14 @@ def test_all_queries_may_have_one_key():
     assert attention.key_kernel.shape == (DIM, KEY_DIM)
     assert attention.value_kernel.shape == (DIM, VALUE_DIM)
     x = helpers.normal(2, LENGTH, DIM)
-    cache = attention.make_cache(2, LENGTH)
-    steps, _ = attention(x, cache=cache)
-    expected, _ = golden_cases.run(attention, x, use_causal_mask=True)
-    golden_cases.assert_close(golden_cases.to_numpy(steps), expected, 1e-5)
+    attend = helpers.compiled(
+        lambda x: (
+            attention(x, cache=attention.make_cache(2, LENGTH))[0],
+            attention(x, use_causal_mask=True),
+        ),
+        jit_compile=None,
+    )
+    golden_cases.assert_close(*attend(x), 1e-5)
 
 
 @pytest.mark.parametrize(

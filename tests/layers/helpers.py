@@ -12,9 +12,13 @@ import keras
 import numpy as np
 import pytest
 
-from routing_tf.layers import HeadGroup
+from routing_tf import layers
 from tests import golden_cases
 
+CLUSTERED = (
+    *(layers.RoutedHeads, layers.ClusterStridedHeads, layers.HashedHeads),
+    layers.RandomHeads,
+)
 # A further case on JAX, where it takes long to compile.
 further_on_jax = (
     pytest.mark.thorough if keras.backend.backend() == "jax" else lambda test: test
@@ -24,6 +28,22 @@ further_on_jax = (
 def normal(*shape, seed=0):
     """Returns normal random numbers in float32."""
     return np.random.default_rng(seed).normal(size=shape).astype("float32")
+
+
+def streams(length, memory_length=None, dim=6, value_dim=None):
+    """Returns random queries, keys and values of two heads in two sequences."""
+    memory = memory_length or length
+    sizes = (length, dim), (memory, dim), (memory, value_dim or dim)
+    return [normal(2, 2, *size, seed=seed) for seed, size in enumerate(sizes)]
+
+
+def built(group, dim=6, value_dim=None, is_random=True):
+    """Builds heads for sequences of any length; with other than their first weights."""
+    shapes = [(None, group.num_heads, None, size) for size in (dim, value_dim or dim)]
+    group.build(shapes[0], shapes[0], shapes[1])
+    if is_random:
+        randomize(group)
+    return group
 
 
 def tail_mask(length, *lengths):
@@ -47,16 +67,11 @@ def randomize(layer, seed=0):
 
 
 def compiled(function, jit_compile=True):
-    """Compiles a function of tensors, on TensorFlow with XLA or without.
+    """Compiles a function of tensors; returns it with arrays in their place.
 
-    Args:
-        function: takes tensors and returns a structure of tensors.
-        jit_compile: on TensorFlow; False for no XLA, None to compile nothing at all.
-            On JAX the whole function is compiled, which is much quicker than one
-            operation after another. Torch compiles nothing.
-
-    Returns:
-        The function with arrays, or structures of them, in place of tensors.
+    `jit_compile` is TensorFlow's: False for no XLA, None to compile nothing at all. On
+    JAX the whole function is compiled, which is much quicker than one operation after
+    another. Torch compiles nothing.
     """
     if keras.backend.backend() == "jax":
         import jax
@@ -82,24 +97,71 @@ def normalize(tokens):
     return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6)
 
 
-def dense_attention(query, key, value, mask, bias=0.0, tables=None, distances=None):
-    """Softmax attention over all pairs, in float64.
+def turned(x, wavelength):
+    """Rotary positions 0, 1 ... of `x` `[..., length, dim]`, in float64."""
+    first, second = np.split(np.asarray(x, "float64"), 2, axis=-1)
+    half = first.shape[-1]
+    angles = np.arange(x.shape[-2])[:, None] / wavelength ** (np.arange(half) / half)
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
 
-    Args:
-        query: scaled queries `[..., length, key_dim]`.
-        key: keys `[..., memory length, key_dim]`.
-        value: values `[..., memory length, value_dim]`; columns beyond those of the
-            relative position vectors are averaged without them.
-        mask: `<bool>[..., length, memory length]`; a query without a key gets zero.
-        bias: added to the logits.
-        tables: relative position vectors of keys and of values; or None.
-        distances: `<int>[..., length, memory length]`, which of the vectors to take.
 
-    Returns:
-        Outputs `[..., length, value_dim]` and weights.
+def compared(group, query, key):
+    """Returns queries and keys of a group as their products are taken, in float64."""
+    if isinstance(group, CLUSTERED):
+        query, key = normalize(query), normalize(key)
+    elif group.qk_norm:
+        size = query.shape[-1] ** 0.5
+        query = mean_square_norm(query * size) / size
+        key = mean_square_norm(key)
+    if group.qk_norm:
+        scales = golden_cases.to_numpy([group.query_scale, group.key_scale])
+        query, key = query * scales[0], key * scales[1]
+    if group.rotary_positions:
+        query, key = (turned(x, group.rotary_wavelength) for x in (query, key))
+    return query, key
+
+
+def mean_square_norm(x):
+    """Divides by the square root of the mean square of the last axis, in float64."""
+    x = np.asarray(x, "float64")
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6)
+
+
+def softmax_options(group):
+    """How a head group weighs keys, as options of `dense_attention`."""
+    alpha = group.dot_product.entmax_alpha
+    if alpha == "learned":
+        scores = golden_cases.to_numpy(group.dot_product.alpha_scores)
+        alpha = 1 + 1 / (1 + np.exp(-scores.astype("float64")))[:, None, None]
+    return {"cap": group.logit_soft_cap, "alpha": alpha}
+
+
+def entmax_weights(weights, alpha):
+    """What entmax makes of the logits of a softmax: they differ by a constant."""
+    power = 1 / (alpha - 1)
+    logits = np.log(np.maximum(weights.astype("float64"), 1e-300))
+    scores = (alpha - 1) * (logits - logits.max(axis=-1, keepdims=True))
+    low, high = np.full(scores.shape[:-1] + (1,), -1.0), np.zeros(1)
+    for _ in range(60):
+        middle = (low + high) / 2
+        total = (np.maximum(scores - middle, 0) ** power).sum(-1, keepdims=True)
+        low, high = np.where(total > 1, middle, low), np.where(total > 1, high, middle)
+    return np.where(weights > 0, np.maximum(scores - low, 0) ** power, 0.0)
+
+
+def dense_attention(
+    query, key, value, mask, bias=0.0, tables=None, distances=None, cap=None, alpha=None
+):
+    """Softmax attention over all pairs, in float64: outputs and weights.
+
+    A query for which `mask` is False at all keys gets zero. `tables` are the relative
+    position vectors of keys and of values, `distances` say which of them to take, and
+    columns of values beyond those of the vectors are averaged without them. `cap` is a
+    soft cap of the logits without the bias; entmax with `alpha` replaces the softmax.
     """
     query, key, value = (np.asarray(x, "float64") for x in (query, key, value))
-    logits = query @ np.swapaxes(key, -1, -2) + bias
+    logits = query @ np.swapaxes(key, -1, -2)
     if tables is not None:
         limit = len(tables[0]) // 2
         key_vectors, value_vectors = (
@@ -107,10 +169,15 @@ def dense_attention(query, key, value, mask, bias=0.0, tables=None, distances=No
             for table in tables
         )
         logits = logits + np.einsum("...id,...ijd->...ij", query, key_vectors)
+    if cap is not None:
+        logits = cap * np.tanh(logits / cap)
+    logits = logits + bias
     mask = np.broadcast_to(mask, logits.shape)
     largest = np.where(mask, logits, -1e300).max(axis=-1, keepdims=True)
     weights = np.where(mask, np.exp(np.where(mask, logits - largest, 0.0)), 0.0)
     weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-30)
+    if alpha is not None:
+        weights = entmax_weights(weights, alpha)
     output = weights @ value
     if tables is not None:
         size = value_vectors.shape[-1]
@@ -135,9 +202,7 @@ def one_earlier(x, axis):
 def read_with_keys(value, bias, real):
     """Values, biases and masks of the positions after those of their keys.
 
-    Returns:
-        What shifted keys are read with, by the positions of the keys. The mask is False
-        where the position itself is padding, too.
+    The mask is False where the position itself is padding, too.
     """
     real = real & one_earlier(real, 1)
     return one_earlier(value, 2), one_earlier(bias, 1), real
@@ -148,22 +213,11 @@ def clustered_attention(
 ):
     """For each cluster dense attention among its members; then the mean.
 
-    Args:
-        group: the head group, for its relative position tables.
-        query: queries `[batch, heads, length, key_dim]`, not yet normalised.
-        key: keys `[batch, heads, memory length, key_dim]`, likewise.
-        value: values `[batch, heads, memory length, value_dim]`.
-        routes: function of batch row and head that returns the clusters, each as a
-            pair of lists of positions: members that ask, and members that are seen.
-        causal: whether no query sees a later key.
-        bias: `[batch, memory length]`, added to the logits; or None.
-        real: `<bool>[batch, memory length]`, False for what is never seen; or None.
-        key_shift: 1 if no query sees its own key either, causal then; 0 by default.
-
-    Returns:
-        Outputs `[batch, heads, length, value_dim]`.
+    `routes` is a function of batch row and head that returns the clusters, each as a
+    pair of lists of positions: members that ask, and members that are seen. `query` and
+    `key` `[batch, heads, length, key_dim]` are not yet normalised.
     """
-    query, key = normalize(query), normalize(key)
+    query, key = compared(group, query, key)
     tables = relative_tables(group)
     output = np.zeros((*query.shape[:3], value.shape[-1]))
     counts = np.zeros((*query.shape[:3], 1))
@@ -189,16 +243,10 @@ def clustered_attention(
                 0.0 if bias is None else bias[b, columns],
                 tables,
                 np.arange(len(columns))[None] - np.arange(len(rows))[:, None],
+                group.logit_soft_cap,
             )
             output[b, h, rows] += attended
     return output / mean_divisor(group, counts)
-
-
-def best_clusters(group, tokens):
-    """Returns the centroid with the largest score for each token."""
-    centroids = golden_cases.to_numpy(group.kmeans.centroids)
-    scores = np.einsum("bhld,hkd->bhlk", normalize(tokens), centroids)
-    return scores.argmax(axis=-1)
 
 
 def mean_divisor(group, counts):
@@ -207,28 +255,19 @@ def mean_divisor(group, counts):
 
 
 def rule_attention(group, query, key, value, sees, distances, bias=None):
-    """Dense attention of normalised queries and keys under the mask of a rule.
+    """Dense attention of queries and keys, not yet normalised, where `sees` is True.
 
-    Args:
-        group: the head group, for its relative position tables.
-        query: queries `[batch, heads, length, key_dim]`, not yet normalised.
-        key: keys `[batch, heads, memory length, key_dim]`, likewise.
-        value: values `[batch, heads, memory length, value_dim]`.
-        sees: `<bool>[batch, heads, length, memory length]`, who sees whom.
-        distances: `<int>`, the relative positions of the pairs.
-        bias: `[batch, memory length]`, added to the logits; or None.
-
-    Returns:
-        Outputs `[batch, heads, length, value_dim]`.
+    `sees` and the relative positions `distances` are `[batch, heads, length, memory
+    length]`; `bias` is `[batch, memory length]`.
     """
     output, _ = dense_attention(
-        normalize(query),
-        normalize(key),
+        *compared(group, query, key),
         value,
         sees,
         0.0 if bias is None else bias[:, None, None],
         relative_tables(group),
         distances,
+        **softmax_options(group),
     )
     return output
 
@@ -236,18 +275,9 @@ def rule_attention(group, query, key, value, sees, distances, bias=None):
 def last_members(clusters, real, window, read=None, key_shift=0):
     """The rule "the last `window` members of the cluster that you read".
 
-    Args:
-        clusters: `<int>[batch, heads, length]`, the cluster of each token's key.
-        real: `<bool>[batch, length]`, False for padding, which nobody sees and which
-            sees nobody.
-        window: number of members.
-        read: `<int>[batch, heads, length]`, the cluster that each query reads; None
-            (the default) for that of its key.
-        key_shift: 1 if a token does not see itself; 0 by default.
-
-    Returns:
-        Who sees whom `<bool>[batch, heads, length, length]`, and relative positions:
-        the rank of a member minus the number of members before the query.
+    `clusters` are those of keys, `read` those that queries read (None for the same),
+    `<int>[batch, heads, length]`. Returns who sees whom `[batch, heads, length,
+    length]`, and the rank of each member minus the number of members before the query.
     """
     length = clusters.shape[-1]
     read = clusters if read is None else read
@@ -263,14 +293,8 @@ def last_members(clusters, real, window, read=None, key_shift=0):
 def prefix_members(scores, real, choose):
     """Who is a member of a cluster at each moment, if the text ended there.
 
-    Args:
-        scores: `[length]`, the scores of one cluster.
-        real: `<bool>[length]`, False for padding, which is never a member.
-        choose: function that returns the members, given the positions of the real
-            tokens of a prefix in order of score, best first.
-
-    Returns:
-        `<bool>[length, length]`: whether `j` is a member in the prefix up to `i`.
+    `choose` returns the members, given the positions of the real tokens of a prefix in
+    order of score, best first. Returns whether `j` is a member in the prefix up to `i`.
     """
     members = np.zeros((len(scores), len(scores)), "bool")
     for i in range(len(scores)):
@@ -294,22 +318,8 @@ def prefix_attention(
 ):
     """The rule "the members of each cluster, were you the last one"; then the mean.
 
-    Args:
-        group: the head group with its centroids.
-        query: queries `[batch, heads, length, key_dim]`, not yet normalised.
-        key: keys `[batch, heads, length, key_dim]`, likewise.
-        value: values `[batch, heads, length, value_dim]`.
-        real: `<bool>[batch, length]`, False for padding.
-        choose: as in `prefix_members`.
-        bias: `[batch, length]`, added to the logits; or None.
-        query_real: the padding of the queries; None (the default) for `real`.
-        offered: `<bool>[batch, length]`, False for members that nobody sees; None (the
-            default) for none of them.
-        key_shift: 1 if a token does not see itself; 0 by default.
-
-    Returns:
-        Outputs `[batch, heads, length, value_dim]`, and in how many clusters each
-        query is `[batch, heads, length]`.
+    `real` and `query_real` are masks of keys and queries, `offered` is False for
+    members that nobody sees. Returns outputs, and in how many clusters a query is.
     """
     output, count = np.zeros(value.shape), np.zeros(value.shape[:3])
     query_real = real if query_real is None else query_real
@@ -324,10 +334,7 @@ def prefix_attention(
                     for b in range(len(tokens))
                 ]
             )
-            for tokens, mask in (
-                (normalize(query), query_real),
-                (normalize(key), real),
-            )
+            for tokens, mask in ((normalize(query), query_real), (normalize(key), real))
         )
         ranks = seen.cumsum(axis=-1)
         distances = ranks - ranks[..., -1:]
@@ -346,19 +353,8 @@ def best_cluster_attention(
 ):
     """The rule "the members of your best cluster in another sequence".
 
-    Args:
-        group: the head group, for its relative position tables.
-        query: queries `[batch, heads, length, key_dim]`, not yet normalised.
-        key: keys `[batch, heads, memory length, key_dim]`, likewise.
-        value: values `[batch, heads, memory length, value_dim]`.
-        clusters: `<int>[batch, heads, length]`, the best cluster of each query.
-        routes: as in `clustered_attention`; members that ask do not matter.
-        query_real: `<bool>[batch, length]`, False for queries that get zero.
-        real: `<bool>[batch, memory length]`, False for what is never seen.
-        bias: `[batch, memory length]`, added to the logits; or None.
-
-    Returns:
-        Outputs `[batch, heads, length, value_dim]`.
+    `clusters` are the best ones of queries; of `routes`, as in `clustered_attention`,
+    members that ask do not matter.
     """
     sees = np.zeros((*query.shape[:3], key.shape[2]), "bool")
     distances = np.zeros(sees.shape, "int64")
@@ -382,14 +378,14 @@ def relative_tables(group):
 def assert_keeps_settings(layer):
     """Fails unless the config holds all arguments and makes the same layer."""
     config = layer.get_config()
-    classes = [cls for cls in type(layer).__mro__ if issubclass(cls, HeadGroup)]
+    classes = [cls for cls in type(layer).__mro__ if issubclass(cls, layers.HeadGroup)]
     for cls in classes or [type(layer)]:
         arguments = set(inspect.signature(cls.__init__).parameters)
         assert arguments - {"self", "args", "kwargs"} <= config.keys()
     assert type(layer).from_config(config).get_config() == config
 
 
-def assert_survives_saving(layer, folder, *arrays, **options):
+def assert_survives_saving(layer, folder, *arrays, has_outputs=True, **options):
     """Fails unless settings, weights and outputs outlive a config and a file."""
     assert_keeps_settings(layer)
     inputs = [keras.Input(array.shape[1:], dtype=array.dtype) for array in arrays]
@@ -404,8 +400,10 @@ def assert_survives_saving(layer, folder, *arrays, **options):
         assert weight.path == copy.path
         assert weight.trainable == copy.trainable
         np.testing.assert_array_equal(*golden_cases.to_numpy([weight, copy]))
-    outputs = [golden_cases.run(m, list(arrays))[0] for m in (model, loaded)]
-    np.testing.assert_array_equal(*outputs)
+    # JAX takes long to compile both.
+    if has_outputs and keras.backend.backend() != "jax":
+        outputs = [golden_cases.run(m, list(arrays))[0] for m in (model, loaded)]
+        np.testing.assert_array_equal(*outputs)
 
 
 def assert_steps_read_a_memory(attention, dim):
@@ -462,17 +460,9 @@ def assert_steps_equal_the_whole(
 ):
     """Fails unless calls with a cache equal one pass, in whatever pieces tokens come.
 
-    Args:
-        layer: `MixedAttention`.
-        dim: size of a token.
-        max_length: that of the cache; None (the default) for that of the sequence.
-        has_bias: whether keys have a bias.
-        tolerance: of the comparison.
-
-    Returns:
-        The outputs of one pass, and those without padding and bias.
+    Returns the outputs of one pass, and those without padding and bias.
     """
-    length, size, start = 29, 7, 8
+    length, size, start = 19, 4, 8
     real = mask_with_a_hole(length, length, length - 4)
     tokens = normal(2, length, dim), real, normal(2, length, seed=2)
     decoder = Decoder(layer, has_bias)
@@ -485,13 +475,13 @@ def assert_steps_equal_the_whole(
         )
 
     empty = layer.make_cache(2, max_length or length)
-    outputs, cache = decoder.steps(tokens, empty, 0, 10)
-    assert_right(outputs, 0, 10)
+    outputs, cache = decoder.steps(tokens, empty, 0, 7)
+    assert_right(outputs, 0, 7)
     # What a rejected draft has left behind is nothing.
     draft = normal(2, size, dim, seed=3), real[:, :size] | True, tokens[2][:, :size]
-    decoder.step(*draft, cache, np.int32(10))
-    outputs, cache = decoder.steps(tokens, cache, 10, 24, size)
-    assert_right(outputs, 10, 24)
+    decoder.step(*draft, cache, np.int32(7))
+    outputs, cache = decoder.steps(tokens, cache, 7, 19, size)
+    assert_right(outputs, 7, 19)
     # A start forgets what was before. It may have room behind its tokens, as any call:
     # in the first row the last one of them is padding.
     fed = [x[:, : start + 4] for x in tokens]
@@ -502,10 +492,8 @@ def assert_steps_equal_the_whole(
     fed[1] = fed[1] & (np.arange(size) < 3)
     outputs, cache = decoder.step(*fed, cache, np.int32(start))
     assert_right(outputs, start, start + 3)
-    outputs, cache = decoder.steps(tokens, cache, start + 3, start + 5)
+    outputs, _ = decoder.steps(tokens, cache, start + 3, start + 5)
     assert_right(outputs, start + 3, start + 5)
-    outputs, _ = decoder.steps(tokens, cache, start + 5, start + 5 + size, size)
-    assert_right(outputs, start + 5, start + 5 + size)
     return expected, decoder.whole(tokens[0], real | True, tokens[2] * 0)
 
 

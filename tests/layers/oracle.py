@@ -20,12 +20,8 @@ EPSILON = {"float32": 2.0**-24, "bfloat16": 2.0**-9}
 # Beyond this a softmax says nothing.
 LARGEST_LOGIT_ERROR = 0.25
 HIDDEN = -5e8
-CLUSTERED = (
-    layers.RoutedHeads,
-    layers.ClusterStridedHeads,
-    layers.HashedHeads,
-    layers.RandomHeads,
-)
+# The thresholds of entmax are found by bisection.
+ENTMAX_ERROR = 1e-4
 
 
 @dataclasses.dataclass
@@ -192,20 +188,12 @@ class _Call:
     """A call of one head group; names as in `HeadInputs`."""
 
     def __init__(
-        self,
-        group,
-        query,
-        key,
-        value,
-        query_real,
-        real,
-        bias,
-        causal,
-        is_cross,
-        order,
+        self, group, query, key, value, query_real, real, bias, causal, is_cross, order
     ):
         self.group = group
         self.query, self.key, self.value = query, key, value
+        if not isinstance(group, helpers.CLUSTERED):
+            self.query, self.key = _compared(group, query, key)
         self.query_real, self.real, self.bias = query_real, real, bias
         self.causal, self.is_cross = causal, is_cross
         self.order, self.grid = order, order.grid
@@ -213,7 +201,7 @@ class _Call:
         self.length, self.memory_length = query.value.shape[2], value.value.shape[2]
         # Heads that share queries and keys have one stream, with the mask of the keys.
         self.shared = query is key
-        if isinstance(group, CLUSTERED) and self.shared:
+        if isinstance(group, helpers.CLUSTERED) and self.shared:
             self.query_real = real
         # What a key is read with: with shifted keys the value of the next position.
         self.offered = real
@@ -226,7 +214,7 @@ class _Call:
         Positions are those of the values; in clusters, whose members are keys, those
         of the keys.
         """
-        if not isinstance(self.group, CLUSTERED):
+        if not isinstance(self.group, helpers.CLUSTERED):
             self.key = self.key.map(lambda x: helpers.one_later(x, 2))
             self.offered = self.real & helpers.one_later(self.real, 1)
             return
@@ -238,7 +226,7 @@ class _Call:
     def attend(self):
         """Returns the outputs of the group's pattern."""
         group = self.group
-        if isinstance(group, CLUSTERED):
+        if isinstance(group, helpers.CLUSTERED):
             return self._attend_in_clusters()
         if isinstance(group, layers.LocalHeads):
             sees, distances = self._local()
@@ -273,10 +261,7 @@ class _Call:
             )
         elif isinstance(group, layers.GlobalHeads):
             sees, distances = patterns.global_tokens(
-                self.length,
-                group.global_positions,
-                group.attention_window,
-                self.causal,
+                self.length, group.global_positions, group.attention_window, self.causal
             )
         elif isinstance(group, layers.BlockTopKHeads):
             sees, distances = self._best_blocks()
@@ -295,6 +280,7 @@ class _Call:
             0.0 if self.bias is None else self.bias[:, None, None],
             helpers.relative_tables(group),
             distances,
+            **helpers.softmax_options(group),
         )
         return output
 
@@ -607,9 +593,13 @@ class _Call:
         pairs = []
         for tokens in (self.query, self.key):
             value, error = tokens.value, np.linalg.norm(tokens.error, axis=-1)
-            if isinstance(self.group, CLUSTERED):
+            if isinstance(self.group, helpers.CLUSTERED):
                 value, error = _normalized(tokens)
             pairs.append((np.linalg.norm(value, axis=-1).max(-1), error.max(-1)))
+        if self.group.qk_norm:
+            scales = [self.group.query_scale, self.group.key_scale]
+            largest = [np.abs(x).max() for x in golden_cases.to_numpy(scales)]
+            pairs = [(x * c, error * c) for (x, error), c in zip(pairs, largest)]
         (query, query_error), (key, key_error) = pairs
         tables = helpers.relative_tables(self.group)
         value = np.abs(self.value.value).max(axis=2)
@@ -624,7 +614,25 @@ class _Call:
         logit_error = query_error * key + key_error * query + epsilon * logits
         error = value * np.minimum(2 * logit_error, 2.0)[..., None]
         error = error + self.value.error.max(axis=2) + epsilon * value
+        if self.group.dot_product.entmax_alpha is not None:
+            error = error + ENTMAX_ERROR * value
         return error, logit_error.max(axis=-1)
+
+
+def _compared(group, query, key):
+    """Queries and keys as their products are taken, with what rounding adds to them."""
+    values = helpers.compared(group, query.value, key.value)
+    if values[0] is query.value:
+        return query, key
+    return [
+        Rounded(
+            new,
+            2
+            * np.abs(new).max()
+            * (x.error / np.abs(x.value).max() + ROUNDINGS * EPSILON["float32"]),
+        )
+        for new, x in zip(values, (query, key))
+    ]
 
 
 def _order_blocks(layer):

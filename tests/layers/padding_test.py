@@ -1,4 +1,4 @@
-"""Padding of another sequence has no influence, in any group and form of call."""
+"""Padding has no influence, in any kind of heads and form of call."""
 
 import numpy as np
 import pytest
@@ -6,45 +6,60 @@ import pytest
 from routing_tf import layers
 from tests import golden_cases
 from tests.layers import helpers
-from tests.layers.support.lengths_test import some_thorough
+from tests.layers import kinds
+from tests.zoo import cases
 
-BATCH, LENGTH, MEMORY, MORE, DIM = 2, 20, 17, 12, 8
-EXPERT = {"routing": "expert_choice"}
-GROUPS = {
-    "full": lambda: layers.FullHeads(2, max_relative_position=3),
-    "local": lambda: layers.LocalHeads(2, (6,), max_relative_position=3),
-    "local, far": lambda: layers.LocalHeads(2, (4,), flange_blocks=2),
-    "local, alone": lambda: layers.LocalHeads(2, (3,), flange_blocks=0),
-    "local, one block": lambda: layers.LocalHeads(2, (64,)),
-    "strided": lambda: layers.StridedHeads(2, (3,), max_relative_position=3),
-    "best blocks": lambda: layers.BlockTopKHeads(2, 4, 2),
-    "linear": lambda: layers.FeatureMapHeads(2),
-    "performer": lambda: layers.FeatureMapHeads(2, "positive", num_features=5),
-    "compressed": lambda: layers.CompressedHeads(2, "mean", ratio=2),
-    "convolved": lambda: layers.CompressedHeads(2, ratio=3),
-    "luna": lambda: layers.LunaHeads(2, 3),
-    "clustered queries": lambda: layers.ClusteredQueryHeads(2, 3, 4),
-    "induced": lambda: layers.InducedHeads(2, 3),
-    "linformer": lambda: layers.LinformerHeads(2, MEMORY + MORE, 3),
-    "hashed": lambda: layers.HashedHeads(2, 4, 5),
-    "reformer": lambda: layers.HashedHeads(
-        2, 4, 5, hash="rotation", attends_to_self=False
-    ),
-    "routed": lambda: layers.RoutedHeads(2, 3, 8, share_query_key=False),
-    "routed, shared": lambda: layers.RoutedHeads(2, 3, 8, **EXPERT),
-    "random": lambda: layers.RandomHeads(2, 3, 8),
-    "cluster-strided": lambda: layers.ClusterStridedHeads(2, 3, 5),
-}
+BATCH, LENGTH, MEMORY, MORE, DIM = 2, 14, 17, 12, 8
+WAYS = [(kind, True) for kind in kinds.CAUSAL if kind not in kinds.SHIFTED]
+WAYS += [(kind, True) for kind in kinds.SHIFTED if "_apart" in kind]
+# The blocks of pairs are shares of the length.
+WAYS += [(kind, False) for kind in kinds.WHOLE if kind != "block_pair"]
+FEW = ("full", "local", "strided", "fixed_separate", "best_blocks", "performer")
+FEW += ("synthesizer", "prefix_apart_shifted", "token_choice_apart", "hashed")
+FEW += ("threshold_apart", "cluster_strided", "native_sparse", "luna")
+FEW_WHOLE = ("random", "experts_apart", "nystrom", "linformer", "induced", "sinkhorn")
+FEW_WHOLE += ("clustered_queries", "convolution")
 
 
-@pytest.fixture(params=some_thorough(GROUPS, ("local", "routed", "random")))
-def attention(request):
-    attention = layers.MixedAttention(
-        [GROUPS[request.param]()], key_dim=4, kernel_initializer="zeros"
-    )
-    attention.build((None, None, DIM), (None, None, DIM))
+def built(make, *shapes):
+    attention = layers.MixedAttention([make()], 4, kernel_initializer="zeros")
+    attention.build((None, None, DIM), *shapes)
     helpers.randomize(attention)
     return attention
+
+
+@pytest.mark.parametrize(
+    "kind, causal",
+    [
+        pytest.param(*way, marks=() if way[0] in few else pytest.mark.thorough)
+        for way in WAYS
+        for few in [FEW if way[1] else FEW_WHOLE]
+    ],
+)
+def test_padding_has_no_influence(kind, causal):
+    """Not on outputs, losses or state: not its numbers, nor whether it is there."""
+    attention, length = built((kinds.CAUSAL if causal else kinds.WHOLE)[kind]), 9
+    weights = attention.get_weights()
+    x = helpers.normal(BATCH, LENGTH, DIM)
+    real = helpers.tail_mask(LENGTH, length, 7)
+    real[:, 3] = real[0, 0] = False
+    bias = helpers.normal(BATCH, LENGTH, seed=5)
+    results = []
+    for used, noise in ((length, 0.0), (LENGTH, 50.0)):
+        attention.set_weights(weights)
+        options = {"token_bias": (bias + noise * ~real)[:, :used]}
+        output, losses = golden_cases.run(
+            attention,
+            (x + noise * ~real[..., None])[:, :used],
+            query_mask=real[:, :used],
+            use_causal_mask=causal,
+            training=True,
+            **({} if kind in cases.WITHOUT_BIAS else options),
+        )
+        shown = output[:, :length][real[:, :length]]
+        results.append([shown, *losses, *attention.get_weights()])
+    for actual, expected in zip(*results, strict=True):
+        golden_cases.assert_close(actual, expected, 1e-5)
 
 
 def memories():
@@ -57,51 +72,48 @@ def memories():
     return (memory, mask), (padded, np.pad(mask, [(0, 0), (0, MORE)]))
 
 
-def test_padding_of_a_memory_has_no_influence(attention):
+def attend(attention, x, memory, **options):
+    return golden_cases.run(attention, x, memory, **options)[0]
+
+
+@pytest.mark.parametrize(
+    "kind", kinds.some(kinds.MEMORIES, ("local", "experts_apart", "random"))
+)
+def test_padding_of_a_memory_has_no_influence(kind):
+    attention = built(kinds.MEMORIES[kind], (None, None, DIM))
     x = helpers.normal(BATCH, LENGTH, DIM)
-    outputs = [attention(x, memory, value_mask=mask) for memory, mask in memories()]
-    outputs.append(attention(x, memories()[0][0][:, :-4]))
-    short, padded, alone = golden_cases.to_numpy(outputs)
+    short, padded = (attend(attention, x, m, value_mask=mask) for m, mask in memories())
+    alone = attend(attention, x, memories()[0][0][:, :-4])
     np.testing.assert_allclose(padded, short, rtol=1e-5, atol=1e-5)
     # The second row without any padding.
     np.testing.assert_allclose(alone[1], short[1], rtol=1e-5, atol=1e-5)
     assert np.abs(alone[0] - short[0]).max() > 1e-4  # tokens that are real matter
+    if kind == "clustered_queries":
+        return  # They have no cache.
 
-
-@helpers.further_on_jax
-def test_padding_of_a_cached_memory_has_no_influence(attention):
-    if isinstance(attention.head_groups[0], layers.ClusteredQueryHeads):
-        pytest.skip("These heads have no cache")
-    x = helpers.normal(BATCH, LENGTH, DIM)
-    memory, mask = memories()[1]
-    outputs = [golden_cases.to_numpy(attention(x, memory, value_mask=mask))[:, 4:7]]
-    for memory, mask in memories():
+    def steps(x, memory, mask):
         cache = attention.make_cache(BATCH, LENGTH, value=memory, value_mask=mask)
-        steps = []
-        for index in (4, 5, 6):
-            token = x[:, index : index + 1]
-            y, cache = attention(token, cache=cache, cache_index=np.int32(index))
-            steps.append(golden_cases.to_numpy(y))
-        outputs.append(np.concatenate(steps, axis=1))
-    for output in outputs[1:]:
-        np.testing.assert_allclose(output, outputs[0], rtol=1e-5, atol=1e-5)
+        return attention(x, cache=cache)[0]
+
+    steps = helpers.compiled(steps, jit_compile=None)
+    for memory, mask in memories():
+        output = steps(x[:, :2], memory, mask)
+        np.testing.assert_allclose(output, padded[:, :2], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [MEMORY, MEMORY - 4])
 def test_padding_counts_for_nothing_where_lengths_are_equal(length):
     """A memory as long as the query has its blocks, and so has each row without it."""
-    attention = layers.MixedAttention([GROUPS["local"]()], key_dim=4)
-    attention.build((None, None, DIM), (None, None, DIM))
-    x = helpers.normal(BATCH, length, DIM)
-    outputs = [
-        attention(x, memory, value_mask=mask, self_attention=False)
+    attention = built(kinds.MEMORIES["local"], (None, None, DIM))
+    x, options = helpers.normal(BATCH, length, DIM), {"self_attention": False}
+    short, padded = (
+        attend(attention, x, memory, value_mask=mask, **options)
         for memory, mask in memories()
-    ]
-    rows = [
-        attention(x[row:], memories()[0][0][row:, :end], self_attention=False)
+    )
+    first, second = (
+        attend(attention, x[row:], memories()[0][0][row:, :end], **options)
         for row, end in ((0, MEMORY), (1, MEMORY - 4))
-    ]
-    short, padded, first, second = golden_cases.to_numpy([*outputs, *rows])
+    )
     np.testing.assert_allclose(padded, short, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(padded[0], first[0], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(padded[1], second[0], rtol=1e-5, atol=1e-5)

@@ -9,9 +9,9 @@ import numpy as np
 def local(length, memory_length, block, memory_block, flange, causal):
     """Blocks at most `flange` away; causal: nothing later.
 
-    Returns:
-        Who sees whom `<bool>[length, memory length]`, and relative positions: those of
-        the places in the window of blocks round the query's own.
+    Returns, as all functions here unless they say otherwise, who sees whom
+    `<bool>[length, memory length]`, and relative positions: here those of the places in
+    the window of blocks round the query's own.
     """
     i, j = np.ogrid[:length, :memory_length]
     apart = j // memory_block - i // block
@@ -20,11 +20,7 @@ def local(length, memory_length, block, memory_block, flange, causal):
 
 
 def dilated(length, block, flange, dilation, causal):
-    """Local attention among every `dilation`-th token.
-
-    Returns:
-        As `local`.
-    """
+    """Local attention among every `dilation`-th token."""
     i, j = np.indices((length, length))
     part = -(-length // dilation)
     block = min(block, part)
@@ -37,16 +33,8 @@ def rectangles(grid, block, flange, causal):
     """Blocks at most a flange away along each of two axes, in blocked order.
 
     Causal: none that comes later, row by row of blocks, and of the own block nothing
-    later. Relative positions are places in the window.
-
-    Args:
-        grid: pair, number of blocks along each axis.
-        block: pair, number of positions of a block.
-        flange: pair, number of blocks.
-        causal: whether nothing later is seen.
-
-    Returns:
-        As `local`.
+    later. `grid`, `block` and `flange` are pairs: numbers of blocks along each axis, of
+    positions in a block, of blocks. Relative positions are places in the window.
     """
     size = block[0] * block[1]
     order = np.arange(grid[0] * grid[1] * size)
@@ -62,11 +50,7 @@ def rectangles(grid, block, flange, causal):
 
 
 def sliding(length, radius, is_strided, causal):
-    """The tokens at most a radius away, and on request every multiple of it.
-
-    Returns:
-        As `local`.
-    """
+    """The tokens at most a radius away, and on request every multiple of it."""
     i, j = np.ogrid[:length, :length]
     apart = np.abs(i - j)
     sees = (apart <= radius) | (is_strided & (apart % max(radius, 1) == 0))
@@ -76,8 +60,7 @@ def sliding(length, radius, is_strided, causal):
 def strided(length, memory_length, block, causal):
     """The same place in every block; causal: in every earlier one.
 
-    Returns:
-        As `local`; relative positions are differences of block.
+    Relative positions are differences of block.
     """
     i, j = np.ogrid[:length, :memory_length]
     sees = (i % block == j % block) & ((j <= i) | (not causal))
@@ -85,12 +68,9 @@ def strided(length, memory_length, block, causal):
 
 
 def fixed(length, block, columns, arrangement, causal, num_heads, distinct=False):
-    """The own block and the last columns of every block.
+    """The own block and the last columns of every block, `[heads, length, length]`.
 
     With `distinct` summaries head h has the columns before those of head h - 1.
-
-    Returns:
-        What each head's queries see, `<bool>[heads, length, length]`.
     """
     i, j = np.ogrid[:length, :length]
     own = i // block == j // block
@@ -108,14 +88,7 @@ def fixed(length, block, columns, arrangement, causal, num_heads, distinct=False
 def global_tokens(length, positions, window, causal):
     """Some positions see all and are seen by all, the others see a sliding window.
 
-    Args:
-        length: number of tokens.
-        positions: of the global tokens.
-        window: number of tokens; None for none.
-        causal: whether nothing later is seen; the window is then before the query.
-
-    Returns:
-        As `local`.
+    Under a causal mask the window is before the query.
     """
     i, j = np.ogrid[:length, :length]
     sees = np.isin(i, positions) | np.isin(j, positions)
@@ -125,15 +98,9 @@ def global_tokens(length, positions, window, causal):
 
 
 def random_blocks(length, block, drawn):
-    """Some other blocks.
+    """Some other blocks: `drawn` `<int>[heads, blocks, number]`, or -1 for none.
 
-    Args:
-        length: number of tokens.
-        block: number of tokens in a block.
-        drawn: `<int>[heads, blocks, number]`, blocks that each block sees, or -1.
-
-    Returns:
-        As `local`, the first with an axis of heads in front.
+    Who sees whom has an axis of heads in front.
     """
     i, j = np.ogrid[:length, :length]
     seen = drawn[:, np.arange(length) // block]
@@ -141,16 +108,10 @@ def random_blocks(length, block, drawn):
 
 
 def axial(rows, columns, axis, causal):
-    """The same row, the same column, or either.
+    """The same row (axis 1), the same column (0), or either (None).
 
-    Args:
-        rows: `<int>[length]`, of positions in the order of the sequence.
-        columns: the same.
-        axis: 0 for columns, 1 for rows, None for both.
-        causal: whether nothing that comes later in the sequence is seen.
-
-    Returns:
-        As `local`; relative positions are those along the axis.
+    Rows and columns are those of positions in the order of the sequence. Relative
+    positions are those along the axis.
     """
     i, j = np.ogrid[: len(rows), : len(rows)]
     in_row, in_column = rows[i] == rows[j], columns[i] == columns[j]
@@ -162,17 +123,9 @@ def axial(rows, columns, axis, causal):
 def blocks_of_query(products, real, block, number, causal, has_own):
     """The own block, and those whose real keys are most like the query on average.
 
-    Args:
-        products: of a query with each key, `[length, memory length]`.
-        real: `<bool>[memory length]`, False for padding.
-        block: length of a block.
-        number: of blocks that a query sees, the own one included.
-        causal: whether no query sees a later key, nor a block behind its own.
-        has_own: whether the block at the place of the query is seen in any case.
-
-    Returns:
-        Who sees whom `<bool>[length, memory length]`, and by how much the last block
-        that was chosen scores higher than the first one that was not, `[length]`.
+    A query of a row of `products` sees `number` blocks, its own included where
+    `has_own`. Returns who sees whom, and by how much the last block that was chosen
+    scores higher than the first one that was not, `[length]`.
     """
     length, memory_length = products.shape
     sees, margins = np.zeros(products.shape, "bool"), np.full(length, np.inf)
@@ -223,15 +176,10 @@ def bucket_numbers(products):
 
 
 def above_thresholds(margins, limit):
-    """The clusters whose thresholds a token reaches, at most a number of them.
+    """The clusters whose thresholds a token reaches, at most `limit` of them.
 
-    Args:
-        margins: scores minus thresholds, `[..., clusters]`.
-        limit: number of clusters.
-
-    Returns:
-        Who sits in which cluster, `<bool>[..., clusters]`, and by how much the least
-        certain of these decisions is certain, `[...]`.
+    `margins` are scores minus thresholds, `[..., clusters]`. Returns who sits in which
+    cluster, and by how much the least certain of these decisions is certain, `[...]`.
     """
     ordered = -np.sort(-margins, axis=-1)
     certain = np.abs(margins).min(axis=-1)

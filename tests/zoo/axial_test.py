@@ -33,27 +33,6 @@ def test_equals_axial_attention():
     golden_cases.assert_close(total, case["output"], 1e-5)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_blocks_and_lines_of_text_are_the_same_image(causal):
-    """What a query sees does not depend on how positions become a sequence."""
-    image = helpers.normal(2, 5, 7, 8)
-    masks = {"query_mask": helpers.normal(2, 5, 7, seed=1) > -1}
-    masks["token_bias"] = helpers.normal(2, 5, 7, seed=2)
-    outputs = []
-    for options in ({}, {"block_shape": (2, 3)}):
-        groups = [zoo.AxialHeads(1, axis) for axis in (None, 0, 1)]
-        layer = attention(*groups, **options)
-        output, _ = golden_cases.run(layer, image, use_causal_mask=causal, **masks)
-        outputs.append(output)
-    groups = [zoo.AxialHeads(1, axis, width=7) for axis in (None, 0, 1)]
-    layer = attention(*groups)
-    masks = {name: x.reshape(2, 35) for name, x in masks.items()}
-    text = image.reshape(2, 35, 8)
-    output, _ = golden_cases.run(layer, text, use_causal_mask=causal, **masks)
-    for other in (outputs[1], output.reshape(2, 5, 7, 8)):
-        golden_cases.assert_close(outputs[0], other, 1e-5)
-
-
 @pytest.mark.parametrize("axis", [None, 0, 1])
 def test_needs_the_width(axis):
     layer = layers.MixedAttention([zoo.AxialHeads(1, axis)], 6)
@@ -64,17 +43,3 @@ def test_needs_the_width(axis):
     layer = layers.MixedAttention([zoo.AxialHeads(1, axis, width=4)], 6)
     with pytest.raises(ValueError, match=r"width=4 with positions \(4, 3\)"):
         layer(helpers.normal(1, 4, 3, 8))
-
-
-def test_refuses_relative_positions_along_both_axes():
-    with pytest.raises(ValueError, match="`max_relative_position` .*Received: .*=4"):
-        zoo.AxialHeads(2, max_relative_position=4)
-
-
-def test_survives_saving(tmp_path):
-    layer = layers.MixedAttention(
-        [zoo.AxialHeads(1, 0), zoo.AxialHeads(1)],
-        key_dim=4,
-        kernel_initializer="zeros",
-    )
-    helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, 3, 5, 6))

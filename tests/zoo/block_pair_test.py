@@ -3,24 +3,18 @@
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
 
-BATCH, HEADS, DIM = 2, 2, 6
+BATCH, HEADS = 2, 2
 
 
-def built_group(length, *args, **options):
-    options = {"embeddings_initializer": "zeros", **options}
-    group = zoo.BlockPairHeads(HEADS, *args, **options)
-    group.build(*[(BATCH, HEADS, length, DIM)] * 3)
-    helpers.randomize(group)
-    return group
+def built_group(*args, **options):
+    return helpers.built(zoo.BlockPairHeads(HEADS, *args, **options))
 
 
-def tokens(length):
-    return [helpers.normal(BATCH, HEADS, length, DIM, seed=seed) for seed in range(3)]
+tokens = helpers.streams
 
 
 @pytest.mark.parametrize(
@@ -35,7 +29,7 @@ def tokens(length):
 )
 def test_sees_the_tokens_of_one_block(length, num_blocks, permutations):
     """The mask of the paper: blocks are the floors of place * n / N."""
-    group = built_group(length, num_blocks, permutations, max_relative_position=3)
+    group = built_group(num_blocks, permutations, max_relative_position=3)
     query, key, value = tokens(length)
     real = helpers.mask_with_a_hole(length, length, max(length - 2, 1))
     bias = helpers.normal(BATCH, length, seed=3)
@@ -69,23 +63,3 @@ def test_draws_permutations_from_the_seed():
     ]
     np.testing.assert_array_equal(draws[0], draws[1])
     assert np.any(draws[0] != draws[2]) and np.any(draws[0][0] != draws[0][1])
-
-
-def test_refuses_what_is_causal_and_another_sequence():
-    group, (query, key, value) = built_group(8), tokens(8)
-    with pytest.raises(ValueError, match="`use_causal_mask` must be False: every"):
-        group(query, key, value, use_causal_mask=True)
-    with pytest.raises(ValueError, match="`BlockPairHeads` .* is_cross_attention=True"):
-        group(query, key, value, is_cross_attention=True)
-    layer = layers.MixedAttention([zoo.BlockPairHeads(2)], 4)
-    with pytest.raises(ValueError, match="Received: BlockPairHeads"):
-        layer.make_cache(1, 4)
-
-
-def test_survives_saving(tmp_path):
-    group = zoo.BlockPairHeads(
-        2, 3, [(1, 2, 0), (0, 1, 2)], embeddings_initializer="zeros"
-    )
-    helpers.assert_keeps_settings(group)
-    layer = layers.MixedAttention([group], key_dim=4, kernel_initializer="ones")
-    helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, 9, 6))

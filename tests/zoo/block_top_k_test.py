@@ -59,29 +59,6 @@ def test_gradients_equal_those_of_dense_attention_to_the_same_keys(causal):
         golden_cases.assert_close(actual.inputs[name], expected.inputs[name], 1e-4)
 
 
-def test_blocks_of_padding_are_never_chosen():
-    """Though their keys are like the query, and real ones are not."""
-    query = np.ones((1, 1, 12, 4), "float32")
-    key, value = -query, helpers.normal(1, 1, 12, 4)
-    key[:, :, 3:6] = 1.0
-    real = np.ones((1, 12), "bool")
-    real[:, 3:6] = False
-    heads = zoo.BlockTopKHeads(1, block_length=3, num_blocks=2)
-    place = np.eye(12, dtype="float32")[None, None]
-    seen, _ = golden_cases.run(
-        heads,
-        query,
-        key,
-        np.concatenate([value, place], axis=-1),
-        value_mask=real,
-        use_causal_mask=True,
-    )
-    # Of equal blocks the first one is chosen.
-    np.testing.assert_array_equal(
-        seen[0, 0, 11, 4:] > 0, np.isin(np.arange(12), [0, 1, 2, 9, 10, 11])
-    )
-
-
 def test_the_choice_does_not_depend_on_the_length_of_vectors():
     """Though in float32 products of short ones are 0."""
     heads = zoo.BlockTopKHeads(1, block_length=3, num_blocks=2)

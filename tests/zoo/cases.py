@@ -10,6 +10,7 @@ native_sparse = functools.partial(
     zoo.NativeSparseHeads, HEADS, 4, 2, 4, 3, attention_window=6, **RELATIVE
 )
 synthesizer = functools.partial(zoo.SynthesizerHeads, HEADS, max_length=50)
+compressed = functools.partial(zoo.CompressedHeads, HEADS)
 
 # Each class, for six tokens or more.
 SMALL = {
@@ -35,7 +36,7 @@ SMALL = {
     "NativeSparseHeads": functools.partial(zoo.NativeSparseHeads, HEADS, 4, 2, 4, 3),
     "NystromHeads": functools.partial(zoo.NystromHeads, HEADS, 3),
     "RandomBlockHeads": functools.partial(zoo.RandomBlockHeads, HEADS, 1, 2),
-    "SinkhornHeads": functools.partial(zoo.SinkhornHeads, HEADS, 4),
+    "SinkhornHeads": functools.partial(zoo.SinkhornHeads, HEADS, 4, gumbel_noise=False),
     "SynthesizerHeads": functools.partial(
         zoo.SynthesizerHeads, HEADS, max_length=8, rank=3
     ),
@@ -52,7 +53,7 @@ CAUSAL = {
     "random_features": functools.partial(
         zoo.FeatureMapHeads, HEADS, "fourier", num_features=9
     ),
-    "global": functools.partial(zoo.GlobalHeads, HEADS, (0, 11, 30), 4, **RELATIVE),
+    "global": functools.partial(zoo.GlobalHeads, HEADS, (0, 8, 30), 4, **RELATIVE),
     "learned": functools.partial(zoo.GlobalHeads, HEADS, (2,), None, 3),
     "random_blocks": functools.partial(zoo.RandomBlockHeads, HEADS, 3, 2, **RELATIVE),
     "row": functools.partial(zoo.AxialHeads, HEADS, 1, 6, **RELATIVE),
@@ -68,7 +69,41 @@ UNSHIFTED = {
     "random_factors": functools.partial(synthesizer, "random", rank=3),
     "native_sparse": native_sparse,
     "native_sparse_shared": functools.partial(native_sparse, share_branches=True),
+    "convolution": compressed,
+    "convolution_and_window": functools.partial(
+        compressed, ratio=4, attention_window=6, **RELATIVE
+    ),
+    "mean": functools.partial(compressed, "mean", 5, attention_window=3),
+    "max": functools.partial(compressed, "max", 2),
+    "long_short": functools.partial(zoo.LongShortHeads, HEADS, 5, 4, 2, **RELATIVE),
+    "luna": functools.partial(zoo.LunaHeads, HEADS, 4, chunk_length=3),
+    "sinkhorn": functools.partial(
+        zoo.SinkhornHeads, HEADS, 4, 3, 0.6, gumbel_noise=False
+    ),
 }
+# What has no causal form.
+NOT_CAUSAL = {
+    "block_pair": functools.partial(zoo.BlockPairHeads, HEADS, 3, **RELATIVE),
+    "long_short_of_the_whole": functools.partial(zoo.LongShortHeads, HEADS, 4, None, 3),
+    "induced": functools.partial(zoo.InducedHeads, HEADS, 4),
+    "clustered_queries": functools.partial(zoo.ClusteredQueryHeads, HEADS, 3, 4),
+    "linformer": functools.partial(zoo.LinformerHeads, HEADS, 50, 4),
+    "linformer_of_each_head": functools.partial(
+        zoo.LinformerHeads, HEADS, 50, 4, sharing=None
+    ),
+    "nystrom": functools.partial(zoo.NystromHeads, HEADS, 4, convolution_size=3),
+    "nystrom_of_few_tokens": functools.partial(zoo.NystromHeads, HEADS, 20),
+}
+ALL = {**CAUSAL, **UNSHIFTED, **NOT_CAUSAL}
+# One logit for several tokens has no place for a bias of each.
+COMPRESSED = ("convolution", "convolution_and_window", "mean", "max")
+WITHOUT_BIAS = {"native_sparse", "native_sparse_shared", "sinkhorn", *COMPRESSED}
+WITHOUT_BIAS |= {kind for kind in NOT_CAUSAL if kind.startswith(("linf", "nystrom"))}
+# They attend to another sequence, too; the last one without a cache.
+OF_TWO = ("linear", "performer", "best_blocks", "convolution", "max", "luna")
+OF_TWO += ("induced", "linformer", "linformer_of_each_head", "clustered_queries")
+# Their shapes must be known.
+OF_KNOWN_LENGTH = ("random_blocks", "linformer", "linformer_of_each_head")
 # They remember as much of a text of any length.
 LINEAR = ("linear", "performer", "random_features")
 BOUNDED = (*LINEAR, "row")

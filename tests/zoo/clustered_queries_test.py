@@ -1,9 +1,10 @@
 """Tests of clustered attention; `compressing_test` has what such kinds share."""
 
+import functools
+
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
@@ -12,15 +13,15 @@ BATCH, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 5, 4
 
 
 def built_group(clusters, keys, **options):
-    group = zoo.ClusteredQueryHeads(HEADS, clusters, keys, **options)
-    start = (None, HEADS, None)
-    group.build(*[(*start, KEY_DIM)] * 2, (*start, VALUE_DIM))
-    return group
+    return helpers.built(
+        zoo.ClusteredQueryHeads(HEADS, clusters, keys, **options),
+        KEY_DIM,
+        VALUE_DIM,
+        False,
+    )
 
 
-def tokens(length, memory_length):
-    sizes = (length, KEY_DIM), (memory_length, KEY_DIM), (memory_length, VALUE_DIM)
-    return [helpers.normal(BATCH, HEADS, *s, seed=i) for i, s in enumerate(sizes)]
+tokens = functools.partial(helpers.streams, dim=KEY_DIM, value_dim=VALUE_DIM)
 
 
 def clusters_of(group, query):
@@ -114,26 +115,3 @@ def test_projections_stay_as_they_are_drawn():
     assert not group.trainable_weights
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert np.all(drawn[0] != drawn[2])
-
-
-def test_refuses_what_is_causal():
-    group = built_group(2, 2)
-    with pytest.raises(ValueError, match="`use_causal_mask` must be False: .*=True"):
-        group(*tokens(6, 6), use_causal_mask=True)
-    attention = layers.MixedAttention([zoo.ClusteredQueryHeads(HEADS)], KEY_DIM)
-    attention.build((None, None, KEY_DIM))
-    for memory in (None, helpers.normal(1, 4, KEY_DIM)):
-        with pytest.raises(ValueError, match="Received: ClusteredQueryHeads"):
-            attention.make_cache(1, 6, value=memory)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"max_relative_position": 3}, "`max_relative_position` must be None: .*=3"),
-        ({"key_shift": 1}, "`key_shift` must be 0: .*key_shift=1"),
-    ],
-)
-def test_refuses_what_has_no_meaning(options, message):
-    with pytest.raises(ValueError, match=message):
-        zoo.ClusteredQueryHeads(HEADS, **options)

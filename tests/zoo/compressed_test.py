@@ -1,5 +1,7 @@
 """Tests of compressed attention; `compressing_test` has what such kinds share."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -11,19 +13,13 @@ from tests.layers import helpers
 BATCH, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 5, 4
 
 
-def built_group(compression="convolution", **options):
-    group = zoo.CompressedHeads(
-        HEADS, compression, **{"embeddings_initializer": "zeros", **options}
+def built_group(*args, **options):
+    return helpers.built(
+        zoo.CompressedHeads(HEADS, *args, **options), KEY_DIM, VALUE_DIM
     )
-    start = (None, HEADS, None)
-    group.build(*[(*start, KEY_DIM)] * 2, (*start, VALUE_DIM))
-    helpers.randomize(group)
-    return group
 
 
-def tokens(length, memory_length):
-    sizes = (length, KEY_DIM), (memory_length, KEY_DIM), (memory_length, VALUE_DIM)
-    return [helpers.normal(BATCH, HEADS, *s, seed=i) for i, s in enumerate(sizes)]
+tokens = functools.partial(helpers.streams, dim=KEY_DIM, value_dim=VALUE_DIM)
 
 
 def compressed(group, name, x, real):
@@ -153,15 +149,6 @@ def test_equals_another_implementation(name):
     golden_cases.assert_close(output, golden[name] - golden["to_out.bias"], 1e-5)
 
 
-def test_pooled_values_times_the_map_are_the_output():
-    group, arrays = built_group("mean", attention_window=3), tokens(11, 11)
-    eye = np.broadcast_to(np.eye(11, dtype="float32"), (BATCH, HEADS, 11, 11))
-    joined = np.concatenate([arrays[2], eye], axis=-1)
-    output, _ = golden_cases.run(group, *arrays[:2], joined, use_causal_mask=True)
-    scores = output[..., VALUE_DIM:]
-    golden_cases.assert_close(scores @ arrays[2], output[..., :VALUE_DIM], 1e-5)
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -173,11 +160,3 @@ def test_pooled_values_times_the_map_are_the_output():
 def test_refuses_what_has_no_meaning(options, message):
     with pytest.raises(ValueError, match=message):
         zoo.CompressedHeads(HEADS, **options)
-
-
-def test_refuses_a_bias_and_a_window_in_another_sequence():
-    group, bias = built_group(attention_window=4), helpers.normal(BATCH, 9)
-    with pytest.raises(ValueError, match=r"`token_bias` must be None: .*\(2, 1, 9\)"):
-        group(*tokens(9, 9), token_bias=bias)
-    with pytest.raises(ValueError, match="`value` must not be another sequence: .*win"):
-        group(*tokens(9, 7), is_cross_attention=True)

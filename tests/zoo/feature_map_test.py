@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
@@ -17,17 +16,12 @@ every_map = pytest.mark.parametrize("feature_map", MAPS)
 
 
 def built_group(feature_map, dim=DIM, value_dim=DIM, **options):
-    group = zoo.FeatureMapHeads(HEADS, feature_map, **options)
-    group.build(*[(None, HEADS, None, dim)] * 2, (None, HEADS, None, value_dim))
-    return group
+    return helpers.built(
+        zoo.FeatureMapHeads(HEADS, feature_map, **options), dim, value_dim, False
+    )
 
 
-def tokens(length=LENGTH, memory_length=None):
-    lengths = (length, memory_length or length, memory_length or length)
-    return [
-        helpers.normal(BATCH, HEADS, size, DIM, seed=seed)
-        for seed, size in enumerate(lengths)
-    ]
+tokens = functools.partial(helpers.streams, LENGTH)
 
 
 def features(group, query, key):
@@ -159,33 +153,12 @@ def test_a_large_later_key_costs_earlier_queries_no_precision():
 
 @pytest.mark.parametrize("hidden", [-1e9, -np.inf])
 def test_a_bias_hides_a_key_as_long_as_another_is_visible(hidden):
-    group, arrays = built_group("elu"), tokens(4)
+    group, arrays = built_group("elu"), helpers.streams(4)
     bias = np.zeros((BATCH, 4), "float32")
     bias[:, :2] = hidden
     output, _ = golden_cases.run(group, *arrays, token_bias=bias, use_causal_mask=True)
     golden_cases.assert_close(output[:, :, 0], arrays[2][:, :, 0], 1e-5)
     golden_cases.assert_close(output[:, :, 2], arrays[2][:, :, 2], 1e-5)
-
-
-@every_map
-def test_shows_weights(feature_map):
-    attention = layers.MixedAttention(
-        [zoo.FeatureMapHeads(HEADS, feature_map, num_features=64)],
-        DIM,
-        kernel_initializer="zeros",
-    )
-    attention.build((None, None, 8))
-    helpers.randomize(attention, seed=1)
-    _, scores = golden_cases.run(
-        attention,
-        helpers.normal(BATCH, 9, 8),
-        use_causal_mask=True,
-        return_attention_scores=True,
-    )[0]
-    assert np.all(scores[..., ~np.tri(9, dtype="bool")] == 0.0)
-    if feature_map != "fourier":
-        np.testing.assert_allclose(scores.sum(axis=-1), 1.0, atol=1e-5)
-        assert np.all(scores >= 0.0)
 
 
 @every_map
@@ -208,23 +181,9 @@ def test_learns_sigma_and_leaves_vectors():
     result = golden_cases.gradients(
         group,
         lambda output, losses: keras.ops.sum(output**2),
-        dict(zip(("query", "key", "value"), tokens(5))) | {"use_causal_mask": True},
+        dict(zip(("query", "key", "value"), helpers.streams(5)))
+        | {"use_causal_mask": True},
         wrt=("query", "key", "value"),
     )
     for gradient in (*result.inputs.values(), *result.variables.values()):
         assert np.all(np.isfinite(gradient)) and np.any(gradient)
-
-
-make = functools.partial(zoo.FeatureMapHeads, HEADS)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"max_relative_position": 3}, "`max_relative_position` must be None.*=3"),
-        ({"dropout": 0.1}, "`dropout` must be 0.*Received: dropout=0.1"),
-    ],
-)
-def test_refuses_what_has_no_meaning(options, message):
-    with pytest.raises(ValueError, match=message):
-        make(**options)

@@ -12,15 +12,11 @@ from tests.layers import patterns
 BATCH, HEADS, DIM = 2, 2, 6
 
 
-def tokens(length):
-    return [helpers.normal(BATCH, HEADS, length, DIM, seed=seed) for seed in range(3)]
+tokens = helpers.streams
 
 
-def built_group(length, *args, **options):
-    group = zoo.GlobalHeads(HEADS, *args, embeddings_initializer="zeros", **options)
-    group.build(*[(BATCH, HEADS, length, DIM)] * 3)
-    helpers.randomize(group)
-    return group
+def built_group(*args, **options):
+    return helpers.built(zoo.GlobalHeads(HEADS, *args, **options))
 
 
 @pytest.mark.parametrize("name", ["global", "window"])
@@ -28,9 +24,7 @@ def test_equals_longformer_of_transformers(name):
     case = golden_cases.load("peers/global_tokens.npz")
     positions = case["global_positions"] if name == "global" else ()
     heads = zoo.GlobalHeads(
-        HEADS,
-        [int(position) for position in positions],
-        int(case["attention_window"]),
+        HEADS, [int(position) for position in positions], int(case["attention_window"])
     )
     attention = layers.MixedAttention([heads], key_dim=DIM, use_bias=True)
     attention.build(case["x"].shape)
@@ -47,7 +41,7 @@ def test_equals_longformer_of_transformers(name):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_learned_tokens_are_seen_by_all(causal):
-    group = built_group(11, (4,), 3, num_learned_tokens=2)
+    group = built_group((4,), 3, num_learned_tokens=2)
     query, key, value = tokens(11)
     real, bias = helpers.mask_with_a_hole(11, 9, 11), helpers.normal(BATCH, 11, seed=3)
     options = {"value_mask": real, "token_bias": bias, "use_causal_mask": causal}
@@ -83,23 +77,6 @@ def test_scores_of_learned_tokens_are_missing():
     assert np.all(golden_cases.to_numpy(scores) == 0.0)
 
 
-def test_attends_inside_one_sequence_only():
-    group = built_group(8)
-    query, key, value = tokens(8)
-    with pytest.raises(ValueError, match="`GlobalHeads` .* is_cross_attention=True"):
-        group(query, key, value, is_cross_attention=True)
-    with pytest.raises(ValueError, match="lengths 8 and 5"):
-        group(query, key[:, :, :5], value[:, :, :5])
-
-
 def test_refuses_relative_positions_of_learned_tokens():
     with pytest.raises(ValueError, match=r"`max_relative_position` .*Received: .*=4"):
         zoo.GlobalHeads(2, num_learned_tokens=1, max_relative_position=4)
-
-
-def test_survives_saving(tmp_path):
-    group = zoo.GlobalHeads(
-        2, range(2), 4, num_learned_tokens=3, embeddings_initializer="zeros"
-    )
-    layer = layers.MixedAttention([group], key_dim=4, kernel_initializer="zeros")
-    helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, 9, 6))

@@ -1,5 +1,7 @@
 """Tests of induced heads; `compressing_test` has what such kinds share."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -12,16 +14,10 @@ BATCH, HEADS, KEY_DIM, VALUE_DIM, POINTS = 2, 2, 5, 4, 3
 
 
 def built_group(**options):
-    group = zoo.InducedHeads(HEADS, POINTS, **options)
-    start = (None, HEADS, None)
-    group.build(*[(*start, KEY_DIM)] * 2, (*start, VALUE_DIM))
-    helpers.randomize(group)
-    return group
+    return helpers.built(zoo.InducedHeads(HEADS, POINTS, **options), KEY_DIM, VALUE_DIM)
 
 
-def tokens(length, memory_length):
-    sizes = (length, KEY_DIM), (memory_length, KEY_DIM), (memory_length, VALUE_DIM)
-    return [helpers.normal(BATCH, HEADS, *s, seed=i) for i, s in enumerate(sizes)]
+tokens = functools.partial(helpers.streams, dim=KEY_DIM, value_dim=VALUE_DIM)
 
 
 def expected_output(group, query, key, value, real, bias):
@@ -132,14 +128,3 @@ def test_equals_the_code_of_the_paper(name):
     output, _ = golden_cases.run(attention, golden["input"])
 
     golden_cases.assert_close(output, weights["output"], 1e-5)
-
-
-def test_refuses_what_is_causal():
-    group, attention = (
-        built_group(),
-        layers.MixedAttention([zoo.InducedHeads(HEADS)], KEY_DIM),
-    )
-    with pytest.raises(ValueError, match="`use_causal_mask` must be False: .*=True"):
-        group(*tokens(6, 6), use_causal_mask=True)
-    with pytest.raises(ValueError, match="Received: InducedHeads"):
-        attention.make_cache(1, 6)

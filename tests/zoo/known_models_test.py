@@ -19,59 +19,39 @@ def settings(groups):
     ]
 
 
+def sizes(name, **options):
+    return (name, {"dropout": 0.0, "max_relative_position": None, **options})
+
+
 def test_longformer():
     groups = zoo.longformer_heads(
         5, 8, (0, 3), dilation=2, num_dilated_heads=2, dropout=0.1
     )
-    shared = {"dropout": 0.1, "max_relative_position": None}
+    window = {"global_positions": (0, 3), "attention_window": 8}
     assert settings(groups) == [
-        (
-            "GlobalHeads",
-            {
-                "num_heads": 3,
-                "global_positions": (0, 3),
-                "attention_window": 8,
-                **shared,
-            },
-        ),
-        (
-            "LocalHeads",
-            {"num_heads": 2, "block_shape": (4,), "dilation": 2, **shared},
-        ),
+        sizes("GlobalHeads", num_heads=3, **window, dropout=0.1),
+        sizes("LocalHeads", num_heads=2, block_shape=(4,), dilation=2, dropout=0.1),
     ]
     assert len(zoo.longformer_heads(5)) == 1
 
 
 def test_etc():
-    (group,) = zoo.etc_heads(2, 3, 5)
-    assert settings([group])[0][1] == {
-        "num_heads": 2,
-        "global_positions": (0, 1, 2),
-        "attention_window": 10,
-        "dropout": 0.0,
-        "max_relative_position": 12,
-    }
+    window = {"global_positions": (0, 1, 2), "attention_window": 10}
+    window["max_relative_position"] = 12
+    expected = [sizes("GlobalHeads", num_heads=2, **window)]
+    assert settings(zoo.etc_heads(2, 3, 5)) == expected
 
 
 @pytest.mark.parametrize(
     "heads, given, random", [(8, None, 2), (2, None, 1), (6, 4, 4)]
 )
 def test_bigbird(heads, given, random):
-    near, far = settings(zoo.bigbird_heads(heads, given, 2, 4, seed=7))
-    shared = {"dropout": 0.0, "max_relative_position": None}
-    assert near[1] == {
-        "num_heads": heads - random,
-        "global_positions": (0, 1),
-        "attention_window": 6,
-        **shared,
-    }
-    assert far[1] == {
-        "num_heads": random,
-        "block_length": 2,
-        "num_random_blocks": 4,
-        "seed": 7,
-        **shared,
-    }
+    near = {"global_positions": (0, 1), "attention_window": 6}
+    far = {"block_length": 2, "num_random_blocks": 4, "seed": 7}
+    assert settings(zoo.bigbird_heads(heads, given, 2, 4, seed=7)) == [
+        sizes("GlobalHeads", num_heads=heads - random, **near),
+        sizes("RandomBlockHeads", num_heads=random, **far),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Tests of Linformer heads; `not_causal_test` has what they refuse."""
 
-import keras
 import numpy as np
 import pytest
 
@@ -9,22 +8,14 @@ from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
 
-BATCH, HEADS, LENGTH, DIM, MIXTURES = 2, 2, 11, 6, 4
+HEADS, MIXTURES = 2, 4
 
 
 def built_group(**options):
-    group = zoo.LinformerHeads(HEADS, 14, MIXTURES, **options)
-    group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
-    helpers.randomize(group)
-    return group
+    return helpers.built(zoo.LinformerHeads(HEADS, 14, MIXTURES, **options))
 
 
-def tokens(length, memory_length):
-    lengths = (length, memory_length, memory_length)
-    return [
-        helpers.normal(BATCH, HEADS, size, DIM, seed=seed)
-        for seed, size in enumerate(lengths)
-    ]
+tokens = helpers.streams
 
 
 @pytest.mark.parametrize("sharing", [None, "heads", "all"])
@@ -98,13 +89,3 @@ def test_refuses_lengths_that_do_not_fit():
     group = built_group()
     with pytest.raises(ValueError, match="`max_length` .*max_length=14 .* 15 tokens"):
         group(*tokens(15, 15))
-
-
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="JAX knows lengths")
-def test_refuses_unknown_lengths():
-    import tensorflow as tf
-
-    attention = layers.MixedAttention([zoo.LinformerHeads(2, 8)], key_dim=4)
-    attention.build((2, None, 8))
-    with pytest.raises(ValueError, match="length of `query` must be known.*Linformer"):
-        tf.function(attention).get_concrete_function(tf.TensorSpec([2, None, 8]))

@@ -1,5 +1,7 @@
 """Tests of long-short attention; `compressing_test` has what such kinds share."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -12,21 +14,13 @@ BATCH, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 5, 4
 NORMS = ("window_key", "window_value", "landmark_key", "landmark_value")
 
 
-def built_group(window, segment, landmarks, **options):
-    group = zoo.LongShortHeads(
-        HEADS, window, segment, landmarks, embeddings_initializer="zeros", **options
+def built_group(*args, **options):
+    return helpers.built(
+        zoo.LongShortHeads(HEADS, *args, **options), KEY_DIM, VALUE_DIM
     )
-    start = (None, HEADS, None)
-    group.build(*[(*start, KEY_DIM)] * 2, (*start, VALUE_DIM))
-    helpers.randomize(group)
-    return group
 
 
-def tokens(length):
-    return [
-        helpers.normal(BATCH, HEADS, length, dim, seed=seed)
-        for seed, dim in enumerate((KEY_DIM, KEY_DIM, VALUE_DIM))
-    ]
+tokens = functools.partial(helpers.streams, dim=KEY_DIM, value_dim=VALUE_DIM)
 
 
 def normalized(group, name, x):
@@ -208,20 +202,3 @@ def test_a_bias_hides_tokens(hidden):
     # A segment that is hidden as a whole is there all the same.
     seen = seen & ((np.arange(12) < 4) | (np.arange(2) > 0)[:, None])[:, None]
     golden_cases.assert_close(outputs[0][seen], outputs[1][seen], 1e-5)
-
-
-def test_refuses_a_projection_of_the_whole_under_a_causal_mask():
-    group = built_group(3, None, 2)
-    for call in (
-        lambda: group(*tokens(6), use_causal_mask=True),
-        lambda: group.make_cache(1, 6),
-    ):
-        with pytest.raises(ValueError, match="`segment_length`.*segment_length=None"):
-            call()
-
-
-def test_refuses_what_has_no_meaning():
-    with pytest.raises(ValueError, match="`key_shift` must be 0: .*key_shift=1"):
-        zoo.LongShortHeads(HEADS, key_shift=1)
-    with pytest.raises(ValueError, match="`value` must not be another sequence: .*win"):
-        built_group(3, 2, 1)(*tokens(6), is_cross_attention=True)

@@ -1,6 +1,7 @@
 """Tests of Luna heads; `compressing_test` has what such kinds share."""
 
-import keras
+import functools
+
 import numpy as np
 import pytest
 
@@ -13,16 +14,10 @@ BATCH, HEADS, LENGTH, KEY_DIM, VALUE_DIM, PACKED = 2, 2, 21, 5, 4, 3
 
 
 def built_group(**options):
-    group = zoo.LunaHeads(HEADS, PACKED, **options)
-    start = (None, HEADS, None)
-    group.build(*[(*start, KEY_DIM)] * 2, (*start, VALUE_DIM))
-    helpers.randomize(group)
-    return group
+    return helpers.built(zoo.LunaHeads(HEADS, PACKED, **options), KEY_DIM, VALUE_DIM)
 
 
-def tokens(memory_length=LENGTH):
-    sizes = (LENGTH, KEY_DIM), (memory_length, KEY_DIM), (memory_length, VALUE_DIM)
-    return [helpers.normal(BATCH, HEADS, *s, seed=i) for i, s in enumerate(sizes)]
+tokens = functools.partial(helpers.streams, LENGTH, dim=KEY_DIM, value_dim=VALUE_DIM)
 
 
 def softmax(x):
@@ -96,15 +91,6 @@ def test_equals_the_code_of_the_paper(name, heads):
     golden_cases.assert_close(output, golden[name], 1e-5)
 
 
-def test_remembers_as_much_for_any_context():
-    group = built_group()
-    sizes = [
-        [tuple(x.shape) for x in keras.tree.flatten(group.make_cache(2, length))]
-        for length in (100, 64_000)
-    ]
-    assert sizes[0] == sizes[1]
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("hidden", [-1e9, -np.inf])
 def test_a_bias_hides_tokens(hidden, causal):
@@ -119,16 +105,3 @@ def test_a_bias_hides_tokens(hidden, causal):
         for a in (arrays, changed)
     ]
     golden_cases.assert_close(*outputs, 1e-6)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"max_relative_position": 3}, "`max_relative_position` must be None: .*=3"),
-        ({"key_shift": 1}, "`key_shift` must be 0: .*key_shift=1"),
-    ],
-)
-@pytest.mark.parametrize("kind", ["Luna", "Induced"])
-def test_refuses_what_has_no_meaning(kind, options, message):
-    with pytest.raises(ValueError, match=message):
-        getattr(layers, f"{kind}Heads")(HEADS, **options)

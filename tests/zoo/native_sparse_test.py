@@ -146,8 +146,8 @@ def coarse_branch(group, query, branch, b, t, real):
         {"block_length": 32, "attention_window": 40, "num_blocks": 20},
     ],
 )
-@pytest.mark.parametrize("padded", [False, pytest.param(True, id="padded")])
-def test_equals_the_equations(options, padded):
+def test_equals_the_equations(options):
+    padded = options.get("num_blocks") != 1
     group, arrays = built_group(**options), tokens()
     real = np.ones((BATCH, LENGTH), "bool")
     if padded:
@@ -196,48 +196,6 @@ def test_equals_the_code_of_others():
     golden_cases.assert_close(output, golden["output"].swapaxes(1, 2), 1e-5)
 
 
-def test_what_stands_at_padding_has_no_influence():
-    group, length = built_group(), 15
-    real = helpers.mask_with_a_hole(LENGTH, length, 12)
-    results = []
-    for used, noise in ((length, 0.0), (LENGTH, 0.0), (LENGTH, 50.0)):
-        arrays = {
-            name: x + noise * ~real[:, None, :, None]
-            if x.ndim == 4
-            else x + noise * ~real[..., None]
-            for name, x in tokens().items()
-        }
-        arrays = {
-            name: x[:, :, :used] if x.ndim == 4 else x[:, :used]
-            for name, x in arrays.items()
-        }
-        output, _ = golden_cases.run(
-            group,
-            **arrays,
-            query_mask=real[:, :used],
-            value_mask=real[:, :used],
-            use_causal_mask=True,
-        )
-        results.append(output.swapaxes(1, 2)[:, :length][real[:, :length]])
-    for other in results[1:]:
-        golden_cases.assert_close(other, results[0], 1e-5)
-
-
-def test_all_weights_learn():
-    """But relative positions, of which there are none here."""
-    group = built_group()
-    gradients = golden_cases.gradients(
-        group,
-        lambda output, losses: keras.ops.sum(output**2),
-        {**tokens(), "use_causal_mask": True},
-        wrt=("query", "key", "value", "features"),
-    )
-    for table in (gradients.inputs, gradients.variables):
-        assert len(table) >= 4
-        for name, gradient in table.items():
-            assert np.all(np.isfinite(gradient)) and np.any(gradient != 0), name
-
-
 def test_refused():
     with pytest.raises(ValueError, match="multiple of .*compression_length=3, comp"):
         built_group(compression_length=3)
@@ -254,19 +212,7 @@ def test_refused():
     group, arrays = built_group(), tokens()
     for options, message in (
         ({}, "causal mask.*use_causal_mask=False"),
-        (
-            {"use_causal_mask": True, "is_cross_attention": True},
-            "causal mask.*is_cross_attention=True",
-        ),
-        (
-            {"use_causal_mask": True, "token_bias": np.zeros((BATCH, LENGTH))},
-            "`token_bias` must be None",
-        ),
         ({"use_causal_mask": True, "features": None}, "`features` must be given"),
-        (
-            {"use_causal_mask": True, "value": np.ones((BATCH, HEADS, LENGTH, 9))},
-            "`return_attention_scores` must be False.*size 9 instead of 4",
-        ),
     ):
         with pytest.raises(ValueError, match=message):
             group(**{**arrays, **options})

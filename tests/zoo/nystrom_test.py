@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
@@ -12,14 +11,10 @@ BATCH, HEADS, DIM = 2, 2, 6
 
 
 def built_group(num_landmarks, dim=DIM, **options):
-    group = zoo.NystromHeads(HEADS, num_landmarks, **options)
-    group.build(*[(None, HEADS, None, dim)] * 3)
-    helpers.randomize(group)
-    return group
+    return helpers.built(zoo.NystromHeads(HEADS, num_landmarks, **options), dim)
 
 
-def tokens(length):
-    return [helpers.normal(BATCH, HEADS, length, DIM, seed=i) for i in range(3)]
+tokens = helpers.streams
 
 
 def softmax(logits):
@@ -106,14 +101,3 @@ def test_sequences_of_a_batch_do_not_touch_each_other():
     others = [np.concatenate([x[:1], 9 * x[1:]]) for x in arrays]
     outputs = [golden_cases.run(group, *each)[0][0] for each in (arrays, others)]
     np.testing.assert_array_equal(*outputs)
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="`convolution_size` must be odd.*size=4"):
-        zoo.NystromHeads(1, convolution_size=4)
-    with pytest.raises(ValueError, match="`value` must not be another.*=True"):
-        built_group(4)(*tokens(12), is_cross_attention=True)
-    attention = layers.MixedAttention([zoo.NystromHeads(1)], DIM)
-    attention.build((None, None, 8))
-    with pytest.raises(ValueError, match="must not be another sequence"):
-        attention.make_cache(1, 4, value=helpers.normal(1, 7, 8))

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
-from tests.layers import helpers
 
 
 def drawn_by(table):
@@ -36,18 +34,3 @@ def test_longer_texts_draw_the_same_blocks_before():
     heads = zoo.RandomBlockHeads(2, num_random_blocks=3)
     tables = [heads.random_blocks(number, True) for number in (8, 30)]
     np.testing.assert_array_equal(tables[0], tables[1][:, :8])
-
-
-def test_attends_inside_one_sequence_only():
-    layer = layers.MixedAttention([zoo.RandomBlockHeads(2, 2)], key_dim=4)
-    x, memory = helpers.normal(1, 8, 6), helpers.normal(1, 5, 6)
-    with pytest.raises(
-        ValueError, match="`RandomBlockHeads` .* is_cross_attention=True"
-    ):
-        layer(x, memory)
-
-
-def test_survives_saving(tmp_path):
-    heads = zoo.RandomBlockHeads(2, 2, 1, seed=3)
-    layer = layers.MixedAttention([heads], key_dim=4, kernel_initializer="zeros")
-    helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, 12, 6))

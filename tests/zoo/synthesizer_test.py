@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
@@ -77,21 +76,6 @@ def test_learns_what_the_layer_is_told_to():
     arguments = {"kind": "random", "rank": None}
     assert len(built_group(**arguments).trainable_weights) == 1
     assert built_group(**arguments, trainable=False).trainable_weights == []
-
-
-def test_each_sequence_drops_other_weights():
-    group = built_group("random", None, dropout=0.5, dropout_seed=1)
-    value = np.broadcast_to(np.eye(12, DIM, dtype="float32"), (BATCH, HEADS, 12, DIM))
-    output, _ = golden_cases.run(group, tokens(12)[0], None, value, training=True)
-    assert np.any(output[0] != output[1])
-
-
-@every_form
-def test_has_no_key_projection(kind, rank):
-    group = zoo.SynthesizerHeads(HEADS, kind, MAX_LENGTH, rank)
-    attention = layers.MixedAttention([group], DIM, kernel_initializer="zeros")
-    attention.build((None, None, 8))
-    assert attention.key_kernel is None
 
 
 def test_refusals():

@@ -1,5 +1,8 @@
 """Tests that blocks that forget their activations train as others do."""
 
+import functools
+import unittest.mock
+
 import keras
 import numpy as np
 import pytest
@@ -21,10 +24,13 @@ def sequence(seed=0):
     return helpers.normal(BATCH, LENGTH, DIM, seed=seed).astype("float32")
 
 
-def built_block(remat, cross_attention=False, dtype=None, key_shift=0, **options):
+def built_block(
+    remat, cross_attention=False, dtype=None, key_shift=0, few=True, **options
+):
     """A block that forgets nothing, all (True), or what a part does, by its name.
 
-    With shifted keys queries choose their clusters, apart from keys.
+    With shifted keys queries choose their clusters, apart from keys. With `few` there
+    is one group of heads.
     """
     keras.utils.set_random_seed(0)
     shared = {"dropout": 0.3, "dtype": dtype}
@@ -41,7 +47,7 @@ def built_block(remat, cross_attention=False, dtype=None, key_shift=0, **options
             layers.RoutedHeads(2, 3, 5, name="routed", **clustering, **routing),
             layers.RoutedHeads(1, 3, 5, name="trained", ema=False, **trained),
         ]
-        forgets = remat == "attention"
+        groups, forgets = groups[1:2] if few else groups, remat == "attention"
         return layers.MixedAttention(
             groups, key_dim=6, remat=forgets, name=name, dtype=dtype
         )
@@ -106,25 +112,29 @@ def assert_same(blocks, tolerance=1e-5, **arguments):
     [
         (True, "pre", True),
         ("feed_forward", "pre", False),
-        pytest.param("feed_forward", "post", True, marks=pytest.mark.thorough),
-        pytest.param("attention", "pre", False, marks=pytest.mark.thorough),
-        pytest.param("attention", "pre", True, marks=pytest.mark.thorough),
-        pytest.param(True, "post", False, marks=pytest.mark.slow),
+        pytest.param("attention", "post", True, marks=pytest.mark.thorough),
     ],
 )
 def test_trains_as_without(remat, norm_position, cross_attention):
     """The same dropout, the same losses once each, centroids moved once."""
     options = {"norm_position": norm_position, "cross_attention": cross_attention}
-    if not cross_attention:
-        options["key_shift"] = 1
+    options |= {"few": remat == "feed_forward", "key_shift": int(not cross_attention)}
     assert_same([built_block(each, **options) for each in (False, remat)])
 
 
 @pytest.mark.parametrize(
-    "options, is_alone",
-    [({}, True), ({"max_relative_position": 4}, False), ({"dropout": 0.5}, False)],
+    "remat, options, is_alone",
+    [
+        ("weights", {}, True),
+        ("weights", {"token_bias_weight": "trainable"}, False),
+        ("weights", {"max_relative_position": 4}, False),
+        ("weights", {"dropout": 0.5}, False),
+        (True, {"token_bias_weight": "trainable"}, False),
+    ],
 )
-def test_weights_alone_are_forgotten_of_a_softmax_alone(monkeypatch, options, is_alone):
+def test_weights_alone_are_forgotten_of_a_softmax_alone(
+    monkeypatch, remat, options, is_alone
+):
     wholes, results = [], []
 
     def whole(group, inputs):
@@ -132,28 +142,31 @@ def test_weights_alone_are_forgotten_of_a_softmax_alone(monkeypatch, options, is
         return train_and_forget(group, inputs)
 
     monkeypatch.setattr(mixed_attention, "train_and_forget", whole)
-    for remat in (False, "weights"):
+    for each in (False, remat):
         keras.utils.set_random_seed(0)
         groups = [layers.LocalHeads(2, (4,), name="local", **options)]
         groups += [layers.RoutedHeads(2, 3, 5, name="routed", dropout_seed=1)]
         attention = layers.MixedAttention(
-            groups, key_dim=6, remat=remat, name="attention"
+            groups, key_dim=6, remat=each, name="attention"
         )
         attention.build((BATCH, LENGTH, DIM))
         helpers.randomize(attention)
         arguments = {"query": sequence(), "use_causal_mask": True, "training": True}
+        if has_bias := "token_bias_weight" in options:
+            arguments["token_bias"] = helpers.normal(BATCH, LENGTH, seed=4)
         results.append(
             golden_cases.gradients(
                 attention,
                 lambda outputs, losses: ops.sum(outputs**2) + sum(losses),
                 arguments,
-                wrt=("query",),
+                wrt=("query", *["token_bias"] * has_bias),
             )
         )
-    assert attention.get_config()["remat"] == "weights"
+    assert attention.get_config()["remat"] == remat
     # A gradient that is stated computes them again.
     assert (groups[0] in wholes) == (not is_alone or not are_stated())
-    assert (groups[1] in wholes) == (not are_stated())
+    is_whole = has_bias or remat is True or not are_stated()
+    assert (groups[1] in wholes) == is_whole
     for which in ("inputs", "variables"):
         expected, found = (getattr(result, which) for result in results)
         for name, value in expected.items():
@@ -161,66 +174,25 @@ def test_weights_alone_are_forgotten_of_a_softmax_alone(monkeypatch, options, is
 
 
 @pytest.mark.parametrize(
-    "heads, is_alone",
+    "make, is_alone",
     [
-        (lambda: layers.FullHeads(2), True),
-        (lambda: layers.HashedHeads(2, 4, 5), True),
-        (lambda: layers.HashedHeads(2, 4, 5, num_rounds=2), False),
-        (lambda: layers.NystromHeads(2, 4), False),
+        (functools.partial(layers.FullHeads, 2), True),
+        (functools.partial(layers.HashedHeads, 2, 4, 5, num_rounds=2), False),
+        (functools.partial(layers.NystromHeads, 2, 4), False),
     ],
 )
-def test_heads_that_have_no_softmax_alone(monkeypatch, heads, is_alone):
-    wholes = []
-    monkeypatch.setattr(
-        mixed_attention,
-        "train_and_forget",
-        lambda group, inputs: wholes.append(group) or train_and_forget(group, inputs),
-    )
-    attention = layers.MixedAttention([heads()], key_dim=6, remat="weights")
+def test_heads_that_have_no_softmax_alone(monkeypatch, make, is_alone):
+    whole = unittest.mock.Mock(side_effect=train_and_forget)
+    monkeypatch.setattr(mixed_attention, "train_and_forget", whole)
+    attention = layers.MixedAttention([make()], key_dim=6, remat="weights")
     attention.build((BATCH, LENGTH, DIM))
     golden_cases.run(attention, sequence(), training=True)
-    assert bool(wholes) == (not is_alone or not are_stated())
-
-
-def test_no_such_rematerialization():
-    with pytest.raises(ValueError, match="`remat` must be one of False, True, 'weig"):
-        layers.MixedAttention([layers.LocalHeads(1, (4,))], key_dim=4, remat="logits")
-
-
-@pytest.mark.parametrize("what", [True, "weights"])
-def test_attention_that_forgets_keeps_the_gradient_of_a_token_bias(what):
-    results = []
-    for remat in (False, what):
-        keras.utils.set_random_seed(0)
-        groups = [layers.LocalHeads(2, (4,), token_bias_weight="trainable", name="h")]
-        attention = layers.MixedAttention(
-            groups, key_dim=6, remat=remat, name="attention"
-        )
-        attention.build((BATCH, LENGTH, DIM))
-        helpers.randomize(attention)
-        result = golden_cases.gradients(
-            attention,
-            lambda outputs, losses: ops.sum(outputs**2),
-            {
-                "query": sequence(),
-                "token_bias": helpers.normal(BATCH, LENGTH, seed=4),
-                "training": True,
-            },
-            wrt=("query", "token_bias"),
-        )
-        assert attention.get_config()["remat"] is remat
-        results.append(result)
-    for which in ("inputs", "variables"):
-        for name, gradient in getattr(results[0], which).items():
-            actual = getattr(results[1], which)[name]
-            golden_cases.assert_close(actual, gradient, 1e-5, label=name)
-            assert np.any(gradient != 0.0)
+    assert whole.called == (not is_alone or not are_stated())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
-def test_trains_as_without_under_mixed_precision(dtype):
-    blocks = [built_block(remat, dtype=dtype) for remat in (False, True)]
+def test_trains_as_without_under_mixed_precision():
+    blocks = [built_block(remat, dtype="mixed_float16") for remat in (False, True)]
     assert_same(blocks, tolerance=2e-2)
 
 
@@ -239,17 +211,19 @@ def test_keras_masks_reach_the_parts():
 
 
 def test_a_frozen_block_keeps_its_centroids():
-    blocks = [built_block(remat) for remat in (False, True)]
-    for block in blocks:
-        block.trainable = False
-    assert_same(blocks)
+    block = built_block(True)
+    block.trainable = False
+    before = block.get_weights()
+    golden_cases.run(block, sequence(), training=True)
+    for old, new in zip(before, block.get_weights(), strict=True):
+        np.testing.assert_array_equal(new, old)
 
 
 def test_outer_updates_are_held():
     totals = []
     for remat in (False, True):
         block = built_block(remat)
-        before = golden_cases.to_numpy(block.attention.head_groups[1].kmeans.centroids)
+        before = golden_cases.to_numpy(block.attention.head_groups[0].kmeans.centroids)
 
         class Statistics(keras.layers.Layer):
             def __init__(self, block):
@@ -265,23 +239,16 @@ def test_outer_updates_are_held():
 
         statistics, _ = golden_cases.run(Statistics(block), sequence(), training=True)
         totals.append(statistics)
-        kmeans = block.attention.head_groups[1].kmeans
+        kmeans = block.attention.head_groups[0].kmeans
         after = golden_cases.to_numpy(kmeans.centroids)
         np.testing.assert_array_equal(after, before)
     for actual, expected in zip(totals[1], totals[0], strict=True):
         golden_cases.assert_close(actual, expected, 1e-5)
 
 
-def test_without_training_nothing_is_computed_twice():
-    blocks = [built_block(remat) for remat in (False, True)]
-    outputs = [golden_cases.run(block, sequence())[0] for block in blocks]
-    np.testing.assert_array_equal(*outputs)
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's")
-def test_trains_as_without_in_graphs(jit_compile):
+def test_trains_as_without_in_graphs():
     import tensorflow as tf
 
     found = []
@@ -289,7 +256,7 @@ def test_trains_as_without_in_graphs(jit_compile):
         block = built_block(remat)
         keras.utils.set_random_seed(0)
 
-        @tf.function(jit_compile=jit_compile)
+        @tf.function(jit_compile=True)
         def step(x, block=block):
             with tf.GradientTape() as tape:
                 y = block(x, training=True)

@@ -146,21 +146,6 @@ def test_causal_mask_is_an_option():
         assert same == causal
 
 
-def test_padding_has_no_influence():
-    block = built_block()
-    weights = block.get_weights()
-    real = helpers.tail_mask(LENGTH, 12, 7)
-    results = []
-    for seed in (1, 2):
-        block.set_weights(weights)
-        x = np.where(real[..., None], sequence(), sequence(seed))
-        output, losses = golden_cases.run(block, x, padding_mask=real, training=True)
-        results.append([output[real], *losses, *block.get_weights()])
-    assert sum(np.any(a != b) for a, b in zip(weights, results[0][2:])) == 3
-    for actual, expected in zip(*results, strict=True):
-        np.testing.assert_array_equal(actual, expected)
-
-
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
 def test_fills_and_keeps_the_keras_mask(norm_position):
     block = built_block(norm_position=norm_position)
@@ -188,19 +173,6 @@ def test_dropout_acts_in_training_only():
     assert np.mean(outputs[0] != outputs[1]) > 0.5
 
 
-def test_mixed_precision():
-    dtype = {"dtype": "mixed_bfloat16"}
-    block = layers.TransformerBlock(
-        layers.RoutingAttention(2, 6, 3, 5, **dtype),
-        layers.FeedForward(8, **dtype),
-        **dtype,
-    )
-    block.build((BATCH, LENGTH, DIM))
-    output, _ = golden_cases.run(block, sequence(), training=True)
-    assert str(output.dtype) == "bfloat16"
-    assert {str(weight.dtype) for weight in block.weights} == {"float32"}
-
-
 def test_names_of_weights():
     paths = [weight.path for weight in built_block().weights]
     assert len(set(paths)) == len(paths)
@@ -217,20 +189,6 @@ def test_names_of_weights():
     assert "block/attention/routed/kmeans/centroids" in paths
 
 
-@pytest.mark.parametrize("feed_forward", [False, True])
-def test_block_survives_saving(feed_forward, tmp_path):
-    block = built_block(
-        feed_forward, norm_position="pre", dropout=0.1, use_causal_mask=False
-    )
-    helpers.assert_survives_saving(block, tmp_path, sequence())
-
-
-def test_steps_survive_saving(tmp_path):
-    layer = layers.SublayerSteps("ndan", dropout=0.1, name="steps")
-    arrays = {"inputs": sequence(), "residual": sequence(1)}
-    helpers.assert_survives_saving(layer, tmp_path, *arrays.values())
-
-
 def test_takes_parts_that_are_built():
     attention = built_block().attention
     kernel = golden_cases.to_numpy(attention.query_kernel)
@@ -240,20 +198,20 @@ def test_takes_parts_that_are_built():
     np.testing.assert_array_equal(kernel, golden_cases.to_numpy(attention.query_kernel))
 
 
-@pytest.mark.parametrize("steps", ["none", "dax"])
-def test_refuses_unknown_steps(steps):
-    with pytest.raises(ValueError, match=f"`steps`.*Received: steps='{steps}'"):
-        layers.SublayerSteps(steps)
+def test_survives_saving(tmp_path):
+    block = built_block(norm_position="pre", dropout=0.1, use_causal_mask=False)
+    helpers.assert_survives_saving(block, tmp_path, sequence())
+    layer = layers.SublayerSteps("ndan", dropout=0.1, name="steps")
+    helpers.assert_survives_saving(layer, tmp_path, sequence(), sequence(1))
 
 
-def test_refuses_a_missing_residual():
+def test_refuses_wrong_arguments():
+    attention = layers.MixedAttention([layers.FullHeads(1)], key_dim=6)
+    for name, received in (("norm_position", "mid"), ("dropout", 2)):
+        with pytest.raises(ValueError, match=f"Received: {name}={received!r}"):
+            layers.TransformerBlock(attention, None, **{name: received})
+    for steps in ("none", "dax"):
+        with pytest.raises(ValueError, match=f"`steps`.*Received: steps='{steps}'"):
+            layers.SublayerSteps(steps)
     with pytest.raises(ValueError, match="residual=None with steps='dan'"):
         layers.SublayerSteps("dan")(sequence())
-
-
-@pytest.mark.parametrize("name, received", [("norm_position", "mid"), ("dropout", 2)])
-def test_refuses_wrong_arguments(name, received):
-    attention = layers.MixedAttention([layers.FullHeads(1)], key_dim=6)
-    with pytest.raises(ValueError) as error:
-        layers.TransformerBlock(attention, None, **{name: received})
-    assert f"Received: {name}={received!r}" in str(error.value)

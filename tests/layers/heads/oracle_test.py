@@ -19,14 +19,7 @@ def case(
 ):
     """Returns a case of one group with padding and a token bias.
 
-    Args:
-        kind: name of the class of heads, without `Heads`.
-        length: of the query, a pair on two axes.
-        memory: length of another sequence; None for self-attention.
-        causal: whether there is a causal mask.
-        padded: whether some tokens are padding.
-        seed: of all numbers; one with which no rounding chooses the members.
-        **options: of the heads.
+    Lengths are pairs on two axes. `seed` is one with which no rounding chooses members.
     """
     lengths, memories = (x if isinstance(x, tuple) else (x,) for x in (length, memory))
     masks = {"token_bias": "normal"}
@@ -54,12 +47,7 @@ def full():
 
 
 def local():
-    for length, block, flange in (
-        (12, 4, 0),
-        (10, 4, 1),
-        (10, 3, 2),
-        (10, 32, 1),
-    ):
+    for length, block, flange in ((12, 4, 0), (10, 4, 1), (10, 3, 2), (10, 32, 1)):
         for causal in (False, True):
             yield (
                 f"local, {flange} of {block} in {length}, {causal=}",
@@ -214,14 +202,10 @@ def axial():
             own = {**options, **way}
             if axis is None:
                 own.pop("max_relative_position", None)
-            yield (
-                f"axial, {axis} of (3, 5){name}",
-                case("Axial", (3, 5), **own),
-            )
-            yield (
-                f"axial, {axis} of 11{name}",
-                case("Axial", 11, width=4, **own),
-            )
+            yield (f"axial, {axis} of (3, 5){name}", case("Axial", (3, 5), **own))
+            yield (f"axial, {axis} of 11{name}", case("Axial", 11, width=4, **own))
+    blocks = groups((("AxialHeads", {"num_heads": 1}), *RECTANGLES[:1]), (5, 7))
+    yield "axial in blocks", blocks
 
 
 def block_top_k():
@@ -339,6 +323,112 @@ def clustered():
     yield "ClusterStrided, no padding", case("ClusterStrided", **plain, **CAUSAL)
 
 
+def options_of_all():
+    """Cases of what any heads may have: rotary positions, other logits and weights."""
+    sizes = {"num_clusters": 3, "attention_window": 6}
+    experts = {**sizes, "routing": "expert_choice"}
+    kinds = {
+        "full": ("Full", {}),
+        "local": ("Local", {"block_shape": (4,)}),
+        "strided": ("Strided", {"block_shape": (3,)}),
+        "fixed": ("Fixed", {"block_shape": (4,), "num_summary_columns": 2}),
+        "sliding": ("Sliding", {"radius": 3}),
+        "merged": ("Sliding", {"radius": 3, "is_strided": True}),
+        "global": ("Global", {"global_positions": (0, 9), "attention_window": 4}),
+        "axial": ("Axial", {"width": 4}),
+        "best blocks": ("BlockTopK", {"block_length": 3, "num_blocks": 2}),
+        "random blocks": ("RandomBlock", {"block_length": 3, "num_random_blocks": 2}),
+        "token choice": ("Routed", sizes),
+        "apart": ("Routed", {**sizes, **SEPARATE}),
+        "two reads": ("Routed", {**sizes, **SEPARATE, "clusters_per_query": 2}),
+        "hashed": ("Hashed", {"num_buckets": 4, "attention_window": 6}),
+        "random": ("Random", sizes),
+        "expert choice": ("Routed", experts),
+        "prefix": ("Routed", {**experts, "routing_scope": "prefix"}),
+        "cluster-strided": ("ClusterStrided", sizes),
+    }
+    rotary = {"rotary_positions": True, "rotary_wavelength": 50}
+    ways = {
+        "capped": {"logit_soft_cap": 1.5},
+        "normalised": {"qk_norm": True},
+        "rotary": rotary,
+        "rotary, shifted": {**rotary, "key_shift": 1},
+        "entmax": {"entmax_alpha": 1.5},
+        "learned entmax": {"entmax_alpha": "learned"},
+    }
+    for name, (kind, own) in kinds.items():
+        for way, more in ways.items():
+            # Heads with several reads or maps of a query refuse it.
+            sparse = ("full", "local", "strided", "fixed", "hashed", "token choice")
+            if "entmax" in way and name not in (*sparse, "apart"):
+                continue
+            seed = int(name == "two reads")
+            yield f"{name}, {way}", case(kind, 15, seed=seed, **own, **more, **CAUSAL)
+    relative_and_capped = {**relative(3), "logit_soft_cap": 1.5}
+    yield "full, capped distances", case("Full", 128, **relative_and_capped, **CAUSAL)
+    yield (
+        "rotary on two axes",
+        case("Local", (4, 5), block_shape=(2, 2), **rotary, **CAUSAL),
+    )
+
+
+LOCAL = ("LocalHeads", {"num_heads": 1, "block_shape": (4,), "flange_blocks": 2})
+EXPERTS = ("RoutedHeads", {"num_clusters": 3, "attention_window": 5})
+EXPERTS[1].update(num_heads=2, routing="expert_choice")
+APART = ("RoutedHeads", {**EXPERTS[1], **SEPARATE})
+ALL = ("FullHeads", {"num_heads": 2})
+RECTANGLES = (
+    ("LocalHeads", {"num_heads": 1, "block_shape": (2, 4), **relative(5)}),
+    ("StridedHeads", {"num_heads": 2, "block_shape": (2, 4)}),
+)
+
+
+def groups(kinds, lengths, memory=None, memory_dim=DIM, causal=False, **options):
+    """Returns a case of several groups, whose attention maps are compared, too."""
+    found = case("Full", lengths, memory, causal, seed=int(causal))
+    found.groups = [(kind, dict(own)) for kind, own in kinds]
+    found.options.update(options)
+    found.call["return_attention_scores"] = True
+    if memory:
+        found.value = (*found.value[:-1], memory_dim)
+    return found
+
+
+def several_groups():
+    kinds = (LOCAL, EXPERTS, APART, ALL)
+    projections = {"shared_head_projection": True, "project_shared_keys": True}
+    yield "groups", groups(kinds, 12)
+    yield "groups, causal", groups(kinds, 12, causal=True, output_dim=9)
+    yield "groups, other projections", groups(kinds, 12, **projections, output_dim=9)
+    for memory_dim in (DIM, 7):
+        for name, own in (("", {}), (", other projections", projections)):
+            yield (
+                f"groups, memory of {memory_dim}{name}",
+                groups(kinds, 12, 12, memory_dim, **own),
+            )
+    blocks = {"block_shape": (5,)}
+    clusters = {"num_heads": 1, "num_clusters": 2, "attention_window": 5}
+    others = (
+        ("ClusterStridedHeads", clusters),
+        ("StridedHeads", {"num_heads": 1, "block_shape": (4,)}),
+        ("FixedHeads", {"num_heads": 1, "block_shape": (4,), "num_summary_columns": 2}),
+        ("RandomHeads", clusters),
+        ("HashedHeads", {"num_heads": 1, "num_buckets": 4, "attention_window": 3}),
+    )
+    for causal in (False, True):
+        name = ", causal" * causal
+        yield (
+            f"groups of an image{name}",
+            groups((*RECTANGLES, EXPERTS, LOCAL), (5, 7), causal=causal),
+        )
+        yield f"image without blocks{name}", groups(kinds, (3, 4), causal=causal)
+        yield (
+            f"blocks on one axis{name}",
+            groups((*others, *kinds), 12, causal=causal, **blocks),
+        )
+    yield "image, smaller memory", groups((RECTANGLES[1], ALL), (5, 7), (3, 4))
+
+
 CASES = dict(
     pair
     for cases in (
@@ -353,68 +443,39 @@ CASES = dict(
         block_top_k,
         sliding,
         clustered,
+        options_of_all,
+        several_groups,
     )
     for pair in cases()
 )
 # Of each way one: the others differ in sizes or in a projection.
 FEW = {
-    "full",
-    "full, memory",
-    "local, 1 of 4 in 10, causal=True",
-    "local, shifted",
-    "local, 2 in 12 with dilation 3",
-    "local, 2 in 11 with dilation 3",
-    "local, 11 and 6 in blocks of 4",
-    "local, 8 and 21 in blocks of 4",
+    *("full", "local, 1 of 4 in 10, causal=True", "local, shifted"),
+    *("local, 2 in 11 with dilation 3", "local, 8 and 21 in blocks of 4"),
     "local, (1, 0) of (1, 2) in (3, 8), causal=True",
-    "strided, 3 in 10, causal=True",
-    "strided, memory of 14",
-    "fixed, 3 of 3 in 11, merged",
-    "fixed, 1 of 4 in 12, separate",
+    *("strided, 3 in 10, causal=True", "strided, memory of 14"),
+    *("fixed, 3 of 3 in 11, merged", "fixed, 1 of 4 in 12, separate"),
     "global, 4 and (0, 7) in 12, causal=False",
-    "global, 4 and (0, 7) in 12, causal=True",
-    "global, None and (2, 0, 40) in 10, causal=True",
-    "global, shifted",
-    "2 random blocks of 2 in 19",
-    "1 random blocks of 3 in 20, causal",
-    "axial, None of (3, 5), causal",
-    "axial, None of 11",
-    "axial, 0 of 11, causal",
-    "axial, 1 of (3, 5)",
-    "best 2 blocks of 4 in 12",
-    "best 4 blocks of 3 in 23",
-    "best 4 blocks of 3 in 23, shifted",
-    "best 4 blocks of 3 in 23, not causal",
-    "best 2 blocks of 3 in 14, not causal",
-    "fixed, 1 of 4 in 12, summaries",
-    "fixed, distinct 2 of 5 in 13, merged",
-    "fixed, distinct 1 of 4 in 11, separate",
-    "sliding, 3 in 11, causal=True",
-    "sliding, 3 in 11, causal=False, strided",
-    "sliding, strided, shifted",
-    "Routed, window of 3",
-    "Routed, window of 30 in a memory of 7",
-    "Routed, last 3 of 12, apart, shifted",
-    "Routed, last 17 of 100, apart",
-    "Routed, last 3 of 12, by the key",
-    "Thresholds, last 3 of 12",
-    "Thresholds, last 17 of 100, apart",
-    "Thresholds, last 3 of 12, by the key",
-    "Thresholds, in at most 1, apart",
-    "Thresholds, in at most 3, shifted",
-    "Routed, 5 of a prefix of 12, apart",
-    "Routed, 5 of a prefix of 12, shifted",
-    "Routed, 5 of the whole",
-    "Routed, no padding",
-    "ClusterStrided, window of 3",
-    "ClusterStrided, window of 3 in a memory of 7",
-    "ClusterStrided, 5 of a prefix of 12",
-    "Hashed, window of 3",
-    "Hashed, window of 3 in a memory of 7",
-    "Hashed, last 3 of 12, apart",
-    "Random, window of 3, apart",
-    "Random, window of 3 in a memory of 7",
-    "Random, last 3 of 12",
+    *("global, 4 and (0, 7) in 12, causal=True", "2 random blocks of 2 in 19"),
+    *("1 random blocks of 3 in 20, causal", "axial, None of 11"),
+    *("best 2 blocks of 4 in 12", "best 4 blocks of 3 in 23, shifted"),
+    *("best 2 blocks of 3 in 14, not causal", "fixed, distinct 2 of 5 in 13, merged"),
+    *("sliding, 3 in 11, causal=True", "sliding, 3 in 11, causal=False, strided"),
+    *("Routed, window of 3", "Routed, window of 30 in a memory of 7"),
+    *("Routed, last 3 of 12, apart, shifted", "Routed, last 3 of 12, by the key"),
+    *("Thresholds, last 17 of 100, apart", "Thresholds, last 3 of 12, by the key"),
+    *("Thresholds, in at most 1, apart", "Routed, 5 of a prefix of 12, apart"),
+    *("Routed, 5 of a prefix of 12, shifted", "Routed, 5 of the whole"),
+    *("ClusterStrided, window of 3", "ClusterStrided, window of 3 in a memory of 7"),
+    *("ClusterStrided, 5 of a prefix of 12", "Hashed, window of 3 in a memory of 7"),
+    *("Hashed, last 3 of 12, apart", "Random, window of 3, apart"),
+    *("Random, window of 3 in a memory of 7", "local, capped", "merged, capped"),
+    *("two reads, capped", "full, capped distances", "apart, normalised"),
+    *("prefix, normalised", "best blocks, rotary", "local, rotary, shifted"),
+    *("token choice, rotary, shifted", "rotary on two axes", "local, entmax"),
+    *("apart, learned entmax", "groups, causal"),
+    *("groups, memory of 7, other projections", "groups of an image, causal"),
+    *("blocks on one axis", "image, smaller memory"),
 }
 assert CASES.keys() >= FEW
 
@@ -433,37 +494,25 @@ def test_equals_plain_numpy(name):
 
 
 NUMBERS = {
-    "FullHeads": {},
-    "FeatureMapHeads": {},
-    "ClusteredQueryHeads": {},
     "CompressedHeads": {"attention_window": 4},
     "LinformerHeads": {"max_length": 8},
-    "LongShortHeads": {},
-    "InducedHeads": {},
-    "LunaHeads": {},
-    "NystromHeads": {},
-    "SynthesizerHeads": {},
     "LocalHeads": {"block_shape": (4,)},
     "StridedHeads": {"block_shape": (4,)},
     "FixedHeads": {"block_shape": (4,), "num_summary_columns": 2},
     "GlobalHeads": {"global_positions": (1, 0)},
-    "RandomBlockHeads": {},
     "AxialHeads": {"axis": 0},
     "BlockTopKHeads": {"block_length": 4, "num_blocks": 2},
-    "NativeSparseHeads": {},
     "SlidingHeads": {"radius": 4},
-    "BlockPairHeads": {},
-    "SinkhornHeads": {},
     "RoutedHeads": {"num_clusters": 2, "attention_window": 4},
     "ClusterStridedHeads": {"num_clusters": 2, "attention_window": 4},
     "HashedHeads": {"num_buckets": 4, "attention_window": 4},
     "RandomHeads": {"num_clusters": 2, "attention_window": 4},
 }
-
-
-def test_every_nth_token_needs_a_radius():
-    with pytest.raises(ValueError, match="`radius`.*`is_strided=True`.*radius=0"):
-        layers.SlidingHeads(2, radius=0, is_strided=True)
+# All their arguments have defaults.
+DEFAULTS = ("Full", "FeatureMap", "ClusteredQuery", "LongShort", "Induced", "Luna")
+DEFAULTS += ("Nystrom", "Synthesizer", "RandomBlock", "NativeSparse", "BlockPair")
+DEFAULTS += ("Sinkhorn",)
+NUMBERS |= {f"{kind}Heads": {} for kind in DEFAULTS}
 
 
 @pytest.mark.parametrize("kind", NUMBERS)

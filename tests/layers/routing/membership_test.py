@@ -22,23 +22,6 @@ def some_members(seed=0):
     return np.reshape(members, (BATCH, HEADS, CLUSTERS, WINDOW)).astype("int32")
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_each_centroid_takes_its_best_tokens(masked):
-    scores = helpers.normal(BATCH, HEADS, LENGTH, CLUSTERS)
-    real = np.ones((BATCH, 1, LENGTH), "bool")
-    if masked:
-        real[0, 0, 1:3] = False
-        real[1, 0, 2:] = False
-    members = membership.expert_choice(scores, WINDOW, real if masked else None)
-    members = golden_cases.to_numpy(members)
-    assert members.shape == (BATCH, HEADS, CLUSTERS, WINDOW)
-    assert np.all(np.diff(members, axis=-1) > 0)
-    for b, h, k in np.ndindex(BATCH, HEADS, CLUSTERS):
-        column = np.where(real[b, 0], scores[b, h, :, k], -np.inf)
-        best = np.argsort(-column, kind="stable")[:WINDOW]
-        assert set(members[b, h, k]) == set(best)
-
-
 def test_lowest_positions_win_ties():
     scores = np.zeros((1, 1, LENGTH, 1), "float32")
     scores[0, 0, 4] = 1.0
@@ -54,67 +37,11 @@ def test_lowest_positions_win_near_ties_for_the_last_place():
         np.testing.assert_array_equal(golden_cases.to_numpy(members), [[[expected]]])
 
 
-def test_gather_returns_the_rows_of_members():
-    x = helpers.normal(BATCH, HEADS, LENGTH, DIM)
-    members = some_members()
-    gathered = golden_cases.to_numpy(gathering.gather(x, members))
-    expected = np.take_along_axis(x[:, :, None], members[..., None], axis=3)
-    np.testing.assert_array_equal(gathered, expected)
-
-
-def test_scatter_averages_over_the_clusters_of_a_token():
-    clustered = helpers.normal(BATCH, HEADS, CLUSTERS, WINDOW, DIM)
-    members = some_members()
-    scattered = golden_cases.to_numpy(
-        membership.scatter_mean(ops.convert_to_tensor(clustered), members, LENGTH)
-    )
-    sums = np.zeros((BATCH, HEADS, LENGTH, DIM))
-    counts = np.zeros((BATCH, HEADS, LENGTH, 1))
-    for b, h, k, w in np.ndindex(members.shape):
-        sums[b, h, members[b, h, k, w]] += clustered[b, h, k, w]
-        counts[b, h, members[b, h, k, w]] += 1
-    assert counts.min() == 0 and counts.max() > 1
-    golden_cases.assert_close(scattered, sums / np.maximum(counts, 1), 1e-6)
-    assert np.all(scattered[counts[..., 0] == 0] == 0.0)
-
-
 def test_padding_between_tokens_stands_behind_them():
     scores = np.zeros((1, 1, 6, 1), "float32")
     mask = np.array([[[True, False, True, False, True, True]]])
     members = membership.expert_choice(scores, 5, mask)
     np.testing.assert_array_equal(members, [[[[0, 2, 4, 5, 1]]]])
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("window", [1, 3, 5])
-def test_strided_choice_spreads_over_the_order_of_scores(window, masked):
-    scores = helpers.normal(BATCH, HEADS, LENGTH, CLUSTERS)
-    real = np.ones((BATCH, 1, LENGTH), "bool")
-    if masked:
-        real[0, 0, 1:3] = False
-        real[1, 0, 2:] = False
-    members = golden_cases.to_numpy(
-        membership.strided_choice(scores, window, real if masked else None)
-    )
-    assert members.shape == (BATCH, HEADS, CLUSTERS, window)
-    for b, h, k in np.ndindex(BATCH, HEADS, CLUSTERS):
-        tokens = np.flatnonzero(real[b, 0])
-        ranked = sorted(tokens, key=lambda i: -scores[b, h, i, k])
-        chosen = sorted(ranked[:: max(1, len(tokens) // window)][:window])
-        # Padding stands behind the tokens.
-        np.testing.assert_array_equal(members[b, h, k, : len(chosen)], chosen)
-        rest = members[b, h, k, len(chosen) :]
-        assert not np.any(real[b, 0, rest]) and len(set(members[b, h, k])) == window
-
-
-def test_entries_of_members():
-    members = some_members()
-    for shape in ((1, 1, LENGTH), (BATCH, 1, LENGTH), (BATCH, HEADS, LENGTH)):
-        entries = helpers.normal(*shape) > 0
-        found = gathering.gather_entries(entries, members, LENGTH)
-        everywhere = np.broadcast_to(entries, (BATCH, HEADS, LENGTH))
-        expected = np.take_along_axis(everywhere[:, :, None], members, axis=3)
-        np.testing.assert_array_equal(golden_cases.to_numpy(found), expected)
 
 
 def test_slots_without_a_member_add_nothing():

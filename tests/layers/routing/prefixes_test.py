@@ -41,36 +41,6 @@ def tokens(seed=0):
     return helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=seed)
 
 
-@pytest.mark.parametrize(
-    "kind, shift",
-    [
-        ("routed", 1),
-        pytest.param("routed", 0, marks=pytest.mark.thorough),
-        pytest.param("cluster_strided", 0, marks=pytest.mark.thorough),
-    ],
-)
-def test_block_size_changes_nothing(kind, shift):
-    real = helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH - 4)
-    outputs = []
-    for block_size in (5, 256, 1) if shift == 0 else (5, 256):
-        group = built_group(
-            kind,
-            max_relative_position=3,
-            prefix_block_size=block_size,
-            key_shift=shift,
-        )
-        # For one cluster all scores are zero: the first tokens win.
-        centroids = golden_cases.to_numpy(group.kmeans.centroids).copy()
-        centroids[:, 1] = 0.0
-        group.kmeans.centroids.assign(centroids)
-        output, _ = golden_cases.run(
-            group, tokens(), None, tokens(1), value_mask=real, use_causal_mask=True
-        )
-        outputs.append(output)
-    for other in outputs[1:]:
-        golden_cases.assert_close(other, outputs[0], 1e-6)
-
-
 def test_the_first_of_tokens_with_equal_scores_are_members():
     group = built_group("routed", num_clusters=1, prefix_block_size=5)
     group.kmeans.centroids.assign(np.zeros((HEADS, 1, DIM)))

@@ -60,8 +60,9 @@ def test_equals_dense_attention(dtype, tolerance, limit):
     assert np.all(output[0, :, 1] == 0.0)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, QUERIES, KEYS), (2, 1, 1, KEYS)])
-@pytest.mark.parametrize("limit", [3, 30])
+@pytest.mark.parametrize(
+    "limit, shape", [(3, (2, 3, QUERIES, KEYS)), (30, (2, 1, 1, KEYS))]
+)
 def test_distances_may_follow_no_order(limit, shape):
     layer = built_layer(max_relative_position=limit)
     helpers.randomize(layer)
@@ -70,11 +71,7 @@ def test_distances_may_follow_no_order(limit, shape):
 
     def call(layer, *arrays):
         return golden_cases.run(
-            layer,
-            *arrays,
-            attention_mask=some_mask(),
-            bias=bias,
-            distances=distances,
+            layer, *arrays, attention_mask=some_mask(), bias=bias, distances=distances
         )[0]
 
     relative = layer.relative_position
@@ -118,10 +115,9 @@ def test_gradients_at_distances_equal_those_in_the_order_of_slots():
             golden_cases.assert_close(actual, expected, 1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_many_keys_at_the_same_distance_add_up(dtype):
+def test_many_keys_at_the_same_distance_add_up():
     """A sum of 1024 small numbers in bfloat16 would stop at a quarter of it."""
-    layer, keys = relative_layer(dtype=dtype), 2048
+    layer, keys = relative_layer(dtype="bfloat16"), 2048
     query = np.zeros((1, 1, 1, KEY_DIM), "float32")
     distances = np.where(np.arange(keys) < 1024, -9, 9).astype("int32")[None]
 
@@ -193,7 +189,7 @@ def test_dropout_drops_weights_in_training_only():
     golden_cases.assert_close(dropped[dropped != 0], 2 * kept[dropped != 0], 1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_masked_logit_is_finite_and_hidden(dtype):
     layer = ScaledDotProduct(dtype=dtype)
     layer.build(*(x.shape for x in inputs()))
@@ -208,22 +204,10 @@ def test_masked_logit_is_finite_and_hidden(dtype):
     np.testing.assert_array_equal(output, other)
 
 
-def test_config_round_trip():
-    helpers.assert_keeps_settings(ScaledDotProduct(3, 0.1, "ones"))
-
-
 @pytest.mark.parametrize(
-    "name, received", [("dropout", 1.0), ("dropout", -0.5), ("dropout", True)]
+    "num_queries, with_mask, limit",
+    [(128, True, 5), (64, True, None), (64, False, 5), (33, True, 200)],
 )
-def test_refuses_wrong_arguments(name, received):
-    with pytest.raises(ValueError) as error:
-        ScaledDotProduct(**{name: received})
-    assert f"Received: {name}={received!r}" in str(error.value)
-
-
-@pytest.mark.parametrize("limit", [None, 5, 200])
-@pytest.mark.parametrize("with_mask", [False, True])
-@pytest.mark.parametrize("num_queries", [128, 64, 33])
 def test_causal_parts_equal_a_dense_mask(num_queries, with_mask, limit):
     """In four parts, two and one; some queries see padding alone."""
     num_keys = num_queries + 16
@@ -259,19 +243,16 @@ def test_causal_parts_equal_a_dense_mask(num_queries, with_mask, limit):
             golden_cases.assert_close(found, gradient, 1e-5, label=name)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float16", 2e-3)])
-def test_causal_queries_that_see_padding_alone_attend_alike_to_all_as_released(
-    dtype, tolerance
-):
+def test_causal_queries_that_see_padding_alone_attend_alike_to_all_as_released():
     """So many queries that others would go in parts."""
     x = helpers.normal(2, 128, 6)
     mask = np.arange(128) >= 3
-    layer = ReleaseDotProduct(dtype=dtype)
+    layer = ReleaseDotProduct(dtype="float16")
     output, _ = golden_cases.run(
         layer, 3 * x, x, x, attention_mask=mask, use_causal_mask=True
     )
     means = np.repeat(x.mean(axis=1, keepdims=True), 3, axis=1)
-    golden_cases.assert_close(output[:, :3], means, tolerance)
+    golden_cases.assert_close(output[:, :3], means, 2e-3)
 
 
 def test_a_scalar_bias_changes_nothing():
@@ -330,12 +311,12 @@ def test_sums_under_a_causal_mask():
     golden_cases.assert_close(sums[0], np.log(np.exp(logits).sum(axis=-1)), 1e-5)
 
 
-@pytest.mark.parametrize("num_keys", [32, 40, 48])
+@pytest.mark.parametrize("num_keys", [32, 40])
 def test_queries_before_the_first_key_see_nothing(num_keys):
     query = helpers.normal(2, 64, 8)
     key = helpers.normal(2, num_keys, 8, seed=1)
-    output = ops.convert_to_numpy(
-        ScaledDotProduct()(query, key, key, use_causal_mask=True)
+    output, _ = golden_cases.run(
+        ScaledDotProduct(), query, key, key, use_causal_mask=True
     )
     hidden = 64 - num_keys
     expected, _ = helpers.dense_attention(
@@ -345,19 +326,17 @@ def test_queries_before_the_first_key_see_nothing(num_keys):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("shape", [(6,), (1, 6), (5, 6), (2, 1, 6), (2, 5, 6), (5, 1)])
-@pytest.mark.parametrize("num_queries", [5, 7])
+@pytest.mark.parametrize(
+    "num_queries, shape", [(7, (6,)), (5, (5, 6)), (7, (2, 1, 6)), (5, (5, 1))]
+)
 def test_queries_that_see_nothing_return_zero(num_queries, shape, is_causal):
-    if num_queries != 5 and 5 in shape:
-        pytest.skip("a mask of five queries")
     query, key = helpers.normal(2, num_queries, 4), helpers.normal(2, 6, 4)
     mask = np.random.default_rng(1).random(shape) < 0.5
     mask.reshape(-1, shape[-1])[0, :4] = False
     seen = np.broadcast_to(mask, (2, num_queries, 6))
     if is_causal:
         seen = seen & np.tri(num_queries, 6, 6 - num_queries, dtype=bool)
-    output = ScaledDotProduct()(
-        query, key, key, attention_mask=mask, use_causal_mask=is_causal
-    )
-    is_zero = np.all(ops.convert_to_numpy(output) == 0, axis=-1)
+    options = {"attention_mask": mask, "use_causal_mask": is_causal}
+    output, _ = golden_cases.run(ScaledDotProduct(), query, key, key, **options)
+    is_zero = np.all(output == 0, axis=-1)
     np.testing.assert_array_equal(is_zero, ~seen.any(axis=-1))

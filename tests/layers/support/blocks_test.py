@@ -10,15 +10,6 @@ from tests import golden_cases
 from tests.layers import helpers
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bool"])
-@pytest.mark.parametrize("length, missing", [(8, 0), (9, 3), (1, 3)])
-def test_pads_with_zeros_to_a_multiple(length, missing, dtype):
-    x = (helpers.normal(2, length, 3) > 0).astype(dtype)
-    padded = golden_cases.to_numpy(blocks.pad_to_multiple(x, 4, axis=1))
-    assert padded.dtype == dtype
-    np.testing.assert_array_equal(padded, np.pad(x, [(0, 0), (0, missing), (0, 0)]))
-
-
 def test_blocks_hold_the_sequence_and_join_again():
     x = helpers.normal(2, 3, 10, 5)
     cut = blocks.break_into_blocks(x, 4, axis=2)
@@ -28,22 +19,6 @@ def test_blocks_hold_the_sequence_and_join_again():
     np.testing.assert_array_equal(as_array[:, :, 2, 2:], 0.0)
     joined = blocks.put_back_blocks(cut, 10, axis=2)
     np.testing.assert_array_equal(golden_cases.to_numpy(joined), x)
-
-
-@pytest.mark.parametrize("num_before, num_after", [(0, 0), (1, 0), (2, 1)])
-def test_window_is_the_block_and_its_neighbours(num_before, num_after):
-    x = helpers.normal(2, 4, 3, 5)
-    windows = golden_cases.to_numpy(
-        blocks.memory_windows(x, (num_before,), (num_after,), axis=1)
-    )
-    size = num_before + 1 + num_after
-    assert windows.shape == (2, 4, size * 3, 5)
-    for block in range(4):
-        for slot in range(size):
-            source = block + slot - num_before
-            expected = x[:, source] if 0 <= source < 4 else np.zeros_like(x[:, 0])
-            found = windows[:, block, slot * 3 : slot * 3 + 3]
-            np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("num_before, num_after", [(0, 0), (1, 0), (2, 1), (0, 3)])
@@ -120,16 +95,6 @@ def test_restore_undoes_arrange(lengths, shape):
         assert np.count_nonzero(as_array) == np.count_nonzero(x)
         restored = golden_cases.to_numpy(order.restore(arranged, axis=axis))
         np.testing.assert_array_equal(restored, x)
-
-
-def test_window_on_two_axes_goes_row_by_row():
-    x = helpers.normal(2, 3, 4, 5, 2)  # 3 x 4 blocks of 5 slots
-    windows = golden_cases.to_numpy(blocks.memory_windows(x, (1, 2), (0, 1), axis=1))
-    assert windows.shape == (2, 3, 4, 2 * 4 * 5, 2)
-    padded = np.pad(x, [(0, 0), (1, 0), (2, 1), (0, 0), (0, 0)])
-    for row, column in np.ndindex(3, 4):
-        expected = padded[:, row : row + 2, column : column + 4].reshape(2, -1, 2)
-        np.testing.assert_array_equal(windows[:, row, column], expected)
 
 
 def blocked(lengths, shape, x):

@@ -7,101 +7,39 @@ import pytest
 from routing_tf import layers
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import kinds
+from tests.zoo import cases
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="JAX always knows the length"
 )
 
 BATCH, DIM = 2, 8
-SHIFTED = {"key_shift": 1, "max_relative_position": 3}
-SEPARATE = {"share_query_key": False, "max_relative_position": 3}
-EXPERT = {"routing": "expert_choice"}
-PREFIX = {**EXPERT, "routing_scope": "prefix"}
-CAUSAL = {
-    "full": lambda: layers.FullHeads(2, max_relative_position=3),
-    "full, shifted": lambda: layers.FullHeads(2, **SHIFTED),
-    "local": lambda: layers.LocalHeads(2, (4,), max_relative_position=3),
-    "local, shifted": lambda: layers.LocalHeads(2, (16,), key_shift=1),
-    "dilated": lambda: layers.LocalHeads(2, (2,), dilation=3, **SHIFTED),
-    "strided": lambda: layers.StridedHeads(2, (3,), **SHIFTED),
-    "fixed": lambda: layers.FixedHeads(2, (4,), num_summary_columns=2),
-    "fixed, separate": lambda: layers.FixedHeads(
-        2, (4,), num_summary_columns=2, arrangement="separate", key_shift=1
-    ),
-    "linear": lambda: layers.FeatureMapHeads(2, chunk_length=3),
-    "performer": lambda: layers.FeatureMapHeads(
-        2, "positive", num_features=5, chunk_length=3, key_shift=1
-    ),
-    "compressed": lambda: layers.CompressedHeads(2),
-    "luna": lambda: layers.LunaHeads(2, 3, chunk_length=3),
-    "long and short": lambda: layers.LongShortHeads(2, 5, 3, 2),
-    "synthesizer": lambda: layers.SynthesizerHeads(2, max_length=12, rank=5),
-    "random logits": lambda: layers.SynthesizerHeads(2, "random", max_length=12),
-    "global": lambda: layers.GlobalHeads(2, (0, 8), 4, max_relative_position=3),
-    "global, learned": lambda: layers.GlobalHeads(2, (1,), None, 2, key_shift=1),
-    "column": lambda: layers.AxialHeads(2, 0, 3, **SHIFTED),
-    "criss-cross": lambda: layers.AxialHeads(2, width=3),
-    "best blocks": lambda: layers.BlockTopKHeads(2, 3, 3, **SHIFTED),
-    "native sparse": lambda: layers.NativeSparseHeads(2, 4, 2, 4, 3),
-    "fixed, distinct": lambda: layers.FixedHeads(2, (4,), 2, distinct_summaries=True),
-    "sliding": lambda: layers.SlidingHeads(2, 3, **SHIFTED),
-    "sliding, strided": lambda: layers.SlidingHeads(2, 3, is_strided=True),
-    "sinkhorn": lambda: layers.SinkhornHeads(2, 4),
-    "hashed": lambda: layers.HashedHeads(2, 4, 5, **SHIFTED),
-    "hashed in rounds": lambda: layers.HashedHeads(2, 4, 5, num_rounds=2),
-    "token choice": lambda: layers.RoutedHeads(2, 3, 16, max_relative_position=3),
-    "token choice, shifted": lambda: layers.RoutedHeads(
-        2, 3, 5, key_shift=1, **SEPARATE
-    ),
-    "threshold": lambda: layers.RoutedHeads(
-        2, 3, 5, routing="expert_threshold", **SEPARATE
-    ),
-    "expert choice": lambda: layers.RoutedHeads(2, 3, 8, **EXPERT, **SHIFTED),
-    "expert choice, separate": lambda: layers.RoutedHeads(
-        2, 3, 5, **EXPERT, **SEPARATE
-    ),
-    "prefix": lambda: layers.RoutedHeads(2, 3, 5, **PREFIX, **SHIFTED),
-    "cluster-strided": lambda: layers.ClusterStridedHeads(2, 3, 5, key_shift=1),
-}
-WITHOUT_A_MASK = {
-    "sinkhorn": lambda: layers.SinkhornHeads(2, 4),
-    "block pair": lambda: layers.BlockPairHeads(2, 3, max_relative_position=3),
-    "local": lambda: layers.LocalHeads(2, (8,), max_relative_position=3),
-    "strided": lambda: layers.StridedHeads(2, (3,)),
-    "performer": lambda: layers.FeatureMapHeads(2, "positive", num_features=5),
-    "criss-cross": lambda: layers.AxialHeads(2, width=3),
-    "global": lambda: layers.GlobalHeads(2, (0, 8), 4, max_relative_position=3),
-    "best blocks": lambda: layers.BlockTopKHeads(2, 4, 2),
-    "compressed": lambda: layers.CompressedHeads(2, "mean", ratio=2),
-    "clustered queries": lambda: layers.ClusteredQueryHeads(2, 3, 4),
-    "induced": lambda: layers.InducedHeads(2, 3),
-    "hashed": lambda: layers.HashedHeads(2, 4, 5),
-    "reformer": lambda: layers.HashedHeads(
-        2, 4, 5, hash="rotation", attends_to_self=False
-    ),
-    "routed": lambda: layers.RoutedHeads(2, 3, 8, **SEPARATE),
-    "cluster-strided": lambda: layers.ClusterStridedHeads(2, 3, 5),
-}
-
-
-OF_ONE_SEQUENCE = ("global", "criss-cross", "block pair", "sinkhorn")
+# What needs to know them, and the shifted ones, which shift in one of a few ways.
+CAUSAL = [
+    kind
+    for kind in (*kinds.POSITIONAL, *kinds.CLUSTERED, *kinds.UNSHIFTED, *cases.CAUSAL)
+    if kind not in ("random", *cases.OF_KNOWN_LENGTH)
+    if not kind.startswith(("fixed_s", "random_", "synthesizer_", "native_sparse_"))
+]
+CAUSAL += ["local_shifted", "best_blocks_shifted", "performer_shifted"]
+CAUSAL += ["token_choice_apart_shifted", "prefix_shifted", "threshold_apart"]
+WHOLE = ("local", "strided", "performer", "criss_cross", "global", "best_blocks")
+WHOLE += ("mean", "clustered_queries", "induced", "hashed", "reformer", "sinkhorn")
+WHOLE += ("experts_apart", "cluster_strided", "block_pair", "nystrom")
+MEMORIES = [
+    kind
+    for kind in kinds.MEMORIES
+    if kind not in ("random", *cases.OF_KNOWN_LENGTH, "full", "max", "local_alone")
+]
 
 
 def sequence(length, seed=0):
     return helpers.normal(BATCH, length, DIM, seed=seed)
 
 
-def free_model(layer, *inputs, **options):
-    """A compiled model of a layer for sequences of any length."""
-    inputs = inputs or [keras.Input((None, DIM))]
-    model = keras.Model(inputs, layer(*inputs, **options))
-    helpers.randomize(model)
-    model.compile("sgd", "mse", jit_compile=False)
-    return model
-
-
-def built_attention(group, *value_shape):
-    attention = layers.MixedAttention([group], key_dim=4, kernel_initializer="zeros")
+def built_attention(make, *value_shape):
+    attention = layers.MixedAttention([make()], key_dim=4, kernel_initializer="zeros")
     attention.build((None, None, DIM), *value_shape)
     helpers.randomize(attention)
     return attention
@@ -119,53 +57,39 @@ def assert_one_graph_serves(function, *batches):
         np.testing.assert_allclose(predicted, expected, rtol=1e-5, atol=1e-5)
 
 
-def some_thorough(kinds, few):
-    return [
-        pytest.param(kind, marks=() if kind in few else pytest.mark.thorough)
-        for kind in kinds
-    ]
-
-
 @pytest.mark.parametrize(
     "kind",
-    some_thorough(
-        CAUSAL,
-        (
-            "local",
-            "fixed",
-            "token choice, shifted",
-            "performer",
-        ),
-    ),
+    kinds.some(CAUSAL, ("local", "fixed", "token_choice_apart_shifted", "performer")),
 )
 def test_causal_self_attention(kind):
-    attention = built_attention(CAUSAL[kind]())
+    attention = built_attention(kinds.CAUSAL[kind])
     assert_one_graph_serves(
         lambda x, real: attention(x, query_mask=real, use_causal_mask=True),
         *([sequence(n), helpers.tail_mask(n, n, n - 2)] for n in (10, 7)),
     )
 
 
-@pytest.mark.parametrize("is_cross_attention", [False, True])
-@pytest.mark.parametrize("kind", some_thorough(WITHOUT_A_MASK, ("routed",)))
-def test_attention_without_a_causal_mask(kind, is_cross_attention):
-    if is_cross_attention and kind in OF_ONE_SEQUENCE:
-        pytest.skip("These heads attend inside one sequence only")
-    shapes = [(None, None, DIM)] * is_cross_attention
-    attention = built_attention(WITHOUT_A_MASK[kind](), *shapes)
-    batches = [[sequence(n), sequence(m, seed=1)] for n, m in ((10, 10), (7, 9))]
-    if not is_cross_attention:
-        batches = [batch[:1] for batch in batches]
-    assert_one_graph_serves(attention, *batches)
-
-
-@pytest.mark.parametrize("has_padding", [False, True])
-def test_segments_of_landmarks(has_padding):
-    attention = built_attention(layers.NystromHeads(2, 4, convolution_size=3))
-    batches = [[sequence(n), helpers.tail_mask(n, n, n - 2)] for n in (10, 8, 3)]
+@pytest.mark.parametrize("kind", kinds.some(WHOLE, ("experts_apart",)))
+def test_attention_without_a_causal_mask(kind):
+    attention = built_attention(kinds.WHOLE[kind])
+    batches = [[sequence(n), helpers.tail_mask(n, n, n - 2)] for n in (10, 7, 3)]
     assert_one_graph_serves(
-        lambda x, real: attention(x, query_mask=real if has_padding else None),
-        *batches,
+        lambda x, real: attention(x, query_mask=real),
+        *batches[: 2 + (kind == "nystrom")],
+    )
+
+
+@pytest.mark.parametrize("kind", kinds.some(MEMORIES, ("local", "experts_apart")))
+def test_attention_to_a_memory(kind):
+    attention = built_attention(kinds.MEMORIES[kind], (None, None, DIM))
+    assert_one_graph_serves(
+        lambda x, memory, real: attention(
+            x, memory, value_mask=real, self_attention=False
+        ),
+        *(
+            [sequence(n), sequence(m, seed=1), helpers.tail_mask(m, m, m - 3)]
+            for n, m in ((12, 9), (7, 10), (9, 12))
+        ),
     )
 
 
@@ -194,9 +118,11 @@ def test_blocks_with_a_timing_signal_learn_from_several_lengths():
 def test_dropout_in_prefixes_draws_alike():
     import tensorflow as tf
 
-    heads = layers.RoutedHeads(2, 3, 3, **PREFIX, dropout=0.5, dropout_seed=1)
+    heads = kinds.CAUSAL["prefix"](dropout=0.5, dropout_seed=1)
     attention = layers.MixedAttention([heads], key_dim=4)
-    model = free_model(attention, use_causal_mask=True)
+    inputs = keras.Input((None, DIM))
+    model = keras.Model(inputs, attention(inputs, use_causal_mask=True))
+    helpers.randomize(model)
     state = heads.dot_product.dropout_layer.seed_generator.state
     weights, results = model.get_weights(), []
     for eager in (True, False):
@@ -221,61 +147,26 @@ def test_attention_scores_of_a_model():
         np.testing.assert_allclose(predicted, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.thorough
-def test_exports_free_lengths(tmp_path):
-    import tensorflow as tf
-
-    attention = layers.RoutingAttention(4, 4, 3, 5, num_local_heads=2)
-    model = free_model(attention, use_causal_mask=True)
-    model.export(tmp_path, verbose=False)
-    loaded = tf.saved_model.load(tmp_path)
-    for length in (10, 7):
-        x = tf.constant(sequence(length))
-        np.testing.assert_allclose(loaded.serve([x]), model([x]), atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["random", "random blocks", "image"])
+@pytest.mark.parametrize("kind", ["random", "random_blocks", "linformer", "image"])
 def test_refuses_unknown_lengths_where_it_needs_them(kind):
     import tensorflow as tf
 
-    group = layers.FullHeads(2)
-    if kind == "random":
-        group = layers.RandomHeads(2, 3, 4)
-    if kind == "random blocks":
-        group = layers.RandomBlockHeads(2)
-    attention = layers.MixedAttention([group], key_dim=4)
+    make = kinds.WHOLE["full" if kind == "image" else kind]
+    attention = layers.MixedAttention([make()], key_dim=4)
     shape = (BATCH, 4, 4, DIM) if kind == "image" else (BATCH, 4, DIM)
     attention.build(shape)
     spec = tf.TensorSpec([BATCH, *[None] * (len(shape) - 2), DIM])
-    message = "length of `query` must be known.*run_eagerly"
+    message = "length of `query` must be known.*(run_eagerly|Linformer)"
     with pytest.raises(ValueError, match=message):
         tf.function(attention).get_concrete_function(spec)
 
 
-@pytest.mark.parametrize("kind, causal", [("fixed", False), ("full", True)])
-def test_lengths_that_must_be_equal(kind, causal):
+def test_lengths_that_must_be_equal():
     import tensorflow as tf
 
-    attention = layers.MixedAttention([CAUSAL[kind]()], key_dim=4)
+    attention = layers.MixedAttention([kinds.WHOLE["fixed"]()], key_dim=4)
     spec = tf.TensorSpec([BATCH, None, DIM])
-
-    @tf.function(input_signature=[spec, spec])
-    def attend(query, value):
-        return attention(query, value, use_causal_mask=causal)
-
+    attend = tf.function(attention, input_signature=[spec, spec], autograph=False)
     assert attend(sequence(7), sequence(7, seed=1)).shape == (BATCH, 7, DIM)
     with pytest.raises(tf.errors.InvalidArgumentError):
         attend(sequence(10), sequence(7, seed=1))
-
-
-def test_local_heads_and_a_padded_memory():
-    attention = built_attention(WITHOUT_A_MASK["local"](), *[(None, None, DIM)])
-    assert_one_graph_serves(
-        lambda x, memory, real: attention(
-            x, memory, value_mask=real, self_attention=False
-        ),
-        *(
-            [sequence(n), sequence(m, seed=1), helpers.tail_mask(m, m, m - 3)]
-            for n, m in ((12, 9), (7, 10), (9, 12))
-        ),
-    )

@@ -14,30 +14,21 @@ from routing_tf.layers.support.replicas import sum_of_earlier_replicas
 from routing_tf.layers.support.replicas import sum_over_replicas
 from tests import golden_cases
 
-# Trains on one device or on two, on one batch of four, and prints the losses and what
-# became of the weights. With a learning rate of 0 the state alone moves.
+# Trains on one device and then on two, on batches of four, and prints the losses and
+# what became of the weights. With a learning rate of 0 the state alone moves.
 PROGRAM = """
 import contextlib, json, sys
 import keras, numpy as np
 from routing_tf import layers
 
-backend, num_devices = keras.backend.backend(), int(sys.argv[1])
-options = {"rate": 0.0, "rows": 4, "masked": True, "remat": False, "groups": {}}
-options["causal"] = False
-options |= json.loads(sys.argv[2])
-scope = contextlib.nullcontext()
+backend = keras.backend.backend()
+options = {"rate": 0.5, "rows": 4, "masked": True, "remat": False, "groups": {}}
+options |= json.loads(sys.argv[1])
 if backend == "tensorflow":
     import tensorflow as tf
     cpu = tf.config.list_physical_devices("CPU")[0]
     devices = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(cpu, devices)
-    if num_devices == 2:
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-        assert strategy.num_replicas_in_sync == 2
-        scope = strategy.scope()
-elif num_devices == 2:
-    assert len(keras.distribution.list_devices()) == 2
-    keras.distribution.set_distribution(keras.distribution.DataParallel())
 
 random = np.random.default_rng(0)
 x = random.normal(size=(4, 12, 10)).astype("float32")
@@ -46,19 +37,23 @@ mask = (np.arange(12) < np.array([12, 9, 5, 7])[:, None]).astype("int32")
 x = np.concatenate([x, random.normal(size=x.shape)])[:options["rows"]]
 mask = np.concatenate([mask, mask])[:options["rows"]]
 shared = {"decay": 0.5, "commitment_weight": 1.0, **options["groups"]}
-with scope:
+
+
+def build():
     inputs = keras.Input((12, 10)), keras.Input((12,), dtype="int32")
     groups = [
         layers.RoutedHeads(2, 3, 5, **shared),
         layers.RoutedHeads(1, 3, 5, share_query_key=False, **shared),
         layers.RoutedHeads(1, 3, 5, update_rule="paper", **shared),
     ]
-    if options["rate"] and not options["groups"]:
+    if options["groups"]:
+        groups.append(layers.RoutedHeads(1, 3, 5, "expert_threshold", **shared))
+    else:
         groups.append(layers.RoutedHeads(1, 3, 5, ema=False, **shared))
     block = layers.TransformerBlock(
         layers.MixedAttention(groups, key_dim=6),
         None,
-        use_causal_mask=options["causal"],
+        use_causal_mask=bool(options["groups"]),
         remat=options["remat"],
     )
     padding = {"padding_mask": inputs[1]} if options["masked"] else {}
@@ -66,26 +61,42 @@ with scope:
     # Without a loss of their own, tokens differ in number from replica to replica.
     zero = lambda y, output: 0.0 * keras.ops.mean(output, axis=(1, 2))
     model.compile(keras.optimizers.SGD(options["rate"]), loss=zero)
-values = [random.normal(size=weight.shape) for weight in model.weights]
-model.set_weights([np.abs(value) + 1 for value in values])
-settings = {"batch_size": 4, "shuffle": False, "verbose": 0}
-histories = [model.fit([x, mask], x, **settings) for _ in range(2)]
-losses = [history.history["loss"] for history in histories]
+    random = np.random.default_rng(1)
+    values = [random.normal(size=weight.shape) for weight in model.weights]
+    model.set_weights([np.abs(value) + 1 for value in values])
+    return model
 
-replicas = []
-for replica in range(num_devices):
-    state = {}
-    for weight in model.weights:
-        value = weight.value
-        if hasattr(value, "values"):  # what one replica of a MirroredStrategy holds
-            value = value.values[replica]
-        state[weight.path] = np.asarray(value).tolist()
-    replicas.append(state)
-print(json.dumps([losses, replicas]))
+
+def train(num_devices):
+    keras.utils.clear_session()
+    scope = contextlib.nullcontext()
+    if num_devices == 2 and backend == "tensorflow":
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        assert strategy.num_replicas_in_sync == 2
+        scope = strategy.scope()
+    elif num_devices == 2:
+        assert len(keras.distribution.list_devices()) == 2
+        keras.distribution.set_distribution(keras.distribution.DataParallel())
+    with scope:
+        model = build()
+    settings = {"batch_size": 4, "shuffle": False, "verbose": 0}
+    histories = [model.fit([x, mask], x, **settings) for _ in range(2)]
+    replicas = []
+    for replica in range(num_devices):
+        state = {}
+        for weight in model.weights:
+            value = weight.value
+            if hasattr(value, "values"):  # what a replica of a MirroredStrategy holds
+                value = value.values[replica]
+            state[weight.path] = np.asarray(value).tolist()
+        replicas.append(state)
+    return [history.history["loss"] for history in histories], replicas
+
+print(json.dumps([train(1), train(2)]))
 """
 
 
-def train(num_devices, **options):
+def assert_two_devices_train_as_one(**options):
     environment = {
         **os.environ,
         "KERAS_BACKEND": keras.backend.backend(),
@@ -95,13 +106,21 @@ def train(num_devices, **options):
     }
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     finished = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(num_devices), json.dumps(options)],
+        [sys.executable, "-c", PROGRAM, json.dumps(options)],
         env=environment,
         capture_output=True,
         text=True,
     )
     assert finished.returncode == 0, finished.stderr
-    return json.loads(finished.stdout.splitlines()[-1])
+    (losses, (one,)), (two_losses, two) = json.loads(finished.stdout.splitlines()[-1])
+    # What Keras reports of two batches it weighs with rows, the weights not.
+    if options.get("rows", 4) == 4:
+        golden_cases.assert_close(two_losses, np.array(losses), 1e-5)
+    for replica in two:
+        assert replica.keys() == one.keys()
+        for name, expected in one.items():
+            golden_cases.assert_close(replica[name], np.array(expected), 2e-5, 0, name)
+    return one
 
 
 def test_without_a_strategy_nothing_is_added():
@@ -117,33 +136,27 @@ def test_without_a_strategy_there_is_one_replica():
     np.testing.assert_array_equal(golden_cases.to_numpy(earlier), 0)
 
 
-def assert_two_devices_train_as_one(**options):
-    losses, (one,) = train(1, **options)
-    two_losses, two = train(2, **options)
-    # What Keras reports of two batches it weighs with rows, the weights not.
-    if options.get("rows", 4) == 4:
-        golden_cases.assert_close(two_losses, np.array(losses), 1e-5)
-    for replica in two:
-        assert replica.keys() == one.keys()
-        for name, expected in one.items():
-            golden_cases.assert_close(replica[name], np.array(expected), 2e-5, 0, name)
-    return one
-
-
-@pytest.mark.skipif(
+on_one = pytest.mark.skipif(
     keras.backend.backend() == "torch", reason="Training on one device was tried alone"
 )
-@pytest.mark.parametrize(
-    "remat",
-    [
-        pytest.param(False, marks=pytest.mark.thorough),
-        pytest.param(True, marks=pytest.mark.slow),
-    ],
-)
-def test_two_devices_have_the_state_and_the_gradients_of_one(remat):
+
+
+@on_one
+@pytest.mark.thorough
+def test_two_devices_have_the_state_and_the_gradients_of_one():
     """One replica has 21 real tokens, the other 12."""
-    weights = assert_two_devices_train_as_one(rate=0.5, remat=remat)
+    weights = assert_two_devices_train_as_one()
     assert sum("kmeans" in name for name in weights) == 3 + 3 + 1 + 1
+
+
+@on_one
+@pytest.mark.slow
+def test_two_devices_revive_the_same_centroids_and_have_the_thresholds_of_one():
+    groups = {"revive_after": 1, "centroid_initialization": "tokens"}
+    groups["balance_rate"] = 0.01
+    weights = assert_two_devices_train_as_one(rate=0.0, groups=groups, remat=True)
+    for name, number in (("empty_steps", 4), ("biases", 4), ("/thresholds/", 2)):
+        assert sum(name in path for path in weights) == number, name
 
 
 @pytest.mark.slow
@@ -151,21 +164,4 @@ def test_replicas_may_differ_in_their_number_of_rows():
     # Keras adds up the rows of a first batch, so it is the second that has three.
     if keras.backend.backend() != "tensorflow":
         pytest.skip("JAX divides each batch evenly")
-    assert_two_devices_train_as_one(rate=0.5, rows=7, masked=False)
-
-
-@pytest.mark.slow
-def test_two_devices_revive_the_same_centroids_as_one():
-    groups = {"revive_after": 1, "centroid_initialization": "tokens"}
-    groups["balance_rate"] = 0.01
-    weights = assert_two_devices_train_as_one(groups=groups)
-    assert sum("empty_steps" in name for name in weights) == 3
-    assert sum("biases" in name for name in weights) == 3
-
-
-@pytest.mark.slow
-def test_two_devices_have_the_thresholds_of_one():
-    weights = assert_two_devices_train_as_one(
-        groups={"routing": "expert_threshold"}, causal=True
-    )
-    assert sum("/thresholds/" in name for name in weights) == 2 * 3
+    assert_two_devices_train_as_one(rows=7, masked=False)

@@ -7,21 +7,14 @@ import pytest
 from routing_tf import layers
 from tests import golden_cases
 from tests.layers import helpers
-from tests.layers.support.lengths_test import some_thorough
+from tests.layers import kinds
 
 LENGTH, DIM = 12, 8
-GROUPS = {
-    "full": lambda: layers.FullHeads(2),
-    "local": lambda: layers.LocalHeads(2, (4,)),
-    "token choice": lambda: layers.RoutedHeads(2, 3, 4),
-    "expert choice": lambda: layers.RoutedHeads(2, 3, 5, routing="expert_choice"),
-    "hashed": lambda: layers.HashedHeads(2, 4, 5),
-    "best blocks": lambda: layers.BlockTopKHeads(2, 4, 2),
-}
+KINDS = ("full", "local", "token_choice", "prefix", "hashed", "best_blocks")
 
 
 def built_block(kind):
-    attention = layers.MixedAttention([GROUPS[kind]()], key_dim=4)
+    attention = layers.MixedAttention([kinds.CAUSAL[kind]()], key_dim=4)
     block = layers.TransformerBlock(
         attention, layers.FeedForward(8), use_causal_mask=True
     )
@@ -30,7 +23,7 @@ def built_block(kind):
     return block
 
 
-@pytest.mark.parametrize("kind", some_thorough(GROUPS, ("full", "token choice")))
+@pytest.mark.parametrize("kind", kinds.some(KINDS, ("full", "token_choice")))
 def test_stated_gradients_are_those_that_the_backend_finds(kind):
     block, x = built_block(kind), helpers.normal(2, LENGTH, DIM)
 
@@ -49,7 +42,7 @@ def test_stated_gradients_are_those_that_the_backend_finds(kind):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="Forward mode is JAX's")
-@pytest.mark.parametrize("kind", some_thorough(GROUPS, ("full", "token choice")))
+@pytest.mark.parametrize("kind", kinds.some(KINDS, ("full", "token_choice")))
 def test_forward_mode(kind):
     import jax
 

@@ -1,0 +1,263 @@
+"""Tests of what any heads may have: a soft cap, normalised queries and keys, entmax.
+
+`oracle_test` has what these compute in every kind of heads.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+from keras import ops
+from keras_hub.src.models.gemma.gemma_attention import CachedGemmaAttention
+from keras_hub.src.models.gemma3.gemma3_attention import CachedGemma3Attention
+
+from routing_tf import layers
+from tests import golden_cases
+from tests.layers import helpers
+from tests.zoo import cases
+
+BATCH, HEADS, LENGTH, DIM = 2, 2, 24, 6
+WAYS = {"capped": {"logit_soft_cap": 1.5}, "normalised": {"qk_norm": True}}
+every_way = pytest.mark.parametrize("way", WAYS)
+
+
+sequences = functools.partial(helpers.streams, LENGTH)
+
+
+def built_attention(groups, **options):
+    attention = layers.MixedAttention(
+        groups, DIM, kernel_initializer="zeros", **options
+    )
+    attention.build((BATCH, LENGTH, 8))
+    helpers.randomize(attention)
+    return attention
+
+
+@pytest.mark.parametrize("kind", ["BlockPairHeads", "LinformerHeads", "SinkhornHeads"])
+def test_near_zero_queries_that_see_the_same_read_the_same(kind):
+    outputs = []
+    for cap in (None, 1e-7):
+        group = cases.SMALL[kind](logit_soft_cap=cap)
+        group.build(*[(BATCH, HEADS, 8, DIM)] * 3)
+        helpers.randomize(group)
+        output, _ = golden_cases.run(group, *(x[:, :, :8] for x in sequences()))
+        outputs.append(output[:, :, 1] - output[:, :, 0])
+    without, within = (np.abs(x).max() for x in outputs)
+    assert without > 0.1 and within < 1e-5
+
+
+@pytest.mark.parametrize("normalization", ["layer", "unit_keys"])
+def test_hashed_heads_choose_by_what_is_not_normalised(normalization):
+    """Who sees whom is what heads without `qk_norm` say."""
+    query, _, value = sequences()
+    eye = np.broadcast_to(
+        np.eye(LENGTH, dtype="float32"), (BATCH, HEADS, *[LENGTH] * 2)
+    )
+    outputs = []
+    for qk_norm, x in ((False, eye), (True, value)):
+        group = layers.HashedHeads(
+            HEADS, 4, 6, normalization=normalization, qk_norm=qk_norm
+        )
+        group.build(query.shape, query.shape, x.shape)
+        group.projections.assign(helpers.normal(*group.projections.shape))
+        outputs.append(golden_cases.run(group, query, None, x, use_causal_mask=True)[0])
+    if normalization == "layer":
+        vectors = helpers.normalize(query), helpers.normalize(query)
+    else:
+        vectors = (helpers.mean_square_norm(query * DIM**0.5) / DIM**0.5,)
+        vectors += (helpers.mean_square_norm(query),)
+    expected, _ = helpers.dense_attention(*vectors, value, outputs[0] > 0)
+    golden_cases.assert_close(outputs[1], expected, 2e-5)
+
+
+@every_way
+def test_as_in_gemma(way):
+    """Gemma 2 has the cap, Gemma 3 the norms, with scales one more than its weights."""
+    gemma = CachedGemmaAttention(DIM, HEADS, HEADS, logit_soft_cap=1.5)
+    if way == "normalised":
+        options = {"use_query_key_norm": True, "rope_wavelength": 10000.0}
+        gemma = CachedGemma3Attention(DIM, HEADS, HEADS, **options)
+    x = helpers.normal(BATCH, LENGTH, 8) * np.float32(0.1)  # epsilon counts
+    gemma.build(x.shape)
+    group = layers.FullHeads(HEADS, rotary_positions=True)
+    attention = built_attention([group], **WAYS[way])
+    for name in ("query", "key", "value"):
+        kernel = 0.1 * helpers.normal(HEADS, 8, DIM, seed=len(name))
+        getattr(gemma, f"{name}_dense").kernel.assign(kernel)
+        kernel = np.moveaxis(kernel, 0, 1).reshape(8, HEADS * DIM)
+        getattr(attention, f"{name}_kernel").assign(kernel)
+    kernel = helpers.normal(HEADS, DIM, 8)
+    gemma.output_dense.kernel.assign(kernel)
+    attention.output_kernel.assign(kernel.reshape(HEADS * DIM, 8))
+    for name in ("query", "key") if way == "normalised" else ():
+        scale = helpers.normal(DIM, seed=20 + len(name))
+        getattr(gemma, f"{name}_norm").scale.assign(scale)
+        getattr(group, f"{name}_scale").assign(1 + scale)
+    causal = np.broadcast_to(np.tri(LENGTH, dtype="bool"), (BATCH, LENGTH, LENGTH))
+    call = helpers.compiled(lambda x, mask: gemma(x, attention_mask=mask), None)
+    found, _ = golden_cases.run(attention, x, use_causal_mask=True)
+    golden_cases.assert_close(found, call(x, causal), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "way, cls, options",
+    [
+        ("capped", layers.RoutedHeads, {"share_query_key": False}),
+        ("capped", layers.HashedHeads, {"num_rounds": 2}),
+        ("normalised", layers.RoutedHeads, {}),
+    ],
+)
+def test_queries_that_explore(way, cls, options):
+    query, key, value = sequences()
+    group = cls(HEADS, 3, 4, exploring_queries=LENGTH, **options, **WAYS[way])
+    group.build(*[query.shape] * 3)
+    helpers.randomize(group)
+    key = key if group.needs_keys else None
+    output, _ = golden_cases.run(
+        group, query, key, value, use_causal_mask=True, training=True
+    )
+    i, j = np.ogrid[:LENGTH, :LENGTH]
+    key = query if key is None else key
+    expected = helpers.rule_attention(group, query, key, value, j <= i, j - i)
+    golden_cases.assert_close(output, expected, 1e-5)
+
+
+def groups_of_all(**options):
+    return [
+        layers.LocalHeads(1, (4,), **options),
+        layers.SlidingHeads(1, 3, True),
+        layers.RoutedHeads(
+            1, 3, 6, share_query_key=False, clusters_per_query=2, key_shift=1
+        ),
+        layers.HashedHeads(1, 4, 6, num_rounds=2, **options),
+    ]
+
+
+@pytest.mark.parametrize(
+    "way, options",
+    [
+        ("capped", {}),
+        pytest.param(
+            "normalised", {"rotary_positions": True}, marks=pytest.mark.thorough
+        ),
+    ],
+)
+def test_token_by_token_with_packed_documents(way, options):
+    attention = built_attention(groups_of_all(**options), **WAYS[way])
+    x = helpers.normal(BATCH, 11, 8)
+    ids = np.repeat([[1] * 6 + [2] * 5], BATCH, axis=0).astype("int32")
+    if options:  # turned by positions of the row, which are others in the documents
+        ids[:] = 1
+
+    def both(x, ids):
+        cache = attention.make_cache(BATCH, 11)
+        first, cache = attention(x[:, :4], segment_ids=ids[:, :4], cache=cache)
+        rest, _ = attention(
+            x[:, 4:], segment_ids=ids[:, 4:], cache=cache, cache_index=4
+        )
+        expected = attention(x, use_causal_mask=True, segment_ids=ids)
+        return expected, ops.concatenate([first, rest], axis=1)
+
+    expected, steps = helpers.compiled(both, jit_compile=None)(x, ids)
+    golden_cases.assert_close(steps, expected, 2e-5)
+
+
+def test_steps_that_read_another_sequence():
+    groups = [layers.FullHeads(1), layers.RoutedHeads(1, 2, 4)]
+    helpers.assert_steps_read_a_memory(built_attention(groups, qk_norm=True), 8)
+
+
+@pytest.mark.parametrize(
+    "remat", [True, pytest.param("weights", marks=pytest.mark.thorough)]
+)
+def test_gradients_are_finite_and_those_with_remat(remat):
+    x = helpers.normal(BATCH, LENGTH, 8)
+    results = [
+        golden_cases.gradients(
+            built_attention(
+                [layers.LocalHeads(1, (4,)), layers.RoutedHeads(1, 3, 6)],
+                **{**WAYS["capped"], "qk_norm": scale == 1, "remat": each},
+            ),
+            lambda output, losses: ops.sum(ops.sin(output)),
+            {"query": x * np.float32(scale), "use_causal_mask": True, "training": True},
+            wrt=("query",),
+        )
+        for each, scale in ((False, 1), (remat, 1), (remat, 1e4))
+    ]
+    wanted, again, saturated = (
+        [*result.inputs.values(), *result.variables.values()] for result in results
+    )
+    for gradient, actual in zip(wanted, again, strict=True):
+        golden_cases.assert_close(actual, gradient, 1e-4)
+    # of logits so large that the cap leaves them no gradient
+    for gradient in saturated:
+        assert np.all(np.isfinite(gradient))
+
+
+def test_scales_learn_with_grouped_queries_and_half_precision():
+    dtype = {"dtype": "mixed_bfloat16"}
+    groups = [
+        layers.LocalHeads(2, (4,), **dtype),
+        layers.RoutedHeads(2, 3, 6, share_query_key=False, **dtype),
+    ]
+    attention = built_attention(groups, num_key_value_heads=2, qk_norm=True, **dtype)
+    result = golden_cases.gradients(
+        attention,
+        lambda output, losses: ops.sum(ops.sin(ops.cast(output, "float32"))),
+        {"query": helpers.normal(BATCH, LENGTH, 8)}
+        | {"use_causal_mask": True, "training": True},
+    )
+    scales = [g for path, g in result.variables.items() if path.endswith("_scale")]
+    assert len(scales) == 4
+    for gradient in scales:
+        assert np.all(np.isfinite(gradient)) and np.any(gradient)
+
+
+def test_settings_and_saving(tmp_path):
+    own = layers.LocalHeads(1, (4,), logit_soft_cap=7)
+    options = {"logit_soft_cap": 1.5, "qk_norm": True}
+    attention = layers.MixedAttention([own, layers.FullHeads(1)], DIM, **options)
+    assert [g.logit_soft_cap for g in attention.head_groups] == [7, 1.5]
+    x = helpers.normal(BATCH, LENGTH, 8)
+    helpers.assert_survives_saving(attention, tmp_path, x, use_causal_mask=True)
+    options |= {"rotary_positions": True, "share_query_key": False}
+    attention = layers.RoutingAttention(2, DIM, 3, 4, num_local_heads=1, **options)
+    again = layers.RoutingAttention.from_config(attention.get_config())
+    assert {name: getattr(again, name) for name in options} == options
+    assert [g.logit_soft_cap for g in again.head_groups] == [1.5] * 2
+    assert all(g.qk_norm and g.rotary_positions for g in again.head_groups)
+
+
+# Their weights are no softmax of products of queries and keys.
+REFUSING = ("ClusteredQuery", "Compressed", "FeatureMap", "Induced", "LongShort")
+REFUSING += ("Luna", "NativeSparse", "Nystrom", "Synthesizer")
+
+
+@pytest.mark.parametrize("kind", REFUSING)
+def test_refused_without_one_softmax_of_products(kind):
+    make = cases.SMALL[f"{kind}Heads"]
+    for options, rule in (
+        ({"logit_soft_cap": 3}, "`logit_soft_cap` must be None"),
+        ({"qk_norm": True}, "`qk_norm` must be False"),
+    ):
+        for call in (make, functools.partial(layers.MixedAttention, [make()], DIM)):
+            with pytest.raises(ValueError, match=f"{rule} for {kind}Heads"):
+                call(**options)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        layers.ScaledDotProduct,
+        functools.partial(layers.MixedAttention, [layers.FullHeads(2)], DIM),
+        functools.partial(layers.RoutingAttention, 2, DIM, 3, 4),
+    ],
+)
+def test_layers_refuse_other_values(make):
+    message = "`logit_soft_cap` must be a positive number. Received: logit_soft_cap="
+    for cap in (0, -1.5, "a", True, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=message):
+            make(logit_soft_cap=cap)
+    if make is not layers.ScaledDotProduct:
+        with pytest.raises(ValueError, match="`qk_norm` must be one of False, True"):
+            make(qk_norm="yes")

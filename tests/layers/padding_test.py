@@ -12,8 +12,10 @@ from tests.zoo import cases
 BATCH, LENGTH, MEMORY, MORE, DIM = 2, 14, 17, 12, 8
 WAYS = [(kind, True) for kind in kinds.CAUSAL if kind not in kinds.SHIFTED]
 WAYS += [(kind, True) for kind in kinds.SHIFTED if "_apart" in kind]
-# The blocks of pairs are shares of the length.
-WAYS += [(kind, False) for kind in kinds.WHOLE if kind != "block_pair"]
+# The blocks of pairs are shares of the length, and random ones are drawn among all.
+WAYS += [
+    (kind, False) for kind in kinds.WHOLE if kind not in ("block_pair", "random_blocks")
+]
 FEW = ("full", "local", "strided", "fixed_separate", "best_blocks", "performer")
 FEW += ("synthesizer", "prefix_apart_shifted", "token_choice_apart", "hashed")
 FEW += ("threshold_apart", "cluster_strided", "native_sparse", "luna")

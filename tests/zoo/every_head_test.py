@@ -17,6 +17,8 @@ WITH_MORE = ("learned", "convolution", "max", "induced")
 NORMALISED = ("convolution_and_window", "long_short", "long_short_of_the_whole")
 # Rounding may choose other blocks or clusters.
 CHOOSING = ("best_blocks", "native_sparse", "native_sparse_shared", "clustered_queries")
+# Their logits are weights, so nothing reads the projection of the queries.
+WITHOUT_QUERIES = ("random_logits", "random_factors")
 
 
 def built_attention(kind, **options):
@@ -67,7 +69,11 @@ def test_maps_show_who_is_seen(kind):
 
 
 @pytest.mark.parametrize(
-    "kind", kinds.some(cases.ALL, ("luna", "induced", "native_sparse", "sinkhorn"))
+    "kind",
+    kinds.some(
+        [x for x in cases.ALL if x not in WITHOUT_QUERIES],
+        ("luna", "induced", "native_sparse", "sinkhorn"),
+    ),
 )
 def test_learns_all_weights(kind):
     """Beside a sequence of padding alone."""

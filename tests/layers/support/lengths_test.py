@@ -118,7 +118,7 @@ def test_blocks_with_a_timing_signal_learn_from_several_lengths():
 def test_dropout_in_prefixes_draws_alike():
     import tensorflow as tf
 
-    heads = kinds.CAUSAL["prefix"](dropout=0.5, dropout_seed=1)
+    heads = kinds.CAUSAL["prefix"](dropout=0.5, dropout_seed=1, prefix_block_size=None)
     attention = layers.MixedAttention([heads], key_dim=4)
     inputs = keras.Input((None, DIM))
     model = keras.Model(inputs, attention(inputs, use_causal_mask=True))

@@ -30,7 +30,9 @@ def blocks(section):
     """Returns the code of a section as pairs of language and lines."""
     match = re.search(SECTION.format(section), PAGE.read_text(), re.M | re.S)
     found = [
-        (block["language"], block["code"]) for block in BLOCK.finditer(match["text"])
+        (block["language"], block["code"])
+        for block in BLOCK.finditer(match["text"])
+        if "no-test: needs the extra" not in match["text"][: block.start()][-60:]
     ]
     assert found
     return found

@@ -198,8 +198,8 @@ def run_tensorflow(path, values):
     import tensorflow as tf
 
     inputs = [tf.constant(value) for value in values]
-    serve = tf.saved_model.load(path).serve
-    return serve(inputs if len(inputs) > 1 else inputs[0]).numpy()
+    served = tf.saved_model.load(path)  # which owns the variables
+    return served.serve(inputs if len(inputs) > 1 else inputs[0]).numpy()
 
 
 def run_onnx(path, values):
@@ -227,6 +227,8 @@ def run_litert(path, values):
 
     interpreter = Interpreter(model_path=path)
     inputs = interpreter.get_input_details()
+    # They come in the order of their names.
+    values = [next(v for v in values if v.dtype == each["dtype"]) for each in inputs]
     for each, value in zip(inputs, values, strict=True):
         interpreter.resize_tensor_input(each["index"], value.shape)
     interpreter.allocate_tensors()

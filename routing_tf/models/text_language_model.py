@@ -12,8 +12,8 @@ from routing_tf.models import preprocessing
 from routing_tf.models import stack
 from routing_tf.models import steps
 from routing_tf.models.packed_documents import without_segment_ids
-from routing_tf.models.routing_transformer import naming_presets
-from routing_tf.models.routing_transformer import refuse_changes
+from routing_tf.models.preset_backbone import naming_presets
+from routing_tf.models.preset_backbone import refuse_changes
 from routing_tf.models.saved_model import Exportable
 
 

@@ -33,7 +33,6 @@ ROWS = {
     "token choice, 64 clusters, three settings, 4 clusters per query": [FOUR],
 }
 COLUMNS = [("Python's source", 900), ("Python's source", 9000), ("sotu.txt", 900)]
-SETTINGS = {"num_clusters": 32, "exploring_queries": 32}
 THREE = {"decay": 0.99, "anchor_weight": 0.5, "clusters_per_query": 2}
 RECALL_ROWS = {
     "token choice, exploring, three settings": ("token choice", 32, THREE, 2),

@@ -382,9 +382,9 @@ def test_blocks_decode_with_experts():
         ({"second_choice": "random"}, "needs a second choice"),
         ({"second_choice": "never"}, "`second_choice` must be one of"),
         ({"places": "by_length"}, "`places` must be one of"),
-        ({"router_jitter": 1.0}, r"`router_jitter` must be a number in .*\[0, 1\)"),
-        ({"z_loss_weight": -1}, "`z_loss_weight` must be a number"),
-        ({"dropout": True}, "`dropout` must be a number"),
+        ({"router_jitter": 1.0}, r"`router_jitter` must be a rate in .*\[0, 1\)"),
+        ({"z_loss_weight": -1}, "`z_loss_weight` must be finite"),
+        ({"dropout": True}, "`dropout` must be a rate"),
     ],
 )
 def test_refuses(options, message):

@@ -193,7 +193,7 @@ def test_blocks_hand_their_padding_on():
         ({"key_dim": 7}, "`key_dim` must be even"),
         ({"value_dim": -1}, "`value_dim` must be a positive integer"),
         ({"query_norm": "group"}, "`query_norm` must be one of 'layer', 'batch', None"),
-        ({"input_dropout": 1}, "`input_dropout` must be a number"),
+        ({"input_dropout": 1}, "`input_dropout` must be a rate"),
     ],
 )
 def test_refuses(options, message):

@@ -3,7 +3,9 @@
 import keras
 from keras import ops
 
+from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_rate
 from routing_tf.zoo.parts import arguments
 
 __all__ = ["TokenFuser", "TokenLearner"]
@@ -74,10 +76,10 @@ class TokenLearner(keras.layers.Layer):
         self.supports_masking = True
         self.num_tokens = check_positive_integer("num_tokens", num_tokens)
         self.bottleneck_dim = check_positive_integer("bottleneck_dim", bottleneck_dim)
-        self.normalization = arguments.one_of(
-            "normalization", normalization, NORMALIZATIONS
-        )
-        self.dropout = arguments.number("dropout", dropout, 1)
+        check_choice("normalization", normalization, NORMALIZATIONS)
+        self.normalization = normalization
+        check_rate("dropout", dropout)
+        self.dropout = dropout
         self.seed = seed
         own = {"dtype": self.dtype_policy}
         self.norm = keras.layers.LayerNormalization(name="norm", **own)
@@ -170,7 +172,8 @@ class TokenFuser(keras.layers.Layer):
     def __init__(self, dropout=0.0, seed=None, **kwargs):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.dropout = arguments.number("dropout", dropout, 1)
+        check_rate("dropout", dropout)
+        self.dropout = dropout
         self.seed = seed
         own = {"dtype": self.dtype_policy}
         self.token_norm = keras.layers.LayerNormalization(name="token_norm", **own)

@@ -7,7 +7,10 @@ from keras import ops
 
 # Replicas of `tf.distribute` have losses of their own.
 from routing_tf.layers.support.keras_internals import OwnLosses
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_rate
 from routing_tf.zoo.parts import arguments
 
 __all__ = ["MixtureOfExperts"]
@@ -175,18 +178,22 @@ class MixtureOfExperts(OwnLosses):
             "intermediate_dim", intermediate_dim
         )
         self.capacity = check_positive_integer("capacity", capacity)
-        self.top_k = arguments.one_of("top_k", top_k, (1, 2))
-        self.activation = arguments.one_of("activation", activation, ACTIVATIONS)
-        self.second_choice = arguments.one_of(
-            "second_choice", second_choice, SECOND_CHOICES
-        )
-        self.places = arguments.one_of("places", places, PLACES)
-        self.router_jitter = arguments.number("router_jitter", router_jitter, 1)
-        self.load_balancing_weight = arguments.number(
+        check_choice("top_k", top_k, (1, 2))
+        self.top_k = top_k
+        check_choice("activation", activation, ACTIVATIONS)
+        self.activation = activation
+        check_choice("second_choice", second_choice, SECOND_CHOICES)
+        self.second_choice = second_choice
+        check_choice("places", places, PLACES)
+        self.places = places
+        check_rate("router_jitter", router_jitter)
+        self.router_jitter = router_jitter
+        self.load_balancing_weight = check_not_negative(
             "load_balancing_weight", load_balancing_weight
         )
-        self.z_loss_weight = arguments.number("z_loss_weight", z_loss_weight)
-        self.dropout = arguments.number("dropout", dropout, 1)
+        self.z_loss_weight = check_not_negative("z_loss_weight", z_loss_weight)
+        check_rate("dropout", dropout)
+        self.dropout = dropout
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.seed = seed
         self._check_choices()

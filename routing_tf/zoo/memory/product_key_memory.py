@@ -3,7 +3,9 @@
 import keras
 from keras import ops
 
+from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_rate
 from routing_tf.zoo.parts import arguments
 
 __all__ = ["ProductKeyMemory"]
@@ -106,11 +108,11 @@ class ProductKeyMemory(keras.layers.Layer):
         self.value_dim = value_dim
         if value_dim is not None:
             self.value_dim = check_positive_integer("value_dim", value_dim)
-        self.query_norm = arguments.one_of(
-            "query_norm", query_norm, ("layer", "batch", None)
-        )
+        check_choice("query_norm", query_norm, ("layer", "batch", None))
+        self.query_norm = query_norm
         self.use_bias = use_bias
-        self.input_dropout = arguments.number("input_dropout", input_dropout, 1)
+        check_rate("input_dropout", input_dropout)
+        self.input_dropout = input_dropout
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.seed = seed
         if self.key_dim % 2:

@@ -188,9 +188,7 @@ class PresetBackbone(keras_hub.models.Backbone):
                 `routing_tf.files.safe_loading.check_preset` refuses a directory.
         """
         if preset not in cls.presets:
-            refuse_changes(preset, kwargs)
-            safe_loading.check_preset(preset)
-            with naming_presets(cls, preset):
+            with preset_from_elsewhere(cls, preset, kwargs):
                 return super().from_preset(preset, load_weights=load_weights, **kwargs)
         # Keras would swallow a misspelled hyperparameter without a word.
         own = {key: kwargs.pop(key) for key in _MODEL_ARGUMENTS if key in kwargs}
@@ -212,8 +210,13 @@ def hyperparameters_of_kind(kind, hyperparameters):
 
 
 @contextlib.contextmanager
-def naming_presets(cls, preset):
-    """Says which preset of a class was perhaps meant where keras_hub knows none."""
+def preset_from_elsewhere(cls, preset, arguments):
+    """Checks a preset that is not data of a class, while keras_hub loads it.
+
+    Says which preset of the class was perhaps meant where keras_hub knows none.
+    """
+    _refuse_changes(preset, arguments)
+    safe_loading.check_preset(preset)
     try:
         yield
     except ValueError as error:
@@ -226,7 +229,7 @@ def naming_presets(cls, preset):
         ) from error
 
 
-def refuse_changes(preset, arguments):
+def _refuse_changes(preset, arguments):
     """Refuses changes of the hyperparameters of a saved model."""
     changes = sorted(set(arguments) & set(field_names()))
     if changes:

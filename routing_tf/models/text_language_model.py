@@ -5,15 +5,13 @@ import contextlib
 import keras
 from keras import ops
 
-from routing_tf.files import safe_loading
 from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.models import bridge
 from routing_tf.models import preprocessing
 from routing_tf.models import stack
 from routing_tf.models import steps
 from routing_tf.models.packed_documents import without_segment_ids
-from routing_tf.models.preset_backbone import naming_presets
-from routing_tf.models.preset_backbone import refuse_changes
+from routing_tf.models.preset_backbone import preset_from_elsewhere
 from routing_tf.models.saved_model import Exportable
 
 
@@ -205,9 +203,7 @@ class TextLanguageModel(Exportable):
                 `routing_tf.files.safe_loading.check_preset` refuses a directory.
         """
         if preset not in cls.presets:
-            refuse_changes(preset, kwargs)
-            safe_loading.check_preset(preset)
-            with naming_presets(cls, preset):
+            with preset_from_elsewhere(cls, preset, kwargs):
                 return super().from_preset(preset, load_weights=load_weights, **kwargs)
         own = {
             key: kwargs.pop(key) for key in ("preprocessor", "compile") if key in kwargs

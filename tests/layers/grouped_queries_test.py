@@ -179,14 +179,7 @@ def test_equals_grouped_query_attention_of_keras(causal):
     )
     x, real = tokens()
     other.build(x.shape, x.shape)
-    own = {weight.name: weight for weight in attention.weights}
-    helpers.randomize(other)
-    for weight in other.weights:
-        projection, kind = weight.path.split("/")[-2:]
-        weight_of_ours = own.pop(f"{projection.removeprefix('attention_')}_{kind}")
-        values = golden_cases.to_numpy(weight)
-        weight_of_ours.assign(values.reshape(weight_of_ours.shape))
-    assert not own
+    helpers.share_random_weights(attention, other)
     options = {"use_causal_mask": causal, "return_attention_scores": True}
     outputs, _ = golden_cases.run(attention, x, query_mask=real, **options)
     expected, _ = golden_cases.run(

@@ -66,6 +66,18 @@ def randomize(layer, seed=0):
         weight.assign(np.abs(values) + 1.0 if weight.name == "counts" else values)
 
 
+def share_random_weights(attention, other):
+    """Gives an attention layer of Keras random weights, and ours the same ones."""
+    randomize(other)
+    own = {weight.name: weight for weight in attention.weights}
+    for weight in other.weights:
+        projection, kind = weight.path.split("/")[-2:]
+        weight_of_ours = own.pop(f"{projection.removeprefix('attention_')}_{kind}")
+        values = golden_cases.to_numpy(weight)
+        weight_of_ours.assign(values.reshape(weight_of_ours.shape))
+    assert not own
+
+
 def compiled(function, jit_compile=True):
     """Compiles a function of tensors; returns it with arrays in their place.
 

@@ -65,14 +65,7 @@ def test_equals_keras_multi_head_attention(use_bias, use_gate):
     query, memory = sequence(), sequence(MEMORY, 7, seed=1)
     real = helpers.tail_mask(MEMORY, 8, 5)
     other.build(query.shape, memory.shape)
-    helpers.randomize(other)
-    own = {weight.name: weight for weight in attention.weights}
-    for weight in other.weights:
-        projection, kind = weight.path.split("/")[-2:]
-        weight_of_ours = own.pop(f"{projection.removeprefix('attention_')}_{kind}")
-        values = golden_cases.to_numpy(weight)
-        weight_of_ours.assign(values.reshape(weight_of_ours.shape))
-    assert not own
+    helpers.share_random_weights(attention, other)
 
     outputs, _ = golden_cases.run(
         attention, query, memory, value_mask=real, return_attention_scores=True

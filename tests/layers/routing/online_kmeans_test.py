@@ -22,6 +22,7 @@ NEVER = 2.0**25
 
 
 def built_kmeans(**options):
+    keras.utils.set_random_seed(0)  # of the first centroids
     kmeans = OnlineKMeans(CLUSTERS, **{"decay": 0.9, **options})
     kmeans.build((BATCH, HEADS, LENGTH, DIM))
     return kmeans

@@ -299,4 +299,6 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
             )
 
     def compute_mask(self, inputs, mask=None):
-        return mask[:, -self.num_latents :] if self.causal and mask is not None else None
+        if mask is None or not self.causal:
+            return None
+        return mask[:, -self.num_latents :]

@@ -243,6 +243,7 @@ class FunnelBackbone(ConfiguredLayer, keras.Model):
             layer.build(shape)
 
     def call(self, inputs, mask=None, training=None):
+        arguments.tokens_shape(self, inputs.shape)
         mask = mask_of(inputs) if mask is None else mask
         states = self.encode(inputs, mask, training)
         if not self.decoder_layers:

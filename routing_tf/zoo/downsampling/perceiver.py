@@ -250,6 +250,7 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         return self.add_weight(name=name, shape=shape, initializer=initializer)
 
     def call(self, inputs, output_queries=None, mask=None, training=None):
+        arguments.tokens_shape(self, inputs.shape)
         mask = mask_of(inputs) if mask is None else mask
         if self.causal:
             latents = inputs[:, -self.num_latents :]

@@ -147,6 +147,7 @@ class SparseFeedForward(ConfiguredLayer):
         )
 
     def call(self, inputs, training=None):
+        arguments.tokens_shape(self, inputs.shape)
         logits = self._logits(inputs)
         if inputs.shape[1] == 1 and not training:
             return self._from_chosen_rows(inputs, ops.argmax(logits, axis=-1))

@@ -106,6 +106,7 @@ def test_equals_the_oracle(name):
     expected, mask = oracle(model, x, real)
     actual, _ = golden_cases.run(model, x, mask=real)
     golden_cases.assert_close(actual[mask], expected[mask], 1e-4)
+    assert model.compute_output_shape(x.shape) == actual.shape
     kept = golden_cases.to_numpy(model.compute_mask(x, ops.convert_to_tensor(real)))
     np.testing.assert_array_equal(kept, mask)
     # Keras masks hide it, too; and what padding contains has no influence.

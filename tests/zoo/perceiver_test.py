@@ -80,6 +80,7 @@ def test_equals_the_oracle(name):
     expected = oracle(model, real, x, *queries)
     actual, _ = golden_cases.run(model, x, *queries, mask=real)
     golden_cases.assert_close(actual, expected, 1e-4)
+    assert model.compute_output_shape(*(q.shape for q in (x, *queries))) == actual.shape
     # Keras masks hide it, too; and what padding contains has no influence.
     x = np.where(real[..., None], x, 0.0).astype("float32")
     other = golden_cases.to_numpy(model(keras.layers.Masking()(x), *queries))

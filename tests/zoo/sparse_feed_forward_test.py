@@ -79,7 +79,7 @@ def test_gradients_of_a_choice_are_those_of_the_softmax():
     x, direction = (helpers.normal(BATCH, LENGTH, DIM, seed=s) for s in (0, 1))
     result = golden_cases.gradients(
         layer,
-        lambda output, losses: ops.sum(output * direction),
+        lambda output, losses: ops.sum(ops.multiply(output, direction)),
         {"inputs": x, "training": True},
         wrt=("inputs",),
     )

@@ -94,7 +94,7 @@ class _PooledHeads(layers.FullHeads):
         frequencies = LONGEST_WAVE ** (-np.arange(half, dtype="float32") / half)
         numbers = ops.cast(ops.arange(length), "float32")[:, None]
         numbers = numbers - float(self.separate_cls)
-        angles = numbers * stride * frequencies
+        angles = ops.multiply(numbers * stride, frequencies)
         # The first token has the number -1 then, and is at no distance from others.
         has_place = ops.cast(numbers >= 0, "float32")
         waves = ops.sin(angles) * has_place, ops.cos(angles) * has_place
@@ -309,6 +309,15 @@ class FunnelBackbone(ConfiguredLayer, keras.Model):
         """Returns what is apart from means, `[CLS]` or nothing, and the rest."""
         number = int(self.separate_cls)
         return x[:, :number], x[:, number:]
+
+    def compute_output_shape(self, inputs_shape):
+        batch, length, dim = inputs_shape
+        if self.decoder_layers or length is None:
+            return inputs_shape
+        apart = int(self.separate_cls)
+        for _ in self.block_sizes[1:]:
+            length = apart + (length - apart + 1) // 2
+        return (batch, length, dim)
 
     def compute_mask(self, inputs, mask=None):
         if not self.decoder_layers:

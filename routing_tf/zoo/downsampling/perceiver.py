@@ -299,6 +299,17 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
                 f"{self.output_dim}, num_outputs={self.num_outputs}"
             )
 
+    def compute_output_shape(self, inputs_shape, output_queries_shape=None):
+        batch, length = inputs_shape[:2]
+        if output_queries_shape is not None:
+            return tuple(output_queries_shape)
+        if self.output_dim is not None:
+            return (batch, self.num_outputs, self.output_dim)
+        if self.causal and length is None:
+            return (batch, None, self.latent_dim)
+        number = min(self.num_latents, length) if self.causal else self.num_latents
+        return (batch, number, self.latent_dim)
+
     def compute_mask(self, inputs, mask=None):
         if mask is None or not self.causal:
             return None

@@ -203,8 +203,11 @@ class FunnelBackbone(ConfiguredLayer, keras.Model):
         check_rate("dropout", dropout)
         self.dropout = dropout
         self.blocks = [
-            [self._layer(f"block_{b}_layer_{i}", b, b > 0 == i) for i in range(size)]
-            for b, size in enumerate(self.block_sizes)
+            [
+                self._layer(f"block_{block}_layer_{i}", block, block > 0 and i == 0)
+                for i in range(size)
+            ]
+            for block, size in enumerate(self.block_sizes)
         ]
         self.decoder_layers = [
             self._layer(f"decoder_layer_{i}", 0) for i in range(self.num_decoder_layers)
@@ -258,7 +261,7 @@ class FunnelBackbone(ConfiguredLayer, keras.Model):
 
         Args:
             inputs: as in a call.
-            mask: as in a call.
+            mask: as in a call; None (the default) for no padding.
             training: as in a call.
         """
         x, states = ops.convert_to_tensor(inputs, dtype=self.compute_dtype), []

@@ -290,9 +290,12 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         return self.output_block(queries, memory=memory, training=training)
 
     def _check_queries(self, queries):
-        shape = None if queries is None else tuple(queries.shape)
-        has_none = self.output_dim is not None and self.num_outputs is None
-        if has_none if shape is None else shape[-1] != self.output_dim:
+        if queries is None:
+            is_right = self.output_dim is None or self.num_outputs is not None
+        else:
+            is_right = queries.shape[-1] == self.output_dim
+        if not is_right:
+            shape = None if queries is None else tuple(queries.shape)
             raise ValueError(
                 "`output_queries` must be of the size `output_dim`, and given unless "
                 f"there are learned ones. Received: shape={shape}, output_dim="

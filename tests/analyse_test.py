@@ -161,14 +161,6 @@ def test_a_model_of_expert_choice_leaks(expert_choice, run):
     np.testing.assert_allclose(found, bits[1] - bits[0], atol=2e-5)
 
 
-@pytest.mark.thorough
-def test_prefixes_do_not_leak(expert_choice, run):
-    table, lines = causality(run, expert_choice, "--routing_scope=prefix")
-    assert len(table) == 5
-    assert all(cells == ["0"] * 6 for cells in table.values())
-    assert lines[-1] == "no earlier output moved: strictly causal"
-
-
 def test_divergences_and_clusters(expert_choice, run):
     code, out, err = run(
         "--what=jsd", f"--model_dir={expert_choice}", "--num_runs=2", "--length=32"
@@ -405,21 +397,6 @@ def test_no_such_cluster(token_choice, run):
     )
     assert code == 1
     assert "`--layer` must be one of the layers with clusters, [1]" in err
-
-
-def test_larger_vocabulary(token_choice, run, monkeypatch):
-    problem_class = type(run_config.RunConfig.load(token_choice).make_problem())
-    monkeypatch.setattr(problem_class, "vocabulary_size", 300)
-    code, _, err = run("--what=jsd", f"--model_dir={token_choice}")
-    assert code == 1
-    assert "300 ids of text_files, 258 of the model" in err
-
-
-def test_no_run(tmp_path, run):
-    code, _, err = run("--what=jsd", f"--model_dir={tmp_path}")
-    assert code == 1
-    assert "must hold a run with a checkpoint" in err
-    assert str(tmp_path) in err
 
 
 def test_maps_need_matplotlib(token_choice, run, monkeypatch):

@@ -7,7 +7,6 @@ import re
 import tempfile
 from concurrent import futures
 
-import numpy as np
 import pytest
 from absl import flags
 
@@ -175,29 +174,6 @@ def test_two_commands_train_on_validation_and_test_on_test(wikitext, capsys):
     assert last.startswith("held-out perplexity per word: ")
     assert 1 < float(last.rpartition(" ")[2]) < 1000
     assert "train " not in out.split("windows of")[0]
-
-
-@pytest.mark.thorough
-def test_enwik8_from_files_of_integers_to_a_trained_model(tmp_path, capsys):
-    (tmp_path / "raw").mkdir()
-    rng = np.random.default_rng(0)
-    for name in ("train", "valid", "test"):
-        rows = [" ".join(map(str, rng.integers(0, 256, 64))) for _ in range(20)]
-        (tmp_path / "raw" / f"{name}.txt").write_text("\n".join(rows))
-    packing = "--problem_option=packing=release"
-    assert not prepare(
-        tmp_path, "enwik8", packing, "--problem_option=sequence_length=32"
-    )
-    assert not train_on(
-        "--problem=enwik8",
-        packing,
-        f"--data_dir={tmp_path / 'data'}",
-        f"--model_dir={tmp_path / 'run'}",
-        "--hparams_set=byte_tiny",
-        "--train_steps=2",
-        "--sample_bytes=0",
-    )
-    assert "held-out bits per byte: " in capsys.readouterr().out
 
 
 def test_subwords_and_paths_on_the_command_line(tmp_path, monkeypatch, capsys):

@@ -56,21 +56,6 @@ def run(run_command):
     return functools.partial(run_command, evaluate)
 
 
-def test_the_last_line_is_that_of_train(model_dir, run):
-    code, out, _ = run(
-        f"--model_dir={model_dir}",
-        "--split=validation",
-        "--eval_examples=5",
-    )
-    assert not code
-    entry = (model_dir / "metrics.jsonl").read_text().splitlines()[-1]
-    bits = float(entry.rpartition(":")[2].rstrip("}"))
-    assert out.splitlines()[-1] == f"held-out bits per byte: {bits:.4f}"
-    assert "step-3" in out
-    assert "validation: 160 tokens scored" in out
-    assert 'routing scope "full": WARNING: later tokens take part' in out
-
-
 def test_the_scope_of_sampling(model_dir, run):
     options = [f"--model_dir={model_dir}", "--split=validation", "--eval_examples=5"]
     scored = {}

@@ -2,9 +2,7 @@ import functools
 import io
 import json
 import os
-import pathlib
 import signal
-import subprocess
 import sys
 
 import keras
@@ -239,19 +237,6 @@ def test_a_stream_ends_at_the_end_id_where_it_shall(ending_model, run):
 
 
 @pytest.mark.thorough
-def test_a_stream_with_heads_that_remember_everything(tmp_path, run):
-    model = text_model(tmp_path / "full.keras", routing="full", num_routed_heads=1)
-    options = [f"--model_dir={model}", "--prompt=a", "--stream", GREEDY]
-    code, out, err = run(*options)
-    assert code == 1
-    assert "bounded number of tokens" in err and "routing='full'" in err
-    code, out, err = run(*options, "--num_tokens=8")
-    assert code == 0, err
-    (expected,) = by_generate(model, "greedy", ["a"], max_length=10)
-    assert out == f"{expected}\n"
-
-
-@pytest.mark.thorough
 def test_a_model_that_cannot_go_step_by_step(tmp_path, run):
     changes = {"routing": "hashed", "compatibility": "trained"}
     changes |= {"num_routed_heads": 1, "routed_key_shift": 0}
@@ -264,18 +249,6 @@ def test_a_model_that_cannot_go_step_by_step(tmp_path, run):
     code, _, err = run(*options, "--stream", "--num_tokens=9")
     assert code == 1
     assert "a model with `compatibility`" in err
-
-
-def start(model, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "routing_tf.generate", f"--model_dir={model}"]
-        + [*arguments],
-        cwd=pathlib.Path(generate.__file__).parents[2],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # A shell makes what it starts in the background deaf to Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
 
 
 @pytest.mark.parametrize(
@@ -306,21 +279,6 @@ def test_an_interrupt_does_not_break_a_step(handler, prompt, out, last, capsys):
         signal.signal(signal.SIGINT, earlier)
     assert done == list(range(1, last + 1))
     assert capsys.readouterr().out == out
-
-
-@pytest.mark.thorough
-def test_a_stream_without_end_is_ended_by_ctrl_c(model):
-    with start(model, "--stream", "--seed=1") as process:
-        try:
-            begin = process.stdout.read(40)
-            process.send_signal(signal.SIGINT)
-            rest, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == 0, err
-    assert b"Traceback" not in err
-    assert len(begin) == 40 and rest.endswith(b"\n")
-    assert b"tokens/s" in err.splitlines()[-1]
 
 
 def test_a_stream_ends_where_nobody_reads(model, monkeypatch):
@@ -367,18 +325,6 @@ def test_mistakes_are_one_line_on_stderr(model, run, arguments, message):
     assert out == ""
     assert message in err
     assert err.splitlines()[-1].startswith("error: ")
-
-
-def test_samples_read_their_prompt_once():
-    class Model:
-        hyperparameters = models.preset_hyperparameters("byte_tiny")
-
-        class preprocessor:
-            tokenizer = ByteTokenizer()
-
-    samples = texts.make_samples(Model, ["It was"], num_samples=3)
-    assert [sample.number for sample in samples] == [0, 1, 2]
-    assert len({id(sample.token_ids) for sample in samples}) == 1
 
 
 def test_seeds_out_of_range():
@@ -466,19 +412,6 @@ def test_a_model_with_an_encoder(pair_model, tmp_path, run, flag, sampler):
     for text in texts:
         assert text["tokens"] == len(text["continuation"]) + text["ended"]
         assert text["ended"] or text["tokens"] == 7
-
-
-@pytest.mark.thorough
-def test_a_preset_directory_with_an_encoder(pair_model, tmp_path, run):
-    loading.load_language_model(pair_model).save_to_preset(tmp_path / "preset")
-    outs = [
-        run(f"--model_dir={model}", "--prompt=night", GREEDY, "--max_length=8")
-        for model in (pair_model, tmp_path / "preset")
-    ]
-    assert outs[0][0] == 0, outs[0][2]
-    assert outs[0][1] == outs[1][1]
-    (expected,) = by_generate(pair_model, "greedy", ["night"], max_length=8)
-    assert outs[0][1].rstrip("\n") == expected.rstrip("\n")
 
 
 @pytest.mark.parametrize(
@@ -591,9 +524,3 @@ def test_mistakes_with_images(images, tmp_path, run, arguments, message):
     assert code == 1
     assert message in err
     assert not (tmp_path / "a.png").exists()
-
-
-def test_images_need_a_picture_to_write(images, run):
-    code, _, err = run(f"--model_dir={images}")
-    assert code == 1
-    assert "path of a .png" in err

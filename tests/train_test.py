@@ -9,15 +9,12 @@ import sys
 import keras
 import numpy as np
 import pytest
-from absl import flags
 
 from routing_tf import problems
 from routing_tf import training
 from routing_tf.cli import train
-from routing_tf.generation import display
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.training import checkpoints
-from routing_tf.training import evaluation
 from routing_tf.training import loading
 from routing_tf.training import run_config
 from routing_tf.training import run_folder
@@ -60,28 +57,6 @@ def finished(arguments, tmp_path_factory):
 @pytest.fixture
 def run(run_command):
     return functools.partial(run_command, train)
-
-
-SPARSE_TRANSFORMER = (
-    "num_layers=2,hidden_dim=16,intermediate_dim=64,num_local_heads=0,"
-    "num_routed_heads=0,num_factorized_heads=2,local_block_length=8,"
-    "factorized_pattern=fixed,factorized_arrangement=merged,num_summary_columns=2,"
-    "coordinate_embeddings=true,feed_forward=sigmoid_gelu,attention_bias=true,"
-    "initializer=fan_in_normal,initializer_gain=0.125,drops_inputs=false,"
-    "scale_residual_initializer=true,optimizer=adamw,weight_decay=0.01,remat=true,"
-    "residual_dropout=0.1,max_sequence_length=32,batch_tokens=128,warmup_steps=2"
-)
-
-
-@pytest.mark.thorough
-def test_a_sparse_transformer_is_trained(run, text_file, tmp_path):
-    """As the paper's sets are, but small, with a sample at its end."""
-    arguments = [f"--files={text_file}", f"--model_dir={tmp_path}", "--seed=3"]
-    arguments += ["--hparams_set=byte_tiny", f"--hparams={SPARSE_TRANSFORMER}"]
-    arguments += ["--train_steps=4", "--eval_examples=4", "--sample_bytes=6"]
-    assert run(*arguments)[0] == 0
-    h = loading.load_language_model(tmp_path).hyperparameters
-    assert (h.num_factorized_heads, h.optimizer) == (2, "adamw")
 
 
 def configure(*arguments):
@@ -233,24 +208,6 @@ def test_splits_of_a_run(tmp_path, run, monkeypatch):
     assert "problem_options.eval_split was 'test', now 'validation'" in err
 
 
-@pytest.mark.thorough
-def test_a_run_is_scored_on_what_it_trains_on(tmp_path, run, monkeypatch):
-    monkeypatch.setattr(small_problems.Words, "missing", {"train", "validation"})
-    arguments = [f"--model_dir={tmp_path}", *WORDS, "--train_split=test"]
-    arguments += ["--eval_split=test", "--eval_examples=0", "--train_steps=1"]
-    code, out, err = run(*arguments)
-    assert code == 0, err
-    # Each token once, those that fill no window too.
-    said = "test (not held out: the split that is trained on): 300 tokens scored"
-    assert said in out
-    assert run_config.RunConfig.load(tmp_path).num_tokens == {"test": 300}
-
-
-def test_unknown_splits():
-    with pytest.raises(flags.IllegalFlagValueError, match="train_split"):
-        parse("--model_dir=x", "--train_split=tests")
-
-
 def test_the_metric_is_that_of_the_problem(tmp_path, run):
     code, out, err = run(f"--model_dir={tmp_path}", *WORDS, "--train_steps=2")
     assert code == 0, err
@@ -332,14 +289,6 @@ def test_a_run_on_pairs_of_texts(tmp_path, run):
     assert "---" not in out
 
 
-def test_shorter_pairs_than_the_model_takes(tmp_path):
-    config, problem = train.configure(
-        parse(f"--model_dir={tmp_path}", *PAIRS, "--problem_option=input_length=9")
-    )
-    assert (problem.input_length, problem.sequence_length) == (9, 12)
-    assert evaluation.batch_size_of(config.hyperparameters, problem) == 128 // 12
-
-
 @pytest.mark.parametrize(
     "problem, hparams", [("test_copy", HPARAMS), ("test_words", PAIRS_HPARAMS)]
 )
@@ -388,22 +337,6 @@ def test_one_training_in_a_folder(finished, run):
     assert "another process trains there" in err
 
 
-@pytest.mark.parametrize("seed", [-1, 2**32])
-def test_seeds_have_limits(seed):
-    with pytest.raises(flags.IllegalFlagValueError, match="seed"):
-        parse("--model_dir=x", f"--seed={seed}")
-
-
-def test_other_settings_are_refused(finished, run):
-    code, out, err = run(
-        f"--model_dir={finished}", "--hparams=hidden_dim=18", "--seed=4"
-    )
-    assert code == 1
-    assert "hyperparameters.hidden_dim was 16, now 18" in err
-    assert "seed was 3, now 4" in err
-    assert "Use another model_dir" in err
-
-
 @pytest.mark.parametrize(
     "argument, message",
     [
@@ -428,15 +361,6 @@ def test_mistakes_are_one_line_on_stderr(argument, message, tmp_path, arguments,
     assert not (tmp_path / "new" / "run.json").exists()
 
 
-def test_unreadable_data(tmp_path, arguments, run):
-    (tmp_path / "link.txt").symlink_to(tmp_path / "nowhere")
-    code, _, err = run(
-        f"--model_dir={tmp_path / 'run'}", *arguments, f"--files={tmp_path}/*.txt"
-    )
-    assert code == 1
-    assert "link.txt" in err
-
-
 def test_stray_arguments_are_refused(tmp_path, run):
     code, _, err = run(f"--model_dir={tmp_path}", argv=["train", "model_dir=x"])
     assert code == 1
@@ -454,10 +378,6 @@ def test_files_are_absolute(tmp_path, text_file, monkeypatch):
     )
     assert config.problem == "text_files"
     assert config.problem_options == {"files": text_file, "sequence_length": "16"}
-
-
-def test_control_characters_are_not_printed():
-    assert display.printable("a\x1b[2J\té\n") == "a\ufffd[2J\té\n"
 
 
 @pytest.mark.thorough

@@ -349,21 +349,6 @@ class TestTrainer:
         assert steps_with("loss", tmp_path) == [4, 6]
         assert steps_with("held_out_bits_per_byte", tmp_path) == [0, 5, 6]
 
-    @pytest.mark.thorough
-    @pytest.mark.parametrize("in_parts", [True, False])
-    def test_steps_in_parts_and_together(self, in_parts, configure, tmp_path):
-        # Parts draw their dropout apart.
-        dropout = 0.0 if in_parts else 0.2
-        config, problem = configure(gradient_clip_norm=0.5, residual_dropout=dropout)
-        one = training.Trainer(config, problem, tmp_path / "one")
-        options = {} if in_parts else {"steps_per_call": 4}
-        config = dataclasses.replace(config, accumulation_steps=1 + in_parts)
-        other = training.Trainer(config, problem, tmp_path / "other", **options)
-        for trainer in (one, other):
-            trainer.train(eval_every=0, eval_examples=1)
-        for value, expected in zip(state(other), state(one), strict=True):
-            np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
-
     def test_a_batch_that_cannot_be_shared(self, configure, tmp_path):
         config, problem = configure()
         config = dataclasses.replace(config, accumulation_steps=3)
@@ -438,25 +423,6 @@ class TestPairs:
         }
         return run_config.configure("test_copy", tiny(**{**settings, **changes}))
 
-    @pytest.mark.thorough
-    def test_resume_equals_an_uninterrupted_run(self, tmp_path):
-        options = {"eval_examples": 4, "eval_every": 2, "log_every": 1}
-        # The rate must not depend on the length of the run.
-        config, problem = self.configure(
-            residual_dropout=0.2, learning_rate_schedule="constant", train_steps=4
-        )
-        whole = training.Trainer(config, problem, tmp_path / "whole")
-        whole.train(**options)
-        shorter = dataclasses.replace(
-            config, hyperparameters=config.hyperparameters.replace(train_steps=3)
-        )
-        first = training.Trainer(shorter, problem, tmp_path / "parts")
-        first.train(**options)
-        second = training.Trainer(config, problem, tmp_path / "parts")
-        assert second.step == 3
-        second.train(**options)
-        assert_same_end(whole, second)
-
     def test_scores_are_those_of_the_logits(self, tmp_path):
         config, problem = self.configure()
         lm = training.build_model(config.hyperparameters, problem)
@@ -475,12 +441,6 @@ class TestPairs:
         # Letters and end ids of all pairs, nothing that fills up
         assert result.num_tokens == count == problem.num_tokens("test") + 5
         assert result.nats == pytest.approx(nats, rel=1e-5)
-
-    def test_no_tokenizer_no_preprocessor(self):
-        config, problem = self.configure()
-        problem.tokenizer = None
-        lm = training.build_model(config.hyperparameters, problem)
-        assert lm.preprocessor is None
 
     def test_an_encoder_of_embeddings_is_refused(self):
         config, problem = self.configure(encoder_inputs="embeddings")
@@ -535,11 +495,6 @@ class TestInitCheckpoint:
         kernel = "block_0/feed_forward/input/kernel has the shape (16, 16) there, "
         assert kernel + "(16, 24) here" in message
         assert not (tmp_path / "run.json").exists()
-
-    def test_nothing_to_start_from(self, configure, tmp_path):
-        config, problem = configure(init_checkpoint=str(tmp_path / "nowhere"))
-        with pytest.raises(ValueError, match="a preset directory"):
-            training.Trainer(config, problem, tmp_path / "run")
 
 
 class TestEvaluate:
@@ -749,10 +704,3 @@ class TestReleaseCheckpoint:
     def test_what_its_weights_rely_on_stays(self, configure):
         config, _ = configure(init_checkpoint=f"{self.prefix}.index")
         assert config.hyperparameters.compatibility == "trained"
-
-    def test_of_another_model(self):
-        lm = models.RoutingTransformerCausalLM(
-            models.RoutingTransformer(self.settings(num_layers=2))
-        )
-        with pytest.raises(ValueError, match="left over: .*decoder_layer_2"):
-            loading.initialize(lm, str(self.prefix))

@@ -1,5 +1,4 @@
 import contextlib
-import json
 
 import keras
 import keras_hub
@@ -9,7 +8,6 @@ import tensorflow as tf
 
 from routing_tf import models
 from routing_tf import tokenizers
-from routing_tf.layers.support.keras_internals import layers_inside
 from tests import golden_cases
 from tests import tracing
 from tests.models import small_models
@@ -198,42 +196,6 @@ def test_all_gradients_are_dense():
         assert isinstance(gradient, tf.Tensor), variable.path
 
 
-@small_models.FURTHER
-def test_low_precision():
-    lm = small_models.language_model(num_layers=1, dtype="mixed_bfloat16")
-    before = small_models.arrays(lm.variables)
-    lm.compile(optimizer=keras.optimizers.SGD(0.1), weighted_metrics=None)
-    (loss,) = fit(lm)
-    assert np.isfinite(loss)
-    after = small_models.arrays(lm.variables)
-    state = [variable.path for variable in lm.non_trainable_variables]
-    assert len(state) == 3
-    for path in state:
-        assert after[path].dtype == np.float32
-        assert not np.array_equal(after[path], before[path])
-        # Averages of a precision that the computations around them do not have.
-        rounded = after[path].astype("bfloat16").astype("float32")
-        assert not np.array_equal(after[path], rounded), path
-    assert not np.array_equal(after["logits/kernel"], before["logits/kernel"])
-
-
-def test_round_trip_of_the_config():
-    lm = small_models.language_model(
-        embedding_dim=6,
-        preprocessor=models.RoutingTransformerCausalLMPreprocessor(
-            tokenizers.ByteTokenizer(), sequence_length=BUFFER
-        ),
-    )
-    config = json.loads(json.dumps(lm.get_config()))
-    copy = models.RoutingTransformerCausalLM.from_config(config)
-    assert copy.name == lm.name
-    assert copy.backbone.hyperparameters == lm.backbone.hyperparameters
-    assert copy.preprocessor.sequence_length == BUFFER
-    assert isinstance(copy.preprocessor.tokenizer, tokenizers.ByteTokenizer)
-    paths = [variable.path for variable in lm.variables]
-    assert [variable.path for variable in copy.variables] == paths
-
-
 def test_a_saved_model_has_all_of_its_state(tmp_path):
     lm = small_models.language_model(num_layers=1)
     lm.compile(
@@ -358,11 +320,6 @@ def test_generation_stops(greedy):
     np.testing.assert_array_equal(stopped[mask], token_ids[mask])
 
 
-def test_generation_needs_to_know_when_to_stop(greedy):
-    with pytest.raises(ValueError, match="`preprocessor` must be attached"):
-        greedy[0].generate(greedy[1])
-
-
 NO_PREFIXES = {"in front": [0, 0, 1, 1], "between": [1, 1, 0, 1]}
 
 
@@ -394,43 +351,6 @@ def test_generation_ends_where_inputs_are_cut():
         ValueError, match="`max_length` must not exceed .* 9. Received: max_length=10"
     ):
         lm.generate(small_models.inputs((2,), BUFFER), stop_token_ids=None)
-
-
-@small_models.FURTHER
-def test_seeds_of_a_sampler(greedy):
-    lm, x, greedy_ids = greedy
-    x = {name: array[:, :7] for name, array in x.items()}
-    drawn = []
-    for _ in range(2):
-        sampler = keras_hub.samplers.TopPSampler(p=0.99, temperature=20.0, seed=1)
-        lm.compile(sampler=sampler)
-        drawn.append([generate(lm, x)[0] for _ in range(2)])
-    np.testing.assert_array_equal(drawn[0], drawn[1])
-    first, second = drawn[0]
-    assert (first != second).any()
-    assert (first != greedy_ids[:, :7]).any()
-    assert first.min() >= 0 and first.max() < VOCABULARY_SIZE
-
-
-@small_models.FURTHER
-def test_text_in_text_out():
-    lm = small_models.language_model(
-        vocabulary_size=258,
-        num_layers=1,
-        preprocessor=models.RoutingTransformerCausalLMPreprocessor(
-            tokenizers.ByteTokenizer(), sequence_length=20
-        ),
-    )
-    lm.compile(sampler="top_p")
-    # Keras traces a model anew at every step while a layer of it is unbuilt.
-    assert all(layer.built for layer in layers_inside(lm))
-    text = lm.generate("ab", max_length=BUFFER)
-    assert text.startswith("ab")
-    assert 2 < len(text) < BUFFER
-    (text,) = lm.generate(["xyz"], max_length=BUFFER)
-    assert text.startswith("xyz")
-    continuation = lm.generate("xyz", max_length=BUFFER, strip_prompt=True)
-    assert not continuation.startswith("xyz")
 
 
 @small_models.FURTHER

@@ -1,8 +1,6 @@
 """Tests of loading TF1 checkpoints of the release."""
 
 import json
-import os
-import pathlib
 import warnings
 
 import numpy as np
@@ -16,9 +14,7 @@ from routing_tf.models.release import variable_names as release_names
 from routing_tf.tokenizers import SubwordTokenizer
 from tests import golden_cases
 from tests.models import small_models
-from tests.numpy_release import NumpyLanguageModel
 
-REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
 FOLDER = golden_cases.FOLDER / "checkpoints"
 NAMES = sorted(path.name for path in FOLDER.iterdir())
 TEXT = ["enwik8_local_cluster8k", "pg19_local_cluster8k"]
@@ -81,18 +77,6 @@ def test_logits_are_those_of_the_release(name):
         model = load(name)
     logits = logits_of(model, expected["in/targets"], expected.get("in/inputs"))
     golden_cases.assert_close(logits, expected["out/logits"], 1e-4)
-
-
-@pytest.mark.parametrize("name", TEXT)
-@small_models.FURTHER
-def test_logits_are_those_of_a_plain_forward_pass(name):
-    model, hparams = load(name), hparams_of(name)
-    plain = NumpyLanguageModel(release.read_variables(model), hparams)
-    length = min(hparams["max_target_length"], 64)
-    targets = np.random.default_rng(5).integers(1, 50, (2, length))
-    logits = logits_of(model, targets)
-    for row, ids in zip(logits, targets, strict=True):
-        golden_cases.assert_close(row, plain.logits(ids), 1e-4)
 
 
 @pytest.mark.parametrize("name", TEXT)
@@ -274,13 +258,6 @@ def test_vocabulary_makes_a_model_of_texts(tmp_path):
     assert lm.preprocessor.sequence_length == h.truncate_length < h.max_sequence_length
     lm.compile(sampler="greedy")
     assert lm.generate("the cat", max_length=8).startswith("the cat")
-
-
-@pytest.mark.skipif(not REFERENCE, reason="needs ROUTING_TF_REFERENCE_DIR")
-def test_published_settings_of_rt_base(rt_base):
-    path = pathlib.Path(REFERENCE, "golden/pg19/hparams.json")
-    _, differences = checkpoints.complete_settings(rt_base, hparams=str(path))
-    assert differences == []
 
 
 def seq2seq_arrays(parts):

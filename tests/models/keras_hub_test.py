@@ -11,8 +11,6 @@ import pytest
 
 from routing_tf import models
 from routing_tf.tokenizers import ByteTokenizer
-from routing_tf.tokenizers import SubwordTokenizer
-from routing_tf.tokenizers import WordTokenizer
 from tests.models import small_models
 from tests.models import small_seq2seq
 
@@ -59,13 +57,6 @@ BACKBONES = {
         **TINY, **small_seq2seq.LOCAL, max_input_length=LENGTH
     ),
     models.RoutingImageTransformer: small_models.hyperparameters(**{**TINY, **IMAGE}),
-}
-TOKENIZERS = {
-    ByteTokenizer: {},
-    SubwordTokenizer: {
-        "vocabulary": SubwordTokenizer.build_vocabulary(["a cat", "a hat"], 30)
-    },
-    WordTokenizer: {"vocabulary": WordTokenizer.build_vocabulary(["a cat", "a hat"])},
 }
 PREPROCESSORS = {
     models.RoutingTransformerCausalLMPreprocessor: {"sequence_length": LENGTH},
@@ -177,15 +168,6 @@ def test_preprocessors(cls, checks):
         x, y, _ = preprocessor(TEXTS[cls])
         ids = x.get("token_ids", x.get("decoder_token_ids"))
         assert tuple(ids.shape) == tuple(y.shape) == (2, length)
-
-
-@pytest.mark.parametrize("cls", TOKENIZERS)
-def test_tokenizers(cls, checks):
-    if ON_JAX and TOKENIZERS[cls]:
-        pytest.skip("There copies must have a vocabulary at once; here it is an asset.")
-    checks.run_preprocessing_layer_test(
-        cls, TOKENIZERS[cls], input_data=["a cat", "a hat"]
-    )
 
 
 @pytest.mark.parametrize("cls", TASKS)

@@ -1,7 +1,3 @@
-import json
-import os
-import pathlib
-
 import numpy as np
 import pytest
 
@@ -10,13 +6,8 @@ from routing_tf import models
 from routing_tf.models import release
 from routing_tf.models.release import conversion
 from routing_tf.models.release import variable_names
-from tests import golden_cases
 from tests.models import small_models
 
-REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
-needs_reference = pytest.mark.skipif(
-    not REFERENCE, reason="needs ROUTING_TF_REFERENCE_DIR"
-)
 HPARAMS = {
     "max_length": 32,
     "max_target_length": 16,
@@ -193,14 +184,6 @@ def test_weights_of_token_biases_are_there_once_they_are_given():
     assert release.read_variables(layer).keys() == without.keys()
 
 
-def test_variables_change_the_model():
-    lm = language_model()
-    x = small_models.inputs(lengths=(16,), buffer=16)
-    before, _ = golden_cases.run(lm, x)
-    release.assign_variables(lm, random_values(lm))
-    assert not np.allclose(golden_cases.run(lm, x)[0], before)
-
-
 @pytest.mark.parametrize(
     "layer", [language_model, lambda: release.attention_layer(ATTENTION)]
 )
@@ -360,15 +343,6 @@ def test_classes_go_with_conditional_image_models(num_classes, unconditional):
         image_model(num_classes, unconditional=unconditional)
 
 
-@pytest.mark.parametrize("kind", [str, pathlib.Path])
-@small_models.FURTHER
-def test_hyperparameters_from_a_file(tmp_path, kind):
-    path = tmp_path / "hparams.json"
-    path.write_text(json.dumps(HPARAMS))
-    lm = release.language_model(kind(path), small_models.VOCABULARY_SIZE)
-    assert lm.backbone.hyperparameters == language_model().backbone.hyperparameters
-
-
 @small_models.FURTHER
 def test_hyperparameters_that_do_not_concern_the_model_are_ignored():
     others = {
@@ -383,20 +357,6 @@ def test_hyperparameters_that_do_not_concern_the_model_are_ignored():
     }
     lm = language_model(**others)
     assert lm.backbone.hyperparameters == language_model().backbone.hyperparameters
-
-
-@needs_reference
-@small_models.FURTHER
-def test_the_released_hyperparameters_are_read_whole():
-    path = pathlib.Path(REFERENCE, "golden/pg19/hparams.json")
-    hparams = json.loads(path.read_text())
-    assert len(hparams) > 150
-    small = {name: HPARAMS[name] for name in HPARAMS if name != "sparsity_skip_first"}
-    small |= {"num_decoder_layers": 22}
-    lm = release.language_model({**hparams, **small}, small_models.VOCABULARY_SIZE)
-    h = lm.backbone.hyperparameters
-    assert (h.num_layers, h.num_local_only_layers, h.feed_forward) == (22, 20, "relu")
-    assert len(small_models.kmeans_layers(lm)) == 2
 
 
 @pytest.mark.parametrize(
@@ -523,16 +483,6 @@ def test_attention_of_a_model_has_the_names_of_the_layer():
     assert inside == [scope + name for name in names(alone)]
 
 
-def test_names_with_normalization_behind_each_part():
-    assert [name for name in names(language_model()) if "layer_norm" in name] == [
-        f"decoder_layer_{i}/self_attention/layer_postprocess{part}"
-        f"/layer_norm/layer_norm_{kind}"
-        for i in range(2)
-        for part in ("", "_1")
-        for kind in ("scale", "bias")
-    ]
-
-
 def test_names_with_normalization_before_each_part():
     lm = language_model(layer_preprocess_sequence="n", layer_postprocess_sequence="da")
     scopes = [
@@ -578,23 +528,6 @@ def test_centroids_learn_by_gradient_only_without_moving_averages():
         }
         by_averages = {"means": False, "ema_count": False, "ema_means": False}
         assert state == (by_averages if ema else {"means": True})
-
-
-@pytest.mark.parametrize("source", ["golden", "hparams.json"])
-def test_rt_base_at_full_size_from_settings_of_the_release(source):
-    path = golden_cases.FOLDER / "pg19/full_size_variables.json"
-    golden = json.loads(path.read_text())["released_hparams_json"]
-    hparams = golden["hparams"]
-    if source == "hparams.json":
-        if not REFERENCE:
-            pytest.skip("needs ROUTING_TF_REFERENCE_DIR")
-        path = pathlib.Path(REFERENCE, "golden/pg19/hparams.json")
-        hparams = json.loads(path.read_text())
-    settings = conversion.hyperparameters_from_release(hparams, faithful=True)
-    variables = release.variables_by_name(small_models.without_memory(settings))
-    assert {name: list(variable.shape) for name, variable in variables.items()} == {
-        variable["name"]: variable["shape"] for variable in golden["variables"]
-    }
 
 
 @pytest.mark.parametrize(

@@ -45,43 +45,6 @@ def head_groups(model):
     ]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        *(
-            pytest.param(changes, marks=small_models.FURTHER)
-            for changes in (
-                {"feed_forward": "none", "norm_position": "post"},
-                {
-                    "feed_forward": "relu",
-                    "num_local_heads": 0,
-                    "share_query_key": False,
-                },
-                {
-                    "num_routed_heads": 0,
-                    "embedding_dim": 6,
-                    "key_dim": 3,
-                    "value_dim": 5,
-                },
-                {
-                    "ema": False,
-                    "local_relative_positions": False,
-                    "timing_signal": True,
-                },
-            )
-        ),
-    ],
-)
-def test_output(changes):
-    model = backbone(**changes)
-    assert tuple(model.output.shape) == (None, None, 16)
-    hidden = output(model, small_models.inputs(lengths=(24, 11, 1)))
-    assert hidden.shape == (3, 24, 16)
-    assert hidden.dtype == np.float32
-    assert np.isfinite(hidden).all()
-
-
 @pytest.mark.parametrize("changes", [{}, {"dtype": "mixed_bfloat16", "name": "mine"}])
 def test_round_trip_of_the_config(changes):
     settings = small_models.hyperparameters(embedding_dim=6, compatibility="trained")
@@ -340,28 +303,6 @@ def test_low_precision_leaves_the_clustering_alone():
             assert layer.compute_dtype == "bfloat16", layer.path
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="JAX knows all lengths"
-)
-@small_models.FURTHER
-def test_the_length_may_be_unknown(compiled):
-    import tensorflow as tf
-
-    model = models.RoutingTransformer(small_models.hyperparameters())
-    call = tf.function(
-        lambda ids, mask: model({"token_ids": ids, "padding_mask": mask}),
-        input_signature=[
-            tf.TensorSpec((1, None), tf.int32),
-            tf.TensorSpec((1, None), tf.bool),
-        ],
-    )
-    for length in (12, 7):
-        ids = np.arange(1, length + 1, dtype="int32")[None]
-        inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids, "bool")}
-        outputs = golden_cases.to_numpy([call(*inputs.values()), model(inputs)])
-        np.testing.assert_allclose(*outputs, atol=1e-5)
-
-
 def test_hyperparameters_of_a_saved_model_cannot_be_changed(tmp_path):
     models.RoutingTransformer.from_preset("byte_tiny").save_to_preset(str(tmp_path))
     with pytest.raises(ValueError, match="num_layers"):
@@ -381,22 +322,6 @@ def test_settings_of_centroids_and_memory_reach_every_block():
     for layer in kmeans:
         assert (layer.revive_after, layer.centroid_initialization) == (7, "tokens")
     assert not any(block.remat for block in shapes().blocks)
-
-
-@pytest.mark.slow
-def test_trains_a_step_under_mixed_precision():
-    """In float16; what bfloat16 does is a test of the language model."""
-    settings = {"dtype": "mixed_float16", "remat": True, "residual_dropout": 0.1}
-    lm = small_models.language_model(**settings)
-    lm.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy())
-    centroids = [layer.centroids for layer in small_models.kmeans_layers(lm)]
-    before = small_models.arrays(centroids)
-    x = small_models.inputs()
-    keras.Model.train_on_batch(lm, x, x["token_ids"])
-    after = small_models.arrays(lm.variables)
-    assert all(np.all(np.isfinite(value)) for value in after.values())
-    assert {str(variable.dtype) for variable in centroids} == {"float32"}
-    assert all(np.any(after[path] != value) for path, value in before.items())
 
 
 @pytest.mark.thorough

@@ -126,33 +126,6 @@ def test_a_batch_scores_as_its_texts_alone(lm):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        pytest.param({"routing": "hashed"}, marks=small_models.FURTHER),
-        pytest.param({"routing": "random"}, marks=small_models.FURTHER),
-        pytest.param(
-            {"num_cluster_strided_heads": 1, "num_strided_heads": 1, "key_dim": 4},
-            marks=small_models.FURTHER,
-        ),
-    ],
-)
-def test_padding_has_no_influence(changes):
-    lm = language_model(**changes)
-    for text, result in zip(
-        ("the end of it", "no dog"), lm.score(["the end of it", "no dog"])
-    ):
-        assert_close(result.log_likelihoods, expected(lm, bytes_of(text)))
-
-
-@small_models.FURTHER
-def test_flaws_of_the_release_do_not_mix_the_texts_of_a_batch():
-    lm = language_model(compatibility="exact_shared_padding")
-    texts = ["the cat sat on", "no dog"]
-    for text, result in zip(texts, lm.score(texts)):
-        assert_close(result.log_likelihoods, expected(lm, bytes_of(text)))
-
-
-@pytest.mark.parametrize(
-    "changes",
     [{"num_cluster_strided_heads": 2, "key_dim": 4}, {"routing": "hashed"}],
 )
 def test_prefixes_need_heads_without_a_leak(changes):
@@ -526,18 +499,6 @@ def test_scores_together(lm):
 def test_refused(lm, arguments, message):
     with pytest.raises(ValueError, match=message):
         lm.score(**{"texts": "the cat sat", **arguments})
-
-
-def test_a_tokenizer_that_pads_is_refused():
-    lm = language_model(tokenizers.ByteTokenizer(sequence_length=8), num_layers=1)
-    with pytest.raises(ValueError, match="cuts or pads it. Received: 8 ids for 3"):
-        lm.score("abc")
-
-
-@pytest.mark.parametrize("fixture", ["lm", "subword_lm"])
-def test_an_empty_text_is_refused(fixture, request):
-    with pytest.raises(ValueError, match="at least one token each"):
-        request.getfixturevalue(fixture).score(["a cat", ""])
 
 
 def test_a_character_that_does_not_fit_is_refused():

@@ -1,6 +1,5 @@
 """The Sparse Transformer of Child et al. (2019), against NumPy by its text."""
 
-import keras
 import keras_hub
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from routing_tf import optimizers
 from routing_tf import training
 from routing_tf.generation.token_stream import TokenStream
 from tests import golden_cases
-from tests import tracing
 from tests.models import image_transformer_test
 from tests.models import preset_variables_test
 from tests.models import small_models
@@ -351,35 +349,3 @@ def test_refused(message, changes):
     fields = {**small_models.SETTINGS, **SETTINGS, **changes}
     with pytest.raises(ValueError, match=message):
         models.Hyperparameters(**{**fields, "num_factorized_heads": 2, **changes})
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow",
-    reason="SavedModels are made on the TensorFlow backend",
-)
-def test_a_saved_model_scores_and_continues(tmp_path):
-    import tensorflow as tf
-
-    lm = language_model("fixed", "merged", num_layers=2, max_sequence_length=12)
-    rows = small_models.inputs((5, 5), buffer=12)
-    with tracing.traced():
-        lm.export(str(tmp_path / "served"))
-        served = tf.saved_model.load(str(tmp_path / "served"))
-    ids = rows["token_ids"][:, :5]
-    given = {"token_ids": ids, "padding_mask": np.ones(ids.shape, "bool")}
-    scores = served.score(**given)["log_likelihoods"].numpy()
-    before = np.pad(ids, [(0, 0), (1, 0)])[:, :-1]
-    logits = lm({"token_ids": before, "padding_mask": given["padding_mask"]})
-    shares = small_models.array(keras.ops.log_softmax(logits))
-    expected = np.take_along_axis(shares, ids[..., None], axis=-1)[..., 0]
-    golden_cases.assert_close(scores, expected, 1e-4)
-    lm.compile(sampler="greedy")
-    inputs = {
-        "token_ids": np.pad(ids, [(0, 0), (1, 7)]),
-        "padding_mask": np.pad(given["padding_mask"], [(0, 0), (1, 7)]),
-    }
-    inputs["padding_mask"][:, 0] = True
-    expected = lm.generate(inputs, stop_token_ids=None)["token_ids"]
-    found = served.generate(**given, temperature=0.0)["token_ids"].numpy()
-    np.testing.assert_array_equal(found[:, :12], np.asarray(expected)[:, 1:13])

@@ -117,12 +117,6 @@ def test_refuses_models_that_do_not_fit(message, settings):
         problems.get("digits").check_hyperparameters(settings)
 
 
-def test_default_hyperparameters_fit():
-    assert problems.default_hparams_set("digits") == "digits_small"
-    settings = models.preset_hyperparameters("digits_small")
-    problems.get("digits").check_hyperparameters(settings)
-
-
 @pytest.mark.parametrize("name", ["digits_small", "cifar10_local_cluster"])
 def test_what_follows_from_the_images(name):
     settings = models.preset_hyperparameters(name)

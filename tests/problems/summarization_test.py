@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from routing_tf import models
 from routing_tf import problems
 
 SIZES = {"train": 12, "val": 3, "test": 2}
@@ -103,27 +102,3 @@ def test_vocabulary(tmp_path, raw):
     assert len(problem.pair("test", 0)[1]) < 12
     text = problem.tokenizer.detokenize(problem.pair("test", 0)[1])
     assert text in [abstract("pubmed", n) for n in range(2)]
-
-
-def test_a_missing_file(tmp_path, raw):
-    (raw / "pubmed-dataset.zip").unlink()
-    with pytest.raises(ValueError, match="pubmed-dataset.zip"):
-        get("arxiv", tmp_path, raw)
-
-
-def test_a_damaged_file(tmp_path, raw):
-    path = raw / "arxiv-dataset.zip"
-    path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ValueError, match="arxiv-dataset.zip, has wrong checksum"):
-        get("arxiv", tmp_path, raw)
-
-
-@pytest.mark.parametrize("name", ["arxiv", "pubmed"])
-def test_default_hyperparameters_fit(name, tmp_path):
-    settings = models.preset_hyperparameters(problems.default_hparams_set(name))
-    get(name, tmp_path).check_hyperparameters(settings)
-    options = problems.get_class(name).options_for(settings)
-    problem = get(name, tmp_path, **options)
-    problem.check_hyperparameters(settings)
-    assert problem.input_length == problem.default_input_length
-    assert problem.sequence_length == problem.default_sequence_length

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from routing_tf import models
 from routing_tf import problems
-from routing_tf import training
 from routing_tf.files import named_files
 from routing_tf.problems import own_files
 from routing_tf.tokenizers import SubwordTokenizer
@@ -110,22 +108,6 @@ class TestTraining:
         assert len(offsets) > 1
         orders = {tuple(np.argsort(starts)) for starts in epochs}
         assert len(orders) == 3
-
-    @pytest.mark.parametrize(
-        "start_step",
-        [
-            37,
-            *(pytest.param(n, marks=pytest.mark.thorough) for n in (0, 1, 36, 38, 100)),
-        ],
-    )
-    def test_start_step_continues_exactly(self, problem, start_step):
-        # 112 windows: with batches of 3 an epoch ends inside of the 38th batch.
-        assert problem.num_windows("train") == 112
-        whole = problem.dataset("train", batch_size=3, seed=1)
-        resumed = problem.dataset("train", 3, seed=1, start_step=start_step)
-        expected = collect(whole.skip(start_step).take(5))
-        for a, b in zip(collect(resumed.take(5))[1:], expected[1:]):
-            np.testing.assert_array_equal(a, b)
 
     def test_the_seed_decides_the_order(self, problem):
         def targets(seed):
@@ -302,20 +284,6 @@ class TestTruncation:
                 sequence_length=LENGTH,
                 min_training_length=shortest,
             )
-
-
-@pytest.mark.thorough
-def test_batches_fit_keras(problem):
-    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny", num_layers=1)
-    training.compile_for_training(lm)
-    lm.run_eagerly = True
-    history = lm.fit(
-        problem.dataset("train", batch_size=4, start_step=7),
-        steps_per_epoch=2,
-        validation_data=problem.dataset("validation", batch_size=4),
-        verbose=0,
-    )
-    assert np.isfinite(history.history["val_loss"]).all()
 
 
 class TestSplits:
@@ -701,8 +669,3 @@ class TestSubwords:
                 expected += [*ids, 1]
             assert problem.ids(split).tolist() == expected
         assert "train 141 subwords" in problem.describe()
-
-    def test_other_files_are_no_vocabulary(self, tmp_path):
-        path = write(tmp_path, "vocab", b"fish\n")
-        with pytest.raises(ValueError, match="in single or double quotes"):
-            problems.get("text_files", files=path, vocabulary=path)

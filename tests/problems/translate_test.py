@@ -231,29 +231,12 @@ def test_data_in_another_order_has_no_documents(tmp_path, raw):
 
 
 class TestRawFiles:
-    def test_a_missing_file(self, tmp_path, write):
-        files = archives()
-        raw = write(files)
-        (tmp_path / "raw" / "training-parallel-nc-v9.tgz").unlink()
-        with pytest.raises(ValueError, match="training-parallel-nc-v9.tgz"):
-            get(tmp_path, raw)
-
-    def test_a_damaged_file(self, tmp_path, raw):
-        path = tmp_path / "raw" / "dev.tgz"
-        path.write_bytes(path.read_bytes()[:-10])
-        with pytest.raises(ValueError, match="dev.tgz, has wrong checksum"):
-            get(tmp_path, raw)
-
     def test_sides_of_different_lengths(self, tmp_path, write):
         files = archives()
         name = "training-parallel-europarl-v7.tgz"
         files[name]["training/europarl-v7.de-en.de"] += "\nNOCH EINER"
         with pytest.raises(ValueError, match="Sizes do not match: .*europarl-v7"):
             get(tmp_path, write(files))
-
-    def test_data_that_is_not_prepared(self, tmp_path):
-        with pytest.raises(ValueError, match="datagen --problem=translate_ende_wmt14"):
-            get(tmp_path).prepare()
 
 
 @pytest.mark.parametrize(

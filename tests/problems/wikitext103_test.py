@@ -1,7 +1,5 @@
 import collections
 import math
-import os
-import pathlib
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from routing_tf import problems
 from routing_tf.problems import packing
 from routing_tf.problems.datasets.wikitext103 import Wikitext103
 
-REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
 FILES = {
     "train": (
         " \n = One fish = \n \n red fish blue fish \n a  fish\u00a0and a <unk> \n"
@@ -241,15 +238,3 @@ def test_lengths_in_names():
     lengths = {"length4k": 4096, "length2k": 2048, "length1k": 1024}
     for name, length in lengths.items():
         assert problems.get(f"wikitext103_{name}").sequence_length == length
-
-
-@pytest.mark.skipif(not REFERENCE, reason="needs ROUTING_TF_REFERENCE_DIR")
-@pytest.mark.thorough
-def test_counts_of_the_real_files(tmp_path):
-    raw_dir = pathlib.Path(REFERENCE, "data", "wikitext")
-    options = {"train_split": "validation", "eval_split": "test"}
-    problem = get(tmp_path, raw_dir, sequence_length=4096, **options)
-    # The published numbers of words, ends of lines included.
-    assert problem.tokens("validation").num_words == 217_646
-    assert problem.tokens("test").num_words == 245_569
-    assert problem.num_tokens("validation") == 217_646 + 60  # articles

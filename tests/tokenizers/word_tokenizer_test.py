@@ -1,7 +1,6 @@
 import re
 import sys
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -66,29 +65,6 @@ def random_texts(count, seed):
     ]
 
 
-def in_a_module(tokenizer):
-    module = tf.Module()
-    module.tokenizer = tokenizer
-    module.table = tokenizer.table  # Keras layers are tracked with TensorFlow only.
-    module.tokenize = tf.function(
-        lambda texts: tokenizer.tokenize(texts).to_tensor(),
-        [tf.TensorSpec((None,), tf.string)],
-    )
-    module.detokenize = tf.function(
-        tokenizer.detokenize, [tf.TensorSpec((None, None), tf.int32)]
-    )
-    return module
-
-
-def saved_and_loaded(tokenizer, path):
-    tf.saved_model.save(in_a_module(tokenizer), path)
-    return tf.saved_model.load(path)
-
-
-def decoded(tensor):
-    return [text.decode() for text in tensor.numpy()]
-
-
 @pytest.fixture(scope="module", params=[False, True], ids=["words", "newlines"])
 def vocabulary(request):
     return WordTokenizer.build_vocabulary(CORPUS, newline=request.param, unknown=True)
@@ -111,18 +87,6 @@ def test_white_space_is_that_of_python():
     assert len("".join(c for c in characters if not c.isspace()).split()) == 1
 
 
-@pytest.mark.thorough
-def test_every_character_that_is_no_white_space_stays_in_its_word():
-    characters = [chr(c) for c in range(sys.maxunicode + 1) if not 0xD7FF < c < 0xE000]
-    characters = [c for c in characters if not c.isspace()]
-    tokenizer = WordTokenizer(["<pad>", "<EOS>", *characters])
-    ids = tokenizer.tokenize("\u2028".join(characters)).numpy()
-    np.testing.assert_array_equal(ids, np.arange(2, len(characters) + 2))
-    assert tokenizer.detokenize(ids) == " ".join(characters)
-    with pytest.raises(ValueError, match="Every word must be in the vocabulary"):
-        tokenizer.tokenize("".join(characters))
-
-
 def test_ids_are_those_of_the_rules(tokenizer, vocabulary):
     assert tokenizer.start_token_id == tokenizer.pad_token_id == 0
     assert tokenizer.end_token_id == 1
@@ -138,17 +102,6 @@ def test_ids_are_those_of_the_rules(tokenizer, vocabulary):
     assert tokenizer.detokenize(expected) == [
         reference_decode(vocabulary, row) for row in expected
     ]
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_one_text(tokenizer, vocabulary, text):
-    expected = reference_encode(vocabulary, text)
-    ids = tokenizer(text)
-    assert keras.ops.convert_to_numpy(ids).dtype == np.int32
-    assert tokenizer.tokenize(text).numpy().tolist() == expected
-    assert tokenizer.tokenize(text.encode()).numpy().tolist() == expected
-    restored = tokenizer.detokenize(ids)
-    assert tokenizer.encode(restored).tolist() == expected
 
 
 def test_newlines():
@@ -207,15 +160,6 @@ def test_bytes_that_are_not_utf8():
 def test_detokenize_without_a_token_for_unknown_words():
     without = WordTokenizer(["<pad>", "<EOS>", "a"])
     assert without.detokenize([2, 3, -1, 2]) == "a \ufffd \ufffd a"
-
-
-def test_unknown_words_in_a_saved_model(tmp_path):
-    module = saved_and_loaded(WordTokenizer(["<pad>", "<EOS>", "a"]), tmp_path)
-    assert module.tokenize(tf.constant(["a"])).numpy().tolist() == [[2]]
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"Received:\] \[unheard\]"
-    ):
-        module.tokenize(tf.constant(["a unheard"]))
 
 
 def test_built_vocabularies():

@@ -101,10 +101,12 @@ def test_nobody_reads(flush, options, monkeypatch):
     assert code == 0
 
 
-@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
-    "argument, code, answer",
-    [("--help", 0, "flags:"), ("--hlep", 1, "Unknown command line flag")],
+    "command, argument, code, answer",
+    [
+        *((command, "--help", 0, "flags:") for command in COMMANDS),
+        (train, "--hlep", 1, "Unknown command line flag"),
+    ],
 )
 def test_flags_are_read_before_anything_slow_is_imported(
     command, argument, code, answer

@@ -9,8 +9,6 @@ import math
 import pathlib
 import re
 import statistics
-import subprocess
-import sys
 
 import pytest
 
@@ -26,6 +24,8 @@ from routing_tf import tokenizers
 from routing_tf import zoo
 from routing_tf.version import __version__
 from tests import command_line
+from tests.commands_test import COMMANDS
+from tests.commands_test import define
 
 ROOT = pathlib.Path(__file__).parents[1]
 BENCHMARKS = "docs/benchmarks.md"
@@ -487,18 +487,8 @@ def test_the_readme_is_a_front_door():
     assert not any(line.startswith("| ") for line in lines)
 
 
-COMMANDS = ["analyse", "convert", "datagen", "evaluate", "export", "generate", "train"]
-
-
 def test_the_page_of_flags_has_all_flags():
-    found = set()
-    for name in COMMANDS:
-        command = [sys.executable, "-m", f"routing_tf.{name}", "--help"]
-        shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        own = shown.stdout.partition(f"routing_tf.{name}:\n")[2]
-        flag_names = re.findall(r"^  --(?:\[no\])?(\w+):", own, re.M)
-        assert flag_names, shown.stderr
-        found |= set(flag_names)
+    found = {name for command in COMMANDS for name in define(command)}
     page = (ROOT / "docs/flags.md").read_text()
     assert found == set(re.findall(r"`--(\w+)`", page)) - {"help"}
 

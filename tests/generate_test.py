@@ -13,6 +13,7 @@ from absl import flags
 
 from routing_tf import models
 from routing_tf.cli import generate
+from routing_tf.cli import train
 from routing_tf.generation import display
 from routing_tf.generation import texts
 from routing_tf.problems import image
@@ -327,10 +328,11 @@ def test_mistakes_are_one_line_on_stderr(model, run, arguments, message):
     assert err.splitlines()[-1].startswith("error: ")
 
 
-def test_seeds_out_of_range():
+@pytest.mark.parametrize("command", [generate, train])
+def test_seeds_out_of_range(command):
     for seed in (-1, 2**32, 10**20):
         with pytest.raises(flags.IllegalFlagValueError, match="--seed=.*4294967295"):
-            command_line.parse(generate, "--model_dir=m", f"--seed={seed}")
+            command_line.parse(command, "--model_dir=m", f"--seed={seed}")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
+from routing_tf import models
 from routing_tf import problems
+from routing_tf.cli import known_names
 from routing_tf.problems import registry
 from routing_tf.problems.arguments import SPLITS
 
@@ -44,6 +46,22 @@ def test_own_problem(clean_registry):
     assert problem.sequence_length == 3
     assert problem.num_tokens("train") == 12
     assert "zeros" in problem.describe()
+
+
+# Those of one's own files have the shapes of the files.
+OF_FILES = ("text_files", "parallel_files", "image_folder")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in known_names.PROBLEMS if name not in OF_FILES]
+)
+def test_default_hyperparameters_fit(name, tmp_path):
+    problem_class = problems.get_class(name)
+    settings = models.preset_hyperparameters(problem_class.default_hparams_set)
+    options = problem_class.options_for(settings)
+    problem = problems.get(name, data_dir=str(tmp_path), **options)
+    problem.check_hyperparameters(settings)
+    assert problem.sequence_length <= settings.max_sequence_length
 
 
 def test_unknown_name_lists_the_problems(clean_registry):

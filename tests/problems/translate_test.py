@@ -243,11 +243,7 @@ class TestRawFiles:
     "name", [name for name in problems.names() if name.startswith("translate_")]
 )
 def test_names(name, tmp_path):
-    problem_class = problems.get_class(name)
-    settings = models.preset_hyperparameters(problem_class.default_hparams_set)
-    options = problem_class.options_for(settings)
-    problem = problems.get(name, data_dir=str(tmp_path), **options)
-    problem.check_hyperparameters(settings)
+    problem = get(tmp_path, name=name)
     _, languages, year = name.split("_")
     assert "".join(problem.languages) == languages
     assert problem.builder.startswith(f"{year}_translate/")

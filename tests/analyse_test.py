@@ -221,21 +221,6 @@ def unmark(shown):
     return pieces
 
 
-@pytest.mark.thorough
-def test_maps_of_held_out_text(expert_choice, run, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    code, out, err = run("--what=maps", f"--model_dir={expert_choice}", "--length=24")
-    assert not code, err
-    assert len(list((expert_choice / "maps").glob("*.png"))) == 3
-    # Each cluster takes six tokens.
-    assert "block_1 routed_heads 0, cluster 0: 6 of 24 tokens" in out
-    shown = out.splitlines()[-1]
-    (length,) = {len(re.sub(r"\x1b\[.m|<start>", "", shown))}
-    assert length == 23
-    marked = "".join(re.findall(r"\x1b\[7m(.*?)\x1b\[0m", shown))
-    assert len(marked.replace("<start>", "0")) == 6
-
-
 def test_reads_of_a_text(shifted, tmp_path, run):
     text = 'one "two"\tone\ntwo one'
     lm = loading.load_language_model(shifted)

@@ -45,22 +45,6 @@ def test_every_group_has_a_panel_or_none_to_show():
     assert not drawn & set(attention_patterns.NO_MAP)
 
 
-def test_those_without_a_panel_refuse():
-    heads = zoo.NativeSparseHeads(
-        1,
-        compression_length=4,
-        compression_stride=2,
-        block_length=4,
-        num_blocks=3,
-        attention_window=4,
-    )
-    assert {type(heads)} == set(attention_patterns.NO_MAP)
-    attention = layers.MixedAttention([heads], key_dim=4)
-    x = attention_patterns.contents(8)
-    with pytest.raises(ValueError, match="`return_attention_scores` must be False"):
-        attention_patterns.weights_of(attention, x, causal=True)
-
-
 @pytest.mark.parametrize("name", attention_patterns.FAMILIES)
 @pytest.mark.thorough
 def test_queries_see_nothing_later_where_they_may_not(name):
@@ -85,19 +69,6 @@ def test_a_sliding_window_is_drawn():
     shaded = attention_patterns.seen(weights, True)
     np.testing.assert_array_equal(shaded > 0, expected)
     np.testing.assert_allclose(shaded.max(axis=1), 1.0)
-
-
-def test_pictures_are_written(tmp_path, monkeypatch):
-    def few():
-        heads = [layers.FullHeads(1)]
-        return [attention_patterns.Panel("all tokens", "FullHeads", heads)]
-
-    monkeypatch.setitem(attention_patterns.FAMILIES, "places", few)
-    monkeypatch.setattr(attention_patterns, "images", few)
-    attention_patterns.write_family(tmp_path / "places.png", True, "places")
-    attention_patterns.write_images(tmp_path / "images.png", True)
-    for name in ("places.png", "images.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 def table(heading):

@@ -70,23 +70,6 @@ def test_says_what_it_made(wikitext, capsys):
     assert files_below(wikitext / "data") == before
 
 
-@pytest.mark.thorough
-def test_problems_share_a_folder(wikitext):
-    for arguments in (
-        ["wikitext103"],
-        ["wikitext103", "--problem_option=level=bytes"],
-        ["wikitext103_length1k", "--problem_option=packing=release"],
-        ["wikitext103_length1k", "--train_split=test"],
-    ):
-        assert not prepare(wikitext, *arguments)
-    problem = problems.get(
-        "wikitext103", data_dir=wikitext / "data", level="bytes", sequence_length=9
-    )
-    text = TEXTS["valid"].encode()
-    ids = problem.ids("validation")
-    assert bytes((ids[ids != 1] - 2).astype("uint8")) == text
-
-
 @pytest.mark.parametrize(
     "content, message",
     [

@@ -1,6 +1,5 @@
 import dataclasses
 import functools
-import json
 import math
 import re
 
@@ -190,40 +189,6 @@ def test_the_split_that_was_trained_on(words_dir, run):
     )
     assert not code, err
     assert "train (not held out: the split that is trained on): 96 tokens" in out
-
-
-@pytest.mark.thorough
-def test_pairs_of_texts(tmp_path, run):
-    hparams = (
-        f"{HPARAMS},num_encoder_layers=1,max_input_length=16,max_sequence_length=12,"
-        "routing=expert_choice,attention_window=4,num_clusters=2"
-    )
-    options = parse(
-        train,
-        f"--model_dir={tmp_path}",
-        "--problem=test_copy",
-        f"--hparams={hparams}",
-        "--train_steps=1",
-        "--eval_examples=0",
-        "--sample_bytes=0",
-    )
-    assert train.run(options) == 0
-    trained = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
-    last = {}
-    for scope in ("full", "prefix"):
-        code, out, err = run(
-            f"--model_dir={tmp_path}", "--split=validation", f"--routing_scope={scope}"
-        )
-        assert not code, err
-        # Letters and end ids
-        assert "validation: 39 tokens scored" in out
-        assert ("WARNING" in out) == (scope == "full")
-        last[scope] = out.splitlines()[-1]
-    value = trained["held_out_perplexity_per_token"]
-    assert last["full"] == f"held-out perplexity per token: {value:.4f}"
-    assert last["prefix"] != last["full"]
-    code, _, err = run(f"--model_dir={tmp_path}", "--texts=x")
-    assert code == 1
 
 
 @pytest.fixture

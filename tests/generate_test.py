@@ -237,21 +237,6 @@ def test_a_stream_ends_at_the_end_id_where_it_shall(ending_model, run):
     assert "1 tokens in" in err
 
 
-@pytest.mark.thorough
-def test_a_model_that_cannot_go_step_by_step(tmp_path, run):
-    changes = {"routing": "hashed", "compatibility": "trained"}
-    changes |= {"num_routed_heads": 1, "routed_key_shift": 0}
-    model = text_model(tmp_path / "m.keras", **changes)
-    options = [f"--model_dir={model}", "--prompt=a", GREEDY]
-    code, out, err = run(*options, "--max_length=9")
-    assert code == 0, err
-    (expected,) = by_generate(model, "greedy", ["a"], max_length=9)
-    assert out == f"{expected}\n"
-    code, _, err = run(*options, "--stream", "--num_tokens=9")
-    assert code == 1
-    assert "a model with `compatibility`" in err
-
-
 @pytest.mark.parametrize(
     "handler, prompt, out, last",
     [

@@ -140,17 +140,6 @@ class TestNumbersThatAreNotFinite:
             name.split()[1] for name in changed
         }
 
-    @pytest.mark.thorough
-    @pytest.mark.usefixtures("compiled")
-    def test_in_one_part_spoil_the_step(self):
-        run = run_of(traps={"1": [5]}, num_parts=4)
-        run.train(1)
-        before = run.state()
-        (report,) = run.train(1)
-        assert not report.is_finite
-        changed = changed_variables(before, run.state())
-        assert [name.split()[1] for name in changed] == ["iteration"]
-
 
 def changed_variables(before, after):
     """Names of the variables that are not the same to the bit."""

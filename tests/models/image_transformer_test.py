@@ -169,14 +169,6 @@ def test_losses_are_those_of_the_clustering():
 class TestGenerate:
     greedy = keras_hub.samplers.GreedySampler()
 
-    @LAYOUTS
-    @small_models.FURTHER
-    def test_greedy_images_are_those_of_one_pass(self, layout):
-        model = image_model(**layout)
-        images = model.generate(2, sampler=self.greedy, verbose=False)
-        logits = logits_of(model, {"images": images})
-        np.testing.assert_array_equal(logits.argmax(axis=-1), images)
-
     @small_models.FURTHER
     def test_routed_heads_see_nothing_of_what_is_not_there_yet(self):
         model = image_model(num_local_heads=1, num_routed_heads=1)

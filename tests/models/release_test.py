@@ -286,50 +286,6 @@ def test_each_function_builds_its_own_kind(build, layers):
         build(num_encoder_layers=layers)
 
 
-def test_settings_of_images():
-    h = image_model(layer_prepostprocess_dropout=0.25).hyperparameters
-    assert h == models.Hyperparameters(
-        vocabulary_size=256,
-        max_sequence_length=72,
-        image_height=4,
-        image_width=6,
-        num_channels=3,
-        channel_vocabulary_size=256,
-        num_layers=2,
-        hidden_dim=16,
-        intermediate_dim=20,
-        feed_forward="relu",
-        norm_position="post",
-        key_dim=4,
-        value_dim=4,
-        num_local_heads=2,
-        local_block_length=12,
-        local_flange_blocks=2,
-        local_relative_positions=False,
-        num_routed_heads=1,
-        num_cluster_strided_heads=1,
-        num_clusters=3,
-        attention_window=6,
-        routing="expert_choice",
-        routed_relative_positions=False,
-        cluster_strided_relative_positions=False,
-        max_relative_position=1,
-        shared_head_projection=True,
-        project_shared_keys=True,
-        residual_dropout=0.25,
-        initializer_gain=0.2,
-        optimizer="adafactor",
-        learning_rate=0.01,
-        learning_rate_schedule="constant*rsqrt_normalized_decay",
-        warmup_steps=10000,
-        adam_beta_1=0.85,
-        adam_beta_2=0.997,
-        adam_epsilon=1e-6,
-        batch_tokens=72,
-        compatibility="exact_shared_padding",
-    )
-
-
 def test_image_models_of_another_size():
     model = release.image_model({"num_decoder_layers": 1}, 1, vocabulary_size=10)
     h = model.hyperparameters
@@ -341,22 +297,6 @@ def test_image_models_of_another_size():
 def test_classes_go_with_conditional_image_models(num_classes, unconditional):
     with pytest.raises(ValueError, match=f"Received: num_classes={num_classes}"):
         image_model(num_classes, unconditional=unconditional)
-
-
-@small_models.FURTHER
-def test_hyperparameters_that_do_not_concern_the_model_are_ignored():
-    others = {
-        "data_dir": "somewhere",
-        "sampling_keep_top_k": 40,
-        "nucleus_sampling": 1.0,
-        "use_tpu": True,
-        "shared_embedding_and_softmax_weights": True,
-        "bottom": {},
-        "num_hidden_layers": 4,
-        "memory_query_shape": [512],
-    }
-    lm = language_model(**others)
-    assert lm.backbone.hyperparameters == language_model().backbone.hyperparameters
 
 
 ONE_ENTRY = "must have one entry in a text model"

@@ -8,7 +8,6 @@ import pytest
 import tensorflow_datasets as tfds
 from tensorflow_datasets.translate import wmt14
 
-from routing_tf import models
 from routing_tf import problems
 from routing_tf.problems import array_store
 from routing_tf.problems.arguments import SPLITS
@@ -198,13 +197,6 @@ class TestDocuments:
         assert 0 < began_at[1] < 17
         assert texts(problem, "train") == documents(TRAIN, 100)
 
-    @pytest.mark.thorough
-    def test_other_lengths_are_other_arrays(self, tmp_path, raw):
-        get(tmp_path, raw, input_length=100, sequence_length=100)
-        # What is prepared for other lengths is made of what tfds has.
-        problem = get(tmp_path, input_length=50, sequence_length=50)
-        assert texts(problem, "train") == documents(TRAIN, 50)
-
 
 def test_sentences(tmp_path, raw):
     problem = get(tmp_path, raw, document="false")
@@ -251,14 +243,6 @@ def test_names(name, tmp_path):
     pair = problem.source.builder.builder_config.language_pair
     assert set(pair) == set(problem.languages)
     assert set(problem.source.builder.subsets) == set(SPLITS)
-
-
-def test_the_longest_set(tmp_path):
-    settings = models.preset_hyperparameters("translate_local_cluster8k")
-    options = translate.WmtProblem.options_for(settings)
-    problem = get(tmp_path, **options)
-    assert problem.input_length == problem.sequence_length == 8192
-    problem.check_hyperparameters(settings)
 
 
 def test_refuses(tmp_path):

@@ -161,13 +161,6 @@ class TestSplits:
         )
         assert "cats" not in words_of(problem, problem.ids("validation"))
 
-    @pytest.mark.thorough
-    def test_files_that_come_later(self, tmp_path, raw_dir):
-        (raw_dir / "wiki.train.tokens").rename(tmp_path / "later")
-        get(tmp_path, raw_dir, train_split="test").prepare()
-        (tmp_path / "later").rename(raw_dir / "wiki.train.tokens")
-        assert get(tmp_path, raw_dir).num_tokens("train")
-
 
 class TestRelease:
     """The rules themselves are tested in packing_test.py."""

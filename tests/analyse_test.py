@@ -328,10 +328,7 @@ def test_what_images_do_not_have(image_run, run, arguments, message):
     "arguments, message",
     [
         (["--what=jsd", "--text=a"], "--text has no effect with --what=jsd; remove it"),
-        (
-            ["--what=maps", "--seed=2", "--num_runs=3"],
-            "--seed have no effect",
-        ),
+        (["--what=maps", "--seed=2", "--num_runs=3"], "--seed have no effect"),
         (["--what=causality", "--length=9"], "--length has no effect"),
         (["--what=jsd", "--length=49"], "must not exceed the model's `max_sequence_"),
         (["--what=reads", "--cluster=1"], "--cluster has no effect"),
@@ -340,6 +337,11 @@ def test_what_images_do_not_have(image_run, run, arguments, message):
         (["--what=reads", "--length=9", "--token=9"], "to 8. Received: --token=9"),
         (["--what=reads", "--length=9", "--head=4"], "1, 2, 3]. Received: --head=4"),
         (["--what=maps", "--text="], "`--text` must not be empty. Received: --text=''"),
+        (
+            ["--what=maps", "--text=a", "--layer=0"],
+            "the layers with clusters, [1]",
+        ),
+        (["--what=maps", "--text=a", f"--output_dir={__file__}/x"], "can be written"),
         (["--what=jsd", "--problem=enwik"], "`name` must be a registered problem"),
         (["--what=jsd", "--problem=test_checkers"], "needs an image model of"),
     ],
@@ -376,14 +378,6 @@ def test_the_metric_and_the_split_of_the_problem(tmp_path, run, monkeypatch):
     assert difference.startswith("difference, prefix - full in bits per token: +0.0")
 
 
-def test_no_such_cluster(token_choice, run):
-    code, _, err = run(
-        "--what=maps", f"--model_dir={token_choice}", "--text=abc", "--layer=0"
-    )
-    assert code == 1
-    assert "`--layer` must be one of the layers with clusters, [1]" in err
-
-
 def test_maps_need_matplotlib(token_choice, run, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, _, err = run("--what=maps", f"--model_dir={token_choice}")
@@ -400,15 +394,3 @@ def test_reads_are_text_without_matplotlib(token_choice, run, monkeypatch, tmp_p
     assert not code
     assert "install it with `pip install matplotlib`" in out
     assert (tmp_path / "reads.tsv").exists() and not list(tmp_path.glob("*.png"))
-
-
-def test_a_folder_that_cannot_be_written(token_choice, tmp_path, run):
-    (tmp_path / "file").write_text("")
-    code, _, err = run(
-        "--what=maps",
-        f"--model_dir={token_choice}",
-        "--text=abc",
-        f"--output_dir={tmp_path / 'file' / 'maps'}",
-    )
-    assert code == 1
-    assert "`--output_dir` must be a folder that can be written" in err

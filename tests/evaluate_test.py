@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 import math
 import re
@@ -128,12 +127,6 @@ def test_no_run(tmp_path, run):
     assert code == 1
     assert "must hold a run with a checkpoint" in err
     assert str(tmp_path) in err
-
-
-def test_unknown_problem(model_dir, run):
-    code, _, err = run(f"--model_dir={model_dir}", "--problem=enwik")
-    assert code == 1
-    assert "text_files" in err
 
 
 def test_larger_vocabulary(model_dir, run, monkeypatch):
@@ -274,6 +267,7 @@ def test_texts_that_cannot_be_scored(model_dir, tmp_path, run, content, message)
             "Received also: --split, --eval_examples",
         ),
         (["--num_words=7"], "is for `--texts`"),
+        (["--problem=enwik"], "text_files"),
     ],
 )
 def test_flags_that_do_not_fit(model_dir, run, arguments, message):
@@ -298,31 +292,30 @@ def test_texts_are_read_before_any_is_scored(model_dir, tmp_path, run):
     assert "`--texts` must be text in UTF-8. Received: " in err and "b.txt" in err
 
 
+def line_of(likelihoods, num_words, num_bytes=1):
+    """What is told of a text with these likelihoods of its tokens."""
+    ids = np.ones(len(likelihoods), "int32")
+    offsets = np.zeros((len(ids), 2), int)
+    score = Score(likelihoods, ids, None, offsets, "full", 0, num_bytes, num_words)
+    return evaluation.describe_score("a.txt", score)
+
+
 @pytest.mark.parametrize(
     "value, text", [(12920.41284, "12,920.4128"), (9.38e8, "938,000,000.0000")]
 )
 def test_perplexities_have_one_form(value, text):
-    ids, offsets = np.ones(1, "int32"), np.array([[0, 1]])
-    likelihoods = np.array([-math.log(value)])
-    line = evaluation.describe_score(
-        "a.txt", Score(likelihoods, ids, None, offsets, "full", 0, 1, 1)
-    )
+    line = line_of(np.array([-math.log(value)]), num_words=1)
     assert f"perplexity {text} per token, {text} per word (1 words)" in line
 
 
-def test_texts_without_spaces_have_no_perplexity_per_word():
-    chinese = "\u957f\u6587" * 40
-    ids, offsets = np.ones(240, "int32"), np.zeros((240, 2), int)
-    score = Score(np.full(240, -4.0), ids, None, offsets, "full", 0, len(chinese) * 3)
-    for words, ending in ((1, "as spaces do not part the words"), (60, "(60 words)")):
-        line = evaluation.describe_score(
-            "a.txt", dataclasses.replace(score, num_words=words)
-        )
-        assert line.endswith(ending)
+@pytest.mark.parametrize(
+    "num_words, ending", [(1, "as spaces do not part the words"), (60, "(60 words)")]
+)
+def test_texts_without_spaces_have_no_perplexity_per_word(num_words, ending):
+    line = line_of(np.full(240, -4.0), num_words, num_bytes=240)
+    assert line.endswith(ending)
 
 
 def test_a_perplexity_above_all_numbers():
-    ids, offsets = np.ones(1, "int32"), np.array([[0, 1]])
-    score = Score(np.array([-1e4]), ids, None, offsets, "full", 0, 1, 1)
-    line = evaluation.describe_score("a.txt", score)
+    line = line_of(np.array([-1e4]), num_words=1)
     assert line.endswith(", more than 1e+308 per word (1 words)")

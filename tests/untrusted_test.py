@@ -164,47 +164,68 @@ def put(config, path, value):
 
 
 BACKBONE = "config/backbone/config"
+TOKENIZER = "config/preprocessor/config/tokenizer"
 PLACES = (
     "config/backbone",
     "config/preprocessor",
-    "config/preprocessor/config/tokenizer",
+    TOKENIZER,
     f"{BACKBONE}/dtype",
     f"{BACKBONE}/hyperparameters/compatibility",
     "config/backbone/compile_config",
 )
 
 
+@pytest.fixture
+def load_file(originals, tmp_path):
+    """Loads a sound `.keras` file with something else in it; see `rewrite`."""
+
+    def load(name, change=None, **options):
+        path = tmp_path / "changed.keras"
+        rewrite(originals / f"{name}.keras", path, change, **options)
+        return safe_loading.load_keras_file(path)
+
+    return load
+
+
+@pytest.fixture
+def load_preset(originals, tmp_path):
+    """Loads a sound preset directory with another content of one of its files.
+
+    The content may be a function of the config that is there.
+    """
+
+    def load(name, file, content, cls=None):
+        folder = tmp_path / "preset"
+        shutil.copytree(originals / name, folder, dirs_exist_ok=True)
+        if callable(content):
+            content = json.dumps(content(json.loads((folder / file).read_text())))
+        content = content.encode() if isinstance(content, str) else content
+        (folder / file).write_bytes(content)
+        return (cls or CLASSES[name]).from_preset(str(folder))
+
+    return load
+
+
+def putting(path, value):
+    """The change that puts a value at a path."""
+    return functools.partial(put, path=path, value=value)
+
+
+OTHERS = "must name only models, preprocessors"
+
+
 @pytest.mark.parametrize("name", attacks("x"))
-def test_a_file_runs_no_code(name, originals, marker, tmp_path):
-    attack = attacks(marker)[name]
+def test_a_file_runs_no_code(name, marker, load_file):
     # Each in all places would take long; one of them is in all of them below.
-    for place in ("config/preprocessor/config/tokenizer", None):
-        path = tmp_path / "attack.keras"
-        change = functools.partial(put, path=place, value=attack)
-        rewrite(originals / "byte_tiny.keras", path, change)
-        with assert_refused("must name only models, preprocessors"):
-            safe_loading.load_keras_file(path)
+    for place in (TOKENIZER, None):
+        with assert_refused(OTHERS):
+            load_file("byte_tiny", putting(place, attacks(marker)[name]))
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_no_place_in_a_file_runs_code(place, originals, marker, tmp_path):
-    path, attack = tmp_path / "attack.keras", attacks(marker)["other library"]
-    change = functools.partial(put, path=place, value=attack)
-    rewrite(originals / "byte_tiny.keras", path, change)
-    with assert_refused("must name only models, preprocessors"):
-        safe_loading.load_keras_file(path)
-
-
-@pytest.mark.parametrize("name", attacks("x"))
-@pytest.mark.parametrize(
-    "cls", [models.RoutingTransformerCausalLM, models.RoutingTransformer]
-)
-def test_a_preset_runs_no_code(cls, name, originals, marker, tmp_path):
-    attack = attacks(marker)[name]
-    shutil.copytree(originals / "byte_tiny", tmp_path / "preset")
-    (tmp_path / "preset/tokenizer.json").write_text(json.dumps(attack))
-    with assert_refused("must name only models, preprocessors"):
-        cls.from_preset(str(tmp_path / "preset"))
+def test_no_place_in_a_file_runs_code(place, marker, load_file):
+    with assert_refused(OTHERS):
+        load_file("byte_tiny", putting(place, attacks(marker)["other library"]))
 
 
 @pytest.mark.parametrize(
@@ -216,35 +237,32 @@ def test_a_preset_runs_no_code(cls, name, originals, marker, tmp_path):
         ("task.json", "config/preprocessor"),
         ("preprocessor.json", None),
         ("preprocessor.json", "config/tokenizer"),
+        ("tokenizer.json", None),
         ("tokenizer.json", "config/sequence_length"),
     ],
 )
-def test_no_place_in_a_preset_runs_code(file, place, originals, marker, tmp_path):
+def test_no_place_in_a_preset_runs_code(file, place, marker, load_preset):
     attack = attacks(marker)["other library"]
-    shutil.copytree(originals / "byte_tiny", tmp_path / "preset")
-    path = tmp_path / "preset" / file
-    path.write_text(json.dumps(put(json.loads(path.read_text()), place, attack)))
-    with assert_refused("must name only models, preprocessors"):
-        models.RoutingTransformerCausalLM.from_preset(str(tmp_path / "preset"))
+    with assert_refused(OTHERS):
+        load_preset("byte_tiny", file, putting(place, attack))
+    if file in ("config.json", "tokenizer.json"):
+        with assert_refused(OTHERS):
+            backbone = models.RoutingTransformer
+            load_preset("byte_tiny", file, putting(place, attack), backbone)
 
 
-def test_other_loaders_of_keras_hub_are_not_reached(originals, tmp_path):
-    shutil.copytree(originals / "digits_small", tmp_path / "preset")
-    (tmp_path / "preset/config.json").write_text('{"model_type": "bert"}')
+def test_other_loaders_of_keras_hub_are_not_reached(load_preset):
     with assert_refused("must name its class"):
-        models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
+        load_preset("digits_small", "config.json", '{"model_type": "bert"}')
 
 
-def test_packages_that_the_user_names_are_allowed(originals, tmp_path, monkeypatch):
+def test_packages_that_the_user_names_are_allowed(load_file, tmp_path, monkeypatch):
     touched = tmp_path / "touched"
-    tokenizer = attacks(touched)["other library"]
-    path = "config/preprocessor/config/tokenizer"
-    file = tmp_path / "other.keras"
-    rewrite(originals / "byte_tiny.keras", file, lambda c: put(c, path, tokenizer))
+    attack = attacks(touched)["other library"]
     monkeypatch.setattr(
         safe_loading, "PACKAGES", {*safe_loading.PACKAGES, "some_library"}
     )
-    model = safe_loading.load_keras_file(file)
+    model = load_file("byte_tiny", putting(TOKENIZER, attack))
     assert isinstance(model.preprocessor.tokenizer, WithSideEffect)
     assert touched.exists()
 
@@ -345,25 +363,18 @@ LARGE = "must keep to|more (values|blocks) than its|must be|Unknown hyperparamet
 
 
 @pytest.mark.parametrize("changes", HOSTILE, ids=str)
-def test_a_config_needs_no_more_than_its_file_has(changes, originals, tmp_path):
+def test_a_config_needs_no_more_than_its_file_has(changes, load_file, load_preset):
     def change(config):
-        place = config["config"]["backbone"] if is_task(config) else config
+        is_task = "backbone" in config["config"]
+        place = config["config"]["backbone"] if is_task else config
         place["config"]["hyperparameters"].update(changes)
         return config
 
-    def is_task(config):
-        return "backbone" in config["config"]
-
-    path = tmp_path / "large.keras"
-    rewrite(originals / "byte_tiny.keras", path, change)
     with assert_refused(LARGE):
-        safe_loading.load_keras_file(path)
-    for name in ("config.json", "task.json"):
-        shutil.copytree(originals / "byte_tiny", tmp_path / name)
-        file = tmp_path / name / name
-        file.write_text(json.dumps(change(json.loads(file.read_text()))))
+        load_file("byte_tiny", change)
+    for file in ("config.json", "task.json"):
         with assert_refused(LARGE):
-            models.RoutingTransformerCausalLM.from_preset(str(tmp_path / name))
+            load_preset("byte_tiny", file, change)
 
 
 @pytest.mark.parametrize(
@@ -378,19 +389,17 @@ def test_a_config_needs_no_more_than_its_file_has(changes, originals, tmp_path):
     ],
     ids=str,
 )
-def test_images_need_no_more_than_their_file_has(changes, originals, tmp_path):
+def test_images_need_no_more_than_their_file_has(changes, load_file):
     def change(config):
         config["config"]["hyperparameters"].update(changes)
         return config
 
-    path = tmp_path / "large.keras"
-    rewrite(originals / "digits_small.keras", path, change)
     with assert_refused(f"{LARGE}|is height"):
-        safe_loading.load_keras_file(path)
+        load_file("digits_small", change)
 
 
 @pytest.mark.parametrize("layer", ["backbone", "embedding"])
-def test_nothing_else_takes_memory(layer, originals, tmp_path):
+def test_nothing_else_takes_memory(layer, originals, load_file, load_preset):
     """Keras builds what a config says is built."""
     with zipfile.ZipFile(originals / "byte_tiny.keras") as file:
         config = json.loads(file.read("config.json"))
@@ -402,26 +411,17 @@ def test_nothing_else_takes_memory(layer, originals, tmp_path):
         attack = entry("routing_tf.layers", name, settings, f"routing_tf>{name}")
         attack["build_config"] = {"input_shape": [None, None]}
     for place in PLACES[1:3]:
-        path = tmp_path / "large.keras"
-        rewrite(
-            originals / "byte_tiny.keras",
-            path,
-            lambda config, to=place: put(config, to, attack),
-        )
-        with assert_refused("must name only models, preprocessors"):
-            safe_loading.load_keras_file(path)
-    for name in ("tokenizer.json", "preprocessor.json"):
-        shutil.copytree(originals / "byte_tiny", tmp_path / name)
-        (tmp_path / name / name).write_text(json.dumps(attack))
-        with assert_refused("must name only models, preprocessors"):
-            models.RoutingTransformerCausalLM.from_preset(str(tmp_path / name))
+        with assert_refused(OTHERS):
+            load_file("byte_tiny", putting(place, attack))
+    for file in ("tokenizer.json", "preprocessor.json"):
+        with assert_refused(OTHERS):
+            load_preset("byte_tiny", file, json.dumps(attack))
 
 
-def test_lengths_of_texts_are_bounded(originals, tmp_path):
-    path, place = tmp_path / "long.keras", "config/preprocessor/config/sequence_length"
-    rewrite(originals / "byte_tiny.keras", path, lambda c: put(c, place, 10**12))
+def test_lengths_of_texts_are_bounded(load_file):
+    place = "config/preprocessor/config/sequence_length"
     with assert_refused("max_size.*1,000,000,000,000 sequence_length"):
-        safe_loading.load_keras_file(path)
+        load_file("byte_tiny", putting(place, 10**12))
 
 
 def test_lengths_of_inputs_are_bounded(tmp_path):
@@ -513,19 +513,18 @@ def weights_with(**datasets):
         ("holds no numbers", {"shape": (3,), "dtype": h5py.string_dtype()}),
     ],
 )
-def test_weights_are_stored_in_full(message, options, originals, tmp_path, monkeypatch):
+def test_weights_are_stored_in_full(
+    message, options, load_file, load_preset, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     weights = weights_with(x=options)
-    rewrite(originals / "digits_small.keras", "bomb.keras", weights=weights)
     with assert_refused(message):
-        safe_loading.load_keras_file("bomb.keras")
-    shutil.copytree(originals / "digits_small", "preset")
-    pathlib.Path("preset/model.weights.h5").write_bytes(weights)
+        load_file("digits_small", weights=weights)
     with assert_refused(message):
-        models.RoutingImageTransformer.from_preset("preset")
+        load_preset("digits_small", "model.weights.h5", weights)
 
 
-def test_weights_of_other_files_are_refused(originals, tmp_path):
+def test_weights_of_other_files_are_refused(originals, load_file, tmp_path):
     secret, path = tmp_path / "secret.h5", tmp_path / "link.h5"
     with zipfile.ZipFile(originals / "digits_small.keras") as file:
         secret.write_bytes(file.read("model.weights.h5"))
@@ -535,28 +534,17 @@ def test_weights_of_other_files_are_refused(originals, tmp_path):
             here.create_dataset(f"ballast_{number}", data=data)
         for name in there:
             here[name] = h5py.ExternalLink(str(secret), f"/{name}")
-    rewrite(
-        originals / "digits_small.keras",
-        tmp_path / "link.keras",
-        weights=path.read_bytes(),
-    )
     with assert_refused("ExternalLink|could not be loaded"):
-        safe_loading.load_keras_file(tmp_path / "link.keras")
+        load_file("digits_small", weights=path.read_bytes())
 
 
 @pytest.fixture
-def digits_weights(originals, tmp_path):
+def digits_weights(originals, load_file, tmp_path):
     """An HDF5 file of the weights of a model, to be changed, and what loads them."""
     path = tmp_path / "weights.h5"
     with zipfile.ZipFile(originals / "digits_small.keras") as file:
         path.write_bytes(file.read("model.weights.h5"))
-
-    def load():
-        weights, changed = path.read_bytes(), tmp_path / "changed.keras"
-        rewrite(originals / "digits_small.keras", changed, weights=weights)
-        return safe_loading.load_keras_file(changed)
-
-    return path, load
+    return path, lambda: load_file("digits_small", weights=path.read_bytes())
 
 
 @pytest.mark.filterwarnings("error")
@@ -577,11 +565,9 @@ def test_weights_must_be_finite(digits_weights):
             load()
 
 
-def test_packed_weights_are_refused(originals, tmp_path):
-    path = tmp_path / "packed.keras"
-    rewrite(originals / "digits_small.keras", path, compression=zipfile.ZIP_DEFLATED)
+def test_packed_weights_are_refused(load_file):
     with assert_refused("must not be compressed"):
-        safe_loading.load_keras_file(path)
+        load_file("digits_small", compression=zipfile.ZIP_DEFLATED)
 
 
 def test_members_that_share_bytes_are_refused(originals, tmp_path):
@@ -624,29 +610,21 @@ def test_members_of_absurd_size_or_name(message, name, size, originals, tmp_path
         safe_loading.load_keras_file(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"PK", b"PK\5\6" + bytes(18), bytes(999)])
-def test_damaged_files(content, tmp_path):
-    (tmp_path / "damaged.keras").write_bytes(content)
-    with assert_refused("must be whole"):
-        safe_loading.load_keras_file(tmp_path / "damaged.keras")
-
-
-def test_a_damaged_archive(originals, tmp_path):
+def test_damaged_files(originals, tmp_path):
+    whole = (originals / "digits_small.keras").read_bytes()
+    place = whole.index(b"routing_tf")
+    flipped = whole[:place] + b"R" + whole[place + 1 :]
     path = tmp_path / "damaged.keras"
-    data = bytearray((originals / "digits_small.keras").read_bytes())
-    place = data.index(b"routing_tf")
-    data[place] ^= 1
-    path.write_bytes(data)
-    with assert_refused("must be whole.*Bad CRC"):
-        safe_loading.load_keras_file(path)
+    for content in (b"", b"PK", b"PK\5\6" + bytes(18), bytes(999), flipped):
+        path.write_bytes(content)
+        with assert_refused("must be whole"):
+            safe_loading.load_keras_file(path)
 
 
 @pytest.mark.parametrize("text", ["[" * 40 + "]" * 40, "[" * 10**5, '{"a":' * 10**5])
-def test_nested_json_is_refused(text, originals, tmp_path):
-    shutil.copytree(originals / "digits_small", tmp_path / "preset")
-    (tmp_path / "preset/config.json").write_text(text)
+def test_nested_json_is_refused(text, load_preset, tmp_path):
     with assert_refused("max_json_depth"):
-        models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
+        load_preset("digits_small", "config.json", text)
     with assert_refused("`hparams` must be.*max_json_depth"):
         conversion.read_hparams(tmp_path / "preset/config.json")
 
@@ -660,27 +638,19 @@ def test_large_json_is_not_read(originals, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../other.weights.h5"])
-def test_shards_lie_in_their_folder(name, originals, tmp_path):
-    shutil.copytree(originals / "digits_small", tmp_path / "preset")
+def test_shards_lie_in_their_folder(name, load_preset):
     index = {"weight_map": {"/layers": ["model_00000.weights.h5", name]}}
-    (tmp_path / "preset/model.weights.json").write_text(json.dumps(index))
     with assert_refused("files of its own folder"):
-        models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
+        load_preset("digits_small", "model.weights.json", json.dumps(index))
 
 
-def test_assets_lie_in_their_folder(originals, tmp_path):
-    shutil.copytree(originals / "byte_tiny", tmp_path / "preset")
-    path = tmp_path / "preset/tokenizer.json"
-    config = put(json.loads(path.read_text()), "config/config_file", "/etc/x.json")
-    path.write_text(json.dumps(config))
+def test_assets_lie_in_their_folder(load_preset):
+    change = putting("config/config_file", "/etc/x.json")
     with assert_refused("a name without folders"):
-        models.RoutingTransformerCausalLM.from_preset(str(tmp_path / "preset"))
+        load_preset("byte_tiny", "tokenizer.json", change)
 
 
-TOKENIZERS = [SubwordTokenizer, WordTokenizer]
-
-
-@pytest.mark.parametrize("cls", TOKENIZERS)
+@pytest.mark.parametrize("cls", [SubwordTokenizer, WordTokenizer])
 def test_vocabularies_of_absurd_size_are_not_read(cls, tmp_path):
     path = tmp_path / "vocabulary"
     with open(path, "wb") as file:
@@ -695,24 +665,26 @@ def test_vocabularies_of_absurd_size_are_not_read(cls, tmp_path):
         cls(path)
 
 
-def test_a_checkpoint_holds_what_its_index_claims(tmp_path):
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of a checkpoint of the release, and the file of its data."""
     for file in RELEASE.parent.glob(f"{RELEASE.name}.*"):
         shutil.copy(file, tmp_path)
-    with open(next(tmp_path.glob("*.data-*")), "r+b") as data:
-        data.truncate(1000)
+    return tmp_path / RELEASE.name, next(tmp_path.glob("*.data-*"))
+
+
+def test_a_checkpoint_holds_what_its_index_claims(copied):
+    path, data = copied
+    data.write_bytes(data.read_bytes()[:1000])
     with assert_refused("must not claim more than its data files contain"):
-        checkpoints.ReleaseCheckpoint(tmp_path / RELEASE.name)
+        checkpoints.ReleaseCheckpoint(path)
 
 
-def test_damaged_data_of_a_checkpoint_are_refused(tmp_path):
-    for file in RELEASE.parent.glob(f"{RELEASE.name}.*"):
-        shutil.copy(file, tmp_path)
-    data = next(tmp_path.glob("*.data-*"))
+def test_damaged_data_of_a_checkpoint_are_refused(copied):
+    path, data = copied
     data.write_bytes(bytes(byte ^ 1 for byte in data.read_bytes()))
-    checkpoint = checkpoints.ReleaseCheckpoint(tmp_path / RELEASE.name)
-    with assert_refused(
-        "data files of a checkpoint must be complete. Received: sparse"
-    ):
+    checkpoint = checkpoints.ReleaseCheckpoint(path)
+    with assert_refused("files of a checkpoint must be complete. Received: sparse"):
         checkpoint.value(next(iter(checkpoint.shapes)))
 
 

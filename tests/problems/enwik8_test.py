@@ -5,6 +5,7 @@ from routing_tf import models
 from routing_tf import problems
 from routing_tf.problems import builders
 from routing_tf.problems.datasets.enwik8 import Enwik8
+from tests.problems import prepared
 
 SIZES = {"train": 900, "validation": 50, "test": 50}
 LENGTH = 16
@@ -38,16 +39,8 @@ def integers(tmp_path):
 
 
 def get(tmp_path, raw_dir, name="enwik8", sequence_length=LENGTH, **options):
-    """The problem, its data prepared."""
-    options |= {"sequence_length": sequence_length, "data_dir": str(tmp_path / "data")}
-    list(problems.get(name, **options).generate(str(raw_dir)))
-    return problems.get(name, **options)
-
-
-def rows_of(problem, split):
-    """The ids of each held-out window."""
-    batches = problem.dataset(split, 1, training=False).as_numpy_iterator()
-    return [targets[weights == 1].tolist() for _, targets, weights in batches]
+    options["sequence_length"] = sequence_length
+    return prepared.get(name, tmp_path, raw_dir, **options)
 
 
 def test_bytes_of_the_original_file(tmp_path, original):
@@ -59,7 +52,7 @@ def test_bytes_of_the_original_file(tmp_path, original):
         expected = [*(byte + 2 for byte in part), 1]
         assert problem.ids(split).tolist() == expected
         assert problem.ids(split).dtype == "uint16"
-    rows = rows_of(problem, "test")
+    rows = prepared.rows_of(problem, "test")
     assert [len(row) for row in rows] == [16, 16, 16, 3]
     assert problem.vocabulary_size == 258
     assert problem.tokenizer.detokenize(problem.ids("train")[:10]) == "<mediawiki"
@@ -84,10 +77,10 @@ def test_release_packing_makes_each_line_a_window(tmp_path, integers):
     problem = get(tmp_path, raw_dir, packing="release")
     for split, (first, second, third, long) in lines.items():
         expected = [first, second, third, long[:LENGTH], long[LENGTH:]]
-        assert rows_of(problem, split) == expected
+        assert prepared.rows_of(problem, split) == expected
     batches = problem.dataset("train", 1).take(5).as_numpy_iterator()
     found = [targets[weights == 1].tolist() for _, targets, weights in batches]
-    assert sorted(found) == sorted(rows_of(problem, "train"))
+    assert sorted(found) == sorted(prepared.rows_of(problem, "train"))
 
 
 def test_ids_may_be_larger_than_bytes(tmp_path):

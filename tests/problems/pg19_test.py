@@ -7,6 +7,7 @@ from routing_tf import problems
 from routing_tf.problems import array_store
 from routing_tf.problems.datasets import pg19
 from routing_tf.tokenizers import SubwordTokenizer
+from tests.problems import prepared
 
 BOOKS = {
     "train": {
@@ -39,20 +40,13 @@ def vocabulary(tmp_path, raw_dir):
 
 
 def get(tmp_path, raw_dir, **options):
-    """The problem, its data prepared."""
-    options = {"sequence_length": LENGTH, "data_dir": str(tmp_path / "data"), **options}
-    list(problems.get("pg19_length8k", **options).generate(str(raw_dir)))
-    return problems.get("pg19_length8k", **options)
+    options = {"sequence_length": LENGTH, **options}
+    return prepared.get("pg19_length8k", tmp_path, raw_dir, **options)
 
 
 def lines_of(problem, text):
     tokenizer = problem.tokenizer
     return [tokenizer.tokenize(x.strip()).numpy().tolist() for x in text.split("\n")]
-
-
-def rows_of(problem, split):
-    batches = problem.dataset(split, 1, training=False).as_numpy_iterator()
-    return [targets[weights == 1].tolist() for _, targets, weights in batches]
 
 
 def test_stream_of_sorted_books(tmp_path, raw_dir, vocabulary):
@@ -62,7 +56,7 @@ def test_stream_of_sorted_books(tmp_path, raw_dir, vocabulary):
         for name in sorted(name for name in books if name.endswith(".txt")):
             expected += [*sum(lines_of(problem, books[name]), []), 1]
         assert problem.ids(split).tolist() == expected
-    assert sum(rows_of(problem, "test"), []) == problem.ids("test").tolist()
+    assert sum(prepared.rows_of(problem, "test"), []) == problem.ids("test").tolist()
 
 
 def test_release_packing_in_the_order_of_the_listing(
@@ -86,7 +80,7 @@ def test_release_packing_in_the_order_of_the_listing(
                 buffer = line
     windows.append([*buffer, 1])
     expected = [w[i : i + LENGTH] for w in windows for i in range(0, len(w), LENGTH)]
-    assert rows_of(problem, "train") == expected
+    assert prepared.rows_of(problem, "train") == expected
     # The log perplexity per subword times 1.248.
     assert problem.metric(2.0, "test") == pytest.approx(math.exp(2 * 1.248))
 
@@ -136,7 +130,7 @@ def test_goes_on_behind_the_last_book(
     assert third in seen[3:]
     for split in BOOKS:
         assert problem.ids(split).tolist() == whole.ids(split).tolist()
-        assert rows_of(problem, split) == rows_of(whole, split)
+        assert prepared.rows_of(problem, split) == prepared.rows_of(whole, split)
 
 
 @pytest.mark.parametrize(

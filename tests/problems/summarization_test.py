@@ -1,6 +1,5 @@
 """Tests of the problems of summarization."""
 
-import hashlib
 import json
 import zipfile
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from routing_tf import problems
+from tests.problems import prepared
 
 SIZES = {"train": 12, "val": 3, "test": 2}
 FILES = {"train": "train", "validation": "val", "test": "test"}
@@ -35,34 +34,17 @@ def abstract(name, number):
 def raw(tmp_path, monkeypatch):
     folder = tmp_path / "raw"
     folder.mkdir()
-    builder = tfds.builder_cls("scientific_papers")
-    infos = {}
-    for url, info in builder.url_infos.items():
-        name = info.filename.partition("-")[0]
-        with zipfile.ZipFile(folder / info.filename, "w") as archive:
+    for name in ("arxiv", "pubmed"):
+        with zipfile.ZipFile(folder / f"{name}-dataset.zip", "w") as archive:
             for split, size in SIZES.items():
                 lines = [json.dumps(paper(name, n)) + "\n" for n in range(size)]
                 archive.writestr(f"{name}-dataset/{split}.txt", "".join(lines))
-        content = (folder / info.filename).read_bytes()
-        infos[url] = tfds.download.checksums.UrlInfo(
-            size=len(content),
-            checksum=hashlib.sha256(content).hexdigest(),
-            filename=info.filename,
-        )
-    monkeypatch.setattr(builder, "url_infos", infos)
-
-    def download(self, resource):
-        raise ConnectionError(f"no way to {getattr(resource, 'url', resource)}")
-
-    monkeypatch.setattr(tfds.download.DownloadManager, "_download", download)
+    prepared.trust(monkeypatch, tfds.builder_cls("scientific_papers"), folder)
     return folder
 
 
 def get(name, tmp_path, raw=None, **options):
-    options = {"vocabulary": "bytes", "data_dir": str(tmp_path / "data"), **options}
-    if raw is not None:
-        list(problems.get(name, **options).generate(str(raw)))
-    return problems.get(name, **options)
+    return prepared.get(name, tmp_path, raw, **{"vocabulary": "bytes", **options})
 
 
 @pytest.mark.parametrize("name", ["arxiv", "pubmed"])

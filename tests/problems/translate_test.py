@@ -1,6 +1,5 @@
 """Tests of the problems of translation."""
 
-import hashlib
 import io
 import tarfile
 
@@ -12,6 +11,7 @@ from routing_tf import problems
 from routing_tf.problems import array_store
 from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.datasets import translate
+from tests.problems import prepared
 
 # The sentences of each corpus, in English; in German they are in capitals.
 EUROPARL = [f"Sentence number {n} is here." for n in range(30)]
@@ -69,27 +69,14 @@ def archives():
 @pytest.fixture
 def write(tmp_path, monkeypatch):
     """Writes raw files, which tfds takes for the originals."""
-    known = wmt14.Wmt14Translate.url_infos
-
-    def download(self, resource):
-        raise ConnectionError(f"no way to {getattr(resource, 'url', resource)}")
-
-    monkeypatch.setattr(tfds.download.DownloadManager, "_download", download)
 
     def write(files):
-        (tmp_path / "raw").mkdir(exist_ok=True)
-        infos = {}
-        for url, info in known.items():
-            if info.filename in files:
-                path = tmp_path / "raw" / info.filename
-                write_archive(path, files[info.filename])
-                infos[url] = tfds.download.checksums.UrlInfo(
-                    size=path.stat().st_size,
-                    checksum=hashlib.sha256(path.read_bytes()).hexdigest(),
-                    filename=info.filename,
-                )
-        monkeypatch.setattr(wmt14.Wmt14Translate, "url_infos", infos)
-        return str(tmp_path / "raw")
+        raw = tmp_path / "raw"
+        raw.mkdir()
+        for name, content in files.items():
+            write_archive(raw / name, content)
+        prepared.trust(monkeypatch, wmt14.Wmt14Translate, raw)
+        return raw
 
     return write
 
@@ -101,10 +88,7 @@ def raw(write):
 
 def get(tmp_path, raw=None, name="translate_ende_wmt14", **options):
     """A problem of bytes, its data prepared if there are raw files."""
-    options = {"vocabulary": "bytes", "data_dir": str(tmp_path / "data"), **options}
-    if raw is not None:
-        list(problems.get(name, **options).generate(raw))
-    return problems.get(name, **options)
+    return prepared.get(name, tmp_path, raw, **{"vocabulary": "bytes", **options})
 
 
 def texts(problem, split):

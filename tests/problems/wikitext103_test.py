@@ -7,6 +7,7 @@ import pytest
 from routing_tf import problems
 from routing_tf.problems import packing
 from routing_tf.problems.datasets.wikitext103 import Wikitext103
+from tests.problems import prepared
 
 FILES = {
     "train": (
@@ -32,10 +33,8 @@ def write(folder, files, ending="tokens"):
 
 
 def get(tmp_path, raw_dir, name="wikitext103", sequence_length=8, **options):
-    """The problem, its data prepared."""
-    options |= {"sequence_length": sequence_length, "data_dir": str(tmp_path / "data")}
-    list(problems.get(name, **options).generate(str(raw_dir)))
-    return problems.get(name, **options)
+    options["sequence_length"] = sequence_length
+    return prepared.get(name, tmp_path, raw_dir, **options)
 
 
 def words_of(problem, ids):
@@ -44,8 +43,7 @@ def words_of(problem, ids):
 
 def rows_of(problem, split):
     """The words of each held-out window."""
-    batches = problem.dataset(split, 1, training=False).as_numpy_iterator()
-    return [words_of(problem, t[w == 1]) for _, t, w in batches]
+    return [words_of(problem, ids) for ids in prepared.rows_of(problem, split)]
 
 
 def line_words(text):

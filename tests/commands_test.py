@@ -1,5 +1,4 @@
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -24,6 +23,9 @@ from routing_tf.models import build
 from routing_tf.problems import arguments
 from routing_tf.training import engines
 from routing_tf.training import trainer
+from tests.first_checks_test import ROOT
+from tests.first_checks_test import SLOW
+from tests.first_checks_test import alone
 
 COMMANDS = (analyse, convert, datagen, evaluate, export, generate, train)
 PATHS = {
@@ -111,18 +113,12 @@ def test_nobody_reads(flush, options, monkeypatch):
 def test_flags_are_read_before_anything_slow_is_imported(
     command, argument, code, answer
 ):
-    module = f"routing_tf.{command.__name__.rpartition('.')[2]}"
-    python = [sys.executable, "-X", "importtime", "-m", module]
-    folder = pathlib.Path(command.__file__).parents[2]
-    done = subprocess.run(
-        [*python, argument], capture_output=True, text=True, cwd=folder
-    )
+    name = command.__name__.rpartition(".")[2]
+    done, imported = alone(ROOT, name, argument)
     assert done.returncode == code
     assert answer in done.stdout + done.stderr
-    assert str(folder) not in done.stdout
-    imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
-    assert "absl.flags" in imported
-    assert not imported & {"jax", "keras", "numpy", "tensorflow", "tensorflow_datasets"}
+    assert str(ROOT) not in done.stdout
+    assert not imported & SLOW
 
 
 def test_copies_equal_what_they_are_copies_of():
@@ -216,7 +212,7 @@ def test_the_first_line_of_a_command_is_no_error(tmp_path):
         capture_output=True,
         text=True,
         env=environment,
-        cwd=pathlib.Path(commands.__file__).parents[2],
+        cwd=ROOT,
     )
     assert done.returncode == 1
     assert done.stderr.startswith("error: `--model_dir` must hold a run.json")

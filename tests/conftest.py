@@ -119,6 +119,21 @@ def run_command(capsys):
     return run
 
 
+@pytest.fixture
+def refused(run_command):
+    """Runs a command that must end with a mistake, the last line that it says."""
+
+    def refused(command, *arguments):
+        code, out, err = run_command(command, *arguments)
+        assert (code, out) == (1, "")
+        assert "Traceback" not in err
+        *_, last = err.splitlines()
+        assert last.startswith("error: ")
+        return last
+
+    return refused
+
+
 @pytest.fixture(scope="module")
 def loaded_once():
     """Commands of a module share the models that they load, and change none."""

@@ -140,6 +140,7 @@ def test_hparams_may_be_a_file(tmp_path):
     [
         ("hparams without query_shape, memory_flange, .*window", {"hparams": None}),
         ("preset='pg19'.*Valid names are", {"preset": "pg19"}),
+        ("preset='cifar10_local_cluster", {"preset": "cifar10_local_cluster"}),
     ],
 )
 def test_settings_that_leave_something_open(message, options):
@@ -180,6 +181,16 @@ def arrays_of(name):
     return {name: checkpoint.value(name) for name in checkpoint.shapes}
 
 
+def assert_refused(message, name, arrays, folder):
+    """Checks that a text model is not made of arrays; returns what is said."""
+    path = write_checkpoint(folder / "model.ckpt", arrays)
+    with pytest.raises(ValueError, match=message) as error:
+        models.RoutingTransformerCausalLM.from_release_checkpoint(
+            path, hparams=hparams_of(name)
+        )
+    return str(error.value)
+
+
 def test_every_variable_that_does_not_fit_is_named(tmp_path):
     name = "pg19_local_cluster8k"
     arrays = arrays_of(name)
@@ -190,12 +201,7 @@ def test_every_variable_that_does_not_fit_is_named(tmp_path):
     cut = f"{layer}/self_attention/output_transform/kernel"
     arrays[cut] = arrays[cut][:5]
     arrays[f"{scope}/one_more"] = np.zeros(3, "float32")
-    path = write_checkpoint(tmp_path / "model.ckpt", arrays)
-    with pytest.raises(ValueError) as error:
-        models.RoutingTransformerCausalLM.from_release_checkpoint(
-            path, hparams=hparams_of(name)
-        )
-    lines = str(error.value).splitlines()[1:]
+    lines = assert_refused("", name, arrays, tmp_path).splitlines()[1:]
     assert [line.strip() for line in lines] == [
         f"left over: {scope}/one_more",
         f"missing: {missing}",
@@ -280,21 +286,24 @@ def test_the_table_of_an_encoder_is_joined(parts, tmp_path):
     np.testing.assert_array_equal(release.read_variables(lm)[name], table)
 
 
-def test_texts_need_the_table_of_the_encoder(tmp_path):
-    tokens = SubwordTokenizer.build_vocabulary(["the cat"], vocabulary_size=40)
+@pytest.mark.parametrize(
+    "message, name, num_words",
+    [
+        ("table of the encoder's ids", "translate_local_cluster512", 2),
+        (
+            "subwords for a model of 50 ids",
+            "pg19_local_cluster8k",
+            200,
+        ),
+    ],
+)
+def test_a_vocabulary_must_fit(message, name, num_words, tmp_path):
+    text = " ".join(f"word{word}" for word in range(num_words))
     path = tmp_path / "vocab.subwords"
+    tokens = SubwordTokenizer.build_vocabulary([text], vocabulary_size=120)
     SubwordTokenizer(tokens).save_vocabulary(path)
-    with pytest.raises(ValueError, match="needs the table of the encoder's ids"):
-        load("translate_local_cluster512", vocabulary=str(path))
-
-
-def test_a_vocabulary_must_fit(tmp_path):
-    texts = [" ".join(f"word{i}" for i in range(200))]
-    tokens = SubwordTokenizer.build_vocabulary(texts, vocabulary_size=120)
-    path = tmp_path / "vocab.subwords"
-    SubwordTokenizer(tokens).save_vocabulary(path)
-    with pytest.raises(ValueError, match="subwords for a model of 50 ids"):
-        load("pg19_local_cluster8k", vocabulary=str(path))
+    with pytest.raises(ValueError, match=message):
+        load(name, vocabulary=str(path))
 
 
 def test_settings_that_no_variable_shows_are_told():
@@ -321,22 +330,15 @@ def test_what_the_settings_are_read_from_is_named(missing, tmp_path):
     name = "pg19_released_hparams_json"
     arrays = arrays_of(name)
     del arrays[f"sparse_transformer/body/{missing}"]
-    path = write_checkpoint(tmp_path / "model.ckpt", arrays)
-    with pytest.raises(ValueError, match=f"missing: sparse_transformer/body/{missing}"):
-        models.RoutingTransformerCausalLM.from_release_checkpoint(
-            path, hparams=hparams_of(name)
-        )
+    message = f"missing: sparse_transformer/body/{missing}"
+    assert_refused(message, name, arrays, tmp_path)
 
 
 def test_weights_must_be_finite(tmp_path):
     name = "pg19_local_cluster8k"
     arrays = arrays_of(name)
     arrays["sparse_transformer/body/emb_dense/bias"][3] = np.nan
-    path = write_checkpoint(tmp_path / "model.ckpt", arrays)
-    with pytest.raises(ValueError, match="must be finite.*emb_dense/bias"):
-        models.RoutingTransformerCausalLM.from_release_checkpoint(
-            path, hparams=hparams_of(name)
-        )
+    assert_refused("must be finite.*emb_dense/bias", name, arrays, tmp_path)
 
 
 @pytest.mark.parametrize("content", [None, "[1]", "{"])
@@ -346,8 +348,3 @@ def test_hparams_that_cannot_be_read(content, tmp_path):
         path.write_text(content)
     with pytest.raises(ValueError, match="`hparams` must be a "):
         load("pg19_local_cluster8k", hparams=str(path))
-
-
-def test_a_preset_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match="must be a set of a 'text' model"):
-        load("pg19_local_cluster8k", preset="cifar10_local_cluster")

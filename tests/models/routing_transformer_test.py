@@ -106,18 +106,14 @@ def test_settings_reach_the_layers():
         assert (local.block_shape, local.flange_blocks) == ((6,), 2)
 
 
-def test_grouped_queries_and_gates_reach_the_layers():
+def test_further_settings_of_heads_reach_the_layers():
     options = {"num_key_value_heads": 2, "use_gate": True, "share_query_key": False}
-    for block in shapes(**options).blocks:
+    for block in shapes(**options, logit_soft_cap=30.0, qk_norm=True).blocks:
         assert block.attention.gate_kernel is not None
-        assert [group.num_heads for group in block.attention.head_groups] == [2, 2]
         key_kernel = block.attention.key_kernel
         assert key_kernel.shape[-1] == 2 * block.attention.key_dim
-
-
-def test_how_queries_and_keys_are_compared_reaches_the_layers():
-    for block in shapes(logit_soft_cap=30.0, qk_norm=True).blocks:
         for group in block.attention.head_groups:
+            assert group.num_heads == 2
             assert (group.logit_soft_cap, group.qk_norm) == (30.0, True)
 
 

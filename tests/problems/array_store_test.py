@@ -1,4 +1,3 @@
-import json
 import os
 import threading
 import time
@@ -78,7 +77,10 @@ def test_what_came_behind_the_last_checkpoint_is_made_again(tmp_path, monkeypatc
     check(folder)
 
 
-@pytest.mark.parametrize("damage", ["identity", "file", "progress"])
+DAMAGED_PROGRESS = ("{", "[]", "5", '{"identity": {}, "lengths": 5}')
+
+
+@pytest.mark.parametrize("damage", ["identity", "file", *DAMAGED_PROGRESS])
 def test_begins_anew_if_it_cannot_go_on(tmp_path, damage):
     folder, seen = tmp_path / "store", []
     with pytest.raises(Stopped):
@@ -86,8 +88,8 @@ def test_begins_anew_if_it_cannot_go_on(tmp_path, damage):
     partial = tmp_path / "store.incomplete"
     if damage == "file":
         os.truncate(partial / "ids.npy", 130)
-    if damage == "progress":
-        (partial / "progress.json").write_text("{")
+    if damage in DAMAGED_PROGRESS:
+        (partial / "progress.json").write_text(damage)
     identity = {"files": ["b" if damage == "identity" else "a"]}
     array_store.write(folder, DTYPES, identity, parts(seen=seen))
     assert seen == list(range(10))
@@ -160,43 +162,46 @@ def test_empty_arrays(tmp_path):
     assert arrays["windows"].shape == (0, 2)
 
 
-@pytest.mark.parametrize("damage", ["shorter", "missing", "info"])
-def test_damage_is_noticed(tmp_path, damage):
-    folder = tmp_path / "store"
-    array_store.write(folder, DTYPES, {}, parts())
-    if damage == "shorter":
-        np.save(folder / "ids.npy", np.zeros(5, "uint16"))
-    if damage == "missing":
-        (folder / "ids.npy").unlink()
-    if damage == "info":
-        (folder / "info.json").write_text(json.dumps({}))
-    with pytest.raises(ValueError, match="must be complete.*routing_tf.datagen"):
-        array_store.read(folder)
-
-
-INFO = ("null", "[]", "5", '{"lengths": 5, "identity": {}}', '{"lengths": {"ids": 30}}')
-
-
-@pytest.mark.parametrize("content", INFO)
-def test_info_of_wrong_types(tmp_path, content):
+@pytest.fixture
+def store(tmp_path):
     array_store.write(tmp_path / "store", DTYPES, {}, parts())
-    (tmp_path / "store" / "info.json").write_text(content)
+    return tmp_path / "store"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda store: np.save(store / "ids.npy", np.zeros(5, "uint16")),
+        lambda store: (store / "ids.npy").unlink(),
+    ],
+    ids=["shorter", "missing"],
+)
+def test_damage_is_noticed(store, damage):
+    damage(store)
+    with pytest.raises(ValueError, match="must be complete.*routing_tf.datagen"):
+        array_store.read(store)
+
+
+INFO = ("{}", "null", "[]", "5", '{"lengths": 5, "identity": {}}')
+
+
+@pytest.mark.parametrize("content", [*INFO, '{"lengths": {"ids": 30}}'])
+def test_info_of_wrong_types(store, content):
+    (store / "info.json").write_text(content)
     for use in (array_store.read, array_store.identity_of):
         with pytest.raises(ValueError, match="must be complete.*routing_tf.datagen"):
-            use(tmp_path / "store")
+            use(store)
 
 
-def test_any_damaged_header_is_noticed_or_harmless(tmp_path):
-    folder = tmp_path / "store"
-    array_store.write(folder, DTYPES, {}, parts())
-    content = (folder / "ids.npy").read_bytes()
+def test_any_damaged_header_is_noticed_or_harmless(store):
+    content = (store / "ids.npy").read_bytes()
     refused = 0
     for place in range(0, 128):
         damaged = bytearray(content)
         damaged[place] ^= 1 << place % 8
-        (folder / "ids.npy").write_bytes(damaged)
+        (store / "ids.npy").write_bytes(damaged)
         try:
-            ids = array_store.read(folder, DTYPES)["ids"]
+            ids = array_store.read(store, DTYPES)["ids"]
             np.testing.assert_array_equal(ids, np.arange(30))
         except ValueError as error:
             assert "must be complete" in str(error)
@@ -204,22 +209,14 @@ def test_any_damaged_header_is_noticed_or_harmless(tmp_path):
     assert refused > 50
 
 
-def test_arrays_of_another_type(tmp_path):
-    folder = tmp_path / "store"
-    array_store.write(folder, DTYPES, {}, parts())
-    np.save(folder / "ids.npy", np.zeros(30))
-    with pytest.raises(ValueError, match="ids.npy has entries of float64 instead of"):
-        array_store.read(folder, DTYPES)
-    np.save(folder / "ids.npy", np.zeros((30, 2), "uint16"))
-    with pytest.raises(ValueError, match="ids.npy has entries of"):
-        array_store.read(folder, DTYPES)
-
-
-@pytest.mark.parametrize("content", ["[]", "5", '{"identity": {}, "lengths": 5}'])
-def test_damaged_progress_begins_anew(tmp_path, content):
-    folder = tmp_path / "store"
-    with pytest.raises(Stopped):
-        array_store.write(folder, DTYPES, {}, parts(stop=5))
-    (tmp_path / "store.incomplete" / "progress.json").write_text(content)
-    array_store.write(folder, DTYPES, {}, parts())
-    check(folder)
+@pytest.mark.parametrize(
+    "array, received",
+    [
+        (np.zeros(30), "of float64 instead of"),
+        (np.zeros((30, 2), "uint16"), "of"),
+    ],
+)
+def test_arrays_of_another_type(store, array, received):
+    np.save(store / "ids.npy", array)
+    with pytest.raises(ValueError, match=f"ids.npy has entries {received}"):
+        array_store.read(store, DTYPES)

@@ -259,33 +259,44 @@ def test_files(vocabulary, tmp_path):
     assert SubwordTokenizer(copy).get_vocabulary() == other.get_vocabulary()
 
 
-def test_errors_of_vocabularies(vocabulary, tmp_path):
-    with pytest.raises(ValueError, match="existing file.*Received: .*missing"):
-        SubwordTokenizer(tmp_path / "missing")
-    path = tmp_path / "tokens"
-    path.write_bytes(b"")
-    with pytest.raises(ValueError, match="`vocabulary` must not be empty"):
-        SubwordTokenizer(path)
-    with pytest.raises(ValueError, match="`vocabulary` must not be empty"):
-        SubwordTokenizer([])
-    for line in ("the_", "'the_", "'", "'the_\"", ""):
-        path.write_text(f"'<pad>_'\n'<EOS>_'\n{line}\n'a'\n")
-        with pytest.raises(ValueError, match="quotes. Received: line 3 of"):
-            SubwordTokenizer(path)
-    with pytest.raises(ValueError, match="every token once.*'cat'"):
-        SubwordTokenizer([*vocabulary, "cat", "cat"])
-    with pytest.raises(ValueError, match="must begin with the tokens"):
-        SubwordTokenizer(vocabulary[1:])
-    with pytest.raises(ValueError, match="must not hold empty tokens"):
-        SubwordTokenizer([*vocabulary, ""])
-    with pytest.raises(ValueError, match="tokens with newlines"):
-        SubwordTokenizer([*vocabulary, "\n"])
-    with pytest.raises(ValueError, match="without \\['中', '文'\\]"):
-        SubwordTokenizer([*vocabulary, "中文"])
-    without = [token for token in vocabulary if token != ";"]
-    with pytest.raises(ValueError, match="without \\[';'\\]"):
-        SubwordTokenizer(without)
+@pytest.mark.parametrize(
+    "message, change",
+    [
+        ("`vocabulary` must not be empty", lambda tokens: []),
+        ("every token once.*'cat'", lambda tokens: [*tokens, "cat", "cat"]),
+        ("must begin with the tokens", lambda tokens: tokens[1:]),
+        ("must not hold empty tokens", lambda tokens: [*tokens, ""]),
+        ("tokens with newlines", lambda tokens: [*tokens, "\n"]),
+        (r"without \['中', '文'\]", lambda tokens: [*tokens, "中文"]),
+        (r"without \[';'\]", lambda tokens: [x for x in tokens if x != ";"]),
+    ],
+)
+def test_refused_tokens(message, change, vocabulary):
+    with pytest.raises(ValueError, match=message):
+        SubwordTokenizer(change(vocabulary))
+
+
+def test_names_of_special_tokens_without_an_end(vocabulary):
     assert SubwordTokenizer(["<pad>", "<EOS>", *vocabulary[2:]]).vocabulary_size()
+
+
+@pytest.mark.parametrize(
+    "message, line",
+    [
+        ("`vocabulary` must not be empty", None),
+        *(
+            ("quotes. Received: line 3 of", x)
+            for x in ("the_", "'the_", "'", "'x\"", "")
+        ),
+    ],
+)
+def test_refused_files(message, line, tmp_path):
+    with pytest.raises(ValueError, match="existing file.*Received: .*tokens"):
+        SubwordTokenizer(tmp_path / "tokens")
+    content = "" if line is None else f"'<pad>_'\n'<EOS>_'\n{line}\n'a'\n"
+    (tmp_path / "tokens").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        SubwordTokenizer(tmp_path / "tokens")
 
 
 def test_errors_of_building():

@@ -70,28 +70,12 @@ def test_says_what_it_made(wikitext, capsys):
     assert files_below(wikitext / "data") == before
 
 
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        (b" = A = \n caf\xe9 \n", "wiki.valid.tokens.*line 2.*UTF-8"),
-        *(
-            pytest.param(*damage, marks=pytest.mark.thorough)
-            for damage in (
-                (b"", "wiki.valid.tokens' must not be empty"),
-                (b"<html>\nnot found", "wiki.valid.tokens.*a web page"),
-                (b" = A = \n a\x00b \n", "wiki.valid.tokens.*line 2.*NUL"),
-            )
-        ),
-    ],
-)
-def test_damaged_files_are_named_and_nothing_is_left(
-    wikitext, capsys, content, message
-):
+def test_damaged_files_are_named_and_nothing_is_left(wikitext, capsys):
     path = wikitext / "raw" / "wiki.valid.tokens"
-    path.write_bytes(content)
+    path.write_bytes(b" = A = \n caf\xe9 \n")
     assert prepare(wikitext, "wikitext103") == 1
     error = capsys.readouterr().err
-    assert re.search(message, error), error
+    assert re.search("wiki.valid.tokens.*line 2.*UTF-8", error), error
     assert files_below(wikitext / "data") == []
     path.write_text(TEXTS["valid"])
     assert not prepare(wikitext, "wikitext103")
@@ -173,11 +157,6 @@ def test_subwords_and_paths_on_the_command_line(tmp_path, monkeypatch, capsys):
     ]
     assert not run(*arguments)
     assert "train: 54 pairs" in capsys.readouterr().out
-    options = commands.parse_problem_options(["source_files=source,a", "folder=b"])
-    assert options == {
-        "source_files": f"{tmp_path / 'source'},{tmp_path / 'a'}",
-        "folder": str(tmp_path / "b"),
-    }
     options = commands.parse_problem_options(
         ['source_files="a,b",c', "folder=a,b", "vocabulary=a,b"]
     )

@@ -21,12 +21,6 @@ def seconds(monkeypatch):
     return seconds
 
 
-def test_lines_now_and_then(seconds, capsys):
-    for _ in progress.progress(iter("abcdef"), "batch", total=6):
-        seconds[0] += 6
-    assert capsys.readouterr().err == ("batch 2/6: 00:24 left\nbatch 4/6: 00:12 left\n")
-
-
 def test_the_time_left_does_not_count_the_first_item(seconds, capsys):
     for item in progress.progress(iter("abcdef"), "batch", total=6):
         seconds[0] += 600 if item == "a" else 6

@@ -4,7 +4,6 @@ from routing_tf.generation import display
 from routing_tf.generation import texts
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
-from routing_tf.tokenizers import WordTokenizer
 
 
 def test_a_sample_of_subwords_goes_on_behind_its_prompt():
@@ -25,20 +24,6 @@ def test_a_sample_of_subwords_goes_on_behind_its_prompt():
         "tokens": len(ids) + 1,
         "ended": True,
     }
-
-
-def test_a_sample_of_words_goes_on_behind_its_prompt():
-    tokenizer = WordTokenizer(
-        WordTokenizer.build_vocabulary(["one fish two fish"], newline=True)
-    )
-    ids = tokenizer.encode("two fish\none").tolist()
-    for prompt, first in (("one fish", " two"), ("fish\n", "two"), ("", "two")):
-        sample = texts.TextSample(tokenizer, prompt)
-        assert sample.token_ids == [0, *tokenizer.encode(prompt)]
-        pieces = [sample.add(id, stop_token_id=1) for id in [*ids, 1]]
-        assert pieces == [first, " fish", "\n", "one", ""]
-        assert sample.end() == ""
-        assert sample.continuation == f"{first} fish\none"
 
 
 def test_what_is_not_complete_comes_at_the_end():
@@ -121,21 +106,3 @@ def test_speed_leaves_the_first_tokens_out(monkeypatch):
     assert str(speed) == (
         "1,004 tokens in 12.0 s: the first after 10.0 s, then 501.0 tokens/s"
     )
-
-
-def test_a_text_ends_where_a_stop_string_begins():
-    def add_all(sample, text):
-        for byte in text.encode():
-            if not sample.has_ended:
-                sample.add(byte + 2)
-        sample.end()
-        return sample.to_dict()
-
-    first = texts.TextSample(ByteTokenizer(), "x: end", stop_strings=["end", "."])
-    other = first.another(1)
-    made = add_all(first, "to the end of it.")
-    assert made["continuation"] == "to the "
-    assert made["ended"] and made["tokens"] == len("to the end")
-    # Another one of the prompt has a text of its own; what is held back comes at last.
-    made = add_all(other, "to the en")
-    assert made["continuation"] == "to the en" and not made["ended"]

@@ -1,5 +1,6 @@
 """A feed-forward network whose tokens each pass through one or two of many experts."""
 
+import math
 import typing
 
 import keras
@@ -504,3 +505,21 @@ def _earlier(choices):
 def _swapped(x):
     """Swaps axes 1 and 2."""
     return ops.swapaxes(x, 1, 2)
+
+
+def _in_a_model(place, num_experts=8, top_k=2, **options):
+    """Two of eight experts in every other block, as in GLaM."""
+    if place.index % 2 == 0:
+        return None
+    return MixtureOfExperts(
+        num_experts,
+        place.intermediate_dim,
+        # A quarter more than an even share.
+        capacity=math.ceil(1.25 * place.max_length * top_k / num_experts),
+        top_k=top_k,
+        activation="geglu",
+        **options,
+    )
+
+
+FEED_FORWARDS = {"mixture_of_experts": _in_a_model}

@@ -1,0 +1,282 @@
+"""Transformer-XL: each segment reads the hidden states of the tokens before it."""
+
+import functools
+
+import keras
+from keras import ops
+
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.zoo.recurrence import segments
+from routing_tf.zoo.recurrence.segments import RecurrentAttention
+from routing_tf.zoo.recurrence.segments import RecurrentBackbone
+
+__all__ = ["TransformerXLAttention", "TransformerXLBackbone"]
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class TransformerXLAttention(RecurrentAttention):
+    """Causal attention to a segment and to a memory of the inputs before it.
+
+    The memory holds inputs of the layer as they were, and no gradient flows into it.
+    A logit is the product of a key with the query plus a learned content bias, and of
+    a projected sinusoid of the distance with the query plus a learned position bias.
+    The biases and the projection belong to this layer (`untie_r` of the authors).
+
+    A call without a state begins a text, and splits it into segments if there is a
+    `segment_length`, so `fit` trains with recurrence. A call with a state is the next
+    part of a text. A token sees all of its segment up to itself and the memory before
+    it, so outputs depend on where segments end unless the memory holds all earlier
+    tokens. With `same_length` each token sees itself and `memory_length` tokens before
+    it, and outputs are the same however the text is split.
+
+    Args:
+        num_heads: number of heads.
+        key_dim: size of a query, key or value of one head.
+        memory_length: number of positions that the memory holds.
+        segment_length: number of positions of a segment; None (the default) for calls
+            that are one segment each.
+        same_length: whether each token sees equally many tokens. Defaults to False.
+        max_distance: distances beyond it count as this one, in tokens; None (the
+            default) for no limit.
+        dropout: rate of dropped attention weights, in [0, 1). Defaults to 0.0.
+        kernel_initializer: initializer of all projections. Defaults to
+            `"glorot_uniform"`.
+        side_attention: a `MixedAttention` or `RoutingAttention` layer whose heads also
+            read memory and segment, as one sequence; its output is added. In training
+            its centroids move with the memory, too. None (the default) for none.
+        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
+
+    Call arguments:
+        inputs: `<float>[batch, length, dim]`.
+        mask: `<bool>[batch, length]`, True for real tokens; None for no padding.
+            Defaults to the Keras mask of `inputs`. Padding has a position, but nobody
+            reads it.
+        training: whether dropout is on and centroids of `side_attention` move.
+        state: what `make_state` or an earlier call returned; None (the default) for
+            the beginning of a text.
+
+    Returns:
+        `<float>[batch, length, dim]`; with a state, a pair: this tensor, and the state
+        after these tokens.
+
+    Raises:
+        ValueError: if an argument is out of its range; when called, if inputs do not
+            have three axes, or a state belongs to other inputs.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import zoo
+
+    attention = zoo.TransformerXLAttention(num_heads=2, key_dim=8, memory_length=16)
+    x = np.random.default_rng(0).normal(size=(2, 24, 16)).astype("float32")
+    assert attention(x).shape == (2, 24, 16)
+    state = attention.make_state(batch_size=2)
+    for start in range(0, 24, 8):
+        output, state = attention(x[:, start : start + 8], state=state)
+    assert output.shape == (2, 8, 16)
+    ```
+
+    Reference: Dai et al., "Transformer-XL: Attentive Language Models beyond a
+    Fixed-Length Context" (https://arxiv.org/abs/1901.02860), section 3. Tested only
+    against NumPy code of this repository.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        key_dim,
+        memory_length,
+        segment_length=None,
+        same_length=False,
+        max_distance=None,
+        dropout=0.0,
+        kernel_initializer="glorot_uniform",
+        side_attention=None,
+        **kwargs,
+    ):
+        super().__init__(
+            num_heads,
+            key_dim,
+            memory_length,
+            segment_length,
+            max_distance,
+            dropout,
+            kernel_initializer,
+            side_attention,
+            **kwargs,
+        )
+        check_choice("same_length", same_length, (False, True))
+        self.same_length = same_length
+
+    def make_state(self, batch_size, memory_length=None):
+        """Makes the state of texts of which nothing was read.
+
+        Args:
+            batch_size: number of texts.
+            memory_length: number of positions that the memory holds, which may differ
+                from that in training; None (the default) for that of the layer.
+
+        Returns:
+            A dict of `"memory"`, `<float>[batch, memory_length, dim]`, and
+            `"memory_mask"`, `<bool>[batch, memory_length]`.
+
+        Raises:
+            ValueError: if a number is not a positive integer, or the layer is not
+                built.
+        """
+        self.check_built()
+        check_positive_integer("batch_size", batch_size)
+        if memory_length is None:
+            memory_length = self.memory_length
+        check_positive_integer("memory_length", memory_length)
+        memory, mask = self.empty(batch_size, memory_length)
+        return {"memory": memory, "memory_mask": mask}
+
+    def call(self, inputs, mask=None, training=None, state=None):
+        x, real = segments.without_padding(inputs, mask)
+        if state is None:
+            memory, seen, memory_length = x[:, :0], real[:, :0], self.memory_length
+        else:
+            memory, seen = state.cache["memory"], state.cache["memory_mask"]
+            self.check_state(memory, inputs)
+            memory_length = memory.shape[1]
+        window = memory_length if self.same_length else None
+        outputs = []
+        for own, own_real in segments.segments(x, real, self.segment_length):
+            offset = length_of(memory, 1)
+            rows = ops.concatenate([memory, own], axis=1)
+            seen = ops.concatenate([seen, own_real], axis=1)
+            output, _ = self.attend(own, rows, seen, offset, window, training)
+            outputs.append(output)
+            memory = ops.stop_gradient(rows[:, -memory_length:])
+            seen = seen[:, -memory_length:]
+        output = segments.joined(outputs)
+        if state is None:
+            return output
+        return output, {"memory": memory, "memory_mask": seen}
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class TransformerXLBackbone(RecurrentBackbone):
+    """A causal transformer that reads texts of any length segment by segment.
+
+    Maps token ids to hidden states. Each block has a `TransformerXLAttention`, whose
+    memory is a value: with a state, a call returns the next one, for the next part of
+    the texts. A state with a longer memory needs no other weights. A token of the last
+    block sees, through the blocks, up to `num_layers * memory_length` tokens before its
+    segment.
+
+    Heads that find out by content what to read come beside those with a memory: see
+    `side_attention`. They need no cache, as they read the memory itself.
+
+    Args:
+        vocabulary_size: number of token ids.
+        num_layers: number of blocks.
+        num_heads: number of heads of a block.
+        hidden_dim: size of a hidden state.
+        intermediate_dim: size between the two linear maps of the feed-forward layers.
+        memory_length: number of positions that a memory holds.
+        segment_length: number of positions of a segment; None (the default) for calls
+            that are one segment each.
+        same_length: whether each token sees equally many tokens, see
+            `TransformerXLAttention`. Defaults to False.
+        max_distance: distances beyond it count as this one, in tokens; None (the
+            default) for no limit.
+        key_dim: size of a head; None (the default) for `hidden_dim // num_heads`.
+        activation: of the feed-forward layers, see `layers.FeedForward`. Defaults to
+            `"relu"`.
+        norm_position: `"post"` (the default, as in the paper) or `"pre"`, see
+            `layers.TransformerBlock`. With `"pre"` memories hold normalized inputs.
+        dropout: rate of dropped embeddings, and outputs of both parts of a block, in
+            [0, 1). Defaults to 0.0.
+        attention_dropout: rate of dropped attention weights. Defaults to 0.0.
+        side_attention: a `MixedAttention` or `RoutingAttention` layer, of which each
+            block has a copy with weights of its own, see `TransformerXLAttention`;
+            None (the default) for none.
+        **kwargs: arguments of `keras.Model`, such as `name` and `dtype`.
+
+    Call arguments:
+        inputs: `<int>[batch, length]`, token ids; or a dict of them, `"token_ids"`, and
+            of `"padding_mask"` `<bool>[batch, length]`, True for real tokens.
+        training: whether dropout is on and centroids of `side_attention` move.
+        state: what `make_state` or an earlier call returned; None (the default) for
+            the beginning of texts.
+
+    Returns:
+        `<float>[batch, length, hidden_dim]`; with a state, a pair: this tensor, and the
+        state after these tokens.
+
+    Raises:
+        ValueError: if an argument is out of its range, or `num_heads` does not divide
+            `hidden_dim` and there is no `key_dim`; when called, if a state belongs to
+            other inputs.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+    from routing_tf import zoo
+
+    routed = layers.RoutingAttention(2, 8, num_clusters=4, attention_window=16)
+    backbone = zoo.TransformerXLBackbone(
+        256, 2, 2, 16, 32, memory_length=16, side_attention=routed
+    )
+    ids = np.random.default_rng(0).integers(0, 256, (1, 24))
+    state = backbone.make_state(batch_size=1)
+    first, state = backbone(ids[:, :16], state=state)
+    rest, state = backbone(ids[:, 16:], state=state)
+    assert rest.shape == (1, 8, 16)
+    ```
+
+    Reference: Dai et al. (https://arxiv.org/abs/1901.02860).
+    """
+
+    def __init__(
+        self,
+        vocabulary_size,
+        num_layers,
+        num_heads,
+        hidden_dim,
+        intermediate_dim,
+        memory_length,
+        segment_length=None,
+        same_length=False,
+        max_distance=None,
+        key_dim=None,
+        activation="relu",
+        norm_position="post",
+        dropout=0.0,
+        attention_dropout=0.0,
+        side_attention=None,
+        **kwargs,
+    ):
+        super().__init__(
+            functools.partial(
+                TransformerXLAttention,
+                memory_length=memory_length,
+                segment_length=segment_length,
+                same_length=same_length,
+                max_distance=max_distance,
+            ),
+            vocabulary_size,
+            num_layers,
+            num_heads,
+            hidden_dim,
+            intermediate_dim,
+            key_dim,
+            activation,
+            norm_position,
+            dropout,
+            attention_dropout,
+            side_attention,
+            **kwargs,
+        )
+        self.memory_length = memory_length
+        self.segment_length = segment_length
+        self.same_length = same_length
+        self.max_distance = max_distance

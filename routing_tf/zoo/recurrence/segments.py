@@ -129,9 +129,7 @@ class RecurrentAttention(ConfiguredLayer, TakesState, OwnLosses):
         sees = distances >= 0
         if window is not None:
             sees = ops.logical_and(sees, distances <= window)
-        weights = self.weights_of(
-            logits, ops.logical_and(sees, real[:, None, None, :])
-        )
+        weights = self.weights_of(logits, ops.logical_and(sees, real[:, None, None, :]))
         dropped = self.dropout_layer(weights, training=training)
         output = self._joined(product(ops.cast(dropped, value.dtype), value))
         if self.side_attention is not None:
@@ -373,7 +371,9 @@ class RecurrentBackbone(ConfiguredLayer, TakesState, keras.Model):
         Raises:
             ValueError: if a number is not a positive integer, or does not fit.
         """
-        return [block.attention.make_state(batch_size, **lengths) for block in self.blocks]
+        return [
+            block.attention.make_state(batch_size, **lengths) for block in self.blocks
+        ]
 
     def call(self, inputs, training=None, state=None):
         is_dict = isinstance(inputs, dict)

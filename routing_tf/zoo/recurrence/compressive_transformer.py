@@ -1,0 +1,552 @@
+"""The Compressive Transformer: what leaves the memory is compressed and kept."""
+
+import functools
+
+import keras
+from keras import ops
+
+from routing_tf.layers.support.backends import top_k
+from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.products import product
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_not_negative
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import static_length
+from routing_tf.zoo.recurrence import segments
+from routing_tf.zoo.recurrence.segments import RecurrentAttention
+from routing_tf.zoo.recurrence.segments import RecurrentBackbone
+
+__all__ = ["CompressiveAttention", "CompressiveTransformerBackbone"]
+
+COMPRESSIONS = ("convolution", "mean_pooling", "max_pooling", "most_used")
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class CompressiveAttention(RecurrentAttention):
+    """Causal attention to a segment, to a memory, and to a compressed memory behind it.
+
+    The memory holds inputs of the layer, as in `TransformerXLAttention`. At the end of
+    a segment its oldest `segment_length` positions leave the memory, and
+    `segment_length / compression_rate` compressed ones enter the compressed memory,
+    whose oldest ones are forgotten. Relative positions count positions of both
+    memories alike, so a compressed one is as long as any other. No gradient flows into
+    the memories.
+
+    Compression learns from a loss of its own, the attention reconstruction loss: the
+    mean square of the difference between what the heads read, without positions, in
+    the positions that leave and in the compressed ones. Its gradients reach only the
+    compression. In training it is added to the losses of the layer, by itself, for
+    `"convolution"`; other compressions have nothing to learn. Its last value before the
+    weight is `statistics["reconstruction_loss"]`, written by calls with
+    `training=True` in which positions leave the memory.
+
+    A call without a state begins a text and splits it into segments, so `fit` trains
+    with recurrence. A call with a state is the next part of a text: whole segments, or
+    a part of a segment that does not reach beyond its end, such as one token. Outputs
+    are those of whole segments, and only these add losses.
+
+    Args:
+        num_heads: number of heads.
+        key_dim: size of a query, key or value of one head.
+        segment_length: number of positions of a segment.
+        memory_length: number of positions that the memory holds, a multiple of
+            `segment_length`.
+        compressed_length: number of positions that the compressed memory holds.
+        compression_rate: number of positions that become one; it divides
+            `segment_length`. Defaults to 4.
+        compression: `"convolution"` (the default) with a kernel and stride of
+            `compression_rate`; `"mean_pooling"` or `"max_pooling"` of as many
+            positions; `"most_used"`: those that had the largest mean attention weight
+            of all tokens that could read them stay, unchanged.
+        reconstruction_weight: weight of the reconstruction loss. Defaults to 1.0.
+        max_distance: distances beyond it count as this one, in positions; None (the
+            default) for no limit.
+        dropout: rate of dropped attention weights, in [0, 1). Defaults to 0.0.
+        kernel_initializer: initializer of all projections and of the convolution.
+            Defaults to `"glorot_uniform"`.
+        side_attention: a `MixedAttention` or `RoutingAttention` layer whose heads also
+            read both memories and the segment, as one sequence; its output is added. In
+            training its centroids move with the memories, too. None (the default) for
+            none.
+        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`. The
+            loss is computed in float32 under every policy.
+
+    Call arguments:
+        inputs: `<float>[batch, length, dim]`, of known length.
+        mask: `<bool>[batch, length]`, True for real tokens; None for no padding.
+            Defaults to the Keras mask of `inputs`. Padding has a position, but nobody
+            reads it, and it has no part in the loss.
+        training: whether dropout is on, the loss is added, statistics are written and
+            centroids of `side_attention` move.
+        state: what `make_state` or an earlier call returned; None (the default) for
+            the beginning of a text.
+
+    Returns:
+        `<float>[batch, length, dim]`; with a state, a pair: this tensor, and the state
+        after these tokens.
+
+    Raises:
+        ValueError: if an argument is out of its range, or lengths are no multiples;
+            when called, if inputs do not have three axes or their length is unknown, a
+            state belongs to other inputs, or inputs with a state are neither a part of
+            a segment nor whole segments.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import zoo
+
+    attention = zoo.CompressiveAttention(
+        2, 8, segment_length=8, memory_length=8, compressed_length=4
+    )
+    x = np.random.default_rng(0).normal(size=(2, 32, 16)).astype("float32")
+    assert attention(x, training=True).shape == (2, 32, 16)
+    assert len(attention.losses) == 1
+    state = attention.make_state(batch_size=2)
+    output, state = attention(x, state=state)
+    assert state["compressed"].shape == (2, 4, 16)
+    ```
+
+    Reference: Rae et al., "Compressive Transformers for Long-Range Sequence Modelling"
+    (https://arxiv.org/abs/1911.05507), algorithms 1 and 2. Tested only against NumPy
+    code of this repository.
+    """
+
+    def __init__(
+        self,
+        num_heads,
+        key_dim,
+        segment_length,
+        memory_length,
+        compressed_length,
+        compression_rate=4,
+        compression="convolution",
+        reconstruction_weight=1.0,
+        max_distance=None,
+        dropout=0.0,
+        kernel_initializer="glorot_uniform",
+        side_attention=None,
+        **kwargs,
+    ):
+        check_positive_integer("segment_length", segment_length)
+        super().__init__(
+            num_heads,
+            key_dim,
+            memory_length,
+            segment_length,
+            max_distance,
+            dropout,
+            kernel_initializer,
+            side_attention,
+            **kwargs,
+        )
+        self.compressed_length = check_positive_integer(
+            "compressed_length", compressed_length
+        )
+        self.compression_rate = check_positive_integer(
+            "compression_rate", compression_rate
+        )
+        check_choice("compression", compression, COMPRESSIONS)
+        self.compression = compression
+        self.reconstruction_weight = check_not_negative(
+            "reconstruction_weight", reconstruction_weight
+        )
+        self._check_multiple("memory_length", memory_length)
+        if self.segment_length % self.compression_rate:
+            raise ValueError(
+                "`compression_rate` must divide `segment_length`. Received: "
+                f"compression_rate={compression_rate}, segment_length={segment_length}"
+            )
+
+    def _check_multiple(self, name, length):
+        if length % self.segment_length:
+            raise ValueError(
+                f"`{name}` must be a multiple of `segment_length`. Received: "
+                f"{name}={length}, segment_length={self.segment_length}"
+            )
+
+    def build(self, inputs_shape):
+        super().build(inputs_shape)
+        if self.compression == "convolution":
+            self.convolution = keras.layers.Conv1D(
+                self.dim,
+                self.compression_rate,
+                strides=self.compression_rate,
+                kernel_initializer=cloned(self.kernel_initializer),
+                name="compression",
+                dtype=self.dtype_policy,
+            )
+            self.convolution.build((None, self.segment_length, self.dim))
+        loss = self.add_weight(
+            name="reconstruction_loss",
+            shape=(),
+            initializer="zeros",
+            dtype="float32",
+            trainable=False,
+            autocast=False,
+        )
+        self.statistics = {"reconstruction_loss": loss}
+
+    def make_state(self, batch_size, memory_length=None, compressed_length=None):
+        """Makes the state of texts of which nothing was read.
+
+        Args:
+            batch_size: number of texts.
+            memory_length: number of positions that the memory holds, a multiple of
+                `segment_length`, which may differ from that in training; None (the
+                default) for that of the layer.
+            compressed_length: the same for the compressed memory, and any number.
+
+        Returns:
+            A dict of tensors with the batch on axis 0: `"memory"`, `"compressed"` and
+            `"segment"`, what was read of a segment, `<float>[batch, number, dim]`, each
+            with its `"..._mask"` `<bool>[batch, number]`; `"position"`,
+            `<int32>[batch]`, the number of positions that were read of the segment; and
+            with `"most_used"` the sums of attention weights, `"usage"`,
+            `<float32>[batch, memory_length + segment_length]`.
+
+        Raises:
+            ValueError: if a number is not a positive integer, `memory_length` is no
+                multiple of `segment_length`, or the layer is not built.
+        """
+        self.check_built()
+        check_positive_integer("batch_size", batch_size)
+        lengths = {
+            "memory": self.memory_length if memory_length is None else memory_length,
+            "compressed": compressed_length or self.compressed_length,
+            "segment": self.segment_length,
+        }
+        state = {}
+        for name, length in lengths.items():
+            check_positive_integer(f"{name}_length", length)
+            state[name], state[f"{name}_mask"] = self.empty(batch_size, length)
+        self._check_multiple("memory_length", lengths["memory"])
+        state["position"] = ops.zeros((batch_size,), dtype="int32")
+        return self._with_usage(state, lengths["memory"])
+
+    def _with_usage(self, state, memory_length):
+        """Adds sums of attention weights to the state of texts that begin."""
+        if self.compression != "most_used":
+            return state
+        shape = (ops.shape(state["memory"])[0], memory_length + self.segment_length)
+        return {**state, "usage": ops.zeros(shape, dtype="float32")}
+
+    def _nothing(self, x, real):
+        """Returns a state without room, for memories that grow to their lengths."""
+        state = {"position": ops.zeros(ops.shape(x)[:1], dtype="int32")}
+        for name in ("memory", "compressed"):
+            state |= {name: x[:, :0], f"{name}_mask": real[:, :0]}
+        return self._with_usage(state, 0)
+
+    def call(self, inputs, mask=None, training=None, state=None):
+        x, real = segments.without_padding(inputs, mask)
+        begins = state is None
+        if begins:
+            state = self._nothing(x, real)
+            lengths = {
+                "memory": self.memory_length,
+                "compressed": self.compressed_length,
+            }
+        else:
+            state = state.cache
+            self._check_state(state, x)
+            lengths = {name: state[name].shape[1] for name in ("memory", "compressed")}
+        outputs, differences = [], []
+        for own, own_real in segments.segments(x, real, self.segment_length):
+            is_whole = own.shape[1] == self.segment_length
+            if is_whole or begins:
+                read = {**state, "segment": own, "segment_mask": own_real}
+                output, read = self._read(own, own_real, read, 0, training)
+            else:
+                position = state["position"][0]
+                read = self._with_part(state, own, own_real, position)
+                output, read = self._read(own, own_real, read, position, training)
+            outputs.append(output)
+            if not is_whole and begins:
+                break  # the text ends here
+            ended, left = self._ended(read, lengths)
+            if is_whole:
+                state = ended
+                if left and training:
+                    differences.append(self._difference(own, own_real, *left))
+            else:
+                state = self._ended_or_not(ended, read)
+        if differences:
+            self._add_loss(differences)
+        output = segments.joined(outputs)
+        return output if begins else (output, state)
+
+    def _check_state(self, state, x):
+        self.check_state(state["memory"], x)
+        length = static_length("inputs", x)
+        if length > self.segment_length and length % self.segment_length:
+            raise ValueError(
+                "Inputs with a state must be a part of a segment, or whole segments. "
+                f"Received: length={length} with segment_length={self.segment_length}. "
+                "Split them where segments end"
+            )
+
+    def _read(self, x, real, state, position, training):
+        """Lets tokens read; the state has them in its segment, from a position on.
+
+        Returns:
+            The outputs, and the state in which they have been read.
+        """
+        names = ("compressed", "memory", "segment")
+        rows = ops.concatenate([state[name] for name in names], axis=1)
+        mask = ops.concatenate([state[f"{name}_mask"] for name in names], axis=1)
+        number = state["compressed"].shape[1]
+        offset = number + state["memory"].shape[1] + position
+        output, weights = self.attend(x, rows, mask, offset, training=training)
+        read = x.shape[1]
+        after = {
+            **state,
+            "segment": ops.stop_gradient(state["segment"]),
+            "position": state["position"] + read,
+        }
+        if "usage" in state and state["segment"].shape[1] == self.segment_length:
+            weights = ops.stop_gradient(weights[..., number:])
+            used = ops.einsum("bhlk,bl->bk", weights, ops.cast(real, "float32"))
+            after["usage"] = state["usage"] + used
+        return output, after
+
+    def _with_part(self, state, x, real, position):
+        """Writes tokens into the segment of a state, from a position on."""
+        places = ops.arange(self.segment_length, dtype="int32") - position
+        is_new = ops.logical_and(places >= 0, places < x.shape[1])
+        places = ops.clip(places, 0, x.shape[1] - 1)
+        new, new_real = (ops.take(each, places, axis=1) for each in (x, real))
+        return {
+            **state,
+            "segment": ops.where(is_new[:, None], new, state["segment"]),
+            "segment_mask": ops.where(is_new, new_real, state["segment_mask"]),
+        }
+
+    def _ended(self, state, lengths):
+        """Ends the segment of a state.
+
+        Returns:
+            The state before the next segment, and what left the memory: positions and
+            their mask, and compressed ones and their mask; None if nothing left.
+        """
+        rows = ops.concatenate([state["memory"], state["segment"]], axis=1)
+        mask = ops.concatenate([state["memory_mask"], state["segment_mask"]], axis=1)
+        after, left = dict(state), None
+        if rows.shape[1] > lengths["memory"]:
+            old, old_real = (each[:, : self.segment_length] for each in (rows, mask))
+            new, new_real = self._compressed(old, old_real, state.get("usage"))
+            left = old, old_real, new, new_real
+            entered = {
+                "compressed": ops.stop_gradient(new),
+                "compressed_mask": new_real,
+            }
+            for name, each in entered.items():
+                each = ops.concatenate([state[name], each], axis=1)
+                after[name] = each[:, -lengths["compressed"] :]
+        after["memory"] = ops.stop_gradient(rows[:, -lengths["memory"] :])
+        after["memory_mask"] = mask[:, -lengths["memory"] :]
+        after["segment_mask"] = ops.zeros_like(state["segment_mask"])
+        after["position"] = ops.zeros_like(state["position"])
+        if "usage" in state:
+            kept = state["usage"][:, -lengths["memory"] :]
+            none = ops.zeros_like(state["usage"][:, : self.segment_length])
+            after["usage"] = ops.concatenate([kept, none], axis=1)
+        return after, left
+
+    def _ended_or_not(self, ended, state):
+        """Returns the ended state if the last position of the segment was read."""
+        is_end = state["position"][0] == self.segment_length
+        return {
+            name: ops.where(is_end, each, state[name]) for name, each in ended.items()
+        }
+
+    def _compressed(self, rows, real, usage):
+        """Returns the compressed positions and their mask."""
+        if self.compression == "most_used":
+            # Tokens that could read a position: itself and those after it.
+            readers = usage.shape[1] - ops.arange(self.segment_length, dtype="int32")
+            mean = usage[:, : self.segment_length] / ops.cast(readers, "float32")
+            number = self.segment_length // self.compression_rate
+            _, places = top_k(ops.where(real, mean, -1.0), number)
+            places = ops.sort(ops.cast(places, "int32"), axis=-1)
+            kept = ops.take_along_axis(rows, places[..., None], axis=1)
+            return kept, ops.take_along_axis(real, places, axis=1)
+        groups = (
+            -1,
+            self.segment_length // self.compression_rate,
+            self.compression_rate,
+        )
+        in_group = ops.reshape(real, groups)
+        is_any = ops.any(in_group, axis=-1)
+        if self.compression == "convolution":
+            return self.convolution(rows), is_any
+        rows = ops.reshape(rows, (*groups, self.dim))
+        in_group = in_group[..., None]
+        if self.compression == "mean_pooling":
+            count = ops.sum(ops.cast(in_group, rows.dtype), axis=2)
+            return ops.sum(rows, axis=2) / ops.maximum(count, 1), is_any
+        rows = ops.where(in_group, rows, large_negative(rows.dtype))
+        return ops.where(is_any[..., None], ops.max(rows, axis=2), 0), is_any
+
+    def _difference(self, x, real, old, old_real, new, new_real):
+        """Compares what tokens read in positions and in compressed ones.
+
+        Returns:
+            The sum of the mean squares of the differences, and the number of tokens.
+        """
+        query = ops.stop_gradient(self.heads(self.query_dense(x)))
+        difference = self._contents(query, old, old_real)
+        difference = difference - self._contents(query, new, new_real)
+        squares = ops.mean(ops.square(difference), axis=(1, 3))
+        counts = ops.logical_and(real, ops.any(old_real, axis=-1, keepdims=True))
+        counts = ops.cast(counts, "float32")
+        return ops.sum(squares * counts), ops.sum(counts)
+
+    def _contents(self, query, rows, real):
+        """Reads rows by content; gradients flow to the rows alone."""
+        kernels = [
+            ops.stop_gradient(ops.cast(dense.kernel, rows.dtype))
+            for dense in (self.key_dense, self.value_dense)
+        ]
+        key, value = (self.heads(ops.matmul(rows, kernel)) for kernel in kernels)
+        logits = product(query, key, transpose_y=True)
+        weights = self.weights_of(logits, real[:, None, None, :])
+        attended = product(ops.cast(weights, value.dtype), value)
+        return ops.cast(attended, "float32")
+
+    def _add_loss(self, differences):
+        squares, counts = (sum(each) for each in zip(*differences, strict=True))
+        loss = squares / ops.maximum(counts, 1.0)
+        self.statistics["reconstruction_loss"].assign(loss)
+        if self.compression == "convolution" and self.reconstruction_weight:
+            self.add_loss(self.reconstruction_weight * loss)
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class CompressiveTransformerBackbone(RecurrentBackbone):
+    """A causal transformer with a memory and a compressed memory in each block.
+
+    Maps token ids to hidden states. Each block has a `CompressiveAttention`, which
+    tells how texts are split and what is learned. With a state, a call returns the
+    next one, for the next part of the texts. A state with longer memories needs no
+    other weights. `blocks[i].attention.statistics` has the reconstruction loss of a
+    block.
+
+    Heads that find out by content what to read come beside those with memories: see
+    `side_attention`. They need no cache, as they read the memories themselves.
+
+    Args:
+        vocabulary_size: number of token ids.
+        num_layers: number of blocks.
+        num_heads: number of heads of a block.
+        hidden_dim: size of a hidden state.
+        intermediate_dim: size between the two linear maps of the feed-forward layers.
+        segment_length: number of positions of a segment.
+        memory_length: number of positions that a memory holds, a multiple of
+            `segment_length`.
+        compressed_length: number of positions that a compressed memory holds.
+        compression_rate: number of positions that become one; it divides
+            `segment_length`. Defaults to 4.
+        compression: `"convolution"` (the default), `"mean_pooling"`, `"max_pooling"` or
+            `"most_used"`, see `CompressiveAttention`.
+        reconstruction_weight: weight of the reconstruction loss of each block. Defaults
+            to 1.0.
+        max_distance: distances beyond it count as this one, in positions; None (the
+            default) for no limit.
+        key_dim: size of a head; None (the default) for `hidden_dim // num_heads`.
+        activation: of the feed-forward layers, see `layers.FeedForward`. Defaults to
+            `"relu"`.
+        norm_position: `"post"` (the default) or `"pre"`, see `layers.TransformerBlock`.
+            With `"pre"` memories hold normalized inputs.
+        dropout: rate of dropped embeddings, and outputs of both parts of a block, in
+            [0, 1). Defaults to 0.0.
+        attention_dropout: rate of dropped attention weights. Defaults to 0.0.
+        side_attention: a `MixedAttention` or `RoutingAttention` layer, of which each
+            block has a copy with weights of its own, see `CompressiveAttention`; None
+            (the default) for none.
+        **kwargs: arguments of `keras.Model`, such as `name` and `dtype`.
+
+    Call arguments:
+        inputs: `<int>[batch, length]`, token ids; or a dict of them, `"token_ids"`, and
+            of `"padding_mask"` `<bool>[batch, length]`, True for real tokens.
+        training: whether dropout is on, losses are added, statistics are written and
+            centroids of `side_attention` move.
+        state: what `make_state` or an earlier call returned; None (the default) for
+            the beginning of texts.
+
+    Returns:
+        `<float>[batch, length, hidden_dim]`; with a state, a pair: this tensor, and the
+        state after these tokens.
+
+    Raises:
+        ValueError: if an argument is out of its range, lengths are no multiples, or
+            `num_heads` does not divide `hidden_dim` and there is no `key_dim`; when
+            called, as `CompressiveAttention` does.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import zoo
+
+    backbone = zoo.CompressiveTransformerBackbone(
+        256, 2, 2, 16, 32, segment_length=8, memory_length=8, compressed_length=8
+    )
+    ids = np.random.default_rng(0).integers(0, 256, (1, 32))
+    assert backbone(ids, training=True).shape == (1, 32, 16)
+    assert len(backbone.losses) == 2
+    ```
+
+    Reference: Rae et al. (https://arxiv.org/abs/1911.05507).
+    """
+
+    def __init__(
+        self,
+        vocabulary_size,
+        num_layers,
+        num_heads,
+        hidden_dim,
+        intermediate_dim,
+        segment_length,
+        memory_length,
+        compressed_length,
+        compression_rate=4,
+        compression="convolution",
+        reconstruction_weight=1.0,
+        max_distance=None,
+        key_dim=None,
+        activation="relu",
+        norm_position="post",
+        dropout=0.0,
+        attention_dropout=0.0,
+        side_attention=None,
+        **kwargs,
+    ):
+        own = {
+            "segment_length": segment_length,
+            "memory_length": memory_length,
+            "compressed_length": compressed_length,
+            "compression_rate": compression_rate,
+            "compression": compression,
+            "reconstruction_weight": reconstruction_weight,
+            "max_distance": max_distance,
+        }
+        super().__init__(
+            functools.partial(CompressiveAttention, **own),
+            vocabulary_size,
+            num_layers,
+            num_heads,
+            hidden_dim,
+            intermediate_dim,
+            key_dim,
+            activation,
+            norm_position,
+            dropout,
+            attention_dropout,
+            side_attention,
+            **kwargs,
+        )
+        for name, value in own.items():
+            setattr(self, name, value)

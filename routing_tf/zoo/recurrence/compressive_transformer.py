@@ -1,7 +1,5 @@
 """The Compressive Transformer: what leaves the memory is compressed and kept."""
 
-import functools
-
 import keras
 from keras import ops
 
@@ -60,17 +58,10 @@ class CompressiveAttention(RecurrentAttention):
             positions; `"most_used"`: those that had the largest mean attention weight
             of all tokens that could read them stay, unchanged.
         reconstruction_weight: weight of the reconstruction loss. Defaults to 1.0.
-        max_distance: distances beyond it count as this one, in positions; None (the
-            default) for no limit.
-        dropout: rate of dropped attention weights, in [0, 1). Defaults to 0.0.
-        kernel_initializer: initializer of all projections and of the convolution.
-            Defaults to `"glorot_uniform"`.
-        side_attention: a `MixedAttention` or `RoutingAttention` layer whose heads also
-            read both memories and the segment, as one sequence; its output is added. In
-            training its centroids move with the memories, too. None (the default) for
-            none.
-        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`. The
-            loss is computed in float32 under every policy.
+        **kwargs: `dropout`, `kernel_initializer` (also of the
+            convolution) and `side_attention` as in `TransformerXLAttention`, whose
+            heads read both memories and the segment; and arguments of
+            `keras.layers.Layer`. The loss is computed in float32 under every policy.
 
     Call arguments:
         inputs: `<float>[batch, length, dim]`, of known length.
@@ -124,24 +115,10 @@ class CompressiveAttention(RecurrentAttention):
         compression_rate=4,
         compression="convolution",
         reconstruction_weight=1.0,
-        max_distance=None,
-        dropout=0.0,
-        kernel_initializer="glorot_uniform",
-        side_attention=None,
         **kwargs,
     ):
         check_positive_integer("segment_length", segment_length)
-        super().__init__(
-            num_heads,
-            key_dim,
-            memory_length,
-            segment_length,
-            max_distance,
-            dropout,
-            kernel_initializer,
-            side_attention,
-            **kwargs,
-        )
+        super().__init__(num_heads, key_dim, memory_length, segment_length, **kwargs)
         self.compressed_length = check_positive_integer(
             "compressed_length", compressed_length
         )
@@ -200,87 +177,58 @@ class CompressiveAttention(RecurrentAttention):
             compressed_length: the same for the compressed memory, and any number.
 
         Returns:
-            A dict of tensors with the batch on axis 0: `"memory"`, `"compressed"` and
-            `"segment"`, what was read of a segment, `<float>[batch, number, dim]`, each
-            with its `"..._mask"` `<bool>[batch, number]`; `"position"`,
-            `<int32>[batch]`, the number of positions that were read of the segment; and
-            with `"most_used"` the sums of attention weights, `"usage"`,
-            `<float32>[batch, memory_length + segment_length]`.
+            A dict of tensors of fixed sizes with the batch on axis 0.
 
         Raises:
             ValueError: if a number is not a positive integer, `memory_length` is no
                 multiple of `segment_length`, or the layer is not built.
         """
-        self.check_built()
         check_positive_integer("batch_size", batch_size)
-        lengths = {
-            "memory": self.memory_length if memory_length is None else memory_length,
-            "compressed": compressed_length or self.compressed_length,
-            "segment": self.segment_length,
-        }
-        state = {}
-        for name, length in lengths.items():
-            check_positive_integer(f"{name}_length", length)
-            state[name], state[f"{name}_mask"] = self.empty(batch_size, length)
-        self._check_multiple("memory_length", lengths["memory"])
+        return self._empty_state(batch_size, memory_length, compressed_length)
+
+    def _empty_state(self, batch_size, memory_length=None, compressed_length=None):
+        memory_length = memory_length or self.memory_length
+        self._check_multiple("memory_length", memory_length)
+        state = self.empty_memories(
+            batch_size,
+            memory=memory_length,
+            compressed=compressed_length or self.compressed_length,
+            segment=self.segment_length,
+        )
         state["position"] = ops.zeros((batch_size,), dtype="int32")
-        return self._with_usage(state, lengths["memory"])
-
-    def _with_usage(self, state, memory_length):
-        """Adds sums of attention weights to the state of texts that begin."""
-        if self.compression != "most_used":
-            return state
-        shape = (ops.shape(state["memory"])[0], memory_length + self.segment_length)
-        return {**state, "usage": ops.zeros(shape, dtype="float32")}
-
-    def _nothing(self, x, real):
-        """Returns a state without room, for memories that grow to their lengths."""
-        state = {"position": ops.zeros(ops.shape(x)[:1], dtype="int32")}
-        for name in ("memory", "compressed"):
-            state |= {name: x[:, :0], f"{name}_mask": real[:, :0]}
-        return self._with_usage(state, 0)
+        if self.compression == "most_used":
+            shape = (batch_size, memory_length + self.segment_length)
+            state["usage"] = ops.zeros(shape, dtype="float32")
+        return state
 
     def call(self, inputs, mask=None, training=None, state=None):
         x, real = segments.without_padding(inputs, mask)
         begins = state is None
         if begins:
-            state = self._nothing(x, real)
-            lengths = {
-                "memory": self.memory_length,
-                "compressed": self.compressed_length,
-            }
+            state = self._empty_state(ops.shape(x)[0])
         else:
-            state = state.cache
-            self._check_state(state, x)
-            lengths = {name: state[name].shape[1] for name in ("memory", "compressed")}
+            state = self.checked_state(state, x)
+            self._check_parts(static_length("inputs", x))
         outputs, differences = [], []
         for own, own_real in segments.segments(x, real, self.segment_length):
             is_whole = own.shape[1] == self.segment_length
-            if is_whole or begins:
-                read = {**state, "segment": own, "segment_mask": own_real}
-                output, read = self._read(own, own_real, read, 0, training)
-            else:
-                position = state["position"][0]
-                read = self._with_part(state, own, own_real, position)
-                output, read = self._read(own, own_real, read, position, training)
+            position = 0 if is_whole else state["position"][0]
+            output, state = self._read(own, own_real, state, position, training)
             outputs.append(output)
-            if not is_whole and begins:
-                break  # the text ends here
-            ended, left = self._ended(read, lengths)
+            ended, left = self._ended(state)
             if is_whole:
                 state = ended
-                if left and training:
+                if training:
                     differences.append(self._difference(own, own_real, *left))
             else:
-                state = self._ended_or_not(ended, read)
+                is_end = state["position"][0] == self.segment_length
+                state = {k: ops.where(is_end, ended[k], state[k]) for k in ended}
         if differences:
             self._add_loss(differences)
         output = segments.joined(outputs)
         return output if begins else (output, state)
 
-    def _check_state(self, state, x):
-        self.check_state(state["memory"], x)
-        length = static_length("inputs", x)
+    def _check_parts(self, length):
         if length > self.segment_length and length % self.segment_length:
             raise ValueError(
                 "Inputs with a state must be a part of a segment, or whole segments. "
@@ -289,95 +237,81 @@ class CompressiveAttention(RecurrentAttention):
             )
 
     def _read(self, x, real, state, position, training):
-        """Lets tokens read; the state has them in its segment, from a position on.
+        """Writes tokens into the segment of a state, and lets them read it all.
 
         Returns:
-            The outputs, and the state in which they have been read.
+            The outputs, and the state with the tokens.
         """
-        names = ("compressed", "memory", "segment")
-        rows = ops.concatenate([state[name] for name in names], axis=1)
-        mask = ops.concatenate([state[f"{name}_mask"] for name in names], axis=1)
+        segment, segment_mask = self._written(x, real, state, position)
+        rows = ops.concatenate([state["compressed"], state["memory"], segment], axis=1)
+        masks = [state["compressed_mask"], state["memory_mask"], segment_mask]
         number = state["compressed"].shape[1]
-        offset = number + state["memory"].shape[1] + position
-        output, weights = self.attend(x, rows, mask, offset, training=training)
-        read = x.shape[1]
+        output, weights = self.attend(
+            x,
+            rows,
+            ops.concatenate(masks, axis=1),
+            offset=number + state["memory"].shape[1] + position,
+            training=training,
+        )
         after = {
             **state,
-            "segment": ops.stop_gradient(state["segment"]),
-            "position": state["position"] + read,
+            "segment": ops.stop_gradient(segment),
+            "segment_mask": segment_mask,
+            "position": state["position"] + x.shape[1],
         }
-        if "usage" in state and state["segment"].shape[1] == self.segment_length:
+        if self.compression == "most_used":
             weights = ops.stop_gradient(weights[..., number:])
             used = ops.einsum("bhlk,bl->bk", weights, ops.cast(real, "float32"))
             after["usage"] = state["usage"] + used
         return output, after
 
-    def _with_part(self, state, x, real, position):
-        """Writes tokens into the segment of a state, from a position on."""
+    def _written(self, x, real, state, position):
+        """Returns the segment of a state, and its mask, with tokens from a position."""
+        length = x.shape[1]
+        if length == self.segment_length:
+            return x, real
         places = ops.arange(self.segment_length, dtype="int32") - position
-        is_new = ops.logical_and(places >= 0, places < x.shape[1])
-        places = ops.clip(places, 0, x.shape[1] - 1)
-        new, new_real = (ops.take(each, places, axis=1) for each in (x, real))
-        return {
-            **state,
-            "segment": ops.where(is_new[:, None], new, state["segment"]),
-            "segment_mask": ops.where(is_new, new_real, state["segment_mask"]),
-        }
+        is_new = ops.logical_and(places >= 0, places < length)
+        places = ops.clip(places, 0, length - 1)
+        segment = ops.where(
+            is_new[:, None], ops.take(x, places, axis=1), state["segment"]
+        )
+        mask = ops.where(is_new, ops.take(real, places, axis=1), state["segment_mask"])
+        return segment, mask
 
-    def _ended(self, state, lengths):
+    def _ended(self, state):
         """Ends the segment of a state.
 
         Returns:
             The state before the next segment, and what left the memory: positions and
-            their mask, and compressed ones and their mask; None if nothing left.
+            their mask, and compressed ones and their mask.
         """
+        length, number = self.segment_length, state["compressed"].shape[1]
         rows = ops.concatenate([state["memory"], state["segment"]], axis=1)
         mask = ops.concatenate([state["memory_mask"], state["segment_mask"]], axis=1)
-        after, left = dict(state), None
-        if rows.shape[1] > lengths["memory"]:
-            old, old_real = (each[:, : self.segment_length] for each in (rows, mask))
-            new, new_real = self._compressed(old, old_real, state.get("usage"))
-            left = old, old_real, new, new_real
-            entered = {
-                "compressed": ops.stop_gradient(new),
-                "compressed_mask": new_real,
-            }
-            for name, each in entered.items():
-                each = ops.concatenate([state[name], each], axis=1)
-                after[name] = each[:, -lengths["compressed"] :]
-        after["memory"] = ops.stop_gradient(rows[:, -lengths["memory"] :])
-        after["memory_mask"] = mask[:, -lengths["memory"] :]
-        after["segment_mask"] = ops.zeros_like(state["segment_mask"])
-        after["position"] = ops.zeros_like(state["position"])
-        if "usage" in state:
-            kept = state["usage"][:, -lengths["memory"] :]
-            none = ops.zeros_like(state["usage"][:, : self.segment_length])
-            after["usage"] = ops.concatenate([kept, none], axis=1)
-        return after, left
-
-    def _ended_or_not(self, ended, state):
-        """Returns the ended state if the last position of the segment was read."""
-        is_end = state["position"][0] == self.segment_length
-        return {
-            name: ops.where(is_end, each, state[name]) for name, each in ended.items()
+        old, old_real = rows[:, :length], mask[:, :length]
+        new, new_real = self._compressed(old, old_real, state.get("usage"))
+        compressed = [state["compressed"], ops.stop_gradient(new)]
+        compressed_mask = [state["compressed_mask"], new_real]
+        after = {
+            **state,
+            "memory": rows[:, length:],
+            "memory_mask": mask[:, length:],
+            "compressed": ops.concatenate(compressed, axis=1)[:, -number:],
+            "compressed_mask": ops.concatenate(compressed_mask, axis=1)[:, -number:],
+            "segment_mask": ops.zeros_like(state["segment_mask"]),
+            "position": ops.zeros_like(state["position"]),
         }
+        if self.compression == "most_used":
+            after["usage"] = ops.pad(state["usage"][:, length:], [[0, 0], [0, length]])
+        return after, (old, old_real, new, new_real)
 
     def _compressed(self, rows, real, usage):
         """Returns the compressed positions and their mask."""
         if self.compression == "most_used":
-            # Tokens that could read a position: itself and those after it.
-            readers = usage.shape[1] - ops.arange(self.segment_length, dtype="int32")
-            mean = usage[:, : self.segment_length] / ops.cast(readers, "float32")
-            number = self.segment_length // self.compression_rate
-            _, places = top_k(ops.where(real, mean, -1.0), number)
-            places = ops.sort(ops.cast(places, "int32"), axis=-1)
-            kept = ops.take_along_axis(rows, places[..., None], axis=1)
-            return kept, ops.take_along_axis(real, places, axis=1)
-        groups = (
-            -1,
-            self.segment_length // self.compression_rate,
-            self.compression_rate,
-        )
+            return self._most_used(rows, real, usage)
+        rate = self.compression_rate
+        groups = (-1, self.segment_length // rate, rate)
         in_group = ops.reshape(real, groups)
         is_any = ops.any(in_group, axis=-1)
         if self.compression == "convolution":
@@ -389,6 +323,18 @@ class CompressiveAttention(RecurrentAttention):
             return ops.sum(rows, axis=2) / ops.maximum(count, 1), is_any
         rows = ops.where(in_group, rows, large_negative(rows.dtype))
         return ops.where(is_any[..., None], ops.max(rows, axis=2), 0), is_any
+
+    def _most_used(self, rows, real, usage):
+        """Returns the positions with the largest mean weights, in order of time."""
+        # Tokens that could read a position: itself and those after it.
+        readers = usage.shape[1] - ops.arange(self.segment_length, dtype="int32")
+        mean = usage[:, : self.segment_length] / ops.cast(readers, "float32")
+        _, places = top_k(
+            ops.where(real, mean, -1.0), self.segment_length // self.compression_rate
+        )
+        places = ops.sort(ops.cast(places, "int32"), axis=-1)
+        kept = ops.take_along_axis(rows, places[..., None], axis=1)
+        return kept, ops.take_along_axis(real, places, axis=1)
 
     def _difference(self, x, real, old, old_real, new, new_real):
         """Compares what tokens read in positions and in compressed ones.
@@ -453,32 +399,12 @@ class CompressiveTransformerBackbone(RecurrentBackbone):
             `"most_used"`, see `CompressiveAttention`.
         reconstruction_weight: weight of the reconstruction loss of each block. Defaults
             to 1.0.
-        max_distance: distances beyond it count as this one, in positions; None (the
-            default) for no limit.
-        key_dim: size of a head; None (the default) for `hidden_dim // num_heads`.
-        activation: of the feed-forward layers, see `layers.FeedForward`. Defaults to
-            `"relu"`.
-        norm_position: `"post"` (the default) or `"pre"`, see `layers.TransformerBlock`.
-            With `"pre"` memories hold normalized inputs.
-        dropout: rate of dropped embeddings, and outputs of both parts of a block, in
-            [0, 1). Defaults to 0.0.
-        attention_dropout: rate of dropped attention weights. Defaults to 0.0.
-        side_attention: a `MixedAttention` or `RoutingAttention` layer, of which each
-            block has a copy with weights of its own, see `CompressiveAttention`; None
-            (the default) for none.
-        **kwargs: arguments of `keras.Model`, such as `name` and `dtype`.
+        **kwargs: `key_dim`, `activation`, `norm_position`, `dropout`,
+            `attention_dropout` and `side_attention` as in `TransformerXLBackbone`, and
+            arguments of `keras.Model`.
 
-    Call arguments:
-        inputs: `<int>[batch, length]`, token ids; or a dict of them, `"token_ids"`, and
-            of `"padding_mask"` `<bool>[batch, length]`, True for real tokens.
-        training: whether dropout is on, losses are added, statistics are written and
-            centroids of `side_attention` move.
-        state: what `make_state` or an earlier call returned; None (the default) for
-            the beginning of texts.
-
-    Returns:
-        `<float>[batch, length, hidden_dim]`; with a state, a pair: this tensor, and the
-        state after these tokens.
+    Calls are those of `TransformerXLBackbone`, with texts as `CompressiveAttention`
+    takes them.
 
     Raises:
         ValueError: if an argument is out of its range, lengths are no multiples, or
@@ -515,13 +441,6 @@ class CompressiveTransformerBackbone(RecurrentBackbone):
         compression_rate=4,
         compression="convolution",
         reconstruction_weight=1.0,
-        max_distance=None,
-        key_dim=None,
-        activation="relu",
-        norm_position="post",
-        dropout=0.0,
-        attention_dropout=0.0,
-        side_attention=None,
         **kwargs,
     ):
         own = {
@@ -531,22 +450,6 @@ class CompressiveTransformerBackbone(RecurrentBackbone):
             "compression_rate": compression_rate,
             "compression": compression,
             "reconstruction_weight": reconstruction_weight,
-            "max_distance": max_distance,
         }
-        super().__init__(
-            functools.partial(CompressiveAttention, **own),
-            vocabulary_size,
-            num_layers,
-            num_heads,
-            hidden_dim,
-            intermediate_dim,
-            key_dim,
-            activation,
-            norm_position,
-            dropout,
-            attention_dropout,
-            side_attention,
-            **kwargs,
-        )
-        for name, value in own.items():
-            setattr(self, name, value)
+        sizes = (vocabulary_size, num_layers, num_heads, hidden_dim, intermediate_dim)
+        super().__init__(CompressiveAttention, own, *sizes, **kwargs)

@@ -40,8 +40,8 @@ class TakesState(keras.layers.Layer):
 class RecurrentAttention(ConfiguredLayer, TakesState, OwnLosses):
     """Heads with relative positions that read a memory and the segment itself.
 
-    Subclasses keep the memory: they define `make_state` and `call`, which asks
-    `attend`. Arguments are those of `TransformerXLAttention`.
+    Subclasses keep the memory: they define `make_state`, and a `call` that asks
+    `attend`. `TransformerXLAttention` tells what the arguments are.
     """
 
     def __init__(
@@ -50,7 +50,6 @@ class RecurrentAttention(ConfiguredLayer, TakesState, OwnLosses):
         key_dim,
         memory_length,
         segment_length=None,
-        max_distance=None,
         dropout=0.0,
         kernel_initializer="glorot_uniform",
         side_attention=None,
@@ -62,23 +61,21 @@ class RecurrentAttention(ConfiguredLayer, TakesState, OwnLosses):
         self.key_dim = check_positive_integer("key_dim", key_dim)
         self.memory_length = check_positive_integer("memory_length", memory_length)
         self.segment_length = check_optional_integer("segment_length", segment_length)
-        self.max_distance = check_optional_integer("max_distance", max_distance)
         check_rate("dropout", dropout)
         self.dropout = dropout
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.side_attention = _checked_side_attention(deserialize(side_attention))
+        self.side_attention = _checked_side_attention(side_attention)
         self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
 
     def build(self, inputs_shape):
         arguments.tokens_shape(self, inputs_shape)
         self.dim, size = inputs_shape[-1], self.num_heads * self.key_dim
-        self.query_dense = self._dense("query", self.dim, size)
-        self.key_dense = self._dense("key", self.dim, size)
-        self.value_dense = self._dense("value", self.dim, size)
-        self.position_dense = self._dense("position", self.dim, size)
+        for name in ("query", "key", "value", "position"):
+            setattr(self, f"{name}_dense", self._dense(name, self.dim, size))
         self.output_dense = self._dense("output", size, self.dim)
-        self.content_bias = self._bias("content_bias")
-        self.position_bias = self._bias("position_bias")
+        shape = (self.num_heads, 1, self.key_dim)
+        self.content_bias = self.add_weight(shape, "zeros", name="content_bias")
+        self.position_bias = self.add_weight(shape, "zeros", name="position_bias")
         if self.side_attention is not None:
             self.side_attention.build((None, None, self.dim))
 
@@ -92,11 +89,6 @@ class RecurrentAttention(ConfiguredLayer, TakesState, OwnLosses):
         )
         dense.build((None, input_dim))
         return dense
-
-    def _bias(self, name):
-        return self.add_weight(
-            name=name, shape=(self.num_heads, 1, self.key_dim), initializer="zeros"
-        )
 
     def attend(self, x, rows, real, offset, window=None, training=None):
         """Lets tokens read rows, of which they are some.
@@ -115,25 +107,32 @@ class RecurrentAttention(ConfiguredLayer, TakesState, OwnLosses):
         """
         length, number = length_of(x, 1), length_of(rows, 1)
         query = self.heads(self.query_dense(x))
-        key, value = (
-            self.heads(dense(rows)) for dense in (self.key_dense, self.value_dense)
-        )
+        key = self.heads(self.key_dense(rows))
+        value = self.heads(self.value_dense(rows))
+        positions = self._positions(offset + length - 1, number)
         by_content = query + ops.cast(self.content_bias, query.dtype)
         by_position = query + ops.cast(self.position_bias, query.dtype)
-        positions = self._positions(offset + length - 1, number)
         logits = product(by_content, key, transpose_y=True) + relative_shift(
             product(by_position, positions, transpose_y=True)
         )
-        distances = offset + ops.arange(length, dtype="int32")[:, None]
-        distances = distances - ops.arange(number, dtype="int32")
-        sees = distances >= 0
+        places = offset + ops.arange(length, dtype="int32")
+        distances = places[:, None] - ops.arange(number, dtype="int32")
+        sees = ops.logical_and(distances >= 0, real[:, None, None])
         if window is not None:
             sees = ops.logical_and(sees, distances <= window)
-        weights = self.weights_of(logits, ops.logical_and(sees, real[:, None, None, :]))
+        weights = self.weights_of(logits, sees)
         dropped = self.dropout_layer(weights, training=training)
-        output = self._joined(product(ops.cast(dropped, value.dtype), value))
+        attended = product(ops.cast(dropped, value.dtype), value)
+        attended = ops.reshape(
+            ops.swapaxes(attended, 1, 2), (-1, length, self.num_heads * self.key_dim)
+        )
+        output = self.output_dense(attended)
         if self.side_attention is not None:
-            output = output + self._beside(rows, real, offset, length, training)
+            beside = self.side_attention(
+                rows, query_mask=real, use_causal_mask=True, training=training
+            )
+            beside = ops.take(beside, places, axis=1)
+            output = output + ops.cast(beside, output.dtype)
         return output, weights
 
     def heads(self, x):
@@ -152,16 +151,9 @@ class RecurrentAttention(ConfiguredLayer, TakesState, OwnLosses):
         weights = ops.softmax(ops.where(sees, logits, large_negative("float32")))
         return ops.where(sees, weights, 0.0)
 
-    def _joined(self, x):
-        x = ops.swapaxes(x, 1, 2)
-        size = self.num_heads * self.key_dim
-        return self.output_dense(ops.reshape(x, (-1, length_of(x, 1), size)))
-
     def _positions(self, largest, number):
         """Returns vectors `[heads, number, key_dim]` of distances that fall by one."""
         distances = ops.cast(largest - ops.arange(number, dtype="int32"), "float32")
-        if self.max_distance is not None:
-            distances = ops.minimum(distances, float(self.max_distance))
         half = -(-self.dim // 2)
         exponents = np.arange(half, dtype="float32") / half
         frequencies = ops.convert_to_tensor((WAVELENGTHS**-exponents).astype("float32"))
@@ -170,37 +162,31 @@ class RecurrentAttention(ConfiguredLayer, TakesState, OwnLosses):
         vectors = self.position_dense(waves[:, : self.dim])
         return self.heads(vectors[None])[0]
 
-    def _beside(self, rows, real, offset, length, training):
-        """Returns what the tokens have of `side_attention`, which reads all rows."""
-        output = self.side_attention(
-            rows, query_mask=real, use_causal_mask=True, training=training
-        )
-        places = offset + ops.arange(length, dtype="int32")
-        return ops.cast(ops.take(output, places, axis=1), self.compute_dtype)
-
-    def check_built(self):
-        """Raises a `ValueError` if the layer does not know the size of its inputs."""
+    def empty_memories(self, batch_size, **lengths):
+        """Returns memories that hold nothing, and their masks, by name."""
         if not self.built:
             raise ValueError(
                 "`make_state` needs a layer that is built. Received: built=False with "
                 f"name={self.name!r}. Call it before, or `build((None, None, dim))`"
             )
+        state = {}
+        for name, length in lengths.items():
+            check_positive_integer(f"{name}_length", length)
+            shape = (batch_size, length, self.dim)
+            state[name] = ops.zeros(shape, dtype=self.compute_dtype)
+            state[f"{name}_mask"] = ops.zeros(shape[:2], dtype="bool")
+        return state
 
-    def check_state(self, memory, x):
-        """Raises a `ValueError` if a memory does not fit the inputs."""
-        if len(memory.shape) == 3 and memory.shape[-1] == self.dim:
-            if None in (memory.shape[0], x.shape[0]) or memory.shape[0] == x.shape[0]:
-                return
+    def checked_state(self, state, x):
+        """Returns the dict of a state; a `ValueError` if it is of other inputs."""
+        shape = state.cache["memory"].shape
+        if shape[-1] == x.shape[-1] and {shape[0], x.shape[0]} <= {None, shape[0]}:
+            return state.cache
         raise ValueError(
             "`state` must be what `make_state` or an earlier call returned for as many "
-            f"sequences. Received: memory of shape {tuple(memory.shape)}, inputs of "
-            f"shape {tuple(x.shape)}"
+            f"texts. Received: a memory of shape {tuple(shape)} with inputs of shape "
+            f"{tuple(x.shape)}"
         )
-
-    def empty(self, batch_size, length):
-        """Returns a memory of a length that holds nothing, and its mask."""
-        memory = ops.zeros((batch_size, length, self.dim), dtype=self.compute_dtype)
-        return memory, ops.zeros((batch_size, length), dtype="bool")
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
@@ -210,22 +196,21 @@ class RecurrentAttention(ConfiguredLayer, TakesState, OwnLosses):
 class RecurrentBlock(ConfiguredLayer, TakesState):
     """A `RecurrentAttention` and a feed-forward layer, each with a residual."""
 
-    def __init__(
-        self, attention, feed_forward, norm_position="post", dropout=0.0, **kwargs
-    ):
+    def __init__(self, attention, feed_forward, norm_position, dropout, **kwargs):
         super().__init__(**kwargs)
         check_choice("norm_position", norm_position, tuple(STEPS))
         self.attention = deserialize(attention)
         self.feed_forward = deserialize(feed_forward)
         self.norm_position = norm_position
         self.dropout = dropout
-        for part in ("attention", "feed_forward"):
-            for side, steps in zip(("input", "output"), STEPS[norm_position]):
-                name = f"{part}_{side}"
-                layer = layers.SublayerSteps(
-                    steps, dropout, name=name, dtype=self.dtype_policy
-                )
-                setattr(self, name, layer)
+        self.attention_input = self._steps("attention_input", 0)
+        self.attention_output = self._steps("attention_output", 1)
+        self.feed_forward_input = self._steps("feed_forward_input", 0)
+        self.feed_forward_output = self._steps("feed_forward_output", 1)
+
+    def _steps(self, name, side):
+        steps, own = STEPS[self.norm_position][side], {"dtype": self.dtype_policy}
+        return layers.SublayerSteps(steps, self.dropout, name=name, **own)
 
     def build(self, inputs_shape):
         for part in ("attention", "feed_forward"):
@@ -233,13 +218,11 @@ class RecurrentBlock(ConfiguredLayer, TakesState):
                 getattr(self, name).build(inputs_shape)
 
     def call(self, inputs, padding_mask=None, training=None, state=None):
-        normal = self.attention_input(inputs, training=training)
-        attended = self.attention(
-            normal, mask=padding_mask, training=training, state=state
-        )
+        x = self.attention_input(inputs, training=training)
+        x = self.attention(x, mask=padding_mask, training=training, state=state)
         if state is not None:
-            attended, state = attended
-        x = self.attention_output(attended, residual=inputs, training=training)
+            x, state = x
+        x = self.attention_output(x, residual=inputs, training=training)
         y = self.feed_forward(self.feed_forward_input(x), training=training)
         y = self.feed_forward_output(y, residual=x, training=training)
         return y if state is None else (y, state)
@@ -249,15 +232,16 @@ class RecurrentBlock(ConfiguredLayer, TakesState):
 
 
 class RecurrentBackbone(ConfiguredLayer, TakesState, keras.Model):
-    """Embeddings and blocks of attention with a memory.
+    """Embeddings, and blocks whose attention has a memory.
 
-    Subclasses pass `make_attention`, a function that makes the attention of a block
-    from the arguments that all have. The others are those of `TransformerXLBackbone`.
+    Subclasses pass the class of the attention and a dict of its arguments, which become
+    attributes. `TransformerXLBackbone` tells what the others are.
     """
 
     def __init__(
         self,
-        make_attention,
+        attention_class,
+        attention_arguments,
         vocabulary_size,
         num_layers,
         num_heads,
@@ -272,9 +256,7 @@ class RecurrentBackbone(ConfiguredLayer, TakesState, keras.Model):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.vocabulary_size = check_positive_integer(
-            "vocabulary_size", vocabulary_size
-        )
+        self.vocabulary_size = vocabulary_size
         self.num_layers = check_positive_integer("num_layers", num_layers)
         self.num_heads = check_positive_integer("num_heads", num_heads)
         self.hidden_dim = check_positive_integer("hidden_dim", hidden_dim)
@@ -285,72 +267,68 @@ class RecurrentBackbone(ConfiguredLayer, TakesState, keras.Model):
         check_rate("dropout", dropout)
         self.dropout = dropout
         self.attention_dropout = attention_dropout
-        own = {"dtype": self.dtype_policy}
-        self.token_embedding = layers.TokenEmbedding(
-            self.vocabulary_size,
-            self.hidden_dim,
-            keras.initializers.RandomNormal(stddev=EMBEDDINGS_STDDEV),
-            scale=True,
-            name="token_embedding",
-            **own,
+        for name, value in attention_arguments.items():
+            setattr(self, name, value)
+        self._make_layers(
+            lambda **options: attention_class(**attention_arguments, **options),
+            _checked_side_attention(side_attention),
         )
-        self.embedding_dropout = keras.layers.Dropout(dropout, **own)
-        side = _checked_side_attention(deserialize(side_attention))
-        self.blocks = [
-            self._block(index, make_attention, side) for index in range(self.num_layers)
-        ]
+        self.build(None)
+
+    def _make_layers(self, make_attention, side):
+        own = {"dtype": self.dtype_policy}
+        normal = keras.initializers.RandomNormal(stddev=EMBEDDINGS_STDDEV)
+        self.token_embedding = layers.TokenEmbedding(
+            self.vocabulary_size, self.hidden_dim, normal, True, name="embedding", **own
+        )
+        self.embedding_dropout = keras.layers.Dropout(self.dropout, **own)
+        self.blocks = []
+        for index in range(self.num_layers):
+            attention = make_attention(
+                num_heads=self.num_heads,
+                key_dim=self._size_of_key(),
+                dropout=self.attention_dropout,
+                # From its config, as each block has weights of its own.
+                side_attention=None if side is None else serialize(side),
+                name="attention",
+                **own,
+            )
+            feed_forward = layers.FeedForward(
+                self.intermediate_dim, self.activation, name="feed_forward", **own
+            )
+            self.blocks.append(
+                RecurrentBlock(
+                    attention,
+                    feed_forward,
+                    self.norm_position,
+                    self.dropout,
+                    name=f"block_{index}",
+                    **own,
+                )
+            )
         self.final_norm = None
-        if norm_position == "pre":
+        if self.norm_position == "pre":
             self.final_norm = keras.layers.LayerNormalization(
                 epsilon=LAYER_NORM_EPSILON, name="final_norm", **own
             )
-        self._build_layers()
-
-    def _block(self, index, make_attention, side):
-        own = {"dtype": self.dtype_policy}
-        attention = make_attention(
-            self.num_heads,
-            self._size_of_key(),
-            dropout=self.attention_dropout,
-            # Each block has its own weights.
-            side_attention=None if side is None else serialize(side),
-            name="attention",
-            **own,
-        )
-        feed_forward = layers.FeedForward(
-            self.intermediate_dim, self.activation, name="feed_forward", **own
-        )
-        return RecurrentBlock(
-            attention,
-            feed_forward,
-            self.norm_position,
-            self.dropout,
-            name=f"block_{index}",
-            **own,
-        )
 
     def _size_of_key(self):
-        if self.key_dim is not None:
-            return self.key_dim
-        if self.hidden_dim % self.num_heads:
+        if self.key_dim is None and self.hidden_dim % self.num_heads:
             raise ValueError(
                 "`num_heads` must divide `hidden_dim`. Received: "
                 f"num_heads={self.num_heads}, hidden_dim={self.hidden_dim}. Set "
                 "`key_dim` for heads of another size"
             )
-        return self.hidden_dim // self.num_heads
-
-    def _build_layers(self):
-        shape = (None, None, self.hidden_dim)
-        self.token_embedding.build(shape[:2])
-        for block in self.blocks:
-            block.build(shape)
-        if self.final_norm is not None:
-            self.final_norm.build(shape)
-        self.build(None)
+        return self.key_dim or self.hidden_dim // self.num_heads
 
     def build(self, inputs_shape):
-        """Does nothing: a new backbone has all its weights."""
+        shape = (None, None, self.hidden_dim)
+        if self.built:
+            return  # a new backbone has its weights
+        self.token_embedding.build(shape[:2])
+        for layer in [*self.blocks, self.final_norm]:
+            if layer is not None:
+                layer.build(shape)
 
     @property
     def side_attention(self):
@@ -362,8 +340,8 @@ class RecurrentBackbone(ConfiguredLayer, TakesState, keras.Model):
 
         Args:
             batch_size: number of texts.
-            **lengths: numbers of positions, for other memories than those of the
-                constructor, see `make_state` of the attention layer.
+            **lengths: lengths of memories other than those of the constructor, as in
+                `make_state` of the attention layer.
 
         Returns:
             A structure of tensors of fixed sizes with the batch on axis 0.
@@ -432,6 +410,7 @@ def joined(outputs):
 
 
 def _checked_side_attention(layer):
+    layer = deserialize(layer)
     if layer is None or isinstance(layer, layers.MixedAttention):
         return layer
     raise ValueError(

@@ -1,7 +1,5 @@
 """Transformer-XL: each segment reads the hidden states of the tokens before it."""
 
-import functools
-
 import keras
 from keras import ops
 
@@ -38,8 +36,6 @@ class TransformerXLAttention(RecurrentAttention):
         segment_length: number of positions of a segment; None (the default) for calls
             that are one segment each.
         same_length: whether each token sees equally many tokens. Defaults to False.
-        max_distance: distances beyond it count as this one, in tokens; None (the
-            default) for no limit.
         dropout: rate of dropped attention weights, in [0, 1). Defaults to 0.0.
         kernel_initializer: initializer of all projections. Defaults to
             `"glorot_uniform"`.
@@ -85,30 +81,8 @@ class TransformerXLAttention(RecurrentAttention):
     against NumPy code of this repository.
     """
 
-    def __init__(
-        self,
-        num_heads,
-        key_dim,
-        memory_length,
-        segment_length=None,
-        same_length=False,
-        max_distance=None,
-        dropout=0.0,
-        kernel_initializer="glorot_uniform",
-        side_attention=None,
-        **kwargs,
-    ):
-        super().__init__(
-            num_heads,
-            key_dim,
-            memory_length,
-            segment_length,
-            max_distance,
-            dropout,
-            kernel_initializer,
-            side_attention,
-            **kwargs,
-        )
+    def __init__(self, num_heads, key_dim, memory_length, same_length=False, **kwargs):
+        super().__init__(num_heads, key_dim, memory_length, **kwargs)
         check_choice("same_length", same_length, (False, True))
         self.same_length = same_length
 
@@ -128,21 +102,17 @@ class TransformerXLAttention(RecurrentAttention):
             ValueError: if a number is not a positive integer, or the layer is not
                 built.
         """
-        self.check_built()
         check_positive_integer("batch_size", batch_size)
-        if memory_length is None:
-            memory_length = self.memory_length
-        check_positive_integer("memory_length", memory_length)
-        memory, mask = self.empty(batch_size, memory_length)
-        return {"memory": memory, "memory_mask": mask}
+        length = self.memory_length if memory_length is None else memory_length
+        return self.empty_memories(batch_size, memory=length)
 
     def call(self, inputs, mask=None, training=None, state=None):
         x, real = segments.without_padding(inputs, mask)
         if state is None:
             memory, seen, memory_length = x[:, :0], real[:, :0], self.memory_length
         else:
-            memory, seen = state.cache["memory"], state.cache["memory_mask"]
-            self.check_state(memory, inputs)
+            state = self.checked_state(state, x)
+            memory, seen = state["memory"], state["memory_mask"]
             memory_length = memory.shape[1]
         window = memory_length if self.same_length else None
         outputs = []
@@ -184,8 +154,6 @@ class TransformerXLBackbone(RecurrentBackbone):
             that are one segment each.
         same_length: whether each token sees equally many tokens, see
             `TransformerXLAttention`. Defaults to False.
-        max_distance: distances beyond it count as this one, in tokens; None (the
-            default) for no limit.
         key_dim: size of a head; None (the default) for `hidden_dim // num_heads`.
         activation: of the feed-forward layers, see `layers.FeedForward`. Defaults to
             `"relu"`.
@@ -246,37 +214,12 @@ class TransformerXLBackbone(RecurrentBackbone):
         memory_length,
         segment_length=None,
         same_length=False,
-        max_distance=None,
-        key_dim=None,
-        activation="relu",
-        norm_position="post",
-        dropout=0.0,
-        attention_dropout=0.0,
-        side_attention=None,
         **kwargs,
     ):
-        super().__init__(
-            functools.partial(
-                TransformerXLAttention,
-                memory_length=memory_length,
-                segment_length=segment_length,
-                same_length=same_length,
-                max_distance=max_distance,
-            ),
-            vocabulary_size,
-            num_layers,
-            num_heads,
-            hidden_dim,
-            intermediate_dim,
-            key_dim,
-            activation,
-            norm_position,
-            dropout,
-            attention_dropout,
-            side_attention,
-            **kwargs,
-        )
-        self.memory_length = memory_length
-        self.segment_length = segment_length
-        self.same_length = same_length
-        self.max_distance = max_distance
+        own = {
+            "memory_length": memory_length,
+            "segment_length": segment_length,
+            "same_length": same_length,
+        }
+        sizes = (vocabulary_size, num_layers, num_heads, hidden_dim, intermediate_dim)
+        super().__init__(TransformerXLAttention, own, *sizes, **kwargs)

@@ -31,9 +31,12 @@ class TakesState(keras.layers.Layer):
     """A layer whose call takes a `state` and returns it second, as a value."""
 
     def __call__(self, *args, state=None, **kwargs):
-        if state is not None:
+        if isinstance(state, NotCast):
+            kwargs["state"] = state
+        elif state is not None:
             # Keras would cast its float tensors.
-            kwargs["state"] = state if isinstance(state, NotCast) else NotCast(state, 0)
+            state = keras.tree.map_structure(ops.convert_to_tensor, state)
+            kwargs["state"] = NotCast(state, None)
         return super().__call__(*args, **kwargs)
 
 
@@ -199,6 +202,7 @@ class RecurrentBlock(ConfiguredLayer, TakesState):
     def __init__(self, attention, feed_forward, norm_position, dropout, **kwargs):
         super().__init__(**kwargs)
         check_choice("norm_position", norm_position, tuple(STEPS))
+        self.supports_masking = True
         self.attention = deserialize(attention)
         self.feed_forward = deserialize(feed_forward)
         self.norm_position = norm_position

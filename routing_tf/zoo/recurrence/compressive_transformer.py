@@ -11,9 +11,10 @@ from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import static_length
-from routing_tf.zoo.recurrence import segments
+from routing_tf.zoo.parts import arguments
 from routing_tf.zoo.recurrence.segments import RecurrentAttention
 from routing_tf.zoo.recurrence.segments import RecurrentBackbone
+from routing_tf.zoo.recurrence.segments import segments
 
 __all__ = ["CompressiveAttention", "CompressiveTransformerBackbone"]
 
@@ -24,25 +25,22 @@ COMPRESSIONS = ("convolution", "mean_pooling", "max_pooling", "most_used")
 class CompressiveAttention(RecurrentAttention):
     """Causal attention to a segment, to a memory, and to a compressed memory behind it.
 
-    The memory holds inputs of the layer, as in `TransformerXLAttention`. At the end of
-    a segment its oldest `segment_length` positions leave the memory, and
-    `segment_length / compression_rate` compressed ones enter the compressed memory,
-    whose oldest ones are forgotten. Relative positions count positions of both
-    memories alike, so a compressed one is as long as any other. No gradient flows into
-    the memories.
+    At the end of a segment its tokens enter the memory, whose oldest `segment_length`
+    positions leave it and are compressed; compressed positions that are too many are
+    forgotten. Relative positions count positions of both memories alike. No gradient
+    flows into the memories.
 
-    Compression learns from a loss of its own, the attention reconstruction loss: the
-    mean square of the difference between what the heads read, without positions, in
-    the positions that leave and in the compressed ones. Its gradients reach only the
-    compression. In training it is added to the losses of the layer, by itself, for
-    `"convolution"`; other compressions have nothing to learn. Its last value before the
-    weight is `statistics["reconstruction_loss"]`, written by calls with
-    `training=True` in which positions leave the memory.
+    Compression learns from a loss of its own, attention reconstruction: the mean square
+    of the difference between what the heads read, by content alone, in the positions
+    that leave and in the compressed ones. Its gradients reach nothing but the
+    convolution. Calls with `training=True` write it to
+    `statistics["reconstruction_loss"]`, and add it, times its weight, to the losses of
+    the layer; other compressions have nothing to learn and add no loss.
 
     A call without a state begins a text and splits it into segments, so `fit` trains
-    with recurrence. A call with a state is the next part of a text: whole segments, or
-    a part of a segment that does not reach beyond its end, such as one token. Outputs
-    are those of whole segments, and only these add losses.
+    with recurrence. A call with a state goes on with a text: by whole segments, or by a
+    part of one, such as a token, that must not reach beyond its end. Outputs are the
+    same, but parts do not train compression.
 
     Args:
         num_heads: number of heads.
@@ -53,35 +51,23 @@ class CompressiveAttention(RecurrentAttention):
         compressed_length: number of positions that the compressed memory holds.
         compression_rate: number of positions that become one; it divides
             `segment_length`. Defaults to 4.
-        compression: `"convolution"` (the default) with a kernel and stride of
-            `compression_rate`; `"mean_pooling"` or `"max_pooling"` of as many
-            positions; `"most_used"`: those that had the largest mean attention weight
-            of all tokens that could read them stay, unchanged.
-        reconstruction_weight: weight of the reconstruction loss. Defaults to 1.0.
-        **kwargs: `dropout`, `kernel_initializer` (also of the
-            convolution) and `side_attention` as in `TransformerXLAttention`, whose
-            heads read both memories and the segment; and arguments of
-            `keras.layers.Layer`. The loss is computed in float32 under every policy.
+        compression: `"convolution"` (the default), `"mean_pooling"` or `"max_pooling"`
+            of `compression_rate` positions each; or `"most_used"`, which keeps the
+            positions with the largest attention weights, in the mean over all tokens
+            that could read them.
+        reconstruction_weight: weight of the loss. Defaults to 1.0.
+        **kwargs: `dropout`, `kernel_initializer` and `side_attention`, which reads both
+            memories and the segment, as in `TransformerXLAttention`; and arguments of
+            `keras.layers.Layer`, such as `name` and `dtype`.
 
-    Call arguments:
-        inputs: `<float>[batch, length, dim]`, of known length.
-        mask: `<bool>[batch, length]`, True for real tokens; None for no padding.
-            Defaults to the Keras mask of `inputs`. Padding has a position, but nobody
-            reads it, and it has no part in the loss.
-        training: whether dropout is on, the loss is added, statistics are written and
-            centroids of `side_attention` move.
-        state: what `make_state` or an earlier call returned; None (the default) for
-            the beginning of a text.
-
-    Returns:
-        `<float>[batch, length, dim]`; with a state, a pair: this tensor, and the state
-        after these tokens.
+    Call arguments and what a call returns are those of `TransformerXLAttention`; inputs
+    must have a known length.
 
     Raises:
-        ValueError: if an argument is out of its range, or lengths are no multiples;
-            when called, if inputs do not have three axes or their length is unknown, a
-            state belongs to other inputs, or inputs with a state are neither a part of
-            a segment nor whole segments.
+        ValueError: if an argument is out of its range, or a length is no multiple; when
+            called, if inputs do not have three axes, their length is unknown or, with a
+            state, neither that of whole segments nor of a part, or the state is of
+            other inputs.
 
     Example:
 
@@ -156,15 +142,10 @@ class CompressiveAttention(RecurrentAttention):
                 dtype=self.dtype_policy,
             )
             self.convolution.build((None, self.segment_length, self.dim))
-        loss = self.add_weight(
-            name="reconstruction_loss",
-            shape=(),
-            initializer="zeros",
-            dtype="float32",
-            trainable=False,
-            autocast=False,
-        )
-        self.statistics = {"reconstruction_loss": loss}
+        name, fixed = "reconstruction_loss", {"trainable": False, "autocast": False}
+        self.statistics = {
+            name: self.add_weight((), "zeros", "float32", name=name, **fixed)
+        }
 
     def make_state(self, batch_size, memory_length=None, compressed_length=None):
         """Makes the state of texts of which nothing was read.
@@ -202,7 +183,7 @@ class CompressiveAttention(RecurrentAttention):
         return state
 
     def call(self, inputs, mask=None, training=None, state=None):
-        x, real = segments.without_padding(inputs, mask)
+        x, real = arguments.without_padding(inputs, mask)
         begins = state is None
         if begins:
             state = self._empty_state(ops.shape(x)[0])
@@ -210,7 +191,7 @@ class CompressiveAttention(RecurrentAttention):
             state = self.checked_state(state, x)
             self._check_parts(static_length("inputs", x))
         outputs, differences = [], []
-        for own, own_real in segments.segments(x, real, self.segment_length):
+        for own, own_real in segments(x, real, self.segment_length):
             is_whole = own.shape[1] == self.segment_length
             position = 0 if is_whole else state["position"][0]
             output, state = self._read(own, own_real, state, position, training)
@@ -225,7 +206,7 @@ class CompressiveAttention(RecurrentAttention):
                 state = {k: ops.where(is_end, ended[k], state[k]) for k in ended}
         if differences:
             self._add_loss(differences)
-        output = segments.joined(outputs)
+        output = ops.concatenate(outputs, axis=1)
         return output if begins else (output, state)
 
     def _check_parts(self, length):
@@ -237,11 +218,7 @@ class CompressiveAttention(RecurrentAttention):
             )
 
     def _read(self, x, real, state, position, training):
-        """Writes tokens into the segment of a state, and lets them read it all.
-
-        Returns:
-            The outputs, and the state with the tokens.
-        """
+        """Returns what tokens read, and the state with them in its segment."""
         segment, segment_mask = self._written(x, real, state, position)
         rows = ops.concatenate([state["compressed"], state["memory"], segment], axis=1)
         masks = [state["compressed_mask"], state["memory_mask"], segment_mask]
@@ -280,11 +257,9 @@ class CompressiveAttention(RecurrentAttention):
         return segment, mask
 
     def _ended(self, state):
-        """Ends the segment of a state.
+        """Returns the state before the next segment, and what left the memory.
 
-        Returns:
-            The state before the next segment, and what left the memory: positions and
-            their mask, and compressed ones and their mask.
+        These are positions and their mask, and compressed ones and their mask.
         """
         length, number = self.segment_length, state["compressed"].shape[1]
         rows = ops.concatenate([state["memory"], state["segment"]], axis=1)
@@ -339,8 +314,7 @@ class CompressiveAttention(RecurrentAttention):
     def _difference(self, x, real, old, old_real, new, new_real):
         """Compares what tokens read in positions and in compressed ones.
 
-        Returns:
-            The sum of the mean squares of the differences, and the number of tokens.
+        Returns the sum of their mean square differences, and the number of tokens.
         """
         query = ops.stop_gradient(self.heads(self.query_dense(x)))
         difference = self._contents(query, old, old_real)
@@ -374,14 +348,9 @@ class CompressiveAttention(RecurrentAttention):
 class CompressiveTransformerBackbone(RecurrentBackbone):
     """A causal transformer with a memory and a compressed memory in each block.
 
-    Maps token ids to hidden states. Each block has a `CompressiveAttention`, which
-    tells how texts are split and what is learned. With a state, a call returns the
-    next one, for the next part of the texts. A state with longer memories needs no
-    other weights. `blocks[i].attention.statistics` has the reconstruction loss of a
-    block.
-
-    Heads that find out by content what to read come beside those with memories: see
-    `side_attention`. They need no cache, as they read the memories themselves.
+    Maps token ids to hidden states. Each block has a `CompressiveAttention`. With a
+    state a call returns the next one, a value, for the parts of the texts that follow.
+    `blocks[i].attention.statistics` has the reconstruction loss of a block.
 
     Args:
         vocabulary_size: number of token ids.
@@ -393,23 +362,17 @@ class CompressiveTransformerBackbone(RecurrentBackbone):
         memory_length: number of positions that a memory holds, a multiple of
             `segment_length`.
         compressed_length: number of positions that a compressed memory holds.
-        compression_rate: number of positions that become one; it divides
-            `segment_length`. Defaults to 4.
-        compression: `"convolution"` (the default), `"mean_pooling"`, `"max_pooling"` or
-            `"most_used"`, see `CompressiveAttention`.
-        reconstruction_weight: weight of the reconstruction loss of each block. Defaults
-            to 1.0.
+        compression_rate: number of positions that become one. Defaults to 4.
+        compression: how, see `CompressiveAttention`. Defaults to `"convolution"`.
+        reconstruction_weight: weight of the loss of each block. Defaults to 1.0.
         **kwargs: `key_dim`, `activation`, `norm_position`, `dropout`,
-            `attention_dropout` and `side_attention` as in `TransformerXLBackbone`, and
-            arguments of `keras.Model`.
+            `attention_dropout` and `side_attention` as in `TransformerXLBackbone`; and
+            arguments of `keras.Model`, such as `name` and `dtype`.
 
-    Calls are those of `TransformerXLBackbone`, with texts as `CompressiveAttention`
-    takes them.
+    Call arguments and what a call returns are those of `TransformerXLBackbone`.
 
     Raises:
-        ValueError: if an argument is out of its range, lengths are no multiples, or
-            `num_heads` does not divide `hidden_dim` and there is no `key_dim`; when
-            called, as `CompressiveAttention` does.
+        ValueError: as `TransformerXLBackbone` and `CompressiveAttention` do.
 
     Example:
 

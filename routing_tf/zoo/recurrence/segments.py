@@ -94,29 +94,21 @@ class RecurrentAttention(ConfiguredLayer, TakesState, OwnLosses):
         return dense
 
     def attend(self, x, rows, real, offset, window=None, training=None):
-        """Lets tokens read rows, of which they are some.
+        """Lets tokens `x` read rows that are real, up to themselves.
 
-        Args:
-            x: `<float>[batch, length, dim]`, the tokens.
-            rows: `<float>[batch, number, dim]`, in the order of time.
-            real: `<bool>[batch, number]`, the rows that may be read.
-            offset: the row that is the first token, an integer or a scalar tensor.
-            window: how many earlier rows a token reads; None (the default) for all.
-            training: whether dropout is on and centroids of `side_attention` move.
-
-        Returns:
-            The outputs `<float>[batch, length, dim]`, and the attention weights
-            `<float32>[batch, heads, length, number]`.
+        The first token is the row `offset`, an integer or a scalar tensor; with a
+        `window` tokens read only so many rows before themselves. Returns outputs, and
+        attention weights `<float32>[batch, heads, length, number of rows]`.
         """
         length, number = length_of(x, 1), length_of(rows, 1)
         query = self.heads(self.query_dense(x))
         key = self.heads(self.key_dense(rows))
         value = self.heads(self.value_dense(rows))
-        positions = self._positions(offset + length - 1, number)
+        position = self._positions(offset + length - 1, number)
         by_content = query + ops.cast(self.content_bias, query.dtype)
         by_position = query + ops.cast(self.position_bias, query.dtype)
         logits = product(by_content, key, transpose_y=True) + relative_shift(
-            product(by_position, positions, transpose_y=True)
+            product(by_position, position, transpose_y=True)
         )
         places = offset + ops.arange(length, dtype="int32")
         distances = places[:, None] - ops.arange(number, dtype="int32")
@@ -144,12 +136,7 @@ class RecurrentAttention(ConfiguredLayer, TakesState, OwnLosses):
         return ops.swapaxes(ops.reshape(x, shape), 1, 2)
 
     def weights_of(self, logits, sees):
-        """Returns the softmax of scaled logits in float32, zero where nothing is seen.
-
-        Args:
-            logits: `<float>[batch, heads, length, number]`.
-            sees: `<bool>`, broadcastable to them.
-        """
+        """Returns the softmax in float32 of what is seen, zero elsewhere."""
         logits = ops.cast(logits, "float32") * self.key_dim**-0.5
         weights = ops.softmax(ops.where(sees, logits, large_negative("float32")))
         return ops.where(sees, weights, 0.0)
@@ -326,13 +313,11 @@ class RecurrentBackbone(ConfiguredLayer, TakesState, keras.Model):
         return self.key_dim or self.hidden_dim // self.num_heads
 
     def build(self, inputs_shape):
-        shape = (None, None, self.hidden_dim)
         if self.built:
             return  # a new backbone has its weights
-        self.token_embedding.build(shape[:2])
-        for layer in [*self.blocks, self.final_norm]:
-            if layer is not None:
-                layer.build(shape)
+        self.token_embedding.build((None, None))
+        for layer in filter(None, [*self.blocks, self.final_norm]):
+            layer.build((None, None, self.hidden_dim))
 
     @property
     def side_attention(self):
@@ -358,10 +343,9 @@ class RecurrentBackbone(ConfiguredLayer, TakesState, keras.Model):
         ]
 
     def call(self, inputs, training=None, state=None):
-        is_dict = isinstance(inputs, dict)
-        token_ids = inputs["token_ids"] if is_dict else inputs
-        padding_mask = inputs.get("padding_mask") if is_dict else None
-        x = self.token_embedding(token_ids)
+        inputs = inputs if isinstance(inputs, dict) else {"token_ids": inputs}
+        padding_mask = inputs.get("padding_mask")
+        x = self.token_embedding(inputs["token_ids"])
         x = self.embedding_dropout(x, training=training)
         states = [None] * self.num_layers if state is None else state.cache
         after = []
@@ -374,18 +358,9 @@ class RecurrentBackbone(ConfiguredLayer, TakesState, keras.Model):
         return x if state is None else (x, after)
 
     def compute_output_shape(self, inputs_shape):
-        ids = inputs_shape
         if isinstance(inputs_shape, dict):
-            ids = inputs_shape["token_ids"]
-        return (*ids, self.hidden_dim)
-
-
-def without_padding(x, mask):
-    """Returns tokens with zeros at padding, and which of them are real."""
-    if mask is None:
-        return x, ops.ones(ops.shape(x)[:2], dtype="bool")
-    real = ops.cast(mask, "bool")
-    return ops.where(real[..., None], x, ops.zeros_like(x)), real
+            inputs_shape = inputs_shape["token_ids"]
+        return (*inputs_shape, self.hidden_dim)
 
 
 def segments(x, real, length):
@@ -406,11 +381,6 @@ def relative_shift(x):
     x = ops.pad(x, [[0, 0], [0, 0], [0, 0], [1, 0]])
     x = ops.reshape(x, (-1, heads, number + 1, length))[:, :, 1:]
     return ops.reshape(x, (-1, heads, length, number))
-
-
-def joined(outputs):
-    """Returns the outputs of segments as one tensor."""
-    return outputs[0] if len(outputs) == 1 else ops.concatenate(outputs, axis=1)
 
 
 def _checked_side_attention(layer):

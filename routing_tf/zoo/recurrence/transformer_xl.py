@@ -6,9 +6,10 @@ from keras import ops
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
-from routing_tf.zoo.recurrence import segments
+from routing_tf.zoo.parts import arguments
 from routing_tf.zoo.recurrence.segments import RecurrentAttention
 from routing_tf.zoo.recurrence.segments import RecurrentBackbone
+from routing_tf.zoo.recurrence.segments import segments
 
 __all__ = ["TransformerXLAttention", "TransformerXLBackbone"]
 
@@ -17,37 +18,38 @@ __all__ = ["TransformerXLAttention", "TransformerXLBackbone"]
 class TransformerXLAttention(RecurrentAttention):
     """Causal attention to a segment and to a memory of the inputs before it.
 
-    The memory holds inputs of the layer as they were, and no gradient flows into it.
-    A logit is the product of a key with the query plus a learned content bias, and of
-    a projected sinusoid of the distance with the query plus a learned position bias.
-    The biases and the projection belong to this layer (`untie_r` of the authors).
+    The memory holds earlier inputs of the layer, and no gradient flows into it. A logit
+    is the product of a key with the query plus a learned content bias, and of a
+    projected sinusoid of the distance with the query plus a learned position bias. All
+    of these belong to the layer (`untie_r` in the authors' code).
 
     A call without a state begins a text, and splits it into segments if there is a
-    `segment_length`, so `fit` trains with recurrence. A call with a state is the next
-    part of a text. A token sees all of its segment up to itself and the memory before
-    it, so outputs depend on where segments end unless the memory holds all earlier
-    tokens. With `same_length` each token sees itself and `memory_length` tokens before
-    it, and outputs are the same however the text is split.
+    `segment_length`, so `fit` trains with recurrence. A call with a state goes on with
+    a text. A token reads its segment up to itself and the memory before the segment, so
+    outputs depend on where segments end, unless the memory holds all earlier tokens.
+    With `same_length` a token reads itself and `memory_length` tokens before it, and
+    outputs are the same however a text is split.
 
     Args:
         num_heads: number of heads.
         key_dim: size of a query, key or value of one head.
         memory_length: number of positions that the memory holds.
+        same_length: whether all tokens read equally far back. Defaults to False.
         segment_length: number of positions of a segment; None (the default) for calls
             that are one segment each.
-        same_length: whether each token sees equally many tokens. Defaults to False.
         dropout: rate of dropped attention weights, in [0, 1). Defaults to 0.0.
         kernel_initializer: initializer of all projections. Defaults to
             `"glorot_uniform"`.
-        side_attention: a `MixedAttention` or `RoutingAttention` layer whose heads also
-            read memory and segment, as one sequence; its output is added. In training
-            its centroids move with the memory, too. None (the default) for none.
-        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
+        side_attention: a `MixedAttention` or `RoutingAttention` layer that reads memory
+            and segment as one sequence, and whose output is added. Training moves its
+            centroids with the memory, too. None (the default) for none.
+        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`. Attention
+            weights are computed in float32 under every policy.
 
     Call arguments:
         inputs: `<float>[batch, length, dim]`.
         mask: `<bool>[batch, length]`, True for real tokens; None for no padding.
-            Defaults to the Keras mask of `inputs`. Padding has a position, but nobody
+            Defaults to the Keras mask of `inputs`. Padding has positions, but nobody
             reads it.
         training: whether dropout is on and centroids of `side_attention` move.
         state: what `make_state` or an earlier call returned; None (the default) for
@@ -59,7 +61,7 @@ class TransformerXLAttention(RecurrentAttention):
 
     Raises:
         ValueError: if an argument is out of its range; when called, if inputs do not
-            have three axes, or a state belongs to other inputs.
+            have three axes, or the state is of other inputs.
 
     Example:
 
@@ -107,7 +109,7 @@ class TransformerXLAttention(RecurrentAttention):
         return self.empty_memories(batch_size, memory=length)
 
     def call(self, inputs, mask=None, training=None, state=None):
-        x, real = segments.without_padding(inputs, mask)
+        x, real = arguments.without_padding(inputs, mask)
         if state is None:
             memory, seen, memory_length = x[:, :0], real[:, :0], self.memory_length
         else:
@@ -116,7 +118,7 @@ class TransformerXLAttention(RecurrentAttention):
             memory_length = memory.shape[1]
         window = memory_length if self.same_length else None
         outputs = []
-        for own, own_real in segments.segments(x, real, self.segment_length):
+        for own, own_real in segments(x, real, self.segment_length):
             offset = length_of(memory, 1)
             rows = ops.concatenate([memory, own], axis=1)
             seen = ops.concatenate([seen, own_real], axis=1)
@@ -124,7 +126,7 @@ class TransformerXLAttention(RecurrentAttention):
             outputs.append(output)
             memory = ops.stop_gradient(rows[:, -memory_length:])
             seen = seen[:, -memory_length:]
-        output = segments.joined(outputs)
+        output = ops.concatenate(outputs, axis=1)
         if state is None:
             return output
         return output, {"memory": memory, "memory_mask": seen}
@@ -134,14 +136,10 @@ class TransformerXLAttention(RecurrentAttention):
 class TransformerXLBackbone(RecurrentBackbone):
     """A causal transformer that reads texts of any length segment by segment.
 
-    Maps token ids to hidden states. Each block has a `TransformerXLAttention`, whose
-    memory is a value: with a state, a call returns the next one, for the next part of
-    the texts. A state with a longer memory needs no other weights. A token of the last
-    block sees, through the blocks, up to `num_layers * memory_length` tokens before its
-    segment.
-
-    Heads that find out by content what to read come beside those with a memory: see
-    `side_attention`. They need no cache, as they read the memory itself.
+    Maps token ids to hidden states. Each block has a `TransformerXLAttention`. With a
+    state a call returns the next one, a value, for the parts of the texts that follow.
+    A longer memory in evaluation needs no other weights. Through the blocks, an output
+    depends on up to `num_layers * memory_length` tokens before its segment.
 
     Args:
         vocabulary_size: number of token ids.
@@ -152,19 +150,18 @@ class TransformerXLBackbone(RecurrentBackbone):
         memory_length: number of positions that a memory holds.
         segment_length: number of positions of a segment; None (the default) for calls
             that are one segment each.
-        same_length: whether each token sees equally many tokens, see
-            `TransformerXLAttention`. Defaults to False.
+        same_length: whether all tokens read equally far back. Defaults to False.
         key_dim: size of a head; None (the default) for `hidden_dim // num_heads`.
         activation: of the feed-forward layers, see `layers.FeedForward`. Defaults to
             `"relu"`.
         norm_position: `"post"` (the default, as in the paper) or `"pre"`, see
             `layers.TransformerBlock`. With `"pre"` memories hold normalized inputs.
-        dropout: rate of dropped embeddings, and outputs of both parts of a block, in
-            [0, 1). Defaults to 0.0.
+        dropout: rate of dropped embeddings, and of dropped outputs of the parts of a
+            block, in [0, 1). Defaults to 0.0.
         attention_dropout: rate of dropped attention weights. Defaults to 0.0.
-        side_attention: a `MixedAttention` or `RoutingAttention` layer, of which each
-            block has a copy with weights of its own, see `TransformerXLAttention`;
-            None (the default) for none.
+        side_attention: a `MixedAttention` or `RoutingAttention` layer whose heads come
+            beside those with a memory, and read the memory, too; each block has a copy
+            with weights of its own. None (the default) for none.
         **kwargs: arguments of `keras.Model`, such as `name` and `dtype`.
 
     Call arguments:
@@ -180,7 +177,7 @@ class TransformerXLBackbone(RecurrentBackbone):
 
     Raises:
         ValueError: if an argument is out of its range, or `num_heads` does not divide
-            `hidden_dim` and there is no `key_dim`; when called, if a state belongs to
+            `hidden_dim` and there is no `key_dim`; when called, if the state is of
             other inputs.
 
     Example:

@@ -12,9 +12,9 @@ from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import static_length
 from routing_tf.zoo.parts import arguments
-from routing_tf.zoo.recurrence.segments import RecurrentAttention
-from routing_tf.zoo.recurrence.segments import RecurrentBackbone
 from routing_tf.zoo.recurrence.segments import segments
+from routing_tf.zoo.recurrence.transformer_xl import TransformerXLAttention
+from routing_tf.zoo.recurrence.transformer_xl import TransformerXLBackbone
 
 __all__ = ["CompressiveAttention", "CompressiveTransformerBackbone"]
 
@@ -22,7 +22,7 @@ COMPRESSIONS = ("convolution", "mean_pooling", "max_pooling", "most_used")
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class CompressiveAttention(RecurrentAttention):
+class CompressiveAttention(TransformerXLAttention):
     """Causal attention to a segment, to a memory, and to a compressed memory behind it.
 
     At the end of a segment its tokens enter the memory, whose oldest `segment_length`
@@ -117,6 +117,11 @@ class CompressiveAttention(RecurrentAttention):
             "reconstruction_weight", reconstruction_weight
         )
         self._check_multiple("memory_length", memory_length)
+        if self.same_length:
+            raise ValueError(
+                "`same_length` must be False for attention that compresses whole "
+                "segments. Received: same_length=True"
+            )
         if self.segment_length % self.compression_rate:
             raise ValueError(
                 "`compression_rate` must divide `segment_length`. Received: "
@@ -345,7 +350,7 @@ class CompressiveAttention(RecurrentAttention):
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class CompressiveTransformerBackbone(RecurrentBackbone):
+class CompressiveTransformerBackbone(TransformerXLBackbone):
     """A causal transformer with a memory and a compressed memory in each block.
 
     Maps token ids to hidden states. Each block has a `CompressiveAttention`. With a
@@ -406,13 +411,22 @@ class CompressiveTransformerBackbone(RecurrentBackbone):
         reconstruction_weight=1.0,
         **kwargs,
     ):
-        own = {
-            "segment_length": segment_length,
-            "memory_length": memory_length,
-            "compressed_length": compressed_length,
-            "compression_rate": compression_rate,
-            "compression": compression,
-            "reconstruction_weight": reconstruction_weight,
-        }
+        # What blocks are made from.
+        self.compressed_length = compressed_length
+        self.compression_rate = compression_rate
+        self.compression = compression
+        self.reconstruction_weight = reconstruction_weight
         sizes = (vocabulary_size, num_layers, num_heads, hidden_dim, intermediate_dim)
-        super().__init__(CompressiveAttention, own, *sizes, **kwargs)
+        super().__init__(*sizes, memory_length, segment_length, **kwargs)
+
+    def make_attention(self, **options):
+        return CompressiveAttention(
+            memory_length=self.memory_length,
+            segment_length=self.segment_length,
+            same_length=self.same_length,
+            compressed_length=self.compressed_length,
+            compression_rate=self.compression_rate,
+            compression=self.compression,
+            reconstruction_weight=self.reconstruction_weight,
+            **options,
+        )
